@@ -1,0 +1,206 @@
+"""What one training run is: a strict, fully resolved description.
+
+Every key is declared here, with its default and its bounds; an unknown key, a wrong type or an impossible combination is an
+error that names the key, before anything starts. The resolved config is what the run key hashes (`lsai_core.records`), so
+two runs with equal configs, code and hardware are the same run.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from lsai_core.errors import UserError
+
+AttentionName = Literal[
+    "auto", "eager", "sdpa_math", "sdpa_efficient", "sdpa_flash", "sdpa_cudnn", "flex", "fa2", "fa3", "fa4"
+]
+Precision = Literal["fp32", "tf32", "bf16_autocast", "bf16"]
+
+# Fused kernels that exist for 16-bit inputs only (on GPUs). Asking for one in fp32 is refused on every machine, so that a
+# config means the same everywhere.
+HALF_ONLY: frozenset[str] = frozenset({"sdpa_flash", "sdpa_cudnn", "fa2", "fa3", "fa4"})
+# Backends that can restrict attention to the last `window` positions.
+WINDOWED: frozenset[str] = frozenset({"auto", "eager", "sdpa_math", "sdpa_efficient", "flex", "fa2", "fa3", "fa4"})
+
+
+class Strict(BaseModel):
+    """Base of all configs: unknown keys and silent type conversions are errors; instances are immutable."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class ModelConfig(Strict):
+    """Shape of a Llama-style decoder. `preset` fills what is not given (see `lsai_core.presets`)."""
+
+    preset: str = Field("custom", description="name of the preset this shape came from")
+    n_layers: int = Field(gt=0)
+    d_model: int = Field(gt=0)
+    n_heads: int = Field(gt=0)
+    n_kv_heads: int = Field(gt=0)
+    d_ff: int = Field(gt=0)
+    vocab_size: int = Field(gt=0)
+    rope_theta: float = Field(1e4, gt=0)
+    norm_eps: float = Field(1e-5, gt=0)
+    tie_embeddings: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_from_preset(cls, data: Any) -> Any:
+        from lsai_core.presets import expand_preset
+
+        return expand_preset(data) if isinstance(data, dict) else data
+
+    @model_validator(mode="after")
+    def _divides(self) -> Self:
+        if self.d_model % self.n_heads:
+            raise ValueError(f"d_model={self.d_model} is not divisible by n_heads={self.n_heads}")
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(f"n_heads={self.n_heads} is not divisible by n_kv_heads={self.n_kv_heads}")
+        if (self.d_model // self.n_heads) % 2:
+            raise ValueError(f"head dimension {self.d_model // self.n_heads} must be even for rotary embeddings")
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        return self.d_model // self.n_heads
+
+
+class AttentionConfig(Strict):
+    """Which attention kernel. `window=W`: each position sees itself and the W-1 before it; None is full causal attention."""
+
+    backend: AttentionName = "auto"
+    window: int | None = Field(None, gt=0)
+
+    @model_validator(mode="after")
+    def _window_possible(self) -> Self:
+        if self.window is not None and self.backend not in WINDOWED:
+            raise ValueError(f"attention backend {self.backend!r} has no sliding window; use one of {sorted(WINDOWED)}")
+        return self
+
+
+class DataConfig(Strict):
+    """Which text, and how it becomes tokens. See `lsai_core.data`."""
+
+    source: str = Field("stdlib", description="stdlib | polish-docs | speakleash:<name> | file:<path or glob>")
+    vocab_size: int = Field(10_000, gt=256, le=65_536, description="BPE vocabulary, trained on the training split only")
+    max_mb: float | None = Field(None, gt=0, description="use at most this much text (MB of UTF-8), whole documents")
+    tokenizer_mb: float = Field(64.0, gt=0, description="train the BPE on at most this much of the training split (MB)")
+    split_seed: int = 0
+
+
+class OptimConfig(Strict):
+    """AdamW with linear warm-up and cosine decay."""
+
+    lr: float = Field(3e-4, gt=0)
+    min_lr_ratio: float = Field(0.1, ge=0, le=1, description="final learning rate as a share of lr")
+    warmup_steps: int = Field(20, ge=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.1, ge=0)
+    grad_clip: float = Field(1.0, ge=0, description="largest gradient norm; 0 switches clipping off")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _yaml_list_is_a_tuple(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("betas"), list):
+            return {**data, "betas": tuple(data["betas"])}
+        return data
+
+
+class EvalConfig(Strict):
+    """Validation on held-out text: every `every` steps (0: at the end only), over `batches` batches (0: the whole split)."""
+
+    every: int = Field(0, ge=0)
+    batches: int = Field(0, ge=0)
+
+
+class ProfileConfig(Strict):
+    """What is measured beside loss and time."""
+
+    memory_steps: int = Field(5, ge=0, description="steps whose forward/backward/optimizer peaks are recorded; 0: none")
+    skip_steps: int = Field(5, ge=0, description="first steps that speed figures leave out (warm-up, compilation)")
+    trace: bool = Field(False, description="write a torch profiler trace of three steps")
+    snapshot: bool = Field(False, description="write a CUDA memory snapshot")
+
+
+class CheckpointConfig(Strict):
+    """Exact-resume checkpoints: every `every` steps (0: none), the newest `keep` are kept."""
+
+    every: int = Field(0, ge=0)
+    keep: int = Field(1, ge=1)
+
+
+class TrainConfig(Strict):
+    """One training run, complete: equal config + equal code + equal machine = the same run."""
+
+    model: ModelConfig
+    attention: AttentionConfig = AttentionConfig()
+    precision: Precision = "fp32"
+    grad_checkpoint: Literal["none", "selective", "full"] = "none"
+    compile: bool = False
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    data: DataConfig = DataConfig()
+    seq_len: int = Field(512, gt=1)
+    batch_size: int = Field(8, gt=0, description="sequences per micro-batch")
+    grad_accum: int = Field(1, gt=0, description="micro-batches per optimizer step")
+    steps: int = Field(100, gt=0)
+    seed: int = Field(0, ge=0)
+    log_every: int = Field(10, gt=0)
+    optim: OptimConfig = OptimConfig()
+    eval: EvalConfig = EvalConfig()
+    profile: ProfileConfig = ProfileConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @model_validator(mode="after")
+    def _combination_possible(self) -> Self:
+        if self.attention.backend in HALF_ONLY and self.precision in ("fp32", "tf32"):
+            raise ValueError(
+                f"attention backend {self.attention.backend!r} needs 16-bit inputs but precision is {self.precision!r}; "
+                "use precision bf16_autocast or bf16, or backend auto, sdpa_efficient, sdpa_math, flex or eager"
+            )
+        window = self.attention.window
+        if window is not None and window > self.seq_len:
+            raise ValueError(f"attention.window={window} is longer than seq_len={self.seq_len}; use window: null for full attention")
+        if self.data.vocab_size > self.model.vocab_size:
+            raise ValueError(
+                f"data.vocab_size={self.data.vocab_size} does not fit model.vocab_size={self.model.vocab_size}"
+            )
+        return self
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one optimizer step trains on (no padding exists, so all of them count)."""
+        return self.batch_size * self.grad_accum * self.seq_len
+
+
+T = TypeVar("T", bound=BaseModel)
+
+
+def validated(cls: type[T], data: dict[str, Any], where: str) -> T:
+    """Build `cls` from plain data; a bad key becomes one `UserError` line that names `where` and the key."""
+    try:
+        return cls.model_validate(data)
+    except ValidationError as error:
+        raise UserError(f"{where}: " + "; ".join(_explain(cls, item) for item in error.errors())) from None
+
+
+def _explain(cls: type[BaseModel], item: Any) -> str:
+    key = ".".join(str(part) for part in item["loc"]) or "config"
+    if item["type"] == "extra_forbidden":
+        return f"unknown key {key!r}" + _did_you_mean(cls, item["loc"])
+    message = item["msg"].removeprefix("Value error, ")
+    return f"{key}: {message}" if item["type"] == "value_error" else f"{key}: {message}, got {item['input']!r}"
+
+
+def _did_you_mean(cls: type[BaseModel], loc: tuple[Any, ...]) -> str:
+    import difflib
+
+    current: Any = cls
+    for part in loc[:-1]:
+        field = getattr(current, "model_fields", {}).get(part)
+        current = field.annotation if field is not None else None
+    names = list(getattr(current, "model_fields", {}))
+    close = difflib.get_close_matches(str(loc[-1]), names, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(names)})" if names else ""

@@ -1,0 +1,16 @@
+"""The one exception that users are meant to see.
+
+Everything a person can get wrong (a key in a YAML file, a missing file, a combination that cannot work) is raised as
+`UserError` with one clear line that says what is wrong and what to do. The command line prints that line and exits with 2.
+Anything else is a bug or a failed run and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """A mistake in the input: one line that says what is wrong and what to do about it."""
+
+
+class Unavailable(Exception):
+    """This machine cannot run the request (no GPU, package missing, ...): recorded as `unavailable`, never as a failure."""

@@ -1,0 +1,58 @@
+"""Named model shapes, and the scaling rule that grows a model in steps.
+
+A preset fills the keys of `ModelConfig` that are not given, so `{preset: lab, n_layers: 2}` is the lab model with two
+layers. `scaling_factor: s` builds a shape by rule instead: strategy `all` grows width, depth and heads together
+(d = 256 s, layers = 8 s, heads = 8 s), strategy `n_layers` keeps the shape of s = 1 and grows the layers alone (8 s).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lsai_core.errors import UserError
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "lab": dict(n_layers=6, d_model=512, n_heads=8, n_kv_heads=8, d_ff=2048, vocab_size=10_000, rope_theta=1e4),
+    # The lab model at a size that two CPU cores train in seconds; same depth of stack, same sequence length.
+    "lab-tiny": dict(n_layers=4, d_model=128, n_heads=4, n_kv_heads=4, d_ff=512, vocab_size=10_000, rope_theta=1e4),
+    "course": dict(n_layers=32, d_model=4096, n_heads=32, n_kv_heads=8, d_ff=14_336, vocab_size=131_072, rope_theta=5e5),
+    "llama2-7b": dict(n_layers=32, d_model=4096, n_heads=32, n_kv_heads=32, d_ff=11_008, vocab_size=32_000, rope_theta=1e4),
+    "llama3-8b": dict(n_layers=32, d_model=4096, n_heads=32, n_kv_heads=8, d_ff=14_336, vocab_size=128_256, rope_theta=5e5),
+    "llama3.2-1b": dict(
+        n_layers=16, d_model=2048, n_heads=32, n_kv_heads=8, d_ff=8192, vocab_size=128_256, rope_theta=5e5, tie_embeddings=True
+    ),
+}  # fmt: skip
+
+
+def scaled_shape(factor: int, strategy: str) -> dict[str, Any]:
+    """Shape keys of scaling factor `factor` >= 1 under `strategy` (`all` or `n_layers`)."""
+    if factor < 1:
+        raise UserError(f"scaling_factor must be at least 1, got {factor}")
+    if strategy not in ("all", "n_layers"):
+        raise UserError(f"unknown scaling_strategy {strategy!r}; use all or n_layers")
+    width = factor if strategy == "all" else 1
+    d_model = 256 * width
+    return dict(
+        n_layers=8 * factor, d_model=d_model, n_heads=8 * width, n_kv_heads=8 * width,
+        d_ff=4 * d_model, vocab_size=10_000, rope_theta=1e4,
+    )  # fmt: skip
+
+
+def expand_preset(data: dict[str, Any]) -> dict[str, Any]:
+    """Fill the keys that a `preset` or a `scaling_factor` implies; explicit keys win.
+
+    Raises ValueError (pydantic reports it with its place) for an unknown preset.
+    """
+    data = dict(data)
+    factor, strategy = data.pop("scaling_factor", None), data.pop("scaling_strategy", "all")
+    if factor is not None:
+        try:
+            return {"preset": f"scaled-{strategy}-{factor}", **scaled_shape(factor, strategy), **data}
+        except UserError as error:
+            raise ValueError(str(error)) from None
+    name = data.get("preset", "custom")
+    if name == "custom" or str(name).startswith("scaled-"):
+        return data
+    if name not in PRESETS:
+        raise ValueError(f"unknown preset {name!r}; known: {', '.join(PRESETS)}")
+    return {**PRESETS[name], **data}
