@@ -12,6 +12,7 @@ from typing import Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lsai_core.errors import UserError
+from lsai_core.files import deep_merge
 
 AttentionName = Literal[
     "auto", "eager", "sdpa_math", "sdpa_efficient", "sdpa_flash", "sdpa_cudnn", "flex", "fa2", "fa3", "fa4"
@@ -30,6 +31,28 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
+    @classmethod
+    def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+        """The keys of this config, given a study's `config` for a variant and the `settings` of the part."""
+        return deep_merge(config, settings)
+
+
+class RopeScaling(Strict):
+    """Llama 3.1's stretching of the rotary embeddings to longer contexts; the names are Hugging Face's."""
+
+    factor: float = Field(gt=0)
+    low_freq_factor: float = Field(1.0, gt=0)
+    high_freq_factor: float = Field(4.0, gt=0)
+    original_max_position_embeddings: int = Field(8192, gt=0)
+
+    @model_validator(mode="after")
+    def _band_not_empty(self) -> Self:
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                f"high_freq_factor={self.high_freq_factor} must exceed low_freq_factor={self.low_freq_factor}"
+            )
+        return self
+
 
 class ModelConfig(Strict):
     """Shape of a Llama-style decoder. `preset` fills what is not given (see `lsai_core.presets`)."""
@@ -42,6 +65,7 @@ class ModelConfig(Strict):
     d_ff: int = Field(gt=0)
     vocab_size: int = Field(gt=0)
     rope_theta: float = Field(1e4, gt=0)
+    rope_scaling: RopeScaling | None = None
     norm_eps: float = Field(1e-5, gt=0)
     tie_embeddings: bool = False
 
@@ -162,7 +186,9 @@ class TrainConfig(Strict):
             )
         window = self.attention.window
         if window is not None and window > self.seq_len:
-            raise ValueError(f"attention.window={window} is longer than seq_len={self.seq_len}; use window: null for full attention")
+            raise ValueError(
+                f"attention.window={window} is longer than seq_len={self.seq_len}; use window: null for full attention"
+            )
         if self.data.vocab_size > self.model.vocab_size:
             raise ValueError(
                 f"data.vocab_size={self.data.vocab_size} does not fit model.vocab_size={self.model.vocab_size}"

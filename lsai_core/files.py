@@ -64,7 +64,9 @@ class _Loader(yaml.SafeLoader):
 
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9_]+|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?$|^[-+]?\.inf$|^\.nan$"),
+    re.compile(
+        r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9_]+|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?$|^[-+]?\.inf$|^\.nan$"
+    ),
     list("-+0123456789."),
 )
 
@@ -85,6 +87,21 @@ def load_yaml(path: Path) -> dict[str, Any]:
 def parse_value(text: str) -> Any:
     """One YAML scalar or flow value, as given on a command line (`--set optim.lr=3e-4`)."""
     return yaml.load(text, Loader=_Loader)
+
+
+def parse_overrides(pairs: list[str]) -> dict[str, Any]:
+    """`["optim.lr=3e-4", "steps=10"]` as a nested mapping; UserError for anything that is not key=value."""
+    overrides: dict[str, Any] = {}
+    for pair in pairs:
+        path, separator, text = pair.partition("=")
+        if not separator or not path:
+            raise UserError(f"--set wants key=value (for example optim.lr=3e-4), got {pair!r}")
+        *parents, leaf = path.split(".")
+        place = overrides
+        for key in parents:
+            place = place.setdefault(key, {})
+        place[leaf] = parse_value(text)
+    return overrides
 
 
 def deep_merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:

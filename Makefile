@@ -1,0 +1,61 @@
+# The front door. `make` lists what can be done; every target sets itself up first.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+LSAI   := $(BIN)/lsai
+# PROFILE: machine profile (detected if empty). ONLY, SKIP: comma-separated studies or variants. STUDY: one study.
+PROFILE ?=
+ONLY    ?=
+SKIP    ?=
+STUDY   ?= memory
+# TORCH_INDEX: package index to take torch from, for example https://download.pytorch.org/whl/cpu for the small CPU build.
+TORCH_INDEX ?=
+
+options = $(if $(PROFILE),--profile $(PROFILE)) $(if $(ONLY),--only $(ONLY)) $(if $(SKIP),--skip $(SKIP))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup lab report run claims test lint clean
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/\1\t\2/' | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@echo "  options: PROFILE=cpu|gpu|h200|quick|... ONLY=a,b SKIP=c STUDY=memory TORCH_INDEX=url VENV=folder"
+
+setup: $(VENV)/.base  ## create the virtual environment and install the package
+
+# One stamp per set of extras, so that a report does not wait for the test tools.
+$(VENV)/.base: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed, found $$($(PYTHON) --version); set PYTHON=..." >&2; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing packages into $(VENV) (minutes the first time) ..."
+	@$(if $(TORCH_INDEX),$(BIN)/python -m pip install -q --index-url $(TORCH_INDEX) "torch>=2.11$(comma)<2.14")
+	@$(BIN)/python -m pip install -q -e .
+	@touch $@
+
+$(VENV)/.%: $(VENV)/.base
+	@echo "installing the extra '$*' ..."
+	@$(BIN)/python -m pip install -q -e '.[$*]'
+	@touch $@
+
+comma := ,
+
+lab: $(VENV)/.lab  ## JupyterLab with the notebooks and the project's kernel
+	$(BIN)/jupyter lab --notebook-dir=.
+
+report: setup  ## run the studies for this machine and render the lab report (HTML and PDF)
+	@$(LSAI) report $(options)
+
+run: setup  ## run one study (STUDY=...) without rendering
+	@$(LSAI) study $(STUDY) $(options)
+
+claims: setup  ## recompute every headline statement from the committed records
+	@$(LSAI) claims
+
+test: $(VENV)/.test  ## the tests
+	@$(BIN)/python -m pytest $(TESTS)
+
+lint: $(VENV)/.dev  ## style and types
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+clean:  ## remove what can be rebuilt: rendered reports, caches (records in runs/ and data/ stay)
+	rm -rf reports/_output reports/_build .pytest_cache .mypy_cache .ruff_cache build *.egg-info

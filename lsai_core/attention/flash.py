@@ -1,0 +1,139 @@
+"""The FlashAttention packages: fa2 (`flash-attn`), fa3 (`flash_attn_interface`), fa4 (`flash-attn-4`, CuTe DSL).
+
+All three compute attention tile by tile in on-chip memory and keep only the output and one log-sum-exp per row for the
+backward pass, so memory grows with S instead of S^2 (Dao et al. 2022, arXiv:2205.14135; FA-2 arXiv:2307.08691; FA-3
+arXiv:2407.08608). They take the (B, S, H, D) layout, grouped heads and windows natively: `window_size=(W - 1, 0)`.
+
+They are imported when first asked for. fa2 and fa3 register their kernels with torch themselves. fa4 does not, and
+its compile-on-first-use host code cannot be traced by torch.compile, so its forward and backward kernels are
+registered here as custom operators: opaque to the compiler, visible to autograd and to selective checkpointing.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lsai_core.attention.registry import HALF, Backend
+
+
+@functools.cache
+def _load_fa2() -> Any:
+    # The submodule, because the bare name `flash_attn` also exists where only FlashAttention-4 is installed.
+    return import_module("flash_attn.flash_attn_interface").flash_attn_func
+
+
+@functools.cache
+def _load_fa3() -> Any:
+    return import_module("flash_attn_interface").flash_attn_func
+
+
+@functools.cache
+def _load_fa4() -> Any:
+    interface = import_module("flash_attn.cute.interface")
+    return interface._flash_attn_fwd, interface._flash_attn_bwd
+
+
+def _output(result: Any) -> Tensor:
+    """Versions of the packages differ in whether they return the log-sum-exp beside the output."""
+    return result[0] if isinstance(result, tuple) else result
+
+
+def fa2_attention(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None) -> Tensor:
+    """(B, S, H, D), FlashAttention-2."""
+    size = (-1, -1) if window is None else (window - 1, 0)
+    return _output(_load_fa2()(q_BSHD, k_BSKD, v_BSKD, causal=True, window_size=size))
+
+
+def fa3_attention(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None) -> Tensor:
+    """(B, S, H, D), FlashAttention-3."""
+    size = (-1, -1) if window is None else (window - 1, 0)
+    return _output(_load_fa3()(q_BSHD, k_BSKD, v_BSKD, causal=True, window_size=size))
+
+
+def fa4_attention(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None) -> Tensor:
+    """(B, S, H, D), FlashAttention-4."""
+    return _fa4_forward(q_BSHD, k_BSKD, v_BSKD, window)[0]
+
+
+def _fa4_window(window: int | None) -> dict[str, int | None]:
+    if window is None:
+        return {"window_size_left": None, "window_size_right": None}
+    return {"window_size_left": window - 1, "window_size_right": 0}
+
+
+@torch.library.custom_op("lsai::fa4_forward", mutates_args=(), device_types="cuda")
+def _fa4_forward(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
+    forward, _ = _load_fa4()
+    out_BSHD, lse_BHS, *_ = forward(q_BSHD, k_BSKD, v_BSKD, causal=True, return_lse=True, **_fa4_window(window))
+    return out_BSHD, lse_BHS
+
+
+@_fa4_forward.register_fake
+def _(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
+    batch, seq_len, n_heads, _ = q_BSHD.shape
+    lse_BHS = q_BSHD.new_empty((batch, n_heads, seq_len), dtype=torch.float32)
+    return torch.empty_like(q_BSHD, memory_format=torch.contiguous_format), lse_BHS
+
+
+@torch.library.custom_op("lsai::fa4_backward", mutates_args=(), device_types="cuda")
+def _fa4_backward(
+    dout_BSHD: Tensor,
+    q_BSHD: Tensor,
+    k_BSKD: Tensor,
+    v_BSKD: Tensor,
+    out_BSHD: Tensor,
+    lse_BHS: Tensor,
+    window: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    _, backward = _load_fa4()
+    dq_BSHD, dk_BSKD, dv_BSKD, *_ = backward(
+        q_BSHD, k_BSKD, v_BSKD, out_BSHD, dout_BSHD.contiguous(), lse_BHS,
+        causal=True, deterministic=torch.are_deterministic_algorithms_enabled(), **_fa4_window(window),
+    )  # fmt: skip
+    return dq_BSHD.contiguous(), dk_BSKD.contiguous(), dv_BSKD.contiguous()
+
+
+@_fa4_backward.register_fake
+def _(
+    dout_BSHD: Tensor,
+    q_BSHD: Tensor,
+    k_BSKD: Tensor,
+    v_BSKD: Tensor,
+    out_BSHD: Tensor,
+    lse_BHS: Tensor,
+    window: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    dense = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
+    return dense(q_BSHD), dense(k_BSKD), dense(v_BSKD)
+
+
+def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q_BSHD, k_BSKD, v_BSKD, ctx.window = inputs
+    ctx.save_for_backward(q_BSHD, k_BSKD, v_BSKD, *output)
+
+
+def _differentiate(ctx: Any, dout_BSHD: Tensor, _dlse_BHS: Tensor) -> tuple[Tensor | None, ...]:
+    # The log-sum-exp never leaves `fa4_attention`, so its gradient is always zero.
+    return *_fa4_backward(dout_BSHD, *ctx.saved_tensors, ctx.window), None
+
+
+_fa4_forward.register_autograd(_differentiate, setup_context=_keep_for_backward)
+
+
+FA2 = Backend(
+    "fa2", fa2_attention, dtypes={"cuda": HALF}, window=frozenset({"cuda"}), head_dims=(8, 256), head_dim_multiple=8,
+    compute_capability=((8, 0), (99, 0)), load=_load_fa2,
+)  # fmt: skip
+FA3 = Backend(
+    "fa3", fa3_attention, dtypes={"cuda": HALF}, window=frozenset({"cuda"}), head_dims=(8, 256), head_dim_multiple=8,
+    compute_capability=((9, 0), (9, 0)), load=_load_fa3,
+)  # fmt: skip
+FA4 = Backend(
+    "fa4", fa4_attention, dtypes={"cuda": HALF}, window=frozenset({"cuda"}), head_dims=(8, 128), head_dim_multiple=8,
+    compute_capability=((9, 0), (99, 0)), load=_load_fa4,
+)  # fmt: skip

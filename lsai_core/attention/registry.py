@@ -1,0 +1,119 @@
+"""What a kernel is and what it can do: `Backend` declares its limits as data, `Case` is one request.
+
+Two questions are kept apart, because they have different answers for the user. `Backend.missing(device)` asks about the
+machine (a package, a GPU, its generation). `Backend.unsupported(case)` asks about the request (dtype, head dimension,
+window), which no other machine of that kind would answer differently.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+HALF = frozenset({torch.float16, torch.bfloat16})
+FLOATING = HALF | {torch.float32, torch.float64}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attention request. `window` is None where it does not restrict anything (window >= sequence length).
+
+    Of the length itself only `single_token` matters, so that torch.compile can keep it symbolic.
+    """
+
+    device_type: str
+    dtype: torch.dtype
+    head_dim: int
+    window: int | None = None
+    single_token: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Backend:
+    """One attention kernel.
+
+    `function(q_BSHD, k_BSKD, v_BSKD, window) -> out_BSHD` takes any H % K == 0; kernels without grouped-query
+    attention repeat the key-value heads themselves. `dtypes` maps each device type that the kernel exists for to its
+    dtypes; `window` holds the device types on which it can restrict attention, `forward_only` those on which it has
+    no backward pass. `plain_operations` marks what is composed of ordinary tensor operations and runs wherever tensors
+    do. `load` imports what the kernel needs and raises if it cannot.
+    """
+
+    name: str
+    function: Callable[[Tensor, Tensor, Tensor, int | None], Tensor]
+    dtypes: Mapping[str, frozenset[torch.dtype]]
+    window: frozenset[str] = frozenset()
+    head_dims: tuple[int, int] = (1, 1 << 16)
+    head_dim_multiple: int = 1
+    single_token: bool = True
+    compute_capability: tuple[tuple[int, int], tuple[int, int]] | None = None
+    forward_only: frozenset[str] = frozenset()
+    plain_operations: bool = False
+    load: Callable[[], object] | None = None
+
+    def missing(self, device: torch.device, training: bool = True) -> str | None:
+        """Why this machine cannot run the kernel on `device` (for `training`: and its gradient); None if it can."""
+        if training and device.type in self.forward_only:
+            return f"has no backward pass on {device.type}"
+        return _missing(self, device)
+
+    def unsupported(self, case: Case) -> str | None:
+        """Why the kernel cannot serve `case` on any machine with that device type; None if it can."""
+        dtypes = self.dtypes.get(case.device_type, frozenset())
+        low, high = self.head_dims
+        if case.dtype not in dtypes:
+            known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+            return f"takes {known} on {case.device_type}, not {str(case.dtype).removeprefix('torch.')}"
+        if not low <= case.head_dim <= high or case.head_dim % self.head_dim_multiple:
+            return (
+                f"takes head dimensions {low} to {high} in multiples of {self.head_dim_multiple}, not {case.head_dim}"
+            )
+        if case.window is not None and case.device_type not in self.window:
+            return f"has no sliding window on {case.device_type}"
+        if case.single_token and not self.single_token:
+            return "takes sequences of at least two tokens"
+        return None
+
+
+@functools.cache
+def _missing(backend: Backend, device: torch.device) -> str | None:
+    if device.type not in backend.dtypes:
+        return f"exists for {' and '.join(sorted(backend.dtypes))} only, not for {device.type}"
+    # Plain operations run wherever their tensors can be made, fake CUDA tensors on a laptop included.
+    if device.type == "cuda" and not backend.plain_operations:
+        if not torch.cuda.is_available():
+            return "needs a CUDA GPU, and this machine has none"
+        if backend.compute_capability is not None:
+            (low, high), found = backend.compute_capability, torch.cuda.get_device_capability(device)
+            if not low <= found <= high:
+                return f"needs CUDA compute capability {_dotted(low)} to {_dotted(high)}, this GPU has {_dotted(found)}"
+    if backend.load is not None:
+        try:
+            backend.load()
+        except (
+            Exception
+        ) as error:  # a broken binary package fails in any way it likes; its reason is what the user needs
+            return f"cannot be imported: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return None
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def repeat_kv(x_BSKD: Tensor, n_heads: int) -> Tensor:
+    """Repeat each key-value head for its group of query heads: (B, S, K, D) -> (B, S, H, D); a no-op for H == K."""
+    groups = n_heads // x_BSKD.shape[2]
+    return x_BSKD if groups == 1 else x_BSKD.repeat_interleave(groups, dim=2)
+
+
+def band_mask(seq_len: int, window: int | None, device: torch.device) -> Tensor:
+    """bool (S, S), True where position i may attend to j: j <= i, and i - window < j if there is a window."""
+    position_S = torch.arange(seq_len, device=device)
+    distance_SS = position_S[:, None] - position_S[None, :]
+    causal_SS = distance_SS >= 0
+    return causal_SS if window is None else causal_SS & (distance_SS < window)

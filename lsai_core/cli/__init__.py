@@ -1,0 +1,46 @@
+"""The command line: `lsai <command>`. Each command is one file here; this one binds them and turns mistakes into one line.
+
+Exit codes: 0 done, 1 something ran and failed (or a claim fell), 2 the request was wrong.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from lsai_core.cli import data, runs
+from lsai_core.cli.claims import claims
+from lsai_core.cli.doctor import doctor
+from lsai_core.cli.report import report
+from lsai_core.errors import Unavailable, UserError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Run experiments on large-scale AI engineering and write the lab report, every number traceable to its run.",
+)
+app.command("doctor", help="What this machine can and cannot run, why, and how to fix it.")(doctor)
+app.add_typer(data.app, name="data")
+app.command("train", help="Train one variant of a study with your own settings and show what came out.")(runs.train)
+app.command("find-batch", help="Find the largest batch of a variant that trains on this machine.")(runs.find_batch)
+app.command("study", help="Run every variant of a study that is not recorded yet.")(runs.study)
+app.command("compare", help="Compare the recorded runs of a study in a table.")(runs.compare)
+app.command("claims", help="Recompute every headline statement from the records.")(claims)
+app.command("report", help="Run the studies, execute the chapters and render the report.")(report)
+
+
+def main() -> None:
+    """Entry point of the `lsai` command."""
+    try:
+        app()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except Unavailable as error:
+        print(f"unavailable here: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted; finished runs are kept, start again to go on", file=sys.stderr)
+        sys.exit(130)

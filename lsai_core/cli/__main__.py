@@ -1,0 +1,3 @@
+from lsai_core.cli import main
+
+main()

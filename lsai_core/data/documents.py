@@ -1,0 +1,57 @@
+"""Documents: the unit that is split, encoded and counted.
+
+Whatever the source, its texts pass through `documents` once per pass over the corpus: text that is no valid Unicode
+(lone surrogates from JSON escapes) is repaired, blank texts are dropped, `max_mb` ends the stream after whole
+documents, and each document gets a 64-bit key from its content. Everything is a generator: a corpus of any size streams
+through.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+MB = 1_000_000
+
+
+class Document(NamedTuple):
+    """One text: `size` is its length in bytes of UTF-8, `key` a 64-bit hash of (split seed, content)."""
+
+    text: str
+    size: int
+    key: int
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What a source yields: its texts (iterable again and again) and the facts that identify them.
+
+    `fingerprint` is a hash over the content; `description` goes into the dataset's meta.json; `unchanged` says whether
+    the content is still what was fingerprinted.
+    """
+
+    fingerprint: str
+    description: dict[str, Any]
+    texts: Callable[[], Iterator[str]]
+    unchanged: Callable[[], bool] = lambda: True
+
+
+def documents(corpus: Corpus, max_mb: float | None, split_seed: int) -> Iterator[Document]:
+    """The non-blank texts of `corpus` in order, as long as they fit into `max_mb` (10^6 bytes of UTF-8) altogether."""
+    salt = hashlib.blake2b(str(split_seed).encode(), digest_size=16).digest()
+    left = float("inf") if max_mb is None else max_mb * MB
+    for text in corpus.texts():
+        if not text or text.isspace():
+            continue
+        try:
+            data = text.encode()
+        except UnicodeEncodeError:
+            data = text.encode("utf-8", "replace")
+            text = data.decode()
+        left -= len(data)
+        if left < 0:
+            return
+        key = hashlib.blake2b(data, digest_size=8, key=salt).digest()
+        yield Document(text, len(data), int.from_bytes(key, "big"))

@@ -1,0 +1,238 @@
+"""Hugging Face Llama checkpoints in and out: a folder with `config.json` and safetensors files.
+
+The tensors are the same up to names and packing: query, key and value are rows of one `qkv` matrix here, gate and up
+rows of one `gate_up` matrix; rotary layout and norms agree, so nothing is permuted. `Slot` says which rows of which
+parameter a published tensor fills, and reading and writing both follow that one table.
+
+`config.json` is the mark of a complete checkpoint: `save_hf` removes an old one first and writes the new one last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from lsai_core.config import AttentionConfig, ModelConfig, validated
+from lsai_core.errors import UserError
+from lsai_core.files import write_json
+from lsai_core.model import GradCheckpoint, Transformer
+
+WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Rows `start` to `stop` of parameter `name` (all rows for a vector)."""
+
+    name: str
+    start: int
+    stop: int
+
+
+def slots(config: ModelConfig) -> dict[str, Slot]:
+    """For each tensor name of a Hugging Face Llama of this shape, the place it has in `Transformer`."""
+    d, ff, q = config.d_model, config.d_ff, config.n_heads * config.head_dim
+    kv = config.n_kv_heads * config.head_dim
+    table = {
+        "model.embed_tokens.weight": Slot("embedding.weight", 0, config.vocab_size),
+        "model.norm.weight": Slot("norm.weight", 0, d),
+    }
+    if not config.tie_embeddings:
+        table["lm_head.weight"] = Slot("output.weight", 0, config.vocab_size)
+    for i in range(config.n_layers):
+        theirs, ours = f"model.layers.{i}.", f"blocks.{i}."
+        table |= {
+            f"{theirs}input_layernorm.weight": Slot(f"{ours}attention_norm.weight", 0, d),
+            f"{theirs}self_attn.q_proj.weight": Slot(f"{ours}attention.qkv.weight", 0, q),
+            f"{theirs}self_attn.k_proj.weight": Slot(f"{ours}attention.qkv.weight", q, q + kv),
+            f"{theirs}self_attn.v_proj.weight": Slot(f"{ours}attention.qkv.weight", q + kv, q + 2 * kv),
+            f"{theirs}self_attn.o_proj.weight": Slot(f"{ours}attention.output.weight", 0, d),
+            f"{theirs}post_attention_layernorm.weight": Slot(f"{ours}mlp_norm.weight", 0, d),
+            f"{theirs}mlp.gate_proj.weight": Slot(f"{ours}mlp.gate_up.weight", 0, ff),
+            f"{theirs}mlp.up_proj.weight": Slot(f"{ours}mlp.gate_up.weight", ff, 2 * ff),
+            f"{theirs}mlp.down_proj.weight": Slot(f"{ours}mlp.down.weight", 0, d),
+        }
+    return table
+
+
+def to_hf(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """The state dict of a `Transformer` under Hugging Face's names: contiguous tensors, views where possible."""
+    state = {name.replace("_orig_mod.", ""): tensor for name, tensor in state.items()}  # torch.compile's prefix
+    return {name: state[slot.name][slot.start : slot.stop].contiguous() for name, slot in slots(config).items()}
+
+
+def load_hf(
+    folder: Path,
+    attention: AttentionConfig | None = None,
+    dtype: torch.dtype = torch.float32,
+    *,
+    device: torch.device | str = "cpu",
+    grad_checkpoint: GradCheckpoint = "none",
+) -> Transformer:
+    """Read a Llama checkpoint from `folder` into a `Transformer` with parameters of `dtype` on `device`.
+
+    Tensors are read one at a time. Raises `UserError` that names the file, key or tensor if something is missing,
+    damaged, of the wrong shape, or of a kind that `Transformer` cannot express (biases, other architectures, other
+    activations).
+    """
+    config = read_config(folder)
+    with torch.device("meta"):
+        model = Transformer(config, attention, grad_checkpoint=grad_checkpoint)
+    model.to(dtype).to_empty(device=device)
+    parameters, wanted = dict(model.named_parameters()), slots(config)
+    for name, tensor, path in _tensors(folder):
+        slot = wanted.pop(name, None)
+        if slot is None:
+            if name.endswith("rotary_emb.inv_freq") or (config.tie_embeddings and name == "lm_head.weight"):
+                continue  # derived from the config, and a copy of the embedding table
+            raise UserError(f"{path}: tensor {name!r} has no place in a Llama of the shape in {CONFIG}")
+        place = parameters[slot.name].detach()[slot.start : slot.stop]
+        if tensor.shape != place.shape:
+            raise UserError(
+                f"{path}: tensor {name!r} has shape {tuple(tensor.shape)}, {CONFIG} implies {tuple(place.shape)}"
+            )
+        place.copy_(tensor)
+    if wanted:
+        names = sorted(wanted)
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        raise UserError(f"{folder}: missing tensors {', '.join(names[:3])}{more}")
+    return model
+
+
+def save_hf(model: Transformer, folder: Path, *, max_seq_len: int = 2048) -> None:
+    """Write `model` so that `transformers.LlamaForCausalLM.from_pretrained(folder)` reads it.
+
+    `max_seq_len` goes into `config.json` as the context length that other tools should assume.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in (CONFIG, INDEX):  # without its config.json the folder is no checkpoint, until the last line below
+        (folder / stale).unlink(missing_ok=True)
+    tensors = {name: tensor.detach().cpu() for name, tensor in to_hf(model.state_dict(), model.config).items()}
+    with _temporary(folder / WEIGHTS) as temporary:
+        save_file(tensors, temporary, metadata={"format": "pt"})
+    write_json(folder / CONFIG, _config_json(model.config, model.embedding.weight.dtype, max_seq_len))
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The `ModelConfig` that a Hugging Face `config.json` describes; `UserError` if no `Transformer` can express it."""
+    path = folder / CONFIG
+    data = _read_json(path)
+    expected = {"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+    for key, value in expected.items():
+        if data.get(key, value if key != "model_type" else None) != value:
+            raise UserError(
+                f"{path}: {key} is {data.get(key)!r}; only Llama checkpoints with {key} {value!r} can be read"
+            )
+    names = {
+        "n_layers": "num_hidden_layers", "d_model": "hidden_size", "n_heads": "num_attention_heads",
+        "d_ff": "intermediate_size", "vocab_size": "vocab_size", "norm_eps": "rms_norm_eps",
+    }  # fmt: skip
+    if absent := [theirs for theirs in names.values() if theirs not in data]:
+        raise UserError(f"{path}: missing key {', '.join(absent)}")
+    shape: dict[str, Any] = {ours: data[theirs] for ours, theirs in names.items()}
+    shape["n_kv_heads"] = data.get("num_key_value_heads") or data["num_attention_heads"]
+    shape["tie_embeddings"] = data.get("tie_word_embeddings", False)
+    # transformers 5 keeps everything about rotary embeddings in one mapping, older versions in two keys.
+    rope = data.get("rope_parameters") or {}
+    shape["rope_theta"] = rope.get("rope_theta", data.get("rope_theta", 1e4))
+    shape["rope_scaling"] = _rope_scaling(rope or data.get("rope_scaling") or {}, path)
+    config = validated(ModelConfig, shape, str(path))
+    if data.get("head_dim") not in (None, config.head_dim):
+        raise UserError(
+            f"{path}: head_dim {data['head_dim']} differs from hidden_size / num_attention_heads = {config.head_dim}"
+        )
+    return config
+
+
+def _rope_scaling(rope: dict[str, Any], path: Path) -> dict[str, Any] | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise UserError(f"{path}: rope scaling {kind!r} is not supported; only default and llama3 are")
+    keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    return {key: rope[key] for key in keys if key in rope}
+
+
+def _config_json(config: ModelConfig, dtype: torch.dtype, max_seq_len: int) -> dict[str, Any]:
+    scaling = None if config.rope_scaling is None else {"rope_type": "llama3", **config.rope_scaling.model_dump()}
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": config.d_model,
+        "intermediate_size": config.d_ff,
+        "num_hidden_layers": config.n_layers,
+        "num_attention_heads": config.n_heads,
+        "num_key_value_heads": config.n_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": max_seq_len,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": scaling,
+        "tie_word_embeddings": config.tie_embeddings,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+        # Which ids begin and end a text is the tokenizer's knowledge; Llama 2's defaults would be wrong for others.
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Tensor, Path]]:
+    """Every tensor of the checkpoint with its name and file, one at a time."""
+    if (folder / WEIGHTS).exists():
+        files = [WEIGHTS]
+    elif (folder / INDEX).exists():
+        weight_map = _read_json(folder / INDEX).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise UserError(f"{folder / INDEX}: no weight_map of tensor names to files")
+        files = sorted(set(weight_map.values()))
+    else:
+        raise UserError(f"{folder}: neither {WEIGHTS} nor {INDEX}; only safetensors checkpoints can be read")
+    for file in files:
+        path = folder / file
+        try:
+            with safe_open(path, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 (not a dict)
+                    yield name, tensors.get_tensor(name), path
+        except FileNotFoundError:
+            raise UserError(f"no such file: {path} (named in {INDEX})") from None
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{path}: not a readable safetensors file ({error}); fetch it again") from None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"no such file: {path}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: expected a JSON object")
+    return value
+
+
+@contextlib.contextmanager
+def _temporary(path: Path) -> Iterator[str]:
+    """A file name beside `path` that becomes `path` when the block ends, and vanishes if it raises."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        temporary = os.path.join(folder, path.name)
+        yield temporary
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)

@@ -1,0 +1,216 @@
+"""A Llama-style decoder in one file: embedding, N blocks of (attention, gated MLP), norm, output layer.
+
+    tokens (B, S) -> embedding (B, S, d) -> [x + attention(norm(x)); x + mlp(norm(x))] * N -> norm -> logits (B, S, V)
+
+RMSNorm before each sublayer, rotary positions, grouped-query attention, SwiGLU, no biases: Llama 2 and 3
+(arXiv:2307.09288, arXiv:2407.21783). Query, key and value share one matrix, and so do gate and up: one large product
+instead of three small ones, and one cast of the input instead of three where the product runs in fp8.
+
+Gradient checkpointing lives inside the block, so that whatever is applied to a block from outside (torch.compile,
+FSDP) sees it: `full` keeps a block's input and recomputes the block in the backward pass, `selective` also keeps the
+outputs of matrix products and attention kernels, so that only cheap pointwise operations run twice (Korthikanti et
+al. 2022, arXiv:2205.05198).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from lsai_core.attention import attention
+from lsai_core.config import AttentionConfig, ModelConfig
+from lsai_core.rope import rope_tables, rotate
+
+GradCheckpoint = Literal["none", "selective", "full"]
+
+# What selective checkpointing keeps: matrix products (plain, batched, fp8) and everything that is an attention kernel.
+KEPT_OPERATIONS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm"})
+KEPT_NAMESPACES = frozenset({"flash_attn", "flash_attn_3", "lsai"})
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Parameter counts of a model. `embedding` is the token table; tied to the output layer, it is counted once."""
+
+    total: int
+    embedding: int
+    non_embedding: int
+
+
+def count_parameters(config: ModelConfig) -> Parameters:
+    """Counts from the shape alone; no tensor is made."""
+    c, width = config, config.d_model
+    attention_block = width * c.head_dim * (2 * c.n_heads + 2 * c.n_kv_heads)
+    block = attention_block + 3 * width * c.d_ff + 2 * width
+    embedding = c.vocab_size * width
+    total = embedding + c.n_layers * block + width + (0 if c.tie_embeddings else embedding)
+    return Parameters(total=total, embedding=embedding, non_embedding=total - embedding)
+
+
+class Attention(nn.Module):
+    """Grouped-query self-attention over (B, S, d) with rotary positions."""
+
+    def __init__(self, config: ModelConfig, attention_config: AttentionConfig) -> None:
+        super().__init__()
+        self.heads = (config.n_heads, config.n_kv_heads, config.n_kv_heads)
+        self.head_dim = config.head_dim
+        self.backend, self.window = attention_config.backend, attention_config.window
+        self.qkv = nn.Linear(config.d_model, sum(self.heads) * self.head_dim, bias=False)
+        self.output = nn.Linear(config.d_model, config.d_model, bias=False)
+
+    def forward(self, x_BSD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        qkv_BSHD = self.qkv(x_BSD).unflatten(-1, (-1, self.head_dim))
+        q_BSHD, k_BSKD, v_BSKD = qkv_BSHD.split(self.heads, dim=2)
+        q_BSHD, k_BSKD = rotate(q_BSHD, cos, sin), rotate(k_BSKD, cos, sin)
+        out_BSHD = attention(q_BSHD, k_BSKD, v_BSKD, backend=self.backend, window=self.window)
+        return self.output(out_BSHD.flatten(2))
+
+
+class MLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(config.d_model, 2 * config.d_ff, bias=False)
+        self.down = nn.Linear(config.d_ff, config.d_model, bias=False)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        gate_BSF, up_BSF = self.gate_up(x_BSD).chunk(2, dim=-1)
+        return self.down(F.silu(gate_BSF) * up_BSF)
+
+
+class Block(nn.Module):
+    """One decoder layer, (B, S, d) -> (B, S, d), with its gradient checkpointing inside."""
+
+    def __init__(self, config: ModelConfig, attention_config: AttentionConfig, grad_checkpoint: GradCheckpoint) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        self.attention = Attention(config, attention_config)
+        self.mlp_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        self.mlp = MLP(config)
+        self.grad_checkpoint = grad_checkpoint
+
+    def forward(self, x_BSD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        if self.grad_checkpoint == "none" or not torch.is_grad_enabled():
+            return self._layer(x_BSD, cos, sin)
+        # The model has no dropout, hence no random state to preserve.
+        recompute = partial(checkpoint, self._layer, x_BSD, cos, sin, use_reentrant=False, preserve_rng_state=False)
+        return recompute() if self.grad_checkpoint == "full" else recompute(context_fn=_selective_contexts)
+
+    def _layer(self, x_BSD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), cos, sin)
+        return x_BSD + self.mlp(self.mlp_norm(x_BSD))
+
+
+def _selective_contexts() -> Any:
+    return create_selective_checkpoint_contexts(_keep_expensive)
+
+
+def _keep_expensive(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    namespace, _, name = str(getattr(operation, "name", lambda: operation)()).rpartition("::")
+    name = name.partition(".")[0]
+    kept = name in KEPT_OPERATIONS or namespace in KEPT_NAMESPACES or "attention" in name
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class Transformer(nn.Module):
+    """The decoder. Weights are initialised with seed 0, except on the meta device (see `build_model`).
+
+    `output` is the output layer; with tied embeddings it is None and the token table takes its place (`output_weight`),
+    so that a state dict names each tensor once.
+    """
+
+    def __init__(
+        self, config: ModelConfig, attention: AttentionConfig | None = None, *, grad_checkpoint: GradCheckpoint = "none"
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.attention_config = attention or AttentionConfig(window=None)
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.blocks = nn.ModuleList(
+            Block(config, self.attention_config, grad_checkpoint) for _ in range(config.n_layers)
+        )
+        self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        self.output = None if config.tie_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=False)
+        if not self.embedding.weight.is_meta:
+            self.init_weights()
+
+    @property
+    def output_weight(self) -> Tensor:
+        """(V, d), the matrix that turns hidden states into logits."""
+        return self.embedding.weight if self.output is None else self.output.weight
+
+    def forward(self, tokens_BS: Tensor) -> Tensor:
+        """Logits (B, S, V) for integer tokens (B, S); position s sees the tokens up to and including s."""
+        hidden_BSD = self.hidden(tokens_BS)
+        return F.linear(hidden_BSD, self.embedding.weight) if self.output is None else self.output(hidden_BSD)
+
+    def hidden(self, tokens_BS: Tensor, positions_S: Tensor | None = None) -> Tensor:
+        """The normalised last hidden states (B, S, d): the output layer's input, for losses that never hold all logits.
+
+        `positions_S` gives the absolute positions of the columns where they are not 0..S-1 (a rank of a
+        sequence-parallel group that holds a slice).
+        """
+        if positions_S is None:
+            positions_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
+        cos, sin = rope_tables(self.config, positions_S)
+        x_BSD = self.embedding(tokens_BS)
+        for block in self.blocks:
+            x_BSD = block(x_BSD, cos, sin)
+        return self.norm(x_BSD)
+
+    @torch.no_grad()
+    def init_weights(self, seed: int = 0) -> None:
+        """Fill all parameters in place: norms 1, matrices normal(0, 0.02).
+
+        The two projections back into the residual stream are scaled by 1/sqrt(2 * n_layers) (GPT-2's rule: a sum of 2N
+        contributions keeps its size).
+
+        Each parameter draws from a generator seeded by (seed, its name): the values do not depend on the order of
+        initialisation, and a sharded model (DTensor) gets its slice of the values that the whole model would have.
+        """
+        for name, parameter in self.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.fill_(1.0)
+                continue
+            residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
+            std = 0.02 / (2 * self.config.n_layers) ** 0.5 if residual else 0.02
+            _fill_normal(parameter, std, f"{seed}/{name.replace('_orig_mod.', '')}")
+
+
+def _fill_normal(parameter: Tensor, std: float, key: str) -> None:
+    """normal(0, std) from a generator seeded by `key`, drawn in float32 on the parameter's device."""
+    seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 1
+    generator = torch.Generator(parameter.device).manual_seed(seed)
+    values = torch.empty(parameter.shape, device=parameter.device, dtype=torch.float32).normal_(
+        0.0, std, generator=generator
+    )
+    if isinstance(parameter, DTensor):
+        # No communication: every rank draws the same values and keeps its own part.
+        values = distribute_tensor(values, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    parameter.copy_(values)
+
+
+def build_model(
+    config: ModelConfig,
+    attention: AttentionConfig | None = None,
+    *,
+    grad_checkpoint: GradCheckpoint = "none",
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Transformer:
+    """A `Transformer` with parameters of `dtype` on `device`: shaped on the meta device, then filled in place, once."""
+    with torch.device("meta"):
+        model = Transformer(config, attention, grad_checkpoint=grad_checkpoint)
+    model.to(dtype).to_empty(device=device)
+    model.init_weights(seed)
+    return model

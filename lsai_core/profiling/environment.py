@@ -1,0 +1,170 @@
+"""The machine and its software, recorded beside every run: a number without its environment is no evidence.
+
+Reading it must cost nothing and disturb nothing: it takes milliseconds, starts no process on usual machines, and
+leaves CUDA uninitialized, since a process that once touched the GPU holds memory there and cannot fork workers that
+use it. The GPU's name, memory and driver therefore come from NVML (the library under `nvidia-smi`). The host's name
+is left out on purpose: records are published.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lsai_core.errors import UserError
+from lsai_core.profiling.limits import cpu_cores, memory_gib
+
+PACKAGES = (
+    "lsai", "torch", "triton", "numpy", "flash-attn", "flash-attn-3", "flash-attn-4", "transformer-engine", "torchao",
+    "transformers", "tokenizers", "safetensors", "papermill",
+)  # fmt: skip
+
+
+def environment() -> dict[str, Any]:
+    """Everything about machine and software that a reader needs beside a result; JSON-able, units in the names.
+
+    `machine` is a short label such as "h200", "rtx5090" or "cpu-2core"; the variable LSAI_MACHINE overrides it. `gpu`
+    is the name that the driver reports, or None. Cores and memory are those that this process may use (affinity,
+    cgroup).
+    """
+    cores = cpu_cores()
+    gpu = gpu_facts()
+    return {
+        "machine": machine_label(gpu["gpu"], cores),
+        "os": _os_name(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": _cudnn(),
+        "nccl": _nccl(),
+        **gpu,
+        "cpu": cpu_model(),
+        "cpu_cores": cores,
+        "threads": torch.get_num_threads(),
+        "memory_gib": round(memory_gib(), 1),
+        "packages": {name: version for name in PACKAGES if (version := package_version(name))},
+    }
+
+
+def fingerprint(env: dict[str, Any]) -> str:
+    """The part of an `environment()` that can change timings, as one line; it goes into the run key."""
+    gpu = f"{env['gpu']} x{env['gpu_count']}" if env["gpu"] else f"{env['cpu_cores']} cores"
+    return f"{env['cpu']} | {gpu} | torch {env['torch']} | cuda {env['cuda']}"
+
+
+def machine_label(gpu: str | None, cores: int) -> str:
+    """Slug of a machine: $LSAI_MACHINE, else from the GPU's name, else from the core count.
+
+    Raises UserError if LSAI_MACHINE is not a slug (it becomes a folder name).
+    """
+    if label := os.environ.get("LSAI_MACHINE"):
+        if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", label):
+            raise UserError(f"LSAI_MACHINE={label!r} must be lower-case letters, digits, '.', '_' and '-' only")
+        return label
+    if gpu is None:
+        return f"cpu-{cores}core"
+    # "NVIDIA GeForce RTX 5090" -> rtx5090, "NVIDIA A100-SXM4-80GB" -> a100, "NVIDIA GH200 480GB" -> gh200
+    short = re.sub(r"(?i)\b(nvidia|amd|tesla|geforce|graphics|generation|gpu|hbm\w*|sxm\w*|\d+gb?)\b", " ", f"{gpu} ")
+    if not re.search(r"\d", short):  # the number was the name: "NVIDIA TITAN 80"
+        short = gpu
+    return re.sub(r"[^a-z0-9]+", "", short.lower()) or "gpu"
+
+
+def package_version(name: str) -> str | None:
+    """Installed version of a distribution, or None; nothing is imported."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(name)
+    return None
+
+
+def gpu_facts() -> dict[str, Any]:
+    """`gpu`, `gpu_count`, `gpu_memory_gib`, `driver` of the GPUs this process may use; the first stands for all."""
+    count = torch.cuda.device_count()  # reads NVML and CUDA_VISIBLE_DEVICES
+    if not count:
+        return {"gpu": None, "gpu_count": 0, "gpu_memory_gib": None, "driver": None}
+    name, total, driver = _from_nvml() or _from_torch()
+    return {"gpu": name, "gpu_count": count, "gpu_memory_gib": round(total / 2**30, 1), "driver": driver}
+
+
+def _from_nvml() -> tuple[str, int, str | None] | None:
+    """Name, memory in bytes and driver version of the first visible GPU, or None where NVML cannot tell."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    first = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0].strip()
+    try:
+        pynvml.nvmlInit()
+        try:
+            by_uuid = not first.isdigit()
+            handle = (
+                pynvml.nvmlDeviceGetHandleByUUID(first) if by_uuid else pynvml.nvmlDeviceGetHandleByIndex(int(first))
+            )
+            total = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+            return _text(pynvml.nvmlDeviceGetName(handle)), total, _text(pynvml.nvmlSystemGetDriverVersion())
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None  # no NVML here (ROCm, a shortened UUID, a MIG slice): CUDA itself must be asked
+
+
+def _from_torch() -> tuple[str, int, str | None]:
+    properties = torch.cuda.get_device_properties(0)
+    driver = re.search(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", _read("/proc/driver/nvidia/version"))
+    return properties.name, properties.total_memory, driver[1] if driver else None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _cudnn() -> str | None:
+    # torch.backends.cudnn.version() also asks the GPU whether it is supported, which would initialize CUDA.
+    library = getattr(torch._C, "_cudnn", None)
+    return ".".join(str(part) for part in library.getRuntimeVersion()) if library is not None else None
+
+
+def _nccl() -> str | None:
+    if torch.version.cuda is None or not torch.distributed.is_nccl_available():
+        return None
+    return ".".join(str(part) for part in torch.cuda.nccl.version())
+
+
+def _os_name() -> str:
+    with contextlib.suppress(OSError):
+        return platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
+    return f"{platform.system()} {platform.release()}"
+
+
+@functools.cache
+def cpu_model() -> str:
+    """Name of the processor, as far as the system tells it."""
+    if found := re.search(r"^model name\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE):
+        return found[1].strip()
+    # Arm kernels list numbers only; lscpu knows the names (Neoverse-V2). macOS has its own key.
+    command = ["sysctl", "-n", "machdep.cpu.brand_string"] if sys.platform == "darwin" else ["lscpu"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout
+        if sys.platform == "darwin" and answer.strip():
+            return answer.strip()
+        if found := re.search(r"^\s*Model name:\s*(.+)$", answer, re.MULTILINE):
+            return found[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

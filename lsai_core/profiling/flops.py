@@ -1,0 +1,157 @@
+"""How much work a token is, and how much work a GPU can do: the two halves of model FLOPs utilization (MFU).
+
+FLOPs per token follow the convention that training reports share (PaLM, arXiv:2204.02311, appendix B; nanoGPT;
+torchtitan):
+
+    6 N + 12 L d T
+
+N parameters take part in one multiply-add per token in the forward pass and two in the backward pass, 6 FLOPs in all;
+the attention scores and the weighted sum of values take another 12 L d T for L layers, width d and sequence length T,
+counted as if every position saw all T positions. N leaves out the input embedding table, which is only looked up. The
+output projection is a real matrix product and counts, also when it shares its weights with the embedding (as nanoGPT
+counts). Recomputation (activation checkpointing) is not model work and never counts.
+
+N comes from the config, never from live parameters: a rank of a sharded model holds only its own part.
+
+The other half is the peak. `PEAKS` holds dense figures of data sheets (data sheets often print the doubled 2:4-sparse
+figure). A device that is not in the table is rated against its own measured matrix product, and labelled so; without
+a measurement there is no peak and no MFU. The peak for MFU is the bf16 peak whatever the run's precision, so that a
+run in fp8 or fp32 shows its speed-up or slow-down against bf16; a CPU is rated against its measured fp32 matrix
+product.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lsai_core.config import ModelConfig
+from lsai_core.errors import UserError
+from lsai_core.model import count_parameters
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Training FLOPs (forward and backward) of one token.
+
+    `convention` is the figure that MFU uses. `causal_discounted` counts half of its attention term, since a causal mask
+    needs half of the scores; state it beside the convention from 16384 tokens on. `windowed` counts only what a sliding
+    window leaves (None without a window); with a window as long as the sequence it equals `causal_discounted`.
+    """
+
+    convention: float
+    causal_discounted: float
+    windowed: float | None
+    counted_parameters: int
+
+
+def flops_per_token(model: ModelConfig, seq_len: int, window: int | None = None) -> Flops:
+    """FLOPs per trained token at sequence length `seq_len`; `window` as in `AttentionConfig`.
+
+    Raises UserError if `seq_len` or `window` is not positive.
+    """
+    if seq_len < 1 or (window is not None and window < 1):
+        raise UserError(f"seq_len and window must be positive, got seq_len={seq_len}, window={window}")
+    counted = matmul_parameters(model)
+    dense = 6.0 * counted
+    attention = 12.0 * model.n_layers * (model.n_heads * model.head_dim) * seq_len
+    windowed = None
+    if window is not None:
+        # Position i sees min(i, W) positions; the mean over the sequence is W - W^2 / 2T (and T / 2 for W = T).
+        reach = min(window, seq_len)
+        windowed = dense + attention * (reach - reach**2 / (2 * seq_len)) / seq_len
+    return Flops(dense + attention, dense + attention / 2, windowed, counted)
+
+
+def matmul_parameters(model: ModelConfig) -> int:
+    """Parameters of the unsharded model that a token is computed with: all but the looked-up embedding table.
+
+    A table that is tied to the output projection is multiplied with there, and counts once.
+    """
+    parameters = count_parameters(model)
+    return parameters.total if model.tie_embeddings else parameters.non_embedding
+
+
+@dataclass(frozen=True)
+class Peak:
+    """TFLOP/s that MFU is stated against, and where the figure comes from."""
+
+    tflops: float
+    source: str
+    measured: bool
+
+
+@dataclass(frozen=True)
+class _Sheet:
+    """One data sheet: the device names it covers (whole name, as the driver reports it) and dense TFLOP/s per dtype."""
+
+    names: re.Pattern[str]
+    title: str
+    tflops: Mapping[str, float]
+
+
+# Names are matched whole: cut-down relatives ("RTX 4090 D", "RTX 5090 Laptop GPU", MIG slices, H100 NVL) have other
+# peaks and must not borrow these. Sheets print the 2:4-sparse figure for tensor cores; the dense one here is half of
+# it.
+_HOPPER_SXM = {"bf16": 989.5, "fp8": 1979.0, "tf32": 494.7, "fp32": 67.0}
+_AMPERE = {"bf16": 312.0, "tf32": 156.0, "fp32": 19.5}
+PEAKS: tuple[_Sheet, ...] = (
+    _Sheet(re.compile(r"NVIDIA H100 80GB HBM3|NVIDIA H100 SXM\w*"), "NVIDIA H100 data sheet (SXM)", _HOPPER_SXM),
+    _Sheet(
+        re.compile(r"NVIDIA H100 PCIe"),
+        "NVIDIA H100 data sheet (PCIe)",
+        {"bf16": 756.5, "fp8": 1513.0, "tf32": 378.0, "fp32": 51.0},
+    ),
+    _Sheet(re.compile(r"NVIDIA H200"), "NVIDIA H200 data sheet (SXM)", _HOPPER_SXM),
+    _Sheet(re.compile(r"NVIDIA GH200\b.*"), "NVIDIA GH200 data sheet", _HOPPER_SXM),
+    _Sheet(
+        re.compile(r"(NVIDIA )?A100[- ](SXM4|PCIE|PCIe|80GB PCIe)(-\d+GB)?"), "NVIDIA A100 data sheet", _AMPERE
+    ),
+    _Sheet(
+        re.compile(r"NVIDIA GeForce RTX 4090"),
+        "NVIDIA Ada architecture white paper (fp32 accumulation)",
+        {"bf16": 165.2, "fp8": 330.3, "tf32": 82.6, "fp32": 82.6},
+    ),
+    _Sheet(
+        re.compile(r"NVIDIA GeForce RTX 5090"),
+        "NVIDIA RTX Blackwell architecture white paper (fp32 accumulation)",
+        {"bf16": 209.5, "fp8": 419.0, "tf32": 104.8, "fp32": 104.8},
+    ),
+)  # fmt: skip
+
+# The dtype in which a run of each precision does its matrix products.
+MATMUL_DTYPE = {"fp32": "fp32", "tf32": "tf32", "bf16": "bf16", "bf16_autocast": "bf16", "fp8": "fp8"}
+
+
+def theoretical_peak(device_name: str, dtype: str) -> Peak | None:
+    """Dense peak of exactly this dtype from the data sheet, or None if the table does not know it."""
+    for sheet in PEAKS:
+        if sheet.names.fullmatch(device_name) and dtype in sheet.tflops:
+            return Peak(sheet.tflops[dtype], f"{sheet.title}, dense {dtype}", measured=False)
+    return None
+
+
+def peak_for(device_name: str, dtype: str, measured: Mapping[str, float | str] | None = None) -> Peak | None:
+    """The peak that MFU of a run in `dtype` on `device_name` is stated against, or None if there is no honest one.
+
+    `device_name` is the name that the driver reports, or `"cpu"`; `dtype` a key of `MATMUL_DTYPE` (the run's
+    precision); `measured` the result of `ceilings.measure_ceilings` on the same machine. See this file's introduction
+    for the rule.
+    """
+    if dtype not in MATMUL_DTYPE:
+        raise UserError(f"unknown precision {dtype!r}; known: {', '.join(MATMUL_DTYPE)}")
+    on_cpu = device_name == "cpu"
+    basis = "fp32" if on_cpu else "bf16"
+    note = "" if MATMUL_DTYPE[dtype] == basis else f"; the {MATMUL_DTYPE[dtype]} run is stated against {basis}"
+    if (peak := theoretical_peak(device_name, basis)) is not None:
+        return Peak(peak.tflops, peak.source + note, measured=False)
+    tflops = (measured or {}).get(f"matmul_{basis}_tflops")
+    if not isinstance(tflops, int | float) or tflops <= 0:
+        return None
+    return Peak(float(tflops), f"own measured {basis} matmul ceiling{note}", measured=True)
+
+
+def mfu(tokens_per_s_per_gpu: float, flops_per_token: float, peak: Peak) -> float:
+    """Model FLOPs utilization as a fraction: FLOPs per token x tokens/s of one GPU / the peak of one GPU."""
+    return tokens_per_s_per_gpu * flops_per_token / (peak.tflops * 1e12)

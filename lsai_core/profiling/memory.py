@@ -1,0 +1,171 @@
+"""Peak memory of the forward pass, the backward pass and the optimizer step, each by itself.
+
+    meter = PhaseMemory(device, seeds=[model, optimizer])
+    for batch in measured_steps:
+        with meter.phase("forward"):   loss = ...
+        with meter.phase("backward"):  loss.backward()
+        with meter.phase("optimizer"): optimizer.step(); optimizer.zero_grad()
+    results.update(meter.summary())
+
+The phases answer different questions: activations are highest at the end of the forward pass, gradients and
+recomputed activations show in the backward pass, optimizer states in the last. With gradient accumulation, forward
+and backward come several times per step; a step ends with its optimizer phase, and a phase's figure for the step is
+its largest.
+
+On a GPU the figures are the caching allocator's own counters: *allocated* (tensors), *active* (allocated, or waiting
+for a stream before reuse) and *reserved* (taken from the driver, what `nvidia-smi` sees, less the CUDA context). The
+counters know one peak, which every phase resets, so the overall peak is the largest over phases and the moments
+between them. On a CPU there are no such counters; the figures are live tensor bytes (`live_tensors`), and there is no
+active or reserved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch._dynamo import OptimizedModule
+
+from lsai_core.profiling.live_tensors import LiveTensors, Seed
+
+Phase = Literal["forward", "backward", "optimizer"]
+Peaks = dict[str, int]  # kind ("allocated", "reserved", "active") -> bytes
+
+_GIB = 2**30
+_PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
+
+
+class PhaseMemory:
+    """Measures the phases of training steps on `device` (see this file's introduction for its use).
+
+    `seeds`: the modules, optimizers and tensors that exist before a phase begins; on a CPU their parameters,
+    gradients and states are counted from the start of each phase (otherwise only from their first use). A GPU's
+    counters need no seeds. Resets the process's CUDA peak counters; while it measures,
+    `torch.cuda.max_memory_allocated()` covers one phase only.
+    """
+
+    def __init__(self, device: torch.device | str, seeds: Iterable[Seed] = ()) -> None:
+        self._seeds = list(seeds)
+        on_gpu = torch.device(device).type == "cuda"
+        self._counters: _Cuda | _Tracked = _Cuda(torch.device(device)) if on_gpu else _Tracked()
+        self._steps: list[dict[str, Peaks]] = []
+        self._open = False
+
+    @contextlib.contextmanager
+    def phase(self, name: Phase) -> Iterator[None]:
+        """Measure one phase. Phases do not nest; those up to and including `optimizer` make one step."""
+        if name not in _PHASES:
+            raise ValueError(f"unknown phase {name!r}; known: {', '.join(_PHASES)}")
+        if self._open:
+            self._note("between", self._counters.peaks())
+        else:
+            self._steps.append({})
+            self._open = True
+        with self._counters.measuring(self._seeds):
+            yield
+        self._note(name, self._counters.peaks())
+        self._counters.reset()
+        self._open = name != "optimizer"
+
+    def summary(self) -> dict[str, float | str]:
+        """Flat results over the measured steps, in GiB; without a measured step only `memory_kind` and `rss_peak_gib`.
+
+        `mem_<phase>_peak_gib` is the largest allocated peak over the steps and `mem_<phase>_peak_gib_mean` the mean
+        of the steps' peaks. `mem_peak_allocated_gib` (with `_mean`), and on a GPU `mem_peak_reserved_gib` and
+        `mem_peak_active_gib`, cover whole steps. `mem_steps_measured` is the number of steps. `rss_peak_gib` is the
+        largest resident set of the process so far, Python and libraries included.
+        """
+        results: dict[str, float | str] = {
+            "memory_kind": self._counters.kind(self._seeds),
+            "rss_peak_gib": rss_peak_gib(),
+        }
+        if not self._steps:
+            return results
+        results["mem_steps_measured"] = len(self._steps)
+        for phase in _PHASES:
+            if values := [step[phase]["allocated"] for step in self._steps if phase in step]:
+                results |= _max_and_mean(f"mem_{phase}_peak_gib", values)
+        overall = [_largest(step.values()) for step in self._steps]
+        for kind in overall[0]:
+            results |= _max_and_mean(f"mem_peak_{kind}_gib", [peaks[kind] for peaks in overall])
+        return results
+
+    def _note(self, name: str, peaks: Peaks) -> None:
+        step = self._steps[-1]
+        step[name] = _largest([step[name], peaks]) if name in step else peaks
+
+
+class _Cuda:
+    """The CUDA caching allocator's counters. They follow the host's calls, so no synchronization is needed."""
+
+    def __init__(self, device: torch.device) -> None:
+        torch.cuda.init()  # the counters do not exist before
+        self._device = device
+
+    def kind(self, seeds: Iterable[Seed]) -> str:
+        return "CUDA caching allocator"
+
+    def peaks(self) -> Peaks:
+        stats = torch.cuda.memory_stats(self._device)
+        return {kind: stats[f"{kind}_bytes.all.peak"] for kind in ("allocated", "reserved", "active")}
+
+    def reset(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    @contextlib.contextmanager
+    def measuring(self, seeds: Iterable[Seed]) -> Iterator[None]:
+        self.reset()
+        yield
+
+
+class _Tracked:
+    """Live tensor bytes on the CPU; the tracker costs time, so it is on within phases only."""
+
+    def __init__(self) -> None:
+        self._tracker = LiveTensors()
+
+    def kind(self, seeds: Iterable[Seed]) -> str:
+        modules = (module for seed in seeds if isinstance(seed, torch.nn.Module) for module in seed.modules())
+        compiled = any(isinstance(m, OptimizedModule) or m._compiled_call_impl is not None for m in modules)
+        return "live tensor bytes (tracked" + ("; compiled code ran eagerly)" if compiled else ")")
+
+    def peaks(self) -> Peaks:
+        return {"allocated": self._tracker.peak}
+
+    def reset(self) -> None:
+        self._tracker.reset_peak()
+
+    @contextlib.contextmanager
+    def measuring(self, seeds: Iterable[Seed]) -> Iterator[None]:
+        self._tracker.add(seeds)
+        self.reset()
+        with self._tracker:
+            yield
+
+
+def rss_peak_gib() -> float:
+    """Largest resident set of this process since it started, in GiB."""
+    status = Path("/proc/self/status")
+    if status.exists():  # ru_maxrss survives exec on Linux and would show the parent's peak
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024 / _GIB
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / _GIB
+
+
+def _largest(many: Iterable[Peaks]) -> Peaks:
+    result: Peaks = {}
+    for peaks in many:
+        for kind, value in peaks.items():
+            result[kind] = max(value, result.get(kind, 0))
+    return result
+
+
+def _max_and_mean(name: str, values: list[int]) -> dict[str, float | str]:
+    return {name: max(values) / _GIB, f"{name}_mean": sum(values) / len(values) / _GIB}

@@ -1,0 +1,103 @@
+"""Step times without disturbing the steps.
+
+Reading a clock on the host after `loss.item()` measures the step, but the synchronization also takes away the overlap
+of host and GPU that makes the step fast. On a GPU the timer instead drops a CUDA event into the stream at each step
+boundary and reads the events later, when they have completed anyway; the host never waits. On a CPU the work is
+synchronous and `time.perf_counter` is exact.
+
+A duration is the time between two marks, so whatever happens between steps (loading the batch) is part of the step,
+as it is in real training. Work that is not a step (validation, a checkpoint) is kept out by `restart()` after it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+
+class StepTimer:
+    """Durations between step boundaries on `device`. `mark()` once before the first step and after every step."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._cuda = torch.device(device).type == "cuda"
+        self._durations: list[float] = []
+        self._last: float | None = None
+        self._events: deque[torch.cuda.Event | None] = deque()  # None: a gap, the events beside it are no step
+        self._spare: list[torch.cuda.Event] = []
+
+    def mark(self) -> None:
+        """A step boundary: ends the running step (if any) and begins the next. Never waits for the GPU."""
+        if not self._cuda:
+            now = time.perf_counter()
+            if self._last is not None:
+                self._durations.append((now - self._last) * 1e3)
+            self._last = now
+            return
+        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._events.append(event)
+        self._resolve()
+
+    def restart(self) -> None:
+        """Forget the last boundary: the time until the next `mark()` is not a step."""
+        self._last = None
+        if self._events and self._events[-1] is not None:
+            self._events.append(None)
+
+    def durations_ms(self) -> list[float]:
+        """All step durations so far, in milliseconds and in order. Waits for the last marked step to end."""
+        for event in reversed(self._events):
+            if event is not None:
+                event.synchronize()
+                break
+        self._resolve()
+        return list(self._durations)
+
+    def _resolve(self) -> None:
+        """Turn completed event pairs into durations and reuse their events, so that memory stays bounded."""
+        while len(self._events) >= 2:
+            start, end = self._events[0], self._events[1]
+            if end is not None and not end.query():
+                return
+            self._events.popleft()
+            if start is None:
+                continue
+            if end is not None:
+                self._durations.append(start.elapsed_time(end))
+            self._spare.append(start)
+
+
+def speed_summary(durations_ms: Sequence[float], tokens_per_step: int, skip: int) -> dict[str, float]:
+    """Steady-state speed: flat results over the steps after the first `skip`.
+
+    `step_ms` (median) with `_p25`, `_p75`, `_min`, `_max`; `tokens_per_s` (from the median step) with `_p25`, `_p75`;
+    `steps_timed`, the number of steps behind these figures (below 20 they are thin, and a report says so); and,
+    stated apart, `warmup_steps` and `warmup_s`, the number and the total time of the skipped steps. With no step left
+    after `skip` only the last three are given. `tokens_per_step` counts the tokens of the same GPUs that the result
+    speaks of.
+    """
+    warmup, timed = durations_ms[:skip], np.asarray(durations_ms[skip:], dtype=float)
+    results: dict[str, float] = {
+        "steps_timed": int(timed.size),
+        "warmup_steps": len(warmup),
+        "warmup_s": float(sum(warmup)) / 1e3,
+    }
+    if not timed.size:
+        return results
+    p25, median, p75 = (float(value) for value in np.percentile(timed, [25, 50, 75]))
+    per_s = tokens_per_step * 1e3
+    return {
+        "step_ms": median,
+        "step_ms_p25": p25,
+        "step_ms_p75": p75,
+        "step_ms_min": float(timed.min()),
+        "step_ms_max": float(timed.max()),
+        "tokens_per_s": per_s / median,
+        "tokens_per_s_p25": per_s / p75,
+        "tokens_per_s_p75": per_s / p25,
+        **results,
+    }

@@ -1,0 +1,166 @@
+"""`make report`, whole: run the studies, execute the chapters, bind and render. What has not changed is not done again.
+
+Runs are reused by their key. A chapter is executed again when its notebook, the records it reads, or the code and parameters
+it depends on have changed; the report is rendered again when a chapter or a run's page has. Each of these says what it
+reused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from lsai_core.config import Strict, validated
+from lsai_core.errors import UserError
+from lsai_core.files import load_yaml, write_text
+from lsai_core.report.build import build_report
+from lsai_core.report.render import HTML, PDF, Engine
+from lsai_core.report.selection import select_runs
+from lsai_core.runs.code import code_hash
+from lsai_core.runs.driver import execute_notebook
+from lsai_core.runs.records import Run
+from lsai_core.runs.session import Session
+from lsai_core.runs.study import PlannedRun, select_variants
+
+CHAPTER_TIMEOUT_S = 900.0
+
+
+class Chapter(Strict):
+    """One notebook of the report and the study it speaks of (none: all)."""
+
+    notebook: str
+    study: str | None = None
+
+
+class ReportConfig(Strict):
+    """`params/report.yaml`."""
+
+    title: str
+    chapters: list[Chapter]
+
+    @property
+    def studies(self) -> list[str]:
+        return [chapter.study for chapter in self.chapters if chapter.study]
+
+
+def load_report(root: Path) -> ReportConfig:
+    """Read and validate `params/report.yaml`."""
+    return validated(ReportConfig, load_yaml(root / "params" / "report.yaml"), "params/report.yaml")
+
+
+def plan_report(
+    session: Session, only: list[str], skip: list[str], run_options: dict[str, object]
+) -> dict[str, list[PlannedRun]]:
+    """The runs of every study of the report. `only` and `skip` name studies or variants; unknown names are errors."""
+    studies = {name: session.study(name) for name in load_report(session.root).studies}
+    known = {*studies, *(variant for study in studies.values() for variant in study.variants)}
+    if unknown := [name for name in (*only, *skip) if name not in known]:
+        raise UserError(f"--only/--skip: no study or variant {unknown[0]!r}; known: {', '.join(sorted(known))}")
+    plans: dict[str, list[PlannedRun]] = {}
+    for name, study in studies.items():
+        wanted = [v for v in study.variants if not only or v in only or name in only]
+        left = [v for v in wanted if v not in skip and name not in skip]
+        if left:
+            plans[name] = session.plan(name, only=select_variants(study, left, []), **run_options)
+    return plans
+
+
+def make_report(
+    session: Session,
+    *,
+    only: list[str],
+    skip: list[str],
+    out: Path,
+    formats: list[str],
+    engine: Engine = "auto",
+    run_studies: bool = True,
+    run_options: dict[str, object] | None = None,
+) -> bool:
+    """Bring the report up to date. Returns False if a run or a chapter did not end well (the report shows which).
+
+    `run_studies=False` makes the report from the records there are, executing nothing but the chapters.
+    """
+    config = load_report(session.root)
+    good = True
+    own: dict[str, list[str]] = {}
+    if run_studies:
+        for name, plan in plan_report(session, only, skip, run_options or {}).items():
+            print(f"study {name}: {len(plan)} runs with profile {session.profile.profile}", flush=True)
+            good &= all(summary.outcome in ("ok", "oom", "unavailable") for summary in session.run(plan))
+            own[name] = [f"{run.id.study}/{run.folder.name}" for run in plan]
+    every = [folder for folders in own.values() for folder in folders]
+
+    build = out.parent / "_build"
+    executed: list[Path] = []
+    problems: list[str] = []
+    for chapter in config.chapters:
+        folders = own.get(chapter.study, ["none"]) if chapter.study and run_studies else every
+        target, problem = _execute_chapter(session, chapter, folders, build / "chapters")
+        executed.append(target)
+        problems += [problem] if problem else []
+    runs = select_runs(None, session.runs_root, session.root / "reports", every)
+    _render(session, config, executed, runs, out, formats, engine, build)
+    for problem in problems:
+        print(f"report: a chapter did not complete: {problem}", flush=True)
+    return good and not problems
+
+
+def _execute_chapter(session: Session, chapter: Chapter, own_runs: list[str], folder: Path) -> tuple[Path, str | None]:
+    source, target = session.root / "notebooks" / chapter.notebook, folder / chapter.notebook
+    if not source.exists():
+        raise UserError(f"params/report.yaml names the notebook {source}, which does not exist")
+    runs = select_runs(chapter.study, session.runs_root, session.root / "reports", own_runs)
+    inputs = [source, *_record_files(runs), *sorted((session.root / "params").rglob("*.yaml"))]
+    key = _digest(inputs, repr((own_runs, session.profile.profile)), code_hash(("report", "runs", "profiling")))
+    stamp = target.with_suffix(".key")
+    if target.exists() and stamp.exists() and stamp.read_text() == key:
+        print(f"chapter {chapter.notebook}: reused (nothing that it reads has changed)", flush=True)
+        return target, None
+    print(f"chapter {chapter.notebook}: executing", flush=True)
+    stamp.unlink(missing_ok=True)
+    parameters = {"own_runs": own_runs, "profile": session.profile.profile}
+    problem = execute_notebook(source, target, parameters, root=session.root, timeout_s=CHAPTER_TIMEOUT_S)
+    if problem is None:
+        write_text(stamp, key)
+        return target, None
+    if not target.exists():
+        raise UserError(f"chapter {chapter.notebook} could not be executed: {problem}")
+    return target, f"{chapter.notebook}: {problem}"
+
+
+def _render(
+    session: Session, config: ReportConfig, chapters: list[Path], runs: list[Run], out: Path, formats: list[str],
+    engine: Engine, build: Path,
+) -> None:  # fmt: skip
+    """Render unless the last rendering was made from exactly these inputs."""
+    used = shutil.which("quarto") if engine == "auto" else engine
+    style = sorted(path for path in (session.root / "reports").glob("*") if path.is_file())
+    inputs = [*chapters, *_record_files(runs), *style]
+    key = _digest(inputs, repr((formats, config.title, used)), code_hash(("report",)))
+    stamp = build / "rendered.key"
+    wanted = [out / {"html": HTML, "pdf": PDF}[name] for name in formats]
+    if stamp.exists() and stamp.read_text() == key and all(path.exists() for path in wanted):
+        print(f"report: up to date, reused: {', '.join(map(str, wanted))}", flush=True)
+        return
+    stamp.unlink(missing_ok=True)
+    started = time.monotonic()
+    machine = session.env["gpu"] or f"{session.env['cpu']}, {session.env['cpu_cores']} cores"
+    title = f"Made on: {machine}, profile {session.profile.profile}"
+    build_report(chapters, runs, out, config.title, machine=title, formats=formats, engine=engine, build=build)
+    print(f"report: bound and rendered in {time.monotonic() - started:.1f} s", flush=True)
+    write_text(stamp, key)
+
+
+def _record_files(runs: Iterable[Run]) -> list[Path]:
+    names = ("summary.json", "config.json", "env.json", "notebook.ipynb")
+    return [run.folder / name for run in runs for name in names if (run.folder / name).exists()]
+
+
+def _digest(files: Iterable[Path], *facts: str) -> str:
+    digest = hashlib.blake2b(repr(facts).encode(), digest_size=16)
+    for path in files:
+        digest.update(str(path.name).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,32 @@
+"""Which records a chapter speaks of: the reader's own runs, and the committed ones of machines the reader does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lsai_core.runs.records import Run, find_runs, recorded_runs
+
+OWN = "this machine"
+
+
+def select_runs(study: str | None, runs_root: Path, reports: Path, own: Sequence[str] = ()) -> list[Run]:
+    """The runs of `study` (None: of all): own ones first, each machine's in the order they were started.
+
+    `own` names the folders of the runs that belong to this report (`<study>/<run>` below `runs_root`); without it the newest
+    run of each variant, part and repeat is taken. A run that is also committed appears once, as committed.
+    """
+    committed = recorded_runs(reports)
+    keys = {run.summary.id.key for run in committed}
+    mine = [run for run in find_runs(runs_root) if run.summary.id.key not in keys]
+    if own:
+        names = set(own)
+        mine = [run for run in mine if f"{run.summary.id.study}/{run.folder.name}" in names]
+    else:
+        newest = {}
+        for run in sorted(mine, key=lambda run: run.summary.started):
+            newest[(*run.summary.id.__dict__.values(),)[:4]] = run
+        mine = list(newest.values())
+    for run in mine:
+        run.machine = f"{run.machine} ({OWN})"
+    return [run for run in (*mine, *committed) if study in (None, run.summary.id.study)]

@@ -1,0 +1,80 @@
+"""One plot style for the whole report: readable on A4 and on a phone, in colour, in greyscale and for colour-blind eyes.
+
+Figures are drawn at the width of the printed text (160 mm), so a 9 pt label in the figure is a 9 pt label on paper. A
+series is never told apart by colour alone: lines carry a marker and a dash pattern as well, bars carry a hatch.
+Colours: the Okabe-Ito palette (Okabe & Ito, "Color Universal Design", 2008), without its yellow, which paper loses.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib as mpl
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.container import BarContainer
+
+TEXT_WIDTH_IN = 6.3  # 160 mm: A4 with margins of 25 mm
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#4D4D4D")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DASHES = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 2, 1, 2)), (0, (7, 2, 1, 2, 1, 2)), (0, (3, 1)), (0, (8, 3)))
+HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---", "ooo")
+
+
+def apply_style() -> None:
+    """Set seaborn's and matplotlib's defaults for every figure that this process draws from now on."""
+    sns.set_theme(
+        context="paper",
+        style="whitegrid",
+        palette=list(PALETTE),
+        rc={
+            "figure.figsize": (TEXT_WIDTH_IN, 3.4),
+            "figure.dpi": 110,
+            "figure.constrained_layout.use": True,
+            "font.family": "DejaVu Sans",  # ships with matplotlib: the same figure on every machine
+            "font.size": 9,
+            "axes.titlesize": 10,
+            "axes.labelsize": 9,
+            "xtick.labelsize": 8.5,
+            "ytick.labelsize": 8.5,
+            "legend.fontsize": 8.5,
+            "legend.title_fontsize": 8.5,
+            "legend.frameon": True,
+            "lines.linewidth": 1.6,
+            "lines.markersize": 5,
+            "axes.edgecolor": "#444444",
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "grid.color": "#d9d9d9",
+            "grid.linewidth": 0.6,
+            "hatch.linewidth": 0.7,
+            "patch.edgecolor": "#222222",
+            "svg.fonttype": "path",  # text as outlines: needs no font where it is read
+            "svg.hashsalt": "lsai",  # equal figures are equal files
+        },
+    )
+
+
+def series_style(index: int) -> dict[str, Any]:
+    """Keyword arguments of `Axes.plot` for series number `index`: colour, marker and dash pattern change together."""
+    return {
+        "color": PALETTE[index % len(PALETTE)],
+        "marker": MARKERS[index % len(MARKERS)],
+        "linestyle": DASHES[index % len(DASHES)],
+    }
+
+
+def hatch_bars(axes: Axes) -> None:
+    """Give every group of bars in `axes` its own hatch, and the legend with it, so that a greyscale print still tells them
+    apart. Call it after drawing; it draws the legend anew if there is one."""
+    groups = [container for container in axes.containers if isinstance(container, BarContainer)]
+    for index, group in enumerate(groups):
+        for bar in group:
+            bar.set_hatch(HATCHES[index % len(HATCHES)])
+            bar.set_edgecolor(mpl.rcParams["patch.edgecolor"])
+            bar.set_linewidth(0.6)
+    legend = axes.get_legend()
+    if legend is not None:
+        for index, handle in enumerate(legend.legend_handles[: len(groups)]):
+            if handle is not None and hasattr(handle, "set_hatch"):
+                handle.set_hatch(HATCHES[index % len(HATCHES)])

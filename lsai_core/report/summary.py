@@ -1,0 +1,43 @@
+"""The front page: the headline of every study in one table, and every claim recomputed from its records."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from lsai_core.report.memory import chapter as memory_chapter
+from lsai_core.report.memory.analysis import headline
+from lsai_core.report.show import show_table, show_text
+from lsai_core.runs.claims import claims_table, evaluate_claims, load_claims
+from lsai_core.runs.records import recorded_runs, runs_frame
+from lsai_core.runs.session import Session
+
+
+def show_headline(own_runs: list[str], profile: str | None) -> None:
+    """One row per machine and question, each number a link to its run."""
+    rows = [row for results in memory_chapter.load(own_runs, profile) for row in headline(results)]
+    if not rows:
+        show_text("No study has a result yet. `make report` runs them for this machine.")
+        return
+    show_table(
+        pd.DataFrame(rows),
+        "tbl-headline",
+        "The headline of every study, machine by machine. Every number links to the run that produced it.",
+    )
+
+
+def show_claims() -> None:
+    """Every headline statement with its bound and verdict, recomputed now from the committed records."""
+    root = Session().root
+    claims, runs = load_claims(root), recorded_runs(root / "reports")
+    if not runs:
+        show_text("No recorded results are committed yet, so no claim can be checked.")
+        return
+    results = evaluate_claims(claims, runs_frame(runs))
+    table = claims_table(results)
+    fallen = sum(result.verdict != "held" for result in results)
+    show_table(
+        table,
+        "tbl-claims",
+        f"Every headline statement, recomputed from the committed records: {len(results) - fallen} of {len(results)} hold.",
+        links={"claim": "key"} if "key" in table else None,
+    )

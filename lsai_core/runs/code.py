@@ -1,0 +1,69 @@
+"""Which code made a result: a hash that changes when the code can change the result, and the git commit for people.
+
+The hash covers the syntax trees of a kind's source files without docstrings, so rewording a comment or formatting a file
+does not throw measured results away, and changing a line that runs does.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import lsai_core
+
+PACKAGE = Path(lsai_core.__file__).parent
+
+
+def code_hash(paths: tuple[str, ...]) -> str:
+    """Twelve hex digits over the given files and folders (relative to the package)."""
+    digest = hashlib.sha256()
+    for path in sorted(_files(paths)):
+        digest.update(str(path.relative_to(PACKAGE)).encode())
+        digest.update(_normalized(path).encode())
+    return digest.hexdigest()[:12]
+
+
+def _files(paths: tuple[str, ...]) -> set[Path]:
+    found: set[Path] = set()
+    for name in paths:
+        path = PACKAGE / name
+        if not path.exists():
+            raise FileNotFoundError(f"the code of a kind of run names a file that does not exist: {path}")
+        found |= set(path.rglob("*.py")) if path.is_dir() else {path}
+    return found
+
+
+@functools.cache
+def _normalized(path: Path) -> str:
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
+            node
+        ):
+            node.body[0] = ast.Pass()
+    return ast.dump(tree)
+
+
+@functools.cache
+def git_state(root: Path) -> dict[str, Any]:
+    """`{commit, dirty}` of the checkout at `root`; both null outside git."""
+
+    def git(*args: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = git("rev-parse", "HEAD")
+    status = git("status", "--porcelain", "--", "lsai_core", "params", "notebooks") if commit else None
+    return {"commit": commit, "dirty": None if status is None else bool(status)}
+
+
+def code_facts(paths: tuple[str, ...], root: Path) -> dict[str, Any]:
+    """What `summary.json` keeps about the code of a run."""
+    return {"version": lsai_core.__version__, "hash": code_hash(paths), **git_state(root)}

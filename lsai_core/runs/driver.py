@@ -1,0 +1,194 @@
+"""Runs a plan, one papermill execution after the other, and never loses what is finished.
+
+A run whose record is complete is reused. Any other is executed in its own process, watched, and ended when it outlives its
+time. If it leaves no summary (killed, crashed, hung), the driver writes one that says so, and goes on with the next.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+from filelock import FileLock, Timeout
+from tqdm import tqdm
+
+from lsai_core.errors import UserError
+from lsai_core.files import write_json
+from lsai_core.profiling.environment import environment
+from lsai_core.runs.execute import write_plan
+from lsai_core.runs.kinds import get_kind
+from lsai_core.runs.records import Outcome, Summary, read_jsonl
+from lsai_core.runs.study import PlannedRun
+
+# A finished run with one of these outcomes is not repeated; the others are tried again, from their checkpoint if any.
+FINAL: frozenset[Outcome] = frozenset({"ok", "oom", "unavailable"})
+_POLL_S = 0.25
+
+
+def is_finished(run: PlannedRun) -> bool:
+    """True if the record is complete and its outcome is one that a repetition would not change."""
+    try:
+        return Summary.read(run.folder).outcome in FINAL
+    except FileNotFoundError:
+        return False
+
+
+def run_plan(plan: list[PlannedRun], *, root: Path, data_root: Path, command: str) -> list[Summary]:
+    """Execute what is not finished; prints one line per run and returns all summaries in the plan's order."""
+    todo = [run for run in plan if not is_finished(run)]
+    if len(todo) < len(plan):
+        print(f"reusing {len(plan) - len(todo)} of {len(plan)} runs (same config, code, data and machine)", flush=True)
+    for number, run in enumerate(todo, 1):
+        title = f"[{number}/{len(todo)}] {run.name}"
+        print(title, "started", flush=True)
+        summary = run_one(run, title=title, root=root, data_root=data_root, command=command)
+        reason = f" ({summary.reason})" if summary.reason else ""
+        print(f"{title} {summary.outcome}{reason}, {summary.wall_s:.0f} s", flush=True)
+    summaries = [Summary.read(run.folder) for run in plan]
+    print("outcomes:", ", ".join(f"{count} {name}" for name, count in Counter(s.outcome for s in summaries).items()))
+    return summaries
+
+
+def run_one(run: PlannedRun, *, title: str, root: Path, data_root: Path, command: str) -> Summary:
+    """Execute one run through papermill and return its summary, whatever happens to it.
+
+    Raises UserError if another process is executing the same run or the folder cannot be written.
+    """
+    notebook = root / "notebooks" / get_kind(run.kind).notebook
+    try:
+        run.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(run.folder / ".lock", timeout=0):
+            (run.folder / "summary.json").unlink(missing_ok=True)
+            write_plan(run, command)
+            if not (run.folder / "env.json").exists():
+                write_json(run.folder / "env.json", environment())
+            return _execute(run, notebook, title, root, data_root, command)
+    except Timeout:
+        raise UserError(f"{run.name} is being run by another process right now ({run.folder}); wait for it") from None
+    except OSError as error:
+        raise UserError(f"cannot write the records of {run.name} in {run.folder}: {error.strerror or error}") from None
+
+
+def _execute(run: PlannedRun, notebook: Path, title: str, root: Path, data_root: Path, command: str) -> Summary:
+    started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
+    problem = execute_notebook(
+        notebook,
+        run.folder / "notebook.ipynb",
+        {"folder": portable(run.folder, root), "data_root": portable(data_root, root)},
+        root=root,
+        timeout_s=run.timeout_s,
+        watch=_Watch(run, title).look,
+    )
+    if (run.folder / "summary.json").exists():
+        return Summary.read(run.folder)
+    outcome: Outcome = "timeout" if problem and problem.startswith("no end within") else "failed"
+    summary = Summary(
+        id=run.id,
+        kind=run.kind,
+        outcome=outcome,
+        reason=(problem or "the notebook ended without a result") + _last_step(run),
+        started=started.isoformat(timespec="seconds"),
+        wall_s=round(time.monotonic() - clock, 3),
+        command=command,
+        code=run.code,
+    )
+    summary.write(run.folder)
+    return summary
+
+
+def _last_step(run: PlannedRun) -> str:
+    path = run.folder / "metrics.jsonl"
+    rows = read_jsonl(path) if path.exists() else []
+    return f"; {rows[-1]['step'] + 1} steps were recorded" if rows else ""
+
+
+def portable(path: Path, root: Path) -> str:
+    """`path` as seen from `root`, so that executed notebooks carry no folder of one machine; absolute if it lies outside."""
+    path, root = path.resolve(), root.resolve()
+    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+
+
+def execute_notebook(
+    source: Path,
+    target: Path,
+    parameters: dict[str, Any],
+    *,
+    root: Path,
+    timeout_s: float,
+    watch: Callable[[], None] = lambda: None,
+) -> str | None:
+    """Execute a notebook in its own process tree, with `root` as the working folder.
+
+    Returns None, or one line that says what went wrong. Raises UserError if the notebook does not exist.
+    """
+    if not source.exists():
+        raise UserError(f"the notebook {source} is missing")
+    arguments = [f"{key}={json.dumps(value)}" for key, value in parameters.items()]
+    paths = [portable(source, root), portable(target, root)]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    log = target.with_suffix(".log")
+    with log.open("w+") as errors:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "lsai_core.runs.papermill_child", *paths, *arguments],
+            cwd=root,
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            env={**os.environ, "PYDEVD_DISABLE_FILE_VALIDATION": "1"},
+        )
+        deadline = time.monotonic() + timeout_s
+        try:
+            while child.poll() is None and time.monotonic() < deadline:
+                watch()
+                time.sleep(_POLL_S)
+            ended = child.poll() is not None
+        finally:
+            _kill_tree(child)
+    if not ended:
+        return f"no end within {timeout_s:g} s"
+    if child.returncode == 0:
+        log.unlink()
+        return None
+    lines = [line.strip() for line in log.read_text().splitlines() if line.strip()]
+    return lines[-1] if lines else f"the notebook process ended with exit code {child.returncode}"
+
+
+def _kill_tree(child: subprocess.Popen[bytes]) -> None:
+    """End the process and everything below it (the kernel lives in a session of its own, so a signal to the group is not
+    enough)."""
+    try:
+        family = [*psutil.Process(child.pid).children(recursive=True), psutil.Process(child.pid)]
+    except psutil.NoSuchProcess:
+        family = []
+    for process in family:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(family, timeout=10)
+    child.wait()
+
+
+class _Watch:
+    """A progress bar that follows a run's metrics file (on a terminal; elsewhere silent)."""
+
+    def __init__(self, run: PlannedRun, title: str) -> None:
+        self.path, self.offset = run.folder / "metrics.jsonl", 0
+        self.bar = tqdm(total=run.steps, desc=title, unit="step", leave=False, disable=not sys.stderr.isatty())
+
+    def look(self) -> None:
+        if self.bar.disable or not self.path.exists():
+            return
+        rows = read_jsonl(self.path)[-1:]
+        if rows:
+            self.bar.n = rows[0]["step"] + 1
+            self.bar.set_postfix(loss=f"{rows[0].get('loss') or float('nan'):.3f}")

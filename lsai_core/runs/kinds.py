@@ -1,0 +1,89 @@
+"""The kinds of run: what can be measured, each one entry of a registry.
+
+A kind names its config, the function that does the work, the notebook that shows it and the source files that can change
+its result (they enter the run key). Adding a kind is one entry here, one function and one notebook.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lsai_core.config import Strict
+from lsai_core.errors import UserError
+
+
+@dataclass
+class Context:
+    """What a kind's function may use: its own folder, where data and other records lie, and a way to show progress."""
+
+    folder: Path
+    data_root: Path
+    runs_root: Path
+    on_rows: Callable[[list[dict[str, Any]]], None] = lambda rows: None
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`config` and `run` are `module:name`, so that listing kinds imports nothing heavy. `code`: paths below lsai_core/."""
+
+    config: str
+    run: str
+    notebook: str
+    code: tuple[str, ...]
+    uses_data: bool = False
+
+    def config_class(self) -> type[Strict]:
+        return _load(self.config)
+
+    def function(self) -> Callable[[Any, Context], dict[str, Any]]:
+        return _load(self.run)
+
+
+_MODEL = (
+    "config.py",
+    "presets.py",
+    "model.py",
+    "rope.py",
+    "attention",
+    "profiling/memory.py",
+    "profiling/live_tensors.py",
+    "profiling/steptime.py",
+)
+
+KINDS: dict[str, Kind] = {
+    "train": Kind(
+        "lsai_core.config:TrainConfig",
+        "lsai_core.runs.training:run",
+        "run-training.ipynb",
+        (*_MODEL, "train", "data/batches.py", "profiling/flops.py", "runs/training.py"),
+        uses_data=True,
+    ),
+    "batch_search": Kind(
+        "lsai_core.runs.batch_search:BatchSearchConfig",
+        "lsai_core.runs.batch_search:run",
+        "run-batch-search.ipynb",
+        (*_MODEL, "train/loop.py", "train/precision.py", "runs/batch_search.py", "runs/search.py"),
+    ),
+    "ceilings": Kind(
+        "lsai_core.runs.machine:CeilingsConfig",
+        "lsai_core.runs.machine:run",
+        "run-machine.ipynb",
+        ("profiling/ceilings.py", "runs/machine.py"),
+    ),
+}
+
+
+def get_kind(name: str) -> Kind:
+    """The kind called `name`; UserError lists the known ones."""
+    if name not in KINDS:
+        raise UserError(f"unknown kind of run {name!r}; known: {', '.join(KINDS)}")
+    return KINDS[name]
+
+
+def _load(path: str) -> Any:
+    module, name = path.split(":")
+    return getattr(importlib.import_module(module), name)

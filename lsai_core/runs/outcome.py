@@ -1,0 +1,33 @@
+"""How a run ended, told from the exception that ended it."""
+
+from __future__ import annotations
+
+import torch
+
+from lsai_core.errors import Unavailable, UserError
+from lsai_core.runs.records import Outcome
+from lsai_core.train.loop import Preempted
+
+# What allocators say when memory is out and they do not raise an error of their own type.
+_MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc", "not enough memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for CUDA's, the CPU allocator's and Python's out-of-memory errors."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _MEMORY_WORDS)
+
+
+def outcome_of(error: BaseException) -> tuple[Outcome, str]:
+    """The outcome and one line of reason for a run that raised `error`."""
+    line = " ".join(str(error).split())[:500] or type(error).__name__
+    if is_out_of_memory(error):
+        return "oom", line
+    if isinstance(error, Unavailable):
+        return "unavailable", line
+    if isinstance(error, Preempted):
+        return "preempted", line
+    if isinstance(error, UserError):
+        return "failed", line
+    return "failed", f"{type(error).__name__}: {line}"

@@ -1,0 +1,44 @@
+"""One papermill execution, in a process of its own: `python -m lsai_core.runs.papermill_child IN OUT KEY=JSON ...`.
+
+The driver can watch, time and kill this process and its kernel without risking itself. What goes wrong is one line on
+standard error and exit code 1.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import papermill
+from nbclient.exceptions import DeadKernelError
+from papermill.exceptions import PapermillExecutionError
+
+# Notebooks that start at the same moment can race for ports: the kernel then dies before its first answer.
+START_ATTEMPTS = 3
+
+
+def main(arguments: list[str]) -> int:
+    """Execute notebook IN with the given parameters, writing OUT as it goes."""
+    source, target, *pairs = arguments
+    parameters = {key: json.loads(value) for key, value in (pair.split("=", 1) for pair in pairs)}
+    for attempt in range(START_ATTEMPTS):
+        try:
+            papermill.execute_notebook(
+                source, target, parameters, kernel_name="python3", progress_bar=False, autosave_cell_every=30,
+                start_timeout=120,
+            )  # fmt: skip
+            return 0
+        except PapermillExecutionError as error:
+            print(f"the notebook failed in cell {error.exec_count}: {error.ename}: {error.evalue}", file=sys.stderr)
+            return 1
+        except DeadKernelError:
+            print("the notebook's kernel died (killed, crashed, or out of memory)", file=sys.stderr)
+            return 1
+        except RuntimeError as error:
+            if "Kernel died before replying" not in str(error) or attempt + 1 == START_ATTEMPTS:
+                raise
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,75 @@
+"""Find the largest size that fits, with few tries.
+
+Doubling from `start` brackets the answer, bisection narrows it. Where the peak memory of two successful tries and the
+capacity are known, the next try is taken where the straight line through them reaches the capacity, because memory is
+linear in the batch size; the bracket is kept, so a bad guess costs a try and never a wrong answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Try:
+    """One attempt: its size, how it ended (`ok`, `oom`, `failed`, `timeout`), and what was seen."""
+
+    size: int
+    outcome: str
+    peak_gib: float | None = None
+    seconds: float = 0.0
+    note: str | None = None
+
+
+def search_largest(
+    attempt: Callable[[int], Try],
+    *,
+    start: int = 1,
+    limit: int = 1 << 20,
+    resolution: float = 0.0,
+    capacity_gib: float | None = None,
+) -> tuple[int, list[Try]]:
+    """Largest size in 1..limit whose try is `ok` (0 if none), and every try in order.
+
+    `resolution`: stop when the bracket is narrower than this share of the largest success (0: exact).
+    Any outcome but `ok` counts as "does not fit".
+    """
+    tries: list[Try] = []
+    fits, fails = 0, limit + 1
+    size = min(start, limit)
+    while True:
+        tries.append(attempt(size))
+        if tries[-1].outcome == "ok":
+            fits = max(fits, size)
+        else:
+            fails = min(fails, size)
+        if fails - fits <= max(1, int(resolution * fits)):
+            return fits, tries
+        size = _next(fits, fails, limit, _predict(tries, capacity_gib, fails - fits))
+
+
+def _next(fits: int, fails: int, limit: int, predicted: int | None) -> int:
+    if predicted is not None and fits < predicted < fails:
+        return predicted
+    if fails == limit + 1:  # nothing has failed yet
+        return min(2 * fits, limit)
+    return (fits + fails) // 2
+
+
+def _predict(tries: list[Try], capacity_gib: float | None, gap: int) -> int | None:
+    """Where the line through the two largest successes meets the capacity; None when it cannot be told or was tried."""
+    seen = sorted({(t.size, t.peak_gib) for t in tries if t.outcome == "ok" and t.peak_gib})[-2:]
+    if capacity_gib is None or len(seen) < 2:
+        return None
+    (size_a, peak_a), (size_b, peak_b) = seen
+    slope = ((peak_b or 0) - (peak_a or 0)) / (size_b - size_a)
+    if slope <= 0:
+        return None
+    size = int(size_b + (capacity_gib - (peak_b or 0)) / slope)
+    # A prediction that was tried already tells its error: look a few percent on, towards the answer.
+    tried = {t.size: t.outcome for t in tries}
+    step = max(1, min(size // 50, gap // 2))
+    while size in tried and step:
+        size += step if tried[size] == "ok" else -step
+    return size

@@ -1,0 +1,173 @@
+"""From `params/` to a plan: which runs a study consists of on this machine, each fully resolved.
+
+A study file names the question, a base config, the parts to measure (training, largest batch, ...) and the variants, each
+a small difference to the base. A profile file lays a machine's sizes over it. One variant x one part x one repeat is one
+planned run. Layers, later ones win: study base, profile base, variant, part settings, command line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from lsai_core.config import DataConfig, Strict, validated
+from lsai_core.errors import UserError
+from lsai_core.files import deep_merge, load_yaml
+from lsai_core.runs.code import code_facts, code_hash
+from lsai_core.runs.kinds import get_kind
+from lsai_core.runs.records import RunId, run_key
+
+
+class Part(Strict):
+    """One thing that is measured of every variant."""
+
+    kind: str = "train"
+    repeats: int = Field(1, gt=0, description="runs with seeds seed, seed+1, ...")
+    timeout_s: float = Field(3600.0, gt=0, description="a run that takes longer is ended and recorded as timeout")
+    settings: dict[str, Any] = {}
+
+
+class Variant(Strict):
+    """One technique: how it is called in tables and what it changes in the base config."""
+
+    label: str
+    note: str = ""
+    config: dict[str, Any] = {}
+
+
+class Study(Strict):
+    """`params/studies/<study>.yaml` with the profile laid over it."""
+
+    study: str
+    title: str
+    question: str
+    baseline: str | None = Field(None, description="the variant that the others are compared with")
+    parts: dict[str, Part]
+    base: dict[str, Any] = {}
+    variants: dict[str, Variant]
+
+
+class Profile(Strict):
+    """`params/profiles/<profile>.yaml`: the sizes that suit a machine."""
+
+    profile: str
+    description: str
+    gpu: str | None = Field(None, description="detected where the GPU's name contains this; null: no GPU; '*': any GPU")
+    studies: dict[str, dict[str, Any]] = {}
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run, ready to be executed in `folder`."""
+
+    id: RunId
+    kind: str
+    config: Strict
+    label: str
+    timeout_s: float
+    folder: Path
+    code: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return f"{self.id.study}.{self.id.name}"
+
+    @property
+    def steps(self) -> int | None:
+        return getattr(self.config, "steps", None) if self.kind == "train" else None
+
+
+def load_profile(root: Path, name: str) -> Profile:
+    """Read a profile by name; UserError lists the known ones."""
+    path = root / "params" / "profiles" / f"{name}.yaml"
+    if not path.exists():
+        known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
+        raise UserError(f"unknown profile {name!r}; known: {known}")
+    return validated(Profile, load_yaml(path), str(path.relative_to(root)))
+
+
+def detect_profile(root: Path, gpu_name: str | None) -> str:
+    """The profile for this machine: one whose `gpu` is part of the GPU's name, else `gpu` for any, else `cpu`."""
+    if gpu_name is None:
+        return "cpu"
+    for path in sorted((root / "params" / "profiles").glob("*.yaml")):
+        wanted = load_profile(root, path.stem).gpu
+        if wanted not in (None, "*") and wanted.lower() in gpu_name.lower().replace(" ", ""):
+            return path.stem
+    return "gpu"
+
+
+def load_study(root: Path, name: str, profile: Profile) -> Study:
+    """Read a study with the profile's changes laid over it; UserError names the file and key that is wrong."""
+    path = root / "params" / "studies" / f"{name}.yaml"
+    if not path.exists():
+        raise UserError(f"unknown study {name!r}; known: {', '.join(study_names(root))}")
+    changes = profile.studies.get(name, {})
+    where = str(path.relative_to(root)) + (f" with profile {profile.profile}" if changes else "")
+    return validated(Study, deep_merge(load_yaml(path), changes), where)
+
+
+def study_names(root: Path) -> list[str]:
+    """Every study there is a file for."""
+    return sorted(path.stem for path in (root / "params" / "studies").glob("*.yaml"))
+
+
+def select_variants(study: Study, only: list[str], skip: list[str]) -> list[str]:
+    """The variants to run, in the study's order; an unknown name is an error that lists the known ones."""
+    unknown = [name for name in (*only, *skip) if name not in study.variants]
+    if unknown:
+        raise UserError(f"study {study.study} has no variant {unknown[0]!r}; known: {', '.join(study.variants)}")
+    chosen = [name for name in study.variants if (not only or name in only) and name not in skip]
+    if not chosen:
+        raise UserError(f"no variant of study {study.study} is left after --only and --skip")
+    return chosen
+
+
+def resolve(study: Study, variant: str, part: str, repeat: int, overrides: dict[str, Any]) -> Strict:
+    """The validated config of one run."""
+    spec = study.parts[part]
+    cls = get_kind(spec.kind).config_class()
+    config = deep_merge(deep_merge(study.base, study.variants[variant].config), overrides)
+    merged = cls.from_study(config, spec.settings)
+    if "seed" in cls.model_fields:
+        merged["seed"] = merged.get("seed", 0) + repeat
+    return validated(cls, merged, f"study {study.study}, variant {variant}, part {part}")
+
+
+def plan_study(
+    study: Study,
+    *,
+    root: Path,
+    runs_root: Path,
+    fingerprint: str,
+    dataset_id: Any,
+    only: list[str] | None = None,
+    skip: list[str] | None = None,
+    parts: list[str] | None = None,
+    overrides: dict[str, Any] | None = None,
+) -> list[PlannedRun]:
+    """Every run of `study`, in order. `dataset_id(DataConfig) -> str` prepares a dataset and names its content."""
+    wanted = parts or list(study.parts)
+    unknown = [part for part in wanted if part not in study.parts]
+    if unknown:
+        raise UserError(f"study {study.study} has no part {unknown[0]!r}; known: {', '.join(study.parts)}")
+    # Resolve everything before anything is prepared: a wrong key of the last variant must not cost the first an hour.
+    resolved = [
+        (variant, part, repeat, resolve(study, variant, part, repeat, overrides or {}))
+        for part in wanted
+        for variant in select_variants(study, only or [], skip or [])
+        for repeat in range(study.parts[part].repeats)
+    ]
+    plan = []
+    for variant, part, repeat, config in resolved:
+        spec, kind = study.parts[part], get_kind(study.parts[part].kind)
+        data = config.data if kind.uses_data else None  # type: ignore[attr-defined]
+        facts = (code_hash(kind.code), fingerprint, dataset_id(data) if isinstance(data, DataConfig) else "")
+        run_id = RunId(study.study, variant, part, repeat, run_key(config.model_dump(mode="json"), spec.kind, *facts))
+        folder = runs_root / study.study / run_id.folder
+        label = study.variants[variant].label
+        plan.append(PlannedRun(run_id, spec.kind, config, label, spec.timeout_s, folder, code_facts(kind.code, root)))
+    return plan

@@ -1,0 +1,62 @@
+"""The `train` kind: train one configuration and reduce what happened to results.
+
+Results carry their unit in the name. Speed is the median over steps outside warm-up and memory measurement; MFU follows the
+definitions in DESIGN.md: FLOPs of the unsharded config, the dense peak of the GPU, or this machine's own measured
+matmul ceiling, said so.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from lsai_core.config import TrainConfig
+from lsai_core.data import prepare
+from lsai_core.model import count_parameters
+from lsai_core.profiling import flops
+from lsai_core.profiling.steptime import speed_summary
+from lsai_core.runs.kinds import Context
+from lsai_core.runs.machine import peak_of_this_machine
+from lsai_core.train import checkpoint
+from lsai_core.train.loop import resolve_device, train
+
+
+def run(config: TrainConfig, context: Context) -> dict[str, Any]:
+    """Train and measure; returns the flat results of `summary.json`."""
+    device = resolve_device(config.device)  # says "unavailable" before any work is done
+    dataset = prepare(config.data, context.data_root)
+    per_token = flops.flops_per_token(config.model, config.seq_len, config.attention.window)
+    peak = peak_of_this_machine(device, config.precision, context.runs_root)
+    mfu_per_rate = flops.mfu(1.0, per_token.convention, peak) if peak else None
+    trained = train(config, dataset, context.folder, context.on_rows, mfu_per_rate)
+    checkpoint.remove_all(context.folder)
+
+    parameters = count_parameters(config.model)
+    speed = speed_summary(trained.timed_ms, config.tokens_per_step, skip=0)
+    rate = speed.get("tokens_per_s")
+    last = [row["loss"] for row in trained.rows[-10:]]
+    return {
+        **speed,
+        "mfu": rate * mfu_per_rate if rate and mfu_per_rate else None,
+        "mfu_peak_tflops": peak.tflops if peak else None,
+        "mfu_peak_source": peak.source if peak else "no datasheet peak and no measured ceiling for this device",
+        "tflops": rate * per_token.convention / 1e12 if rate else None,
+        "flops_per_token": per_token.convention,
+        "parameters": parameters.total,
+        "parameters_non_embedding": parameters.non_embedding,
+        "steps": config.steps,
+        "tokens": config.steps * config.tokens_per_step,
+        "train_loss": sum(last) / len(last),
+        "validation_loss": trained.validation_loss,
+        "validation_perplexity": math.exp(min(trained.validation_loss, 50.0)),
+        "train_s": trained.train_s,
+        "setup_s": trained.setup_s,
+        "first_step_s": trained.first_step_s,
+        "resumed_at": trained.resumed_at,
+        "attention_kernel": trained.attention_kernel,
+        "dataset": dataset.folder.name,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        **trained.measured,
+    }

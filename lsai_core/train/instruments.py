@@ -1,0 +1,69 @@
+"""What a training run measures beside its loss and step times, and which steps that disturbs.
+
+A few early steps run with the memory meter on. If asked for, four later steps run under the profiler and the whole run's
+allocations are recorded for a snapshot. The steps that an instrument slows down are left out of the speed figures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lsai_core.config import ProfileConfig
+from lsai_core.profiling.memory import PhaseMemory
+from lsai_core.profiling.trace import kernel_breakdown, memory_snapshot, trace
+
+TRACED_STEPS = 3
+
+
+class Instruments:
+    """The instruments of one run that begins (or resumes) at step `first`. Use as a context manager around the loop."""
+
+    def __init__(
+        self, config: ProfileConfig, device: torch.device, folder: Path, seeds: tuple[Any, ...], first: int
+    ) -> None:
+        self.config, self.folder = config, folder
+        self._meter = PhaseMemory(device, seeds=seeds)
+        # From the second step on the optimizer has its states, so that every phase is seen at full size.
+        self._metered = range(first + 1, first + 1 + config.memory_steps)
+        start = max(self._metered.stop, config.skip_steps)
+        # The profiler itself needs one step to warm up before those it keeps.
+        self._traced = range(start, start + TRACED_STEPS + 1) if config.trace else range(0)
+        self._stack, self._profiler = contextlib.ExitStack(), contextlib.ExitStack()
+        self._prof: Any = None
+        self._kernel_ms: dict[str, float] = {}
+        self.untimed = {*range(config.skip_steps), *range(first, first + 2), *self._metered, *self._traced}
+
+    def __enter__(self) -> Instruments:
+        if self.config.snapshot:
+            self._stack.enter_context(memory_snapshot(self.folder / "memory-snapshot.pickle"))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._profiler.__exit__(*error)
+        self._stack.__exit__(*error)
+
+    def before(self, step: int) -> PhaseMemory | None:
+        """To be called before a step; returns the memory meter if this step is to be metered."""
+        if self._traced and step == self._traced.start:
+            self._prof = self._profiler.enter_context(trace(self.folder / "trace.json.gz", TRACED_STEPS))
+        return self._meter if step in self._metered else None
+
+    def after(self, step: int) -> None:
+        """To be called after a step."""
+        if step in self._traced:
+            self._prof.step()
+        if self._traced and step == self._traced[-1]:
+            self._kernel_ms = kernel_breakdown(self._prof)
+            self._profiler.close()
+
+    def results(self) -> dict[str, Any]:
+        """Flat results: the memory meter's, and milliseconds per step and kernel class (`kernel_<class>_ms`)."""
+        memory = self._meter.summary() if self.config.memory_steps else {}
+        kernels = {
+            f"kernel_{name.replace('/', '_')}_ms": ms / TRACED_STEPS for name, ms in self._kernel_ms.items() if ms
+        }
+        return {**memory, **kernels}

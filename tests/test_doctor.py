@@ -1,0 +1,127 @@
+"""`lsai doctor`: the checks tell the truth about a machine that is changed under them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+import lsai_core.attention
+from lsai_core.cli.doctor import doctor
+from lsai_core.profiling import checks
+from lsai_core.profiling.checks import Check, run_checks
+
+app = typer.Typer()
+app.command()(doctor)
+
+
+def by_name() -> dict[str, Check]:
+    found = run_checks()
+    assert len({check.name for check in found}) == len(found)
+    return {check.name: check for check in found}
+
+
+def only(name: str, group: str) -> Check:
+    return next(check for check in getattr(checks, group)() if check.name == name)
+
+
+def test_this_machine_is_usable_and_every_gap_has_a_fix() -> None:
+    found = by_name()
+    assert found["Python"].ok and found["torch"].ok
+    assert torch.__version__ in found["torch"].detail
+    for check in found.values():
+        assert check.detail
+        assert (check.fix is not None) == (check.ok is False), check
+
+
+def test_json_and_table_agree() -> None:
+    runner = CliRunner()
+    answer = runner.invoke(app, ["--json"])
+    value = json.loads(answer.stdout)
+    assert answer.exit_code == (0 if value["usable"] else 1)
+    assert value["environment"]["torch"] == torch.__version__
+    assert {row["status"] for row in value["checks"]} <= {"ok", "missing", "not needed"}
+    table = runner.invoke(app, []).stdout
+    for row in value["checks"]:
+        assert row["name"] in table
+
+
+def test_a_broken_essential_exits_with_1_and_says_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.4.0")
+    answer = CliRunner().invoke(app, [])
+    assert answer.exit_code == 1
+    assert "Not usable until this is fixed: torch" in " ".join(answer.stdout.split())
+    assert "pip install 'torch>=2.11,<2.14'" in " ".join(answer.stdout.split())
+
+
+def test_missing_or_outdated_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = ["numpy>=99", "no-such-package-lsai>=1", "torch>=2", 'also-missing; extra == "lab"']
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: needs)
+    check = only("Python packages", "check_packages")
+    assert check.ok is False and check.essential
+    assert "numpy>=99" in check.detail and "no-such-package-lsai" in check.detail
+    assert "torch" not in check.detail and "also-missing" not in check.detail
+
+
+def test_gpu_with_a_cpu_build_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(checks, "_has_nvidia_device", lambda: True)
+    check = only("GPU", "check_gpu")
+    assert check.ok is False and "CPU build" in check.detail and "pip install" in (check.fix or "")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert "nvidia-smi" in (only("GPU", "check_gpu").fix or "")
+    monkeypatch.setattr(checks, "_has_nvidia_device", lambda: False)
+    assert only("GPU", "check_gpu").status == "not needed"
+
+
+def test_an_older_gpu_does_not_need_fp8_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
+    monkeypatch.setattr(checks, "package_version", lambda name: None)
+    assert only("FP8 hardware", "check_fp8").ok is None
+    assert only("Transformer Engine", "check_kernel_packages").ok is None
+    assert only("FlashAttention 3", "check_kernel_packages").ok is None
+    flash2 = only("FlashAttention 2", "check_kernel_packages")
+    assert flash2.ok is False and "flash-attn" in (flash2.fix or "")
+    gaps = {"fa2": "not there", "fa3": "wants Hopper", "sdpa_cudnn": "too old", "eager": None}
+    monkeypatch.setattr(lsai_core.attention, "available_backends", lambda device: gaps)
+    assert only("attention fa2", "check_attention").fix == flash2.fix
+    assert only("attention fa3", "check_attention").ok is None
+    assert only("attention sdpa_cudnn", "check_attention").ok is None
+    assert only("attention eager", "check_attention").ok
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    assert only("attention fa3", "check_attention").ok is False
+    assert only("FP8 hardware", "check_fp8").ok
+    assert only("Transformer Engine", "check_kernel_packages").ok is False
+
+
+def test_a_full_disk_is_essential(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LSAI_ROOT", str(tmp_path))
+    usage = type(shutil.disk_usage(tmp_path))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(100, 99, 2**20))
+    check = only("Disk", "check_disk")
+    assert check.ok is False and check.essential
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(2**40, 0, 2**31))
+    check = only("Disk", "check_disk")
+    assert check.ok is False and not check.essential and "2.0 GiB" in check.detail
+
+
+def test_tools_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    there: set[str] = set()
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name in there else None)
+    assert only("Slurm", "check_cluster").status == "not needed"
+    assert only("torch.compile", "check_compiler").ok is False
+    there |= {"sbatch"}
+    assert only("Slurm", "check_cluster").ok is False
+    there |= {"srun", "quarto", "enroot"}
+    assert only("Slurm", "check_cluster").ok
+    assert only("report engine", "check_report").detail == "Quarto at /usr/bin/quarto"
+    assert only("containers", "check_cluster").detail == "enroot"
+    assert "C++ compiler" in only("torch.compile", "check_compiler").detail

@@ -1,0 +1,181 @@
+"""The decoder: counts, initialisation, causality, checkpointing and compilation, through its public interface."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lsai_core.config import AttentionConfig, ModelConfig
+from lsai_core.model import GradCheckpoint, Transformer, build_model, count_parameters
+
+SMALL = ModelConfig.model_validate(
+    {"n_layers": 2, "d_model": 32, "n_heads": 4, "n_kv_heads": 2, "d_ff": 80, "vocab_size": 97, "rope_theta": 1e4}
+)
+TOKENS = torch.randint(0, 97, (2, 19), generator=torch.Generator().manual_seed(0))
+
+
+def gradients(model: Transformer, tokens: Tensor = TOKENS) -> list[Tensor]:
+    model(tokens).float().logsumexp(-1).square().mean().backward()
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+@pytest.mark.parametrize("preset", ["lab", "lab-tiny", "course", "llama2-7b", "llama3-8b", "llama3.2-1b"])
+def test_counts_equal_the_built_model(preset: str) -> None:
+    config = ModelConfig.model_validate({"preset": preset})
+    with torch.device("meta"):
+        model = Transformer(config)
+    counts = count_parameters(config)
+    assert counts.total == sum(parameter.numel() for parameter in model.parameters())
+    assert counts.embedding == model.embedding.weight.numel()
+    assert counts.non_embedding == counts.total - counts.embedding
+
+
+def test_known_counts() -> None:
+    """Published sizes: Llama 3 8B and Llama 3.2 1B."""
+    assert count_parameters(ModelConfig.model_validate({"preset": "llama3-8b"})).total == 8_030_261_248
+    assert count_parameters(ModelConfig.model_validate({"preset": "llama3.2-1b"})).total == 1_235_814_400
+
+
+def test_untrained_loss_is_that_of_a_uniform_guess() -> None:
+    logits = build_model(SMALL)(TOKENS)
+    assert logits.shape == (2, 19, 97)
+    loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten())
+    assert abs(loss.item() - math.log(97)) < 0.05
+
+
+@pytest.mark.parametrize("tie", [False, True])
+def test_logits_come_from_hidden_and_output_weight(tie: bool) -> None:
+    model = build_model(SMALL.model_copy(update={"tie_embeddings": tie}))
+    torch.testing.assert_close(model.hidden(TOKENS) @ model.output_weight.T, model(TOKENS))
+    assert (model.output_weight is model.embedding.weight) == tie
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa_flash"])
+def test_later_tokens_do_not_change_earlier_logits(backend: str) -> None:
+    model = build_model(SMALL, AttentionConfig.model_validate({"backend": backend}))
+    changed = TOKENS.clone()
+    changed[:, 11] = (changed[:, 11] + 1) % 97
+    before, after = model(TOKENS), model(changed)
+    assert torch.equal(before[:, :11], after[:, :11])
+    assert (before[:, 11:] != after[:, 11:]).any(dim=-1).all()
+
+
+def test_window_limits_how_far_a_token_reaches() -> None:
+    """With window 3 and two layers, a token reaches the four positions after it and no others."""
+    model = build_model(SMALL, AttentionConfig(backend="eager", window=3))
+    changed = TOKENS.clone()
+    changed[:, 5] = (changed[:, 5] + 1) % 97
+    moved = (model(TOKENS) - model(changed)).abs().amax(dim=(0, 2)) > 0
+    assert moved.nonzero().flatten().tolist() == [5, 6, 7, 8, 9]
+
+
+def test_only_relative_positions_matter_and_positions_can_be_given() -> None:
+    model = build_model(SMALL, dtype=torch.float64)
+    here, shifted = model.hidden(TOKENS), model.hidden(TOKENS, torch.arange(19) + 7)
+    torch.testing.assert_close(here, shifted, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(here, model.hidden(TOKENS, torch.arange(19) * 2), rtol=1e-4, atol=1e-5)
+
+
+def test_initialisation_follows_seed_and_name_alone() -> None:
+    first, again, other = build_model(SMALL, seed=1), build_model(SMALL, seed=1), build_model(SMALL, seed=2)
+    direct = Transformer(SMALL)
+    direct.init_weights(1)
+    deeper = build_model(SMALL.model_copy(update={"n_layers": 3}), seed=1)
+    for name, parameter in first.named_parameters():
+        assert torch.equal(parameter, dict(again.named_parameters())[name])
+        assert torch.equal(parameter, dict(direct.named_parameters())[name])
+        if name.endswith("norm.weight"):
+            assert (parameter == 1).all()
+            continue
+        assert not torch.equal(parameter, dict(other.named_parameters())[name])
+        residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
+        assert parameter.std().item() == pytest.approx(0.02 / 2 if residual else 0.02, rel=0.1)
+        if not residual:  # their scale depends on the depth
+            assert torch.equal(parameter, dict(deeper.named_parameters())[name])
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("mode", ["selective", "full"])
+def test_checkpointing_does_not_change_gradients(mode: GradCheckpoint, autocast: bool) -> None:
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        plain, recomputed = gradients(build_model(SMALL)), gradients(build_model(SMALL, grad_checkpoint=mode))
+    assert len(plain) == len(recomputed) and all(map(torch.equal, plain, recomputed))
+
+
+class Calls(TorchDispatchMode):
+    """Counts operators by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.count[func.overloadpacket._qualified_op_name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_checkpointing_recomputes_what_it_says() -> None:
+    """`full` runs every block's forward twice; `selective` repeats no matrix product and no attention kernel."""
+    counts: dict[str, Counter[str]] = {}
+    modes: tuple[GradCheckpoint, ...] = ("none", "selective", "full")
+    for mode in modes:
+        with Calls() as calls:
+            gradients(build_model(SMALL, grad_checkpoint=mode))
+        counts[mode] = calls.count
+    product, kernel = "aten::mm", "aten::_scaled_dot_product_flash_attention_for_cpu"
+    assert counts["selective"][product] == counts["none"][product] < counts["full"][product]
+    assert counts["selective"][kernel] == counts["none"][kernel] == 2 and counts["full"][kernel] == 4
+    assert counts["selective"]["aten::silu"] == counts["full"]["aten::silu"] == 4
+
+
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+def test_blocks_compile_without_graph_breaks(mode: GradCheckpoint) -> None:
+    """aot_eager traces forward and backward as the real compiler does, without generating code."""
+    torch._dynamo.reset()
+    compiled = build_model(SMALL, grad_checkpoint=mode)
+    for block in compiled.blocks:
+        block.compile(fullgraph=True, backend="aot_eager")
+    for value, expected in zip(gradients(compiled), gradients(build_model(SMALL)), strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_compiled_blocks_take_changing_lengths(window: int | None) -> None:
+    """Evaluation often has another sequence length than training."""
+    torch._dynamo.reset()
+    attention = AttentionConfig(backend="auto", window=window)
+    plain, compiled = build_model(SMALL, attention), build_model(SMALL, attention)
+    for block in compiled.blocks:
+        block.compile(fullgraph=True, backend="aot_eager")
+    for seq_len in (19, 11, 5, 1, 17):
+        torch.testing.assert_close(compiled(TOKENS[:, :seq_len]), plain(TOKENS[:, :seq_len]))
+
+
+def test_whole_model_compiles_without_graph_breaks() -> None:
+    torch._dynamo.reset()
+    model = build_model(SMALL)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(TOKENS), model(TOKENS))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+def test_compiled_training_on_cuda(mode: GradCheckpoint) -> None:
+    """bf16, the fastest kernel here, compiled per block: gradients near those of the uncompiled fp32 model."""
+    torch._dynamo.reset()
+    config = SMALL.model_copy(update={"d_model": 256, "n_heads": 4, "n_kv_heads": 2, "d_ff": 512})
+    tokens = torch.randint(0, 97, (2, 256), device="cuda")
+    exact = gradients(build_model(config, AttentionConfig(backend="eager", window=None), device="cuda"), tokens)
+    model = build_model(config, device="cuda", grad_checkpoint=mode)
+    for block in model.blocks:
+        block.compile(fullgraph=True)
+    with torch.autocast("cuda", torch.bfloat16):
+        found = gradients(model, tokens)
+    for value, expected in zip(found, exact, strict=True):
+        assert (value - expected).norm() <= 0.03 * expected.norm()
