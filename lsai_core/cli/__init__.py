@@ -27,6 +27,7 @@ app.command("train", help="Train one variant of a study with your own settings a
 app.command("find-batch", help="Find the largest batch of a variant that trains on this machine.")(runs.find_batch)
 app.command("study", help="Run every variant of a study that is not recorded yet.")(runs.study)
 app.command("compare", help="Compare the recorded runs of a study in a table.")(runs.compare)
+app.command("record", help="Copy finished runs into reports/recorded/, to be committed.")(runs.record)
 app.command("claims", help="Recompute every headline statement from the records.")(claims)
 app.command("report", help="Run the studies, execute the chapters and render the report.")(report)
 

@@ -156,3 +156,20 @@ def compare(
     if not runs:
         raise UserError("no finished runs match; run `lsai study` first, or look at the committed ones with --recorded")
     show(runs, as_json)
+
+
+def record(
+    study_name: Annotated[str | None, typer.Argument(metavar="[STUDY]", help="Only this study.")] = None,
+    machine: Annotated[str | None, typer.Option(help="Label of the machine; default is what the runs say.")] = None,
+    runs_dir: Annotated[Path | None, typer.Option("--runs", help="Folder of records; default runs/.")] = None,
+) -> None:
+    from lsai_core.runs.keep import record_runs
+
+    session = Session()
+    runs = [r for r in find_runs(runs_dir or session.runs_root) if study_name in (None, r.summary.id.study)]
+    if not runs:
+        raise UserError("no finished runs to record; run `lsai study` first")
+    made = record_runs(runs, session.root / "reports", machine)
+    for folder in made:
+        print(folder.relative_to(session.root))
+    print(f"recorded {len(made)} runs, {len(runs) - len(made)} were there already")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import matplotlib.pyplot as plt
 import pandas as pd
-import seaborn as sns
-from matplotlib.container import BarContainer
 
 from lsai_core.profiling.flops import theoretical_peak
 from lsai_core.report.selection import select_runs
 from lsai_core.report.show import show_figure, show_table, show_text
-from lsai_core.report.style import PALETTE, apply_style, hatch_bars
+from lsai_core.report.style import apply_style, series_style
 from lsai_core.runs.records import Run
 from lsai_core.runs.session import Session
 
@@ -101,16 +99,17 @@ def _figure(runs: list[Run]) -> None:
             if (value := run.summary.results.get(f"matmul_{dtype}_tflops")) is not None:
                 rows.append({"machine": run.machine, "dtype": dtype, "TFLOP/s": value})
     frame = pd.DataFrame(rows)
-    fig, axes = plt.subplots(figsize=(6.3, 2.8))
-    sns.barplot(
-        frame, x="dtype", y="TFLOP/s", hue="machine", ax=axes, palette=list(PALETTE[: frame["machine"].nunique()])
-    )
-    axes.set(yscale="log", xlabel="precision of the matrix product", ylabel="measured TFLOP/s (log scale)")
-    for container in (c for c in axes.containers if isinstance(c, BarContainer)):
-        axes.bar_label(container, fmt="{:,.3g}", fontsize=7.5, padding=2)
-    axes.margins(y=0.15)
-    axes.legend(title="")
-    hatch_bars(axes)
+    fig, axes = plt.subplots(figsize=(6.3, 2.6))
+    for index, (machine, some) in enumerate(frame.groupby("machine", sort=False)):
+        style = {**series_style(index), "linestyle": "none", "markersize": 7}
+        axes.plot(some["TFLOP/s"], some["dtype"], label=machine, **style)
+        for value, dtype in zip(some["TFLOP/s"], some["dtype"], strict=True):
+            axes.annotate(
+                f"{value:,.3g}", (value, dtype), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=8
+            )
+    axes.set(xscale="log", xlabel="measured TFLOP/s (log scale)", ylabel="precision")
+    axes.margins(x=0.12, y=0.25)
+    fig.legend(loc="outside lower center", ncols=2)
     show_figure(
         fig, "fig-ceilings", "Measured matrix-product ceilings of the machines behind this report, by precision."
     )

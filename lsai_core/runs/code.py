@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,8 @@ def _normalized(path: Path) -> str:
 
 @functools.cache
 def git_state(root: Path) -> dict[str, Any]:
-    """`{commit, dirty}` of the checkout at `root`; both null outside git."""
+    """`{commit, dirty}` of the checkout at `root`; outside git the commit is $LSAI_COMMIT (set it when you copy the code to
+    a machine or into a container without its history), else both are null."""
 
     def git(*args: str) -> str | None:
         try:
@@ -59,8 +61,10 @@ def git_state(root: Path) -> dict[str, Any]:
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
-    commit = git("rev-parse", "HEAD")
-    status = git("status", "--porcelain", "--", "lsai_core", "params", "notebooks") if commit else None
+    commit = git("rev-parse", "--verify", "HEAD")
+    if commit is None:
+        return {"commit": os.environ.get("LSAI_COMMIT"), "dirty": None}
+    status = git("status", "--porcelain", "--", "lsai_core", "params", "notebooks")
     return {"commit": commit, "dirty": None if status is None else bool(status)}
 
 

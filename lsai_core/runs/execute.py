@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from lsai_core.config import Strict, validated
 from lsai_core.errors import UserError

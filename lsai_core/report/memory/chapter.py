@@ -63,7 +63,7 @@ def show_techniques(all_results: list[MachineResults]) -> None:
 
 def show_machine(results: MachineResults) -> None:
     """Everything about the study on one machine."""
-    show_text(f"## {results.machine[0].upper()}{results.machine[1:]} {{#sec-memory-{results.slug}}}")
+    show_text(f"## Results on {results.machine} {{#sec-memory-{results.slug}}}")
     for sentence in analysis(results):
         show_text(f"- {sentence}")
     _comparison_table(results)

@@ -1,0 +1,29 @@
+"""Keep finished runs: copy their records into `reports/recorded/<machine>/`, which is committed and ships with the report."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from lsai_core.runs.records import Run
+
+# What a record consists of; locks, logs, checkpoints and traces stay behind.
+KEPT = ("config.json", "env.json", "run.json", "metrics.jsonl", "summary.json", "notebook.ipynb")
+
+
+def record_runs(runs: list[Run], reports: Path, machine: str | None = None) -> list[Path]:
+    """Copy `runs` below `reports/recorded/`, each under its own machine's label or `machine`; returns the new folders.
+
+    A run that is there already is left as it is. Its summary is copied last, so an interrupted copy is not yet a record.
+    """
+    made = []
+    for run in runs:
+        target = reports / "recorded" / (machine or run.machine) / run.summary.id.study / run.folder.name
+        if (target / "summary.json").exists():
+            continue
+        target.mkdir(parents=True, exist_ok=True)
+        for name in sorted(KEPT, key=lambda name: name == "summary.json"):
+            if (run.folder / name).exists():
+                shutil.copy2(run.folder / name, target / name)
+        made.append(target)
+    return made
