@@ -15,7 +15,8 @@ hand.
       same: [tokens, steps]    # results that must agree among all these runs, or they cannot be compared
       sentence: "bf16 trains {value:.2f} times as fast as the baseline"
 
-A variant's figure is the median over its repeats that ended `ok`; of several runs of the same repeat the newest counts.
+A variant's figure is taken over its repeats that ended `ok` (`records.over_repeats`: the median, for losses and perplexities
+the mean); of several runs of the same repeat the newest counts.
 The spread is the smallest and largest value that the same rule gives repeat by repeat (repeat r against repeat r, which
 have equal seeds). A claim is `held` or `fallen`; where runs are missing or not comparable it is `no data`, and a note
 says why.
@@ -36,6 +37,7 @@ from pydantic import Field, model_validator
 from lsai_core.config import Strict, validated
 from lsai_core.errors import UserError
 from lsai_core.files import load_yaml
+from lsai_core.runs.records import over_repeats
 from lsai_core.runs.study import Profile, Study, load_study
 
 Verdict = Literal["held", "fallen", "no data"]
@@ -124,7 +126,7 @@ class Claim(Strict):
 
 
 class Pick(Strict):
-    """The variant with the smallest (or largest) median of the metric."""
+    """The variant with the smallest (or largest) figure of the metric."""
 
     smallest: Variants | None = None
     largest: Variants | None = None
@@ -139,14 +141,14 @@ class Pick(Strict):
     def among(self) -> list[str]:
         return self.smallest or self.largest or []
 
-    def best(self, medians: Mapping[str, float]) -> str:
-        """The best of the variants that have a median; at least one must."""
+    def best(self, figures: Mapping[str, float]) -> str:
+        """The best of the variants that have a figure; at least one must."""
         choose = min if self.smallest else max
-        return choose((name for name in self.among if name in medians), key=lambda name: medians[name])
+        return choose((name for name in self.among if name in figures), key=lambda name: figures[name])
 
 
 class _Measured(Claim):
-    """A claim on a metric: choose variants by their medians, then reduce one figure for each of them to one number."""
+    """A claim on a metric: choose variants by their figures, then reduce one figure for each of them to one number."""
 
     metric: str
     at_least: float | None = None
@@ -171,7 +173,7 @@ class _Measured(Claim):
         return self.variants
 
     @abstractmethod
-    def choose(self, medians: Mapping[str, float]) -> list[str]:
+    def choose(self, figures: Mapping[str, float]) -> list[str]:
         """The variants whose figures `reduce` gets, in its order."""
 
     @abstractmethod
@@ -179,7 +181,7 @@ class _Measured(Claim):
         """The claim's number."""
 
     @abstractmethod
-    def facts(self, chosen: list[str], medians: Mapping[str, float]) -> dict[str, Any]:
+    def facts(self, chosen: list[str], figures: Mapping[str, float]) -> dict[str, Any]:
         """What the sentence may use, by the names in FACTS."""
 
     def find(self, rows: pd.DataFrame) -> _Finding:
@@ -189,16 +191,16 @@ class _Measured(Claim):
         if not present or not present.issuperset(self.required()):
             raise _NoData("; ".join(text for name, text in short.items() if name not in present))
         by_variant = {str(name): group.set_index("repeat")[self.metric] for name, group in good.groupby("variant")}
-        medians = {name: float(values.median()) for name, values in by_variant.items()}
-        chosen = self.choose(medians)
+        figures = {name: over_repeats(self.metric, values) for name, values in by_variant.items()}
+        chosen = self.choose(figures)
         shared = set.intersection(*(set(by_variant[name].index) for name in chosen))
         try:
-            value = self.reduce([medians[name] for name in chosen])
+            value = self.reduce([figures[name] for name in chosen])
             each = [self.reduce([float(by_variant[name][repeat]) for name in chosen]) for repeat in sorted(shared)]
         except ZeroDivisionError:
             raise _NoData(f"{self.metric} is 0 where it divides") from None
         spread = (min(each), max(each)) if len(each) > 1 else None
-        return _Finding(value, spread, self.facts(chosen, medians), good, "; ".join(filter(None, short.values())))
+        return _Finding(value, spread, self.facts(chosen, figures), good, "; ".join(filter(None, short.values())))
 
 
 class Value(_Measured):
@@ -215,13 +217,13 @@ class Value(_Measured):
     def required(self) -> list[str]:
         return [self.of] if isinstance(self.of, str) else []
 
-    def choose(self, medians: Mapping[str, float]) -> list[str]:
-        return [_chosen(self.of, medians, self.metric)]
+    def choose(self, figures: Mapping[str, float]) -> list[str]:
+        return [_chosen(self.of, figures, self.metric)]
 
     def reduce(self, figures: Sequence[float]) -> float:
         return figures[0]
 
-    def facts(self, chosen: list[str], medians: Mapping[str, float]) -> dict[str, Any]:
+    def facts(self, chosen: list[str], figures: Mapping[str, float]) -> dict[str, Any]:
         return {"best": chosen[0]}
 
 
@@ -240,14 +242,14 @@ class Ratio(_Measured):
     def required(self) -> list[str]:
         return [self.of, self.over] if isinstance(self.of, str) else [self.over]
 
-    def choose(self, medians: Mapping[str, float]) -> list[str]:
-        return [_chosen(self.of, medians, self.metric), self.over]
+    def choose(self, figures: Mapping[str, float]) -> list[str]:
+        return [_chosen(self.of, figures, self.metric), self.over]
 
     def reduce(self, figures: Sequence[float]) -> float:
         return figures[0] / figures[1]
 
-    def facts(self, chosen: list[str], medians: Mapping[str, float]) -> dict[str, Any]:
-        return {"best": chosen[0], "of": medians[chosen[0]], "over": medians[chosen[1]]}
+    def facts(self, chosen: list[str], figures: Mapping[str, float]) -> dict[str, Any]:
+        return {"best": chosen[0], "of": figures[chosen[0]], "over": figures[chosen[1]]}
 
 
 class Spread(_Measured):
@@ -261,15 +263,15 @@ class Spread(_Measured):
     def variants(self) -> list[str]:
         return self.among
 
-    def choose(self, medians: Mapping[str, float]) -> list[str]:
+    def choose(self, figures: Mapping[str, float]) -> list[str]:
         return self.among
 
     def reduce(self, figures: Sequence[float]) -> float:
         return (max(figures) - min(figures)) / min(figures)
 
-    def facts(self, chosen: list[str], medians: Mapping[str, float]) -> dict[str, Any]:
-        figures = [medians[name] for name in chosen]
-        return {"smallest": min(figures), "largest": max(figures), "total": len(chosen)}
+    def facts(self, chosen: list[str], figures: Mapping[str, float]) -> dict[str, Any]:
+        chosen_figures = [figures[name] for name in chosen]
+        return {"smallest": min(chosen_figures), "largest": max(chosen_figures), "total": len(chosen)}
 
 
 class Count(Claim):
@@ -498,12 +500,12 @@ def _candidates(of: str | Pick) -> list[str]:
     return [of] if isinstance(of, str) else of.among
 
 
-def _chosen(of: str | Pick, medians: Mapping[str, float], metric: str) -> str:
+def _chosen(of: str | Pick, figures: Mapping[str, float], metric: str) -> str:
     if isinstance(of, str):
         return of
-    if not any(name in medians for name in of.among):
+    if not any(name in figures for name in of.among):
         raise _NoData(f"no run of {', '.join(of.among)} has {metric}")
-    return of.best(medians)
+    return of.best(figures)
 
 
 def _rounded(value: float) -> float:

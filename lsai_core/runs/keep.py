@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import nbformat
+
 from lsai_core.runs.records import Run
 
 # What a record consists of; locks, logs, checkpoints and traces stay behind.
@@ -23,7 +25,22 @@ def record_runs(runs: list[Run], reports: Path, machine: str | None = None) -> l
             continue
         target.mkdir(parents=True, exist_ok=True)
         for name in sorted(KEPT, key=lambda name: name == "summary.json"):
-            if (run.folder / name).exists():
+            if not (run.folder / name).exists():
+                continue
+            if name.endswith(".ipynb"):
+                _copy_notebook(run.folder / name, target / name)
+            else:
                 shutil.copy2(run.folder / name, target / name)
         made.append(target)
     return made
+
+
+def _copy_notebook(source: Path, target: Path) -> None:
+    """Copy an executed notebook with every figure once: where there is an SVG, its bitmap twin is left out (half the size)."""
+    notebook = nbformat.read(source, as_version=4)  # type: ignore[no-untyped-call]
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if "image/svg+xml" in output.get("data", {}):
+                output["data"].pop("image/png", None)
+                output["metadata"].pop("image/png", None)
+    nbformat.write(notebook, target)  # type: ignore[no-untyped-call]

@@ -22,10 +22,12 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from lsai_core.errors import UserError
 from lsai_core.files import write_json
 
 Outcome = Literal["ok", "oom", "failed", "timeout", "preempted", "unavailable"]
 SCHEMA = 1
+_REMEDY = "restore it from a copy, or delete its folder and run it again"
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,14 @@ class Summary:
 
     @staticmethod
     def read(folder: Path) -> Summary:
-        value = json.loads((folder / "summary.json").read_text())
-        value.pop("schema")
-        return Summary(**{**value, "id": RunId(**value["id"])})
+        """The summary in `folder`. Raises FileNotFoundError if the run has not ended, UserError if the file is damaged."""
+        path = folder / "summary.json"
+        value = _read_object(path)
+        try:
+            value.pop("schema")
+            return Summary(**{**value, "id": RunId(**value["id"])})
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{path} is no run summary of this version ({error}); {_REMEDY}") from None
 
 
 @dataclass
@@ -83,11 +90,11 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        return json.loads((self.folder / "config.json").read_text())
+        return _read_object(self.folder / "config.json")
 
     @property
     def env(self) -> dict[str, Any]:
-        return json.loads((self.folder / "env.json").read_text())
+        return _read_object(self.folder / "env.json")
 
     @property
     def metrics(self) -> pd.DataFrame:
@@ -99,6 +106,17 @@ class Run:
     def page(self) -> Path | None:
         path = self.folder / "notebook.ipynb"
         return path if path.exists() else None
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON object of a record. Raises FileNotFoundError if there is none, UserError if it cannot be read as one."""
+    try:
+        value = json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); {_REMEDY}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} is damaged (it holds no JSON object); {_REMEDY}")
+    return value
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -163,3 +181,13 @@ def runs_frame(runs: Iterable[Run]) -> pd.DataFrame:
             for run in runs
         ]
     )
+
+
+def over_repeats(metric: str, values: pd.Series) -> float:
+    """One figure for a variant from its repeats: the mean for losses and perplexities, the median for everything else.
+
+    Repeats differ in their seed. For quality the question is what to expect over seeds; for speed and memory it is the
+    typical run, which one disturbed repeat must not move.
+    """
+    quality = metric.endswith(("_loss", "_perplexity"))
+    return float(values.mean() if quality else values.median())
