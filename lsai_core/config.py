@@ -150,14 +150,44 @@ class ProfileConfig(Strict):
 
 
 class CheckpointConfig(Strict):
-    """Exact-resume checkpoints: every `every` steps (0: none), the newest `keep` are kept."""
+    """Exact-resume checkpoints: every `every` steps (0: none), the newest `keep` are kept until the run has ended."""
 
     every: int = Field(0, ge=0)
     keep: int = Field(1, ge=1)
+    export: bool = Field(False, description="write the trained model as a Hugging Face checkpoint, <run>/model")
+
+
+class ParallelConfig(Strict):
+    """Over how many processes (one per GPU, or CPU processes) the run is sharded, by FSDP2. See `lsai_core.parallel`.
+
+    `fsdp * replicate` processes: each group of `fsdp` holds one copy of the weights, gradients and optimizer states, a
+    shard each; the `replicate` groups average their gradients (hybrid sharding, HSDP: one group per node).
+    """
+
+    fsdp: int = Field(1, gt=0, description="processes that share one copy of the model; 1: a single process, no FSDP")
+    replicate: int = Field(1, gt=0, description="copies of the model (HSDP)")
+    reshard_after_forward: bool = Field(
+        True, description="free a block's full weights after its forward pass; false: keep them for the backward pass"
+    )
+    cpu_offload: bool = Field(False, description="keep weight, gradient and optimizer shards in host memory")
+
+    @model_validator(mode="after")
+    def _needs_shards(self) -> Self:
+        if self.fsdp == 1 and (self.replicate > 1 or self.cpu_offload or not self.reshard_after_forward):
+            raise ValueError("replicate, reshard_after_forward and cpu_offload need fsdp > 1")
+        return self
+
+    @property
+    def world_size(self) -> int:
+        """Processes of the run."""
+        return self.fsdp * self.replicate
 
 
 class TrainConfig(Strict):
-    """One training run, complete: equal config + equal code + equal machine = the same run."""
+    """One training run, complete: equal config + equal code + equal machine = the same run.
+
+    `batch_size` and `eval.batches` count per process: R processes with batch_size B see what one process with R * B sees.
+    """
 
     model: ModelConfig
     attention: AttentionConfig = AttentionConfig()
@@ -167,7 +197,7 @@ class TrainConfig(Strict):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     data: DataConfig = DataConfig()
     seq_len: int = Field(512, gt=1)
-    batch_size: int = Field(8, gt=0, description="sequences per micro-batch")
+    batch_size: int = Field(8, gt=0, description="sequences per micro-batch and process")
     grad_accum: int = Field(1, gt=0, description="micro-batches per optimizer step")
     steps: int = Field(100, gt=0)
     seed: int = Field(0, ge=0)
@@ -176,6 +206,7 @@ class TrainConfig(Strict):
     eval: EvalConfig = EvalConfig()
     profile: ProfileConfig = ProfileConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    parallel: ParallelConfig = ParallelConfig()
 
     @model_validator(mode="after")
     def _combination_possible(self) -> Self:
@@ -197,8 +228,8 @@ class TrainConfig(Strict):
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that one optimizer step trains on (no padding exists, so all of them count)."""
-        return self.batch_size * self.grad_accum * self.seq_len
+        """Tokens that one optimizer step trains on, over all processes (no padding exists, so all of them count)."""
+        return self.batch_size * self.grad_accum * self.seq_len * self.parallel.world_size
 
 
 T = TypeVar("T", bound=BaseModel)

@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lsai_core.config import Strict
 from lsai_core.errors import UserError
+from lsai_core.parallel.world import World
 
 
 @dataclass
 class Context:
-    """What a kind's function may use: its own folder, where data and other records lie, and a way to show progress."""
+    """What a kind's function may use: its own folder, where data and other records lie, and a way to show progress.
+
+    `world`: the processes that execute this run together; of one, until a kind launches more (`parallel.launch`).
+    """
 
     folder: Path
     data_root: Path
     runs_root: Path
     on_rows: Callable[[list[dict[str, Any]]], None] = lambda rows: None
+    world: World = field(default_factory=World)
 
 
 @dataclass(frozen=True)
@@ -54,12 +59,15 @@ _MODEL = (
     "profiling/steptime.py",
 )
 
+# How the processes are started cannot change what they compute; what they do together can.
+_PARALLEL = ("parallel/world.py", "parallel/processes.py", "parallel/fsdp.py", "parallel/checkpoint.py")
+
 KINDS: dict[str, Kind] = {
     "train": Kind(
         "lsai_core.config:TrainConfig",
         "lsai_core.runs.training:run",
         "run-training.ipynb",
-        (*_MODEL, "train", "data/batches.py", "profiling/flops.py", "runs/training.py"),
+        (*_MODEL, "train", *_PARALLEL, "data/batches.py", "profiling/flops.py", "runs/training.py"),
         uses_data=True,
     ),
     "batch_search": Kind(

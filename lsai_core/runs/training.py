@@ -12,10 +12,13 @@ from typing import Any
 
 import torch
 
+from lsai_core.cluster.launch_srun import srun_command
 from lsai_core.config import TrainConfig
 from lsai_core.data import prepare
 from lsai_core.model import count_parameters
+from lsai_core.parallel.launch import launch, require_devices
 from lsai_core.profiling import flops
+from lsai_core.profiling.limits import cpu_cores
 from lsai_core.profiling.steptime import speed_summary
 from lsai_core.runs.kinds import Context
 from lsai_core.runs.machine import peak_of_this_machine
@@ -24,14 +27,32 @@ from lsai_core.train.loop import resolve_device, train
 
 
 def run(config: TrainConfig, context: Context) -> dict[str, Any]:
-    """Train and measure; returns the flat results of `summary.json`."""
+    """Train and measure; returns the flat results of `summary.json`.
+
+    A run of several processes calls this in the notebook's kernel, which launches them, and then in each of them.
+    """
+    if config.parallel.world_size > 1 and context.world.size == 1:
+        nproc = config.parallel.world_size
+        command = srun_command(nproc)
+        if command is None:
+            require_devices(config.device, nproc)
+        prepare(config.data, context.data_root)  # once, before all need it at the same time
+        return launch(context.folder, context.data_root, nproc, on_rows=context.on_rows, command=command)
     device = resolve_device(config.device)  # says "unavailable" before any work is done
+    world = context.world
     dataset = prepare(config.data, context.data_root)
     per_token = flops.flops_per_token(config.model, config.seq_len, config.attention.window)
-    peak = peak_of_this_machine(device, config.precision, context.runs_root)
-    mfu_per_rate = flops.mfu(1.0, per_token.convention, peak) if peak else None
-    trained = train(config, dataset, context.folder, context.on_rows, mfu_per_rate)
-    checkpoint.remove_all(context.folder)
+    peak = _peak(config, context, device)
+    # Each rank has a GPU of its own; CPU processes share one processor.
+    devices = world.size if device.type == "cuda" else 1
+    mfu_per_rate = flops.mfu(1.0, per_token.convention, peak) / devices if peak else None
+    trained = train(config, dataset, context.folder, context.on_rows, mfu_per_rate, world)
+    if config.checkpoint.export:
+        from lsai_core.parallel.export import export_hf  # loads what most runs never need
+
+        export_hf(trained.model, context.folder / "model", world, max_seq_len=config.seq_len)
+    if world.is_main:
+        checkpoint.remove_all(context.folder)
 
     parameters = count_parameters(config.model)
     speed = speed_summary(trained.timed_ms, config.tokens_per_step, skip=0)
@@ -39,10 +60,12 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
     last = [row["loss"] for row in trained.rows[-10:]]
     return {
         **speed,
+        "tokens_per_s_per_gpu": rate / world.size if rate else None,
+        "world_size": world.size,
         "mfu": rate * mfu_per_rate if rate and mfu_per_rate else None,
         "mfu_peak_tflops": peak.tflops if peak else None,
         "mfu_peak_source": peak.source if peak else "no datasheet peak and no measured ceiling for this device",
-        "tflops": rate * per_token.convention / 1e12 if rate else None,
+        "tflops": rate * per_token.convention / 1e12 / devices if rate else None,
         "flops_per_token": per_token.convention,
         "parameters": parameters.total,
         "parameters_non_embedding": parameters.non_embedding,
@@ -60,3 +83,17 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         **trained.measured,
     }
+
+
+def _peak(config: TrainConfig, context: Context, device: torch.device) -> flops.Peak | None:
+    """The MFU denominator, on rank 0. Of CPU processes, which share a processor, it may measure with all cores."""
+    peak = None
+    context.world.barrier()
+    if context.world.is_main:
+        threads = torch.get_num_threads()
+        if context.world.size > 1:
+            torch.set_num_threads(cpu_cores())
+        peak = peak_of_this_machine(device, config.precision, context.runs_root)
+        torch.set_num_threads(threads)
+    context.world.barrier()
+    return peak

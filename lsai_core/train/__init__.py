@@ -1,1 +1,1 @@
-"""Training one model on one machine: the loop, its precision, its checkpoints and its metrics."""
+"""Training one model: the loop, its precision, its checkpoints and its metrics."""

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, Protocol, cast
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from lsai_core.errors import UserError
 from lsai_core.files import atomic_writer, write_json
@@ -50,6 +53,8 @@ def save(folder: Path, step: int, state: dict[str, Any], keep: int) -> Path:
     for old in checkpoints(folder)[:-keep]:
         old.with_suffix(".json").unlink()
         old.unlink()
+    for part in _unfinished(folder):
+        part.unlink()
     return path
 
 
@@ -59,9 +64,16 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def remove_all(folder: Path) -> None:
-    """Delete the checkpoints of a finished run: its results no longer need them."""
-    for path in [*folder.glob("checkpoint-*.json"), *folder.glob("checkpoint-*.pt")]:
+    """Delete the checkpoints of a finished run, whole or sharded: its results no longer need them."""
+    for path in [*folder.glob("checkpoint-*.json"), *folder.glob("checkpoint-*.pt"), *_unfinished(folder)]:
         path.unlink()
+    for path in folder.glob("sharded-????????"):
+        shutil.rmtree(path)
+
+
+def _unfinished(folder: Path) -> list[Path]:
+    """What a kill during saving left behind (one process at a time writes to a run's folder)."""
+    return list(folder.glob(".checkpoint-*.part"))
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -80,7 +92,7 @@ def load(path: Path) -> dict[str, Any]:
         if (size, digest.hexdigest()) != (facts["bytes"], facts["blake2b"]):
             raise UserError(f"{path} is damaged: size or checksum do not match; {advice}")
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise UserError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}); {advice}") from None
 
 
@@ -89,3 +101,51 @@ def restore_random_states(states: dict[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
     if states["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(states["cuda"])
+
+
+class Checkpoints(Protocol):
+    """What the training loop asks of a run's checkpoints (`WholeCheckpoints`, `parallel.checkpoint.ShardedCheckpoints`)."""
+
+    def restore(self, model: nn.Module, optimizer: Optimizer) -> tuple[int, float]:
+        """Load the newest; (steps done, seconds trained), (0, 0.0) where there is none. UserError if it cannot be used."""
+
+    def save(self, step: int, model: nn.Module, optimizer: Optimizer, train_s: float) -> None:
+        """Save after `step` completed steps, possibly behind the caller's back."""
+
+    def check(self) -> None:
+        """Raise what went wrong with an earlier save, if it is known by now; never waits."""
+
+    def finish(self) -> None:
+        """Return when everything saved is on disk; raise what went wrong with it."""
+
+
+class WholeCheckpoints:
+    """The checkpoints of a run of one process: one file each, complete when `save` returns."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self.folder, self.keep = folder, keep
+
+    def restore(self, model: nn.Module, optimizer: Optimizer) -> tuple[int, float]:
+        saved = checkpoints(self.folder)
+        if not saved:
+            return 0, 0.0
+        state = load(saved[-1])
+        try:
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise UserError(
+                f"{saved[-1]} does not fit this run's model: {' '.join(str(error).split())[:200]}"
+            ) from None
+        restore_random_states(state["random"])
+        return state["step"], state["train_s"]
+
+    def save(self, step: int, model: nn.Module, optimizer: Optimizer, train_s: float) -> None:
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "train_s": train_s}
+        save(self.folder, step, state, self.keep)
+
+    def check(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass

@@ -67,3 +67,20 @@ class Instruments:
             f"kernel_{name.replace('/', '_')}_ms": ms / TRACED_STEPS for name, ms in self._kernel_ms.items() if ms
         }
         return {**memory, **kernels}
+
+
+def over_processes(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """One set of results for all processes: rank 0's, with the largest of every memory figure over the ranks.
+
+    `mem_peak_allocated_gib_min_rank` is the smallest rank's peak: how evenly the memory is spread.
+    """
+    merged = dict(results[0])
+    if len(results) == 1:
+        return merged
+    for name, value in merged.items():
+        if name.startswith(("mem_", "rss_")) and isinstance(value, float):
+            merged[name] = max(other[name] for other in results)
+    name = "mem_peak_allocated_gib"
+    if name in merged:
+        merged[f"{name}_min_rank"] = min(other[name] for other in results)
+    return merged

@@ -1,14 +1,18 @@
-"""The training loop: one model, one device, next-token prediction.
+"""The training loop: next-token prediction, by one process or by several that share a batch and a sharded model.
 
 Each step draws `grad_accum` micro-batches whose content depends only on (seed, step), runs forward and backward, clips the
 gradient norm and takes one AdamW step. The host never waits for the GPU inside a step: losses stay on the device and are
 read once per `log_every` steps, step times come from events. A few early steps run with the memory meter on; they and the
 warm-up steps are left out of the speed figures. Validation, checkpoints and log flushes happen between timed steps.
+
+Rank r of R processes takes micro-batches R * step + r; FSDP averages the gradients inside the backward pass. What else they must
+agree on goes through `World`, which for one process does nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import signal
 import time
@@ -19,16 +23,18 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.distributed.tensor import DTensor
 
 from lsai_core.attention import resolve
 from lsai_core.config import OptimConfig, TrainConfig
 from lsai_core.data import BatchStream, Dataset, sequential_batches
 from lsai_core.errors import Unavailable, UserError
 from lsai_core.model import Transformer, build_model
+from lsai_core.parallel.world import World
 from lsai_core.profiling.memory import PhaseMemory
 from lsai_core.profiling.steptime import StepTimer
 from lsai_core.train import checkpoint
-from lsai_core.train.instruments import Instruments
+from lsai_core.train.instruments import Instruments, over_processes
 from lsai_core.train.metrics import MetricsFile
 from lsai_core.train.precision import autocast, compute_dtype, set_matmul_mode, weight_dtype
 
@@ -78,8 +84,12 @@ def attention_kernel(config: TrainConfig, device: torch.device) -> str:
 
 
 def prepare_model(config: TrainConfig, device: torch.device) -> Transformer:
-    """The model of a run, initialized from its seed, on its device, in its weight dtype, compiled if asked."""
+    """The model of a run, initialized from its seed, on its device, in its weight dtype, compiled and sharded if asked."""
     torch.manual_seed(config.seed)
+    if config.parallel.world_size > 1:
+        from lsai_core.parallel.fsdp import build_sharded
+
+        return build_sharded(config, device)
     model = build_model(
         config.model,
         config.attention,
@@ -118,16 +128,37 @@ def loss_fn(model: Transformer, x_BS: torch.Tensor, y_BS: torch.Tensor, *, reduc
 
 
 @torch.no_grad()
-def validate(model: Transformer, config: TrainConfig, dataset: Dataset, device: torch.device) -> float:
-    """Mean loss (nats per token) over the held-out split, every token weighted the same."""
-    total, count = torch.zeros((), dtype=torch.float64), 0
-    tokens = dataset.tokens("validation")
-    for x_BS, y_BS in sequential_batches(tokens, config.batch_size, config.seq_len, config.eval.batches):
-        with autocast(config.precision, device):
+def validate(
+    model: Transformer, config: TrainConfig, dataset: Dataset, device: torch.device, world: World | None = None
+) -> float:
+    """Mean loss (nats per token) over the held-out split, every token weighted the same; batches go round the processes."""
+    world = world or World()
+    total_and_count = torch.zeros(2, dtype=torch.float64)
+    limit = config.eval.batches * world.size
+    batches = sequential_batches(dataset.tokens("validation"), config.batch_size, config.seq_len, limit)
+    while round_ := list(itertools.islice(batches, world.size)):
+        # The model is sharded, so all processes must run it: one that is left without a batch runs another's, for nothing.
+        x_BS, y_BS = round_[min(world.rank, len(round_) - 1)]
+        with compute_context(config, device):
             loss = loss_fn(model, x_BS.to(device), y_BS.to(device), reduction="sum")
-        total += loss.double().cpu()
-        count += y_BS.numel()
-    return float(total) / count
+        if world.rank < len(round_):
+            total_and_count += torch.tensor([float(loss), y_BS.numel()], dtype=torch.float64)
+    total, count = world.sum(total_and_count).tolist()
+    return total / count
+
+
+def compute_context(config: TrainConfig, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """The precision context of forward and loss. A sharded model casts its weights as it gathers them and needs none."""
+    return contextlib.nullcontext() if config.parallel.world_size > 1 else autocast(config.precision, device)
+
+
+def open_checkpoints(config: TrainConfig, folder: Path, world: World) -> checkpoint.Checkpoints:
+    """The checkpoints of a run: sharded ones for several processes, or where another number of processes left such."""
+    if world.size == 1 and not any(folder.glob("sharded-*")):
+        return checkpoint.WholeCheckpoints(folder, config.checkpoint.keep)
+    from lsai_core.parallel.checkpoint import ShardedCheckpoints
+
+    return ShardedCheckpoints(folder, config.checkpoint.keep, config.tokens_per_step // config.seq_len, world)
 
 
 @contextlib.contextmanager
@@ -151,38 +182,36 @@ def train(
     folder: Path,
     on_rows: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
     mfu_per_rate: float | None = None,
+    world: World | None = None,
 ) -> Trained:
     """Train `config` on `dataset`; metrics and checkpoints go to `folder`, finished rows also to `on_rows`.
 
-    `mfu_per_rate`: MFU of one token/s on this device, for the rows of the metrics file.
+    `mfu_per_rate`: MFU of one token/s over all devices, for the rows of the metrics file. `world`: the processes that
+    train together; each calls with its own, and all get the same rows.
 
     Resumes from the newest checkpoint in `folder`. Raises Unavailable, UserError, Diverged, Preempted, or torch's
     out-of-memory error; whatever happens, `metrics.jsonl` holds the complete steps.
     """
     started = time.perf_counter()
+    world = world or World()
+    if config.parallel.world_size != world.size:
+        raise UserError(f"parallel asks for {config.parallel.world_size} processes, but {world.size} are running")
     device = resolve_device(config.device)
     set_matmul_mode(config.precision)
     kernel = attention_kernel(config, device)
     stream = BatchStream(dataset.tokens("train"), config.batch_size * config.grad_accum, config.seq_len, config.seed)
     model = prepare_model(config, device)
     optimizer = build_optimizer(model, config.optim)
-    metrics, result = MetricsFile(folder / "metrics.jsonl", mfu_per_rate), Trained(model, kernel)
-
-    if saved := checkpoint.checkpoints(folder):
-        state = checkpoint.load(saved[-1])
-        try:
-            model.load_state_dict(state["model"])
-            optimizer.load_state_dict(state["optimizer"])
-        except (KeyError, RuntimeError, ValueError) as error:
-            raise UserError(
-                f"{saved[-1]} does not fit this run's model: {' '.join(str(error).split())[:200]}"
-            ) from None
-        checkpoint.restore_random_states(state["random"])
-        result.resumed_at, result.train_s = state["step"], state["train_s"]
+    metrics, result = MetricsFile(folder / "metrics.jsonl", mfu_per_rate, world), Trained(model, kernel)
+    checkpoints = open_checkpoints(config, folder, world)
+    result.resumed_at, result.train_s = checkpoints.restore(model, optimizer)
     result.rows = metrics.truncate(result.resumed_at)
 
     timer = StepTimer(device)
-    instruments = Instruments(config.profile, device, folder, (model, optimizer), result.resumed_at)
+    profile = config.profile
+    if not world.is_main:  # one trace is enough
+        profile = profile.model_copy(update={"trace": False, "snapshot": False})
+    instruments = Instruments(profile, device, folder, (model, optimizer), result.resumed_at)
     flushed = 0  # steps of this process whose durations are on disk
     result.setup_s = time.perf_counter() - started
     loop_started = time.perf_counter()
@@ -201,21 +230,25 @@ def train(
             )
 
     timer.mark()
-    with _stop_requests() as stop, instruments:
+    with _stop_requests() as asked, instruments:
         for step in range(result.resumed_at, config.steps):
             meter = instruments.before(step)
             lr = learning_rate(step, config.steps, config.optim)
             for group in optimizer.param_groups:
                 group["lr"] = lr
-            loss_and_norm = train_step(model, optimizer, *stream.batch(step), config, device, meter)
+            loss_and_norm = train_step(
+                model, optimizer, *stream.batch(step * world.size + world.rank), config, device, meter
+            )
             timer.mark()
             instruments.after(step)
             row = {"step": step, "lr": lr, "tokens_in_step": config.tokens_per_step, **memory_now(device)}
+            row["steady"] = step not in instruments.untimed
             metrics.add(row, loss_and_norm)
             if step == result.resumed_at:
                 _synchronize(device)
                 result.first_step_s = time.perf_counter() - loop_started
 
+            stop = world.agree_to_stop(bool(asked))
             done = step + 1
             last = done == config.steps
             save_now = config.checkpoint.every and done % config.checkpoint.every == 0 and not last
@@ -226,20 +259,23 @@ def train(
             if check_now or save_now or stop:
                 timer.restart()  # what follows is no step
             if check_now:
-                result.validation_loss = validate(model, config, dataset, device)
+                result.validation_loss = validate(model, config, dataset, device, world)
                 extra["validation_loss"] = result.validation_loss
             result.train_s = earlier_s + time.perf_counter() - loop_started
             flush(extra)
+            checkpoints.check()
             if save_now or (stop and not last):
-                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "train_s": result.train_s}
-                checkpoint.save(folder, done, state, config.checkpoint.keep)
+                checkpoints.save(done, model, optimizer, result.train_s)
             if stop and not last:
-                raise Preempted(f"stopped by {signal.Signals(stop[0]).name} after step {done} of {config.steps}")
+                checkpoints.finish()
+                sender = signal.Signals(asked[0]).name if world.size == 1 else "request"
+                raise Preempted(f"stopped by {sender} after step {done} of {config.steps}")
             if check_now or save_now:
                 timer.mark()
 
-    result.timed_ms = [row["step_ms"] for row in result.rows if row["step"] not in instruments.untimed]
-    result.measured = instruments.results()
+    result.timed_ms = [row["step_ms"] for row in result.rows if row["steady"]]  # in every sitting of this run
+    checkpoints.finish()
+    result.measured = over_processes(world.gather(instruments.results()))
     return result
 
 
@@ -261,17 +297,25 @@ def train_step(
         x_NS, y_NS = (t.pin_memory().to(device, non_blocking=True) for t in (x_NS, y_NS))
     total = torch.zeros((), device=device)
     for x_BS, y_BS in zip(x_NS.split(config.batch_size), y_NS.split(config.batch_size), strict=True):
-        with phase("forward"), autocast(config.precision, device):
+        with phase("forward"), compute_context(config, device):
             loss = loss_fn(model, x_BS, y_BS) / config.grad_accum
         with phase("backward"):
             loss.backward()
         total += loss.detach()
     with phase("optimizer"):
-        limit = config.optim.grad_clip or math.inf
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit, foreach=True)
+        norm = clip_gradients(list(model.parameters()), config.optim.grad_clip or math.inf)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    return torch.stack([total.float(), norm.float()])
+    return torch.stack([total.float(), norm.float().to(device)])
+
+
+def clip_gradients(parameters: list[torch.nn.Parameter], limit: float) -> torch.Tensor:
+    """Scale the gradients, together, to a norm of at most `limit`; returns the norm before, over all shards."""
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
+    torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm, foreach=True)
+    return norm
 
 
 def memory_now(device: torch.device) -> dict[str, float]:

@@ -14,21 +14,27 @@ from typing import Any
 import torch
 
 from lsai_core.files import write_text
+from lsai_core.parallel.world import World
 from lsai_core.runs.records import read_jsonl
 
 
 class MetricsFile:
-    """Appends rows to `metrics.jsonl`; `truncate` drops what a resumed run is about to do again."""
+    """Appends rows to `metrics.jsonl`; `truncate` drops what a resumed run is about to do again.
 
-    def __init__(self, path: Path, mfu_per_rate: float | None = None) -> None:
-        """`mfu_per_rate`: MFU of one token/s on this device; None leaves MFU out."""
-        self.path, self.mfu_per_rate = path, mfu_per_rate
+    Of several processes each gets all rows, with values averaged over them and its own durations; rank 0 writes its own.
+    """
+
+    def __init__(self, path: Path, mfu_per_rate: float | None = None, world: World | None = None) -> None:
+        """`mfu_per_rate`: MFU of one token/s over all devices; None leaves MFU out."""
+        self.path, self.mfu_per_rate, self.world = path, mfu_per_rate, world or World()
         self._pending: list[tuple[dict[str, Any], torch.Tensor]] = []
 
     def truncate(self, steps: int) -> list[dict[str, Any]]:
         """Keep the rows of the first `steps` steps and return them (0: start an empty file)."""
         kept = [row for row in read_jsonl(self.path) if row["step"] < steps] if self.path.exists() else []
-        write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
+        self.world.barrier()  # all have read before one writes
+        if self.world.is_main:
+            write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
         return kept
 
     def add(self, row: dict[str, Any], loss_and_norm: torch.Tensor) -> None:
@@ -39,7 +45,7 @@ class MetricsFile:
         """Write the queued steps with their durations (one each); `extra` joins the last of them. Returns the rows."""
         if not self._pending:
             return []
-        values = torch.stack([tensor for _, tensor in self._pending]).tolist()
+        values = self.world.mean(torch.stack([tensor for _, tensor in self._pending])).tolist()
         rows = []
         for (row, _), (loss, norm), duration in zip(self._pending, values, durations_ms, strict=True):
             rate = row["tokens_in_step"] * 1e3 / duration
@@ -48,10 +54,11 @@ class MetricsFile:
                 row["mfu"] = rate * self.mfu_per_rate
             rows.append(row)
         rows[-1] |= extra
-        with self.path.open("a") as file:
-            file.writelines(json.dumps(_finite(row)) + "\n" for row in rows)
-            file.flush()
-            os.fsync(file.fileno())
+        if self.world.is_main:
+            with self.path.open("a") as file:
+                file.writelines(json.dumps(_finite(row)) + "\n" for row in rows)
+                file.flush()
+                os.fsync(file.fileno())
         self._pending.clear()
         return rows
 

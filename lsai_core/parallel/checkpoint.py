@@ -1,0 +1,140 @@
+"""Distributed checkpoints: every process writes its own slices, any number of processes reads them.
+
+A checkpoint is a folder `sharded-<step>` in the format of torch.distributed.checkpoint (DCP), which records for each tensor
+which part of it lies where; reading asks for the parts that the reading process needs, however the writing ones had cut.
+`complete.json` in it is written last, by rank 0, after every process has its slices on disk: without it there is no
+checkpoint. So a kill in mid-save costs the new one and never an old one; older ones go only after the newer one is complete.
+
+Saving copies the slices to host memory, which training waits for, and writes them behind its back. There is no random state
+to save: after initialization nothing is drawn, and batches are a function of the step.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.optim import Optimizer
+
+from lsai_core.errors import UserError
+from lsai_core.files import write_json
+from lsai_core.parallel.world import World
+
+COMPLETE = "complete.json"
+
+
+def sharded_checkpoints(folder: Path) -> list[Path]:
+    """Complete sharded checkpoints in a run's folder, oldest first."""
+    return sorted(path.parent for path in folder.glob(f"sharded-????????/{COMPLETE}"))
+
+
+class ShardedCheckpoints:
+    """The checkpoints of one run; every process makes one and calls the same methods at the same steps.
+
+    `sequences`: what one optimizer step trains on, over all processes. A checkpoint is refused for another number, since
+    the next step would see other data.
+    """
+
+    def __init__(self, folder: Path, keep: int, sequences: int, world: World) -> None:
+        self.folder, self.keep, self.sequences, self.world = folder, keep, sequences, world
+        self._alone = world.size == 1
+        # Saving runs in a thread beside training and needs its own order of calls.
+        self._group = None if self._alone else dist.new_group(backend="gloo")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._running: Future[None] | None = None
+
+    def restore(self, model: nn.Module, optimizer: Optimizer) -> tuple[int, float]:
+        """Load the newest complete checkpoint; (steps done, seconds trained), (0, 0.0) where there is none.
+
+        Raises UserError for one that is damaged or does not fit.
+        """
+        if self.world.is_main:
+            for unfinished in set(self.folder.glob("sharded-????????")) - set(sharded_checkpoints(self.folder)):
+                shutil.rmtree(unfinished)
+        self.world.barrier()
+        saved = sharded_checkpoints(self.folder)
+        if not saved:
+            return 0, 0.0
+        facts = self._facts(saved[-1])
+        weights, states = get_state_dict(model, optimizer)
+        state = {"model": weights, "optimizer": states}
+        try:
+            with warnings.catch_warnings():  # DCP finds it remarkable that a process is alone
+                warnings.filterwarnings("ignore", "torch.distributed is disabled")
+                dcp.load(state, checkpoint_id=saved[-1], process_group=self._group, no_dist=self._alone)
+            set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=states)
+        except (dcp.api.CheckpointException, KeyError, RuntimeError, ValueError) as error:
+            raise UserError(f"{saved[-1]} does not fit this run's model: {_reason(error)}") from error
+        return facts["step"], facts["train_s"]
+
+    def save(self, step: int, model: nn.Module, optimizer: Optimizer, train_s: float) -> None:
+        """Begin to write the checkpoint of `step` completed steps; waits for the one before to be on disk."""
+        self.finish()
+        weights, states = get_state_dict(model, optimizer)
+        path = self.folder / f"sharded-{step:08d}"
+        written = dcp.async_save(
+            {"model": weights, "optimizer": states},
+            checkpoint_id=path,
+            process_group=self._group,
+            no_dist=self._alone,
+        )
+        facts = {"step": step, "ranks": self.world.size, "sequences_per_step": self.sequences, "train_s": train_s}
+        self._running = self._writer.submit(self._complete, written, path, facts)
+
+    def check(self) -> None:
+        """Raise what went wrong with the last save (a full disk, say), if it is known by now."""
+        if self._running is not None and self._running.done():
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait until what was saved is on disk, or raise what went wrong with it."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.result()
+
+    def _complete(self, written: Any, path: Path, facts: dict[str, Any]) -> None:
+        try:
+            written.result()  # or the error of any process
+        except dcp.api.CheckpointException as error:
+            if self.world.is_main:  # makes room again, which may be what was missing
+                shutil.rmtree(path, ignore_errors=True)
+            raise OSError(f"the checkpoint of step {facts['step']} could not be saved: {_reason(error)}") from error
+        if not self.world.is_main:
+            return
+        sizes = {file.name: file.stat().st_size for file in path.iterdir()}
+        write_json(path / COMPLETE, {**facts, "files": sizes})
+        for old in sharded_checkpoints(self.folder)[: -self.keep]:
+            (old / COMPLETE).unlink()
+            shutil.rmtree(old)
+
+    def _facts(self, path: Path) -> dict[str, Any]:
+        advice = f"delete the folder {path.name} to resume from the one before it, or to start again"
+        try:
+            facts = json.loads((path / COMPLETE).read_text())
+            sizes = {name: (path / name).stat().st_size for name in facts["files"]}
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"{path} cannot be read ({error}); {advice}") from None
+        if sizes != facts["files"]:
+            raise UserError(f"{path} is damaged: the sizes of its files do not match; {advice}")
+        if facts["sequences_per_step"] != self.sequences:
+            raise UserError(
+                f"{path} was written at {facts['sequences_per_step']} sequences per step, this run has {self.sequences}; "
+                "choose batch_size so that batch_size x grad_accum x processes stays the same"
+            )
+        return facts
+
+
+def _reason(error: BaseException) -> str:
+    """One line: of what several processes met, the first one's own words."""
+    if isinstance(error, dcp.api.CheckpointException) and error.failures:
+        cause = next(iter(error.failures.values()))[0]
+        error = cause if isinstance(cause, BaseException) else error
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

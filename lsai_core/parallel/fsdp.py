@@ -1,0 +1,79 @@
+"""Fully sharded data parallelism (FSDP2: Zhao et al. 2023, arXiv:2304.11277, rebuilt on DTensor).
+
+Every process keeps a slice of each parameter, of its gradient and of its optimizer states. Before a block runs, its slices are
+gathered into full weights, after it they are freed; the backward pass gathers once more, and scatters the summed gradients
+back into slices. While one block computes, the next one's weights are on their way.
+
+Units that are gathered together: the embedding, each block, and the last norm with the output layer, which the backward pass
+needs at once and which therefore stays whole after the forward pass. A tied embedding serves both ends and stays in the root.
+
+Precision: `bf16_autocast` keeps fp32 shards, gathers and computes in bf16 and sums gradients in fp32. Unlike autocast in a
+single process it also carries the residual stream between blocks in bf16. `bf16` keeps bf16 shards, and sums gradients in fp32.
+
+The model is shaped on the meta device, sharded, and only then given memory and values: it never exists whole anywhere.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+from lsai_core.config import ParallelConfig, Precision, TrainConfig
+from lsai_core.model import Transformer
+from lsai_core.train.precision import weight_dtype
+
+
+def build_sharded(config: TrainConfig, device: torch.device) -> Transformer:
+    """This process's slices of the run's model, initialized from its seed (the same values as in one process).
+
+    Parameters are DTensors in the weight dtype, on `device`, or on the host with `cpu_offload`.
+    """
+    with torch.device("meta"):
+        model = Transformer(config.model, config.attention, grad_checkpoint=config.grad_checkpoint)
+    model.to(weight_dtype(config.precision))
+    if config.compile:
+        for block in model.blocks:
+            block.compile()
+    shard(model, config.parallel, config.precision, device)
+    model.to_empty(device="cpu" if config.parallel.cpu_offload else device)
+    model.init_weights(config.seed)
+    return model
+
+
+def mesh_of(parallel: ParallelConfig, device: torch.device) -> DeviceMesh:
+    """(shard,), or (replicate, shard) where neighbours in rank, which share a node, shard and the nodes replicate."""
+    if parallel.replicate == 1:
+        return init_device_mesh(device.type, (parallel.fsdp,), mesh_dim_names=("shard",))
+    return init_device_mesh(device.type, (parallel.replicate, parallel.fsdp), mesh_dim_names=("replicate", "shard"))
+
+
+def mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
+    """What is gathered and computed in, and what gradients are summed in (see this file's introduction).
+
+    Inputs stay as they are: cast to bf16, the tables of the rotary embedding would lose the position.
+    """
+    if precision == "bf16_autocast":
+        return MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    return MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+
+
+def shard(model: Transformer, parallel: ParallelConfig, precision: Precision, device: torch.device) -> None:
+    """Turn the parameters of `model` (on the meta device) into sharded ones, in place."""
+    mesh, policy = mesh_of(parallel, device), mixed_precision(precision)
+    # Pinned memory exists for copies to a GPU only.
+    offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if parallel.cpu_offload else OffloadPolicy()
+
+    def unit(modules: torch.nn.Module | list[torch.nn.Module], reshard: bool) -> None:
+        fully_shard(modules, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=reshard)  # type: ignore[call-overload]
+
+    for block in model.blocks:
+        unit(block, parallel.reshard_after_forward)
+    if model.output is not None:
+        unit(model.embedding, parallel.reshard_after_forward)
+        unit([model.norm, model.output], False)
+    unit(model, False)
+    if device.type == "cpu":  # gloo sums, but cannot average while it sums
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_force_sum_reduction_for_comms(True)

@@ -1,0 +1,228 @@
+"""Starting the processes of a run, watching them, and saying in one line how they ended.
+
+The caller (the run notebook's kernel) stays outside: it holds no GPU, follows the metrics file that rank 0 writes, and passes stop
+signals on. torchrun starts the workers and ends the others when one dies. Every worker leaves its output in
+`logs/rank-<N>.log`, what it is in `logs/rank-<N>.pid`, and, if it fails, why and when in `logs/rank-<N>.error.json`: the earliest
+of these is the cause, the others are its echo. A worker that was killed leaves none; torchrun knows it then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from lsai_core.errors import Unavailable, UserError
+from lsai_core.profiling.limits import cpu_cores
+
+RESULTS = "results.json"
+LAUNCHER_LOG = "launcher.log"
+# Told to the workers, so that they end when the launcher is gone.
+LAUNCHER = "LSAI_LAUNCHER"
+_POLL_S = 0.2
+_SAME_MOMENT = datetime.timedelta(seconds=10)
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+Rows = list[dict[str, Any]]
+
+
+class WorkerFailed(Exception):
+    """A process of the run failed; the message says which, and how."""
+
+
+def launch(
+    folder: Path,
+    data_root: Path,
+    nproc: int,
+    *,
+    on_rows: Callable[[Rows], None] = lambda rows: None,
+    command: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """Execute the planned run in `folder` with `nproc` processes; returns the results that rank 0 wrote.
+
+    `command`: what starts `nproc` times "python -m lsai_core.parallel.worker <folder> <data root>" when the words from `-m` on are
+    appended, ends them all when one fails, and passes signals on to them (srun, in an allocation of several nodes); None is
+    torchrun on this machine. Workers want RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, or Slurm's own variables.
+
+    Raises what ended the run: MemoryError, Unavailable, Preempted, UserError or WorkerFailed. Whatever happens, no process is left
+    on this machine afterwards.
+    """
+    logs = folder / "logs"
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir(parents=True)
+    (folder / RESULTS).unlink(missing_ok=True)
+    words = [*(command or torchrun(nproc)), "-m", "lsai_core.parallel.worker", str(folder), str(data_root)]
+    environment = {
+        "OMP_NUM_THREADS": str(max(1, cpu_cores() // nproc)),
+        **os.environ,
+        LAUNCHER: f"{os.getpid()}@{socket.gethostname()}",
+        "PYTHONUNBUFFERED": "1",
+    }
+    rows = _NewRows(folder / "metrics.jsonl")
+    with (logs / LAUNCHER_LOG).open("wb") as log, _forwarded(logs, to_workers=command is None) as forward:
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+        )
+        try:
+            while process.poll() is None:
+                forward(process.pid)
+                on_rows(rows.read())
+                time.sleep(_POLL_S)
+        finally:
+            _kill_family(process)
+    on_rows(rows.read())
+    if (folder / RESULTS).exists():
+        results = json.loads((folder / RESULTS).read_text())
+        (folder / RESULTS).unlink()  # they go into summary.json
+        return results
+    raise _cause(logs, process.returncode, forward.received)
+
+
+def torchrun(nproc: int) -> list[str]:
+    """The command that starts `nproc` workers on this machine, on a free port."""
+    return [
+        sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={nproc}", "--nnodes=1", "--max-restarts=0",
+        "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=localhost",
+    ]  # fmt: skip
+
+
+def require_devices(device: str, nproc: int) -> None:
+    """Raise Unavailable unless this machine has what `nproc` processes on `device` need (leaves CUDA uninitialized)."""
+    count = torch.cuda.device_count()
+    if device == "cpu" or (device == "auto" and count == 0):
+        return
+    if count < nproc:
+        raise Unavailable(f"needs {nproc} GPUs and torch sees {count} here; device: cpu runs on CPU processes")
+
+
+class _NewRows:
+    """The rows that were added to a metrics file since the last look; from the start if the file was replaced."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.offset, self.file = path, 0, -1
+
+    def read(self) -> Rows:
+        try:
+            with self.path.open("rb") as file:
+                if os.fstat(file.fileno()).st_ino != self.file:
+                    self.file, self.offset = os.fstat(file.fileno()).st_ino, 0
+                file.seek(self.offset)
+                text = file.read()
+        except FileNotFoundError:
+            return []
+        complete = text[: text.rfind(b"\n") + 1]
+        self.offset += len(complete)
+        return [json.loads(line) for line in complete.splitlines()]
+
+
+class _Forwarder:
+    """Passes a stop signal on as SIGUSR1, again and again until the workers have ended: one that has not reached its
+    training loop yet ignores it."""
+
+    def __init__(self, logs: Path, to_workers: bool) -> None:
+        self.logs, self.to_workers, self.received = logs, to_workers, 0
+        self._next = 0.0
+
+    def receive(self, number: int, _frame: object = None) -> None:
+        self.received = self.received or number
+
+    def __call__(self, launcher: int) -> None:
+        if not self.received or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + 1.0
+        pids = [int(path.read_text()) for path in self.logs.glob("rank-*.pid")] if self.to_workers else [launcher]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR1)
+
+
+@contextlib.contextmanager
+def _forwarded(logs: Path, to_workers: bool) -> Iterator[_Forwarder]:
+    """Catch stop signals while the block runs (in the main thread; elsewhere nothing can be caught)."""
+    forwarder = _Forwarder(logs, to_workers)
+    old = {}
+    with contextlib.suppress(ValueError):
+        for number in _SIGNALS:
+            old[number] = signal.signal(number, forwarder.receive)
+    try:
+        yield forwarder
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def _kill_family(process: subprocess.Popen[bytes]) -> None:
+    """Leave nothing behind: torchrun has ended its workers, unless the caller was interrupted or torchrun was killed."""
+    family: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    for member in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    psutil.wait_procs(family, timeout=10)
+    process.wait()
+
+
+def _cause(logs: Path, code: int, asked: int) -> Exception:
+    """The exception that says why the workers ended without results."""
+    from lsai_core.train.loop import Preempted
+
+    errors = [
+        {"rank": int(path.name.split("-")[1].split(".")[0]), **json.loads(path.read_text())}
+        for path in logs.glob("*.error.json")
+    ]
+    first = min(errors, key=lambda error: error["time"], default=None)
+    log = (logs / LAUNCHER_LOG).read_text(errors="replace")
+    if killed := _killed_rank(log):
+        rank, number = killed
+        # Whoever reports an error after a neighbour's death reports that death.
+        if first is None or first["outcome"] == "failed":
+            hint = " (by hand, or by the system when memory ran out)" if number == signal.SIGKILL else ""
+            return WorkerFailed(
+                f"rank {rank} was ended by {signal.Signals(number).name}{hint}; see logs/rank-{rank}.log"
+            )
+    if first is None:
+        lines = [line for line in log.splitlines() if line.strip()]
+        return WorkerFailed(f"the workers ended with exit code {code}: {lines[-1] if lines else 'no output'}")
+    reason = first["reason"]
+    if first["outcome"] == "preempted":
+        return Preempted(reason + (f" ({signal.Signals(asked).name})" if asked else ""))
+    if first["outcome"] == "oom":
+        return MemoryError(f"rank {first['rank']}: {reason}")
+    if first["outcome"] == "unavailable":
+        return Unavailable(reason)
+    if first["user_error"]:
+        return UserError(reason)
+    return WorkerFailed(f"rank {first['rank']}: {reason}; see logs/rank-{first['rank']}.log")
+
+
+def _killed_rank(log: str) -> tuple[int, int] | None:
+    """(rank, signal) of the worker that died by a signal, from srun's messages or torchrun's closing report.
+
+    torchrun itself ends the others with SIGTERM, and those that do not react with SIGKILL half a minute later.
+    """
+    if match := re.search(r"task (\d+): Killed", log):
+        return int(match[1]), signal.SIGKILL
+    others, _, root = log.partition("Root Cause (first observed failure):")
+    found = r"time\s*: (\S+)\n.*?rank\s*: (\d+).*?exitcode\s*: (-?\d+)"
+    dead = [
+        (datetime.datetime.strptime(time_, "%Y-%m-%d_%H:%M:%S"), int(rank), -int(code))
+        for time_, rank, code in re.findall(found, root, re.DOTALL) + re.findall(found, others, re.DOTALL)
+    ]
+    for at, rank, number in dead:
+        if number > 0 and number != signal.SIGTERM and at - dead[0][0] < _SAME_MOMENT:
+            return rank, number
+    return None

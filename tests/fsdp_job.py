@@ -1,0 +1,57 @@
+"""What four processes do in `test_fsdp.py`: several runs in one job. Started by torchrun: `fsdp_job.py <folder> <text>`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from fsdp_fixture import config, dataset
+
+from lsai_core.parallel.export import export_hf
+from lsai_core.parallel.processes import connect
+from lsai_core.train.loop import train
+
+RUNS = {
+    "fsdp": {"parallel": {"fsdp": 4}, "checkpoint": {"every": 3}},
+    "kept": {"parallel": {"fsdp": 4, "reshard_after_forward": False}, "grad_checkpoint": "full"},
+    "hsdp": {"parallel": {"fsdp": 2, "replicate": 2}},
+    "offload": {"parallel": {"fsdp": 4, "cpu_offload": True}},
+    "tied": {"parallel": {"fsdp": 4}, "grad_accum": 2, "model": {"tie_embeddings": True}},
+    "bf16_autocast": {"parallel": {"fsdp": 4}, "precision": "bf16_autocast"},
+    "bf16": {"parallel": {"fsdp": 4}, "precision": "bf16"},
+}
+
+
+def main(root: Path, text: Path) -> None:
+    world = connect(torch.device("cpu"))
+    facts = {}
+    for name, changes in RUNS.items():
+        run, folder = config(text, **changes), root / name
+        folder.mkdir(exist_ok=True)
+        trained = train(run, dataset(run, root / "data"), folder, world=world)
+        export_hf(trained.model, folder / "model", world)
+        held = sum(p.to_local().numel() for p in trained.model.parameters())  # type: ignore[attr-defined]
+        facts[name] = {
+            "validation_loss": trained.validation_loss,
+            "held": world.gather(held),
+            "dtype": str(next(trained.model.parameters()).dtype),
+            "measured": trained.measured,
+        }
+    # The same run once more, from its checkpoint after step 3.
+    run, folder = config(text, **RUNS["fsdp"]), root / "again"
+    if world.is_main:
+        shutil.copytree(root / "fsdp", folder)
+    world.barrier()
+    again = train(run, dataset(run, root / "data"), folder, world=world)
+    export_hf(again.model, folder / "model", world)
+    facts["again"] = {"resumed_at": again.resumed_at, "validation_loss": again.validation_loss}
+    world.close()
+    if world.is_main:
+        (root / "facts.json").write_text(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,181 @@
+"""Sharded training against one process: losses, gradients, weights, checkpoints and export, over real gloo processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fsdp_fixture import STEPS, config, dataset, plan
+from fsdp_job import RUNS
+
+from lsai_core.config import TrainConfig, validated
+from lsai_core.errors import UserError
+from lsai_core.hf import load_hf, to_hf
+from lsai_core.parallel.launch import launch, torchrun
+from lsai_core.parallel.world import World
+from lsai_core.runs.records import read_jsonl
+from lsai_core.train.loop import Trained, train
+
+EXACT = ("fsdp", "kept", "hsdp", "offload", "tied")
+
+
+@dataclass
+class Job:
+    root: Path
+    text: Path
+    facts: dict[str, Any]
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        return read_jsonl(self.root / name / "metrics.jsonl")
+
+    def weights(self, name: str) -> dict[str, torch.Tensor]:
+        model = load_hf(self.root / name / "model")
+        return {key: value.double() for key, value in to_hf(model.state_dict(), model.config).items()}
+
+    def alone(self, name: str, folder: Path) -> Trained:
+        """The same run by one process, at the same sequences per step."""
+        changes = {key: value for key, value in RUNS[name].items() if key != "parallel"}
+        run = config(self.text, **changes)
+        folder.mkdir(exist_ok=True)
+        return train(run, dataset(run, self.root / "data"), folder)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """All runs of `fsdp_job.py`, by four processes."""
+    from fsdp_fixture import write_text
+
+    torch.set_num_threads(1)  # tiny models: a second thread only waits
+    root = tmp_path_factory.mktemp("fsdp")
+    text = write_text(root)
+    dataset(config(text), root / "data")
+    script = Path(__file__).parent / "fsdp_job.py"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
+    done = subprocess.run(
+        [*torchrun(4), str(script), str(root), str(text)], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    yield Job(root, text, json.loads((root / "facts.json").read_text()))
+
+
+def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
+
+
+def curve(rows: list[dict[str, Any]], column: str) -> torch.Tensor:
+    return torch.tensor([row[column] for row in rows], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_four_processes_train_as_one_does(job: Job, name: str, tmp_path: Path) -> None:
+    alone = job.alone(name, tmp_path)
+    rows = job.rows(name)
+    assert [row["step"] for row in rows] == list(range(STEPS))
+    for column in ("loss", "grad_norm"):
+        wanted = curve(alone.rows, column)
+        assert ((curve(rows, column) - wanted).abs() / wanted).max() <= 1e-5
+    assert rows[0]["tokens_in_step"] == alone.rows[0]["tokens_in_step"]
+    assert rows[-1]["validation_loss"] == pytest.approx(alone.validation_loss, rel=1e-5)
+    wanted_weights = to_hf(alone.model.state_dict(), alone.model.config)
+    found = job.weights(name)
+    assert found.keys() == wanted_weights.keys()
+    # AdamW divides by the root of tiny second moments, which magnifies rounding in the update, not in the weight.
+    assert max(relative(found[key], value.double()) for key, value in wanted_weights.items()) <= 1e-5
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [("bf16_autocast", 5e-3), ("bf16", 5e-3)])
+def test_bf16_stays_close_to_one_process(job: Job, name: str, tolerance: float, tmp_path: Path) -> None:
+    wanted = curve(job.alone(name, tmp_path).rows, "loss")
+    assert ((curve(job.rows(name), "loss") - wanted).abs() / wanted).max() <= tolerance
+    dtype = "torch.float32" if name == "bf16_autocast" else "torch.bfloat16"
+    assert job.facts[name]["dtype"] == dtype
+
+
+def test_every_process_holds_its_share_only(job: Job) -> None:
+    total = sum(p.numel() for p in load_hf(job.root / "fsdp" / "model").parameters())
+    assert sum(job.facts["fsdp"]["held"]) == total
+    assert max(job.facts["fsdp"]["held"]) <= 0.3 * total
+    assert sum(job.facts["hsdp"]["held"]) == 2 * total
+    measured = job.facts["fsdp"]["measured"]
+    assert 0 < measured["mem_peak_allocated_gib_min_rank"] <= measured["mem_peak_allocated_gib"]
+
+
+def test_resumed_run_is_the_same_to_the_last_bit(job: Job) -> None:
+    assert job.facts["again"]["resumed_at"] == 3
+    assert job.facts["again"]["validation_loss"] == job.facts["fsdp"]["validation_loss"]
+    assert [row["loss"] for row in job.rows("again")] == [row["loss"] for row in job.rows("fsdp")]
+    first, second = job.weights("fsdp"), job.weights("again")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_another_number_of_processes_goes_on(job: Job, processes: int, tmp_path: Path) -> None:
+    run = config(job.text, parallel={"fsdp": processes}, checkpoint={"export": True})
+    folder = plan(run, tmp_path / "runs" / "test" / "resumed")
+    for name in ("sharded-00000003", "metrics.jsonl"):
+        source = job.root / "fsdp" / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
+    if processes == 1:
+        found = train(run, dataset(run, job.root / "data"), folder)
+        resumed, validation_loss = found.resumed_at, found.validation_loss
+        weights = {k: v.double() for k, v in to_hf(found.model.state_dict(), found.model.config).items()}
+    else:
+        results = launch(folder, job.root / "data", processes)
+        resumed, validation_loss = results["resumed_at"], results["validation_loss"]
+        model = load_hf(folder / "model")
+        weights = to_hf(model.state_dict(), model.config)
+        assert results["world_size"] == 2
+        assert results["tokens_per_s_per_gpu"] == pytest.approx(results["tokens_per_s"] / 2)
+    assert resumed == 3
+    assert validation_loss == pytest.approx(job.facts["fsdp"]["validation_loss"], rel=1e-5)
+    rows = read_jsonl(folder / "metrics.jsonl")
+    wanted = curve(job.rows("fsdp"), "loss")
+    assert ((curve(rows, "loss") - wanted).abs() / wanted).max() <= 1e-5
+    uninterrupted = job.weights("fsdp")
+    assert max(relative(weights[key].double(), value) for key, value in uninterrupted.items()) <= 1e-5
+
+
+def resume_alone(job: Job, folder: Path, **changes: Any) -> None:
+    folder.mkdir(exist_ok=True)
+    if not (folder / "sharded-00000003").exists():
+        shutil.copytree(job.root / "fsdp" / "sharded-00000003", folder / "sharded-00000003")
+    run = config(job.text, **changes)
+    train(run, dataset(run, job.root / "data"), folder, world=World())
+
+
+def test_checkpoints_that_cannot_be_used_are_refused_in_one_line(job: Job, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="8 sequences per step, this run has 4"):
+        resume_alone(job, tmp_path / "a", batch_size=4)
+    with pytest.raises(UserError, match="does not fit this run's model"):
+        resume_alone(job, tmp_path / "b", model={"n_layers": 3})
+    shutil.copytree(job.root / "fsdp" / "sharded-00000003", tmp_path / "c" / "sharded-00000003")
+    part = next((tmp_path / "c" / "sharded-00000003").glob("*.distcp"))
+    part.write_bytes(part.read_bytes()[:-1])
+    with pytest.raises(UserError, match="is damaged"):
+        resume_alone(job, tmp_path / "c")
+
+
+def test_an_unfinished_checkpoint_does_not_count(job: Job, tmp_path: Path) -> None:
+    half = tmp_path / "run" / "sharded-00000005"
+    shutil.copytree(job.root / "fsdp" / "sharded-00000003", half)
+    (half / "complete.json").unlink()
+    run = config(job.text)
+    shutil.copytree(job.root / "fsdp" / "sharded-00000003", tmp_path / "run" / "sharded-00000003")
+    assert train(run, dataset(run, job.root / "data"), tmp_path / "run").resumed_at == 3
+    assert not half.exists()
+
+
+def test_impossible_parallel_settings_are_refused() -> None:
+    model = {"preset": "lab-tiny"}
+    with pytest.raises(UserError, match="need fsdp > 1"):
+        validated(TrainConfig, {"model": model, "parallel": {"replicate": 2}}, "test")
+    with pytest.raises(UserError, match="need fsdp > 1"):
+        validated(TrainConfig, {"model": model, "parallel": {"cpu_offload": True}}, "test")

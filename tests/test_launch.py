@@ -1,0 +1,127 @@
+"""Launching the processes of a run: stop signals, a killed process, errors of every kind, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from fsdp_fixture import config, dataset, plan, write_text
+
+from lsai_core.errors import Unavailable, UserError
+from lsai_core.parallel.launch import WorkerFailed, launch, require_devices
+from lsai_core.runs.execute import ActiveRun
+from lsai_core.runs.records import read_jsonl
+from lsai_core.train.loop import Preempted, train
+
+
+def pids(folder: Path) -> list[int]:
+    return [int(path.read_text()) for path in (folder / "logs").glob("rank-*.pid")]
+
+
+def test_a_run_survives_a_stop_signal_and_the_kill_of_a_process(tmp_path: Path) -> None:
+    text, data = write_text(tmp_path), tmp_path / "data"
+    settings: dict[str, Any] = {"steps": 60, "checkpoint": {"every": 10}, "profile": {"memory_steps": 0}}
+    run = config(text, parallel={"fsdp": 2}, **settings)
+    dataset(run, data)
+    folder = plan(run, tmp_path / "runs" / "test" / "faults")
+
+    def stop(rows: list[dict[str, Any]]) -> None:
+        if rows and rows[-1]["step"] >= 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Preempted, match=r"after step \d+ of 60 \(SIGTERM\)"):
+        launch(folder, data, 2, on_rows=stop)
+    stopped_at = len(read_jsonl(folder / "metrics.jsonl"))
+    assert [path.name for path in folder.glob("sharded-*")] == [f"sharded-{stopped_at:08d}"]
+
+    killed: list[float] = []
+
+    def kill(rows: list[dict[str, Any]]) -> None:
+        if rows and rows[-1]["step"] >= max(25, stopped_at + 5) and not killed:
+            os.kill(int((folder / "logs" / "rank-1.pid").read_text()), signal.SIGKILL)
+            killed.append(time.monotonic())
+
+    with pytest.raises(WorkerFailed, match="rank 1 was ended by SIGKILL"):
+        launch(folder, data, 2, on_rows=kill)
+    assert time.monotonic() - killed[0] < 60
+    assert not any(psutil.pid_exists(pid) for pid in pids(folder))
+
+    summary = ActiveRun(folder, data).execute()
+    assert summary.outcome == "ok", summary.reason
+    assert summary.results["resumed_at"] >= 20
+    assert not list(folder.glob("sharded-*"))  # a finished run needs none
+
+    alone = train(config(text, **settings), dataset(run, data), tmp_path)
+    rows = read_jsonl(folder / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(60))
+    assert max(abs(a["loss"] / b["loss"] - 1) for a, b in zip(rows, alone.rows, strict=True)) <= 1e-4
+
+
+def fake_worker(folder: Path, body: str) -> list[str]:
+    """A command in the place of torchrun that does what `body` says and ends with exit code 1."""
+    script = folder / "fake.py"
+    script.write_text(
+        f"import json, sys, time\nfrom pathlib import Path\nlogs = Path({str(folder / 'logs')!r})\n{body}\nsys.exit(1)\n"
+    )
+    return [sys.executable, str(script)]
+
+
+def error(rank: int, outcome: str, reason: str, at: float, user_error: bool = False) -> str:
+    facts = json.dumps({"time": at, "outcome": outcome, "reason": reason, "user_error": user_error})
+    return f"(logs / 'rank-{rank}.error.json').write_text({facts!r})"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "user_error", "kind", "message"),
+    [
+        ("oom", False, MemoryError, "rank 3: CUDA out of memory"),
+        ("unavailable", False, Unavailable, "CUDA out of memory"),
+        ("failed", True, UserError, "CUDA out of memory"),
+        ("failed", False, WorkerFailed, "rank 3: CUDA out of memory; see logs/rank-3.log"),
+    ],
+)
+def test_the_earliest_error_is_the_cause(
+    tmp_path: Path, outcome: str, user_error: bool, kind: type[Exception], message: str
+) -> None:
+    later = error(0, "failed", "connection closed by peer", at=2.0)
+    body = later + "\n" + error(3, outcome, "CUDA out of memory", at=1.0, user_error=user_error)
+    with pytest.raises(kind) as caught:
+        launch(tmp_path, tmp_path, 4, command=fake_worker(tmp_path, body))
+    assert str(caught.value) == message
+
+
+def test_workers_that_say_nothing_leave_the_launchers_last_line(tmp_path: Path) -> None:
+    with pytest.raises(WorkerFailed, match="exit code 1: no such partition"):
+        launch(tmp_path, tmp_path, 4, command=fake_worker(tmp_path, "print('no such partition')"))
+
+
+def test_interrupting_the_launcher_leaves_no_process(tmp_path: Path) -> None:
+    body = "(logs / 'rank-0.pid').write_text(str(__import__('os').getpid()))\n"
+    body += "Path(logs.parent / 'metrics.jsonl').write_text('{\"step\": 0}\\n')\ntime.sleep(600)"
+
+    def interrupt(rows: list[dict[str, Any]]) -> None:
+        if rows:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        launch(tmp_path, tmp_path, 1, on_rows=interrupt, command=fake_worker(tmp_path, body))
+    assert not any(psutil.pid_exists(pid) for pid in pids(tmp_path))
+
+
+def test_too_few_gpus_are_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    require_devices("auto", 2)
+    require_devices("cpu", 8)
+    with pytest.raises(Unavailable, match="needs 8 GPUs and torch sees 2"):
+        require_devices("auto", 8)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    require_devices("auto", 4)
+    with pytest.raises(Unavailable, match="needs 4 GPUs"):
+        require_devices("cuda", 4)
