@@ -229,8 +229,10 @@ def test_report_table_links_to_the_runs(checkout: Path, records: Path) -> None:
     write_study(records)
     table = claims_table(recorded_claims(checkout))
     assert list(table.columns) == ["claim", "value", "repeats", "bound", "verdict", "runs"] and len(table) == 6
-    key = next(run.summary.id.key for run in recorded_runs(checkout / "reports") if run.summary.id.name == "bf16.r1")
-    assert f"[bf16.r1](#run-{key})" in table["runs"][1]
+    key = next(
+        run.summary.id.key for run in recorded_runs(checkout / "reports") if run.summary.id.name == "baseline.r1"
+    )
+    assert f"[baseline.r1](#run-{key}) and 4 more" in table["runs"][1]
     assert table_markdown(table).count("\n") == 7
 
 

@@ -152,7 +152,8 @@ def test_ceilings_on_cpu_agree_with_a_plain_timing() -> None:
     )
     assert found["matmul_fp32_tflops"] == best == found[f"matmul_fp32_{found['matmul_fp32_size']}_tflops"]
     for name in ("matmul_fp32_tflops", "matmul_bf16_tflops", "copy_gb_per_s"):
-        assert 0 < float(found[f"{name}_p25"]) <= float(found[name]) <= float(found[f"{name}_p75"])
+        # On a CPU the fastest repeat counts, so the quartiles lie below it.
+        assert 0 < float(found[f"{name}_p25"]) <= float(found[f"{name}_p75"]) <= float(found[name])
     json.dumps(found, allow_nan=False)
 
 

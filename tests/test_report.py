@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
@@ -13,6 +14,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from report_fixture import KEYS, write_chapters, write_runs
 
 from lsai_core.errors import UserError
+from lsai_core.report.appendix import appendix_markdown
 from lsai_core.report.bind import Meta, bind
 from lsai_core.report.build import build_report
 from lsai_core.report.chapter import fit_headings
@@ -103,7 +105,7 @@ def test_contents_and_run_links_lead_where_they_say(report, open_page):
     page.wait_for_function("Math.abs(document.getElementById('sec-memory').getBoundingClientRect().top) < 60")
     page.click("#tbl-headline a:has-text('8.10')")
     card = page.locator(f"#run-{KEYS[1]}")
-    assert card.locator("table").is_visible(), "the link opens the run's provenance"
+    card.locator("table").wait_for(state="visible", timeout=5000)  # the link opens the run's provenance
     provenance = card.inner_text()
     for fact in (
         "variant_1",
@@ -268,6 +270,16 @@ def test_headings_fit_one_chapter():
     assert headings == ["# One {#sec-one}", "## Sub", "# code", "## Two", "### Deep"]
     assert fit_headings("# One {#a}", "t", numbered=False).strip() == "# One {#a .unnumbered}"
     assert fit_headings("text", "Title").startswith("# Title\n")
+
+
+def test_appendix_compares_like_with_like_and_shares_anchors(tmp_path):
+    runs = write_runs(tmp_path / "runs", 3)
+    runs[0].summary.kind, runs[1].machine = "search", "node"
+    runs += [replace(runs[2], folder=runs[2].folder)]
+    text = appendix_markdown(runs, {})
+    assert "n_layers" not in text, "runs of different kinds and machines are not compared key by key"
+    assert text.count(f"#run-{KEYS[2]}") == 2, "one anchor for HTML and one for the PDF, however often a run appears"
+    assert text.count("Machine: node") == 1 and text.count("Machine: laptop") == 1
 
 
 @pytest.mark.skipif(shutil.which("quarto") is None, reason="quarto is not on PATH")

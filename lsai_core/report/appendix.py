@@ -31,10 +31,12 @@ def appendix_markdown(runs: Sequence[Run], pages: dict[str, str]) -> str:
         "Every linked number leads to its run here"
         + only_inline(", and from here to the run's own page: its executed notebook.", "."),
     ]
+    differences: dict[str, dict[str, Any]] = {}
+    for _, alike in groupby(sorted(ordered, key=_kind), key=_kind):
+        differences |= config_differences(list(alike))
     seen: set[str] = set()
     for study, group in groupby(ordered, key=lambda run: run.summary.id.study):
         of_study = list(group)
-        differences = config_differences(of_study)
         # A run that two studies share is one run: its first entry owns the anchor.
         anchored = [run.summary.id.key not in seen and not seen.add(run.summary.id.key) for run in of_study]  # type: ignore[func-returns-value]
         parts.append(f"## Study {escape(study)}\n")
@@ -43,8 +45,18 @@ def appendix_markdown(runs: Sequence[Run], pages: dict[str, str]) -> str:
             for run, anchor in zip(of_study, anchored, strict=True)
         ]
         parts.append(only("html", "\n\n".join(cards)))
-        parts.append(only("pdf", _compact_table(of_study, differences, anchored)))
+        rows = list(zip(of_study, anchored, strict=True))
+        tables = [
+            _compact_table(list(of_machine), differences)
+            for _, of_machine in groupby(rows, key=lambda row: row[0].machine)
+        ]
+        parts.append(only("pdf", "\n\n".join(tables)))
     return "\n\n".join(parts) + "\n"
+
+
+def _kind(run: Run) -> tuple[str, str, str]:
+    """Runs whose configs can be compared key by key: of one study, on one machine, of one kind."""
+    return (run.summary.id.study, run.machine, run.summary.kind)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -110,8 +122,10 @@ def _read(run: Run, name: str) -> dict[str, Any]:
         return {}
 
 
-def _values(differences: dict[str, Any]) -> str:
-    return ", ".join(code_span(f"{key}={json.dumps(value)}".replace('"', "")) for key, value in differences.items())
+def _values(differences: dict[str, Any], at_most: int | None = None) -> str:
+    shown = [code_span(f"{key}={json.dumps(value)}".replace('"', "")) for key, value in differences.items()]
+    rest = len(shown) - at_most if at_most is not None and len(shown) > at_most else 0
+    return ", ".join(shown[:at_most]) + (f", and {rest} more" if rest else "")
 
 
 def _card(run: Run, page: str | None, differences: dict[str, Any], anchor: bool) -> str:
@@ -139,23 +153,27 @@ def _card(run: Run, page: str | None, differences: dict[str, Any], anchor: bool)
     )
 
 
-def _compact_table(runs: Sequence[Run], differences: dict[str, dict[str, Any]], anchored: Sequence[bool]) -> str:
-    rows = [facts(run) for run in runs]
+def _compact_table(runs: Sequence[tuple[Run, bool]], differences: dict[str, dict[str, Any]]) -> str:
+    """One row per run of one study on one machine; with each run comes whether its row owns the run's anchor."""
+    rows = [facts(run) for run, _ in runs]
     names = [
         name for name in dict.fromkeys(name for row in rows for name in row) if name not in ("Command", "Wall time")
     ]
     shared = [name for name in names if len({row.get(name) for row in rows}) == 1]
     columns = [name for name in names if name not in shared and name in _COLUMNS]
     lead = "; ".join(f"{name}: {rows[0][name]}" for name in shared)
-    header = ["Run", "Outcome", "Wall time", *columns, "Differs in"]
+    header = ["Run", "Outcome", "Wall time", *columns]
+    if any(differences[str(run.folder)] for run, _ in runs):
+        header.append("Differs in")
     lines = ["| " + " | ".join(header) + " |", "|" + ":---|" * len(header)]
-    for run, row, anchor in zip(runs, rows, anchored, strict=True):
+    for (run, anchor), row in zip(runs, rows, strict=True):
         name, key = escape(run.summary.id.name), run.summary.id.key
         outcome = run.summary.outcome + (f": {escape(run.summary.reason)}" if run.summary.reason else "")
         cells = [f"[{name}]{{#run-{key}}}" if anchor else name, outcome, row.get("Wall time", _ABSENT)]
         cells += [row.get(column, _ABSENT) for column in columns]
-        lines.append("| " + " | ".join(map(_in_cell, [*cells, _values(differences[str(run.folder)])])) + " |")
-    return (f"All of these runs: {lead}.\n\n" if lead else "") + "\n".join(lines)
+        cells.append(_values(differences[str(run.folder)], 8))
+        lines.append("| " + " | ".join(map(_in_cell, cells[: len(header)])) + " |")
+    return (f"{lead}.\n\n" if lead else "") + "\n".join(lines)
 
 
 def _in_cell(markdown: str) -> str:

@@ -51,7 +51,7 @@ def _labels_and_references(node: Any, target: str) -> Iterator[tuple[str, str]]:
             yield from _labels_and_references(item, target)
     if not isinstance(node, dict):
         return
-    content = node.get("c")
+    content: Any = node.get("c")
     match node.get("t"):
         case "Header":
             yield "label", content[1][0]

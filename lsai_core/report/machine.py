@@ -86,7 +86,8 @@ def show_ceilings(runs: list[Run]) -> None:
         pd.DataFrame(rows),
         "tbl-ceilings",
         "Measured ceilings: the best of several sizes of plain library matrix products on random data, and memory copies "
-        "(bytes read plus bytes written within one memory, bytes moved between two).",
+        "(bytes read plus bytes written within one memory, bytes moved between two). Medians of repeats; on a CPU the fastest "
+        "repeat, since other work on the machine only slows it.",
         links={"measured": "key"},
     )
     _figure(runs)

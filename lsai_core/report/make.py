@@ -7,10 +7,11 @@ reused.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from lsai_core.config import Strict, validated
@@ -84,28 +85,44 @@ def make_report(
     `run_studies=False` makes the report from the records there are, executing nothing but the chapters.
     """
     config = load_report(session.root)
+    plans = plan_report(session, only, skip, run_options or {}) if run_studies else {}
+    build = out.parent / "_build"
+    with _disk_errors(out):
+        for folder in (out, build):
+            folder.mkdir(parents=True, exist_ok=True)  # a place that cannot be written is told before anything runs
     good = True
     own: dict[str, list[str]] = {}
-    if run_studies:
-        for name, plan in plan_report(session, only, skip, run_options or {}).items():
-            print(f"study {name}: {len(plan)} runs with profile {session.profile.profile}", flush=True)
-            good &= all(summary.outcome in ("ok", "oom", "unavailable") for summary in session.run(plan))
-            own[name] = [f"{run.id.study}/{run.folder.name}" for run in plan]
+    for name, plan in plans.items():
+        print(f"study {name}: {len(plan)} runs with profile {session.profile.profile}", flush=True)
+        good &= all(summary.outcome in ("ok", "oom", "unavailable") for summary in session.run(plan))
+        own[name] = [f"{run.id.study}/{run.folder.name}" for run in plan]
     every = [folder for folders in own.values() for folder in folders]
 
-    build = out.parent / "_build"
     executed: list[Path] = []
     problems: list[str] = []
-    for chapter in config.chapters:
-        folders = own.get(chapter.study, ["none"]) if chapter.study and run_studies else every
-        target, problem = _execute_chapter(session, chapter, folders, build / "chapters")
-        executed.append(target)
-        problems += [problem] if problem else []
-    runs = select_runs(None, session.runs_root, session.root / "reports", every)
-    _render(session, config, executed, runs, out, formats, engine, build)
+    with _disk_errors(out):
+        for chapter in config.chapters:
+            folders = own.get(chapter.study, ["none"]) if chapter.study and run_studies else every
+            target, problem = _execute_chapter(session, chapter, folders, build / "chapters")
+            executed.append(target)
+            problems += [problem] if problem else []
+        runs = select_runs(None, session.runs_root, session.root / "reports", every)
+        _render(session, config, executed, runs, out, formats, engine, build)
     for problem in problems:
         print(f"report: a chapter did not complete: {problem}", flush=True)
     return good and not problems
+
+
+@contextlib.contextmanager
+def _disk_errors(out: Path) -> Iterator[None]:
+    """A full or read-only disk is the user's to mend: one line that names the place."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or out
+        raise UserError(
+            f"cannot write the report at {where}: {error.strerror or error}; mend that or choose another folder with --out"
+        ) from error
 
 
 def _execute_chapter(session: Session, chapter: Chapter, own_runs: list[str], folder: Path) -> tuple[Path, str | None]:

@@ -20,6 +20,8 @@ WIDTH = 100  # characters of preformatted text that fit a line of the printed pa
 HEAD, TAIL = 30, 20  # lines kept of a long text
 SVG_LIMIT = 1_500_000  # bytes; a heavier figure is taken as PNG
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+# What tqdm says in a notebook where ipywidgets is not installed, on every import.
+_NOISE = re.compile(r"(?m)^.*TqdmWarning: IProgress not found.*\n.*\n?")
 _IMAGES = {"image/svg+xml": "svg", "image/png": "png", "image/jpeg": "jpg"}
 
 
@@ -39,7 +41,9 @@ class FileStore:
 
 def plain_text(text: str) -> str:
     """Terminal output as a reader should see it: no colour codes, carriage returns applied, long lines and texts cut."""
-    lines = [_after_carriage_returns(line) for line in _ANSI.sub("", text).replace("\r\n", "\n").split("\n")]
+    lines = [
+        _after_carriage_returns(line) for line in _NOISE.sub("", _ANSI.sub("", text)).replace("\r\n", "\n").split("\n")
+    ]
     while lines and not lines[-1]:
         lines.pop()
     if len(lines) > HEAD + TAIL + 10:

@@ -33,7 +33,15 @@ def render_run_pages(runs: Sequence[Run], out: Path) -> list[Path]:
     stale = [(page, run) for page, run in jobs.items() if _stored_hash(page) != _source_hash(run)]
     if stale:
         with ThreadPoolExecutor(max_workers=2) as pool:  # each job waits for a pandoc process
-            list(tqdm(pool.map(lambda job: _render(*job), stale), total=len(stale), desc="run pages", unit="page"))
+            list(
+                tqdm(
+                    pool.map(lambda job: _render(*job), stale),
+                    total=len(stale),
+                    desc="run pages",
+                    unit="page",
+                    disable=None,
+                )
+            )
     return list(jobs)
 
 

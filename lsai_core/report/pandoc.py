@@ -49,9 +49,17 @@ def escape(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>$@|~^#])", r"\\\1", " ".join(text.split()))
 
 
+_TYPST_MARKUP = re.compile(r"(=+|[-+/]|\d+\.)(\s|$)")
+
+
 def cell_text(text: str) -> str:
-    """Markdown text made fit for a cell of a pipe table: one line, no bare pipe, no HTML tag by accident."""
-    return re.sub(r"(?<!\\)([|<])", r"\\\1", " ".join(text.split()))
+    """Markdown text made fit for a cell of a pipe table: one line, no bare pipe, no HTML tag by accident.
+
+    pandoc passes the beginning of a cell to typst as it is, where "= 8" would be a heading and "1. a" a list: an invisible
+    word joiner before them keeps them text.
+    """
+    text = re.sub(r"(?<!\\)([|<])", r"\\\1", " ".join(text.split()))
+    return "\u2060" + text if _TYPST_MARKUP.match(text) else text
 
 
 def code_span(text: str) -> str:

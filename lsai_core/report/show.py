@@ -117,9 +117,8 @@ def _is_numeric(column: pd.Series) -> bool:
 def _float_format(column: pd.Series) -> str | None:
     """One number of decimals for a column of floats, so that they line up: three significant digits for the smallest.
     None (four significant digits each) for other columns and for values over more than three decades."""
-    sizes = [
-        abs(value) for value in column if isinstance(value, (float, np.floating)) and math.isfinite(value) and value
-    ]
+    sizes = [abs(float(value)) for value in column if isinstance(value, (float, np.floating))]
+    sizes = [size for size in sizes if math.isfinite(size) and size > 0]
     if not sizes or max(sizes) > 1e3 * min(sizes) or max(sizes) >= 1e4:
         return None
     return f".{min(6, max(0, 2 - math.floor(math.log10(min(sizes)))))}f"
@@ -137,8 +136,10 @@ def _cell(value: Any, spec: Format | None) -> str:
     if isinstance(spec, str) and not isinstance(value, (str, bool)):
         return cell_text(spec.format(value) if "{" in spec else format(value, spec))
     if isinstance(value, (float, np.floating)):
+        value = float(value)
         return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        value = int(value)
         return f"{value:,}" if abs(value) >= 10_000 else str(value)
     return cell_text(str(value))
 

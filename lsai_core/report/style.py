@@ -2,7 +2,8 @@
 
 Figures are drawn at the width of the printed text (160 mm), so a 9 pt label in the figure is a 9 pt label on paper. A
 series is never told apart by colour alone: lines carry a marker and a dash pattern as well, bars carry a hatch.
-Colours: the Okabe-Ito palette (Okabe & Ito, "Color Universal Design", 2008), without its yellow, which paper loses.
+Colours: the Okabe-Ito palette (Okabe & Ito, "Color Universal Design", 2008), without its yellow, which paper loses, and
+with a wine red (Tol's muted scheme) as the eighth.
 """
 
 from __future__ import annotations
@@ -15,10 +16,19 @@ from matplotlib.axes import Axes
 from matplotlib.container import BarContainer
 
 TEXT_WIDTH_IN = 6.3  # 160 mm: A4 with margins of 25 mm
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#4D4D4D")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-DASHES = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 2, 1, 2)), (0, (7, 2, 1, 2, 1, 2)), (0, (3, 1)), (0, (8, 3)))
-HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---", "ooo")
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#4D4D4D", "#882255")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES = (
+    "-",
+    (0, (5, 2)),
+    (0, (1, 1.2)),
+    (0, (5, 2, 1, 2)),
+    (0, (7, 2, 1, 2, 1, 2)),
+    (0, (3, 1)),
+    (0, (8, 3)),
+    (0, (2, 2, 6, 2)),
+)
+HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---", "ooo", "+++")
 
 
 def apply_style() -> None:

@@ -43,6 +43,7 @@ from lsai_core.runs.study import Profile, Study, load_study
 Verdict = Literal["held", "fallen", "no data"]
 Variants = Annotated[list[str], Field(min_length=1)]  # `all` in the YAML is filled in by `load_claims`
 _DIGITS = 6  # of the numbers in a result; far finer than any bound, and the same on every platform
+_LINKS = 2  # runs named in the report's table; `lsai claims` and claims.json name them all
 
 
 @dataclass(frozen=True)
@@ -376,7 +377,7 @@ def evaluate_claims(
 def claims_table(results: Iterable[ClaimResult]) -> pd.DataFrame:
     """One row per result, as Markdown strings for `report.show.show_table`.
 
-    Columns: claim, value, repeats (the spread), bound, verdict, runs (links to every run behind the value).
+    Columns: claim, value, repeats (the spread), bound, verdict, runs (links to the first runs behind the value and how many more there are).
     """
     columns = ["claim", "value", "repeats", "bound", "verdict", "runs"]
     return pd.DataFrame([_cells(result) for result in results], columns=columns)
@@ -401,8 +402,9 @@ def _cells(result: ClaimResult) -> list[str]:
 def _links(runs: Iterable[str]) -> str:
     from lsai_core.report.show import run_link  # brings matplotlib, which only a report needs
 
-    names = (run.rpartition("/")[2].rpartition("-") for run in runs)
-    return ", ".join(run_link(name, key) for name, _, key in names)
+    names = [run.rpartition("/")[2].rpartition("-") for run in runs]
+    shown = [run_link(name, key) for name, _, key in names[:_LINKS]]
+    return ", ".join(shown) + (f" and {len(names) - _LINKS} more" if len(names) > _LINKS else "")
 
 
 def _newest(frame: pd.DataFrame, claim: Claim, machine: str) -> pd.DataFrame:

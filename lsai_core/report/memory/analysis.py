@@ -17,8 +17,9 @@ def analysis(results: MachineResults) -> list[str]:
     """The statements that this machine's numbers support, most important first."""
     rows = results.ok
     if len(rows) < 2:
-        return [f"On {results.machine} fewer than two variants ended well, so nothing can be compared."]
-    sentences = [*_memory(rows), *_speed(rows), *_quality(results, rows), *_batch(rows), *_advice(rows)]
+        few = f"On {results.machine} fewer than two variants ended well, so nothing can be compared."
+        return [few, *_not_ok(results)]
+    sentences = [*_memory(rows), *_speed(rows), *_quality(results, rows), *_batch(results, rows), *_advice(rows)]
     return sentences + _not_ok(results)
 
 
@@ -102,12 +103,23 @@ def _repeat_spread(results: MachineResults) -> float | None:
     return float(pd.Series(spreads).median()) if spreads else None
 
 
-def _batch(rows: pd.DataFrame) -> list[str]:
+def _batch(results: MachineResults, rows: pd.DataFrame) -> list[str]:
     if "largest_batch" not in rows or not rows["largest_batch"].notna().any():
         return []
     best = rows.loc[rows["largest_batch"].idxmax()]
     gain = f", {best['batch_gain']:.1f}x the baseline's" if best["batch_gain"] == best["batch_gain"] else ""
-    return [f"*Largest batch:* {_name(best)} fits {best['largest_batch']:,.0f} sequences{gain}."]
+    sentences = [f"*Largest batch:* {_name(best)} fits {best['largest_batch']:,.0f} sequences{gain}."]
+    for run in results.runs:
+        ends = [t for t in run.summary.results.get("tries") or [] if t["outcome"] not in ("ok", "oom")]
+        if ends:
+            first = min(ends, key=lambda t: t["size"])
+            label = results.study.variants[run.summary.id.variant].label
+            sentences.append(
+                f"The search for {run_link(label, run.summary.id.key)} did not end on an out-of-memory error: at "
+                f"{first['size']:,} sequences it ended as {first['outcome']} (`{str(first['note'])[:90]}`), so its true "
+                "limit may be higher."
+            )
+    return sentences
 
 
 def _advice(rows: pd.DataFrame) -> list[str]:

@@ -187,7 +187,8 @@ def _figures(results: MachineResults) -> None:
     caption = f"Training speed at equal batch on {where} ({size})"
     if results.rows["repeats"].max() > 1:
         caption += "; the line at the end of a bar spans the repeats"
-    show_figure(figures.speed_bars(results), f"fig-memory-speed-{slug}", caption + ".")
+    if fig := figures.speed_bars(results):
+        show_figure(fig, f"fig-memory-speed-{slug}", caption + ".")
     if fig := figures.largest_batch_bars(results):
         show_figure(fig, f"fig-memory-batch-{slug}", f"The largest batch that really trained on {where}.")
     if fig := figures.pareto_scatter(results):

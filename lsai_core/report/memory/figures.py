@@ -32,9 +32,11 @@ def memory_bars(results: MachineResults) -> Figure | None:
     return fig
 
 
-def speed_bars(results: MachineResults) -> Figure:
-    """Tokens per second at equal batch, with the range over repeats."""
-    rows = results.ok
+def speed_bars(results: MachineResults) -> Figure | None:
+    """Tokens per second at equal batch, with the range over repeats; None if every run was too short to be timed."""
+    rows = results.ok.dropna(subset=["tokens_per_s"])
+    if rows.empty:
+        return None
     fig, axes = plt.subplots(figsize=(6.3, 2.9))
     speed = rows["tokens_per_s"] / 1e3
     axes.barh(rows["label"], speed, color=PALETTE[0], edgecolor="#222222", linewidth=0.6)
@@ -107,7 +109,8 @@ def pareto_scatter(results: MachineResults) -> Figure | None:
 
 
 def pareto_front(rows: pd.DataFrame, metric: str, more_is_better: bool) -> pd.DataFrame:
-    """The variants that no other beats in both memory and `metric`, by rising memory."""
+    """The variants that no other beats in both memory and `metric`, by rising memory; those without a value are left out."""
+    rows = rows.dropna(subset=[metric])
     best, front = None, []
     for row in rows.sort_values(["mem_peak_allocated_gib", metric], ascending=[True, not more_is_better]).itertuples():
         value = getattr(row, metric)

@@ -1,13 +1,14 @@
-"""One row per variant of the memory study: medians over repeats, ratios against the baseline, how each run ended."""
+"""One row per variant of the memory study: figures over repeats, ratios against the baseline, how each run ended."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from lsai_core.runs.records import Run, runs_frame
+from lsai_core.runs.records import Run, over_repeats, runs_frame
 from lsai_core.runs.study import Study
 
 
@@ -45,7 +46,7 @@ class MachineResults:
         return pd.DataFrame()
 
 
-_MEDIANS = (
+_METRICS = (
     "tokens_per_s", "step_ms", "step_ms_p25", "step_ms_p75", "mfu", "train_s", "train_loss", "validation_loss",
     "validation_perplexity", "mem_forward_peak_gib", "mem_backward_peak_gib", "mem_optimizer_peak_gib",
     "mem_peak_allocated_gib", "mem_peak_reserved_gib", "mem_peak_active_gib", "parameters",
@@ -81,17 +82,19 @@ def _rows(study: Study, runs: list[Run]) -> pd.DataFrame:
             "reason": None if len(good) else shown["reason"],
             "key": shown["key"],
         }
-        for metric in _MEDIANS:
-            row[metric] = good[metric].median() if metric in good and good[metric].notna().any() else None
-        if len(good) and "tokens_per_s" in good:
-            row["tokens_per_s_low"], row["tokens_per_s_high"] = good["tokens_per_s"].min(), good["tokens_per_s"].max()
+        for metric in _METRICS:
+            present = metric in good and good[metric].notna().any()
+            row[metric] = over_repeats(metric, good[metric]) if present else None
+        speeds = good["tokens_per_s"].dropna() if row["tokens_per_s"] is not None else None
+        row["tokens_per_s_low"] = None if speeds is None else speeds.min()
+        row["tokens_per_s_high"] = None if speeds is None else speeds.max()
         if not search.empty:
             found = search.iloc[0]
             row["batch_key"], row["batch_outcome"] = found["key"], found["outcome"]
             row["largest_batch"] = found.get("largest_batch")
         rows.append(row)
     table = pd.DataFrame(rows)
-    numeric = [name for name in table if name in (*_MEDIANS, "largest_batch", "tokens_per_s_low", "tokens_per_s_high")]
+    numeric = [name for name in table if name in (*_METRICS, "largest_batch", "tokens_per_s_low", "tokens_per_s_high")]
     table[numeric] = table[numeric].apply(pd.to_numeric)
     return _with_ratios(table, study.baseline)
 
@@ -100,10 +103,11 @@ def _with_ratios(table: pd.DataFrame, baseline: str | None) -> pd.DataFrame:
     """Add speed-up and relative memory against the baseline (missing where the baseline has no result)."""
     base = table[(table["variant"] == baseline) & (table["outcome"] == "ok")]
     if base.empty:
-        return table.assign(speedup=None, memory_share=None, batch_gain=None, perplexity_change=None)
+        return table.assign(speedup=np.nan, memory_share=np.nan, batch_gain=np.nan, perplexity_change=np.nan)
     first = base.iloc[0]
     table["speedup"] = table["tokens_per_s"] / first["tokens_per_s"]
     table["memory_share"] = table["mem_peak_allocated_gib"] / first["mem_peak_allocated_gib"]
     table["perplexity_change"] = table["validation_perplexity"] / first["validation_perplexity"] - 1
-    table["batch_gain"] = table["largest_batch"] / first["largest_batch"] if "largest_batch" in table else None
+    fits = first["largest_batch"] if "largest_batch" in table else 0
+    table["batch_gain"] = table["largest_batch"] / fits if fits > 0 else np.nan  # a baseline may fit nothing at all
     return table
