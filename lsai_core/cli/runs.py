@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,7 @@ from lsai_core.cli.options import (
     overrides_from,
 )
 from lsai_core.errors import UserError
-from lsai_core.runs.records import Run, find_runs, recorded_runs, runs_frame
+from lsai_core.runs.records import Run, find_runs, over_repeats, recorded_runs, runs_frame
 from lsai_core.runs.session import Session
 from lsai_core.runs.study import PlannedRun
 
@@ -120,7 +121,7 @@ _COLUMNS = {
 
 
 def show(runs: list[Run], as_json: bool = False) -> None:
-    """Print runs as a table (median over repeats), or as JSON lines."""
+    """Print runs as a table (one figure over repeats, see `over_repeats`), or as JSON lines."""
     frame = runs_frame(runs)
     if frame.empty:
         print("no finished runs")
@@ -133,7 +134,7 @@ def show(runs: list[Run], as_json: bool = False) -> None:
     numbers = [name for name in columns if pd.api.types.is_numeric_dtype(frame[name])]
     keys = [name for name in ("machine", "study", "variant", "part", "outcome") if name in frame]
     grouped = frame.groupby(keys, sort=False)
-    table = grouped[numbers].median().reset_index()
+    table = pd.DataFrame({name: grouped[name].agg(partial(over_repeats, name)) for name in numbers}).reset_index()
     table.insert(len(keys), "runs", grouped.size().to_numpy())
     if "reason" in columns:
         table["reason"] = grouped["reason"].first().fillna("").str.slice(0, 60).to_numpy()

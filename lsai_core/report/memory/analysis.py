@@ -180,3 +180,18 @@ def headline(results: MachineResults) -> list[dict[str, str]]:
             }
         )
     return found
+
+
+def readme_table(results: MachineResults) -> str:
+    """The README's headline rows for one machine, as Markdown: computed, so that a test can keep the README true."""
+    return "\n".join(
+        f"| {row['label']} | {row['tokens_per_s']:,.0f} | {row['speedup']:.2f}x | {row['mem_peak_allocated_gib']:.2f} "
+        f"({row['memory_share']:.0%}) | {row['largest_batch']:,.0f} | {row['validation_perplexity']:.2f} |"
+        for _, row in results.rows.iterrows()
+    )
+
+
+def speed_spread(results: MachineResults) -> float:
+    """Largest relative range of tokens/s between the repeats of one variant."""
+    rows = results.ok
+    return float(((rows["tokens_per_s_high"] - rows["tokens_per_s_low"]) / rows["tokens_per_s"]).max())

@@ -12,7 +12,7 @@ import pandas as pd
 
 from lsai_core.files import write_json, write_text
 from lsai_core.report.memory import figures
-from lsai_core.report.memory.analysis import analysis
+from lsai_core.report.memory.analysis import analysis, speed_spread
 from lsai_core.report.memory.table import MachineResults, machine_results
 from lsai_core.report.selection import select_runs
 from lsai_core.report.show import show_figure, show_table, show_text
@@ -105,10 +105,11 @@ def _comparison_table(results: MachineResults) -> None:
     if (rows["outcome"] == "ok").all():
         table = table.drop(columns="outcome")
     config = results.config
-    spread = ((rows["tokens_per_s_high"] - rows["tokens_per_s_low"]) / rows["tokens_per_s"]).max()
+    spread = speed_spread(results)
     repeats = int(rows["repeats"].max())
     note = (
-        f" Medians of {repeats} repeats with different seeds; speeds of one variant differ by at most {spread:.1%}."
+        f" Over {repeats} repeats with different seeds: medians, for losses and perplexities means; speeds of one variant "
+        f"differ by at most {spread:.1%}."
         if repeats > 1
         else ""
     )
