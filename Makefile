@@ -9,13 +9,15 @@ PROFILE ?=
 ONLY    ?=
 SKIP    ?=
 STUDY   ?= memory
+# ARGS: further options of `lsai submit`, for example ARGS="--per-variant --time 04:00:00".
+ARGS    ?=
 # TORCH_INDEX: package index to take torch from, for example https://download.pytorch.org/whl/cpu for the small CPU build.
 TORCH_INDEX ?=
 
 options = $(if $(PROFILE),--profile $(PROFILE)) $(if $(ONLY),--only $(ONLY)) $(if $(SKIP),--skip $(SKIP))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab report run claims test lint clean
+.PHONY: help setup lab report run submit claims test lint clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/\1\t\2/' | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -47,6 +49,10 @@ report: setup  ## run the studies for this machine and render the lab report (HT
 
 run: setup  ## run one study (STUDY=...) without rendering
 	@$(LSAI) study $(STUDY) $(options)
+
+submit: setup  ## submit STUDY to the cluster PROFILE (params/clusters), for example PROFILE=alps ARGS=--dry-run
+	@test -n "$(PROFILE)" || { echo "error: say which cluster: make submit STUDY=$(STUDY) PROFILE=alps (params/clusters)" >&2; exit 2; }
+	@$(LSAI) submit $(STUDY) --cluster $(PROFILE) $(if $(ONLY),--only $(ONLY)) $(if $(SKIP),--skip $(SKIP)) $(ARGS)
 
 claims: setup  ## recompute every headline statement from the committed records
 	@$(LSAI) claims

@@ -85,8 +85,11 @@ def load_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """One YAML scalar or flow value, as given on a command line (`--set optim.lr=3e-4`)."""
-    return yaml.load(text, Loader=_Loader)
+    """One YAML scalar or flow value, as given on a command line (`--set optim.lr=3e-4`); UserError if it is none."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise UserError(f"{text!r} cannot be read as a YAML value: {' '.join(str(error).split())}") from None
 
 
 def parse_overrides(pairs: list[str]) -> dict[str, Any]:
@@ -96,11 +99,10 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
         path, separator, text = pair.partition("=")
         if not separator or not path:
             raise UserError(f"--set wants key=value (for example optim.lr=3e-4), got {pair!r}")
-        *parents, leaf = path.split(".")
-        place = overrides
-        for key in parents:
-            place = place.setdefault(key, {})
-        place[leaf] = parse_value(text)
+        value = parse_value(text)
+        for key in reversed(path.split(".")):
+            value = {key: value}
+        overrides = deep_merge(overrides, value)
     return overrides
 
 
@@ -116,8 +118,10 @@ def deep_merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]
 def repo_root() -> Path:
     """The folder that holds `params/` and `notebooks/`: $LSAI_ROOT, else the nearest one above the current folder, else
     the source checkout."""
-    if "LSAI_ROOT" in os.environ:
-        return Path(os.environ["LSAI_ROOT"])
+    if given := os.environ.get("LSAI_ROOT"):
+        if not (Path(given) / "params").is_dir():
+            raise UserError(f"LSAI_ROOT={given} holds no params/ folder; set it to the project's folder")
+        return Path(given)
     here = Path.cwd()
     for folder in (here, *here.parents, Path(__file__).resolve().parent.parent):
         if (folder / "params").is_dir() and (folder / "notebooks").is_dir():

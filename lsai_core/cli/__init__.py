@@ -9,11 +9,12 @@ import sys
 
 import typer
 
-from lsai_core.cli import data, runs
+from lsai_core.cli import cluster, data, runs
 from lsai_core.cli.claims import claims
 from lsai_core.cli.doctor import doctor
 from lsai_core.cli.report import report
 from lsai_core.errors import Unavailable, UserError
+from lsai_core.runs.stop import Stopped
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -28,6 +29,9 @@ app.command("find-batch", help="Find the largest batch of a variant that trains 
 app.command("study", help="Run every variant of a study that is not recorded yet.")(runs.study)
 app.command("compare", help="Compare the recorded runs of a study in a table.")(runs.compare)
 app.command("record", help="Copy finished runs into reports/recorded/, to be committed.")(runs.record)
+app.command("submit", help="Submit a study to a Slurm cluster, and a report job after it.")(cluster.submit)
+app.command("jobs", help="List the submitted jobs: state, elapsed time, outcome, log.")(cluster.jobs)
+app.command("cancel", help="Cancel submitted jobs, with the report jobs that follow them.")(cluster.cancel)
 app.command("claims", help="Recompute every headline statement from the records.")(claims)
 app.command("report", help="Run the studies, execute the chapters and render the report.")(report)
 
@@ -42,6 +46,9 @@ def main() -> None:
     except Unavailable as error:
         print(f"unavailable here: {error}", file=sys.stderr)
         sys.exit(2)
+    except Stopped as stopped:
+        print(stopped, file=sys.stderr)
+        sys.exit(stopped.exit_code)
     except KeyboardInterrupt:
         print("interrupted; finished runs are kept, start again to go on", file=sys.stderr)
         sys.exit(130)

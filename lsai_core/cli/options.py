@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lsai_core.files import parse_overrides
+from lsai_core.files import deep_merge, parse_overrides
 
 ProfileOption = Annotated[str | None, typer.Option(help="Machine profile in params/profiles; detected if not given.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Override a key, e.g. optim.lr=3e-4. Repeatable.")]
@@ -23,11 +23,11 @@ def overrides_from(
     """The `--set` pairs and the shorthand options as one nested mapping."""
     overrides = parse_overrides(pairs or [])
     if batch_size is not None:
-        overrides["batch_size"] = batch_size
+        overrides = deep_merge(overrides, {"batch_size": batch_size})
     if dataset is not None:
-        overrides.setdefault("data", {})["source"] = dataset
+        overrides = deep_merge(overrides, {"data": {"source": dataset}})
     if no_memory:
-        overrides.setdefault("profile", {})["memory_steps"] = 0
+        overrides = deep_merge(overrides, {"profile": {"memory_steps": 0}})
     return overrides
 
 

@@ -2,6 +2,7 @@
 
 A run whose record is complete is reused. Any other is executed in its own process, watched, and ended when it outlives its
 time. If it leaves no summary (killed, crashed, hung), the driver writes one that says so, and goes on with the next.
+SIGTERM and SIGUSR1 end the plan in good order (see `lsai_core.runs.stop`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -27,6 +29,7 @@ from lsai_core.profiling.environment import environment
 from lsai_core.runs.execute import write_plan
 from lsai_core.runs.kinds import get_kind
 from lsai_core.runs.records import Outcome, Summary, read_jsonl
+from lsai_core.runs.stop import Stopped, StopRequest, stop_requests
 from lsai_core.runs.study import PlannedRun
 
 # A finished run with one of these outcomes is not repeated; the others are tried again, from their checkpoint if any.
@@ -38,27 +41,38 @@ def is_finished(run: PlannedRun) -> bool:
     """True if the record is complete and its outcome is one that a repetition would not change."""
     try:
         return Summary.read(run.folder).outcome in FINAL
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # the second is told when the run is about to be written
         return False
 
 
 def run_plan(plan: list[PlannedRun], *, root: Path, data_root: Path, command: str) -> list[Summary]:
-    """Execute what is not finished; prints one line per run and returns all summaries in the plan's order."""
+    """Execute what is not finished; prints one line per run and returns all summaries in the plan's order.
+
+    Raises Stopped if SIGTERM or SIGUSR1 arrived and runs are left.
+    """
     todo = [run for run in plan if not is_finished(run)]
     if len(todo) < len(plan):
         print(f"reusing {len(plan) - len(todo)} of {len(plan)} runs (same config, code, data and machine)", flush=True)
-    for number, run in enumerate(todo, 1):
-        title = f"[{number}/{len(todo)}] {run.name}"
-        print(title, "started", flush=True)
-        summary = run_one(run, title=title, root=root, data_root=data_root, command=command)
-        reason = f" ({summary.reason})" if summary.reason else ""
-        print(f"{title} {summary.outcome}{reason}, {summary.wall_s:.0f} s", flush=True)
+    with stop_requests() as stop:
+        for number, run in enumerate(todo, 1):
+            if stop.number is not None:
+                break
+            title = f"[{number}/{len(todo)}] {run.name}"
+            print(title, "started", flush=True)
+            summary = run_one(run, title=title, root=root, data_root=data_root, command=command, stop=stop)
+            reason = f" ({summary.reason})" if summary.reason else ""
+            print(f"{title} {summary.outcome}{reason}, {summary.wall_s:.0f} s", flush=True)
+    left = sum(not is_finished(run) for run in todo)
+    if stop.number is not None and left:
+        raise Stopped(stop.number, left)
     summaries = [Summary.read(run.folder) for run in plan]
     print("outcomes:", ", ".join(f"{count} {name}" for name, count in Counter(s.outcome for s in summaries).items()))
     return summaries
 
 
-def run_one(run: PlannedRun, *, title: str, root: Path, data_root: Path, command: str) -> Summary:
+def run_one(
+    run: PlannedRun, *, title: str, root: Path, data_root: Path, command: str, stop: StopRequest | None = None
+) -> Summary:
     """Execute one run through papermill and return its summary, whatever happens to it.
 
     Raises UserError if another process is executing the same run or the folder cannot be written.
@@ -67,18 +81,22 @@ def run_one(run: PlannedRun, *, title: str, root: Path, data_root: Path, command
     try:
         run.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(run.folder / ".lock", timeout=0):
+            if is_finished(run):  # by another process, since this plan was made
+                return Summary.read(run.folder)
             (run.folder / "summary.json").unlink(missing_ok=True)
             write_plan(run, command)
             if not (run.folder / "env.json").exists():
                 write_json(run.folder / "env.json", environment())
-            return _execute(run, notebook, title, root, data_root, command)
+            return _execute(run, notebook, title, root, data_root, command, stop or StopRequest())
     except Timeout:
         raise UserError(f"{run.name} is being run by another process right now ({run.folder}); wait for it") from None
     except OSError as error:
         raise UserError(f"cannot write the records of {run.name} in {run.folder}: {error.strerror or error}") from None
 
 
-def _execute(run: PlannedRun, notebook: Path, title: str, root: Path, data_root: Path, command: str) -> Summary:
+def _execute(
+    run: PlannedRun, notebook: Path, title: str, root: Path, data_root: Path, command: str, stop: StopRequest
+) -> Summary:
     started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
     problem = execute_notebook(
         notebook,
@@ -87,10 +105,13 @@ def _execute(run: PlannedRun, notebook: Path, title: str, root: Path, data_root:
         root=root,
         timeout_s=run.timeout_s,
         watch=_Watch(run, title).look,
+        stop=stop,
     )
     if (run.folder / "summary.json").exists():
         return Summary.read(run.folder)
     outcome: Outcome = "timeout" if problem and problem.startswith("no end within") else "failed"
+    if stop.number is not None:
+        outcome, problem = "preempted", f"stopped by {signal.Signals(stop.number).name} before it could end a step"
     summary = Summary(
         id=run.id,
         kind=run.kind,
@@ -125,8 +146,9 @@ def execute_notebook(
     root: Path,
     timeout_s: float,
     watch: Callable[[], None] = lambda: None,
+    stop: StopRequest | None = None,
 ) -> str | None:
-    """Execute a notebook in its own process tree, with `root` as the working folder.
+    """Execute a notebook in its own process tree, with `root` as the working folder. `stop` is passed on to its kernel.
 
     Returns None, or one line that says what went wrong. Raises UserError if the notebook does not exist.
     """
@@ -143,12 +165,13 @@ def execute_notebook(
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,
-            env={**os.environ, "PYDEVD_DISABLE_FILE_VALIDATION": "1"},
+            env={**os.environ, **_absolute_folders(root), "PYDEVD_DISABLE_FILE_VALIDATION": "1"},
         )
-        deadline = time.monotonic() + timeout_s
+        deadline, stop = time.monotonic() + timeout_s, stop or StopRequest()
         try:
-            while child.poll() is None and time.monotonic() < deadline:
+            while child.poll() is None and time.monotonic() < min(deadline, stop.deadline):
                 watch()
+                stop.pass_on(child.pid)
                 time.sleep(_POLL_S)
             ended = child.poll() is not None
         finally:
@@ -158,8 +181,16 @@ def execute_notebook(
     if child.returncode == 0:
         log.unlink()
         return None
+    if child.returncode < 0:
+        return f"the process that executes the notebook was killed by {signal.Signals(-child.returncode).name}"
     lines = [line.strip() for line in log.read_text().splitlines() if line.strip()]
     return lines[-1] if lines else f"the notebook process ended with exit code {child.returncode}"
+
+
+def _absolute_folders(root: Path) -> dict[str, str]:
+    """The folders of this session for a process that works in `root`: what is relative here would be elsewhere there."""
+    moved = {name: os.path.abspath(os.environ[name]) for name in ("LSAI_RUNS", "LSAI_DATA") if os.environ.get(name)}
+    return {**moved, "LSAI_ROOT": str(root.resolve())}
 
 
 def _kill_tree(child: subprocess.Popen[bytes]) -> None:

@@ -2,12 +2,18 @@
 
 The driver can watch, time and kill this process and its kernel without risking itself. What goes wrong is one line on
 standard error and exit code 1.
+
+A stop signal is the driver's to deliver, to the kernel alone. Batch systems send SIGTERM to a whole process tree, and nbclient
+would kill the kernel on it before its checkpoint is written; so papermill works in a second thread, where nbclient cannot
+install its handlers, and the main thread lets the signals pass.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import papermill
 from nbclient.exceptions import DeadKernelError
@@ -41,4 +47,7 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda *_: None)  # a handler, not SIG_IGN: the kernel must not inherit it
+    with ThreadPoolExecutor(1) as pool:
+        sys.exit(pool.submit(main, sys.argv[1:]).result())

@@ -1,0 +1,145 @@
+"""Slurm's own commands, and nothing else: submit, ask, cancel.
+
+No accounting database is needed: states come from `scontrol show job`, which knows a job for as long as the controller
+remembers it (MinJobAge after its end). A refusal becomes one `UserError` line with Slurm's reason in it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+from lsai_core.errors import UserError
+
+# States of a job that will not run again by itself (man squeue, JOB STATE CODES).
+ENDED = frozenset(
+    {
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
+    }
+)
+_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class JobState:
+    """What the controller says of one job or array task. `elapsed` is Slurm's [days-]hours:minutes:seconds."""
+
+    job: str
+    array: str | None
+    task: int | None
+    state: str
+    elapsed: str
+    exit_code: str
+    restarts: int
+    reason: str
+    log: str
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+
+def _call(program: str, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    if shutil.which(program) is None:
+        raise UserError(
+            f"no {program} on this machine: submit from a login node of the cluster, look at the script with --dry-run, "
+            "or run here with `lsai study`"
+        )
+    try:
+        return subprocess.run([program, *arguments], input=text, capture_output=True, text=True, timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"{program} gave no answer within {_SECONDS:g} s: is the Slurm controller running?") from None
+
+
+def available() -> bool:
+    """True if Slurm's commands are on this machine."""
+    return shutil.which("sbatch") is not None
+
+
+def require() -> None:
+    """Raise UserError if there is no `sbatch`."""
+    if not available():
+        _call("sbatch")
+
+
+def check(script: str) -> None:
+    """Ask whether the cluster could ever run a script, submitting nothing. Raises UserError with Slurm's reason if not."""
+    done = _call("sbatch", "--test-only", text=script)
+    passing = "busy" in done.stderr or "not available now" in done.stderr  # such a job may wait
+    if done.returncode and not passing:
+        raise UserError(f"Slurm refuses the job: {_reason(done.stderr)}{_hint(done.stderr)}")
+
+
+def sbatch(script: str) -> str:
+    """Submit a script and return the job's id. Raises UserError with Slurm's reason if it is refused."""
+    done = _call("sbatch", "--parsable", text=script)
+    if done.returncode:
+        raise UserError(f"Slurm refused the job: {_reason(done.stderr)}{_hint(done.stderr)}")
+    return done.stdout.strip().splitlines()[-1].split(";")[0]
+
+
+def _reason(text: str) -> str:
+    lines = [
+        re.sub(r"^(\w+: (error|fatal)|sbatch|allocation failure): ", "", line.strip())
+        for line in text.splitlines()
+        if line.strip()
+    ]
+    lines = list(dict.fromkeys(line for line in lines if not line.startswith("Try ")))[-3:] or ["it gave no reason"]
+    return "; ".join(lines)
+
+
+def _hint(text: str) -> str:
+    if "partition" in text.lower():
+        known = _call("sinfo", "-h", "-o", "%P")
+        names = sorted({name.rstrip("*") for name in known.stdout.split()})
+        return f"; partitions here: {', '.join(names)}" if names else ""
+    if "unrecognized option" in text:
+        return "; this cluster lacks the plugin for it (see `environment` and `container_image` in its file)"
+    return ""
+
+
+def show(job: str) -> list[JobState]:
+    """The job's state, one entry for each array task; empty if the controller no longer knows it.
+
+    Raises UserError if the controller does not answer.
+    """
+    done = _call("scontrol", "--oneliner", "show", "job", job)
+    if done.returncode:
+        if "Invalid job id" in done.stderr:
+            return []
+        raise UserError(f"Slurm does not answer: {_reason(done.stderr)}")
+    return [_parse(line) for line in done.stdout.splitlines() if line.startswith("JobId=")]
+
+
+def _parse(line: str) -> JobState:
+    fields = dict(re.findall(r"(?:^| )([A-Za-z]+)=(\S*)", line))
+    task = fields.get("ArrayTaskId", "")
+    return JobState(
+        job=fields["JobId"],
+        array=fields.get("ArrayJobId"),
+        task=int(task) if task.isdigit() else None,
+        state=fields["JobState"].rstrip("+"),
+        elapsed=fields.get("RunTime", ""),
+        exit_code=fields.get("ExitCode", ""),
+        restarts=int(fields.get("Restarts", "0")),
+        reason=fields.get("Reason", ""),
+        log=fields.get("StdOut", ""),
+    )
+
+
+def cancel(*jobs: str) -> None:
+    """Cancel jobs (an array's id cancels all of its tasks). Raises UserError if Slurm refuses."""
+    done = _call("scancel", *jobs)
+    if done.returncode:
+        raise UserError(f"Slurm did not cancel {', '.join(jobs)}: {_reason(done.stderr)}")

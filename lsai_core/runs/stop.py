@@ -1,0 +1,82 @@
+"""Stopping in good order: a warning from outside becomes a checkpoint, a record and an exit code that says so.
+
+Batch systems warn a job before they end it (SIGUSR1 by our own wish, SIGTERM by theirs). While a plan is being executed the
+driver catches both, passes the signal on to the running notebook's kernel, where the training loop ends at its next step
+boundary with a checkpoint, waits for that a bounded time, and then raises `Stopped`. Everything finished stays finished; the
+interrupted run is recorded as `preempted` and goes on from its checkpoint when the same command is given again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import psutil
+
+from lsai_core.errors import UserError
+
+# Asked to stop by SIGUSR1, and there is more to do (sysexits.h calls it EX_TEMPFAIL). Not 99: where Slurm is configured with
+# RequeueExit=99 it requeues such a job even if it was submitted with --no-requeue.
+PREEMPTED_EXIT = 75
+_DEFAULT_GRACE_S = 60.0
+
+
+class Stopped(Exception):
+    """The plan was asked to stop before its end."""
+
+    def __init__(self, number: int, left: int) -> None:
+        super().__init__(
+            f"stopped by {signal.Signals(number).name}, {left} runs are left; the same command goes on from here"
+        )
+        self.exit_code = PREEMPTED_EXIT if number == signal.SIGUSR1 else 128 + number
+
+
+class StopRequest:
+    """The first stop signal this process received, and when. Later ones change nothing."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.deadline = float("inf")
+        self._passed_on = False
+
+    def receive(self, number: int, _frame: object = None) -> None:
+        if self.number is None:
+            self.number, self.deadline = number, time.monotonic() + grace_s()
+
+    def pass_on(self, child_pid: int) -> None:
+        """Send the signal, once, to the kernel of the papermill process `child_pid`."""
+        if self.number is None or self._passed_on:
+            return
+        self._passed_on = True
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for kernel in psutil.Process(child_pid).children():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    kernel.send_signal(self.number)
+
+
+def grace_s() -> float:
+    """Seconds between the signal and the end of patience: $LSAI_STOP_GRACE_S, else 60."""
+    text = os.environ.get("LSAI_STOP_GRACE_S", str(_DEFAULT_GRACE_S))
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"LSAI_STOP_GRACE_S wants seconds, got {text!r}") from None
+
+
+@contextlib.contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """Collect SIGTERM and SIGUSR1 while the block runs (in the main thread; elsewhere nothing can be caught)."""
+    request = StopRequest()
+    grace_s()  # a wrong value is an error now, not inside a signal handler
+    try:
+        old = {number: signal.signal(number, request.receive) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    except ValueError:
+        old = {}
+    try:
+        yield request
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

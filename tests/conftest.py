@@ -1,0 +1,312 @@
+"""What several test files share: a small text, a tiny model on it, a project folder of its own, and a way to call `lsai`.
+
+Expensive things are made once per session: the prepared dataset, and one executed report (see `Project`, `quick`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from lsai_core.cli import main
+from lsai_core.config import DataConfig, TrainConfig, validated
+from lsai_core.data import Dataset, prepare
+from lsai_core.files import deep_merge
+from lsai_core.profiling.ceilings import measure_ceilings
+from lsai_core.profiling.environment import environment
+from lsai_core.runs.records import Run, RunId, Summary, find_runs, run_key
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+TINY_MODEL = {"n_layers": 2, "d_model": 32, "n_heads": 2, "n_kv_heads": 1, "d_ff": 64, "vocab_size": 320}
+
+
+def write_corpus(path: Path, documents: int = 300, seed: int = 0) -> Path:
+    """JSON lines of sentences from a small grammar, so that there is something to learn in them."""
+    rng = np.random.default_rng(seed)
+    subjects, verbs, objects = (
+        ["a cat", "the dog", "my fish", "one bird"],
+        ["sees", "likes", "eats"],
+        ["milk", "corn", "sun"],
+    )
+    with path.open("w") as file:
+        for number in range(documents):
+            sentences = [f"{rng.choice(subjects)} {rng.choice(verbs)} {rng.choice(objects)}." for _ in range(12)]
+            file.write(json.dumps({"text": f"story {number}: " + " ".join(sentences)}) + "\n")
+    return path
+
+
+def tiny(**changes: Any) -> TrainConfig:
+    """A run of a tiny model on a CPU that takes a few milliseconds per step; `changes` are laid over it."""
+    base = {
+        "model": TINY_MODEL,
+        "device": "cpu",
+        "data": {"vocab_size": 320},
+        "seq_len": 32,
+        "batch_size": 4,
+        "steps": 12,
+        "log_every": 1,
+        "optim": {"lr": 3e-3, "warmup_steps": 3},
+        "eval": {"batches": 2},
+        "profile": {"memory_steps": 0, "skip_steps": 2},
+    }
+    return validated(TrainConfig, deep_merge(base, changes), "test")
+
+
+def losses(folder: Path) -> list[float]:
+    """The loss column of a run's metrics file; fails if a step is missing or stands twice."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(len(rows)))
+    return [row["loss"] for row in rows]
+
+
+def write_run(
+    root: Path, study: str, variant: str, part: str = "train", repeat: int = 0, *, kind: str = "train",
+    outcome: Any = "ok", reason: str | None = None, results: dict[str, Any] | None = None,
+    config: dict[str, Any] | None = None, metrics: list[dict[str, Any]] | None = None,
+) -> Path:  # fmt: skip
+    """A finished run in the format of the records, as if it had been executed on this machine; returns its folder."""
+    run = RunId(study, variant, part, repeat, run_key({}, study, variant, part, str(repeat)))
+    folder = root / study / run.folder
+    folder.mkdir(parents=True)
+    started = f"2026-01-01T00:00:{repeat:02d}+00:00"
+    Summary(run, kind, outcome, reason, started, 1.0, f"lsai study {study}", {}, results or {}).write(folder)
+    (folder / "config.json").write_text(json.dumps(config or {}))
+    (folder / "env.json").write_text(json.dumps(environment()))
+    if metrics:
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "stories.jsonl")
+
+
+@pytest.fixture(scope="session")
+def dataset(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    config = validated(DataConfig, {"source": f"file:{corpus}", "vocab_size": 320}, "test")
+    return prepare(config, tmp_path_factory.mktemp("data"), progress=False)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """The same number of threads here as in a child process with OMP_NUM_THREADS=1: sums in the same order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@dataclass
+class Project:
+    """A project folder with params/ and notebooks/ of its own, where `lsai` can be called, here or as a process."""
+
+    root: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    first_report: tuple[int, str, str] = (-1, "", "")
+
+    @property
+    def runs(self) -> Path:
+        return self.root / "runs"
+
+    @property
+    def env(self) -> dict[str, str]:
+        own = {"LSAI_ROOT": str(self.root), "LSAI_RUNS": str(self.runs), "LSAI_DATA": str(self.root / "data")}
+        # Tiny models gain nothing from threads, and on a busy machine they wait for each other.
+        return {**own, "OMP_NUM_THREADS": "1", **self.environment}
+
+    def lsai(self, *arguments: object) -> tuple[int, str, str]:
+        """`lsai <arguments>` in this process: (exit code, standard output, standard error). Tracebacks are not caught."""
+        out, err = io.StringIO(), io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            for key, value in self.env.items():
+                patch.setenv(key, value)
+            patch.setattr(sys, "argv", ["lsai", *map(str, arguments)])
+            try:
+                main()
+                code = 0
+            except SystemExit as exit_:
+                code = int(exit_.code or 0)
+        return code, out.getvalue(), err.getvalue()
+
+    def start(self, *arguments: object, **options: Any) -> subprocess.Popen[str]:
+        """`lsai <arguments>` as a process of its own."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "lsai_core.cli", *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": str(CHECKOUT), **self.env},
+            cwd=self.root,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+
+    def write_yaml(self, path: str, value: dict[str, Any]) -> None:
+        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / path).write_text(yaml.safe_dump(value, sort_keys=False))
+
+    def found(self) -> dict[str, Run]:
+        """The finished runs by name, for example `baseline` or `baseline.batch`."""
+        return {run.summary.id.name: run for run in find_runs(self.runs)}
+
+
+@pytest.fixture(scope="session")
+def ceilings() -> dict[str, Any]:
+    """Measured once, so that not every run of a tiny model measures this machine for two seconds."""
+    return measure_ceilings(torch.device("cpu"), budget_s=0.2)
+
+
+@pytest.fixture(scope="session")
+def new_project(
+    corpus: Path, ceilings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Project]:
+    """Makes a project whose memory study trains the tiny model of `tiny()`, with the given variants."""
+
+    def make(variants: dict[str, dict[str, Any]] | None = None, **base: Any) -> Project:
+        root = tmp_path_factory.mktemp("project")
+        shutil.copytree(CHECKOUT / "notebooks", root / "notebooks", ignore=shutil.ignore_patterns(".*"))
+        shutil.copytree(CHECKOUT / "params", root / "params")
+        for path in [*(root / "params" / "studies").glob("*"), *(root / "params" / "profiles").glob("*")]:
+            path.unlink()
+        project = Project(root)
+        config = tiny().model_dump(mode="json", include={*tiny().model_fields_set} - {"model"})
+        config |= {"model": TINY_MODEL, "data": {"source": f"file:{corpus}", "vocab_size": 320}}
+        search = {
+            "kind": "batch_search",
+            "timeout_s": 200,
+            "settings": {"cpu_limit_gib": 0.1, "resolution": 0.5, "start": 64},
+        }
+        study = {
+            "study": "memory",
+            "title": "Memory",
+            "question": "Which?",
+            "baseline": "baseline",
+            "parts": {"train": {"timeout_s": 200}, "batch": search},
+            "base": deep_merge(config, base),
+            "variants": {name: {"label": name, **v} for name, v in (variants or {"baseline": {}}).items()},
+        }
+        project.write_yaml("params/studies/memory.yaml", study)
+        machine = {"study": "machine", "title": "Machine", "question": "How fast?"}
+        machine |= {"parts": {"ceilings": {"kind": "ceilings"}}, "base": {"budget_s": 0.2, "device": "cpu"}}
+        project.write_yaml("params/studies/machine.yaml", {**machine, "variants": {"machine": {"label": "this"}}})
+        write_run(project.runs, "machine", "machine", "ceilings", kind="ceilings", results=ceilings)
+        (root / "params" / "claims.yaml").write_text("{}\n")  # the shipped claims speak of the shipped study
+        project.write_yaml("params/profiles/cpu.yaml", {"profile": "cpu", "description": "test"})
+        project.write_yaml("params/profiles/gpu.yaml", {"profile": "gpu", "description": "test", "gpu": "*"})
+        return project
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def shared(new_project: Callable[..., Project]) -> Project:
+    """A project for tests that execute nothing in it, or only what no other test does."""
+    return new_project({"baseline": {}, "bf16": {"config": {"precision": "bf16_autocast"}}})
+
+
+# Put before the cell that executes a run: what can go wrong with a kernel, chosen by the variant's name.
+HAZARDS = """
+import os, resource, signal, threading, time
+
+def in_mid_run(action):
+    def wait():
+        path = run.folder / "metrics.jsonl"
+        while not path.exists() or len(path.read_text().splitlines()) < 3:
+            time.sleep(0.01)
+        action()
+    threading.Thread(target=wait, daemon=True).start()
+
+(run.folder / "pid").write_text(str(os.getpid()))
+if run.id.variant == "oom":
+    with open("/proc/self/status") as status:
+        used = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData"))
+    resource.setrlimit(resource.RLIMIT_DATA, (used + (256 << 20),) * 2)
+if run.id.variant == "crash":
+    in_mid_run(lambda: os.kill(os.getpid(), signal.SIGSEGV))
+"""
+
+
+@dataclass
+class Hazards:
+    """A study in which much goes wrong: the project, what two `lsai study` said, and the records after each."""
+
+    project: Project
+    first: tuple[int, str, str]
+    after_first: dict[str, Run]
+    second: tuple[int, str, str]
+    after_second: dict[str, Run]
+
+
+@pytest.fixture(scope="session")
+def hazards(new_project: Callable[..., Project]) -> Hazards:
+    """Runs that are out of memory, killed, crash and unavailable, then one that ends well; and all of it once more with a
+    time limit, within which the run that was killed does not end (under a minute)."""
+    huge = {"model": {"n_layers": 8, "d_model": 2048, "d_ff": 8192, "n_heads": 2, "n_kv_heads": 2}}
+    project = new_project(
+        {
+            "oom": {"config": huge},
+            "endless": {"config": {"steps": 10_000_000}},
+            "crash": {"config": {"steps": 10_000_000}},
+            "fa2": {"config": {"attention": {"backend": "fa2"}, "precision": "bf16"}},
+            "baseline": {},
+        }
+    )
+    notebook = nbformat.read(project.root / "notebooks" / "run-training.ipynb", as_version=4)
+    at = next(i for i, cell in enumerate(notebook.cells) if "run.execute()" in cell.source)
+    notebook.cells.insert(at, nbformat.v4.new_code_cell(HAZARDS))
+    nbformat.write(notebook, project.root / "notebooks" / "run-training.ipynb")
+    short = {
+        "profile": "short",
+        "description": "impatient",
+        "studies": {"memory": {"parts": {"train": {"timeout_s": 10}}}},
+    }
+    project.write_yaml("params/profiles/short.yaml", short)
+
+    def kill_the_endless_one() -> None:
+        deadline = time.monotonic() + 100
+        while time.monotonic() < deadline:
+            for path in (project.runs / "memory").glob("endless-*/metrics.jsonl"):
+                if len(path.read_text().splitlines()) > 3:
+                    os.kill(int((path.parent / "pid").read_text()), signal.SIGKILL)
+                    return
+            time.sleep(0.05)
+
+    killer = threading.Thread(target=kill_the_endless_one)
+    killer.start()
+    first = project.lsai("study", "memory", "--parts", "train", "--profile", "cpu")
+    killer.join()
+    after_first = project.found()
+    second = project.lsai("study", "memory", "--parts", "train", "--profile", "short")
+    return Hazards(project, first, after_first, second, project.found())
+
+
+@pytest.fixture(scope="session")
+def quick(ceilings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """The shipped studies under the `quick` profile, two variants executed and rendered as a report (about a minute)."""
+    root = tmp_path_factory.mktemp("quick")
+    environment = {"LSAI_ROOT": str(CHECKOUT), "LSAI_DATA": str(CHECKOUT / "data")}
+    project = Project(root, environment)
+    write_run(project.runs, "machine", "machine", "ceilings", kind="ceilings", results=ceilings)
+    project.first_report = project.lsai(*QUICK_REPORT, "--out", root / "report" / "out")
+    return project
+
+
+QUICK_REPORT = ("report", "--profile", "quick", "--only", "baseline,flash_attn")
