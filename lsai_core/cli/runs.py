@@ -134,8 +134,12 @@ def show(runs: list[Run], as_json: bool = False) -> None:
     numbers = [name for name in columns if pd.api.types.is_numeric_dtype(frame[name])]
     keys = [name for name in ("machine", "study", "variant", "part", "outcome") if name in frame]
     grouped = frame.groupby(keys, sort=False)
-    table = pd.DataFrame({name: grouped[name].agg(partial(over_repeats, name)) for name in numbers}).reset_index()
-    table.insert(len(keys), "runs", grouped.size().to_numpy())
+    sizes = grouped.size()
+    figures = {name: grouped[name].agg(partial(over_repeats, name)) for name in numbers}
+    table = pd.DataFrame(
+        figures, index=sizes.index
+    ).reset_index()  # with its index: runs that all failed have no figures
+    table.insert(len(keys), "runs", sizes.to_numpy())
     if "reason" in columns:
         table["reason"] = grouped["reason"].first().fillna("").str.slice(0, 60).to_numpy()
     table = table.rename(columns=_COLUMNS)

@@ -10,6 +10,7 @@ On a CPU there is no natural edge before the machine suffers, so the edge is set
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import multiprocessing
 import queue
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from lsai_core.config import Strict, TrainConfig
+from lsai_core.config import Strict, TrainConfig, validated
 from lsai_core.errors import Unavailable
 from lsai_core.runs.kinds import Context
 from lsai_core.runs.outcome import is_out_of_memory
@@ -44,6 +45,7 @@ class BatchSearchConfig(Strict):
     @classmethod
     def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
         """Keep of the training config what decides memory, so that a new learning rate does not repeat the search."""
+        validated(TrainConfig, config, "the training config of a batch search")  # before a wrong key is dropped
         train = {key: value for key, value in config.items() if key in _DECIDES_MEMORY}
         if "vocab_size" in config.get("data", {}):
             train["data"] = {"vocab_size": config["data"]["vocab_size"]}
@@ -103,6 +105,8 @@ def _attempt(workers: Any, config: BatchSearchConfig, size: int) -> Try:
             answer = answers.get(timeout=0.2)
         except queue.Empty:
             if not process.is_alive():
+                with contextlib.suppress(queue.Empty):  # it may have answered between the two looks
+                    answer = answers.get(timeout=0.2)
                 break
     seconds = time.perf_counter() - started
     if answer is None and process.is_alive():
@@ -125,6 +129,7 @@ def _try_in_process(config: BatchSearchConfig, size: int, answers: Any) -> None:
     except Exception as error:
         note = " ".join(str(error).split())[:300]
         answer = {"outcome": "oom" if is_out_of_memory(error) else "failed", "note": f"{type(error).__name__}: {note}"}
+    _lift_limit()  # an answer needs memory, too
     answers.put(answer)
     answers.close()
     answers.join_thread()
@@ -146,8 +151,10 @@ def _train_random_tokens(config: BatchSearchConfig, size: int) -> float | None:
     optimizer = loop.build_optimizer(model, train.optim)
     generator = torch.Generator().manual_seed(train.seed)
     tokens = torch.randint(train.model.vocab_size, (size, train.seq_len + 1), generator=generator)
-    for _ in range(config.steps):
-        loop.train_step(model, optimizer, tokens[:, :-1], tokens[:, 1:], train, device)
+    # One sequence first: library handles and optimizer states take their memory while there is some, as they do in a run
+    # that warms up, and the allocator can then give back what it cached for them.
+    for rows in (1, *[size] * config.steps):
+        loop.train_step(model, optimizer, tokens[:rows, :-1], tokens[:rows, 1:], train, device)
     if device.type == "cpu":
         return None
     torch.cuda.synchronize()
@@ -167,3 +174,11 @@ def _limit_allocations(total: int) -> None:
     import resource
 
     resource.setrlimit(resource.RLIMIT_DATA, (total, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+
+
+def _lift_limit() -> None:
+    with contextlib.suppress(ImportError):  # no such module outside of Unix, where no limit was set
+        import resource
+
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))

@@ -9,7 +9,14 @@ from lsai_core.runs.records import Outcome
 from lsai_core.train.loop import Preempted
 
 # What allocators say when memory is out and they do not raise an error of their own type.
-_MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc", "not enough memory")
+_MEMORY_WORDS = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "bad_alloc",
+    "not enough memory",
+    "alloc_failed",
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lsai_core.config import DataConfig, Strict, validated
 from lsai_core.errors import UserError
@@ -48,6 +48,12 @@ class Study(Strict):
     parts: dict[str, Part]
     base: dict[str, Any] = {}
     variants: dict[str, Variant]
+
+    @model_validator(mode="after")
+    def _baseline_exists(self) -> Self:
+        if self.baseline is not None and self.baseline not in self.variants:
+            raise ValueError(f"baseline {self.baseline!r} is no variant; there are {', '.join(self.variants)}")
+        return self
 
 
 class Profile(Strict):
@@ -86,7 +92,12 @@ def load_profile(root: Path, name: str) -> Profile:
     if not path.exists():
         known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
         raise UserError(f"unknown profile {name!r}; known: {known}")
-    return validated(Profile, load_yaml(path), str(path.relative_to(root)))
+    where = str(path.relative_to(root))
+    profile = validated(Profile, load_yaml(path), where)
+    studies = study_names(root)
+    if unknown := [study for study in profile.studies if study not in studies]:
+        raise UserError(f"{where}: there is no study {unknown[0]!r} to change; known: {', '.join(studies)}")
+    return profile
 
 
 def detect_profile(root: Path, gpu_name: str | None) -> str:
@@ -107,7 +118,10 @@ def load_study(root: Path, name: str, profile: Profile) -> Study:
         raise UserError(f"unknown study {name!r}; known: {', '.join(study_names(root))}")
     changes = profile.studies.get(name, {})
     where = str(path.relative_to(root)) + (f" with profile {profile.profile}" if changes else "")
-    return validated(Study, deep_merge(load_yaml(path), changes), where)
+    study = validated(Study, deep_merge(load_yaml(path), changes), where)
+    if study.study != name:
+        raise UserError(f"{where}: study is {study.study!r}, but the file is called {name}.yaml; make them equal")
+    return study
 
 
 def study_names(root: Path) -> list[str]:
@@ -130,10 +144,14 @@ def resolve(study: Study, variant: str, part: str, repeat: int, overrides: dict[
     """The validated config of one run."""
     spec = study.parts[part]
     cls = get_kind(spec.kind).config_class()
-    config = deep_merge(deep_merge(study.base, study.variants[variant].config), overrides)
-    merged = cls.from_study(config, spec.settings)
-    if "seed" in cls.model_fields:
-        merged["seed"] = merged.get("seed", 0) + repeat
+    # What the part sets can be overridden, too; everything else from the command line belongs to the variant's config.
+    for_part = {key: value for key, value in overrides.items() if key in spec.settings}
+    for_config = {key: value for key, value in overrides.items() if key not in spec.settings}
+    config = deep_merge(deep_merge(study.base, study.variants[variant].config), for_config)
+    merged = cls.from_study(config, deep_merge(spec.settings, for_part))
+    seed = merged.get("seed", 0)
+    if "seed" in cls.model_fields and isinstance(seed, int):
+        merged["seed"] = seed + repeat
     return validated(cls, merged, f"study {study.study}, variant {variant}, part {part}")
 
 

@@ -1,0 +1,122 @@
+"""The command line as processes and as a person sees it: help, exit codes, tables, JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from conftest import CHECKOUT, Hazards, Project, write_run
+
+COMMANDS = [
+    "doctor",
+    "train",
+    "find-batch",
+    "study",
+    "compare",
+    "claims",
+    "report",
+    "data prepare",
+    "data list",
+    "data info",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(shared: Project, command: str) -> None:
+    code, out, _ = shared.lsai(*command.split(), "--help")
+    assert code == 0 and "Usage: " in out and len(out.splitlines()) > 5
+
+
+def test_the_list_of_commands(shared: Project) -> None:
+    code, out, _ = shared.lsai("--help")
+    assert code == 0
+    assert all(command.split()[0] in out for command in COMMANDS)
+
+
+def test_a_mistake_is_one_line_and_exit_code_2_of_a_real_process(shared: Project) -> None:
+    process = shared.start("study", "memory", "--set", "stepz=1")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and out == ""
+    assert len(err.splitlines()) == 1 and err.startswith(
+        "error: study memory, variant baseline, part train: unknown key"
+    )
+
+
+def test_options_of_the_wrong_type_are_refused(shared: Project) -> None:
+    for words in (
+        ["train", "--batch-size", "0"],
+        ["train", "--batch-size", "x"],
+        ["study"],
+        ["studdy"],
+        ["train", "--x"],
+    ):
+        code, _, err = shared.lsai(*words)
+        assert code == 2 and err and "Traceback" not in err, words
+
+
+def test_the_installed_command_is_the_package(shared: Project) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from importlib.metadata import entry_points as e; print(e(name='lsai'))"],
+        capture_output=True, text=True, cwd=CHECKOUT, check=True,
+    )  # fmt: skip
+    assert "lsai_core.cli:main" in done.stdout
+
+
+def test_compare_shows_every_outcome(hazards: Hazards) -> None:
+    code, out, _ = hazards.project.lsai("compare", "memory")
+    assert code == 0
+    for words in (("oom", "oom"), ("endless", "timeout"), ("fa2", "unavailable"), ("baseline", "ok")):
+        assert any(all(word in line for word in words) for line in out.splitlines()), words
+    baseline = next(line for line in out.splitlines() if "baseline" in line)
+    assert f"{hazards.after_second['baseline'].summary.results['validation_loss']:,.4g}" in baseline
+
+
+def test_compare_as_json_holds_every_result(hazards: Hazards) -> None:
+    code, out, _ = hazards.project.lsai("compare", "memory", "--json")
+    rows = {row["variant"]: row for row in json.loads(out)}
+    assert code == 0 and set(rows) == {"oom", "endless", "crash", "fa2", "baseline"}
+    results = hazards.after_second["baseline"].summary.results
+    assert rows["baseline"]["tokens_per_s"] == pytest.approx(results["tokens_per_s"])
+    assert rows["oom"]["outcome"] == "oom" and rows["oom"]["reason"]
+
+
+def test_compare_takes_medians_over_repeats(new_project: Callable[..., Project]) -> None:
+    project = new_project()
+    for repeat, speed in enumerate((100.0, 300.0, 110.0)):
+        write_run(project.runs, "memory", "baseline", repeat=repeat, results={"tokens_per_s": speed})
+    code, out, _ = project.lsai("compare", "memory", "--runs", project.runs)
+    assert code == 0
+    row = next(line for line in out.splitlines() if "baseline" in line).split()
+    assert "3" in row and "110" in row
+
+
+@pytest.mark.slow
+def test_train_takes_shorthand_options_and_records_the_command(new_project: Callable[..., Project]) -> None:
+    project = new_project(
+        {"baseline": {}, "bf16": {"config": {"precision": "bf16_autocast"}}}, profile={"memory_steps": 1}
+    )
+    code, out, err = project.lsai(
+        "train", "--technique", "bf16", "--batch-size", 2, "--no-memory-profiling", "--set", "optim.lr=5e-4"
+    )
+    assert code == 0, (out, err)
+    run = project.found()["bf16"]
+    assert run.config["batch_size"] == 2 and run.config["optim"]["lr"] == 5e-4
+    assert run.config["profile"]["memory_steps"] == 0 and "mem_peak_allocated_gib" not in run.summary.results
+    assert (
+        run.summary.command.startswith("lsai train --technique bf16 --batch-size 2")
+        and "--profile cpu" in run.summary.command
+    )
+    assert "bf16" in out and "ok" in out
+
+
+@pytest.mark.slow
+def test_find_batch(new_project: Callable[..., Project]) -> None:
+    project = new_project()
+    code, out, err = project.lsai("find-batch")
+    assert code == 0, (out, err)
+    results = project.found()["baseline.batch"].summary.results
+    assert results["largest_batch"] > 0
+    assert "max batch" in out and str(results["largest_batch"]) in out

@@ -1,0 +1,95 @@
+"""The notebooks as they are in git and as a person opens them: no outputs, a parameters cell, run with their defaults."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from conftest import CHECKOUT, write_run
+
+from lsai_core.files import load_yaml
+from lsai_core.runs.kinds import KINDS
+from lsai_core.runs.records import find_runs
+
+NOTEBOOKS = sorted((CHECKOUT / "notebooks").glob("*.ipynb"))
+names = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def read(path: Path) -> Any:
+    return nbformat.read(path, as_version=4)
+
+
+@names
+def test_git_holds_no_outputs(path: Path) -> None:
+    notebook = read(path)
+    nbformat.validate(notebook)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            assert cell.outputs == [] and cell.execution_count is None
+        assert set(cell.metadata) <= {"tags"}, "metadata of an editor or of an execution"
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert "papermill" not in notebook.metadata
+
+
+@names
+def test_there_is_one_parameters_cell_and_no_logic(path: Path) -> None:
+    code = [cell for cell in read(path).cells if cell.cell_type == "code"]
+    tagged = [cell for cell in code if "parameters" in cell.metadata.get("tags", [])]
+    assert len(tagged) == 1 and tagged[0] is code[0]
+    assert not re.search(r"^\s*(def|class|while|try)\b", "\n".join(cell.source for cell in code), re.M)
+
+
+def test_every_kind_and_every_chapter_has_its_notebook() -> None:
+    chapters = {chapter["notebook"] for chapter in load_yaml(CHECKOUT / "params" / "report.yaml")["chapters"]}
+    kinds = {kind.notebook for kind in KINDS.values()}
+    assert chapters | kinds == {path.name for path in NOTEBOOKS}
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory, ceilings: dict[str, Any]) -> dict[str, tuple[Path, str]]:
+    """Every notebook executed by plain papermill with its own defaults, two at a time; chapters after the runs."""
+    folder = tmp_path_factory.mktemp("notebooks")
+    write_run(folder / "runs", "machine", "machine", "ceilings", kind="ceilings", results=ceilings)
+    env = {**os.environ, "LSAI_RUNS": str(folder / "runs"), "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
+    for name in ("LSAI_ROOT", "LSAI_DATA"):
+        env.pop(name, None)
+
+    def execute(path: Path) -> tuple[Path, str]:
+        target = folder / path.name
+        command = [sys.executable, "-m", "papermill", "--no-progress-bar", "-k", "python3", str(path), str(target)]
+        # In the notebook's own folder, as JupyterLab does it.
+        done = subprocess.run(command, cwd=path.parent, env=env, capture_output=True, text=True, timeout=280)
+        return target, done.stderr if done.returncode else ""
+
+    runs = [path for path in NOTEBOOKS if path.name.startswith("run-")]
+    chapters = [path for path in NOTEBOOKS if path not in runs]
+    with ThreadPoolExecutor(2) as pool:
+        results = [*pool.map(execute, runs), *pool.map(execute, chapters)]
+    return {path.stem: result for path, result in zip([*runs, *chapters], results, strict=True)}
+
+
+@pytest.mark.slow
+@names
+def test_it_runs_from_top_to_bottom_with_its_defaults(executed: dict[str, tuple[Path, str]], path: Path) -> None:
+    target, error = executed[path.stem]
+    assert not error
+    code = [cell for cell in read(target).cells if cell.cell_type == "code" and cell.source]
+    assert all(cell.execution_count for cell in code)
+    assert not [output for cell in code for output in cell.outputs if output.output_type == "error"]
+    assert [output for cell in code for output in cell.outputs if "lsai" in output.get("metadata", {})]
+
+
+@pytest.mark.slow
+def test_runs_by_hand_are_recorded_like_all_others(executed: dict[str, tuple[Path, str]]) -> None:
+    folder = executed["run-training"][0].parent
+    runs = {(run.summary.kind, run.summary.outcome) for run in find_runs(folder / "runs")}
+    assert runs >= {("train", "ok"), ("batch_search", "ok"), ("ceilings", "ok")}
+    chapter = read(executed["10-memory"][0])
+    assert "flash attention" in str([cell.outputs for cell in chapter.cells if cell.cell_type == "code"])

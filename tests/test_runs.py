@@ -1,0 +1,85 @@
+"""One run's end is never the end of the study: out of memory, crash, kill, hang, unavailable; each recorded as what it was."""
+
+from __future__ import annotations
+
+import re
+
+import nbformat
+import pytest
+from conftest import Hazards
+
+pytestmark = pytest.mark.slow
+
+EXPECTED = {
+    "oom": ("oom", r"can't allocate memory|not enough memory"),
+    "endless": ("failed", r"^the notebook's kernel died.*; [1-9]\d* steps were recorded$"),
+    "crash": ("failed", r"^the notebook's kernel died.*; [1-9]\d* steps were recorded$"),
+    "fa2": ("unavailable", r"."),
+    "baseline": ("ok", None),
+}
+
+
+def test_every_end_is_recorded_as_what_it_was(hazards: Hazards) -> None:
+    runs = hazards.after_first
+    assert {name: run.summary.outcome for name, run in runs.items() if run.summary.kind == "train"} == {
+        name: outcome for name, (outcome, _) in EXPECTED.items()
+    }
+    for name, (_, reason) in EXPECTED.items():
+        summary = runs[name].summary
+        assert summary.reason is None if reason is None else re.search(reason, summary.reason), (name, summary.reason)
+        assert summary.reason is None or "\n" not in summary.reason
+        assert summary.wall_s > 0 and summary.command.startswith("lsai study memory")
+
+
+def test_the_study_goes_on_to_its_end_and_says_how_each_run_ended(hazards: Hazards) -> None:
+    code, out, _ = hazards.first
+    assert code == 1  # something failed
+    order = re.findall(r"\[(\d)/5\] memory\.(\w+) (ok|oom|failed|unavailable|timeout)", out)
+    assert [(int(n), name, outcome) for n, name, outcome in order] == [
+        (n, name, outcome) for n, (name, (outcome, _)) in enumerate(EXPECTED.items(), 1)
+    ]
+    assert re.search(r"^outcomes: .*\b2 failed", out, re.M)
+    assert hazards.after_first["baseline"].summary.results["validation_loss"] < 6
+
+
+def test_what_a_dead_run_had_measured_is_kept(hazards: Hazards) -> None:
+    for name in ("endless", "crash"):
+        run = hazards.after_second[name]
+        assert run.config["steps"] == 10_000_000 and run.env["torch"]
+    metrics = hazards.after_second["baseline"].metrics
+    assert list(metrics["step"]) == list(range(12))
+
+
+def test_a_run_that_hangs_ends_at_its_limit(hazards: Hazards) -> None:
+    summary = hazards.after_second["endless"].summary
+    assert summary.outcome == "timeout"
+    assert summary.reason.startswith("no end within 10 s")
+    assert 10 <= summary.wall_s < 40
+
+
+def test_a_second_command_tries_failures_again_and_nothing_else(hazards: Hazards) -> None:
+    _, out, _ = hazards.second
+    assert "reusing 3 of 5 runs" in out
+    assert re.findall(r"memory\.(\w+) started", out) == ["endless", "crash"]
+    for name, run in hazards.after_second.items():
+        again = run.summary.started != hazards.after_first[name].summary.started
+        assert again == (name in ("endless", "crash")), name
+
+
+def test_no_process_is_left_behind(hazards: Hazards) -> None:
+    import psutil
+
+    for path in hazards.project.runs.glob("memory/*/pid"):
+        pid = int(path.read_text())
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_each_run_has_a_page_that_shows_how_it_ended(hazards: Hazards) -> None:
+    for name in ("oom", "fa2", "baseline"):
+        run = hazards.after_second[name]
+        notebook = nbformat.read(run.page, as_version=4)
+        text = str([cell.outputs for cell in notebook.cells if cell.cell_type == "code"])
+        assert f"outcome: {run.summary.outcome}" in text
+        if run.summary.outcome != "ok":
+            assert f"This run ended as **{run.summary.outcome}**" in text
+        assert str(hazards.project.root) not in str([cell.source for cell in notebook.cells])

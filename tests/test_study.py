@@ -1,0 +1,147 @@
+"""Plans and reuse: which runs a study has, when a finished run is taken again, and what a change touches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import CHECKOUT, Hazards, Project, write_run
+
+from lsai_core.runs.driver import run_one
+from lsai_core.runs.session import Session
+from lsai_core.runs.study import load_study, study_names
+
+
+def plan(project: Project, *arguments: object) -> dict[str, tuple[str, str]]:
+    """`lsai study memory --dry-run`: run name -> (recorded or to run, folder name)."""
+    code, out, err = project.lsai("study", "memory", "--dry-run", *arguments)
+    assert code == 0, err
+    rows = re.findall(r"^(recorded|to run) +memory\.(\S+) +(\S+)$", out, re.M)
+    return {name: (state, Path(folder).name) for state, name, folder in rows}
+
+
+def edit(project: Project, path: str, change: Callable[[dict[str, Any]], Any]) -> None:
+    value = yaml.safe_load((project.root / path).read_text())
+    change(value)
+    project.write_yaml(path, value)
+
+
+def touched(before: dict[str, tuple[str, str]], after: dict[str, tuple[str, str]]) -> set[str]:
+    return {name for name in after if before.get(name) != after[name]}
+
+
+def test_a_change_touches_only_the_runs_whose_result_it_can_change(new_project: Callable[..., Project]) -> None:
+    project = new_project({"baseline": {}, "bf16": {"config": {"precision": "bf16_autocast"}}})
+    study = "params/studies/memory.yaml"
+    before = plan(project)
+    assert set(before) == {"baseline", "bf16", "baseline.batch", "bf16.batch"}
+    assert len({folder for _, folder in before.values()}) == 4
+
+    edit(project, study, lambda s: s["variants"]["bf16"].update(label="other words", note="and a note"))
+    edit(project, study, lambda s: s["parts"]["train"].update(timeout_s=77))
+    assert touched(before, plan(project)) == set()
+
+    edit(project, study, lambda s: s["variants"]["bf16"]["config"].update(optim={"lr": 1e-4}))
+    changed = plan(project)
+    assert touched(before, changed) == {"bf16"}  # the search for the largest batch does not depend on the learning rate
+
+    edit(project, study, lambda s: s["parts"]["batch"]["settings"].update(resolution=0.25))
+    assert touched(changed, plan(project)) == {"baseline.batch", "bf16.batch"}
+
+    edit(project, study, lambda s: s["base"]["model"].update(n_layers=3))
+    assert touched(before, plan(project)) == set(before)
+
+
+def test_the_text_and_the_profile_are_part_of_the_key(new_project: Callable[..., Project], tmp_path: Path) -> None:
+    project = new_project()
+    before = plan(project, "--parts", "train")
+    other = tmp_path / "other.jsonl"
+    source = yaml.safe_load((project.root / "params/studies/memory.yaml").read_text())["base"]["data"]["source"]
+    other.write_text(Path(source.removeprefix("file:")).read_text().replace("milk", "soup"))
+    first = plan(project, "--parts", "train", "--dataset", f"file:{other}")
+    assert touched(before, first) == {"baseline"}
+    other.write_text(other.read_text().replace("soup", "cake"))  # the same file name, another content
+    assert touched(first, plan(project, "--parts", "train", "--dataset", f"file:{other}")) == {"baseline"}
+    big = {"profile": "big", "description": "", "studies": {"memory": {"base": {"steps": 99}}}}
+    project.write_yaml("params/profiles/big.yaml", big)
+    assert touched(before, plan(project, "--parts", "train", "--profile", "big")) == {"baseline"}
+
+
+def test_layers_the_command_line_wins(new_project: Callable[..., Project]) -> None:
+    project = new_project({"baseline": {"config": {"steps": 20, "seq_len": 16}}})
+    edit(project, "params/studies/memory.yaml", lambda s: s["parts"]["train"].update(settings={"steps": 30}))
+    big = {"profile": "big", "description": "", "studies": {"memory": {"base": {"steps": 10, "batch_size": 3}}}}
+    project.write_yaml("params/profiles/big.yaml", big)
+
+    def config(**overrides: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            for key, value in project.env.items():
+                patch.setenv(key, value)
+            return Session("big").plan("memory", parts=["train"], overrides=overrides)[0].config
+
+    assert (config().steps, config().seq_len, config().batch_size) == (30, 16, 3)
+    assert config(steps=40).steps == 40
+    code, _, _ = project.lsai("find-batch", "--set", "max_batch=1", "--set", "cpu_limit_gib=0.5", "--profile", "big")
+    assert code == 2  # max_batch is no setting of this study's search and no key of a training run
+    assert plan(project, "--parts", "batch") != plan(project, "--parts", "batch", "--set", "cpu_limit_gib=0.5")
+
+
+def test_repeats_are_runs_with_their_own_seeds(new_project: Callable[..., Project]) -> None:
+    project = new_project()
+    edit(project, "params/studies/memory.yaml", lambda s: s["parts"]["train"].update(repeats=3))
+    assert set(plan(project, "--parts", "train", "--set", "seed=7")) == {"baseline", "baseline.r1", "baseline.r2"}
+    with pytest.MonkeyPatch.context() as patch:
+        for key, value in project.env.items():
+            patch.setenv(key, value)
+        runs = Session("cpu").plan("memory", parts=["train"], overrides={"seed": 7})
+    assert [run.config.seed for run in runs] == [7, 8, 9]
+    assert len({run.id.key for run in runs}) == 3
+
+
+def test_a_finished_study_is_reused_and_says_so(hazards: Hazards) -> None:
+    project = hazards.project
+    before = {path: path.stat().st_mtime_ns for path in project.runs.rglob("*") if path.is_file()}
+    code, out, err = project.lsai("study", "memory", "--parts", "train", "--only", "baseline,oom,fa2")
+    assert code == 0, err
+    assert "reusing 3 of 3 runs (same config, code, data and machine)" in out and "started" not in out
+    assert {path: path.stat().st_mtime_ns for path in project.runs.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_that_another_process_finished_meanwhile_is_not_repeated(
+    hazards: Hazards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, value in hazards.project.env.items():
+        monkeypatch.setenv(key, value)
+    session = Session("cpu")
+    run = session.plan("memory", only=["baseline"], parts=["train"])[0]
+    before = hazards.after_second["baseline"].summary
+    again = run_one(run, title="", root=session.root, data_root=session.data_root, command="again")
+    assert again.started == before.started and again.command == before.command
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1}', '{"schema": 1, "id": {"x": 1}}', "\x00\xff"])
+def test_a_damaged_record_is_one_clear_line_that_names_the_file(new_project: Callable[..., Project], text: str) -> None:
+    project = new_project()
+    folder = write_run(project.runs, "memory", "old")
+    (folder / "summary.json").write_text(text, encoding="latin-1")
+    for command in (["compare"], ["report", "--no-run", "--out", project.root / "out"]):
+        code, _, err = project.lsai(*command)
+        assert code == 2 and len(err.splitlines()) == 1, err
+        assert str(folder / "summary.json") in err and "delete its folder" in err
+    assert not [path for path in (project.root / "out").rglob("*") if path.is_file()]
+
+
+def test_every_shipped_study_resolves_under_every_shipped_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
+    for profile in sorted(path.stem for path in (CHECKOUT / "params" / "profiles").glob("*.yaml")):
+        session = Session(profile)
+        session.dataset_id = lambda config: "none"  # type: ignore[method-assign]  # prepare no text for this
+        for name in study_names(CHECKOUT):
+            study = load_study(CHECKOUT, name, session.profile)
+            runs = session.plan(name)
+            expected = sum(part.repeats for part in study.parts.values()) * len(study.variants)
+            assert len({run.folder for run in runs}) == expected, (profile, name)
