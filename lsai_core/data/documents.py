@@ -9,6 +9,7 @@ through.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -55,3 +56,8 @@ def documents(corpus: Corpus, max_mb: float | None, split_seed: int) -> Iterator
             return
         key = hashlib.blake2b(data, digest_size=8, key=salt).digest()
         yield Document(text, len(data), int.from_bytes(key, "big"))
+
+
+def slug_of(text: str) -> str:
+    """A file name made from any text: at most 40 characters of a-z 0-9 and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40].strip("-") or "data"

@@ -15,9 +15,8 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from lsai_core.data.documents import Corpus
+from lsai_core.data.documents import Corpus, slug_of
 from lsai_core.data.readers import SUFFIXES, TEXT_SUFFIXES, document_target, read_texts
-from lsai_core.data.sources import slug_of
 from lsai_core.errors import UserError
 from lsai_core.files import repo_root
 

@@ -8,7 +8,6 @@ file:<path or glob> local text, JSONL, zstd-compressed JSONL or parquet
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Protocol
 
@@ -52,8 +51,3 @@ def parse_source(text: str) -> Source:
         return FileSource(name)
     hint = f"{kind}: needs a name after the colon" if colon and not name else f"unknown source {text!r}"
     raise UserError(f"{hint}; sources are {', '.join(KINDS)}")
-
-
-def slug_of(text: str) -> str:
-    """A file name made from any text: at most 40 characters of a-z 0-9 and dashes."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40].strip("-") or "data"

@@ -20,10 +20,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lsai_core.data.documents import Corpus
+from lsai_core.data.documents import Corpus, slug_of
 from lsai_core.data.download import NotFound, download, get_json
 from lsai_core.data.readers import BUFFER, json_texts, open_stream
-from lsai_core.data.sources import slug_of
 from lsai_core.errors import UserError
 from lsai_core.files import write_json
 

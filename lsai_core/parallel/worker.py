@@ -47,7 +47,7 @@ def _work(folder: Path, data_root: Path) -> None:
     from lsai_core.parallel.processes import connect
     from lsai_core.runs.execute import ActiveRun
     from lsai_core.runs.kinds import Context, get_kind
-    from lsai_core.train.loop import resolve_device
+    from lsai_core.train.step import resolve_device
 
     run = ActiveRun(folder, data_root)
     world = connect(resolve_device(getattr(run.config, "device", "auto")))

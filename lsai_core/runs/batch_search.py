@@ -22,7 +22,7 @@ import torch
 from pydantic import Field
 
 from lsai_core.config import Strict, TrainConfig, validated
-from lsai_core.errors import Unavailable
+from lsai_core.errors import Unavailable, UserError
 from lsai_core.runs.kinds import Context
 from lsai_core.runs.outcome import is_out_of_memory
 from lsai_core.runs.search import Try, search_largest
@@ -45,7 +45,11 @@ class BatchSearchConfig(Strict):
     @classmethod
     def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
         """Keep of the training config what decides memory, so that a new learning rate does not repeat the search."""
-        validated(TrainConfig, config, "the training config of a batch search")  # before a wrong key is dropped
+        if validated(TrainConfig, config, "the training config of a batch search").parallel.world_size > 1:
+            raise UserError(
+                "the search for the largest batch is for one process; leave out parallel.fsdp, or "
+                "measure the other parts alone (--parts train)"
+            )
         train = {key: value for key, value in config.items() if key in _DECIDES_MEMORY}
         if "vocab_size" in config.get("data", {}):
             train["data"] = {"vocab_size": config["data"]["vocab_size"]}
@@ -54,7 +58,7 @@ class BatchSearchConfig(Strict):
 
 def run(config: BatchSearchConfig, context: Context) -> dict[str, Any]:
     """Search; returns `largest_batch`, `largest_batch_tokens`, the limit, and every try."""
-    from lsai_core.train.loop import attention_kernel, resolve_device
+    from lsai_core.train.step import attention_kernel, resolve_device
 
     device = resolve_device(config.train.device)
     kernel = attention_kernel(config.train, device)
@@ -62,7 +66,7 @@ def run(config: BatchSearchConfig, context: Context) -> dict[str, Any]:
     if not on_gpu and sys.platform != "linux":
         raise Unavailable("the search on a CPU limits memory with Linux's RLIMIT_DATA; this is not Linux")
     workers = multiprocessing.get_context("forkserver")
-    workers.set_forkserver_preload([__name__, "lsai_core.train.loop"])
+    workers.set_forkserver_preload([__name__, "lsai_core.train.step"])
     limit_gib = _gpu_memory_gib() if on_gpu else config.cpu_limit_gib
     seen: list[Try] = []
 
@@ -138,23 +142,23 @@ def _try_in_process(config: BatchSearchConfig, size: int, answers: Any) -> None:
 
 def _train_random_tokens(config: BatchSearchConfig, size: int) -> float | None:
     """Train; returns the peak of reserved GPU memory in GiB, or on a CPU the peak of the process's data segment growth."""
-    from lsai_core.train import loop
+    from lsai_core.train import step
     from lsai_core.train.precision import set_matmul_mode
 
     train = config.train.model_copy(update={"batch_size": size, "grad_accum": 1})
-    device = loop.resolve_device(train.device)
+    device = step.resolve_device(train.device)
     before = _data_bytes()
     if device.type == "cpu":
         _limit_allocations(before + int(config.cpu_limit_gib * GIB))
     set_matmul_mode(train.precision)
-    model = loop.prepare_model(train, device)
-    optimizer = loop.build_optimizer(model, train.optim)
+    model = step.prepare_model(train, device)
+    optimizer = step.build_optimizer(model, train.optim)
     generator = torch.Generator().manual_seed(train.seed)
     tokens = torch.randint(train.model.vocab_size, (size, train.seq_len + 1), generator=generator)
     # One sequence first: library handles and optimizer states take their memory while there is some, as they do in a run
     # that warms up, and the allocator can then give back what it cached for them.
     for rows in (1, *[size] * config.steps):
-        loop.train_step(model, optimizer, tokens[:rows, :-1], tokens[:rows, 1:], train, device)
+        step.train_step(model, optimizer, tokens[:rows, :-1], tokens[:rows, 1:], train, device)
     if device.type == "cpu":
         return None
     torch.cuda.synchronize()

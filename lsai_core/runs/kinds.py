@@ -74,13 +74,19 @@ KINDS: dict[str, Kind] = {
         "lsai_core.runs.batch_search:BatchSearchConfig",
         "lsai_core.runs.batch_search:run",
         "run-batch-search.ipynb",
-        (*_MODEL, "train/loop.py", "train/precision.py", "runs/batch_search.py", "runs/search.py"),
+        (*_MODEL, "train/step.py", "train/precision.py", "runs/batch_search.py", "runs/search.py"),
     ),
     "ceilings": Kind(
         "lsai_core.runs.machine:CeilingsConfig",
         "lsai_core.runs.machine:run",
         "run-machine.ipynb",
         ("profiling/ceilings.py", "runs/machine.py"),
+    ),
+    "scale": Kind(
+        "lsai_core.runs.scale:ScaleConfig",
+        "lsai_core.runs.scale:run",
+        "run-scale.ipynb",
+        (*_MODEL, "train/precision.py", *_PARALLEL, "runs/scale.py", "runs/scale_child.py"),
     ),
 }
 

@@ -23,7 +23,8 @@ from lsai_core.profiling.steptime import speed_summary
 from lsai_core.runs.kinds import Context
 from lsai_core.runs.machine import peak_of_this_machine
 from lsai_core.train import checkpoint
-from lsai_core.train.loop import resolve_device, train
+from lsai_core.train.loop import train
+from lsai_core.train.step import resolve_device
 
 
 def run(config: TrainConfig, context: Context) -> dict[str, Any]:
