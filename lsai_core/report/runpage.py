@@ -111,4 +111,5 @@ _PAGES: dict[str, Callable[[Run], None]] = {
     "train": _training,
     "batch_search": _batch_search,
     "ceilings": _ceilings,
+    "scale": _results_table,
 }
