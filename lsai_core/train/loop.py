@@ -30,6 +30,7 @@ from lsai_core.model import Transformer
 from lsai_core.parallel.world import World
 from lsai_core.profiling.steptime import StepTimer
 from lsai_core.train import checkpoint
+from lsai_core.train.host_memory import keep_freed_memory
 from lsai_core.train.instruments import Instruments, over_processes
 from lsai_core.train.metrics import MetricsFile
 from lsai_core.train.precision import set_matmul_mode
@@ -136,6 +137,8 @@ def train(
     if config.parallel.world_size != world.size:
         raise UserError(f"parallel asks for {config.parallel.world_size} processes, but {world.size} are running")
     device = resolve_device(config.device)
+    if device.type == "cpu":
+        keep_freed_memory()
     set_matmul_mode(config.precision)
     kernel = attention_kernel(config, device)
     stream = BatchStream(dataset.tokens("train"), config.batch_size * config.grad_accum, config.seq_len, config.seed)
