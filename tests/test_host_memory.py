@@ -11,7 +11,7 @@ PROGRAM = """
 import resource, sys, torch
 from lsai_core.train.host_memory import keep_freed_memory
 kept = keep_freed_memory() if sys.argv[1] == "keep" else True
-torch.ones(16 << 20)                                     # 64 MiB, touched and freed
+torch.ones(128 << 20)  # 512 MiB, touched and freed: room for the next ones, whatever lies between
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(4):
     torch.ones(16 << 20)
