@@ -10,6 +10,7 @@ import pandas as pd
 
 from lsai_core.report.memory.figures import pareto_front
 from lsai_core.report.memory.table import MachineResults
+from lsai_core.report.pandoc import code_span
 from lsai_core.report.show import run_link
 
 
@@ -116,7 +117,7 @@ def _batch(results: MachineResults, rows: pd.DataFrame) -> list[str]:
             label = results.study.variants[run.summary.id.variant].label
             sentences.append(
                 f"The search for {run_link(label, run.summary.id.key)} did not end on an out-of-memory error: at "
-                f"{first['size']:,} sequences it ended as {first['outcome']} (`{str(first['note'])[:90]}`), so its true "
+                f"{first['size']:,} sequences it ended as {first['outcome']} ({code_span(str(first['note'])[:90])}), so its true "
                 "limit may be higher."
             )
     return sentences
