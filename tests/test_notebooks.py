@@ -18,8 +18,7 @@ from lsai_core.files import load_yaml
 from lsai_core.runs.kinds import KINDS
 from lsai_core.runs.records import find_runs
 
-# The scale notebook forks gloo workers, which once hung on a loaded machine; tests/test_scale.py covers its kind.
-NOTEBOOKS = sorted(p for p in (CHECKOUT / "notebooks").glob("*.ipynb") if p.name != "run-scale.ipynb")
+NOTEBOOKS = sorted((CHECKOUT / "notebooks").glob("*.ipynb"))
 names = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 

@@ -88,7 +88,7 @@ def _in_child(config: ScaleConfig, folder: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=folder, prefix="scale-") as work:
         (Path(work) / "config.json").write_text(config.model_dump_json())
         command = [sys.executable, "-m", "lsai_core.runs.scale_child", work]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"the measuring process ended with {done.returncode}: {done.stderr[-2000:]}")
         return json.loads((Path(work) / "results.json").read_text())
