@@ -83,12 +83,11 @@ def measure_layout(config: ScaleConfig, shard: int, replicate: int, folder: Path
     """
     work = folder / f"layout-{shard}x{replicate}"
     work.mkdir(parents=True)
-    server = dist.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
     children = []
     for rank in range(shard * replicate):
         pid = os.fork()
         if pid == 0:
-            _worker(config, shard, replicate, rank, server.port, work)
+            _worker(config, shard, replicate, rank, work)
         children.append(pid)
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
     if any(codes):
@@ -111,10 +110,12 @@ def measure_layout(config: ScaleConfig, shard: int, replicate: int, folder: Path
     }
 
 
-def _worker(config: ScaleConfig, shard: int, replicate: int, rank: int, port: int, work: Path) -> None:
+def _worker(config: ScaleConfig, shard: int, replicate: int, rank: int, work: Path) -> None:
     """One forked process; never returns."""
     try:
-        store = dist.TCPStore(_HOST, port, is_master=False, wait_for_workers=False)
+        # Not a TCPStore: its server is a thread of the forking process, and a fork while that thread looks up a name leaves
+        # the C library's resolver lock held for ever in the child.
+        store = dist.FileStore(str(work / "store"), shard * replicate)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=shard * replicate)
         write_json(work / f"rank-{rank}.json", _step_and_save(config, shard, replicate, work))
         dist.barrier()
