@@ -18,6 +18,10 @@ AttentionName = Literal[
     "auto", "eager", "sdpa_math", "sdpa_efficient", "sdpa_flash", "sdpa_cudnn", "flex", "fa2", "fa3", "fa4"
 ]
 Precision = Literal["fp32", "tf32", "bf16_autocast", "bf16"]
+Fp8Recipe = Literal[
+    "none", "tensorwise", "torchao_tensorwise", "torchao_rowwise", "te_delayed", "te_current", "te_block"
+]
+LinearName = Literal["qkv", "attention_output", "gate_up", "down", "output"]
 
 # Fused kernels that exist for 16-bit inputs only (on GPUs). Asking for one in fp32 is refused on every machine, so that a
 # config means the same everywhere.
@@ -114,6 +118,22 @@ class DataConfig(Strict):
     split_seed: int = 0
 
 
+class Fp8Config(Strict):
+    """Which matrix products run in fp8, and how their inputs are scaled. See `lsai_core.fp8`."""
+
+    recipe: Fp8Recipe = "none"
+    layers: tuple[LinearName, ...] = Field(
+        ("qkv", "attention_output", "gate_up", "down"), min_length=1, description="linear layers that are converted"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _yaml_list_is_a_tuple(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("layers"), list):
+            return {**data, "layers": tuple(data["layers"])}
+        return data
+
+
 class OptimConfig(Strict):
     """AdamW with linear warm-up and cosine decay."""
 
@@ -124,6 +144,9 @@ class OptimConfig(Strict):
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.1, ge=0)
     grad_clip: float = Field(1.0, ge=0, description="largest gradient norm; 0 switches clipping off")
+    kernel: Literal["auto", "torch", "triton"] = Field(
+        "auto", description="torch: torch's fused AdamW; triton: clipping and update in one pass; auto: triton on GPUs"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -192,6 +215,10 @@ class TrainConfig(Strict):
     model: ModelConfig
     attention: AttentionConfig = AttentionConfig()
     precision: Precision = "fp32"
+    fp8: Fp8Config = Fp8Config()
+    loss: Literal["fused", "full"] = Field(
+        "fused", description="fused: output layer and cross-entropy in chunks, without keeping all logits; full: with them"
+    )
     grad_checkpoint: Literal["none", "selective", "full"] = "none"
     compile: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -219,6 +246,11 @@ class TrainConfig(Strict):
         if window is not None and window > self.seq_len:
             raise ValueError(
                 f"attention.window={window} is longer than seq_len={self.seq_len}; use window: null for full attention"
+            )
+        if self.fp8.recipe != "none" and self.precision not in ("bf16", "bf16_autocast"):
+            raise ValueError(
+                f"fp8.recipe={self.fp8.recipe!r} converts bf16 matrix products but precision is {self.precision!r}; "
+                "use precision bf16 or bf16_autocast, or fp8.recipe none"
             )
         if self.data.vocab_size > self.model.vocab_size:
             raise ValueError(

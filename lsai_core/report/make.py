@@ -30,10 +30,10 @@ CHAPTER_TIMEOUT_S = 900.0
 
 
 class Chapter(Strict):
-    """One notebook of the report and the study it speaks of (none: all)."""
+    """One notebook of the report and the studies it speaks of (none: all)."""
 
     notebook: str
-    study: str | None = None
+    studies: list[str] = []
 
 
 class ReportConfig(Strict):
@@ -44,7 +44,8 @@ class ReportConfig(Strict):
 
     @property
     def studies(self) -> list[str]:
-        return [chapter.study for chapter in self.chapters if chapter.study]
+        """Every study of the report, in the order in which the chapters first speak of them."""
+        return list(dict.fromkeys(study for chapter in self.chapters for study in chapter.studies))
 
 
 def load_report(root: Path) -> ReportConfig:
@@ -102,7 +103,9 @@ def make_report(
     problems: list[str] = []
     with _disk_errors(out):
         for chapter in config.chapters:
-            folders = own.get(chapter.study, ["none"]) if chapter.study and run_studies else every
+            folders = every
+            if chapter.studies and run_studies:
+                folders = [folder for study in chapter.studies for folder in own.get(study, [])] or ["none"]
             target, problem = _execute_chapter(session, chapter, folders, build / "chapters")
             executed.append(target)
             problems += [problem] if problem else []
@@ -129,7 +132,8 @@ def _execute_chapter(session: Session, chapter: Chapter, own_runs: list[str], fo
     source, target = session.root / "notebooks" / chapter.notebook, folder / chapter.notebook
     if not source.exists():
         raise UserError(f"params/report.yaml names the notebook {source}, which does not exist")
-    runs = select_runs(chapter.study, session.runs_root, session.root / "reports", own_runs)
+    every = select_runs(None, session.runs_root, session.root / "reports", own_runs)
+    runs = [run for run in every if not chapter.studies or run.summary.id.study in chapter.studies]
     inputs = [source, *_record_files(runs), *sorted((session.root / "params").rglob("*.yaml"))]
     key = _digest(inputs, repr((own_runs, session.profile.profile)), code_hash(("report", "runs", "profiling")))
     stamp = target.with_suffix(".key")

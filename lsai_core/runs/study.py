@@ -22,9 +22,10 @@ from lsai_core.runs.records import RunId, run_key
 
 
 class Part(Strict):
-    """One thing that is measured of every variant."""
+    """One thing that is measured of every variant, or of some."""
 
     kind: str = "train"
+    variants: list[str] = Field([], description="the variants that it is measured of; empty: all")
     repeats: int = Field(1, gt=0, description="runs with seeds seed, seed+1, ...")
     timeout_s: float = Field(3600.0, gt=0, description="a run that takes longer is ended and recorded as timeout")
     settings: dict[str, Any] = {}
@@ -53,7 +54,16 @@ class Study(Strict):
     def _baseline_exists(self) -> Self:
         if self.baseline is not None and self.baseline not in self.variants:
             raise ValueError(f"baseline {self.baseline!r} is no variant; there are {', '.join(self.variants)}")
+        for name, part in self.parts.items():
+            if unknown := [variant for variant in part.variants if variant not in self.variants]:
+                raise ValueError(
+                    f"part {name} names {unknown[0]!r}, which is no variant; there are {', '.join(self.variants)}"
+                )
         return self
+
+    def measured(self, part: str) -> list[str]:
+        """The variants of which `part` is measured."""
+        return self.parts[part].variants or list(self.variants)
 
 
 class Profile(Strict):
@@ -177,6 +187,7 @@ def plan_study(
         (variant, part, repeat, resolve(study, variant, part, repeat, overrides or {}))
         for part in wanted
         for variant in select_variants(study, only or [], skip or [])
+        if variant in study.measured(part)
         for repeat in range(study.parts[part].repeats)
     ]
     plan = []
