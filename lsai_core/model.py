@@ -27,6 +27,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from lsai_core.attention import attention
 from lsai_core.config import AttentionConfig, ModelConfig
+from lsai_core.loss import Reduction, linear_cross_entropy
 from lsai_core.rope import rope_tables, rotate
 
 GradCheckpoint = Literal["none", "selective", "full"]
@@ -148,9 +149,15 @@ class Transformer(nn.Module):
         """(V, d), the matrix that turns hidden states into logits."""
         return self.embedding.weight if self.output is None else self.output.weight
 
-    def forward(self, tokens_BS: Tensor) -> Tensor:
-        """Logits (B, S, V) for integer tokens (B, S); position s sees the tokens up to and including s."""
+    def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None, reduction: Reduction = "mean") -> Tensor:
+        """Logits (B, S, V) for integer tokens (B, S); position s sees the tokens up to and including s.
+
+        With targets the fused loss instead (`lsai_core.loss`): fp32 scalar in nats, no logits kept. It is computed inside
+        the forward pass because only there a sharded model (FSDP) holds its whole output layer.
+        """
         hidden_BSD = self.hidden(tokens_BS)
+        if targets_BS is not None:
+            return linear_cross_entropy(hidden_BSD, self.output_weight, targets_BS, reduction)
         return F.linear(hidden_BSD, self.embedding.weight) if self.output is None else self.output(hidden_BSD)
 
     def hidden(self, tokens_BS: Tensor, positions_S: Tensor | None = None) -> Tensor:
