@@ -29,6 +29,7 @@ from lsai_core.attention import attention
 from lsai_core.config import AttentionConfig, ModelConfig
 from lsai_core.loss import Reduction, linear_cross_entropy
 from lsai_core.rope import rope_tables, rotate
+from lsai_core.swiglu import swiglu_down
 
 GradCheckpoint = Literal["none", "selective", "full"]
 
@@ -71,19 +72,23 @@ class Attention(nn.Module):
         qkv_BSHD = self.qkv(x_BSD).unflatten(-1, (-1, self.head_dim))
         q_BSHD, k_BSKD, v_BSKD = qkv_BSHD.split(self.heads, dim=2)
         q_BSHD, k_BSKD = rotate(q_BSHD, cos, sin), rotate(k_BSKD, cos, sin)
-        out_BSHD = attention(q_BSHD, k_BSKD, v_BSKD, backend=self.backend, window=self.window)
+        # A copy of v, because a view of qkv would keep all of it for the backward pass.
+        out_BSHD = attention(q_BSHD, k_BSKD, v_BSKD.contiguous(), backend=self.backend, window=self.window)
         return self.output(out_BSHD.flatten(2))
 
 
 class MLP(nn.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202)."""
+    """SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202); `fused` by `lsai_core.swiglu`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.fused = False
         self.gate_up = nn.Linear(config.d_model, 2 * config.d_ff, bias=False)
         self.down = nn.Linear(config.d_ff, config.d_model, bias=False)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
+        if self.fused:
+            return swiglu_down(self.gate_up(x_BSD), self.down.weight)
         gate_BSF, up_BSF = self.gate_up(x_BSD).chunk(2, dim=-1)
         return self.down(F.silu(gate_BSF) * up_BSF)
 
