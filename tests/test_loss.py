@@ -109,5 +109,7 @@ def test_memory_on_a_gpu_is_one_chunk_and_the_gradients() -> None:
     before = torch.cuda.memory_allocated()
     chunk = 1024 * 65_536 * 2
     linear_cross_entropy(hidden, weight, targets, chunk_bytes=chunk).backward()
-    gradients = (hidden.numel() + 4 * weight.numel()) * 4  # the weight's sum in fp32, its product, and what is handed on
+    gradients = (
+        hidden.numel() + 4 * weight.numel()
+    ) * 4  # the weight's sum in fp32, its product, and what is handed on
     assert torch.cuda.max_memory_allocated() - before < 1.5 * chunk + gradients

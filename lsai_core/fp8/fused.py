@@ -40,7 +40,7 @@ def fp8_cast(x_MN: Tensor, state_34: Tensor, gradient: bool, row: bool, column: 
         return cast(x_MN, state_34, dtype, row=row, column=column)
     rounded_MN = _rounded(x_MN, state_34, dtype)
     empty = rounded_MN.new_empty(0)
-    return rounded_MN if row else empty, rounded_MN.t().contiguous() if column else empty
+    return rounded_MN if row else empty, _turned(rounded_MN) if column else empty
 
 
 @fp8_cast.register_fake
@@ -61,7 +61,7 @@ def fp8_swiglu(gate_up_M2F: Tensor, state_34: Tensor) -> Tensor:
         from lsai_core.kernels.fp8_cast import swiglu_cast
 
         return swiglu_cast(gate_up_M2F, state_34)
-    return _rounded(swiglu(gate_up_M2F), state_34, E4M3)
+    return _rounded(swiglu(gate_up_M2F.float()), state_34, E4M3)
 
 
 @fp8_swiglu.register_fake
@@ -81,9 +81,9 @@ def fp8_swiglu_backward(
         from lsai_core.kernels.fp8_cast import swiglu_backward_cast
 
         return swiglu_backward_cast(grad_h_MF, gate_up_M2F, h_state_34, grad_state_34)
-    grad_M2F, h_MF = swiglu_backward(grad_h_MF, gate_up_M2F)
+    grad_M2F, h_MF = swiglu_backward(grad_h_MF.float(), gate_up_M2F.float())
     grad8_M2F = _rounded(grad_M2F, grad_state_34, E5M2)
-    return grad8_M2F, grad8_M2F.t().contiguous(), _rounded(h_MF, h_state_34, E4M3).t().contiguous()
+    return grad8_M2F, _turned(grad8_M2F), _turned(_rounded(h_MF, h_state_34, E4M3))
 
 
 @fp8_swiglu_backward.register_fake
@@ -96,6 +96,10 @@ def _(
         grad_h_MF.new_empty((2 * width, rows), dtype=E5M2),
         grad_h_MF.new_empty((width, rows), dtype=E4M3),
     )
+
+
+def _turned(x_AB: Tensor) -> Tensor:
+    return x_AB.t().clone(memory_format=torch.contiguous_format)  # never a view: an operator's results share no memory
 
 
 def _rounded(x: Tensor, state_34: Tensor, dtype: torch.dtype) -> Tensor:
@@ -188,9 +192,7 @@ class FusedFp8MLP(nn.Module):
         self.register_buffer("state", scales.new_state(self.dtypes).to(gate_up.weight.device), persistent=False)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        out_MD = _FeedForward.apply(
-            _as_bf16(x_BSD).flatten(0, -2), self.gate_up.weight, self.down.weight, self.state
-        )
+        out_MD = _FeedForward.apply(_as_bf16(x_BSD).flatten(0, -2), self.gate_up.weight, self.down.weight, self.state)
         return out_MD.view(x_BSD.shape)
 
 
