@@ -71,8 +71,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden_ND, grad_weight_VD = ctx.saved_tensors
-        factor = grad_loss.to(grad_hidden_ND.dtype)
-        return grad_hidden_ND.mul_(factor), grad_weight_VD.mul_(factor), None, None, None, None
+        # The multi-tensor kernel, because a plain product with a scalar on the device is not vectorized.
+        torch._foreach_mul_((grad_hidden_ND, grad_weight_VD), grad_loss.to(grad_hidden_ND.dtype))
+        return grad_hidden_ND, grad_weight_VD, None, None, None, None
 
 
 def _plus_product(total: Tensor | None, a_VC: Tensor, b_CD: Tensor, only: bool) -> Tensor:

@@ -28,6 +28,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from lsai_core.attention import attention
 from lsai_core.config import AttentionConfig, ModelConfig
 from lsai_core.loss import Reduction, linear_cross_entropy
+from lsai_core.norm import norm_and_residual
 from lsai_core.rope import rope_tables, rotate
 from lsai_core.swiglu import swiglu_down
 
@@ -103,6 +104,7 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
         self.mlp = MLP(config)
         self.grad_checkpoint = grad_checkpoint
+        self.fused = False
 
     def forward(self, x_BSD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if self.grad_checkpoint == "none" or not torch.is_grad_enabled():
@@ -112,6 +114,11 @@ class Block(nn.Module):
         return recompute() if self.grad_checkpoint == "full" else recompute(context_fn=_selective_contexts)
 
     def _layer(self, x_BSD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        if self.fused:
+            normed_BSD, x_BSD = norm_and_residual(x_BSD, self.attention_norm)
+            x_BSD = x_BSD + self.attention(normed_BSD, cos, sin)
+            normed_BSD, x_BSD = norm_and_residual(x_BSD, self.mlp_norm)
+            return x_BSD + self.mlp(normed_BSD)
         x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), cos, sin)
         return x_BSD + self.mlp(self.mlp_norm(x_BSD))
 
@@ -148,6 +155,17 @@ class Transformer(nn.Module):
         self.output = None if config.tie_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=False)
         if not self.embedding.weight.is_meta:
             self.init_weights()
+
+    def fuse(self) -> None:
+        """Use the project's kernels within blocks (`lsai_core.norm`, `lsai_core.swiglu`); same parameters, same function.
+
+        A feed-forward layer whose projection another class has replaced keeps its own way.
+        """
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            block.fused = True
+            if isinstance(block.mlp, MLP):
+                block.mlp.fused = type(block.mlp.down) is nn.Linear
 
     @property
     def output_weight(self) -> Tensor:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from lsai_core.fp8 import scales
 from lsai_core.fp8.fused import E4M3, E5M2, fp8_cast, fp8_swiglu, fp8_swiglu_backward
+from lsai_core.norm import norm_and_residual
 from lsai_core.swiglu import swiglu, swiglu_backward, swiglu_down
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -98,3 +99,25 @@ def test_swiglu_in_fp8_is_the_rounded_swiglu(device: str) -> None:
     assert error(row.float() / 2000, grad) < 8e-2
     assert (h8_turned.float().t() != h8.float()).float().mean() < 1e-2  # but for a last bit of sigmoid
     assert float(grad_state[scales.LARGEST, 0]) == pytest.approx(float(grad.abs().max()), rel=1e-2)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [32, 300, 4096])
+def test_norm_and_residual_equals_the_norm_beside_its_input(width: int, dtype: torch.dtype, device: str) -> None:
+    norm = torch.nn.RMSNorm(width, eps=1e-5, device=device, dtype=dtype)
+    torch.nn.init.normal_(norm.weight, 1.0, 0.3)
+    x = normal(3, 50, width, device=device, dtype=dtype).requires_grad_()
+    normed, residual = norm_and_residual(x, norm)
+    left, right = normal(3, 50, width, device=device, dtype=dtype, seed=1), normal(3, 50, width, device=device, seed=2)
+    ((normed * left).sum() + (residual * right.to(dtype)).sum()).backward()
+    exact = torch.nn.RMSNorm(width, eps=1e-5, device=device, dtype=torch.float64)
+    exact.load_state_dict(norm.state_dict())
+    y = x.detach().double().requires_grad_()
+    ref = exact(y)
+    ((ref * left.double()).sum() + (y * right.to(dtype).double()).sum()).backward()
+    limit = 1e-6 if dtype == torch.float32 else 8e-3
+    assert torch.equal(residual, x)
+    assert error(normed, ref) < limit
+    assert error(x.grad, y.grad) < limit
+    assert error(norm.weight.grad, exact.weight.grad) < limit

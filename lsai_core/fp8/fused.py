@@ -109,11 +109,25 @@ def _rounded(x: Tensor, state_34: Tensor, dtype: torch.dtype) -> Tensor:
     return (x.float() * state_34[SCALE, 0]).clamp(-limit, limit).to(dtype)
 
 
-def _product(a8_AC: Tensor, b8_BC: Tensor, a_state: Tensor, b_state: Tensor, dtype: torch.dtype, fast: bool) -> Tensor:
-    """(A, B) in `dtype`: the product of row-major a and transposed row-major b, scales multiplied back."""
+@torch.library.custom_op("lsai::fp8_product", mutates_args=())
+def fp8_product(
+    a8_AC: Tensor, b8_BC: Tensor, a_state_34: Tensor, b_state_34: Tensor, dtype: torch.dtype, fast: bool
+) -> Tensor:
+    """a @ b^T (A, B) in `dtype`, of row-major operands, with the scales multiplied back. `fast`: see `tensorwise.py`."""
+    # An operator of its own, because torch.compile cannot lower scales that are slices of a tensor.
     return torch._scaled_mm(
-        a8_AC, b8_BC.t(), scale_a=a_state[INVERSE, 0], scale_b=b_state[INVERSE, 0], out_dtype=dtype, use_fast_accum=fast
+        a8_AC,
+        b8_BC.t(),
+        scale_a=a_state_34[INVERSE, 0],
+        scale_b=b_state_34[INVERSE, 0],
+        out_dtype=dtype,
+        use_fast_accum=fast,
     )
+
+
+@fp8_product.register_fake
+def _(a8_AC: Tensor, b8_BC: Tensor, a_state_34: Tensor, b_state_34: Tensor, dtype: torch.dtype, fast: bool) -> Tensor:
+    return a8_AC.new_empty(a8_AC.shape[0], b8_BC.shape[0], dtype=dtype)
 
 
 class _Linear(torch.autograd.Function):
@@ -122,15 +136,15 @@ class _Linear(torch.autograd.Function):
         x8_MK, x8_KM = fp8_cast(x_MK, state[0], False, True, True)
         weight8_NK, _ = fp8_cast(weight_NK, state[1], False, True, False)
         ctx.save_for_backward(x8_KM, weight_NK, state)
-        return _product(x8_MK, weight8_NK, state[0], state[1], x_MK.dtype, fast=True)
+        return fp8_product(x8_MK, weight8_NK, state[0], state[1], x_MK.dtype, True)
 
     @staticmethod
     def backward(ctx: Any, grad_MN: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         x8_KM, weight_NK, state = ctx.saved_tensors
         grad8_MN, grad8_NM = fp8_cast(grad_MN, state[2], True, True, True)
         _, weight8_KN = fp8_cast(weight_NK, state[1], False, False, True)
-        dx_MK = _product(grad8_MN, weight8_KN, state[2], state[1], grad_MN.dtype, fast=False)
-        dweight_NK = _product(grad8_NM, x8_KM, state[2], state[0], weight_NK.dtype, fast=False)
+        dx_MK = fp8_product(grad8_MN, weight8_KN, state[2], state[1], grad_MN.dtype, False)
+        dweight_NK = fp8_product(grad8_NM, x8_KM, state[2], state[0], weight_NK.dtype, False)
         return dx_MK, dweight_NK, None
 
 
@@ -160,23 +174,23 @@ class _FeedForward(torch.autograd.Function):
     def forward(ctx: Any, x_MD: Tensor, gate_up_2FD: Tensor, down_DF: Tensor, state: Tensor) -> Tensor:
         x8_MD, x8_DM = fp8_cast(x_MD, state[0], False, True, True)
         gate_up8_2FD, _ = fp8_cast(gate_up_2FD, state[1], False, True, False)
-        hidden_M2F = _product(x8_MD, gate_up8_2FD, state[0], state[1], x_MD.dtype, fast=True)
+        hidden_M2F = fp8_product(x8_MD, gate_up8_2FD, state[0], state[1], x_MD.dtype, True)
         h8_MF = fp8_swiglu(hidden_M2F, state[3])
         down8_DF, _ = fp8_cast(down_DF, state[4], False, True, False)
         ctx.save_for_backward(x8_DM, gate_up_2FD, hidden_M2F, down_DF, state)
-        return _product(h8_MF, down8_DF, state[3], state[4], x_MD.dtype, fast=True)
+        return fp8_product(h8_MF, down8_DF, state[3], state[4], x_MD.dtype, True)
 
     @staticmethod
     def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # type: ignore[override]
         x8_DM, gate_up_2FD, hidden_M2F, down_DF, state = ctx.saved_tensors
         grad8_MD, grad8_DM = fp8_cast(grad_MD, state[5], True, True, True)
         _, down8_FD = fp8_cast(down_DF, state[4], False, False, True)
-        dh_MF = _product(grad8_MD, down8_FD, state[5], state[4], grad_MD.dtype, fast=False)
+        dh_MF = fp8_product(grad8_MD, down8_FD, state[5], state[4], grad_MD.dtype, False)
         dhidden8_M2F, dhidden8_2FM, h8_FM = fp8_swiglu_backward(dh_MF, hidden_M2F, state[3], state[2])
-        ddown_DF = _product(grad8_DM, h8_FM, state[5], state[3], down_DF.dtype, fast=False)
+        ddown_DF = fp8_product(grad8_DM, h8_FM, state[5], state[3], down_DF.dtype, False)
         _, gate_up8_D2F = fp8_cast(gate_up_2FD, state[1], False, False, True)
-        dx_MD = _product(dhidden8_M2F, gate_up8_D2F, state[2], state[1], grad_MD.dtype, fast=False)
-        dgate_up_2FD = _product(dhidden8_2FM, x8_DM, state[2], state[0], gate_up_2FD.dtype, fast=False)
+        dx_MD = fp8_product(dhidden8_M2F, gate_up8_D2F, state[2], state[1], grad_MD.dtype, False)
+        dgate_up_2FD = fp8_product(dhidden8_2FM, x8_DM, state[2], state[0], gate_up_2FD.dtype, False)
         return dx_MD, dgate_up_2FD, ddown_DF, None
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 BLOCK = 4096
 SUM_BLOCK = 8192
-SUM_STEPS = 8
 
 
 @triton.jit
@@ -37,14 +36,10 @@ def adamw_update(
 
 
 @triton.jit
-def sum_of_squares(values, size, sums, BLOCK: tl.constexpr, STEPS: tl.constexpr):
-    start = tl.program_id(0).to(tl.int64) * BLOCK * STEPS
-    total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for step in range(STEPS):
-        at = start + step * BLOCK + tl.arange(0, BLOCK)
-        x = tl.load(values + at, mask=at < size, other=0.0).to(tl.float32)
-        total += x * x
-    tl.store(sums + tl.program_id(0), tl.sum(total, 0))
+def sum_of_squares(values, size, sums, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(values + at, mask=at < size, other=0.0).to(tl.float32)
+    tl.store(sums + tl.program_id(0), tl.sum(x * x, 0))
 
 
 def adamw_(
@@ -64,8 +59,8 @@ def adamw_(
 
 def total_of_squares(tensors: list[Tensor]) -> Tensor:
     """Sum of the squares of all elements, an fp32 scalar on the device; the same value for the same tensors every time."""
-    counts = [triton.cdiv(tensor.numel(), SUM_BLOCK * SUM_STEPS) for tensor in tensors]
+    counts = [triton.cdiv(tensor.numel(), SUM_BLOCK) for tensor in tensors]
     sums = torch.empty(sum(counts), device=tensors[0].device, dtype=torch.float32)
     for tensor, count, part in zip(tensors, counts, sums.split(counts), strict=True):
-        sum_of_squares[(count,)](tensor, tensor.numel(), part, BLOCK=SUM_BLOCK, STEPS=SUM_STEPS, num_warps=8)
+        sum_of_squares[(count,)](tensor, tensor.numel(), part, BLOCK=SUM_BLOCK, num_warps=8)
     return sums.sum()

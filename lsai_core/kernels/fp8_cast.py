@@ -97,10 +97,10 @@ def cast(x_MN: Tensor, state: Tensor, dtype: torch.dtype, *, row: bool, column: 
     rows, columns = x_MN.shape
     row_MN = torch.empty(rows if row else 0, columns, device=x_MN.device, dtype=dtype)
     column_NM = torch.empty(columns if column else 0, rows, device=x_MN.device, dtype=dtype)
-    bm, bn = (128, 64) if column else (32, 256)
+    bm, bn, warps = (128, 64, 4) if column else (32, 256, 8)  # the fastest of nine on an H200
     cast_tiles[(triton.cdiv(rows, bm), triton.cdiv(columns, bn))](
         x_MN, state, _bits(row_MN), _bits(column_NM), rows, columns,
-        E5M2=dtype == torch.float8_e5m2, ROW=row, COLUMN=column, BM=bm, BN=bn, num_warps=8,
+        E5M2=dtype == torch.float8_e5m2, ROW=row, COLUMN=column, BM=bm, BN=bn, num_warps=warps,
     )  # fmt: skip
     return row_MN, column_NM
 
@@ -128,7 +128,7 @@ def swiglu_backward_cast(
     row_M2F = torch.empty(rows, 2 * width, device=device, dtype=torch.float8_e5m2)
     column_2FM = torch.empty(2 * width, rows, device=device, dtype=torch.float8_e5m2)
     h_FM = torch.empty(width, rows, device=device, dtype=torch.float8_e4m3fn)
-    bm, bn = 128, 32
+    bm, bn = 64, 64
     swiglu_backward_cast_tiles[(triton.cdiv(rows, bm), triton.cdiv(width, bn))](
         grad_h_MF, gate_up_M2F, h_state, grad_state, _bits(row_M2F), _bits(column_2FM), _bits(h_FM), rows, width,
         BM=bm, BN=bn, num_warps=8,
