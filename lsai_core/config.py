@@ -19,7 +19,7 @@ AttentionName = Literal[
 ]
 Precision = Literal["fp32", "tf32", "bf16_autocast", "bf16"]
 Fp8Recipe = Literal[
-    "none", "tensorwise", "torchao_tensorwise", "torchao_rowwise", "te_delayed", "te_current", "te_block"
+    "none", "fused", "tensorwise", "torchao_tensorwise", "torchao_rowwise", "te_delayed", "te_current", "te_block"
 ]
 LinearName = Literal["qkv", "attention_output", "gate_up", "down", "output"]
 
@@ -219,6 +219,9 @@ class TrainConfig(Strict):
     loss: Literal["fused", "full"] = Field(
         "fused",
         description="fused: output layer and cross-entropy in chunks, without keeping all logits; full: with them",
+    )
+    blocks: Literal["fused", "plain"] = Field(
+        "fused", description="fused: SwiGLU and RMSNorm with the project's gradient kernels; plain: torch's operations"
     )
     grad_checkpoint: Literal["none", "selective", "full"] = "none"
     compile: bool = False

@@ -32,6 +32,8 @@ def build_sharded(config: TrainConfig, device: torch.device) -> Transformer:
     with torch.device("meta"):
         model = Transformer(config.model, config.attention, grad_checkpoint=config.grad_checkpoint)
     model.to(weight_dtype(config.precision))
+    if config.blocks == "fused":
+        model.fuse()
     if config.compile:
         for block in model.blocks:
             block.compile()

@@ -54,6 +54,8 @@ _MODEL = (
     "model.py",
     "rope.py",
     "loss.py",
+    "norm.py",
+    "swiglu.py",
     "attention",
     "kernels",
     "profiling/memory.py",

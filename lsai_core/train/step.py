@@ -57,6 +57,8 @@ def prepare_model(config: TrainConfig, device: torch.device) -> Transformer:
         dtype=weight_dtype(config.precision),
         seed=config.seed,
     )
+    if config.blocks == "fused":
+        model.fuse()
     if config.compile:
         for block in model.blocks:
             block.compile()
