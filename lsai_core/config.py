@@ -252,6 +252,11 @@ class TrainConfig(Strict):
                 f"fp8.recipe={self.fp8.recipe!r} converts bf16 matrix products but precision is {self.precision!r}; "
                 "use precision bf16 or bf16_autocast, or fp8.recipe none"
             )
+        if self.fp8.recipe != "none":
+            from lsai_core.fp8.shapes import refusal
+
+            if (reason := refusal(self)) is not None:
+                raise ValueError(reason)
         if self.data.vocab_size > self.model.vocab_size:
             raise ValueError(
                 f"data.vocab_size={self.data.vocab_size} does not fit model.vocab_size={self.model.vocab_size}"

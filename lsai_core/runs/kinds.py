@@ -54,6 +54,7 @@ _MODEL = (
     "model.py",
     "rope.py",
     "attention",
+    "fp8",
     "profiling/memory.py",
     "profiling/live_tensors.py",
     "profiling/steptime.py",

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 
+from lsai_core import fp8
 from lsai_core.attention import resolve
 from lsai_core.config import OptimConfig, TrainConfig
 from lsai_core.errors import Unavailable
@@ -43,6 +44,7 @@ def attention_kernel(config: TrainConfig, device: torch.device) -> str:
 
 def prepare_model(config: TrainConfig, device: torch.device) -> Transformer:
     """The model of a run, initialized from its seed, on its device, in its weight dtype, compiled and sharded if asked."""
+    fp8.require(config, device)
     torch.manual_seed(config.seed)
     if config.parallel.world_size > 1:
         from lsai_core.parallel.fsdp import build_sharded
@@ -56,6 +58,7 @@ def prepare_model(config: TrainConfig, device: torch.device) -> Transformer:
         dtype=weight_dtype(config.precision),
         seed=config.seed,
     )
+    fp8.convert(model, config.fp8)
     if config.compile:
         for block in model.blocks:
             block.compile()
@@ -86,8 +89,15 @@ def loss_fn(model: Transformer, x_BS: torch.Tensor, y_BS: torch.Tensor, *, reduc
 
 
 def compute_context(config: TrainConfig, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """The precision context of forward and loss. A sharded model casts its weights as it gathers them and needs none."""
-    return contextlib.nullcontext() if config.parallel.world_size > 1 else autocast(config.precision, device)
+    """The context of forward and loss: precision, and the fp8 recipe of Transformer Engine.
+
+    A sharded model casts its weights as it gathers them and needs no autocast.
+    """
+    stack = contextlib.ExitStack()
+    if config.parallel.world_size == 1:
+        stack.enter_context(autocast(config.precision, device))
+    stack.enter_context(fp8.context(config.fp8))
+    return stack
 
 
 def train_step(
