@@ -83,6 +83,19 @@ KINDS: dict[str, Kind] = {
         "run-machine.ipynb",
         ("profiling/ceilings.py", "runs/machine.py"),
     ),
+    "gemm": Kind(
+        "lsai_core.runs.gemm_bench:GemmConfig",
+        "lsai_core.runs.gemm_bench:run",
+        "run-gemm.ipynb",
+        (
+            "config.py",
+            "presets.py",
+            "fp8/tensorwise.py",
+            "fp8/shapes.py",
+            "profiling/ceilings.py",
+            "runs/gemm_bench.py",
+        ),
+    ),
     "scale": Kind(
         "lsai_core.runs.scale:ScaleConfig",
         "lsai_core.runs.scale:run",
