@@ -108,6 +108,7 @@ class _LinearFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g_MN: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
         x_MK, w_NK, x_scale, w_scale = ctx.saved_tensors
+        g_MN = g_MN.contiguous()  # as it nearly always is; the product below insists
         g_scale = scale_of(g_MN, GRAD_DTYPE)
         dx_MK = dgrad_product(g_MN, w_NK, g_scale, w_scale) if ctx.needs_input_grad[0] else None
         dw_NK = wgrad_product(g_MN, x_MK, g_scale, x_scale, w_NK.dtype) if ctx.needs_input_grad[1] else None
@@ -132,5 +133,5 @@ class Fp8Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))  # the weight is cast from fp32 directly
-        y_MN = _LinearFunction.apply(x.reshape(-1, self.in_features), self.weight)
+        y_MN = _LinearFunction.apply(x.reshape(-1, self.in_features).contiguous(), self.weight)
         return y_MN.view(*x.shape[:-1], self.out_features)

@@ -6,10 +6,10 @@ import pandas as pd
 import torch
 
 from lsai_core.fp8 import available_recipes
-from lsai_core.report.fp8.loss import show_loss, verdicts
+from lsai_core.report.fp8.loss import in_short, show_loss
 from lsai_core.report.fp8.products import block_times, ceilings, show_products
 from lsai_core.report.fp8.results import Fp8Results, by_machine
-from lsai_core.report.fp8.training import show_training
+from lsai_core.report.fp8.training import more, show_training
 from lsai_core.report.selection import select_runs
 from lsai_core.report.show import run_link, show_table, show_text
 from lsai_core.report.style import apply_style
@@ -77,12 +77,12 @@ def conclusions(results: Fp8Results) -> list[str]:
         lines.append(line)
         measured = others.dropna(subset=["more_gib"])
         if len(measured):
-            text = [f"{run_link(r.label, r.key)} {r.more_gib:+.3g} GiB" for r in measured.itertuples()]
+            text = [f"{run_link(r.label, r.key)} {more(float(r.more_gib))}" for r in measured.itertuples()]
             lines.append(f"*Peak memory against bf16:* {', '.join(text)}.")
     if len(results.losses):
-        lines += verdicts(results)
-    if lines and "fp8" not in best:
-        lines.append("*No fp8 tensor cores were measured here:* speeds say nothing about fp8, losses and differences do.")
+        lines += in_short(results)
+    if results.gemm is not None and results.gemm.summary.results.get("fp8_unavailable"):
+        lines.append("This machine has no fp8 tensor cores: its speeds say nothing about fp8, its losses do.")
     lines += _not_ok(results)
     return lines
 

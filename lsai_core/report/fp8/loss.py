@@ -11,6 +11,8 @@ from lsai_core.report.fp8.results import LAST_STEPS, Fp8Results, final_loss, val
 from lsai_core.report.show import show_figure, show_table, show_text
 from lsai_core.report.style import series_style
 
+_TITLES = {"train": "final training loss", "validation": "validation loss"}
+
 
 def show_loss(results: Fp8Results) -> None:
     """Table, figure and verdict of one machine; nothing if no pair of runs is there."""
@@ -27,8 +29,8 @@ def show_loss(results: Fp8Results) -> None:
             "difference ": losses["validation_difference"],
         }
     )
-    steps = min(LAST_STEPS, max(1, config.steps // 5))
-    model = config.model
+    steps, window = min(LAST_STEPS, max(1, config.steps // 5)), _window(config.steps)
+    model, smoothed = config.model, f", smoothed over {window} steps" if window > 1 else ""
     show_table(
         table.rename(columns={"label": "recipe"}),
         f"tbl-fp8-loss-{results.slug}",
@@ -42,42 +44,52 @@ def show_loss(results: Fp8Results) -> None:
         _figure(results),
         f"fig-fp8-loss-{results.slug}",
         f"Training loss in bf16 and fp8 on {results.machine}, the mean of {losses['seed'].nunique()} "
-        f"seed{'s' if losses['seed'].nunique() > 1 else ''} (left), and the relative difference of fp8 from bf16 of each seed, smoothed over "
-        f"{_window(config.steps)} steps (right).",
+        f"seed{'s' if losses['seed'].nunique() > 1 else ''} (left), and the relative difference of fp8 from bf16 of each seed{smoothed} "
+        "(right).",
     )
     show_text("\n".join(f"- {sentence}" for sentence in verdicts(results)))
 
 
 def verdicts(results: Fp8Results) -> list[str]:
     """Mean and spread over seeds of each recipe's difference, held against how far the seeds of bf16 lie apart."""
-    plain = results.loss_runs(str(results.study.baseline))
     text = []
     for label, some in results.losses.groupby("label", sort=False):
-        for what, title, of in (
-            ("train", "final training loss", final_loss),
-            ("validation", "validation loss", validation_loss),
-        ):
-            difference = some[f"{what}_difference"]
-            sentence = f"*{label}, {title}:* {difference.mean():+.3%} against bf16"
+        for what in ("train", "validation"):
+            difference, apart = some[f"{what}_difference"], seeds_apart(results, what)
+            sentence = f"*{label}, {_TITLES[what]}:* {difference.mean():+.3%} against bf16"
             if len(some) > 1:
                 sentence += f" (mean of {len(some)} seeds, from {difference.min():+.3%} to {difference.max():+.3%}, "
                 sentence += f"standard deviation {difference.std():.3%})"
-            values = [of(run) for run in plain.values()]
-            if len(values) > 1:
-                apart = (max(values) - min(values)) / float(np.mean(values))
-                within = "less" if difference.abs().max() < apart else "not less"
-                sentence += (
-                    f"; the seeds of bf16 alone lie {apart:.3%} apart, so no seed's difference by fp8 matters more"
-                    if within == "less"
-                    else f"; the seeds of bf16 alone lie {apart:.3%} apart, {within} than the largest difference"
-                )
+            if apart is not None:
+                largest = difference.abs().max()
+                sentence += f"; the seeds of bf16 lie {apart:.3%} apart, "
+                sentence += "more than any of these differences" if apart > largest else "no more than the largest of these"
             text.append(sentence + ".")
         if len(some) > 1:
-            signs = set(np.sign(some["validation_difference"]))
-            same = "The same sign in every seed: small as it is, it is systematic."
-            mixed = "Its sign differs between seeds: no systematic cost is seen."
-            text.append(f"*{label}, sign of the validation difference:* " + (same if len(signs) == 1 else mixed))
+            same = some["validation_difference"].map(np.sign).nunique() == 1
+            chance = f"the same in every seed, which by chance alone happens in 1 of {2 ** (len(some) - 1)} cases"
+            sign = chance if same else "not the same in every seed: no systematic cost is seen"
+            text.append(f"*{label}:* the sign of the validation difference is {sign}.")
     return text
+
+
+def in_short(results: Fp8Results) -> list[str]:
+    """One sentence for each recipe."""
+    text = []
+    for label, some in results.losses.groupby("label", sort=False):
+        apart = seeds_apart(results, "validation")
+        beside = f", where the seeds of bf16 lie {apart:.2%} apart" if apart is not None else ""
+        mean, config = some["validation_difference"].mean(), results.config("loss")
+        steps = config.steps if config else 0
+        text.append(f"*Loss, {label}:* the validation loss after {steps} steps differs from bf16 by {mean:+.2%}{beside}.")
+    return text
+
+
+def seeds_apart(results: Fp8Results, what: str) -> float | None:
+    """Range of the bf16 runs' losses over their seeds, relative to the mean; None for a single seed."""
+    of = {"train": final_loss, "validation": validation_loss}[what]
+    values = [of(run) for run in results.loss_runs(str(results.study.baseline)).values()]
+    return (max(values) - min(values)) / float(np.mean(values)) if len(values) > 1 else None
 
 
 def _window(steps: int) -> int:
@@ -106,8 +118,7 @@ def _figure(results: Fp8Results) -> Figure:
     right.axhline(0, color="#444444", linewidth=0.8)
     left.set(xlabel="step", ylabel="training loss (nats per token)")
     right.set(xlabel="step", ylabel="difference from bf16 (%)")
-    left.legend()
-    right.legend(fontsize=7.5)
+    fig.legend(loc="outside lower center", ncols=3, fontsize=7.5)
     return fig
 
 

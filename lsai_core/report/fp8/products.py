@@ -68,7 +68,7 @@ def sentences(results: Fp8Results) -> list[str]:
     for way, (tflops, n) in ceilings(points).items():
         peak = theoretical_peak(device, way)
         share = f", {tflops / peak.tflops:.0%} of the data sheet's {peak.tflops:,.4g}" if peak else ""
-        found.append(f"square {WAYS[way]} products reach {tflops:,.3g} TFLOP/s (n = {n:,}{share})")
+        found.append(f"square {WAYS[way]} products reach {tflops:,.4g} TFLOP/s (n = {n:,}{share})")
     text = ["; ".join(found) + "."] if found else []
     for tokens in points[points["layer"] != "square"]["m"].unique():
         table = wide(points, int(tokens))

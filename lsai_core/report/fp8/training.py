@@ -50,12 +50,12 @@ def show_training(results: Fp8Results) -> None:
     formats |= {"peak (GiB)": gib, "against bf16": f"+{gib}", "first step (s)": ".1f"}
     parameters = rows["parameters"].max()
     shape = f"{model.preset}, {model.n_layers} layers, {parameters / 1e6:,.4g} M parameters"
-    compiled = "blocks compiled" if config.compile else "not compiled"
+    compiled = "blocks compiled (the first step includes that)" if config.compile else "not compiled"
     show_table(
         table.drop(columns=drop),
         f"tbl-fp8-training-{results.slug}",
         f"Training on {results.machine}: {shape}, {config.batch_size} x {config.seq_len} tokens a step, {config.precision}, {compiled}, "
-        f"median step. MFU against {source}. The first step includes compilation.",
+        f"median step. MFU against {source}.",
         formats={name: spec for name, spec in formats.items() if name not in drop},
         links={"recipe": "key"},
     )
@@ -66,6 +66,11 @@ def show_training(results: Fp8Results) -> None:
             f"Speed and peak memory of each recipe beside bf16 on {results.machine} ({shape}).",
         )
     show_text("\n".join(f"- {sentence}" for sentence in [*_predicted(results, config), *memory_account(rows, config)]))
+
+
+def more(gib: float) -> str:
+    """A difference in memory with its sign, in a unit in which it can be read."""
+    return f"{gib:+.2f} GiB" if abs(gib) >= 0.1 else f"{gib * 1024:+.1f} MiB"
 
 
 def _figure(rows: pd.DataFrame) -> Figure:
@@ -125,7 +130,7 @@ def memory_account(rows: pd.DataFrame, config: TrainConfig) -> list[str]:
     for name, row in measured.iterrows():
         if name == "bf16":
             continue
-        line = f"*{run_link(row['label'], row['key'])}:* {row['more_gib']:+.3g} GiB against bf16 (measured)."
+        line = f"*{run_link(row['label'], row['key'])}:* {more(row['more_gib'])} against bf16 (measured)."
         if name == "tensorwise" and config.compile and config.grad_checkpoint == "none":
             width = config.model.d_ff + 2 * config.model.d_model
             less = config.model.n_layers * tokens * width * 2 / GIB
@@ -134,6 +139,7 @@ def memory_account(rows: pd.DataFrame, config: TrainConfig) -> list[str]:
                 f"{width:,} values of 2 bytes for each of {tokens:,} tokens and {config.model.n_layers} layers), because the input of an fp8 "
                 "product fuses with its cast and is recomputed, while that of a bf16 product is kept."
             )
+            line += " The peak does not show it, so it lies elsewhere in the step." if row["more_gib"] >= 0 else ""
         elif name == "tensorwise":
             line += " It keeps the bf16 input and the weight, as bf16 does, and casts again in the backward pass."
         elif str(name).startswith("te_"):
