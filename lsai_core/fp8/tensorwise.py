@@ -38,8 +38,9 @@ INPUT_DTYPE = torch.float8_e4m3fn
 WEIGHT_DTYPE = torch.float8_e4m3fn
 GRAD_DTYPE = torch.float8_e5m2
 
-# Hopper's fp8 tensor cores add up with 14 bits; fast accumulation leaves it at that, the other mode adds partial sums in
-# fp32 now and then, and is slower. The output tolerates it, gradients get the exact one (the choice of torchao's recipe).
+# Hopper's fp8 tensor cores add up with about 14 bits (arXiv:2412.19437). Fast accumulation leaves it at that; the other mode
+# adds partial sums in fp32 now and then, and is slower. Outputs tolerate the fast one, gradients get the exact one: the
+# choice of torchao's tensorwise recipe.
 FAST_OUTPUT, FAST_DGRAD, FAST_WGRAD = True, False, False
 
 # Below this maximum a tensor counts as zero: its scale would be no finite fp32 number.

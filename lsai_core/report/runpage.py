@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from lsai_core.profiling.environment import environment
-from lsai_core.report.fp8.products import show_points
+from lsai_core.report.fp8.products import most_measured, show_points
 from lsai_core.report.show import show_figure, show_table, show_text
 from lsai_core.report.style import apply_style, series_style
 from lsai_core.runs.execute import ActiveRun
@@ -98,7 +98,8 @@ def _batch_search(record: Run) -> None:
 def _gemm(record: Run) -> None:
     points = record.metrics
     points = points[points["outcome"] == "ok"]
-    show_points(points, int(points[points["layer"] != "square"]["m"].iloc[0]), record, "run")
+    if (tokens := most_measured(points)) is not None:
+        show_points(points, tokens, record, "run")
     _results_table(record)
 
 

@@ -90,7 +90,6 @@ def run(config: GemmConfig, context: Context) -> dict[str, Any]:
             rows.append({"step": len(rows), **point.__dict__, **found})
             file.write(json.dumps(rows[-1]) + "\n")
             file.flush()
-            context.on_rows(rows[-1:])
             print(_line(rows[-1]), flush=True)
     good = [row for row in rows if row["outcome"] == "ok"]
     if not good:

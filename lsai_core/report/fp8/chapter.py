@@ -7,7 +7,7 @@ import torch
 
 from lsai_core.fp8 import available_recipes
 from lsai_core.report.fp8.loss import in_short, show_loss
-from lsai_core.report.fp8.products import block_times, ceilings, show_products
+from lsai_core.report.fp8.products import block_times, ceilings, most_measured, show_products
 from lsai_core.report.fp8.results import Fp8Results, by_machine
 from lsai_core.report.fp8.training import more, show_training
 from lsai_core.report.selection import select_runs
@@ -57,8 +57,8 @@ def conclusions(results: Fp8Results) -> list[str]:
     best = ceilings(results.points) if len(results.points) else {}
     if {"fp8", "bf16"} <= set(best):
         line = f"*Products:* the fp8 ceiling is {best['fp8'][0] / best['bf16'][0]:.2f} times that of bf16."
-        tokens = int(results.points[results.points["layer"] != "square"]["m"].iloc[0])
-        block = block_times(results.points, tokens)
+        tokens = most_measured(results.points)
+        block = block_times(results.points, tokens) if tokens else pd.Series(dtype=float)
         if {"fp8", "fp8_casts", "bf16"} <= set(block.dropna().index):
             line += f" On a block's shapes {block['bf16'] / block['fp8']:.2f} remain, after the casts {block['bf16'] / block['fp8_casts']:.2f}."
         lines.append(line)

@@ -25,14 +25,20 @@ IN_A_BLOCK = ("qkv", "attention_output", "gate_up", "down")
 def show_products(results: Fp8Results) -> None:
     """Table, figure and sentences of one machine; nothing if its products were not measured."""
     points, run = results.points, results.gemm
-    if run is None or points.empty:
+    tokens = most_measured(points)
+    if run is None or tokens is None:
         return
-    tokens = int(points[points["layer"] != "square"]["m"].iloc[0])
     show_text(" ".join([f"**On {results.machine}** ({run_link('the run', run.summary.id.key)}):", *sentences(results)]))
     layers = layer_times(points, tokens)
     if "fp8" in layers:
         _layer_table(results, layers, tokens)
     show_points(points, tokens, run, results.slug)
+
+
+def most_measured(points: pd.DataFrame) -> int | None:
+    """The number of tokens over which products were measured in every way; None if there is no product but squares."""
+    layers = points[points["layer"] != "square"] if len(points) else points
+    return int(layers["m"].iloc[0]) if len(layers) else None
 
 
 def wide(points: pd.DataFrame, tokens: int, value: str = "tflops") -> pd.DataFrame:
