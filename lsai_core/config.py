@@ -256,8 +256,11 @@ class TrainConfig(Strict):
                 f"fp8.recipe={self.fp8.recipe!r} converts bf16 matrix products but precision is {self.precision!r}; "
                 "use precision bf16 or bf16_autocast, or fp8.recipe none"
             )
-        if self.fp8.recipe != "none" and "output" in self.fp8.layers and self.loss == "fused":
-            raise ValueError("fp8.layers with the output layer needs loss: full (the fused loss multiplies in bf16)")
+        if self.fp8.recipe != "none":
+            from lsai_core.fp8.shapes import refusal
+
+            if (reason := refusal(self)) is not None:
+                raise ValueError(reason)
         if self.data.vocab_size > self.model.vocab_size:
             raise ValueError(
                 f"data.vocab_size={self.data.vocab_size} does not fit model.vocab_size={self.model.vocab_size}"

@@ -153,6 +153,7 @@ class Transformer(nn.Module):
         )
         self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
         self.output = None if config.tie_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.fp8_scales: Any = None  # of delayed scaling, once layers are converted to fp8 (`lsai_core.fp8`)
         if not self.embedding.weight.is_meta:
             self.init_weights()
 

@@ -16,6 +16,11 @@ from lsai_core.swiglu import swiglu, swiglu_backward, swiglu_down
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
+@pytest.fixture(autouse=True)
+def _scales_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scales, "_calibrating", False)
+
+
 def normal(*shape: int, device: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 

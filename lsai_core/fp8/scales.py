@@ -3,7 +3,8 @@
 A current scale needs the whole tensor before its first value can be rounded: one more pass over memory per tensor, and no fusion
 of the rounding with what produces the tensor. Magnitudes change slowly during training, so the largest of the last `HISTORY`
 steps serves instead (NVIDIA Transformer Engine; Micikevicius et al. 2022, arXiv:2209.05433). A value beyond it
-saturates. The first step has no history: every tensor is measured before it is cast (`calibrating`).
+saturates. The first step has no history: every tensor is measured before it is cast (`calibrating`), as are layers that are used on
+their own.
 
 Each converted module holds a state of fp32 (n, 3, 4) for its n tensors: scale, 1 / scale, and the maximum seen in this step, each
 at the start of 16 bytes. Kernels update the maximum in place. The history of all modules is one buffer of the model, so
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 HISTORY = 16
 SCALE, INVERSE, LARGEST = 0, 1, 2
 
-_calibrating = False
+_calibrating = True  # until the first `Scales.advance` of the process
 
 
 def calibrating() -> bool:

@@ -9,6 +9,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from lsai_core.profiling.environment import environment
+from lsai_core.report.fp8.products import most_measured, show_points
 from lsai_core.report.show import show_figure, show_table, show_text
 from lsai_core.report.style import apply_style, series_style
 from lsai_core.runs.execute import ActiveRun
@@ -94,6 +95,14 @@ def _batch_search(record: Run) -> None:
     )
 
 
+def _gemm(record: Run) -> None:
+    points = record.metrics
+    points = points[points["outcome"] == "ok"]
+    if (tokens := most_measured(points)) is not None:
+        show_points(points, tokens, record, "run")
+    _results_table(record)
+
+
 def _ceilings(record: Run) -> None:
     _results_table(record)
 
@@ -111,5 +120,6 @@ _PAGES: dict[str, Callable[[Run], None]] = {
     "train": _training,
     "batch_search": _batch_search,
     "ceilings": _ceilings,
+    "gemm": _gemm,
     "scale": _results_table,
 }

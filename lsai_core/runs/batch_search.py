@@ -28,7 +28,7 @@ from lsai_core.runs.outcome import is_out_of_memory
 from lsai_core.runs.search import Try, search_largest
 
 GIB = 2**30
-_DECIDES_MEMORY = ("model", "attention", "precision", "grad_checkpoint", "compile", "device", "seq_len", "seed")
+_DECIDES_MEMORY = ("model", "attention", "precision", "fp8", "grad_checkpoint", "compile", "device", "seq_len", "seed")
 
 
 class BatchSearchConfig(Strict):
@@ -58,10 +58,12 @@ class BatchSearchConfig(Strict):
 
 def run(config: BatchSearchConfig, context: Context) -> dict[str, Any]:
     """Search; returns `largest_batch`, `largest_batch_tokens`, the limit, and every try."""
+    from lsai_core import fp8
     from lsai_core.train.step import attention_kernel, resolve_device
 
     device = resolve_device(config.train.device)
     kernel = attention_kernel(config.train, device)
+    fp8.require(config.train, device)
     on_gpu = device.type == "cuda"
     if not on_gpu and sys.platform != "linux":
         raise Unavailable("the search on a CPU limits memory with Linux's RLIMIT_DATA; this is not Linux")

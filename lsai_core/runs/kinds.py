@@ -58,6 +58,7 @@ _MODEL = (
     "swiglu.py",
     "attention",
     "kernels",
+    "fp8",
     "profiling/memory.py",
     "profiling/live_tensors.py",
     "profiling/steptime.py",
@@ -92,6 +93,19 @@ KINDS: dict[str, Kind] = {
         "lsai_core.runs.machine:run",
         "run-machine.ipynb",
         ("profiling/ceilings.py", "runs/machine.py"),
+    ),
+    "gemm": Kind(
+        "lsai_core.runs.gemm_bench:GemmConfig",
+        "lsai_core.runs.gemm_bench:run",
+        "run-gemm.ipynb",
+        (
+            "config.py",
+            "presets.py",
+            "fp8/tensorwise.py",
+            "fp8/shapes.py",
+            "profiling/ceilings.py",
+            "runs/gemm_bench.py",
+        ),
     ),
     "scale": Kind(
         "lsai_core.runs.scale:ScaleConfig",

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from lsai_core import fp8
 from lsai_core.attention import resolve
 from lsai_core.config import OptimConfig, TrainConfig
 from lsai_core.errors import Unavailable
@@ -44,6 +45,7 @@ def attention_kernel(config: TrainConfig, device: torch.device) -> str:
 
 def prepare_model(config: TrainConfig, device: torch.device) -> Transformer:
     """The model of a run, initialized from its seed, on its device, in its weight dtype, compiled and sharded if asked."""
+    fp8.require(config, device)
     torch.manual_seed(config.seed)
     if config.parallel.world_size > 1:
         from lsai_core.parallel.fsdp import build_sharded
@@ -57,6 +59,7 @@ def prepare_model(config: TrainConfig, device: torch.device) -> Transformer:
         dtype=weight_dtype(config.precision),
         seed=config.seed,
     )
+    fp8.convert(model, config.fp8)
     if config.blocks == "fused":
         model.fuse()
     if config.compile:
@@ -85,8 +88,15 @@ def loss_fn(
 
 
 def compute_context(config: TrainConfig, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """The precision context of forward and loss. A sharded model casts its weights as it gathers them and needs none."""
-    return contextlib.nullcontext() if config.parallel.world_size > 1 else autocast(config.precision, device)
+    """The context of forward and loss: precision, and the fp8 recipe of Transformer Engine.
+
+    A sharded model casts its weights as it gathers them and needs no autocast.
+    """
+    stack = contextlib.ExitStack()
+    if config.parallel.world_size == 1:
+        stack.enter_context(autocast(config.precision, device))
+    stack.enter_context(fp8.context(config.fp8))
+    return stack
 
 
 def train_step(
@@ -105,6 +115,7 @@ def train_step(
     phase = meter.phase if meter else lambda _: contextlib.nullcontext()
     if device.type == "cuda":
         x_NS, y_NS = (t.pin_memory().to(device, non_blocking=True) for t in (x_NS, y_NS))
+    fp8.begin_step(model)
     total = torch.zeros((), device=device)
     for x_BS, y_BS in zip(x_NS.split(config.batch_size), y_NS.split(config.batch_size), strict=True):
         with phase("forward"), compute_context(config, device):
