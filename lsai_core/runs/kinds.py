@@ -54,6 +54,7 @@ _MODEL = (
     "model.py",
     "rope.py",
     "attention",
+    "attention/measured.json",
     "profiling/memory.py",
     "profiling/live_tensors.py",
     "profiling/steptime.py",
@@ -81,6 +82,13 @@ KINDS: dict[str, Kind] = {
         "lsai_core.runs.machine:run",
         "run-machine.ipynb",
         ("profiling/ceilings.py", "runs/machine.py"),
+    ),
+    # Without attention/measured.json: the table is made from these runs and changes none of their times.
+    "attention": Kind(
+        "lsai_core.runs.attention_bench.config:AttentionBenchConfig",
+        "lsai_core.runs.attention_bench.bench:run",
+        "run-attention.ipynb",
+        ("attention", "profiling/live_tensors.py", "runs/attention_bench", "runs/attention_table.py"),
     ),
     "scale": Kind(
         "lsai_core.runs.scale:ScaleConfig",
