@@ -54,7 +54,8 @@ def table_text(rankings: Sequence[Ranking]) -> str:
 
 
 @functools.cache
-def _shipped() -> tuple[Ranking, ...]:
+def shipped() -> tuple[Ranking, ...]:
+    """The table that comes with the package."""
     return read_table(TABLE.read_text())
 
 
@@ -64,7 +65,7 @@ def rankings_for(device: torch.device) -> tuple[Ranking, ...]:
     if device.type != "cuda" or not torch.cuda.is_available():
         return ()
     name, (major, minor) = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
-    return select_rankings(_shipped(), name, f"{major}.{minor}")
+    return select_rankings(shipped(), name, f"{major}.{minor}")
 
 
 def select_rankings(rankings: Sequence[Ranking], gpu: str, capability: str) -> tuple[Ranking, ...]:

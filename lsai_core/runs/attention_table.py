@@ -106,11 +106,16 @@ def recorded_rankings(runs: Iterable[Run]) -> list[Ranking]:
 
 
 def auto_choices(
-    config: AttentionBenchConfig, rows: Sequence[Row], device_type: str, measured: Sequence[Ranking]
+    config: AttentionBenchConfig,
+    rows: Sequence[Row],
+    device_type: str,
+    measured: Sequence[Ranking],
+    *,
+    from_neighbours: bool = False,
 ) -> list[dict[str, Any]]:
     """What `auto` takes at every shape of a run, by the table `measured`, and how good that is.
 
-    One mapping for each shape and purpose: `mask`, `window`, `length`, `purpose`, `chosen`, `fastest` (among what was not
+    `from_neighbours` hides each shape's own ranking: how good the choice is where nobody measured. One mapping for each shape and purpose: `mask`, `window`, `length`, `purpose`, `chosen`, `fastest` (among what was not
     found incorrect) and `share`, the fastest one's time over the chosen one's; None if the chosen one was not timed.
     """
     outcome = {row["backend"]: row["outcome"] for row in rows if row["measure"] == "backend"}
@@ -118,16 +123,25 @@ def auto_choices(
     found = []
     for shape in shapes(rows):
         mask, window, length = shape
+        known = [r for r in measured if not (from_neighbours and _same(r, config, shape))]
         for purpose in _TIME:
             ms = times(rows, shape, purpose)
             ms = {name: t for name, t in ms.items() if (error_ratio(rows, name, mask, purpose) or 0) <= ALLOWED}
             available = {name: None if outcome.get(name) in good[purpose] else "not measured" for name in BACKENDS}
             grouped, causal = config.heads != config.kv_heads, mask != "full"
             case = Case(
-                device_type, config.torch_dtype, config.head_dim, window, False, causal, grouped, length, purpose == "training"
+                device_type,
+                config.torch_dtype,
+                config.head_dim,
+                window,
+                False,
+                causal,
+                grouped,
+                length,
+                purpose == "training",
             )
             try:
-                chosen = choose(case, available, measured)
+                chosen = choose(case, available, known)
             except Unavailable:
                 continue
             if not ms:
@@ -139,3 +153,9 @@ def auto_choices(
                  "fastest": fastest, "share": share}
             )  # fmt: skip
     return found
+
+
+def _same(ranking: Ranking, config: AttentionBenchConfig, shape: tuple[str, int | None, int]) -> bool:
+    mask, window, length = shape
+    ours = (config.head_dim, config.heads != config.kv_heads, mask != "full", window, length)
+    return ours == (ranking.head_dim, ranking.grouped, ranking.causal, ranking.window, ranking.length)

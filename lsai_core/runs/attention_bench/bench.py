@@ -13,6 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ class _Bench:
             expected_ms, hopeless = self._outlook(shape, name)
             row = self._row("time", shape, name, hopeless or self._refusal(shape, name))
             if row["outcome"] == "ok":
-                row |= self._guarded(lambda name=name, expected_ms=expected_ms: self._measure(shape, name, expected_ms))
+                row |= self._guarded(partial(self._measure, shape, name, expected_ms))
             rows.append(self.points.add(row))
             self._context_lives()
         return rows
@@ -121,7 +122,7 @@ class _Bench:
         for name in names:
             row = self._row("error", shape, name, refusals[name]) | (reference if not refusals[name] else {})
             if row["outcome"] == "ok":
-                row |= self._guarded(lambda name=name: self._errors(shape, name, inputs, exact))
+                row |= self._guarded(partial(self._errors, shape, name, inputs, exact))
             rows.append(self.points.add(row))
             self._context_lives()
         return rows
@@ -160,13 +161,15 @@ class _Bench:
         shorter = self.points.find(measure="time", mask=shape.mask, window=shape.window, backend=name)
         shorter = [row for row in shorter if row["length"] < shape.length]
         if ended := next((row for row in shorter if row["outcome"] == "oom"), None):
-            return None, ("skipped", f"out of memory already at length {ended['length']}")
+            return None, ("oom", f"out of memory already at length {ended['length']}")
         timed = [row for row in shorter if row["outcome"] == "ok"]
         if not timed:
             return None, None
         last = timed[-1]
-        ms = last.get("training_ms", last["forward_ms"])
-        before = Shape(last["batch"], last["length"], shape.heads, shape.kv_heads, shape.head_dim, shape.causal, shape.window)
+        ms: float = last["training_ms"] if "training_ms" in last else last["forward_ms"]
+        before = Shape(
+            last["batch"], last["length"], shape.heads, shape.kv_heads, shape.head_dim, shape.causal, shape.window
+        )
         ms *= shape.forward_flops / before.forward_flops
         if ms > 1e3 * self.config.max_call_s:
             return ms, ("skipped", f"about {ms / 1e3:.1f} s a call expected, the limit is {self.config.max_call_s:g} s")

@@ -62,7 +62,9 @@ class AttentionBenchConfig(Strict):
     tokens: int = Field(16384, gt=0, description="of a batch: max(1, tokens // length) sequences")
     backends: list[str] = Field(list(BACKENDS), min_length=1)
     sweeps: list[Sweep] = Field(description="in this order, so that what matters most is measured first")
-    point_ms: float = Field(50.0, gt=0, description="time to repeat one point in; at least three repeats of short calls")
+    point_ms: float = Field(
+        50.0, gt=0, description="time to repeat one point in; at least three repeats of short calls"
+    )
     max_call_s: float = Field(
         2.0, gt=0, description="no forward plus backward that is expected to take longer is started"
     )
@@ -107,10 +109,8 @@ class Shape:
     def forward_flops(self) -> float:
         """See this file's introduction."""
         length, window = self.length, self.window
-        if window is not None:
-            pairs = length * window - window**2 / 2
-        else:
-            pairs = length**2 / (2 if self.causal else 1)
+        reach = length if window is None else window
+        pairs = length * reach - reach**2 / 2 if self.causal else length**2
         return 4.0 * self.batch * self.heads * self.head_dim * pairs
 
     def describe(self) -> str:

@@ -66,7 +66,9 @@ def eager_values(shape: Shape, inputs: list[Tensor]) -> list[Tensor]:
     parts = []
     for head in range(shape.kv_heads):
         own, shared = slice(head * groups, (head + 1) * groups), slice(head, head + 1)
-        parts.append(values(Call("eager", one, [q[:, :, own], k[:, :, shared], v[:, :, shared], dout[:, :, own]], True)))
+        parts.append(
+            values(Call("eager", one, [q[:, :, own], k[:, :, shared], v[:, :, shared], dout[:, :, own]], True))
+        )
     return [torch.cat(pieces, dim=2) for pieces in zip(*parts, strict=True)]
 
 
