@@ -52,6 +52,12 @@ def error_ratio(rows: Sequence[Row], backend: str, mask: str, purpose: Purpose) 
     return max(ratios, default=None)
 
 
+def _correct(rows: Sequence[Row], names: Iterable[str], mask: str, purpose: Purpose) -> list[str]:
+    """Those of `names` that were compared with float64 under this kind of mask and came near enough."""
+    ratios = {name: error_ratio(rows, name, mask, purpose) for name in names}
+    return [name for name, ratio in ratios.items() if ratio is not None and ratio <= ALLOWED]
+
+
 def shapes(rows: Sequence[Row]) -> list[tuple[str, int | None, int]]:
     """Mask, window and length of every shape that was timed, in the order of the masks and by length."""
     found = {(row["mask"], row["window"], row["length"]) for row in rows if row["measure"] == "time"}
@@ -82,7 +88,7 @@ def run_rankings(run: Run) -> list[Ranking]:
         order: dict[Purpose, tuple[str, ...]] = {}
         for purpose in _TIME:
             ms = times(rows, shape, purpose)
-            correct = [name for name in ms if (error_ratio(rows, name, mask, purpose) or ALLOWED + 1) <= ALLOWED]
+            correct = _correct(rows, ms, mask, purpose)
             order[purpose] = tuple(sorted(correct, key=lambda name: ms[name]))
         if order["inference"]:
             made.append(
@@ -115,8 +121,8 @@ def auto_choices(
 ) -> list[dict[str, Any]]:
     """What `auto` takes at every shape of a run, by the table `measured`, and how good that is.
 
-    `from_neighbours` hides each shape's own ranking: how good the choice is where nobody measured. One mapping for each shape and purpose: `mask`, `window`, `length`, `purpose`, `chosen`, `fastest` (among what was not
-    found incorrect) and `share`, the fastest one's time over the chosen one's; None if the chosen one was not timed.
+    `from_neighbours` hides each shape's own ranking: how good the choice is where nobody measured. One mapping for each shape and purpose: `mask`, `window`, `length`, `purpose`, `chosen`, `fastest` (of the correct ones)
+    and `share`, the fastest one's time over the chosen one's; None if the chosen one was not timed.
     """
     outcome = {row["backend"]: row["outcome"] for row in rows if row["measure"] == "backend"}
     good: dict[Purpose, set[str]] = {"training": {"ok"}, "inference": {"ok", "forward only"}}
@@ -126,7 +132,7 @@ def auto_choices(
         known = [r for r in measured if not (from_neighbours and _same(r, config, shape))]
         for purpose in _TIME:
             ms = times(rows, shape, purpose)
-            ms = {name: t for name, t in ms.items() if (error_ratio(rows, name, mask, purpose) or 0) <= ALLOWED}
+            correct = _correct(rows, ms, mask, purpose)
             available = {name: None if outcome.get(name) in good[purpose] else "not measured" for name in BACKENDS}
             grouped, causal = config.heads != config.kv_heads, mask != "full"
             case = Case(
@@ -144,9 +150,9 @@ def auto_choices(
                 chosen = choose(case, available, known)
             except Unavailable:
                 continue
-            if not ms:
+            if not correct:
                 continue
-            fastest = min(ms, key=lambda name: ms[name])
+            fastest = min(correct, key=lambda name: ms[name])
             share = ms[fastest] / ms[chosen] if chosen in ms else None
             found.append(
                 {"mask": mask, "window": window, "length": length, "purpose": purpose, "chosen": chosen,

@@ -37,13 +37,14 @@ def _fastest(results: MachineResults, variant: Variant) -> str:
     frame = variant.at("causal", length)["training_ms"].dropna().sort_values()
     points = variant.at("causal", length).loc[frame.index]
     best, second, last = frame.index[0], frame.index[1], frame.index[-1]
-    rate = run_link(f"{points['training_tflops'].iloc[0]:,.3g} TFLOP/s", variant.run.summary.id.key)
+    unit, factor = results.rate
+    rate = run_link(f"{factor * points['training_tflops'].iloc[0]:,.3g} {unit}", variant.run.summary.id.key)
     peak = theoretical_peak(results.gpu, "bf16") if results.gpu and variant.config.dtype == "bfloat16" else None
     share = (
         f" ({points['training_tflops'].iloc[0] / peak.tflops:.0%} of the data sheet's dense bf16 peak)" if peak else ""
     )
-    then = f", {frame.iloc[1] / frame.iloc[0]:.2f} times as fast as {second}"
-    slowest = f" and {frame.iloc[-1] / frame.iloc[0]:.1f} times as fast as {last}" if len(frame) > 2 else ""
+    then = f", {frame.iloc[1] / frame.iloc[0]:.2f} times as fast as `{second}`"
+    slowest = f" and {frame.iloc[-1] / frame.iloc[0]:.1f} times as fast as `{last}`" if len(frame) > 2 else ""
     return (
         f"*Speed:* at {length:,} tokens, causal, {variant.label} heads, forward plus backward, `{best}` is the fastest with "
         f"{rate}{share}{then}{slowest}."
@@ -109,7 +110,7 @@ def _windows(variant: Variant) -> str:
     saving = f"{ms.iloc[0]:.3g} ms instead of {whole[best]:.3g} ms, {ratio[best]:.0%}"
     useless = [name for name in ratio.index if ratio[name] >= 0.9]
     masked = (
-        f" Masked away instead of skipped, a window saves nothing: {', '.join(f'`{n}` {ratio[n]:.0%}' for n in useless)}."
+        f" What is masked away instead of skipped saves little or nothing: {', '.join(f'`{n}` {ratio[n]:.0%}' for n in useless)}."
         if useless
         else ""
     )

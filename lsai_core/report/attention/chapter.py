@@ -90,13 +90,13 @@ def _speed(results: MachineResults) -> None:
     show_figure(
         figures.speed(results),
         f"fig-attention-speed-{slug}",
-        f"Speed under a causal mask on {where}, {first.label} heads, {first.config.dtype}. Medians; only pairs that the mask "
-        "lets through count as work.",
+        f"Speed under a causal mask on {where}, {first.label} heads, {first.config.dtype}. {'Medians' if results.gpu else 'The fastest'} of the repeats; "
+        "only pairs that the mask lets through count as work.",
     )
     show_table(
-        _rates(first),
+        _rates(first, results.rate[1]),
         f"tbl-attention-speed-{slug}",
-        f"TFLOP/s of forward plus backward under a causal mask on {where}, {first.label} heads "
+        f"{results.rate[0]} of forward plus backward under a causal mask on {where}, {first.label} heads "
         f"({run_link('run', first.run.summary.id.key)}). A word instead of a number says how the point ended.",
     )
     fig = figures.heads(results)
@@ -108,7 +108,7 @@ def _speed(results: MachineResults) -> None:
         )
 
 
-def _rates(variant: Variant) -> pd.DataFrame:
+def _rates(variant: Variant, factor: float) -> pd.DataFrame:
     """Backends by lengths: rates under the causal mask, or the outcome where there is none."""
     frame = variant.timed[variant.timed["mask"] == "causal"]
     table: dict[str, list[Any]] = {"backend": []}
@@ -117,15 +117,15 @@ def _rates(variant: Variant) -> pd.DataFrame:
         table["backend"].append(f"`{name}`")
         for length in sorted(frame["length"].unique()):
             found = frame[(frame["backend"] == name) & (frame["length"] == length)]
-            table.setdefault(f"{length:,}", []).append(_rate(found.iloc[0]) if len(found) else None)
+            table.setdefault(f"{length:,}", []).append(_rate(found.iloc[0], factor) if len(found) else None)
     return pd.DataFrame(table)
 
 
-def _rate(row: pd.Series) -> str:
+def _rate(row: pd.Series, factor: float) -> str:
     if row["outcome"] != "ok":
         return str(row["outcome"])
     rate = row.get("training_tflops")
-    return "no gradient" if rate is None or pd.isna(rate) else f"{rate:,.3g}"
+    return "no gradient" if rate is None or pd.isna(rate) else f"{factor * rate:,.3g}"
 
 
 def _memory(results: MachineResults) -> None:

@@ -85,6 +85,11 @@ class MachineResults:
         return self.variants[0].run.env.get("gpu") if self._capability else None
 
     @property
+    def rate(self) -> tuple[str, float]:
+        """The unit of this machine's speeds, and how many of it are one TFLOP/s."""
+        return ("TFLOP/s", 1.0) if self.gpu else ("GFLOP/s", 1e3)
+
+    @property
     def device(self) -> str:
         env = self.variants[0].run.env
         return self.gpu or f"{env.get('cpu')}, {env.get('cpu_cores')} cores"

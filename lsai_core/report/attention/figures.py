@@ -25,15 +25,15 @@ def backend_style(name: str) -> dict[str, Any]:
 
 
 def speed(results: MachineResults) -> Figure:
-    """TFLOP/s over the length under a causal mask, forward and forward plus backward, of the first variant."""
+    """Speed over the length under a causal mask, forward and forward plus backward, of the first variant."""
     fig, panels = plt.subplots(1, 2, figsize=(6.3, 3.6), sharey=True)
     variant = results.variants[0]
     for axes, metric, title in zip(
         panels, ("forward_tflops", "training_tflops"), ("forward", "forward + backward"), strict=True
     ):
-        _over_length(axes, variant, metric)
+        _over_length(axes, variant, metric, results.rate[1])
         axes.set(title=title, ylim=(0, None))
-    panels[0].set_ylabel("TFLOP/s")
+    panels[0].set_ylabel(results.rate[0])
     _legend(fig, panels)
     return fig
 
@@ -47,12 +47,12 @@ def heads(results: MachineResults) -> Figure | None:
     fig, grid = plt.subplots(rows, 2, figsize=(6.3, 0.7 + 2.3 * rows), sharey=True, sharex=True, squeeze=False)
     panels = list(grid.flat)
     for axes, variant in zip(panels, results.variants, strict=False):
-        _over_length(axes, variant, "training_tflops")
+        _over_length(axes, variant, "training_tflops", results.rate[1])
         axes.set(title=f"{variant.label} heads", ylim=(0, None))
     for axes in panels[count:]:
         axes.set_visible(False)
     for axes in grid[:, 0]:
-        axes.set_ylabel("TFLOP/s")
+        axes.set_ylabel(results.rate[0])
     for axes in grid[:-1].flat:
         axes.set_xlabel("")
     _legend(fig, panels[:count])
@@ -94,11 +94,11 @@ def windows(variant: Variant, length: int) -> Figure:
     return fig
 
 
-def _over_length(axes: Axes, variant: Variant, metric: str) -> None:
+def _over_length(axes: Axes, variant: Variant, metric: str, factor: float = 1.0) -> None:
     frame = variant.good[(variant.good["mask"] == "causal") & variant.good[metric].notna()]
     for name in _present(frame):
         mine = frame[frame["backend"] == name].sort_values("length")
-        axes.plot(mine["length"], mine[metric], label=name, **backend_style(name))
+        axes.plot(mine["length"], factor * mine[metric], label=name, **backend_style(name))
     lengths = sorted(frame["length"].unique())
     axes.set(xscale="log", xlabel="length (tokens)")
     step = 2 if len(lengths) > 5 else 1

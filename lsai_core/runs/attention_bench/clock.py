@@ -98,8 +98,8 @@ class Call:
 def measure(call: Call, clock: Clock, *, point_ms: float, expected_ms: float | None) -> dict[str, Any]:
     """Time and memory of `call` as one flat row.
 
-    `forward_ms`, `backward_ms` and their sum `training_ms` are medians of the repeats, with `_p25` and `_p75`;
-    `*_tflops` by the formulas of `config`; `memory_forward_mib` and `memory_training_mib` are peaks beyond the inputs,
+    `forward_ms`, `backward_ms` and their sum `training_ms` are medians of the repeats (on a CPU, where other work comes
+    and goes and only ever slows a repeat, the fastest), with `_p25` and `_p75`; `*_tflops` by the formulas of `config`; `memory_forward_mib` and `memory_training_mib` are peaks beyond the inputs,
     None where they cannot be counted. Without gradients there are the forward figures alone. `first_call_s` is the wall
     time of the first call. `expected_ms`: what one call should take, if an earlier point tells.
     """
@@ -117,17 +117,21 @@ def measure(call: Call, clock: Clock, *, point_ms: float, expected_ms: float | N
     forward, *backward = (np.array(ms) for ms in clock.repeat(call.passes, repeats))
     call.release()
     flops = call.shape.forward_flops
-    row = {"repeats": repeats, "first_call_s": round(first_call_s, 3), **_figures("forward", forward, flops)}
+    passes = {"forward": (forward, flops)}
     if backward:
-        row |= _figures("backward", backward[0], BACKWARD_FLOPS * flops)
-        row |= _figures("training", forward + backward[0], (1 + BACKWARD_FLOPS) * flops)
+        passes["backward"] = (backward[0], BACKWARD_FLOPS * flops)
+        passes["training"] = (forward + backward[0], (1 + BACKWARD_FLOPS) * flops)
+    row = {"repeats": repeats, "first_call_s": round(first_call_s, 3)}
+    for name, (ms, work) in passes.items():
+        row |= _figures(name, ms, work, 50 if clock.on_gpu else 0)
     return row | memory
 
 
-def _figures(name: str, ms: np.ndarray, flops: float) -> dict[str, float]:
-    low, median, high = (float(f"{value:.5g}") for value in np.percentile(ms, [25, 50, 75]))
-    rate = float(f"{flops / median / 1e9:.4g}")
-    return {f"{name}_ms": median, f"{name}_ms_p25": low, f"{name}_ms_p75": high, f"{name}_tflops": rate}
+def _figures(name: str, ms: np.ndarray, flops: float, typical: int) -> dict[str, float]:
+    """`typical`: the percentile of the repeats that counts."""
+    low, value, high = (float(f"{value:.5g}") for value in np.percentile(ms, [25, typical, 75]))
+    rate = float(f"{flops / value / 1e9:.4g}")
+    return {f"{name}_ms": value, f"{name}_ms_p25": low, f"{name}_ms_p75": high, f"{name}_tflops": rate}
 
 
 def _with_memory(call: Call, clock: Clock) -> tuple[dict[str, float | None], float]:
