@@ -21,7 +21,7 @@ def show_points(run: Run) -> None:
         show_table(
             pd.DataFrame(good)[columns],
             "tbl-times",
-            "Every timed point: medians with the quartiles in brackets, TFLOP/s of forward plus backward (of the forward pass "
+            "Every timed point: the median of the repeats (on a CPU the fastest), the quartiles in brackets, TFLOP/s of forward plus backward (of the forward pass "
             "where there are no gradients), peak memory beyond the inputs.",
             formats={"MiB": "{:,.1f}", "TFLOP/s": "{:,.3g}", "first call s": ".2f"},
         )
@@ -35,14 +35,17 @@ def show_points(run: Run) -> None:
     if errors:
         numbers = dict.fromkeys(("out", "dq", "dk", "dv", "eager's worst"), ".1e")
         show_table(pd.DataFrame(errors), "tbl-errors", "Relative errors against float64.", formats=numbers)
-    missing = [
-        {"mask": _mask(row) if "mask" in row else "any", "length": row.get("length"), "backend": row["backend"],
-         "outcome": row["outcome"], "why": row["reason"]}
-        for row in rows
-        if row["outcome"] != "ok"
-    ]  # fmt: skip
+    missing: dict[tuple[str, str, str], list[str]] = {}
+    for row in rows:
+        if row["outcome"] != "ok":
+            where = f"{_mask(row)} at {row['length']:,}" if "mask" in row else "everywhere"
+            missing.setdefault((row["backend"], row["outcome"], row["reason"]), []).append(where)
     if missing:
-        show_table(pd.DataFrame(missing).convert_dtypes(), "tbl-missing", "What was not measured, and why.")
+        table = [
+            {"backend": backend, "outcome": outcome, "why": why, "where": ", ".join(dict.fromkeys(places))}
+            for (backend, outcome, why), places in missing.items()
+        ]
+        show_table(pd.DataFrame(table), "tbl-missing", "What was not measured, and why.")
 
 
 def _mask(row: dict[str, Any]) -> str:
