@@ -218,9 +218,7 @@ def new_project(
         write_run(project.runs, "machine", "machine", "ceilings", kind="ceilings", results=ceilings)
         (root / "params" / "claims.yaml").write_text("{}\n")  # the shipped claims speak of the shipped study
         report = yaml.safe_load((root / "params" / "report.yaml").read_text())
-        report["chapters"] = [
-            chapter for chapter in report["chapters"] if {*chapter.get("studies", [])} <= {"machine", "memory"}
-        ]
+        report["chapters"] = [c for c in report["chapters"] if {"machine", "memory"} >= {*c.get("studies", [])}]
         project.write_yaml("params/report.yaml", report)  # the chapters of the studies that this project has
         project.write_yaml("params/profiles/cpu.yaml", {"profile": "cpu", "description": "test"})
         project.write_yaml("params/profiles/gpu.yaml", {"profile": "gpu", "description": "test", "gpu": "*"})

@@ -10,6 +10,7 @@ import sys
 import typer
 
 from lsai_core.cli import cluster, data, runs
+from lsai_core.cli.attention_table import attention_table
 from lsai_core.cli.claims import claims
 from lsai_core.cli.doctor import doctor
 from lsai_core.cli.report import report
@@ -33,6 +34,7 @@ app.command("submit", help="Submit a study to a Slurm cluster, and a report job 
 app.command("jobs", help="List the submitted jobs: state, elapsed time, outcome, log.")(cluster.jobs)
 app.command("cancel", help="Cancel submitted jobs, with the report jobs that follow them.")(cluster.cancel)
 app.command("claims", help="Recompute every headline statement from the records.")(claims)
+app.command("attention-table", help="The table behind attention's auto, made from the records.")(attention_table)
 app.command("report", help="Run the studies, execute the chapters and render the report.")(report)
 
 

@@ -107,6 +107,12 @@ def _ceilings(record: Run) -> None:
     _results_table(record)
 
 
+def _attention(record: Run) -> None:
+    from lsai_core.report.attention.points import show_points
+
+    show_points(record)
+
+
 def _results_table(record: Run) -> None:
     rows = [
         {"result": f"`{name}`", "value": f"{value:,.5g}" if isinstance(value, float) else str(value)}
@@ -122,4 +128,5 @@ _PAGES: dict[str, Callable[[Run], None]] = {
     "ceilings": _ceilings,
     "gemm": _gemm,
     "scale": _results_table,
+    "attention": _attention,
 }

@@ -37,9 +37,15 @@ def attention_kernel(config: TrainConfig, device: torch.device) -> str:
 
     Raises Unavailable if the machine lacks it, before anything is built.
     """
-    dtype = compute_dtype(config.precision)
+    model, attention = config.model, config.attention
     return resolve(
-        config.attention.backend, device, dtype, config.model.head_dim, config.seq_len, config.attention.window
+        attention.backend,
+        device,
+        compute_dtype(config.precision),
+        model.head_dim,
+        config.seq_len,
+        attention.window,
+        grouped=model.n_heads != model.n_kv_heads,
     )
 
 
