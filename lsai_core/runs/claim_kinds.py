@@ -6,9 +6,8 @@ metric, one a variant; count counts complete variants. `claims.py` reads the fil
 
 from __future__ import annotations
 
-import difflib
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -16,6 +15,7 @@ import pandas as pd
 from pydantic import Field, model_validator
 
 from lsai_core.config import Strict
+from lsai_core.errors import hint
 from lsai_core.runs.records import over_repeats
 
 Variants = Annotated[list[str], Field(min_length=1)]  # `all` in the YAML is filled in by `load_claims`
@@ -292,9 +292,3 @@ def chosen_of(of: str | Pick, figures: Mapping[str, float], metric: str) -> str:
     if not any(name in figures for name in of.among):
         raise NoData(f"no run of {', '.join(of.among)} has {metric}")
     return of.best(figures)
-
-
-def hint(name: str, known: Iterable[str]) -> str:
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=3)
-    return f"; did you mean {' or '.join(close)}?" if close else f"; known: {', '.join(names)}"

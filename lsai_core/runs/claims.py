@@ -32,9 +32,9 @@ from typing import Any, Literal
 import pandas as pd
 
 from lsai_core.config import validated
-from lsai_core.errors import UserError
+from lsai_core.errors import UserError, hint
 from lsai_core.files import load_yaml
-from lsai_core.runs.claim_kinds import KINDS_OF_CLAIM, Claim, Finding, NoData, hint
+from lsai_core.runs.claim_kinds import KINDS_OF_CLAIM, Claim, Finding, NoData
 from lsai_core.runs.study import Profile, Study, load_study
 
 Verdict = Literal["held", "fallen", "no data"]
