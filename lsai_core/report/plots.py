@@ -220,7 +220,9 @@ def _lines(axes: Axes, plot: Plot, config: PlotConfig, study: Study, runs: list[
         line = _series(plot, _first_good(runs, config.part, str(row.variant)))
         if line.empty:
             continue
-        style = {**series_style(index), "markevery": max(1, len(line) // 8)}
+        every = max(1, len(line) // 8)
+        # Markers take turns, so that lines on top of each other all show.
+        style = {**series_style(index), "markevery": (index * every // max(1, len(rows)), every)}
         axes.plot(line["x"], line["y"], label=row.label, **style)
         drawn = True
     axes.set(xlabel=_AGAINST[plot.against][1], ylabel=plot.axis, title=plot.title)

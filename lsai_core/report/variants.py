@@ -22,6 +22,32 @@ def slug_of(machine: str) -> str:
     return machine.split(" ")[0].replace(".", "-").lower() + ("-own" if "(" in machine else "")
 
 
+def setting_row(runs: Sequence[Run], repeats: int) -> dict[str, Any]:
+    """What was trained where, as a table's row: config, environment and size of the first run that ended well, or the first."""
+    run = next((run for run in runs if run.summary.outcome == "ok"), runs[0])
+    config, env = run.config, run.env
+    model, parameters = config["model"], run.summary.results.get("parameters")
+    size = ""
+    if parameters:
+        size = f", {parameters / 1e9:.2f} B parameters" if parameters >= 1e9 else f", {parameters / 1e6:.1f} M parameters"
+    return {
+        "machine": run.machine,
+        "device": env.get("gpu") or f"{env.get('cpu')}, {env.get('cpu_cores')} cores",
+        "model": f"{model['preset']}: {model['n_layers']} layers, d {model['d_model']}{size}",
+        "text": config["data"]["source"],
+        "batch x sequence": f"{config['batch_size'] * config['grad_accum']} x {config['seq_len']}",
+        "precision": config["precision"],
+        "steps": config["steps"],
+        "repeats": repeats,
+    }
+
+
+def endings(rows: pd.DataFrame) -> list[str]:
+    """A sentence for every variant that did not end well, with the reason."""
+    bad = rows[rows["outcome"] != "ok"]
+    return [f"*{row['label']}* ended as **{row['outcome']}**: {row['reason']}." for _, row in bad.iterrows()]
+
+
 def variant_rows(
     study: Study, runs: Sequence[Run], part: str, metrics: Sequence[str], ranges: Sequence[str] = ()
 ) -> pd.DataFrame:
