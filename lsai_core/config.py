@@ -217,7 +217,8 @@ class TrainConfig(Strict):
     precision: Precision = "fp32"
     fp8: Fp8Config = Fp8Config()
     loss: Literal["fused", "full"] = Field(
-        "fused", description="fused: output layer and cross-entropy in chunks, without keeping all logits; full: with them"
+        "fused",
+        description="fused: output layer and cross-entropy in chunks, without keeping all logits; full: with them",
     )
     grad_checkpoint: Literal["none", "selective", "full"] = "none"
     compile: bool = False
@@ -252,6 +253,8 @@ class TrainConfig(Strict):
                 f"fp8.recipe={self.fp8.recipe!r} converts bf16 matrix products but precision is {self.precision!r}; "
                 "use precision bf16 or bf16_autocast, or fp8.recipe none"
             )
+        if self.fp8.recipe != "none" and "output" in self.fp8.layers and self.loss == "fused":
+            raise ValueError("fp8.layers with the output layer needs loss: full (the fused loss multiplies in bf16)")
         if self.data.vocab_size > self.model.vocab_size:
             raise ValueError(
                 f"data.vocab_size={self.data.vocab_size} does not fit model.vocab_size={self.model.vocab_size}"

@@ -38,6 +38,14 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 TINY_MODEL = {"n_layers": 2, "d_model": 32, "n_heads": 2, "n_kv_heads": 1, "d_ff": 64, "vocab_size": 320}
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `gpu` are skipped where there is none."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
 def write_corpus(path: Path, documents: int = 300, seed: int = 0) -> Path:
     """JSON lines of sentences from a small grammar, so that there is something to learn in them."""
     rng = np.random.default_rng(seed)

@@ -143,6 +143,7 @@ def _try_in_process(config: BatchSearchConfig, size: int, answers: Any) -> None:
 def _train_random_tokens(config: BatchSearchConfig, size: int) -> float | None:
     """Train; returns the peak of reserved GPU memory in GiB, or on a CPU the peak of the process's data segment growth."""
     from lsai_core.train import step
+    from lsai_core.train.optimizer import build_optimizer
     from lsai_core.train.precision import set_matmul_mode
 
     train = config.train.model_copy(update={"batch_size": size, "grad_accum": 1})
@@ -152,7 +153,7 @@ def _train_random_tokens(config: BatchSearchConfig, size: int) -> float | None:
         _limit_allocations(before + int(config.cpu_limit_gib * GIB))
     set_matmul_mode(train.precision)
     model = step.prepare_model(train, device)
-    optimizer = step.build_optimizer(model, train.optim)
+    optimizer = build_optimizer(model, train.optim)
     generator = torch.Generator().manual_seed(train.seed)
     tokens = torch.randint(train.model.vocab_size, (size, train.seq_len + 1), generator=generator)
     # One sequence first: library handles and optimizer states take their memory while there is some, as they do in a run
