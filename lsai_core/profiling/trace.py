@@ -40,10 +40,11 @@ _CLASSES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("norm/pointwise", ("^triton_(poi|red|per)_",)),
     ("attention", ("attention", "flash", "fmha", "sdpa", "softmax")),
     ("matmul", ("gemm", "gemv", "matmul", "cutlass", "nvjet", "xmma", "splitk", "scaled_mm", "mkldnn_linear")),
-    ("matmul", ("^aten::(_?mm|addmm|bmm|baddbmm|mv|addmv|dot|linear)$", "^triton_(tem_fused_.*)?mm")),
-    ("fp8 cast", ("fp8", "float8", "e4m3", "e5m2", "abs_?max", "amax", "cast_transpose", "quantize")),
+    ("matmul", ("^aten::(_?mm|addmm|bmm|baddbmm|mv|addmv|dot|linear)$", "^triton_(tem_fused_.*)?mm", "fp8_product")),
+    ("norm/pointwise", ("swiglu",)),  # also the one that casts what it produces
+    ("fp8 cast", ("^cast_tiles", "fp8", "float8", "e4m3", "e5m2", "abs_?max", "amax", "cast_transpose", "quantize")),
     ("norm/pointwise", ("norm", "gammabeta", "elementwise", "vectorized", "reduce_kernel", "rope", "silu")),
-    ("norm/pointwise", ("swiglu", "embedding", "index", "fill", "catarray", "sigmoid", "gelu", "relu", "dropout")),
+    ("norm/pointwise", ("embedding", "index", "fill", "catarray", "sigmoid", "gelu", "relu", "dropout")),
     ("norm/pointwise", ("^aten::(add|sub|mul|div|neg|pow|rsqrt|sqrt|exp|sum|mean|cat|where|zero|tril|triu|clamp)_?$",)),
 )
 _PATTERNS = tuple((name, re.compile("|".join(parts), re.IGNORECASE)) for name, parts in _CLASSES)
