@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import CHECKOUT, tiny, write_run
 
 from lsai_core.config import ModelConfig, validated
@@ -199,3 +200,17 @@ def test_another_setting_is_not_compared_with_the_published_figure(session: Path
     jobs = next(one for one in course.load([], "cpu") if "(" in one.machine)
     assert jobs.published == [] and "x published" not in course.table(jobs)
     assert "another setting than the published figure" in "\n".join(course.sentences(jobs))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_gpu_traced_run_says_how_long_the_gpu_waits(dataset: Dataset, tmp_path: Path) -> None:
+    wide = {"n_layers": 2, "d_model": 1024, "n_heads": 8, "n_kv_heads": 8, "d_ff": 4096}
+    changes = {"model": wide, "device": "cuda", "precision": "bf16", "batch_size": 64, "seq_len": 128, "compile": True}
+    trained = train(tiny(**changes, profile={"memory_steps": 1, "skip_steps": 4, "trace": True}), dataset, tmp_path)
+    measured, median = trained.measured, sorted(trained.timed_ms)[len(trained.timed_ms) // 2]
+    classes = ("matmul", "attention", "norm/pointwise", "loss", "optimizer")
+    assert all(measured[result_name(label)] > 0 for label in classes), measured
+    total = sum(ms for name, ms in measured.items() if name.startswith("kernel_"))
+    assert measured.get("kernel_other_ms", 0.0) < 0.1 * total, json.loads((tmp_path / "kernels.json").read_text())
+    assert 0 < measured["gpu_busy_ms"] <= total * 1.001 and measured["gpu_busy_ms"] < 1.2 * median
