@@ -7,7 +7,7 @@ two runs with equal configs, code and hardware are the same run.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -298,7 +298,8 @@ def _did_you_mean(cls: type[BaseModel], loc: tuple[Any, ...]) -> str:
     current: Any = cls
     for part in loc[:-1]:
         field = getattr(current, "model_fields", {}).get(part)
-        current = field.annotation if field is not None else None
+        # What is no field is a place in a list or a key of a mapping: the items' type is the last argument of its own.
+        current = field.annotation if field is not None else next(reversed(get_args(current)), None)
     names = list(getattr(current, "model_fields", {}))
     close = difflib.get_close_matches(str(loc[-1]), names, n=1)
     return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(names)})" if names else ""

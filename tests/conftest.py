@@ -320,4 +320,4 @@ def quick(ceilings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
     return project
 
 
-QUICK_REPORT = ("report", "--profile", "quick", "--only", "baseline,flash_attn")
+QUICK_REPORT = ("report", "--profile", "quick", "--only", "baseline,flash_attn", "--skip", "course")

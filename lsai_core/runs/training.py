@@ -86,7 +86,19 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
         "dataset": dataset.folder.name,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         **trained.measured,
+        **_idle(speed, trained.measured),
     }
+
+
+def _idle(speed: dict[str, float], measured: dict[str, Any]) -> dict[str, float]:
+    """How much of an undisturbed step the GPU waits: the step's time less the time in which traced kernels ran.
+
+    Not the gaps in the trace itself, since the profiler makes the host slower. Empty without a trace of a GPU.
+    """
+    step_ms, busy_ms = speed.get("step_ms"), measured.get("gpu_busy_ms")
+    if step_ms is None or busy_ms is None:
+        return {}
+    return {"kernel_idle_ms": max(0.0, step_ms - busy_ms), "gpu_busy_share": min(1.0, busy_ms / step_ms)}
 
 
 def _peak(config: TrainConfig, context: Context, device: torch.device) -> flops.Peak | None:

@@ -182,7 +182,9 @@ def train(
                 model, optimizer, *stream.batch(step * world.size + world.rank), config, device, meter
             )
             timer.mark()
-            instruments.after(step)
+            if instruments.after(step):
+                timer.restart()
+                timer.mark()
             row = {"step": step, "lr": lr, "tokens_in_step": config.tokens_per_step, **memory_now(device)}
             row["steady"] = step not in instruments.untimed
             metrics.add(row, loss_and_norm)
