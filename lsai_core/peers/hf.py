@@ -40,8 +40,15 @@ def command(config: PeerConfig, folder: Path) -> list[str]:
 
 
 def environment(config: PeerConfig) -> dict[str, str]:
-    """Variables that are part of how it is meant to be run."""
-    return {"ACCELERATE_MIXED_PRECISION": "fp8"} if config.fp8 != "none" else {}
+    """Variables that are part of how it is meant to be run.
+
+    Accelerate prepares fp8 weights for FSDP's gathers unless told otherwise; on one GPU that makes parameters that its optimizer
+    does not know, and the linear layers would not be trained.
+    """
+    if config.fp8 == "none":
+        return {}
+    gathers = "true" if config.world_size > 1 else "false"
+    return {"ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER": gathers}
 
 
 def model_arguments(config: PeerConfig) -> dict[str, Any]:

@@ -49,12 +49,15 @@ class WatchedTrainer(Trainer):
 
 
 class Steps(TrainerCallback):
-    """Tells the watch where steps begin and end."""
+    """Tells the watch where steps begin and end; refuses to time a training that leaves weights out."""
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
 
-    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, *args: Any, model: Any, optimizer: Any, **kwargs: Any) -> None:
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if lost := sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in held):
+            raise RuntimeError(f"the Trainer's optimizer does not hold {lost:,} of the model's parameters")
         self.watch.begin()
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:

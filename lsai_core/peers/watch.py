@@ -90,7 +90,6 @@ class Watch:
         """Write what was seen; `facts` join the results. To be called by all processes."""
         durations_ms = self.timer.durations_ms()
         config = self.job.config
-        train_s = time.perf_counter() - self.begun
         losses = self._over_processes(torch.stack(self.losses), "sum")
         if not self.loss_is_share:
             losses = losses / config.world_size
@@ -109,7 +108,7 @@ class Watch:
             "steps": len(durations_ms),
             "tokens": len(durations_ms) * config.tokens_per_step,
             "train_loss": sum(last) / len(last),
-            "train_s": train_s,
+            "train_s": sum(durations_ms) / 1e3,
             "setup_s": self.begun - self.job.begun,
             "first_step_s": self.first_step_s,
             "mem_peak_allocated_gib": allocated if on_gpu else None,
