@@ -42,13 +42,12 @@ def command(config: PeerConfig, folder: Path) -> list[str]:
 def environment(config: PeerConfig) -> dict[str, str]:
     """Variables that are part of how it is meant to be run.
 
-    Accelerate prepares fp8 weights for FSDP's gathers unless told otherwise; on one GPU that makes parameters that its optimizer
-    does not know, and the linear layers would not be trained.
+    Accelerate prepares fp8 weights for FSDP's gathers unless told otherwise. That makes new parameters, which the Trainer's
+    optimizer does not hold (accelerate 1.15, with and without FSDP2): the linear layers would not be trained.
     """
     if config.fp8 == "none":
         return {}
-    gathers = "true" if config.world_size > 1 else "false"
-    return {"ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER": gathers}
+    return {"ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER": "false"}
 
 
 def model_arguments(config: PeerConfig) -> dict[str, Any]:
@@ -89,7 +88,8 @@ def training_arguments(config: PeerConfig, output: Path, on_gpu: bool) -> dict[s
         "lr_scheduler_type": "cosine_with_min_lr",
         "lr_scheduler_kwargs": {"min_lr_rate": optim.min_lr_ratio},
         "warmup_steps": optim.warmup_steps,
-        "bf16": config.precision == "bf16_autocast",
+        # Asking for both would be answered with bf16 alone; Accelerate's fp8 runs the rest under bf16 autocast.
+        "bf16": config.precision == "bf16_autocast" and config.fp8 == "none",
         "torch_compile": config.compile,
         "use_liger_kernel": config.liger,
         "logging_strategy": "no",

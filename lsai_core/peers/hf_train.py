@@ -58,6 +58,7 @@ class Steps(TrainerCallback):
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if lost := sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in held):
             raise RuntimeError(f"the Trainer's optimizer does not hold {lost:,} of the model's parameters")
+        self.watch.check_fp8(model)
         self.watch.begin()
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:

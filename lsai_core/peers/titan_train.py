@@ -55,6 +55,7 @@ def watched_trainer(job: Job) -> type[Trainer]:
             # The device that torchtitan has set up: what it counts as a share is each process's part of the mean loss.
             self.watch = Watch(job, self.device, loss_is_share=True)
             self.watch.check(sum(p.numel() for part in self.model_parts for p in part.parameters()))
+            self.watch.check_fp8(*self.model_parts)
 
         def forward_backward_step(self, **batch: Any) -> torch.Tensor:
             loss = super().forward_backward_step(**batch)

@@ -58,6 +58,12 @@ class Watch:
             raise RuntimeError(f"the peer's model has {parameters:,} parameters, this package's {ours:,}")
         self.parameters = parameters
 
+    def check_fp8(self, *models: torch.nn.Module) -> None:
+        """Raise RuntimeError if fp8 was asked for and the model that is about to be trained has no such layer."""
+        kinds = {type(module).__name__ for model in models for module in model.modules()}
+        if self.job.config.fp8 != "none" and "Float8Linear" not in kinds:
+            raise RuntimeError("fp8 was asked for, but the peer's model has no Float8Linear")
+
     def begin(self) -> None:
         """The first step is about to begin."""
         self.begun = time.perf_counter()
