@@ -54,7 +54,8 @@ class Steps(TrainerCallback):
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
 
-    def on_train_begin(self, *args: Any, model: Any, optimizer: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        model, optimizer = kwargs["model"], kwargs["optimizer"]
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if lost := sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in held):
             raise RuntimeError(f"the Trainer's optimizer does not hold {lost:,} of the model's parameters")

@@ -129,7 +129,11 @@ class Watch:
     def _write_rows(self, durations_ms: list[float], losses: list[float]) -> None:
         config, lines = self.job.config, []
         for step, (ms, loss, memory) in enumerate(zip(durations_ms, losses, self.memory, strict=True)):
-            row = {"step": step, "tokens_in_step": config.tokens_per_step, "steady": step >= config.skip_steps}
+            row: dict[str, Any] = {
+                "step": step,
+                "tokens_in_step": config.tokens_per_step,
+                "steady": step >= config.skip_steps,
+            }
             row |= {"loss": loss, "step_ms": ms, "tokens_per_s": config.tokens_per_step * 1e3 / ms}
             if self.device.type == "cuda":
                 row |= dict(zip(("memory_allocated_gib", "memory_reserved_gib"), memory, strict=True))
