@@ -62,6 +62,7 @@ def load(own_runs: list[str], profile: str | None) -> list[Setting]:
     runs = select_runs("peers", session.runs_root, session.root / "reports", own_runs)
     if not runs:
         show_text("Nothing has been measured for this chapter yet: `lsai study peers` does it.")
+        return []
     return settings(session.study("peers"), runs)
 
 
@@ -107,7 +108,7 @@ def _setting(study: Study, machine: str, label: str, runs: list[Run]) -> Setting
     base = frame[(frame["variant"] == reference) & (frame["outcome"] == "ok")]["tokens_per_s"]
     frame["of_ours"] = frame["tokens_per_s"] / base.iloc[0] if len(base) else np.nan
     model, processes = config["model"], _processes(config)
-    title = f"{model['preset']} model, batch {config['batch_size']} of {config['seq_len']:,} tokens"
+    title = f"the {model['preset']} model, batch {config['batch_size']} of {config['seq_len']:,} tokens"
     title += f", {processes} processes" if processes > 1 else ""
     return Setting(machine, title, label, config, frame, reference, shown)
 
@@ -120,7 +121,7 @@ def _what(run: Run) -> dict[str, Any]:
     return {
         "framework": OURS if ours else _NAMES[config["framework"]],
         "precision": "fp8" if fp8 else {"bf16_autocast": "bf16 (fp32 weights)"}.get(config["precision"], config["precision"]),
-        "compiled": "yes" if config["compile"] else "no",
+        "compiled": config["compile"],
         "attention": results.get("attention_kernel"),
         "plain": ours and config["loss"] == "full",
     }  # fmt: skip
@@ -171,15 +172,15 @@ def conclusions(setting: Setting) -> list[str]:
             mine, theirs = ours[ours["precision"] == precision], peers[peers["precision"] == precision]
             if len(mine):
                 sentences.append(_against(setting, _fastest(mine), _fastest(theirs), f"*{name}, {precision}:*"))
-        eager = peers[(peers["compiled"] == "no") & (peers["precision"] != "fp8")]
-        mine = ours[(ours["compiled"] == "no") & (ours["precision"] != "fp8")]
+        eager = peers[~peers["compiled"] & (peers["precision"] != "fp8")]
+        mine = ours[~ours["compiled"] & (ours["precision"] != "fp8")]
         # Where nothing is compiled, this is the sentence above.
-        if len(eager) and len(mine) and (ours["compiled"] == "yes").any():
+        if len(eager) and len(mine) and ours["compiled"].any():
             sentences.append(_against(setting, _fastest(mine), _fastest(eager), f"*{name}, eager:*"))
     plain = rows[rows["plain"]]
     reference = rows[rows["variant"] == setting.reference]
     if len(plain) and len(reference):
-        sentences.append(_against(setting, reference.iloc[0], plain.iloc[0], f"*{setting.title}:*"))
+        sentences.append(_against(setting, reference.iloc[0], plain.iloc[0], f"*{_upper(setting.title)}:*"))
     counts = rows["parameters"].dropna().unique()
     if len(counts) > 1:
         sentences.append(
@@ -189,6 +190,10 @@ def conclusions(setting: Setting) -> list[str]:
     return sentences + [
         f"{setting.link(row)} ended as **{row['outcome']}**: {row['reason']}." for _, row in bad.iterrows()
     ]
+
+
+def _upper(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _fastest(rows: pd.DataFrame) -> pd.Series:
@@ -222,8 +227,7 @@ def _table(setting: Setting) -> None:
         {
             "trainer": rows["label"],
             "key": rows["key"],
-            "precision": rows["precision"],
-            "compiled": rows["compiled"],
+            "how": rows["precision"] + np.where(rows["compiled"], ", compiled", ", eager"),
             "attention": rows["attention"],
             "tokens/s": rows["tokens_per_s"],
             "quartiles": spread,
@@ -249,7 +253,7 @@ def _table(setting: Setting) -> None:
     show_table(
         table,
         f"tbl-peers-{setting.label}",
-        f"{setting.title}{counted if parameters > 0 else ''}, on {setting.machine}. Tokens/s: the median step after warm-up, of "
+        f"{_upper(setting.title)}{counted if parameters > 0 else ''}, on {setting.machine}. Tokens/s: the median step after warm-up, of "
         f"{int(rows['steps_timed'].min()) if rows['steps_timed'].notna().any() else 0} steps or more."
         + (f" *Of ours*: against the row {ours.iloc[0]!r}." if len(ours) else "")
         + (f" MFU against {source}." if source else ""),
@@ -276,7 +280,8 @@ def speed_figure(setting: Setting) -> Figure:
         )  # fmt: skip
         if row["mfu"] > 0:
             axes.annotate(
-                f"{row['mfu']:.1%}", (max(high, value), number), xytext=(8, 0), textcoords="offset points", va="center", fontsize=8
+                f"{row['mfu']:.1%}", (max(high, value), number), xytext=(8, 0), textcoords="offset points", va="center",
+                fontsize=8, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
             )  # fmt: skip
     for name in _FRAMEWORKS:
         if (rows["framework"] == name).any():

@@ -72,7 +72,7 @@ def _versions(config: PeerConfig) -> str:
     names = needed_packages(config.model_dump())
     found = {name: package_version(name) for name in names}
     if missing := [name for name, version in found.items() if version is None]:
-        raise Unavailable(f"{', '.join(missing)} is not installed; pip install 'lsai[peers]', or {' '.join(missing)}")
+        raise Unavailable(f"{', '.join(missing)} is not installed; pip install {' '.join(missing)}")
     return ", ".join(f"{name} {version}" for name, version in {"torch": torch.__version__, **found}.items())
 
 
