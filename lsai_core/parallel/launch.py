@@ -82,7 +82,7 @@ def launch(
                 on_rows(rows.read())
                 time.sleep(_POLL_S)
         finally:
-            _kill_family(process)
+            kill_family(process)
     on_rows(rows.read())
     if (folder / RESULTS).exists():
         results = json.loads((folder / RESULTS).read_text())
@@ -164,7 +164,7 @@ def _forwarded(logs: Path, to_workers: bool) -> Iterator[_Forwarder]:
             signal.signal(number, handler)
 
 
-def _kill_family(process: subprocess.Popen[bytes]) -> None:
+def kill_family(process: subprocess.Popen[bytes]) -> None:
     """Leave nothing behind: torchrun has ended its workers, unless the caller was interrupted or torchrun was killed."""
     family: list[psutil.Process] = []
     with contextlib.suppress(psutil.NoSuchProcess):

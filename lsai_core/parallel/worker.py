@@ -33,7 +33,7 @@ def main(folder: Path, data_root: Path) -> None:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     write_text(logs / f"rank-{rank}.pid", str(os.getpid()))
-    threading.Thread(target=_leave_with_launcher, daemon=True).start()
+    threading.Thread(target=leave_with_launcher, daemon=True).start()
     try:
         _work(folder, data_root)
         code = 0
@@ -82,7 +82,7 @@ def _environment_from_slurm() -> None:
             os.environ[ours] = os.environ[theirs]
 
 
-def _leave_with_launcher() -> None:
+def leave_with_launcher() -> None:
     """End this process when its parent or, on the same machine, the launcher is gone: nobody would ever end it."""
     parent = os.getppid()
     pid, _, host = os.environ.get(LAUNCHER, "").partition("@")

@@ -7,6 +7,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.figure import Figure
 
 from lsai_core.profiling.environment import environment
 from lsai_core.report.fp8.products import most_measured, show_points
@@ -52,18 +53,9 @@ def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _training(record: Run) -> None:
-    results, metrics = record.summary.results, record.metrics
-    fig, (left, right) = plt.subplots(1, 2, figsize=(6.3, 2.6))
-    left.plot(metrics["step"], metrics["loss"], color=series_style(0)["color"], label="training")
-    if "validation_loss" in metrics:
-        seen = metrics.dropna(subset=["validation_loss"])
-        left.plot(seen["step"], seen["validation_loss"], "D", color=series_style(1)["color"], label="validation")
-    left.set(xlabel="step", ylabel="loss (nats per token)")
-    left.legend()
-    right.plot(metrics["step"], metrics["tokens_per_s"] / 1e3, color=series_style(2)["color"])
-    right.set(xlabel="step", ylabel="thousand tokens/s", ylim=(0, None))
+    results = record.summary.results
     show_figure(
-        fig,
+        _loss_and_speed(record.metrics),
         "fig-training",
         f"Loss and speed per step. Final validation loss {results['validation_loss']:.3f} nats per token "
         f"(perplexity {results['validation_perplexity']:.1f}). Early steps are slower: warm-up and memory measurement "
@@ -78,6 +70,25 @@ def _training(record: Run) -> None:
         show_figure(
             fig, "fig-phases", f"Peak memory of each phase of a step, {results.get('memory_kind', 'allocated')}."
         )
+    _results_table(record)
+
+
+def _loss_and_speed(metrics: pd.DataFrame) -> Figure:
+    fig, (left, right) = plt.subplots(1, 2, figsize=(6.3, 2.6))
+    left.plot(metrics["step"], metrics["loss"], color=series_style(0)["color"], label="training")
+    if "validation_loss" in metrics:
+        seen = metrics.dropna(subset=["validation_loss"])
+        left.plot(seen["step"], seen["validation_loss"], "D", color=series_style(1)["color"], label="validation")
+    left.set(xlabel="step", ylabel="loss (nats per token)")
+    left.legend()
+    right.plot(metrics["step"], metrics["tokens_per_s"] / 1e3, color=series_style(2)["color"])
+    right.set(xlabel="step", ylabel="thousand tokens/s", ylim=(0, None))
+    return fig
+
+
+def _peer(record: Run) -> None:
+    caption = "Loss and speed per step. The first steps, which warm up and compile, are left out of the reported speed."
+    show_figure(_loss_and_speed(record.metrics), "fig-training", caption)
     _results_table(record)
 
 
@@ -129,4 +140,5 @@ _PAGES: dict[str, Callable[[Run], None]] = {
     "gemm": _gemm,
     "scale": _results_table,
     "attention": _attention,
+    "peer": _peer,
 }

@@ -121,6 +121,22 @@ KINDS: dict[str, Kind] = {
         "run-scale.ipynb",
         (*_MODEL, "train/precision.py", *_PARALLEL, "runs/scale.py", "runs/scale_child.py"),
     ),
+    "peer": Kind(
+        "lsai_core.peers.config:PeerConfig",
+        "lsai_core.runs.peer:run",
+        "run-peer.ipynb",
+        # Of our own trainer a peer uses nothing; what it is given and how it is timed can change its result.
+        (
+            "config.py",
+            "presets.py",
+            "peers",
+            "data/batches.py",
+            "profiling/steptime.py",
+            "profiling/flops.py",
+            "runs/peer.py",
+        ),
+        uses_data=True,
+    ),
 }
 
 

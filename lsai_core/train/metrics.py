@@ -56,13 +56,13 @@ class MetricsFile:
         rows[-1] |= extra
         if self.world.is_main:
             with self.path.open("a") as file:
-                file.writelines(json.dumps(_finite(row)) + "\n" for row in rows)
+                file.writelines(json.dumps(finite(row)) + "\n" for row in rows)
                 file.flush()
                 os.fsync(file.fileno())
         self._pending.clear()
         return rows
 
 
-def _finite(row: dict[str, Any]) -> dict[str, Any]:
+def finite(row: dict[str, Any]) -> dict[str, Any]:
     """JSON has no NaN: a value that is not finite is written as null."""
     return {k: None if isinstance(v, float) and v - v != 0 else v for k, v in row.items()}

@@ -1,0 +1,331 @@
+"""Other trainers: what they are given, how they end, and that they do the same work; the chapter's sentences."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import CHECKOUT, TINY_MODEL, write_run
+
+from lsai_core.config import TrainConfig, validated
+from lsai_core.data import Dataset
+from lsai_core.errors import Unavailable, UserError
+from lsai_core.files import load_yaml, write_json
+from lsai_core.model import count_parameters
+from lsai_core.peers import hf, titan
+from lsai_core.peers.config import PeerConfig
+from lsai_core.peers.process import PeerFailed, run_process, shown_command
+from lsai_core.peers.watch import FOLDER, Job, Watch
+from lsai_core.profiling.environment import package_version
+from lsai_core.report import peers as chapter
+from lsai_core.runs.kinds import Context
+from lsai_core.runs.outcome import outcome_of
+from lsai_core.runs.peer import run
+from lsai_core.runs.session import Session
+from lsai_core.runs.study import resolve
+
+SMALL = {
+    "model": TINY_MODEL,
+    "seq_len": 32,
+    "batch_size": 2,
+    "steps": 8,
+    "profile": {"skip_steps": 2},
+    "precision": "bf16",
+}
+
+
+def peer(**changes: Any) -> PeerConfig:
+    study = {**SMALL, "data": {"vocab_size": 320}, **changes}
+    return validated(PeerConfig, PeerConfig.from_study(study, {}), "test")
+
+
+def test_a_peer_gets_the_work_from_the_study_and_nothing_of_our_kernels():
+    study = {
+        **SMALL, "attention": {"backend": "sdpa_cudnn"}, "loss": "full", "log_every": 5, "fp8": {"recipe": "tensorwise"},
+        "data": {"vocab_size": 320}, "optim": {"lr": 1e-3, "kernel": "triton"}, "peer": {"framework": "torchtitan"},
+    }  # fmt: skip
+    config = validated(PeerConfig, PeerConfig.from_study(study, {"steps": 9}), "test")
+    assert (config.steps, config.skip_steps, config.fp8, config.optim.lr) == (9, 2, "tensorwise", 1e-3)
+    assert config.attention == "sdpa" and config.tokens_per_step == 64
+    assert set(config.packages) == {"torchtitan", "torchao"}, "another version is another run"
+    kernels = {**study, "optim": {"lr": 1e-3, "kernel": "torch"}}
+    assert PeerConfig.from_study(kernels, {"steps": 9}) == PeerConfig.from_study(study, {"steps": 9})
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"peer": {"framework": "jax"}}, "framework"),
+        ({"peer": {"framework": "torchtitan", "liger": True}}, "liger"),
+        ({"peer": {"framework": "torchtitan"}, "model": {**TINY_MODEL, "tie_embeddings": True}}, "tie"),
+        ({"peer": {"framework": "hf"}, "grad_checkpoint": "selective"}, "selective"),
+        ({"peer": {"framework": "hf"}, "parallel": {"fsdp": 2}}, "bf16_autocast"),
+        ({"peer": {"framework": "hf"}, "steps": 2}, "skip_steps"),
+        ({"peer": {"framework": "hf"}, "precision": "fp32"}, "precision"),
+    ],
+)
+def test_bad_combinations_are_one_line(changes, word):
+    with pytest.raises(UserError, match=word) as error:
+        peer(**changes)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("profile", ["h200", "gpu", "gh200", "rtx5090", "cpu", "quick"])
+def test_every_variant_is_a_whole_config_and_pairs_do_equal_work(profile):
+    study = Session(profile, root=CHECKOUT).study("peers")
+    shapes = set()
+    for part in study.parts:
+        for variant in study.measured(part):
+            config = resolve(study, variant, part, 0, {})
+            assert isinstance(config, TrainConfig | PeerConfig)
+            if variant.endswith(("_2048", "_batch1")):
+                continue
+            shapes.add((config.model.model_dump_json(), config.seq_len, config.batch_size, config.precision))
+    assert len(shapes) == 1
+
+
+def context(tmp_path: Path, ceilings: dict[str, Any]) -> Context:
+    write_run(tmp_path, "machine", "machine", "ceilings", kind="ceilings", results=ceilings)
+    folder = tmp_path / "peers" / "run"
+    folder.mkdir(parents=True)
+    return Context(folder, tmp_path / "data", tmp_path)
+
+
+@pytest.mark.skipif(package_version("accelerate") is None, reason="the Hugging Face Trainer needs accelerate")
+def test_the_hugging_face_trainer_does_our_work_on_a_cpu(tmp_path, corpus, ceilings):
+    where = context(tmp_path, ceilings)
+    data = {"source": f"file:{corpus}", "vocab_size": 320}
+    config = peer(peer={"framework": "hf"}, device="cpu", data=data, optim={"lr": 1e-2, "warmup_steps": 2}, steps=40)
+    results = run(config, where)
+    assert results["parameters"] == count_parameters(config.model).total
+    assert results["tokens_per_s"] > 0 and results["mfu"] > 0 and results["first_step_s"] > 0
+    assert (results["steps"], results["steps_timed"], results["tokens"]) == (40, 38, 40 * 64)
+    rows = [json.loads(line) for line in (where.folder / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 40 and rows[0]["loss"] > 5.5 > results["train_loss"], "it learns"
+    assert "lsai: step 40 of 40" in (where.folder / "peer.log").read_text()
+    assert results["command"] == "LSAI_PEER=$RUN/peer python -m lsai_core.peers.worker"
+    assert "adamw_torch_fused" in results["arguments"] and "accelerate" in results["versions"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.parametrize(
+    "changes",
+    [{"peer": {"framework": "torchtitan"}}, {"peer": {"framework": "hf", "liger": True}}, {"peer": {"framework": "hf"}, "device": "cuda"}],
+)  # fmt: skip
+def test_what_needs_a_gpu_is_unavailable_without_one(tmp_path, ceilings, changes):
+    with pytest.raises(Unavailable, match="GPU"):
+        run(peer(**changes), context(tmp_path, ceilings))
+
+
+def test_a_missing_package_is_unavailable_and_named(tmp_path, ceilings, monkeypatch):
+    monkeypatch.setattr("lsai_core.runs.peer.package_version", lambda name: None if name == "accelerate" else "1")
+    with pytest.raises(Unavailable, match="accelerate is not installed; pip install accelerate"):
+        run(peer(peer={"framework": "hf"}, device="cpu"), context(tmp_path, ceilings))
+
+
+NOTE = """import json, os, pathlib, sys
+def note(rank, time, outcome, reason):
+    path = pathlib.Path(os.environ["LSAI_PEER"]) / f"rank-{rank}.error.json"
+    path.write_text(json.dumps({"rank": rank, "time": time, "outcome": outcome, "reason": reason}))
+    sys.exit(1)
+"""
+ENDS = {
+    "out of memory": (NOTE + "note(0, 1.0, 'oom', 'CUDA out of memory')", "oom", "CUDA out of memory"),
+    "raised": (NOTE + "note(0, 1.0, 'failed', 'ValueError: no')", "failed", "ValueError: no"),
+    "crashed": ("raise ValueError('two\\nlines')", "failed", "exit code 1: ValueError: two"),
+    "killed": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "failed", "SIGKILL"),
+    "silent": ("pass", "failed", "exit code 0: no output"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_peer_that_dies_is_told_in_one_line(tmp_path, end):
+    program, wanted, text = ENDS[end]
+    with pytest.raises(Exception) as raised:
+        run_process([sys.executable, "-c", program], {}, tmp_path, tmp_path / "peer.log")
+    outcome, reason = outcome_of(raised.value)
+    assert outcome == wanted and text in reason and "\n" not in reason
+
+
+def test_the_log_tells_the_steps_and_a_stranger_s_results_are_not_taken(tmp_path):
+    steps: list[int] = []
+    program = "import time\nfor n in (1, 10):\n    print('lsai: step', n, 'of 20', flush=True); time.sleep(0.5)"
+    with pytest.raises(PeerFailed):
+        run_process([sys.executable, "-c", program], {}, tmp_path, tmp_path / "peer.log", on_step=steps.append)
+    assert steps == [1, 10]
+
+
+def test_commands_show_no_path_of_this_machine(tmp_path):
+    config, folder = peer(peer={"framework": "torchtitan"}), tmp_path / "run" / "peer"
+    shown = shown_command(titan.command(config, folder), titan.environment(config), folder)
+    assert str(tmp_path) not in shown and sys.executable not in shown
+    assert "LSAI_PEER=$RUN/peer python -m torch.distributed.run" in shown and "$RUN/peer/tokenizer" in shown
+
+
+def job(tmp_path: Path, config: PeerConfig, monkeypatch: pytest.MonkeyPatch) -> Job:
+    write_json(tmp_path / "job.json", {"config": config.model_dump(mode="json"), "dataset": "nowhere"})
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    return Job()
+
+
+def test_another_model_or_missing_fp8_is_refused(tmp_path, monkeypatch):
+    config = peer(peer={"framework": "hf"}, fp8={"recipe": "tensorwise"})
+    watch = Watch(job(tmp_path, config, monkeypatch), torch.device("cpu"))
+    watch.check(count_parameters(config.model).total)
+    with pytest.raises(RuntimeError, match="parameters"):
+        watch.check(count_parameters(config.model).total + 1)
+    with pytest.raises(RuntimeError, match="fp8"):
+        watch.check_fp8(torch.nn.Sequential(torch.nn.Linear(2, 2)))
+
+
+def test_a_watch_counts_steps_and_writes_finite_results(tmp_path, monkeypatch):
+    watch = Watch(job(tmp_path, peer(peer={"framework": "hf"}), monkeypatch), torch.device("cpu"))
+    watch.begin()
+    for step in range(8):
+        watch.loss(torch.tensor(float("nan") if step == 0 else 8.0 - step))
+        watch.step()
+    watch.finish(attention_kernel="sdpa")
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert (results["steps"], results["steps_timed"], results["mem_peak_allocated_gib"]) == (8, 6, None)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert rows[0]["loss"] is None and rows[7]["loss"] == 1.0 and [row["steady"] for row in rows].count(True) == 6
+
+
+def option(words: list[str], name: str) -> str:
+    return words[words.index(f"--{name}") + 1]
+
+
+def test_torchtitan_options(tmp_path):
+    words = titan.options(peer(peer={"framework": "torchtitan"}, optim={"lr": 1e-3, "kernel": "torch"}), tmp_path)
+    assert option(words, "training.dtype") == "bfloat16" and option(words, "optimizer.lr") == "0.001"
+    assert option(words, "activation_checkpoint.mode") == "none", "torchtitan's own default is selective"
+    assert option(words, "training.local_batch_size") == "2" and "--compile.enable" not in words
+    assert not any("float8" in word for word in words)
+    many = peer(
+        peer={"framework": "torchtitan"}, compile=True, precision="bf16_autocast", fp8={"recipe": "tensorwise"},
+        parallel={"fsdp": 2, "replicate": 2, "reshard_after_forward": False}, grad_checkpoint="selective",
+    )  # fmt: skip
+    words = titan.options(many, tmp_path)
+    assert option(words, "training.dtype") == "float32" and option(words, "compile.components") == "model,loss"
+    assert option(words, "model.converters") == "quantize.linear.float8"
+    assert option(words, "quantize.linear.float8.filter_fqns") == "output"
+    assert "--quantize.linear.float8.enable_fsdp_float8_all_gather" in words
+    assert option(words, "parallelism.data_parallel_shard_degree") == "2"
+    assert option(words, "parallelism.fsdp_reshard_after_forward") == "never"
+    assert "--nproc-per-node=4" in titan.command(many, tmp_path)
+
+
+def test_torchtitan_gets_the_same_text(tmp_path, dataset: Dataset):
+    config = peer(peer={"framework": "torchtitan"})
+    titan.prepare(config, dataset, tmp_path)
+    lines = [json.loads(line)["text"] for line in (tmp_path / "text" / "data.json").read_text().splitlines()]
+    tokens = dataset.tokens("train")[: (config.steps + 1) * config.tokens_per_step]
+    assert lines[0] == dataset.tokenizer().decode(tokens.tolist(), skip_special_tokens=True)
+    assert (tmp_path / "tokenizer" / "tokenizer.json").exists()
+
+
+def test_torchtitan_understands_its_options_and_builds_our_model(tmp_path):
+    pytest.importorskip("torchtitan")
+    from torchtitan.config import ConfigManager
+    from torchtitan.models.llama3 import Transformer
+
+    from lsai_core.peers.titan_train import flavor
+
+    for model in (TINY_MODEL, {"preset": "course"}, {"preset": "lab"}):
+        config = peer(peer={"framework": "torchtitan"}, model=model, compile=True, fp8={"recipe": "tensorwise"})
+        parsed = ConfigManager().parse_args(titan.options(config, tmp_path))
+        assert parsed.model.converters == ["quantize.linear.float8"] and parsed.compile.components == ["model", "loss"]
+        with torch.device("meta"):
+            built = Transformer(flavor(config.model))
+        assert sum(p.numel() for p in built.parameters()) == count_parameters(config.model).total
+
+
+def test_hugging_face_arguments(tmp_path):
+    config = peer(peer={"framework": "hf", "liger": True}, compile=True, optim={"lr": 1e-3})
+    given = hf.training_arguments(config, tmp_path, on_gpu=True)
+    assert given["torch_compile"] and given["use_liger_kernel"] and not given["bf16"] and not given["use_cpu"]
+    shape = hf.model_arguments(config)
+    assert (shape["num_key_value_heads"], shape["vocab_size"], shape["tie_word_embeddings"]) == (1, 320, False)
+    fp8 = peer(peer={"framework": "hf"}, precision="bf16_autocast", fp8={"recipe": "tensorwise"})
+    assert not hf.training_arguments(fp8, tmp_path, on_gpu=True)["bf16"], "it would win over fp8"
+    assert hf.environment(fp8)["ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER"] == "false"
+    assert hf.command(fp8, tmp_path)[1:] == ["-m", "lsai_core.peers.worker"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"peer": {"framework": "hf"}},
+        {"peer": {"framework": "hf", "liger": True}},
+        {"peer": {"framework": "hf"}, "fp8": {"recipe": "tensorwise"}, "compile": True},
+        {"peer": {"framework": "torchtitan"}},
+        {"peer": {"framework": "torchtitan"}, "fp8": {"recipe": "tensorwise"}, "compile": True},
+    ],
+)
+def test_peers_train_on_a_gpu(tmp_path, corpus, ceilings, changes):
+    model = {**TINY_MODEL, "d_model": 128, "d_ff": 256}
+    config = peer(model=model, data={"source": f"file:{corpus}", "vocab_size": 320}, seq_len=64, **changes)
+    try:
+        results = run(config, context(tmp_path, ceilings))
+    except Unavailable as error:
+        pytest.skip(str(error))
+    assert results["parameters"] == count_parameters(config.model).total
+    assert results["tokens_per_s"] > 0 and results["mem_peak_allocated_gib"] > 0
+    assert 2 < results["train_loss"] < 7
+
+
+def record(root: Path, variant: str, speed: float | None, **changes: Any) -> None:
+    study = Session("h200", root=CHECKOUT).study("peers")
+    part = "ours" if variant in study.measured("ours") else "peer"
+    config = resolve(study, variant, part, 0, {}).model_dump(mode="json")
+    results = {} if speed is None else {
+        "tokens_per_s": speed, "tokens_per_s_p25": speed * 0.99, "tokens_per_s_p75": speed * 1.01, "mfu": 0.5,
+        "mfu_peak_source": "a data sheet", "mem_peak_allocated_gib": 90.0, "first_step_s": 30.0, "parameters": 8_053_329_920,
+        "steps_timed": 55, "versions": "torchtitan 0.2.2", "command": "torchrun --x 1", "framework": "torchtitan",
+    }  # fmt: skip
+    kind = "train" if part == "ours" else "peer"
+    write_run(root, "peers", variant, part, kind=kind, results=results, config=config, **changes)
+
+
+def test_the_chapter_compares_at_equal_precision_and_names_what_failed(tmp_path, monkeypatch):
+    monkeypatch.setenv("LSAI_RUNS", str(tmp_path))
+    monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
+    speeds = {
+        "plain": 8000.0,
+        "ours_bf16": 10000.0,
+        "ours_fp8": 15000.0,
+        "titan_compiled": 8000.0,
+        "titan_fp8": 14900.0,
+    }
+    for variant, speed in {**speeds, "ours_2048": 11000.0, "plain_2048": 10000.0}.items():
+        record(tmp_path, variant, speed)
+    record(tmp_path, "hf_eager", None, outcome="oom", reason="CUDA out of memory")
+    found = [setting for setting in chapter.load([], "h200") if chapter.OWN in setting.machine]
+    assert [len(setting.rows) for setting in found] == [6, 2] and found[1].reference == "ours_2048"
+    said = chapter.conclusions(found[0])
+    assert any("torchtitan, bf16" in text and "1.25 times as many" in text for text in said)
+    assert any("torchtitan, fp8" in text and "no difference beyond the spread" in text for text in said)
+    assert any("ended as **oom**: CUDA out of memory" in text for text in said)
+    assert "1.10 times as many" in chapter.conclusions(found[1])[0]
+    assert found[0].rows.set_index("variant")["of_ours"]["plain"] == pytest.approx(0.8)
+    shown: list[str] = []
+    monkeypatch.setattr(chapter, "show_text", shown.append)
+    monkeypatch.setattr(chapter, "show_table", lambda *given, **_: shown.append(given[2]))
+    monkeypatch.setattr(chapter, "show_figure", lambda *given: shown.append(given[2]))
+    chapter.show_trainers(found)
+    chapter.show_results(found)
+    chapter.show_commands(found)
+    assert sum("**titan_" in text for text in shown) == 1 and "torchrun --x 1" in shown[-1]
+    assert " nan" not in " ".join(shown).lower()
+
+
+def test_the_study_s_peers_are_known_frameworks():
+    study = load_yaml(CHECKOUT / "params" / "studies" / "peers.yaml")
+    for name in study["parts"]["peer"]["variants"]:
+        assert study["variants"][name]["config"]["peer"]["framework"] in ("hf", "torchtitan")
