@@ -7,7 +7,7 @@ two runs with equal configs, code and hardware are the same run.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -19,7 +19,7 @@ AttentionName = Literal[
 ]
 Precision = Literal["fp32", "tf32", "bf16_autocast", "bf16"]
 Fp8Recipe = Literal[
-    "none", "tensorwise", "torchao_tensorwise", "torchao_rowwise", "te_delayed", "te_current", "te_block"
+    "none", "fused", "tensorwise", "torchao_tensorwise", "torchao_rowwise", "te_delayed", "te_current", "te_block"
 ]
 LinearName = Literal["qkv", "attention_output", "gate_up", "down", "output"]
 
@@ -217,7 +217,11 @@ class TrainConfig(Strict):
     precision: Precision = "fp32"
     fp8: Fp8Config = Fp8Config()
     loss: Literal["fused", "full"] = Field(
-        "fused", description="fused: output layer and cross-entropy in chunks, without keeping all logits; full: with them"
+        "fused",
+        description="fused: output layer and cross-entropy in chunks, without keeping all logits; full: with them",
+    )
+    blocks: Literal["fused", "plain"] = Field(
+        "fused", description="fused: SwiGLU and RMSNorm with the project's gradient kernels; plain: torch's operations"
     )
     grad_checkpoint: Literal["none", "selective", "full"] = "none"
     compile: bool = False
@@ -252,6 +256,11 @@ class TrainConfig(Strict):
                 f"fp8.recipe={self.fp8.recipe!r} converts bf16 matrix products but precision is {self.precision!r}; "
                 "use precision bf16 or bf16_autocast, or fp8.recipe none"
             )
+        if self.fp8.recipe != "none":
+            from lsai_core.fp8.shapes import refusal
+
+            if (reason := refusal(self)) is not None:
+                raise ValueError(reason)
         if self.data.vocab_size > self.model.vocab_size:
             raise ValueError(
                 f"data.vocab_size={self.data.vocab_size} does not fit model.vocab_size={self.model.vocab_size}"
@@ -289,7 +298,8 @@ def _did_you_mean(cls: type[BaseModel], loc: tuple[Any, ...]) -> str:
     current: Any = cls
     for part in loc[:-1]:
         field = getattr(current, "model_fields", {}).get(part)
-        current = field.annotation if field is not None else None
+        # What is no field is a place in a list or a key of a mapping: the items' type is the last argument of its own.
+        current = field.annotation if field is not None else next(reversed(get_args(current)), None)
     names = list(getattr(current, "model_fields", {}))
     close = difflib.get_close_matches(str(loc[-1]), names, n=1)
     return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(names)})" if names else ""

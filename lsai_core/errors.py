@@ -7,6 +7,9 @@ Anything else is a bug or a failed run and keeps its traceback.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(Exception):
     """A mistake in the input: one line that says what is wrong and what to do about it."""
@@ -14,3 +17,10 @@ class UserError(Exception):
 
 class Unavailable(Exception):
     """This machine cannot run the request (no GPU, package missing, ...): recorded as `unavailable`, never as a failure."""
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """What an error line says after an unknown name: the known ones that come close, or all of them."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=3)
+    return f"; did you mean {' or '.join(close)}?" if close else f"; known: {', '.join(names)}"

@@ -27,7 +27,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from lsai_core.attention import attention
 from lsai_core.config import AttentionConfig, ModelConfig
+from lsai_core.loss import Reduction, linear_cross_entropy
+from lsai_core.norm import norm_and_residual
 from lsai_core.rope import rope_tables, rotate
+from lsai_core.swiglu import swiglu_down
 
 GradCheckpoint = Literal["none", "selective", "full"]
 
@@ -70,19 +73,23 @@ class Attention(nn.Module):
         qkv_BSHD = self.qkv(x_BSD).unflatten(-1, (-1, self.head_dim))
         q_BSHD, k_BSKD, v_BSKD = qkv_BSHD.split(self.heads, dim=2)
         q_BSHD, k_BSKD = rotate(q_BSHD, cos, sin), rotate(k_BSKD, cos, sin)
-        out_BSHD = attention(q_BSHD, k_BSKD, v_BSKD, backend=self.backend, window=self.window)
+        # A copy of v, because a view of qkv would keep all of it for the backward pass.
+        out_BSHD = attention(q_BSHD, k_BSKD, v_BSKD.contiguous(), backend=self.backend, window=self.window)
         return self.output(out_BSHD.flatten(2))
 
 
 class MLP(nn.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202)."""
+    """SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202); `fused` by `lsai_core.swiglu`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.fused = False
         self.gate_up = nn.Linear(config.d_model, 2 * config.d_ff, bias=False)
         self.down = nn.Linear(config.d_ff, config.d_model, bias=False)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
+        if self.fused:
+            return swiglu_down(self.gate_up(x_BSD), self.down.weight)
         gate_BSF, up_BSF = self.gate_up(x_BSD).chunk(2, dim=-1)
         return self.down(F.silu(gate_BSF) * up_BSF)
 
@@ -97,6 +104,7 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
         self.mlp = MLP(config)
         self.grad_checkpoint = grad_checkpoint
+        self.fused = False
 
     def forward(self, x_BSD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if self.grad_checkpoint == "none" or not torch.is_grad_enabled():
@@ -106,6 +114,11 @@ class Block(nn.Module):
         return recompute() if self.grad_checkpoint == "full" else recompute(context_fn=_selective_contexts)
 
     def _layer(self, x_BSD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        if self.fused:
+            normed_BSD, x_BSD = norm_and_residual(x_BSD, self.attention_norm)
+            x_BSD = x_BSD + self.attention(normed_BSD, cos, sin)
+            normed_BSD, x_BSD = norm_and_residual(x_BSD, self.mlp_norm)
+            return x_BSD + self.mlp(normed_BSD)
         x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), cos, sin)
         return x_BSD + self.mlp(self.mlp_norm(x_BSD))
 
@@ -140,17 +153,35 @@ class Transformer(nn.Module):
         )
         self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
         self.output = None if config.tie_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.fp8_scales: Any = None  # of delayed scaling, once layers are converted to fp8 (`lsai_core.fp8`)
         if not self.embedding.weight.is_meta:
             self.init_weights()
+
+    def fuse(self) -> None:
+        """Use the project's kernels within blocks (`lsai_core.norm`, `lsai_core.swiglu`); same parameters, same function.
+
+        A feed-forward layer whose projection another class has replaced keeps its own way.
+        """
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            block.fused = True
+            if isinstance(block.mlp, MLP):
+                block.mlp.fused = type(block.mlp.down) is nn.Linear
 
     @property
     def output_weight(self) -> Tensor:
         """(V, d), the matrix that turns hidden states into logits."""
         return self.embedding.weight if self.output is None else self.output.weight
 
-    def forward(self, tokens_BS: Tensor) -> Tensor:
-        """Logits (B, S, V) for integer tokens (B, S); position s sees the tokens up to and including s."""
+    def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None, reduction: Reduction = "mean") -> Tensor:
+        """Logits (B, S, V) for integer tokens (B, S); position s sees the tokens up to and including s.
+
+        With targets the fused loss instead (`lsai_core.loss`): fp32 scalar in nats, no logits kept. It is computed inside
+        the forward pass because only there a sharded model (FSDP) holds its whole output layer.
+        """
         hidden_BSD = self.hidden(tokens_BS)
+        if targets_BS is not None:
+            return linear_cross_entropy(hidden_BSD, self.output_weight, targets_BS, reduction)
         return F.linear(hidden_BSD, self.embedding.weight) if self.output is None else self.output(hidden_BSD)
 
     def hidden(self, tokens_BS: Tensor, positions_S: Tensor | None = None) -> Tensor:

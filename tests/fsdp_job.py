@@ -22,6 +22,7 @@ RUNS = {
     "tied": {"parallel": {"fsdp": 4}, "grad_accum": 2, "model": {"tie_embeddings": True}},
     "bf16_autocast": {"parallel": {"fsdp": 4}, "precision": "bf16_autocast"},
     "bf16": {"parallel": {"fsdp": 4}, "precision": "bf16"},
+    "fp8": {"parallel": {"fsdp": 4}, "precision": "bf16", "fp8": {"recipe": "tensorwise"}},
 }
 
 

@@ -20,10 +20,10 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
 
-def reference(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None) -> Tensor:
+def reference(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None, causal: bool = True) -> Tensor:
     """The definition, with the allowed pairs written out one by one."""
     positions, groups = range(q_BSHD.shape[1]), q_BSHD.shape[2] // k_BSKD.shape[2]
-    allowed = [[j <= i and (window is None or i - window < j) for j in positions] for i in positions]
+    allowed = [[not causal or (j <= i and (window is None or i - window < j)) for j in positions] for i in positions]
     k_BSHD, v_BSHD = (x[:, :, [h // groups for h in range(q_BSHD.shape[2])]] for x in (k_BSKD, v_BSKD))
     scores = torch.einsum("bihd,bjhd->bhij", q_BSHD, k_BSHD) / q_BSHD.shape[3] ** 0.5
     scores = torch.where(torch.tensor(allowed, device=scores.device), scores, -torch.inf)
@@ -45,6 +45,7 @@ def errors(
     heads: tuple[int, int],
     head_dim: int,
     window: int | None,
+    causal: bool = True,
 ) -> list[float]:
     """Relative errors of the output and, where the backend has gradients, of dq, dk, dv."""
     generator = torch.Generator().manual_seed(seq_len)
@@ -53,8 +54,8 @@ def errors(
     training = backend == "auto" or get_backend(backend).missing(torch.device(device)) is None
     inputs = [x.clone().requires_grad_(training) for x in (q, k, v)]
     exact = [x.double().requires_grad_() for x in (q, k, v)]
-    out = attention(*inputs, backend=backend, window=window)
-    expected = reference(exact[0], exact[1], exact[2], window)
+    out = attention(*inputs, backend=backend, window=window, causal=causal)
+    expected = reference(exact[0], exact[1], exact[2], window, causal)
     assert out.shape == q.shape and out.dtype == dtype
     pairs = [(out, expected)]
     if training:
@@ -74,6 +75,30 @@ def test_cpu_backends_equal_the_definition(backend: str, heads: tuple[int, int],
     for seq_len, window in LENGTHS:
         found = errors(backend, "cpu", dtype, seq_len, heads, 16, window)
         assert max(found) <= TOLERANCE[dtype], (seq_len, window, found)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1)], ids=str)
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+def test_cpu_backends_attend_to_everything_without_the_causal_mask(
+    backend: str, heads: tuple[int, int], dtype: torch.dtype
+) -> None:
+    for seq_len in (1, 17, 129):
+        found = errors(backend, "cpu", dtype, seq_len, heads, 16, None, causal=False)
+        assert max(found) <= TOLERANCE[dtype], (seq_len, found)
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2)], ids=str)
+@pytest.mark.parametrize("backend", CUDA_BACKENDS)
+def test_cuda_backends_attend_to_everything_without_the_causal_mask(backend: str, heads: tuple[int, int]) -> None:
+    if backend != "auto" and (reason := available_backends("cuda")[backend]) is not None:
+        pytest.skip(reason)
+    torch._dynamo.reset()
+    for seq_len in (17, 129, 512):
+        found = errors(backend, "cuda", torch.bfloat16, seq_len, heads, 64, None, causal=False)
+        assert max(found) <= TOLERANCE[torch.bfloat16], (seq_len, found)
 
 
 @pytest.mark.gpu
@@ -104,17 +129,20 @@ def test_cuda_backends_equal_the_definition(
 
 @pytest.mark.gpu
 @needs_cuda
-@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize(("window", "causal"), [(None, True), (100, True), (None, False)])
 @pytest.mark.parametrize("backend", CUDA_BACKENDS)
-def test_cuda_backends_compile_without_graph_breaks(backend: str, window: int | None) -> None:
+def test_cuda_backends_compile_without_graph_breaks(backend: str, window: int | None, causal: bool) -> None:
     try:
-        resolve(backend, "cuda", torch.bfloat16, 64, 256, window)
+        resolve(backend, "cuda", torch.bfloat16, 64, 256, window, causal=causal, grouped=True)
     except (Unavailable, UserError) as error:
         pytest.skip(str(error))
     torch._dynamo.reset()
     q, k, v = (torch.randn(2, 256, n, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for n in (4, 2, 2))
-    compiled = torch.compile(lambda *x: attention(*x, backend=backend, window=window), fullgraph=True)
-    out, expected = compiled(q, k, v), attention(q, k, v, backend=backend, window=window)
+
+    def call(*x: Tensor) -> Tensor:
+        return attention(*x, backend=backend, window=window, causal=causal)
+
+    out, expected = torch.compile(call, fullgraph=True)(q, k, v), call(q, k, v)
     assert relative(out, expected.double()) <= 1e-2
     got, wanted = (torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (out, expected))
     assert all(relative(a, b.double()) <= 1e-2 for a, b in zip(got, wanted, strict=True))
@@ -188,6 +216,8 @@ def test_impossible_requests_are_refused_with_a_reason() -> None:
         attention(q, k, torch.randn(1, 5, 2, 16))
     with pytest.raises(UserError, match="window"):
         attention(q, k, k, window=0)
+    with pytest.raises(UserError, match="window=2 looks back"):
+        attention(q, k, k, window=2, causal=False)
 
 
 def test_unsupported_cases_on_cuda_name_what_is_supported() -> None:
@@ -208,3 +238,20 @@ def test_mask_made_in_inference_mode_serves_training_later() -> None:
     with torch.inference_mode():
         attention(q, q, q, backend="flex", window=4)
     attention(q.clone(), q.clone(), q.clone(), backend="flex", window=4)
+
+
+def test_a_length_recompiles_only_where_its_power_of_two_changes() -> None:
+    torch._dynamo.reset()
+    graphs = []
+
+    def count(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(lambda q: attention(q, q, q), backend=count, fullgraph=True)
+    expected = {100: 1, 110: 1, 130: 1, 180: 1, 200: 2, 300: 2}  # up to 192 the nearest power of two is 128
+    for seq_len, graphs_by_now in expected.items():
+        q = torch.randn(1, seq_len, 2, 16)
+        torch._dynamo.mark_dynamic(q, 1)
+        compiled(q)
+        assert len(graphs) == graphs_by_now, seq_len

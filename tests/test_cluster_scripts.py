@@ -39,7 +39,9 @@ def no_account(monkeypatch: pytest.MonkeyPatch) -> None:
 def project(new_project: Callable[..., Project]) -> Project:
     made = new_project({"baseline": {}, "wide": {"config": {"device": "auto", "parallel": {"fsdp": 8}}}})
     shutil.copytree(CHECKOUT / "envs", made.root / "envs")
-    shutil.copy(CHECKOUT / "params/profiles/gh200.yaml", made.root / "params/profiles")
+    gh200 = load_yaml(CHECKOUT / "params/profiles/gh200.yaml")
+    studies = {name: changes for name, changes in gh200["studies"].items() if name == "memory"}  # the project's own study
+    made.write_yaml("params/profiles/gh200.yaml", {**gh200, "studies": studies})
     made.write_yaml("params/clusters/plain.yaml", GENERIC)
     return made
 
@@ -433,3 +435,12 @@ def test_the_pinned_versions_are_allowed() -> None:
     for requirement in wanted:
         assert requirement.specifier.contains(pins[requirement.name]), requirement
     assert Version(version("torch")) >= Version("2.11")
+
+
+def test_the_course_runs_as_one_job_for_each_variant(tmp_path: Path) -> None:
+    shipped = Project(CHECKOUT, {"LSAI_RUNS": str(tmp_path)})
+    words = ("submit", "course", "--cluster", "alps", "--per-variant", "--gpus", "1", "--account", "a-lsai", "--dry-run")
+    code, out, err = shipped.lsai(*words)
+    assert (code, err) == (0, "")
+    assert "#SBATCH --array=0-2\n" in out and "variants=(baseline flash_attn fp8)\n" in out
+    assert "  study course\n  --profile gh200\n" in out and "--gpus-per-node=1\n" in out

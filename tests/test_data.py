@@ -302,3 +302,13 @@ def test_stdlib_works_and_leaves_tests_and_packages_out(tmp_path: Path) -> None:
     assert dataset.folder.name.startswith("stdlib-")
     text = "".join(documents_of(dataset, "train"))
     assert "import" in text and dataset.meta["source"]["files"] > 300
+
+
+def test_a_log_file_gets_no_progress_bars(tmp_path: Path, corpus: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from lsai_core.config import DataConfig; from lsai_core.data import prepare;"
+        "prepare(DataConfig(source=sys.argv[1], vocab_size=400), Path(sys.argv[2]))"
+    )
+    command = [sys.executable, "-c", program, f"file:{corpus}", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "")

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lsai_core.attention import resolve
 from lsai_core.config import AttentionConfig, ModelConfig
+from lsai_core.errors import Unavailable
 from lsai_core.model import GradCheckpoint, Transformer, build_model, count_parameters
 
 SMALL = ModelConfig.model_validate(
@@ -161,6 +163,46 @@ def test_whole_model_compiles_without_graph_breaks() -> None:
     model = build_model(SMALL)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(TOKENS), model(TOKENS))
+
+
+def parity(device: str, backend: str, window: int | None, precision: torch.dtype) -> float:
+    """Largest relative difference of logits and gradients from the fp32 model with eager attention, both in training."""
+    config = SMALL.model_copy(update={"d_model": 256, "n_heads": 4, "n_kv_heads": 2, "d_ff": 512})
+    tokens = torch.randint(0, 97, (2, 160), generator=torch.Generator().manual_seed(1)).to(device)
+    found: list[list[Tensor]] = []
+    for name, dtype in ((backend, precision), ("eager", torch.float32)):
+        attention = AttentionConfig.model_validate({"backend": name, "window": window})
+        model = build_model(config, attention, device=device)
+        with torch.autocast(device, torch.bfloat16, enabled=dtype is torch.bfloat16):
+            found.append([model(tokens).detach().float(), *gradients(model, tokens)])
+    return max(float((a - b).norm() / b.norm()) for a, b in zip(*found, strict=True))
+
+
+# Every attention variant that trains, with the windows that it takes; the rounding of bf16 over a model is about 1 %.
+CPU_VARIANTS = [(name, window) for name in ("auto", "eager", "sdpa_math", "sdpa_flash") for window in (None, 48)]
+CUDA_VARIANTS = [
+    *[(name, window) for name in ("auto", "eager", "sdpa_math", "sdpa_efficient", "flex", "fa2", "fa3", "fa4") for window in (None, 48)],
+    ("sdpa_flash", None),
+    ("sdpa_cudnn", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("backend", "window"), [v for v in CPU_VARIANTS if v != ("sdpa_flash", 48)])
+def test_every_attention_variant_trains_like_the_fp32_reference(backend: str, window: int | None) -> None:
+    assert parity("cpu", backend, window, torch.float32) <= 1e-5
+    assert parity("cpu", backend, window, torch.bfloat16) <= 0.03
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize(("backend", "window"), CUDA_VARIANTS)
+def test_every_attention_variant_trains_like_the_fp32_reference_on_cuda(backend: str, window: int | None) -> None:
+    try:
+        resolve(backend, "cuda", torch.bfloat16, 64, 160, window, grouped=True)
+    except Unavailable as error:
+        pytest.skip(str(error))
+    torch._dynamo.reset()
+    assert parity("cuda", backend, window, torch.bfloat16) <= 0.03
 
 
 @pytest.mark.gpu

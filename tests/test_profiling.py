@@ -21,7 +21,18 @@ from lsai_core.profiling.flops import Peak, flops_per_token, mfu, peak_for, theo
 from lsai_core.profiling.limits import cpu_cores, memory_gib
 from lsai_core.profiling.memory import PhaseMemory, rss_peak_gib
 from lsai_core.profiling.steptime import StepTimer, speed_summary
-from lsai_core.profiling.trace import KERNEL_CLASSES, kernel_breakdown, kernel_class, memory_snapshot, trace
+from lsai_core.profiling.trace import (
+    KERNEL_CLASSES,
+    KernelEvent,
+    busy_ms,
+    kernel_breakdown,
+    kernel_class,
+    kernel_events,
+    memory_snapshot,
+    result_name,
+    top_kernels,
+    trace,
+)
 
 GIB = 2**30
 MIB = 2**20
@@ -469,7 +480,7 @@ def train_traced(path: Path, device: str) -> dict[str, float]:
             optimizer.step()
             optimizer.zero_grad()
             prof.step()
-    return kernel_breakdown(prof)
+    return kernel_breakdown(kernel_events(prof))
 
 
 def test_trace_and_kernel_breakdown_on_cpu(tmp_path: Path) -> None:
@@ -511,10 +522,43 @@ def test_no_trace_file_after_an_error(tmp_path: Path) -> None:
         ("void at::native::vectorized_elementwise_kernel<4, silu>", "norm/pointwise"),
         ("triton_poi_fused_add_mul_0", "norm/pointwise"), ("ncclDevKernel_AllGather_RING_LL", "communication"),
         ("Memcpy HtoD (Pinned -> Device)", "memcpy"), ("something_else", "other"),
+        ("adamw_update", "optimizer"), ("sum_of_squares", "optimizer"), ("cross_entropy_rows", "loss"),
+        ("nvjet_qqtst_128x256_128x4_2x1_v_bz_coopA_TNN", "matmul"),
+        ("sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize64x128x128", "matmul"), ("triton_tem_fused_mm_3", "matmul"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_cga1x1x1", "attention"),
+        ("kernel_cutlass_kernel_flash_attncuteflash_fwd_sm90FlashAttentionForwardSm90_object_at__tensorptrbf16", "attention"),
+        ("kernel_cutlass_kernel_flash_attncuteflash_bwd_preprocessFlashAttentionBackwardPreprocess_object", "attention"),
+        ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits>", "attention"),
+        ("triton_tem_fused_flex_attention_0", "attention"),
+        ("triton_poi_fused_clone_scaled_dot_product_cudnn_attention_transpose_4", "norm/pointwise"),
+        ("triton_red_fused_mean_mul_pow_rsqrt_1", "norm/pointwise"), ("triton_per_fused_abs_amax_clamp_2", "fp8 cast"),
+        ("cast_tiles", "fp8 cast"), ("swiglu_backward_cast_tiles", "norm/pointwise"), ("rms_norm_backward", "norm/pointwise"),
+        ("lsai::fp8_product", "matmul"), ("_cast_to_fp8_kernel", "fp8 cast"), ("triton_poi_fused__to_copy_float8_3", "fp8 cast"),
+        ("void at::native::vectorized_elementwise_kernel<4, float8_copy_kernel_cuda>", "fp8 cast"),
+        ("void transformer_engine::cast_transpose_fused_kernel<__nv_bfloat16, __nv_fp8_e4m3>", "fp8 cast"),
     ],
 )  # fmt: skip
 def test_kernel_classes(name: str, expected: str) -> None:
     assert kernel_class(name) == expected
+
+
+def event(name: str, start_ms: float, end_ms: float, on_gpu: bool = True) -> KernelEvent:
+    return KernelEvent(name, kernel_class(name), end_ms - start_ms, start_ms, end_ms, on_gpu)
+
+
+def test_overlapping_kernels_are_busy_once_and_add_up_by_name() -> None:
+    events = [event("nvjet_a", 0, 4), event("ncclKernel", 2, 7), event("nvjet_a", 10, 11), event("sum_of_squares", 3, 4)]
+    assert busy_ms(events) == 8
+    assert busy_ms([event("aten::mm", 0, 1, on_gpu=False)]) is None and busy_ms([]) is None
+    assert top_kernels(events, 2) == [
+        {"name": "nvjet_a", "class": "matmul", "ms": 5, "calls": 2},
+        {"name": "ncclKernel", "class": "communication", "ms": 5, "calls": 1},
+    ]
+    totals = kernel_breakdown(events)
+    assert (totals["matmul"], totals["communication"], totals["optimizer"], totals["other"]) == (5, 5, 1, 0)
+    assert [result_name(label) for label in ("matmul", "norm/pointwise", "fp8 cast")] == [
+        "kernel_matmul_ms", "kernel_norm_pointwise_ms", "kernel_fp8_cast_ms",
+    ]  # fmt: skip
 
 
 def test_memory_snapshot_without_gpu_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,16 @@
-"""From a request to a kernel: the list of backends, the order in which `auto` tries them, and `attention` itself.
+"""From a request to a kernel: the list of backends, how `auto` chooses among them, and `attention` itself.
 
-The order follows what is known to be fast where: on Hopper, causal, bf16, FlashAttention-4 is ahead of cuDNN, and
-cuDNN of FlashAttention-2; in fp32 only the memory-efficient kernel is fused; torch's CPU flash kernel is the fused
-one on CPUs. With a window, kernels that skip the tiles outside of it come before kernels that compute them and mask
-them away.
+`auto` takes the fastest correct backend of the nearest shape that was measured on this kind of GPU (`measured.py`).
+Where nothing was measured it takes the first of a fixed order that follows what is known: on Hopper, causal, bf16,
+FlashAttention-4 is ahead of cuDNN, and cuDNN of FlashAttention-2; in fp32 only the memory-efficient kernel is fused;
+torch's CPU flash kernel is the fused one on CPUs. With a window, kernels that skip the tiles outside of it come before
+kernels that compute them and mask them away.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from lsai_core.attention.eager import EAGER
 from lsai_core.attention.flash import FA2, FA3, FA4
 from lsai_core.attention.flex import FLEX
+from lsai_core.attention.measured import Ranking, nearest, rankings_for
 from lsai_core.attention.registry import HALF, Backend, Case
 from lsai_core.attention.sdpa import SDPA_CUDNN, SDPA_EFFICIENT, SDPA_FLASH, SDPA_MATH
 from lsai_core.errors import Unavailable, UserError
@@ -48,21 +50,26 @@ def available_backends(device: torch.device | str, training: bool = True) -> dic
     return {name: backend.missing(device, training) for name, backend in BACKENDS.items()}
 
 
-def choose(case: Case, available: Mapping[str, str | None]) -> str:
+def choose(case: Case, available: Mapping[str, str | None], measured: Sequence[Ranking] = ()) -> str:
     """The fastest backend that is available and supports `case`: a pure function, the meaning of `auto`.
 
-    `available` is what `available_backends` returns. Raises `Unavailable` if nothing fits.
+    `available` is what `available_backends` returns, `measured` what was measured on this kind of device
+    (`measured.rankings_for`). Raises `Unavailable` if nothing fits.
     """
-    if case.device_type != "cuda":
-        order = ELSEWHERE
-    elif case.dtype in HALF:
-        order = CUDA_HALF
-    else:
-        order = CUDA_FULL if case.window is None else CUDA_FULL_WINDOW
-    for name in order:
+    found = nearest(case, measured)
+    ranked = () if found is None else found.training if case.training else found.inference
+    for name in (*ranked, *_known_order(case)):
         if available[name] is None and BACKENDS[name].unsupported(case) is None:
             return name
     raise Unavailable(f"no attention backend here serves {case}")
+
+
+def _known_order(case: Case) -> tuple[str, ...]:
+    if case.device_type != "cuda":
+        return ELSEWHERE
+    if case.dtype in HALF:
+        return CUDA_HALF
+    return CUDA_FULL if case.window is None else CUDA_FULL_WINDOW
 
 
 def resolve(
@@ -73,6 +80,9 @@ def resolve(
     seq_len: int,
     window: int | None = None,
     training: bool = True,
+    *,
+    causal: bool = True,
+    grouped: bool = False,
 ) -> str:
     """The name of the kernel that `attention(..., backend=backend)` runs for such inputs.
 
@@ -80,7 +90,9 @@ def resolve(
     want the error before the first step (or the name for a record) ask here.
     """
     restricting = None if window is not None and window >= seq_len else window
-    return _resolved(backend, torch.device(device), dtype, head_dim, restricting, seq_len == 1, training)
+    length = _nearest_power_of_two(seq_len) if backend == "auto" else None
+    mask = (restricting, causal)
+    return _resolved(backend, torch.device(device), dtype, head_dim, *mask, grouped, length, seq_len == 1, training)
 
 
 # One request resolves the same way for the whole process: cached, because it stands in every layer of every step.
@@ -91,12 +103,15 @@ def _resolved(
     dtype: torch.dtype,
     head_dim: int,
     window: int | None,
+    causal: bool,
+    grouped: bool,
+    length: int | None,
     single_token: bool,
     training: bool,
 ) -> str:
-    case = Case(device.type, dtype, head_dim, window, single_token)
+    case = Case(device.type, dtype, head_dim, window, single_token, causal, grouped, length, training)
     if backend == "auto":
-        return choose(case, available_backends(device, training))
+        return choose(case, available_backends(device, training), rankings_for(device))
     chosen = get_backend(backend)
     if (reason := chosen.missing(device, training)) is not None:
         raise Unavailable(f"attention backend {backend} {reason}")
@@ -111,30 +126,53 @@ def _resolved_constant(*request: Any) -> str:
     return _resolved(*request)
 
 
+def _nearest_power_of_two(seq_len: int) -> int:
+    # Comparisons only: of a symbolic length torch.compile then knows the range, and recompiles when it is left.
+    length = 1
+    while 3 * length < 2 * seq_len:
+        length *= 2
+    return length
+
+
 def attention(
-    q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, *, backend: str = "auto", window: int | None = None
+    q_BSHD: Tensor,
+    k_BSKD: Tensor,
+    v_BSKD: Tensor,
+    *,
+    backend: str = "auto",
+    window: int | None = None,
+    causal: bool = True,
 ) -> Tensor:
-    """Causal softmax attention with scale 1/sqrt(D): returns (B, S, H, D) in the dtype of q.
+    """Softmax attention with scale 1/sqrt(D): returns (B, S, H, D) in the dtype of q.
 
     q_BSHD: (batch, sequence, heads, head dimension); k_BSKD and v_BSKD: the same with K key-value heads, H % K == 0
-    (query head h reads key-value head h // (H // K)). `window=W`: position i attends to i - W < j <= i; None or W >=
-    S is full causal attention. Raises `UserError` for shapes or combinations that cannot work, `Unavailable` if the
-    machine lacks the backend.
+    (query head h reads key-value head h // (H // K)). Position i attends to j <= i; with `window=W` to i - W < j <= i
+    (W >= S is no window); with `causal=False` to all positions, and there is no window. Raises `UserError` for shapes
+    or combinations that cannot work, `Unavailable` if the machine lacks the backend.
     """
     batch, seq_len, n_heads, head_dim = q_BSHD.shape
-    if k_BSKD.shape != v_BSKD.shape or k_BSKD.shape != (batch, seq_len, k_BSKD.shape[2], head_dim):
+    n_kv_heads = k_BSKD.shape[2]
+    if k_BSKD.shape != v_BSKD.shape or k_BSKD.shape != (batch, seq_len, n_kv_heads, head_dim):
         raise UserError(
             f"attention: q {tuple(q_BSHD.shape)}, k {tuple(k_BSKD.shape)}, v {tuple(v_BSKD.shape)} do not fit"
         )
-    if n_heads % k_BSKD.shape[2]:
-        raise UserError(f"attention: {n_heads} query heads are not a multiple of {k_BSKD.shape[2]} key-value heads")
+    if n_heads % n_kv_heads:
+        raise UserError(f"attention: {n_heads} query heads are not a multiple of {n_kv_heads} key-value heads")
     if window is not None and window < 1:
         raise UserError(f"attention: window must be at least 1, got {window}")
+    if window is not None and not causal:
+        raise UserError(f"attention: window={window} looks back from each position and needs causal=True")
     if window is not None and window >= seq_len:
         window = None
     training = torch.is_grad_enabled() and (q_BSHD.requires_grad or k_BSKD.requires_grad or v_BSKD.requires_grad)
-    single_token = False
-    if seq_len == 1:  # a branch, because torch.compile keeps the comparison itself symbolic
+    # Branches, because torch.compile keeps the comparisons themselves symbolic.
+    single_token = grouped = False
+    if seq_len == 1:
         single_token = True
-    name = _resolved_constant(backend, q_BSHD.device, q_BSHD.dtype, head_dim, window, single_token, training)
-    return BACKENDS[name].function(q_BSHD, k_BSKD, v_BSKD, window)
+    if n_heads != n_kv_heads:
+        grouped = True
+    length = _nearest_power_of_two(seq_len) if backend == "auto" else None
+    name = _resolved_constant(
+        backend, q_BSHD.device, q_BSHD.dtype, head_dim, window, causal, grouped, length, single_token, training
+    )
+    return BACKENDS[name].function(q_BSHD, k_BSKD, v_BSKD, window, causal)

@@ -13,14 +13,15 @@ from torch import Tensor
 from lsai_core.attention.registry import FLOATING, Backend, band_mask, repeat_kv
 
 
-def eager_attention(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None) -> Tensor:
+def eager_attention(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None, causal: bool) -> Tensor:
     """(B, S, H, D) in the dtype of q. The softmax runs in float32 (float64 stays float64)."""
     seq_len, n_heads, head_dim = q_BSHD.shape[1:]
     q_BHSD = q_BSHD.transpose(1, 2)
     k_BHSD = repeat_kv(k_BSKD, n_heads).transpose(1, 2)
     v_BHSD = repeat_kv(v_BSKD, n_heads).transpose(1, 2)
     scores_BHSS = (q_BHSD @ k_BHSD.transpose(-2, -1)) * head_dim**-0.5
-    scores_BHSS = scores_BHSS.masked_fill(~band_mask(seq_len, window, q_BSHD.device), float("-inf"))
+    if causal:
+        scores_BHSS = scores_BHSS.masked_fill(~band_mask(seq_len, window, q_BSHD.device), float("-inf"))
     statistics = torch.promote_types(q_BSHD.dtype, torch.float32)
     weights_BHSS = torch.softmax(scores_BHSS, dim=-1, dtype=statistics).to(q_BSHD.dtype)
     return (weights_BHSS @ v_BHSD).transpose(1, 2)

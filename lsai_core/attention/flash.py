@@ -43,41 +43,35 @@ def _output(result: Any) -> Tensor:
     return result[0] if isinstance(result, tuple) else result
 
 
-def fa2_attention(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None) -> Tensor:
+def fa2_attention(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None, causal: bool) -> Tensor:
     """(B, S, H, D), FlashAttention-2."""
     size = (-1, -1) if window is None else (window - 1, 0)
-    return _output(_load_fa2()(q_BSHD, k_BSKD, v_BSKD, causal=True, window_size=size))
+    return _output(_load_fa2()(q_BSHD, k_BSKD, v_BSKD, causal=causal, window_size=size))
 
 
-def fa3_attention(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None) -> Tensor:
+def fa3_attention(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None, causal: bool) -> Tensor:
     """(B, S, H, D), FlashAttention-3."""
     size = (-1, -1) if window is None else (window - 1, 0)
-    return _output(_load_fa3()(q_BSHD, k_BSKD, v_BSKD, causal=True, window_size=size))
+    return _output(_load_fa3()(q_BSHD, k_BSKD, v_BSKD, causal=causal, window_size=size))
 
 
-def fa4_attention(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None) -> Tensor:
+def fa4_attention(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None, causal: bool) -> Tensor:
     """(B, S, H, D), FlashAttention-4."""
-    return _fa4_forward(q_BSHD, k_BSKD, v_BSKD, window)[0]
+    return _fa4_forward(q_BSHD, k_BSKD, v_BSKD, window, causal)[0]
 
 
-def _fa4_window(window: int | None) -> dict[str, int | None]:
-    if window is None:
-        return {"window_size_left": None, "window_size_right": None}
-    return {"window_size_left": window - 1, "window_size_right": 0}
+def _fa4_mask(window: int | None, causal: bool) -> dict[str, int | bool | None]:
+    left, right = (None, None) if window is None else (window - 1, 0)
+    return {"causal": causal, "window_size_left": left, "window_size_right": right}
 
 
 @torch.library.custom_op("lsai::fa4_forward", mutates_args=(), device_types="cuda")
-def _fa4_forward(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
+def _fa4_forward(
+    q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None, causal: bool
+) -> tuple[Tensor, Tensor]:
     forward, _ = _load_fa4()
-    out_BSHD, lse_BHS, *_ = forward(q_BSHD, k_BSKD, v_BSKD, causal=True, return_lse=True, **_fa4_window(window))
+    out_BSHD, lse_BHS, *_ = forward(q_BSHD, k_BSKD, v_BSKD, return_lse=True, **_fa4_mask(window, causal))
     return out_BSHD, lse_BHS
-
-
-@_fa4_forward.register_fake
-def _(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-    batch, seq_len, n_heads, _ = q_BSHD.shape
-    lse_BHS = q_BSHD.new_empty((batch, n_heads, seq_len), dtype=torch.float32)
-    return torch.empty_like(q_BSHD, memory_format=torch.contiguous_format), lse_BHS
 
 
 @torch.library.custom_op("lsai::fa4_backward", mutates_args=(), device_types="cuda")
@@ -89,37 +83,40 @@ def _fa4_backward(
     out_BSHD: Tensor,
     lse_BHS: Tensor,
     window: int | None,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     _, backward = _load_fa4()
     dq_BSHD, dk_BSKD, dv_BSKD, *_ = backward(
         q_BSHD, k_BSKD, v_BSKD, out_BSHD, dout_BSHD.contiguous(), lse_BHS,
-        causal=True, deterministic=torch.are_deterministic_algorithms_enabled(), **_fa4_window(window),
+        deterministic=torch.are_deterministic_algorithms_enabled(), **_fa4_mask(window, causal),
     )  # fmt: skip
     return dq_BSHD.contiguous(), dk_BSKD.contiguous(), dv_BSKD.contiguous()
 
 
+# The shapes of what the two return, for the compiler: torch passes the arguments in order, so the rest stays unnamed.
+_dense = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
+
+
+@_fa4_forward.register_fake
+def _(q_BSHD: Tensor, *_others: Any) -> tuple[Tensor, Tensor]:
+    batch, seq_len, n_heads, _ = q_BSHD.shape
+    return _dense(q_BSHD), q_BSHD.new_empty((batch, n_heads, seq_len), dtype=torch.float32)
+
+
 @_fa4_backward.register_fake
-def _(
-    dout_BSHD: Tensor,
-    q_BSHD: Tensor,
-    k_BSKD: Tensor,
-    v_BSKD: Tensor,
-    out_BSHD: Tensor,
-    lse_BHS: Tensor,
-    window: int | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    dense = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
-    return dense(q_BSHD), dense(k_BSKD), dense(v_BSKD)
+def _(_dout: Tensor, *saved: Any) -> tuple[Tensor, Tensor, Tensor]:
+    q_BSHD, k_BSKD, v_BSKD = saved[:3]
+    return _dense(q_BSHD), _dense(k_BSKD), _dense(v_BSKD)
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q_BSHD, k_BSKD, v_BSKD, ctx.window = inputs
+    q_BSHD, k_BSKD, v_BSKD, ctx.window, ctx.causal = inputs
     ctx.save_for_backward(q_BSHD, k_BSKD, v_BSKD, *output)
 
 
 def _differentiate(ctx: Any, dout_BSHD: Tensor, _dlse_BHS: Tensor) -> tuple[Tensor | None, ...]:
     # The log-sum-exp never leaves `fa4_attention`, so its gradient is always zero.
-    return *_fa4_backward(dout_BSHD, *ctx.saved_tensors, ctx.window), None
+    return *_fa4_backward(dout_BSHD, *ctx.saved_tensors, ctx.window, ctx.causal), None, None
 
 
 _fa4_forward.register_autograd(_differentiate, setup_context=_keep_for_backward)

@@ -64,7 +64,7 @@ def _compiled() -> Any:
     return torch.compile(flex_attention, fullgraph=True, dynamic=False)
 
 
-def flex_backend(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None) -> Tensor:
+def flex_backend(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None, causal: bool) -> Tensor:
     """(B, S, H, D) in the dtype of q."""
     compiling = torch.compiler.is_compiling()
     # Inside a compiled region the few tile operations become part of the graph; elsewhere masks are kept.
@@ -74,7 +74,7 @@ def flex_backend(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | N
         q_BSHD.transpose(1, 2),
         k_BSKD.transpose(1, 2),
         v_BSKD.transpose(1, 2),
-        block_mask=make_mask(q_BSHD.shape[1], window, q_BSHD.device),
+        block_mask=make_mask(q_BSHD.shape[1], window, q_BSHD.device) if causal else None,
         enable_gqa=k_BSKD.shape[2] != q_BSHD.shape[2],
     )
     return out_BHSD.transpose(1, 2)

@@ -22,7 +22,9 @@ FLOATING = HALF | {torch.float32, torch.float64}
 class Case:
     """One attention request. `window` is None where it does not restrict anything (window >= sequence length).
 
-    Of the length itself only `single_token` matters, so that torch.compile can keep it symbolic.
+    Whether a kernel can serve a case never depends on the length, except for `single_token`. Which one is fastest does,
+    on its nearest power of two: `length`, None where nobody asked for the fastest. torch.compile can so keep the length
+    itself symbolic. `grouped`: several query heads share a key-value head; `training`: gradients are wanted.
     """
 
     device_type: str
@@ -30,21 +32,25 @@ class Case:
     head_dim: int
     window: int | None = None
     single_token: bool = False
+    causal: bool = True
+    grouped: bool = False
+    length: int | None = None
+    training: bool = True
 
 
 @dataclass(frozen=True, eq=False)
 class Backend:
     """One attention kernel.
 
-    `function(q_BSHD, k_BSKD, v_BSKD, window) -> out_BSHD` takes any H % K == 0; kernels without grouped-query
-    attention repeat the key-value heads themselves. `dtypes` maps each device type that the kernel exists for to its
+    `function(q_BSHD, k_BSKD, v_BSKD, window, causal) -> out_BSHD` takes any H % K == 0; kernels without grouped-query
+    attention repeat the key-value heads themselves; a window comes with `causal` only. `dtypes` maps each device type that the kernel exists for to its
     dtypes; `window` holds the device types on which it can restrict attention, `forward_only` those on which it has
     no backward pass. `plain_operations` marks what is composed of ordinary tensor operations and runs wherever tensors
     do. `load` imports what the kernel needs and raises if it cannot.
     """
 
     name: str
-    function: Callable[[Tensor, Tensor, Tensor, int | None], Tensor]
+    function: Callable[[Tensor, Tensor, Tensor, int | None, bool], Tensor]
     dtypes: Mapping[str, frozenset[torch.dtype]]
     window: frozenset[str] = frozenset()
     head_dims: tuple[int, int] = (1, 1 << 16)

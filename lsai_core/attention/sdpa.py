@@ -22,7 +22,14 @@ from lsai_core.attention.registry import FLOATING, HALF, Backend, band_mask, rep
 
 
 def sdpa_attention(
-    q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None, *, kernel: SDPBackend, grouped: bool = True
+    q_BSHD: Tensor,
+    k_BSKD: Tensor,
+    v_BSKD: Tensor,
+    window: int | None,
+    causal: bool,
+    *,
+    kernel: SDPBackend,
+    grouped: bool = True,
 ) -> Tensor:
     """(B, S, H, D), computed by exactly `kernel`; `grouped` says whether the kernel itself takes K < H heads."""
     seq_len, n_heads = q_BSHD.shape[1:3]
@@ -35,7 +42,7 @@ def sdpa_attention(
             k_BSKD.transpose(1, 2),
             v_BSKD.transpose(1, 2),
             attn_mask=mask_SS,
-            is_causal=mask_SS is None,
+            is_causal=causal and mask_SS is None,
             enable_gqa=k_BSKD.shape[2] != n_heads,
         )
     return out_BHSD.transpose(1, 2)

@@ -26,11 +26,11 @@ from typing import Any
 
 import tokenizers
 from tokenizers import Tokenizer
-from tqdm import tqdm
 
 from lsai_core.config import DataConfig, validated
 from lsai_core.data.documents import MB, documents
 from lsai_core.data.prepare import prepare, training_text
+from lsai_core.data.progress import progress_bar
 from lsai_core.data.sources import parse_source
 from lsai_core.data.split import survey
 from lsai_core.data.tokenizer import train_tokenizer
@@ -76,7 +76,7 @@ def _write_corpus(path: Path, source: str, mb: float, root: Path, progress: bool
     texts = list(parse_source(source).open(root / "raw", progress).texts())
     size, rng = 0, random.Random(0)
     letters = string.ascii_lowercase
-    with path.open("w", encoding="utf-8") as file, tqdm(desc="text", total=int(mb * MB), disable=not progress) as bar:
+    with path.open("w", encoding="utf-8") as file, progress_bar(progress, desc="text", total=int(mb * MB)) as bar:
         for copy in itertools.count():
             turned = letters[copy % 26 :] + letters[: copy % 26]
             table = str.maketrans(letters, turned)
@@ -97,7 +97,7 @@ def _tokenizer(config: DataConfig, folder: Path) -> Tokenizer:
     corpus = parse_source(config.source).open(folder, False)
     splitter = survey(documents(corpus, None, config.split_seed), config.source)
     read = documents(corpus, None, config.split_seed)
-    with tqdm(disable=True) as bar:
+    with progress_bar(False) as bar:
         return train_tokenizer(training_text(read, splitter, config.tokenizer_mb, [0], bar), config.vocab_size)
 
 
@@ -107,9 +107,8 @@ def _encode_batch(
     """Seconds that `encode_batch` alone takes for the documents whose first byte lies in `span`."""
     seconds = 0.0
     corpus = parse_source(config.source).open(folder, False)
-    with tqdm(
-        desc="encode_batch alone", total=span[1] - span[0], unit="B", unit_scale=True, disable=not progress
-    ) as bar:
+    total = span[1] - span[0]
+    with progress_bar(progress, desc="encode_batch alone", total=total, unit="B", unit_scale=True) as bar:
         for batch, size in _text_batches(documents(corpus, None, config.split_seed), span):
             started = time.perf_counter()
             encodings = tokenizer.encode_batch(batch)

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import requests
 from filelock import FileLock
-from tqdm import tqdm
 
+from lsai_core.data.progress import progress_bar
 from lsai_core.errors import UserError
 from lsai_core.files import write_text
 
@@ -111,7 +111,7 @@ def _fetch(url: str, part: Path, expected: int | None, progress: bool) -> None:
             )
         with (
             part.open("ab" if resumed else "wb") as file,
-            tqdm(desc=part.stem, total=total, initial=start, unit="B", unit_scale=True, disable=not progress) as bar,
+            progress_bar(progress, desc=part.stem, total=total, initial=start, unit="B", unit_scale=True) as bar,
         ):
             for chunk in response.iter_content(CHUNK):
                 file.write(chunk)

@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from filelock import FileLock
-from tqdm import tqdm
 
 from lsai_core.data.documents import Corpus
 from lsai_core.data.plaintext import html_to_text, roff_to_text
+from lsai_core.data.progress import progress_bar
 from lsai_core.data.readers import json_texts
 from lsai_core.errors import UserError
 from lsai_core.files import atomic_writer
@@ -67,7 +67,7 @@ def _fetch(path: Path, progress: bool) -> None:
             for package in packages:
                 files = folder / package.stem
                 _call(["dpkg-deb", "-x", package.name, files.name], folder, "the package may be damaged, try again")
-                for text in tqdm(_pages(files), desc=package.name.split("_")[0], unit=" pages", disable=not progress):
+                for text in progress_bar(progress, _pages(files), desc=package.name.split("_")[0], unit=" pages"):
                     record = {"text": text, "meta": {"package": package.stem}}
                     file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
                     count += 1

@@ -35,6 +35,7 @@ from lsai_core.config import DataConfig
 from lsai_core.data.dataset import Dataset, file_facts, find_datasets, read_meta
 from lsai_core.data.documents import MB, Corpus, documents
 from lsai_core.data.encode import SplitStats, encode_documents
+from lsai_core.data.progress import progress_bar
 from lsai_core.data.sources import Source, parse_source
 from lsai_core.data.split import SPLITS, Splitter, survey
 from lsai_core.data.tokenizer import EOT, EOT_ID, train_tokenizer
@@ -110,13 +111,13 @@ def _write_files(config: DataConfig, corpus: Corpus, folder: Path, progress: boo
 
     splitter = survey(read(), config.source)
     budget = [0]
-    with tqdm(desc="tokenizer", unit="B", unit_scale=True, disable=not progress) as bar:
+    with progress_bar(progress, desc="tokenizer", unit="B", unit_scale=True) as bar:
         tokenizer = train_tokenizer(
             training_text(read(), splitter, config.tokenizer_mb, budget, bar), config.vocab_size
         )
     write_text(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
     trained = time.perf_counter()
-    with tqdm(desc="encoding", unit="B", unit_scale=True, disable=not progress) as bar:
+    with progress_bar(progress, desc="encoding", unit="B", unit_scale=True) as bar:
         stats = encode_documents(read(), splitter, tokenizer, folder, bar)
     files = {name: file_facts(folder / name) for name in [*(f"{split}.bin" for split in SPLITS), "tokenizer.json"]}
     for split, stat in zip(SPLITS, stats, strict=True):

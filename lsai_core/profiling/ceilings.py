@@ -124,12 +124,13 @@ def _random_bytes(size: int, device: torch.device) -> torch.Tensor:
 def _repeat(work: Callable[[], object], device: torch.device, budget_s: float) -> list[float]:
     """Seconds of each repeat of `work`, after one unmeasured call and one that says how often the budget allows."""
     work()
-    estimate = _timed([work], device)[0]
+    estimate = timed([work], device)[0]
     repeats = int(min(max(budget_s / max(estimate, 1e-6), _MIN_REPEATS), _MAX_REPEATS))
-    return _timed([work] * repeats, device)
+    return timed([work] * repeats, device)
 
 
-def _timed(calls: list[Callable[[], object]], device: torch.device) -> list[float]:
+def timed(calls: list[Callable[[], object]], device: torch.device) -> list[float]:
+    """Seconds of each call, one after the other: between events on a GPU, by the clock on a CPU."""
     if device.type == "cpu":
         seconds = []
         for call in calls:

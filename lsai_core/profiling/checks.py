@@ -115,15 +115,24 @@ def check_gpu() -> Iterator[Check]:
 
 
 def check_fp8() -> Iterator[Check]:
-    if not torch.cuda.is_available():
+    """The hardware, then every recipe, asked of the GPU where there is one."""
+    from lsai_core.fp8 import available_recipes
+
+    on_gpu = torch.cuda.is_available()
+    capable = on_gpu and torch.cuda.get_device_capability() >= (8, 9)
+    if not on_gpu:
         yield Check("FP8 hardware", None, "needs a GPU")
-        return
-    capability = torch.cuda.get_device_capability()
-    detail = f"compute capability {capability[0]}.{capability[1]}"
-    if capability >= (8, 9):
-        yield Check("FP8 hardware", True, detail)
     else:
-        yield Check("FP8 hardware", None, f"{detail}; FP8 tensor cores begin with 8.9 (Ada, Hopper)")
+        detail = "compute capability {}.{}".format(*torch.cuda.get_device_capability())
+        wanted = "" if capable else "; FP8 tensor cores begin with 8.9 (Ada, Hopper)"
+        yield Check("FP8 hardware", True if capable else None, detail + wanted)
+    for name, reason in available_recipes("cuda" if on_gpu else "cpu").items():
+        if reason is None:
+            yield Check(f"fp8 {name}", True, f"runs on this machine's {'GPU' if on_gpu else 'CPU, slowly'}")
+        elif capable and "package" in reason:
+            yield Check(f"fp8 {name}", False, reason, "pip install 'lsai[fp8]'")
+        else:  # no command adds what the hardware lacks
+            yield Check(f"fp8 {name}", None, reason)
 
 
 def check_attention() -> Iterator[Check]:

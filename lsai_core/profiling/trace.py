@@ -1,8 +1,9 @@
 """Where a step's time goes: a torch profiler trace, the time per kind of kernel, and a CUDA memory snapshot.
 
 Totals say that a variant is faster; a trace says why. `trace` records a few steps and writes a Chrome trace (open it
-in https://ui.perfetto.dev); `kernel_breakdown` adds the same events up by what they do. On a GPU it sums kernels; on
-a CPU, where an operator is the kernel, operators' own time. `memory_snapshot` records every allocation with its stack
+in https://ui.perfetto.dev); `kernel_events` reads the same events, `kernel_breakdown` adds them up by what they do,
+`top_kernels` by name, and `busy_ms` says how long the GPU had any work at all. On a GPU an event is a kernel; on a CPU,
+where an operator is the kernel, an operator with its own time. `memory_snapshot` records every allocation with its stack
 (open the file at https://pytorch.org/memory_viz).
 """
 
@@ -10,10 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import math
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +28,23 @@ from lsai_core.errors import Unavailable
 from lsai_core.files import atomic_writer
 
 # First match wins, so the special comes before the general: an optimizer's multi-tensor kernel is also elementwise, the
-# loss's log-softmax is also a softmax. Names are kernels (GPU) or operators (CPU), compared without case.
+# loss's log-softmax is also a softmax. A kernel that torch.compile fused is named after all operators in it, so that one
+# with "attention" in its name is what stands before or after the attention kernel. Matrix products in fp8 have fp8 in their
+# names, too, so casts come after them. Names are kernels (GPU) or operators (CPU), compared without case.
 _CLASSES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("communication", ("nccl", "gloo:", "c10d", "record_param_comms", "all_?reduce", "all_?gather", "reduce_?scatter")),
     ("memcpy", ("memcpy", "memset", "^aten::copy_$", "^aten::_to_copy$")),
-    ("optimizer", ("multi_tensor", "_foreach_", "adam")),
+    ("optimizer", ("multi_tensor", "_foreach_", "adam", "sum_of_squares")),
     ("loss", ("log_?softmax", "nll_loss", "cross_entropy")),
+    ("fp8 cast", ("^triton_(poi|red|per)_.*(float8|fp8|amax)",)),
+    ("norm/pointwise", ("^triton_(poi|red|per)_",)),
     ("attention", ("attention", "flash", "fmha", "sdpa", "softmax")),
     ("matmul", ("gemm", "gemv", "matmul", "cutlass", "nvjet", "xmma", "splitk", "scaled_mm", "mkldnn_linear")),
-    ("matmul", ("^aten::(_?mm|addmm|bmm|baddbmm|mv|addmv|dot|linear)$",)),
-    (
-        "norm/pointwise",
-        ("norm", "gammabeta", "elementwise", "vectorized", "reduce_kernel", "triton_(poi|red|per)", "rope", "silu"),
-    ),
-    ("norm/pointwise", ("swiglu", "embedding", "index", "fill", "catarray", "sigmoid", "gelu", "relu", "dropout")),
+    ("matmul", ("^aten::(_?mm|addmm|bmm|baddbmm|mv|addmv|dot|linear)$", "^triton_(tem_fused_.*)?mm", "fp8_product")),
+    ("norm/pointwise", ("swiglu",)),  # also the one that casts what it produces
+    ("fp8 cast", ("^cast_tiles", "fp8", "float8", "e4m3", "e5m2", "abs_?max", "amax", "cast_transpose", "quantize")),
+    ("norm/pointwise", ("norm", "gammabeta", "elementwise", "vectorized", "reduce_kernel", "rope", "silu")),
+    ("norm/pointwise", ("embedding", "index", "fill", "catarray", "sigmoid", "gelu", "relu", "dropout")),
     ("norm/pointwise", ("^aten::(add|sub|mul|div|neg|pow|rsqrt|sqrt|exp|sum|mean|cat|where|zero|tril|triu|clamp)_?$",)),
 )
 _PATTERNS = tuple((name, re.compile("|".join(parts), re.IGNORECASE)) for name, parts in _CLASSES)
@@ -70,27 +76,73 @@ def trace(path: Path, steps: int = 3) -> Iterator[profile]:
             raise RuntimeError(
                 f"no step was profiled: call .step() on the profiler more than once ({path} not written)"
             )
-        with atomic_writer(path) as file, raw.open("rb") as source, gzip.GzipFile(fileobj=file, mode="wb") as packed:
+        with atomic_writer(path) as file, raw.open("rb") as source, gzip.GzipFile(fileobj=file, mode="wb", compresslevel=4) as packed:
             shutil.copyfileobj(source, packed)
 
 
-def kernel_breakdown(prof: profile) -> dict[str, float]:
-    """Milliseconds per class of `KERNEL_CLASSES` over all profiled steps: GPU kernels if any ran, else CPU operators.
+@dataclass(frozen=True)
+class KernelEvent:
+    """One kernel (GPU) or operator (CPU) as it ran: its own time, and when, in milliseconds."""
+
+    name: str
+    label: str  # one of KERNEL_CLASSES
+    ms: float
+    start_ms: float
+    end_ms: float
+    on_gpu: bool
+
+
+def kernel_events(prof: profile) -> list[KernelEvent]:
+    """Every event of the profiled steps: GPU kernels if any ran, else CPU operators.
 
     An operator that runs inside `Optimizer.step` counts as optimizer, whatever it is; on a GPU the kernels' names tell
     (gradient clipping uses the same multi-tensor kernels and counts there too). Eager attention is matmul and softmax.
     """
-    totals = dict.fromkeys(KERNEL_CLASSES, 0.0)
     events = [event for event in prof.events() or [] if not event.is_user_annotation and not _RUNTIME.match(event.name)]
-    kernels = [event for event in events if event.device_type == DeviceType.CUDA]
-    for event in kernels:
-        totals[kernel_class(event.name)] += event.self_device_time_total / 1e3
-    if kernels:
-        return totals
+    if on_gpu := [event for event in events if event.device_type == DeviceType.CUDA]:
+        return [_event(e, kernel_class(e.name), e.self_device_time_total, True) for e in on_gpu]
+    labels = ("optimizer" if _in_optimizer(event) else kernel_class(event.name) for event in events)
+    return [_event(e, label, e.self_cpu_time_total, False) for e, label in zip(events, labels, strict=True)]
+
+
+def _event(event: Any, label: str, own_us: float, on_gpu: bool) -> KernelEvent:
+    span = event.time_range
+    return KernelEvent(event.name, label, own_us / 1e3, span.start / 1e3, span.end / 1e3, on_gpu)
+
+
+def kernel_breakdown(events: Sequence[KernelEvent]) -> dict[str, float]:
+    """Milliseconds per class of `KERNEL_CLASSES` over all profiled steps."""
+    totals = dict.fromkeys(KERNEL_CLASSES, 0.0)
     for event in events:
-        label = "optimizer" if _in_optimizer(event) else kernel_class(event.name)
-        totals[label] += event.self_cpu_time_total / 1e3
+        totals[event.label] += event.ms
     return totals
+
+
+def top_kernels(events: Sequence[KernelEvent], count: int) -> list[dict[str, Any]]:
+    """The `count` names with the most time over all profiled steps: name, class, ms, calls; longest first."""
+    totals: dict[tuple[str, str], list[float]] = {}
+    for event in events:
+        total = totals.setdefault((event.name, event.label), [0.0, 0])
+        total[0] += event.ms
+        total[1] += 1
+    longest = sorted(totals.items(), key=lambda item: -item[1][0])[:count]
+    return [{"name": name, "class": label, "ms": ms, "calls": calls} for (name, label), (ms, calls) in longest]
+
+
+def busy_ms(events: Sequence[KernelEvent]) -> float | None:
+    """Milliseconds in which at least one GPU kernel or copy ran; kernels that overlap count once. None without a GPU."""
+    if not any(event.on_gpu for event in events):
+        return None
+    total, until = 0.0, -math.inf
+    for event in sorted(events, key=lambda event: event.start_ms):
+        total += max(0.0, event.end_ms - max(event.start_ms, until))
+        until = max(until, event.end_ms)
+    return total
+
+
+def result_name(label: str) -> str:
+    """The name under which a run's results hold a kernel class: `norm/pointwise` is in `kernel_norm_pointwise_ms`."""
+    return f"kernel_{re.sub(r'[^a-z0-9]', '_', label)}_ms"
 
 
 def kernel_class(name: str) -> str:

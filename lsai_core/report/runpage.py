@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lsai_core.profiling.environment import environment
+from lsai_core.report.fp8.products import most_measured, show_points
 from lsai_core.report.show import show_figure, show_table, show_text
 from lsai_core.report.style import apply_style, series_style
 from lsai_core.runs.execute import ActiveRun
@@ -105,8 +106,22 @@ def _batch_search(record: Run) -> None:
     )
 
 
+def _gemm(record: Run) -> None:
+    points = record.metrics
+    points = points[points["outcome"] == "ok"]
+    if (tokens := most_measured(points)) is not None:
+        show_points(points, tokens, record, "run")
+    _results_table(record)
+
+
 def _ceilings(record: Run) -> None:
     _results_table(record)
+
+
+def _attention(record: Run) -> None:
+    from lsai_core.report.attention.points import show_points
+
+    show_points(record)
 
 
 def _results_table(record: Run) -> None:
@@ -122,6 +137,8 @@ _PAGES: dict[str, Callable[[Run], None]] = {
     "train": _training,
     "batch_search": _batch_search,
     "ceilings": _ceilings,
+    "gemm": _gemm,
     "scale": _results_table,
     "peer": _peer,
+    "attention": _attention,
 }

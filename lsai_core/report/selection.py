@@ -23,10 +23,15 @@ def select_runs(study: str | None, runs_root: Path, reports: Path, own: Sequence
         names = set(own)
         mine = [run for run in mine if f"{run.summary.id.study}/{run.folder.name}" in names]
     else:
-        newest = {}
-        for run in sorted(mine, key=lambda run: run.summary.started):
-            newest[(*run.summary.id.__dict__.values(),)[:4]] = run
-        mine = list(newest.values())
+        mine = newest(mine)
     for run in mine:
         run.machine = f"{run.machine} ({OWN})"
     return [run for run in (*mine, *committed) if study in (None, run.summary.id.study)]
+
+
+def newest(runs: Sequence[Run]) -> list[Run]:
+    """The newest run of each study, variant, part and repeat, in the order they were started."""
+    found = {}
+    for run in sorted(runs, key=lambda run: run.summary.started):
+        found[(*run.summary.id.__dict__.values(),)[:4]] = run
+    return list(found.values())

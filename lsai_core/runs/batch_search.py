@@ -28,7 +28,7 @@ from lsai_core.runs.outcome import is_out_of_memory
 from lsai_core.runs.search import Try, search_largest
 
 GIB = 2**30
-_DECIDES_MEMORY = ("model", "attention", "precision", "grad_checkpoint", "compile", "device", "seq_len", "seed")
+_DECIDES_MEMORY = ("model", "attention", "precision", "fp8", "grad_checkpoint", "compile", "device", "seq_len", "seed")
 
 
 class BatchSearchConfig(Strict):
@@ -58,10 +58,12 @@ class BatchSearchConfig(Strict):
 
 def run(config: BatchSearchConfig, context: Context) -> dict[str, Any]:
     """Search; returns `largest_batch`, `largest_batch_tokens`, the limit, and every try."""
+    from lsai_core import fp8
     from lsai_core.train.step import attention_kernel, resolve_device
 
     device = resolve_device(config.train.device)
     kernel = attention_kernel(config.train, device)
+    fp8.require(config.train, device)
     on_gpu = device.type == "cuda"
     if not on_gpu and sys.platform != "linux":
         raise Unavailable("the search on a CPU limits memory with Linux's RLIMIT_DATA; this is not Linux")
@@ -143,6 +145,7 @@ def _try_in_process(config: BatchSearchConfig, size: int, answers: Any) -> None:
 def _train_random_tokens(config: BatchSearchConfig, size: int) -> float | None:
     """Train; returns the peak of reserved GPU memory in GiB, or on a CPU the peak of the process's data segment growth."""
     from lsai_core.train import step
+    from lsai_core.train.optimizer import build_optimizer
     from lsai_core.train.precision import set_matmul_mode
 
     train = config.train.model_copy(update={"batch_size": size, "grad_accum": 1})
@@ -152,7 +155,7 @@ def _train_random_tokens(config: BatchSearchConfig, size: int) -> float | None:
         _limit_allocations(before + int(config.cpu_limit_gib * GIB))
     set_matmul_mode(train.precision)
     model = step.prepare_model(train, device)
-    optimizer = step.build_optimizer(model, train.optim)
+    optimizer = build_optimizer(model, train.optim)
     generator = torch.Generator().manual_seed(train.seed)
     tokens = torch.randint(train.model.vocab_size, (size, train.seq_len + 1), generator=generator)
     # One sequence first: library handles and optimizer states take their memory while there is some, as they do in a run

@@ -5,7 +5,7 @@ bound that this number must keep, and the sentence, a template that the computed
 hand.
 
     bf16_speed:
-      kind: ratio              # ratio, value, spread or count: see the four classes below
+      kind: ratio              # ratio, value, spread or count: see the four classes of claim_kinds.py
       study: memory
       machine: h200
       metric: tokens_per_s     # any name in the `results` of a run
@@ -24,24 +24,20 @@ says why.
 
 from __future__ import annotations
 
-import difflib
-from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, Literal
 
 import pandas as pd
-from pydantic import Field, model_validator
 
-from lsai_core.config import Strict, validated
-from lsai_core.errors import UserError
+from lsai_core.config import validated
+from lsai_core.errors import UserError, hint
 from lsai_core.files import load_yaml
-from lsai_core.runs.records import over_repeats
+from lsai_core.runs.claim_kinds import KINDS_OF_CLAIM, Claim, Finding, NoData
 from lsai_core.runs.study import Profile, Study, load_study
 
 Verdict = Literal["held", "fallen", "no data"]
-Variants = Annotated[list[str], Field(min_length=1)]  # `all` in the YAML is filled in by `load_claims`
 _DIGITS = 6  # of the numbers in a result; far finer than any bound, and the same on every platform
 _LINKS = 2  # runs named in the report's table; `lsai claims` and claims.json name them all
 
@@ -69,246 +65,6 @@ class ClaimResult:
         return {**asdict(self), "spread": self.spread and list(self.spread), "runs": list(self.runs)}
 
 
-class _NoData(Exception):
-    """The records cannot answer; the message says why."""
-
-
-@dataclass(frozen=True)
-class _Finding:
-    """What a claim's rule found: the value, its limits over the repeats, facts for the sentence, the rows used."""
-
-    value: float
-    spread: tuple[float, float] | None
-    facts: dict[str, Any]
-    rows: pd.DataFrame
-    note: str
-
-
-class Claim(Strict):
-    """What all kinds of claim share. Instances come from `load_claims`."""
-
-    FACTS: ClassVar[dict[str, Any]] = {}  # what the sentence may use beside `value` and `machine`, with an example each
-    name: str
-    kind: str
-    study: str
-    machine: str = Field(description="folder in reports/recorded whose runs the claim is about")
-    part: str = "train"
-    same: list[str] = Field([], description="results that must agree among the runs of the claim")
-    sentence: str
-
-    @model_validator(mode="after")
-    def _sentence_can_be_filled(self) -> Self:
-        known = {"value": 1.0, "machine": "h200", **self.FACTS}
-        try:
-            self.sentence.format(**known)
-        except KeyError as error:
-            raise ValueError(f"sentence: unknown fact {error}{_hint(str(error.args[0]), known)}") from None
-        except (ValueError, IndexError, AttributeError, TypeError) as error:
-            raise ValueError(f"sentence: not a valid template: {error}") from None
-        return self
-
-    @property
-    @abstractmethod
-    def variants(self) -> list[str]:
-        """The variants that the claim is about."""
-
-    @property
-    @abstractmethod
-    def bound(self) -> str:
-        """The bound as it is shown, for example `≥ 1.8`."""
-
-    @abstractmethod
-    def holds(self, value: float) -> bool:
-        """Whether `value` keeps the bound."""
-
-    @abstractmethod
-    def find(self, rows: pd.DataFrame) -> _Finding:
-        """Apply the rule to the newest rows of this study, part and machine; `_NoData` if they cannot answer."""
-
-
-class Pick(Strict):
-    """The variant with the smallest (or largest) figure of the metric."""
-
-    smallest: Variants | None = None
-    largest: Variants | None = None
-
-    @model_validator(mode="after")
-    def _one(self) -> Self:
-        if (self.smallest is None) == (self.largest is None):
-            raise ValueError("give either smallest or largest, with `all` or a list of variants")
-        return self
-
-    @property
-    def among(self) -> list[str]:
-        return self.smallest or self.largest or []
-
-    def best(self, figures: Mapping[str, float]) -> str:
-        """The best of the variants that have a figure; at least one must."""
-        choose = min if self.smallest else max
-        return choose((name for name in self.among if name in figures), key=lambda name: figures[name])
-
-
-class _Measured(Claim):
-    """A claim on a metric: choose variants by their figures, then reduce one figure for each of them to one number."""
-
-    metric: str
-    at_least: float | None = None
-    at_most: float | None = None
-
-    @model_validator(mode="after")
-    def _one_bound(self) -> Self:
-        if (self.at_least is None) == (self.at_most is None):
-            raise ValueError("give either at_least or at_most")
-        return self
-
-    @property
-    def bound(self) -> str:
-        return f"≥ {self.at_least:g}" if self.at_least is not None else f"≤ {self.at_most:g}"
-
-    def holds(self, value: float) -> bool:
-        low, high = self.at_least, self.at_most
-        return (low is None or value >= low) and (high is None or value <= high)
-
-    def required(self) -> list[str]:
-        """The variants without which there is no answer."""
-        return self.variants
-
-    @abstractmethod
-    def choose(self, figures: Mapping[str, float]) -> list[str]:
-        """The variants whose figures `reduce` gets, in its order."""
-
-    @abstractmethod
-    def reduce(self, figures: Sequence[float]) -> float:
-        """The claim's number."""
-
-    @abstractmethod
-    def facts(self, chosen: list[str], figures: Mapping[str, float]) -> dict[str, Any]:
-        """What the sentence may use, by the names in FACTS."""
-
-    def find(self, rows: pd.DataFrame) -> _Finding:
-        good = _usable(rows, self.variants, self.metric)
-        short = {name: _shortfall(rows, good, name, self.metric) for name in self.variants}
-        present = set(good["variant"])
-        if not present or not present.issuperset(self.required()):
-            raise _NoData("; ".join(text for name, text in short.items() if name not in present))
-        by_variant = {str(name): group.set_index("repeat")[self.metric] for name, group in good.groupby("variant")}
-        figures = {name: over_repeats(self.metric, values) for name, values in by_variant.items()}
-        chosen = self.choose(figures)
-        shared = set.intersection(*(set(by_variant[name].index) for name in chosen))
-        try:
-            value = self.reduce([figures[name] for name in chosen])
-            each = [self.reduce([float(by_variant[name][repeat]) for name in chosen]) for repeat in sorted(shared)]
-        except ZeroDivisionError:
-            raise _NoData(f"{self.metric} is 0 where it divides") from None
-        spread = (min(each), max(each)) if len(each) > 1 else None
-        return _Finding(value, spread, self.facts(chosen, figures), good, "; ".join(filter(None, short.values())))
-
-
-class Value(_Measured):
-    """The figure of one variant; `of` may be the best of several."""
-
-    FACTS = {"best": "bf16"}
-    kind: Literal["value"]
-    of: str | Pick
-
-    @property
-    def variants(self) -> list[str]:
-        return _candidates(self.of)
-
-    def required(self) -> list[str]:
-        return [self.of] if isinstance(self.of, str) else []
-
-    def choose(self, figures: Mapping[str, float]) -> list[str]:
-        return [_chosen(self.of, figures, self.metric)]
-
-    def reduce(self, figures: Sequence[float]) -> float:
-        return figures[0]
-
-    def facts(self, chosen: list[str], figures: Mapping[str, float]) -> dict[str, Any]:
-        return {"best": chosen[0]}
-
-
-class Ratio(_Measured):
-    """The figure of one variant over that of another; `of` may be the best of several."""
-
-    FACTS = {"best": "bf16", "of": 1.0, "over": 1.0}
-    kind: Literal["ratio"]
-    of: str | Pick
-    over: str
-
-    @property
-    def variants(self) -> list[str]:
-        return list(dict.fromkeys([*_candidates(self.of), self.over]))
-
-    def required(self) -> list[str]:
-        return [self.of, self.over] if isinstance(self.of, str) else [self.over]
-
-    def choose(self, figures: Mapping[str, float]) -> list[str]:
-        return [_chosen(self.of, figures, self.metric), self.over]
-
-    def reduce(self, figures: Sequence[float]) -> float:
-        return figures[0] / figures[1]
-
-    def facts(self, chosen: list[str], figures: Mapping[str, float]) -> dict[str, Any]:
-        return {"best": chosen[0], "of": figures[chosen[0]], "over": figures[chosen[1]]}
-
-
-class Spread(_Measured):
-    """How far several variants lie apart: (largest - smallest) / smallest of their figures."""
-
-    FACTS = {"smallest": 1.0, "largest": 1.0, "total": 8}
-    kind: Literal["spread"]
-    among: Variants
-
-    @property
-    def variants(self) -> list[str]:
-        return self.among
-
-    def choose(self, figures: Mapping[str, float]) -> list[str]:
-        return self.among
-
-    def reduce(self, figures: Sequence[float]) -> float:
-        return (max(figures) - min(figures)) / min(figures)
-
-    def facts(self, chosen: list[str], figures: Mapping[str, float]) -> dict[str, Any]:
-        chosen_figures = [figures[name] for name in chosen]
-        return {"smallest": min(chosen_figures), "largest": max(chosen_figures), "total": len(chosen)}
-
-
-class Count(Claim):
-    """How many variants are complete; the bound is all of them.
-
-    Complete means: at least `repeats` runs, every one of them `ok` and with the result `metric`, if one is named.
-    """
-
-    FACTS = {"total": 8, "repeats": 3}
-    kind: Literal["count"]
-    among: Variants
-    metric: str | None = None
-    repeats: int = Field(1, ge=1)
-
-    @property
-    def variants(self) -> list[str]:
-        return self.among
-
-    @property
-    def bound(self) -> str:
-        return f"= {len(self.among)}"
-
-    def holds(self, value: float) -> bool:
-        return value == len(self.among)
-
-    def find(self, rows: pd.DataFrame) -> _Finding:
-        good = _usable(rows, self.among, self.metric)
-        missing = [text for name in self.among if (text := _shortfall(rows, good, name, self.metric, self.repeats))]
-        facts = {"total": len(self.among), "repeats": self.repeats}
-        used = rows[rows["variant"].isin(self.among)]
-        return _Finding(len(self.among) - len(missing), None, facts, used, "; ".join(missing))
-
-
-_KINDS: dict[str, type[Claim]] = {"value": Value, "ratio": Ratio, "spread": Spread, "count": Count}
-
-
 def load_claims(root: Path) -> list[Claim]:
     """Read `params/claims.yaml` of the checkout `root`, in its order.
 
@@ -322,14 +78,14 @@ def load_claims(root: Path) -> list[Claim]:
         if "name" in data:
             raise UserError(f"{where}: unknown key 'name'; a claim is called by its key")
         kind, study_name = data.get("kind"), data.get("study")
-        if kind not in _KINDS:
-            raise UserError(f"{where}: unknown kind {kind!r}; known: {', '.join(_KINDS)}")
+        if kind not in KINDS_OF_CLAIM:
+            raise UserError(f"{where}: unknown kind {kind!r}; known: {', '.join(KINDS_OF_CLAIM)}")
         if not isinstance(study_name, str):
             raise UserError(f"{where}: study: expected the name of a study, got {study_name!r}")
         study = load_study(
             root, study_name, Profile(profile="none", description="the study as it is written", gpu=None)
         )
-        claim = validated(_KINDS[kind], {**_without_all(data, list(study.variants)), "name": str(name)}, where)
+        claim = validated(KINDS_OF_CLAIM[kind], {**_without_all(data, list(study.variants)), "name": str(name)}, where)
         _check_names(claim, study, where)
         claims.append(claim)
     return claims
@@ -349,10 +105,10 @@ def _without_all(data: dict[str, Any], variants: list[str]) -> dict[str, Any]:
 
 def _check_names(claim: Claim, study: Study, where: str) -> None:
     if claim.part not in study.parts:
-        raise UserError(f"{where}: study {study.study} has no part {claim.part!r}{_hint(claim.part, study.parts)}")
+        raise UserError(f"{where}: study {study.study} has no part {claim.part!r}{hint(claim.part, study.parts)}")
     for name in claim.variants:
         if name not in study.variants:
-            raise UserError(f"{where}: study {study.study} has no variant {name!r}{_hint(name, study.variants)}")
+            raise UserError(f"{where}: study {study.study} has no variant {name!r}{hint(name, study.variants)}")
 
 
 def evaluate_claims(
@@ -429,14 +185,14 @@ def _check_metrics(claim: Claim, rows: pd.DataFrame) -> None:
         if metric not in rows:
             raise UserError(
                 f"claim {claim.name}: no {claim.part} run of study {claim.study} on {claim.machine} has a result "
-                f"{metric!r}{_hint(metric, map(str, rows.columns))}"
+                f"{metric!r}{hint(metric, map(str, rows.columns))}"
             )
 
 
 def _judge(claim: Claim, machine: str, rows: pd.DataFrame) -> ClaimResult:
     try:
         finding = _find(claim, machine, rows)
-    except _NoData as reason:
+    except NoData as reason:
         blanks = dict.fromkeys(("value", *claim.FACTS), _Blank())
         sentence = claim.sentence.format(**{**blanks, "machine": machine})
         return ClaimResult(claim.name, sentence, None, None, claim.bound, "no data", machine, str(reason), ())
@@ -453,10 +209,10 @@ def _judge(claim: Claim, machine: str, rows: pd.DataFrame) -> ClaimResult:
     )
 
 
-def _find(claim: Claim, machine: str, rows: pd.DataFrame) -> _Finding:
+def _find(claim: Claim, machine: str, rows: pd.DataFrame) -> Finding:
     """The claim's finding, if its runs exist, its metric is a number and its runs can be compared."""
     if rows.empty:
-        raise _NoData(f"no {claim.part} runs of study {claim.study} on {machine}")
+        raise NoData(f"no {claim.part} runs of study {claim.study} on {machine}")
     for metric in _metrics(claim):
         if metric in rows and not pd.api.types.is_numeric_dtype(rows[metric]):
             raise UserError(f"claim {claim.name}: the result {metric!r} is not a number")
@@ -466,29 +222,8 @@ def _find(claim: Claim, machine: str, rows: pd.DataFrame) -> _Finding:
         found = good[name].unique().tolist() if name in good else [None]
         if len(found) > 1 or pd.isna(found).any():
             shown = ", ".join("missing" if pd.isna(value) else f"{value}" for value in found)
-            raise _NoData(f"the runs cannot be compared, their {name} must agree: {shown}")
+            raise NoData(f"the runs cannot be compared, their {name} must agree: {shown}")
     return finding
-
-
-def _usable(rows: pd.DataFrame, variants: list[str], metric: str | None) -> pd.DataFrame:
-    """The rows of these variants that ended `ok` and have the metric."""
-    good = rows[(rows["outcome"] == "ok") & rows["variant"].isin(variants)]
-    if metric is None:
-        return good
-    return good[good[metric].notna()] if metric in good else good.iloc[:0]
-
-
-def _shortfall(rows: pd.DataFrame, good: pd.DataFrame, variant: str, metric: str | None, repeats: int = 1) -> str:
-    """What keeps a variant from being complete, or an empty string."""
-    outcomes = rows.loc[rows["variant"] == variant, "outcome"]
-    usable, needed = int((good["variant"] == variant).sum()), max(repeats, len(outcomes))
-    if usable == needed:
-        return ""
-    if outcomes.empty:
-        return f"{variant}: no run"
-    bad = sorted(set(outcomes) - {"ok"})
-    what = "ended ok" if metric is None else f"have {metric}"
-    return f"{variant}: {usable} of {needed} runs {what}" + (f" ({', '.join(bad)})" if bad else "")
 
 
 class _Blank:
@@ -498,23 +233,5 @@ class _Blank:
         return "…"
 
 
-def _candidates(of: str | Pick) -> list[str]:
-    return [of] if isinstance(of, str) else of.among
-
-
-def _chosen(of: str | Pick, figures: Mapping[str, float], metric: str) -> str:
-    if isinstance(of, str):
-        return of
-    if not any(name in figures for name in of.among):
-        raise _NoData(f"no run of {', '.join(of.among)} has {metric}")
-    return of.best(figures)
-
-
 def _rounded(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=3)
-    return f"; did you mean {' or '.join(close)}?" if close else f"; known: {', '.join(names)}"

@@ -1,7 +1,7 @@
 """Which code made a result: a hash that changes when the code can change the result, and the git commit for people.
 
 The hash covers the syntax trees of a kind's source files without docstrings, so rewording a comment or formatting a file
-does not throw measured results away, and changing a line that runs does.
+does not throw measured results away, and changing a line that runs does. A data file counts as it stands.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ def _files(paths: tuple[str, ...]) -> set[Path]:
 
 @functools.cache
 def _normalized(path: Path) -> str:
+    if path.suffix != ".py":
+        return path.read_text()
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(

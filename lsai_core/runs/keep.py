@@ -10,7 +10,7 @@ import nbformat
 from lsai_core.runs.records import Run
 
 # What a record consists of; locks, logs, checkpoints and traces stay behind.
-KEPT = ("config.json", "env.json", "run.json", "metrics.jsonl", "summary.json", "notebook.ipynb")
+KEPT = ("config.json", "env.json", "run.json", "metrics.jsonl", "kernels.json", "summary.json", "notebook.ipynb")
 
 
 def record_runs(runs: list[Run], reports: Path, machine: str | None = None) -> list[Path]:

@@ -3,6 +3,7 @@
     runs/<study>/<name>-<key>/config.json     the resolved config (what was asked)
                               env.json        machine and software (where it ran)
                               metrics.jsonl   one line per step (how it went)
+                              kernels.json    the kernels with the most time (traced runs)
                               summary.json    outcome and results (what came out); written last
                               notebook.ipynb  the executed run notebook: this run's own page
 
@@ -101,6 +102,12 @@ class Run:
         """One row per training step (empty if the run wrote none); a torn last line is left out."""
         path = self.folder / "metrics.jsonl"
         return pd.DataFrame(read_jsonl(path) if path.exists() else [])
+
+    @property
+    def kernels(self) -> pd.DataFrame:
+        """The kernels with the most time: name, class, ms and calls per step, longest first (empty if nothing was traced)."""
+        path = self.folder / "kernels.json"
+        return pd.DataFrame(_read_object(path)["kernels"] if path.exists() else [])
 
     @property
     def page(self) -> Path | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from lsai_core import fp8
 from lsai_core.cluster.launch_srun import srun_command
 from lsai_core.config import TrainConfig
 from lsai_core.data import prepare
@@ -39,7 +40,8 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
             require_devices(config.device, nproc)
         prepare(config.data, context.data_root)  # once, before all need it at the same time
         return launch(context.folder, context.data_root, nproc, on_rows=context.on_rows, command=command)
-    device = resolve_device(config.device)  # says "unavailable" before any work is done
+    device = resolve_device(config.device)  # these two say "unavailable" before any work is done
+    fp8.require(config, device)
     world = context.world
     dataset = prepare(config.data, context.data_root)
     per_token = flops.flops_per_token(config.model, config.seq_len, config.attention.window)
@@ -80,10 +82,23 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
         "first_step_s": trained.first_step_s,
         "resumed_at": trained.resumed_at,
         "attention_kernel": trained.attention_kernel,
+        **fp8.facts(config),
         "dataset": dataset.folder.name,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         **trained.measured,
+        **_idle(speed, trained.measured),
     }
+
+
+def _idle(speed: dict[str, float], measured: dict[str, Any]) -> dict[str, float]:
+    """How much of an undisturbed step the GPU waits: the step's time less the time in which traced kernels ran.
+
+    Not the gaps in the trace itself, since the profiler makes the host slower. Empty without a trace of a GPU.
+    """
+    step_ms, busy_ms = speed.get("step_ms"), measured.get("gpu_busy_ms")
+    if step_ms is None or busy_ms is None:
+        return {}
+    return {"kernel_idle_ms": max(0.0, step_ms - busy_ms), "gpu_busy_share": min(1.0, busy_ms / step_ms)}
 
 
 def _peak(config: TrainConfig, context: Context, device: torch.device) -> flops.Peak | None:

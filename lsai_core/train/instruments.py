@@ -1,7 +1,8 @@
 """What a training run measures beside its loss and step times, and which steps that disturbs.
 
-A few early steps run with the memory meter on. If asked for, four later steps run under the profiler and the whole run's
-allocations are recorded for a snapshot. The steps that an instrument slows down are left out of the speed figures.
+A few early steps run with the memory meter on. If asked for, four later steps run under the profiler, whose longest kernels go
+to `kernels.json`, and the whole run's allocations are recorded for a snapshot. The steps that an instrument slows down are left
+out of the speed figures.
 """
 
 from __future__ import annotations
@@ -13,10 +14,20 @@ from typing import Any
 import torch
 
 from lsai_core.config import ProfileConfig
+from lsai_core.files import write_json
 from lsai_core.profiling.memory import PhaseMemory
-from lsai_core.profiling.trace import kernel_breakdown, memory_snapshot, trace
+from lsai_core.profiling.trace import (
+    busy_ms,
+    kernel_breakdown,
+    kernel_events,
+    memory_snapshot,
+    result_name,
+    top_kernels,
+    trace,
+)
 
 TRACED_STEPS = 3
+TOP_KERNELS = 25
 
 
 class Instruments:
@@ -34,7 +45,7 @@ class Instruments:
         self._traced = range(start, start + TRACED_STEPS + 1) if config.trace else range(0)
         self._stack, self._profiler = contextlib.ExitStack(), contextlib.ExitStack()
         self._prof: Any = None
-        self._kernel_ms: dict[str, float] = {}
+        self._kernels: dict[str, float] = {}
         self.untimed = {*range(config.skip_steps), *range(first, first + 2), *self._metered, *self._traced}
 
     def __enter__(self) -> Instruments:
@@ -52,21 +63,34 @@ class Instruments:
             self._prof = self._profiler.enter_context(trace(self.folder / "trace.json.gz", TRACED_STEPS))
         return self._meter if step in self._metered else None
 
-    def after(self, step: int) -> None:
-        """To be called after a step."""
-        if step in self._traced:
-            self._prof.step()
-        if self._traced and step == self._traced[-1]:
-            self._kernel_ms = kernel_breakdown(self._prof)
-            self._profiler.close()
+    def after(self, step: int) -> bool:
+        """To be called after a step; True if that took time of its own (reading a trace takes seconds)."""
+        if step not in self._traced:
+            return False
+        self._prof.step()
+        if step != self._traced[-1]:
+            return False
+        self._read_trace()
+        self._profiler.close()
+        return True
+
+    def _read_trace(self) -> None:
+        events, per_step = kernel_events(self._prof), 1 / TRACED_STEPS
+        self._kernels = {
+            result_name(label): ms * per_step for label, ms in kernel_breakdown(events).items() if ms
+        }
+        if (busy := busy_ms(events)) is not None:
+            self._kernels["gpu_busy_ms"] = busy * per_step
+        rows = [
+            {"name": row["name"], "class": row["class"], "ms": row["ms"] * per_step, "calls": row["calls"] * per_step}
+            for row in top_kernels(events, TOP_KERNELS)
+        ]
+        write_json(self.folder / "kernels.json", {"per": "step", "kernels": rows})
 
     def results(self) -> dict[str, Any]:
-        """Flat results: the memory meter's, and milliseconds per step and kernel class (`kernel_<class>_ms`)."""
+        """Flat results: the memory meter's; per traced step `kernel_<class>_ms` and, on a GPU, `gpu_busy_ms`."""
         memory = self._meter.summary() if self.config.memory_steps else {}
-        kernels = {
-            f"kernel_{name.replace('/', '_')}_ms": ms / TRACED_STEPS for name, ms in self._kernel_ms.items() if ms
-        }
-        return {**memory, **kernels}
+        return {**memory, **self._kernels}
 
 
 def over_processes(results: list[dict[str, Any]]) -> dict[str, Any]:

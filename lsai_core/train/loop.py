@@ -33,10 +33,10 @@ from lsai_core.train import checkpoint
 from lsai_core.train.host_memory import keep_freed_memory
 from lsai_core.train.instruments import Instruments, over_processes
 from lsai_core.train.metrics import MetricsFile
+from lsai_core.train.optimizer import build_optimizer
 from lsai_core.train.precision import set_matmul_mode
 from lsai_core.train.step import (
     attention_kernel,
-    build_optimizer,
     compute_context,
     learning_rate,
     loss_fn,
@@ -85,7 +85,7 @@ def validate(
         # The model is sharded, so all processes must run it: one that is left without a batch runs another's, for nothing.
         x_BS, y_BS = round_[min(world.rank, len(round_) - 1)]
         with compute_context(config, device):
-            loss = loss_fn(model, x_BS.to(device), y_BS.to(device), reduction="sum")
+            loss = loss_fn(model, x_BS.to(device), y_BS.to(device), config, reduction="sum")
         if world.rank < len(round_):
             total_and_count += torch.tensor([float(loss), y_BS.numel()], dtype=torch.float64)
     total, count = world.sum(total_and_count).tolist()
@@ -182,7 +182,9 @@ def train(
                 model, optimizer, *stream.batch(step * world.size + world.rank), config, device, meter
             )
             timer.mark()
-            instruments.after(step)
+            if instruments.after(step):
+                timer.restart()
+                timer.mark()
             row = {"step": step, "lr": lr, "tokens_in_step": config.tokens_per_step, **memory_now(device)}
             row["steady"] = step not in instruments.untimed
             metrics.add(row, loss_and_norm)

@@ -1,6 +1,6 @@
 """One optimizer step, and what it needs: the model on its device, the optimizer, the learning rate, the loss.
 
-A step runs forward and backward over `grad_accum` micro-batches, clips the gradient norm and lets fused AdamW update. What
+A step runs forward and backward over `grad_accum` micro-batches, clips the gradient norm and lets AdamW update (`optimizer.py`). What
 is measured around it and how often it is called is the loop's business (`loop.py`); the search for the largest batch
 (`runs/batch_search.py`) calls the same step.
 """
@@ -13,13 +13,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.distributed.tensor import DTensor
 
+from lsai_core import fp8
 from lsai_core.attention import resolve
 from lsai_core.config import OptimConfig, TrainConfig
 from lsai_core.errors import Unavailable
+from lsai_core.loss import Reduction
 from lsai_core.model import Transformer, build_model
 from lsai_core.profiling.memory import PhaseMemory
+from lsai_core.train.optimizer import clip_and_update
 from lsai_core.train.precision import autocast, compute_dtype, weight_dtype
 
 
@@ -35,14 +37,21 @@ def attention_kernel(config: TrainConfig, device: torch.device) -> str:
 
     Raises Unavailable if the machine lacks it, before anything is built.
     """
-    dtype = compute_dtype(config.precision)
+    model, attention = config.model, config.attention
     return resolve(
-        config.attention.backend, device, dtype, config.model.head_dim, config.seq_len, config.attention.window
+        attention.backend,
+        device,
+        compute_dtype(config.precision),
+        model.head_dim,
+        config.seq_len,
+        attention.window,
+        grouped=model.n_heads != model.n_kv_heads,
     )
 
 
 def prepare_model(config: TrainConfig, device: torch.device) -> Transformer:
     """The model of a run, initialized from its seed, on its device, in its weight dtype, compiled and sharded if asked."""
+    fp8.require(config, device)
     torch.manual_seed(config.seed)
     if config.parallel.world_size > 1:
         from lsai_core.parallel.fsdp import build_sharded
@@ -56,18 +65,13 @@ def prepare_model(config: TrainConfig, device: torch.device) -> Transformer:
         dtype=weight_dtype(config.precision),
         seed=config.seed,
     )
+    fp8.convert(model, config.fp8)
+    if config.blocks == "fused":
+        model.fuse()
     if config.compile:
         for block in model.blocks:
             block.compile()
     return model
-
-
-def build_optimizer(model: torch.nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
-    """Fused AdamW; weight decay applies to matrices, not to norms."""
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
 
 
 def learning_rate(step: int, steps: int, optim: OptimConfig) -> float:
@@ -79,15 +83,26 @@ def learning_rate(step: int, steps: int, optim: OptimConfig) -> float:
     return optim.lr * (optim.min_lr_ratio + (1 - optim.min_lr_ratio) * cosine)
 
 
-def loss_fn(model: Transformer, x_BS: torch.Tensor, y_BS: torch.Tensor, *, reduction: str = "mean") -> torch.Tensor:
-    """Cross-entropy in nats per token, in fp32."""
+def loss_fn(
+    model: Transformer, x_BS: torch.Tensor, y_BS: torch.Tensor, config: TrainConfig, reduction: Reduction = "mean"
+) -> torch.Tensor:
+    """Cross-entropy in nats per token (or their sum), an fp32 scalar, by the way that `config.loss` names."""
+    if config.loss == "fused":
+        return model(x_BS, y_BS, reduction)
     logits_BSV = model(x_BS)
     return F.cross_entropy(logits_BSV.float().flatten(0, 1), y_BS.flatten(), reduction=reduction)
 
 
 def compute_context(config: TrainConfig, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """The precision context of forward and loss. A sharded model casts its weights as it gathers them and needs none."""
-    return contextlib.nullcontext() if config.parallel.world_size > 1 else autocast(config.precision, device)
+    """The context of forward and loss: precision, and the fp8 recipe of Transformer Engine.
+
+    A sharded model casts its weights as it gathers them and needs no autocast.
+    """
+    stack = contextlib.ExitStack()
+    if config.parallel.world_size == 1:
+        stack.enter_context(autocast(config.precision, device))
+    stack.enter_context(fp8.context(config.fp8))
+    return stack
 
 
 def train_step(
@@ -106,24 +121,15 @@ def train_step(
     phase = meter.phase if meter else lambda _: contextlib.nullcontext()
     if device.type == "cuda":
         x_NS, y_NS = (t.pin_memory().to(device, non_blocking=True) for t in (x_NS, y_NS))
+    fp8.begin_step(model)
     total = torch.zeros((), device=device)
     for x_BS, y_BS in zip(x_NS.split(config.batch_size), y_NS.split(config.batch_size), strict=True):
         with phase("forward"), compute_context(config, device):
-            loss = loss_fn(model, x_BS, y_BS) / config.grad_accum
+            loss = loss_fn(model, x_BS, y_BS, config) / config.grad_accum
         with phase("backward"):
             loss.backward()
         total += loss.detach()
     with phase("optimizer"):
-        norm = clip_gradients(list(model.parameters()), config.optim.grad_clip or math.inf)
-        optimizer.step()
+        norm = clip_and_update(optimizer, config.optim.grad_clip)
         optimizer.zero_grad(set_to_none=True)
     return torch.stack([total.float(), norm.float().to(device)])
-
-
-def clip_gradients(parameters: list[torch.nn.Parameter], limit: float) -> torch.Tensor:
-    """Scale the gradients, together, to a norm of at most `limit`; returns the norm before, over all shards."""
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
-    if isinstance(norm, DTensor):
-        norm = norm.full_tensor()
-    torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm, foreach=True)
-    return norm

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lsai_core.runs.records import Run, over_repeats, runs_frame
+from lsai_core.report.variants import by_machine, slug_of, variant_rows
+from lsai_core.runs.records import Run
 from lsai_core.runs.study import Study
 
 
@@ -24,7 +25,7 @@ class MachineResults:
     @property
     def slug(self) -> str:
         """Short name for labels."""
-        return self.machine.split(" ")[0].replace(".", "-").lower() + ("-own" if "(" in self.machine else "")
+        return slug_of(self.machine)
 
     @property
     def ok(self) -> pd.DataFrame:
@@ -55,47 +56,23 @@ _METRICS = (
 
 def machine_results(study: Study, runs: list[Run]) -> list[MachineResults]:
     """Group `runs` by machine, in the order in which machines appear; machines without a training run are left out."""
-    machines = list(dict.fromkeys(run.machine for run in runs))
-    grouped = [(machine, [run for run in runs if run.machine == machine]) for machine in machines]
     return [
         MachineResults(machine, study, _rows(study, some), some)
-        for machine, some in grouped
+        for machine, some in by_machine(runs).items()
         if any(run.summary.id.part == "train" for run in some)
     ]
 
 
 def _rows(study: Study, runs: list[Run]) -> pd.DataFrame:
-    frame = runs_frame(runs)
-    train, batch = frame[frame["part"] == "train"], frame[frame["part"] == "batch"]
-    rows = []
-    for name in study.variants:
-        mine, search = train[train["variant"] == name], batch[batch["variant"] == name]
-        if mine.empty:
-            continue
-        good = mine[mine["outcome"] == "ok"]
-        shown = mine.iloc[0] if good.empty else good.iloc[0]
-        row: dict[str, Any] = {
-            "variant": name,
-            "label": study.variants[name].label,
-            "repeats": len(good),
-            "outcome": "ok" if len(good) else shown["outcome"],
-            "reason": None if len(good) else shown["reason"],
-            "key": shown["key"],
-        }
-        for metric in _METRICS:
-            present = metric in good and good[metric].notna().any()
-            row[metric] = over_repeats(metric, good[metric]) if present else None
-        speeds = good["tokens_per_s"].dropna() if row["tokens_per_s"] is not None else None
-        row["tokens_per_s_low"] = None if speeds is None else speeds.min()
-        row["tokens_per_s_high"] = None if speeds is None else speeds.max()
-        if not search.empty:
-            found = search.iloc[0]
-            row["batch_key"], row["batch_outcome"] = found["key"], found["outcome"]
-            row["largest_batch"] = found.get("largest_batch")
-        rows.append(row)
-    table = pd.DataFrame(rows)
-    numeric = [name for name in table if name in (*_METRICS, "largest_batch", "tokens_per_s_low", "tokens_per_s_high")]
-    table[numeric] = table[numeric].apply(pd.to_numeric)
+    table = variant_rows(study, runs, "train", _METRICS, ranges=["tokens_per_s"])
+    searches = {run.summary.id.variant: run for run in reversed(runs) if run.summary.id.part == "batch"}
+    found = [searches.get(name) for name in table["variant"]]
+    if any(found):
+        table["batch_key"] = [run and run.summary.id.key for run in found]
+        table["batch_outcome"] = [run and run.summary.outcome for run in found]
+        table["largest_batch"] = pd.to_numeric(
+            pd.Series([run and run.summary.results.get("largest_batch") for run in found], dtype=object)
+        )
     return _with_ratios(table, study.baseline)
 
 

@@ -1,0 +1,101 @@
+"""fp8 layers of other packages: torchao and NVIDIA's Transformer Engine. Imported when first asked for.
+
+torchao replaces `nn.Linear` by a subclass of it whose casts torch.compile fuses. Its autograd function keeps the bf16
+input and the bf16 weight, like the project's own.
+
+Transformer Engine quantizes with hand-written kernels that write both layouts at once. On Hopper it keeps the quantized weight
+of every layer from the forward to the backward pass, in both layouts: up to two bytes per parameter on top of the bf16
+weights (14 GB for 7e9 parameters); the input of a layer is kept in fp8 instead of bf16, which saves one byte per element
+only where nobody else keeps it in bf16. The compiler is kept out of these layers: a compiled block ends a graph before each
+and starts the next behind it, so that norms, rotation and SwiGLU are still fused among themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+@functools.cache
+def no_torchao() -> str | None:
+    """Why torchao's fp8 layers cannot be used here, or None."""
+    try:
+        import_module("torchao.float8")
+    except ModuleNotFoundError as error:
+        return "needs the package torchao (pip install 'lsai[fp8]')" if error.name == "torchao" else _reason(error)
+    except Exception as error:  # a binary package built for another torch fails in any way it likes
+        return f"needs the package torchao, which cannot be imported: {_reason(error)}"
+    return None
+
+
+def convert_by_torchao(model: nn.Module, names: list[str], recipe: str) -> None:
+    """Replace the named layers by torchao's, in place. `recipe`: `tensorwise` or `rowwise`, its names."""
+    float8 = import_module("torchao.float8")
+    chosen = frozenset(names)
+    float8.convert_to_float8_training(
+        model,
+        config=float8.Float8LinearConfig.from_recipe_name(recipe),
+        module_filter_fn=lambda _module, name: name in chosen,
+    )
+
+
+@functools.cache
+def no_transformer_engine(recipe: str) -> str | None:
+    """Why Transformer Engine cannot run `recipe` on this GPU, or None."""
+    try:
+        engine = import_module("transformer_engine.pytorch")
+    except ModuleNotFoundError as error:
+        absent = str(error.name).startswith("transformer_engine")
+        return "needs the package transformer-engine (pip install 'lsai[fp8]')" if absent else _reason(error)
+    except Exception as error:  # as above
+        return f"needs the package transformer-engine, which cannot be imported: {_reason(error)}"
+    ask = engine.is_fp8_block_scaling_available if recipe == "te_block" else engine.is_fp8_available
+    fits, why = ask(return_reason=True)
+    return None if fits else f"does not run here: {why}"
+
+
+@functools.cache
+def _layer_class() -> type[nn.Module]:
+    class TransformerEngineLinear(import_module("transformer_engine.pytorch").Linear):  # type: ignore[misc]
+        """Transformer Engine's layer, outside of compiled graphs and without extra entries in the state dict."""
+
+        # Decorated on the class, so that all blocks share one compiled piece: per layer, each would be compiled anew.
+        @torch.compiler.disable
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x)
+
+        # The history of delayed scaling is not kept in checkpoints (they refuse te_delayed); other recipes have none.
+        get_extra_state = nn.Module.get_extra_state
+        set_extra_state = nn.Module.set_extra_state
+
+    return TransformerEngineLinear
+
+
+def transformer_engine_linear(linear: nn.Linear) -> nn.Module:
+    """The same layer by Transformer Engine, with the very same parameter."""
+    weight = linear.weight
+    converted = _layer_class()(
+        linear.in_features, linear.out_features, bias=False, params_dtype=weight.dtype, device=str(weight.device)
+    )
+    converted.weight = weight
+    return converted
+
+
+def transformer_engine_context(recipe: str) -> contextlib.AbstractContextManager[Any]:
+    """Transformer Engine's fp8 mode with `recipe` (te_delayed, te_current, te_block); its layers are bf16 outside of it."""
+    engine, recipes = import_module("transformer_engine.pytorch"), import_module("transformer_engine.common.recipe")
+    scaling = {
+        "te_delayed": recipes.DelayedScaling,
+        "te_current": recipes.Float8CurrentScaling,
+        "te_block": recipes.Float8BlockScaling,
+    }[recipe]
+    return engine.autocast(enabled=True, recipe=scaling())

@@ -1,0 +1,135 @@
+"""The attention study's records, machine by machine, as the chapter's tables and figures need them."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from lsai_core.attention.measured import Ranking, select_rankings, shipped
+from lsai_core.report.selection import select_runs
+from lsai_core.runs.attention_bench.config import AttentionBenchConfig
+from lsai_core.runs.attention_table import attention_runs, auto_choices, error_ratio, read_points
+from lsai_core.runs.records import Run
+from lsai_core.runs.session import Session
+
+
+@dataclass
+class Variant:
+    """One shape of heads on one machine: its run, config and points."""
+
+    run: Run
+    config: AttentionBenchConfig
+    rows: list[dict[str, Any]]
+
+    @property
+    def label(self) -> str:
+        return heads_label(self.config)
+
+    @functools.cached_property
+    def timed(self) -> pd.DataFrame:
+        """One row for each point that was timed or should have been; see `clock.measure` for the columns."""
+        return pd.DataFrame([row for row in self.rows if row["measure"] == "time"])
+
+    @functools.cached_property
+    def good(self) -> pd.DataFrame:
+        """The points that were timed, with `training_*` columns even where no backend has gradients."""
+        frame = self.timed
+        if frame.empty or not (frame["outcome"] == "ok").any():
+            return pd.DataFrame()
+        columns = ("training_ms", "training_tflops", "forward_tflops", "memory_training_mib")
+        return frame[frame["outcome"] == "ok"].reindex(
+            columns=[*frame.columns, *(c for c in columns if c not in frame)]
+        )
+
+    @functools.cached_property
+    def errors(self) -> pd.DataFrame:
+        """One row for each comparison with float64 that was made."""
+        return pd.DataFrame([row for row in self.rows if row["measure"] == "error" and row["outcome"] == "ok"])
+
+    def at(self, mask: str, length: int, window: int | None = None) -> pd.DataFrame:
+        """The timed points of one shape, by backend."""
+        frame = self.good
+        if frame.empty:
+            return frame
+        same = frame["window"].isna() if window is None else frame["window"] == window
+        return frame[(frame["mask"] == mask) & (frame["length"] == length) & same].set_index("backend")
+
+    def ratio(self, backend: str, mask: str) -> float | None:
+        """The backend's largest error under a kind of mask over eager's."""
+        return error_ratio(self.rows, backend, mask, "training")
+
+
+def heads_label(config: AttentionBenchConfig) -> str:
+    """For example `32 x 128` or `32 (8 kv) x 128`."""
+    grouped = f" ({config.kv_heads} kv)" if config.kv_heads != config.heads else ""
+    return f"{config.heads}{grouped} x {config.head_dim}"
+
+
+@dataclass
+class MachineResults:
+    """The attention study on one machine, a variant for each shape of heads."""
+
+    machine: str
+    variants: list[Variant]
+
+    @property
+    def slug(self) -> str:
+        """Short name for labels."""
+        return self.machine.split(" ")[0].replace(".", "-").lower() + ("-own" if "(" in self.machine else "")
+
+    @property
+    def gpu(self) -> str | None:
+        return self.variants[0].run.env.get("gpu") if self._capability else None
+
+    @property
+    def rate(self) -> tuple[str, float]:
+        """The unit of this machine's speeds, and how many of it are one TFLOP/s."""
+        return ("TFLOP/s", 1.0) if self.gpu else ("GFLOP/s", 1e3)
+
+    @property
+    def device(self) -> str:
+        env = self.variants[0].run.env
+        return self.gpu or f"{env.get('cpu')}, {env.get('cpu_cores')} cores"
+
+    @property
+    def _capability(self) -> str | None:
+        return next((c for v in self.variants if (c := v.run.summary.results.get("compute_capability"))), None)
+
+    @property
+    def rankings(self) -> tuple[Ranking, ...]:
+        """What the table that ships says for this machine's GPU."""
+        return select_rankings(shipped(), self.gpu, self._capability) if self.gpu and self._capability else ()
+
+    @property
+    def backends(self) -> dict[str, dict[str, Any]]:
+        """What each backend is on this machine: its `outcome` and `reason`."""
+        return {row["backend"]: row for v in self.variants for row in v.rows if row["measure"] == "backend"}
+
+    def auto(self, measured: tuple[Ranking, ...], *, from_neighbours: bool = False) -> pd.DataFrame:
+        """What `auto` takes at every shape of every variant by a table, one row for each shape and purpose."""
+        device = "cuda" if self.gpu else "cpu"
+        found = [
+            {"variant": variant.label, "key": variant.run.summary.id.key, **choice}
+            for variant in self.variants
+            for choice in auto_choices(variant.config, variant.rows, device, measured, from_neighbours=from_neighbours)
+        ]
+        return pd.DataFrame(found)
+
+
+def load_results(own_runs: list[str], profile: str | None) -> list[MachineResults]:
+    """The reader's own machine first, then the committed ones; machines that measured nothing are left out."""
+    session = Session(profile)
+    runs = attention_runs(select_runs("attention", session.runs_root, session.root / "reports", own_runs))
+    machines = dict.fromkeys(run.machine for run in sorted(runs, key=lambda run: "(" not in run.machine))
+    results = []
+    for machine in machines:
+        variants = [Variant(run, *read_points(run)) for run in runs if run.machine == machine]
+        variants = [variant for variant in variants if not variant.good.empty]
+        # The widest heads first, all of them own before grouped: the order in which the study names them.
+        variants.sort(key=lambda v: (-v.config.head_dim, -v.config.kv_heads))
+        if variants:
+            results.append(MachineResults(machine, variants))
+    return results

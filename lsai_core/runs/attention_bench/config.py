@@ -1,0 +1,119 @@
+"""What an attention run measures: heads, number format, and sweeps of one mask over lengths; and the FLOPs of a shape.
+
+FLOPs count the two matrix products of the forward pass over the query-key pairs that the mask lets through:
+
+    forward = 4 x batch x heads x head dimension x pairs, backward = 2.5 x forward (five products instead of two)
+    pairs   = S^2 (full), S^2 / 2 (causal), S W - W^2 / 2 (window of W, which is causal, too)
+
+A kernel that computes what the mask throws away therefore shows a lower rate, and recomputation does not count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import torch
+from pydantic import Field, field_validator, model_validator
+
+from lsai_core.attention.choice import BACKENDS
+from lsai_core.config import Strict
+
+BACKWARD_FLOPS = 2.5  # of the forward pass's
+
+
+def _known(names: list[str] | None) -> list[str] | None:
+    if unknown := [name for name in names or [] if name not in BACKENDS]:
+        raise ValueError(f"unknown attention backend {unknown[0]!r}; known: {', '.join(BACKENDS)}")
+    return names
+
+
+class Sweep(Strict):
+    """One mask at several lengths, in ascending order, by every backend: timed, or compared with float64."""
+
+    measure: Literal["time", "error"] = "time"
+    mask: Literal["causal", "full"] | int = Field(description="an integer is a causal window of so many positions")
+    lengths: list[int] = Field(min_length=1)
+    backends: list[str] | None = Field(None, description="these only; null: the backends of the run")
+
+    _known_backends = field_validator("backends")(_known)
+
+    @model_validator(mode="after")
+    def _lengths_fit(self) -> Self:
+        if sorted(set(self.lengths)) != self.lengths or self.lengths[0] < 2:
+            raise ValueError(f"lengths must ascend from at least 2, got {self.lengths}")
+        if isinstance(self.mask, int) and not 0 < self.mask < self.lengths[0]:
+            raise ValueError(f"a window of {self.mask} restricts nothing at length {self.lengths[0]}")
+        return self
+
+    @property
+    def window(self) -> int | None:
+        return self.mask if isinstance(self.mask, int) else None
+
+
+class AttentionBenchConfig(Strict):
+    """Which heads, in which number format, by which backends, over which sweeps, and how long it may take."""
+
+    heads: int = Field(gt=0)
+    kv_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    tokens: int = Field(16384, gt=0, description="of a batch: max(1, tokens // length) sequences")
+    backends: list[str] = Field(list(BACKENDS), min_length=1)
+    sweeps: list[Sweep] = Field(description="in this order, so that what matters most is measured first")
+    point_ms: float = Field(
+        50.0, gt=0, description="time to repeat one point in; at least three repeats of short calls"
+    )
+    max_call_s: float = Field(
+        2.0, gt=0, description="no forward plus backward that is expected to take longer is started"
+    )
+    budget_s: float = Field(300.0, gt=0, description="after this time no new point is started")
+    seed: int = Field(0, ge=0)
+
+    _known_backends = field_validator("backends")(_known)
+
+    @model_validator(mode="after")
+    def _groups(self) -> Self:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads={self.heads} is not divisible by kv_heads={self.kv_heads}")
+        return self
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+    def shape(self, sweep: Sweep, length: int) -> Shape:
+        """The shape of a sweep at one of its lengths."""
+        batch = max(1, self.tokens // length)
+        return Shape(batch, length, self.heads, self.kv_heads, self.head_dim, sweep.mask != "full", sweep.window)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One attention problem."""
+
+    batch: int
+    length: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    causal: bool
+    window: int | None = None
+
+    @property
+    def mask(self) -> str:
+        return "window" if self.window is not None else "causal" if self.causal else "full"
+
+    @property
+    def forward_flops(self) -> float:
+        """See this file's introduction."""
+        length, window = self.length, self.window
+        reach = length if window is None else window
+        pairs = length * reach - reach**2 / 2 if self.causal else length**2
+        return 4.0 * self.batch * self.heads * self.head_dim * pairs
+
+    def describe(self) -> str:
+        """For example `window 512, length 16384, batch 1`."""
+        window = f" {self.window}" if self.window is not None else ""
+        return f"{self.mask}{window}, length {self.length}, batch {self.batch}"

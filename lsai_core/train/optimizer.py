@@ -1,0 +1,112 @@
+"""AdamW and gradient clipping: torch's fused kernel, or the project's own, which clips while it updates.
+
+torch's path makes four trips over the gradients: the norm, the scaling, the update's read, and the clearing. `TritonAdamW`
+computes the norm, turns it into one factor on the device, and multiplies that in as the update reads the gradient. At 8 billion
+parameters in bf16 the difference is tens of milliseconds a step. State names are torch's, so that checkpoints of
+one resume with the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+from lsai_core import kernels
+from lsai_core.config import OptimConfig
+from lsai_core.errors import Unavailable
+
+Groups = list[dict[str, Any]]
+
+
+class TritonAdamW(torch.optim.Optimizer):
+    """AdamW whose `step` takes a factor for the gradients. Parameters: CUDA tensors or DTensors of them."""
+
+    def __init__(self, groups: Groups, lr: float, betas: tuple[float, float], eps: float) -> None:
+        super().__init__(groups, dict(lr=lr, betas=betas, eps=eps, weight_decay=0.0))
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None, *, factor: torch.Tensor | None = None) -> None:  # type: ignore[override]
+        """One update with gradients times `factor` (an fp32 scalar on the device; None: 1)."""
+        from lsai_core.kernels.adamw import adamw_
+
+        assert closure is None, "this optimizer does not reevaluate the loss"
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["step"] = torch.tensor(0.0)  # on the host: the bias corrections need it there
+                    state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                    state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                state["step"] += 1
+                weight, gradient = _local(parameter), _local(parameter.grad)
+                if weight.numel():  # the last ranks of a sharded model may hold nothing of a small tensor
+                    if factor is None:
+                        factor = torch.ones((), device=weight.device)
+                    adamw_(
+                        weight, gradient, _local(state["exp_avg"]), _local(state["exp_avg_sq"]), factor, step=int(state["step"]), lr=group["lr"], betas=group["betas"],
+                        eps=group["eps"], weight_decay=group["weight_decay"],
+                    )  # fmt: skip
+
+
+def build_optimizer(model: torch.nn.Module, optim: OptimConfig) -> torch.optim.Optimizer:
+    """AdamW by the kernel that `optim.kernel` names; weight decay applies to matrices, not to norms.
+
+    Raises Unavailable if the Triton kernel is asked for where it cannot run.
+    """
+    parameters = list(model.parameters())
+    matrices, vectors = ([p for p in parameters if (p.ndim >= 2) is wide] for wide in (True, False))
+    groups: Groups = [
+        {"params": matrices, "weight_decay": optim.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    if optimizer_kernel(optim, parameters[0].device) == "triton":
+        return TritonAdamW(groups, optim.lr, optim.betas, optim.eps)
+    return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
+
+
+def optimizer_kernel(optim: OptimConfig, device: torch.device) -> Literal["torch", "triton"]:
+    """What `optim.kernel` comes to for parameters on `device`."""
+    possible = kernels.available(device)
+    if optim.kernel == "triton" and not possible:
+        raise Unavailable(f"optim.kernel=triton needs a CUDA GPU and Triton; the parameters are on {device.type}")
+    return "triton" if possible and optim.kernel != "torch" else "torch"
+
+
+def clip_and_update(optimizer: torch.optim.Optimizer, limit: float) -> torch.Tensor:
+    """Scale all gradients, together, to a norm of at most `limit` (0: no limit) and update the parameters.
+
+    Returns the norm before clipping, over all shards: fp32, a scalar on the device of the gradients.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    norm = gradient_norm([p.grad for p in parameters])
+    if isinstance(optimizer, TritonAdamW):
+        optimizer.step(factor=torch.clamp(limit / (norm + 1e-6), max=1.0) if limit else None)
+    else:
+        torch.nn.utils.clip_grads_with_norm_(parameters, limit or math.inf, norm, foreach=True)
+        optimizer.step()
+    return norm
+
+
+def gradient_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """Euclidean norm of all gradients together, over all shards, as a plain scalar tensor."""
+    local = [part for gradient in gradients if (part := _local(gradient)).numel()]
+    if not local or not kernels.available(local[0].device):
+        norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    from lsai_core.kernels.adamw import total_of_squares
+
+    total = total_of_squares(local)
+    if isinstance(first := gradients[0], DTensor):
+        summed = [Partial() if placement.is_shard() else Replicate() for placement in first.placements]
+        total = DTensor.from_local(total, first.device_mesh, summed).full_tensor()
+    return total.sqrt()
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

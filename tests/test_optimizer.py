@@ -1,0 +1,85 @@
+"""The optimizer: which kernel is used where, the norm, and (on a GPU) the Triton kernel against torch's AdamW."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import losses, tiny
+
+from lsai_core.config import OptimConfig
+from lsai_core.data import Dataset
+from lsai_core.errors import Unavailable
+from lsai_core.train.loop import train
+from lsai_core.train.optimizer import build_optimizer, clip_and_update, gradient_norm, optimizer_kernel
+
+CPU = torch.device("cpu")
+
+
+def model(device: str = "cpu", dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(33, 129), torch.nn.RMSNorm(129), torch.nn.Linear(129, 70_001)).to(
+        device, dtype
+    )
+
+
+def fill_gradients(module: torch.nn.Module, step: int) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for p in module.parameters():
+        p.grad = torch.randn(p.shape, generator=generator).to(p)
+
+
+def test_auto_is_torch_on_a_cpu_and_triton_there_is_refused() -> None:
+    assert optimizer_kernel(OptimConfig(), CPU) == "torch"
+    assert isinstance(build_optimizer(model(), OptimConfig()), torch.optim.AdamW)
+    with pytest.raises(Unavailable, match="needs a CUDA GPU"):
+        build_optimizer(model(), OptimConfig(kernel="triton"))
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.5, 1e9])
+def test_clipping_scales_to_the_limit(limit: float) -> None:
+    module = model()
+    fill_gradients(module, 0)
+    before = torch.cat([p.grad.flatten() for p in module.parameters()])
+    norm = clip_and_update(build_optimizer(module, OptimConfig()), limit)
+    after = torch.cat([p.grad.flatten() for p in module.parameters()])
+    assert float(norm) == pytest.approx(float(before.norm()), rel=1e-5)
+    assert float(after.norm()) == pytest.approx(min(float(norm), limit or float(norm)), rel=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_triton_equals_torch(dtype: torch.dtype) -> None:
+    mine, theirs = model("cuda", dtype), model("cuda", dtype)
+    optim = OptimConfig(lr=1e-2, weight_decay=0.1)
+    first = build_optimizer(mine, optim)
+    second = build_optimizer(theirs, optim.model_copy(update={"kernel": "torch"}))
+    assert type(first) is not type(second)
+    start = torch.cat([p.detach().flatten() for p in theirs.parameters()]).double()
+    for step in range(5):
+        for module in (mine, theirs):
+            fill_gradients(module, step)
+        # With bf16 gradients torch rounds the clipped ones; without clipping both see the same.
+        limit = 0.5 if dtype == torch.float32 else 0.0
+        norms = [clip_and_update(optimizer, limit) for optimizer in (first, second)]
+        assert float(norms[0]) == pytest.approx(float(norms[1]), rel=1e-5 if dtype == torch.float32 else 5e-3)
+    a, b = (torch.cat([p.detach().flatten() for p in m.parameters()]).double() for m in (mine, theirs))
+    assert float((b - start).norm()) > 0
+    assert float((a - b).norm() / (b - start).norm()) < (1e-5 if dtype == torch.float32 else 2e-2)
+    assert first.state_dict()["state"][0].keys() == second.state_dict()["state"][0].keys()
+
+
+@pytest.mark.gpu
+def test_the_norm_is_exact_for_large_and_odd_sizes() -> None:
+    gradients = [torch.randn(size, device="cuda", dtype=torch.bfloat16) for size in (1, 7, 65_536, 65_537, 3_000_001)]
+    exact = torch.sqrt(sum((g.double() ** 2).sum() for g in gradients))
+    assert float(gradient_norm(gradients)) == pytest.approx(float(exact), rel=1e-5)
+    assert float(gradient_norm(gradients)) == float(gradient_norm(gradients))
+
+
+@pytest.mark.gpu
+def test_a_gpu_run_learns_the_same_with_both_and_resumes(dataset: Dataset, tmp_path: Path) -> None:
+    for name in ("torch", "triton"):
+        train(tiny(device="cuda", optim={"kernel": name}), dataset, tmp_path / name)
+    assert losses(tmp_path / "triton") == pytest.approx(losses(tmp_path / "torch"), abs=2e-4)
