@@ -31,7 +31,7 @@ _METRICS = (
     "steps_timed",
 )  # fmt: skip
 # Two training configs that agree in these are the same trainer at another size.
-_TRAINER = ("precision", "fp8", "loss", "compile", "attention", "grad_checkpoint")
+_TRAINER = ("precision", "fp8", "loss", "blocks", "compile", "attention", "grad_checkpoint")
 
 
 @dataclass(frozen=True)

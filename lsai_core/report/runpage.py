@@ -139,6 +139,6 @@ _PAGES: dict[str, Callable[[Run], None]] = {
     "ceilings": _ceilings,
     "gemm": _gemm,
     "scale": _results_table,
-    "peer": _peer,
     "attention": _attention,
+    "peer": _peer,
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -50,6 +51,10 @@ def run_plan(plan: list[PlannedRun], *, root: Path, data_root: Path, command: st
 
     Raises Stopped if SIGTERM or SIGUSR1 arrived and runs are left.
     """
+    for run in plan:
+        if not is_finished(run) and (twin := _twin(run)) is not None:
+            _take_over(run, twin)
+            print(f"{run.name}: the same run as {twin.parent.name}.{twin.name}, copied", flush=True)
     todo = [run for run in plan if not is_finished(run)]
     if len(todo) < len(plan):
         print(f"reusing {len(plan) - len(todo)} of {len(plan)} runs (same config, code, data and machine)", flush=True)
@@ -68,6 +73,28 @@ def run_plan(plan: list[PlannedRun], *, root: Path, data_root: Path, command: st
     summaries = [Summary.read(run.folder) for run in plan]
     print("outcomes:", ", ".join(f"{count} {name}" for name, count in Counter(s.outcome for s in summaries).items()))
     return summaries
+
+
+def _twin(run: PlannedRun) -> Path | None:
+    """The folder of a finished run with the same key in another study or under another name: the same run."""
+    for folder in sorted(run.folder.parent.parent.glob(f"*/*-{run.id.key}")):
+        try:
+            if folder != run.folder and Summary.read(folder).outcome in FINAL:
+                return folder
+        except FileNotFoundError:
+            continue
+    return None
+
+
+def _take_over(run: PlannedRun, twin: Path) -> None:
+    """Copy the record of `twin` under this run's name; the summary, which makes it a record, comes last."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    for path in twin.iterdir():
+        if path.is_file() and path.name[0] != "." and path.name not in ("summary.json", "run.json"):
+            shutil.copy2(path, run.folder / path.name)
+    summary = Summary.read(twin)
+    summary.id = run.id
+    summary.write(run.folder)
 
 
 def run_one(
