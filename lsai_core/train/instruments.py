@@ -76,9 +76,7 @@ class Instruments:
 
     def _read_trace(self) -> None:
         events, per_step = kernel_events(self._prof), 1 / TRACED_STEPS
-        self._kernels = {
-            result_name(label): ms * per_step for label, ms in kernel_breakdown(events).items() if ms
-        }
+        self._kernels = {result_name(label): ms * per_step for label, ms in kernel_breakdown(events).items() if ms}
         if (busy := busy_ms(events)) is not None:
             self._kernels["gpu_busy_ms"] = busy * per_step
         rows = [
