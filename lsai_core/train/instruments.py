@@ -67,6 +67,8 @@ class Instruments:
         """To be called after a step; True if that took time of its own (reading a trace takes seconds)."""
         if step not in self._traced:
             return False
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # or the kernels of the step before would fall into the trace
         self._prof.step()
         if step != self._traced[-1]:
             return False
