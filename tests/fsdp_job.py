@@ -26,9 +26,6 @@ RUNS = {
     "fp8_fused": {
         "parallel": {"fsdp": 4}, "precision": "bf16", "fp8": {"recipe": "fused"}, "checkpoint": {"every": 3},
     },
-    "fp8_offload": {
-        "parallel": {"fsdp": 4, "cpu_offload": True}, "precision": "bf16_autocast", "fp8": {"recipe": "fused"},
-    },
 }  # fmt: skip
 RESUMED = {"again": "fsdp", "fp8_again": "fp8_fused"}  # the same runs once more, from their checkpoints after step 3
 

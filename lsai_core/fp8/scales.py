@@ -57,11 +57,11 @@ class Scales(nn.Module):
         self.register_buffer("history_HT", torch.zeros(HISTORY, len(limits), device=device))
         _calibrating = True
 
-    def reset(self, device: torch.device) -> None:
-        """New, empty states and history on `device`: for a model that was shaped on the meta device."""
-        self.history_HT = torch.zeros_like(self.history_HT, device=device)
-        for module in self._modules_with_state:
-            module.state = torch.zeros_like(module.state, device=device)  # type: ignore[arg-type]
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Forget everything; to be called once the buffers of a model that was shaped on the meta device have memory."""
+        for tensor in (self.history_HT, *self._states()):
+            tensor.zero_()
 
     @torch.no_grad()
     def begin_step(self) -> None:

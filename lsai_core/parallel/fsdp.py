@@ -43,7 +43,7 @@ def build_sharded(config: TrainConfig, device: torch.device) -> Transformer:
     model.to_empty(device="cpu" if config.parallel.cpu_offload else device)
     model.init_weights(config.seed)
     if model.fp8_scales is not None:
-        model.fp8_scales.reset(device)  # not on the host with offloaded parameters
+        model.fp8_scales.reset()
     return model
 
 
