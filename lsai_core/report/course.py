@@ -51,11 +51,18 @@ class Course:
 def load(own_runs: list[str], profile: str | None) -> list[Course]:
     """The study on every machine that there are records of; a sentence if there is none."""
     apply_style()
+    found = load_results(own_runs, profile)
+    if not found:
+        show_text("There are no records of this study yet: `make run STUDY=course` makes them.")
+    return found
+
+
+def load_results(own_runs: list[str], profile: str | None) -> list[Course]:
+    """The study on every machine that there are records of."""
     session = Session(profile)
     study, plots = session.study("course"), load_plots(session.root, "course")
     runs = select_runs("course", session.runs_root, session.root / "reports", own_runs)
     if not runs:
-        show_text("There are no records of this study yet: `make run STUDY=course` makes them.")
         return []
     check_plots(plots, study, runs, recorded_runs(session.root / "reports"))
     return [

@@ -58,11 +58,16 @@ class Setting:
 def load(own_runs: list[str], profile: str | None) -> list[Setting]:
     """Every setting of every machine that has records; an empty list (and a sentence) if there are none."""
     apply_style()
+    found = load_results(own_runs, profile)
+    if not found:
+        show_text("Nothing has been measured for this chapter yet: `lsai study peers` does it.")
+    return found
+
+
+def load_results(own_runs: list[str], profile: str | None) -> list[Setting]:
+    """Every setting of every machine that has records."""
     session = Session(profile)
     runs = select_runs("peers", session.runs_root, session.root / "reports", own_runs)
-    if not runs:
-        show_text("Nothing has been measured for this chapter yet: `lsai study peers` does it.")
-        return []
     return settings(session.study("peers"), runs)
 
 
