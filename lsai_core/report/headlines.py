@@ -18,13 +18,16 @@ from lsai_core.report.memory import chapter as memory_chapter
 from lsai_core.report.memory.analysis import headline as memory_headline
 from lsai_core.report.show import run_link
 from lsai_core.report.speed.results import good, load_speed
+from lsai_core.runs.session import Session
+from lsai_core.runs.study import study_names
 
 Rows = list[dict[str, str]]
 
 
 def all_headlines(own_runs: list[str], profile: str | None) -> Rows:
-    """Every study's rows, machine by machine."""
-    rows = [row for headline in HEADLINES.values() for row in headline(own_runs, profile)]
+    """The rows of every study that there is in `params/studies`, machine by machine."""
+    there = study_names(Session(profile).root)
+    rows = [row for study, headline in HEADLINES.items() if study in there for row in headline(own_runs, profile)]
     machines = list(dict.fromkeys(row["machine"] for row in rows))
     return sorted(rows, key=lambda row: machines.index(row["machine"]))
 
