@@ -137,6 +137,23 @@ def test_resuming_equals_never_having_stopped(dataset: Dataset, tmp_path: Path, 
     assert resumed.validation_loss == whole.validation_loss
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_resumed_run_on_a_gpu_goes_on_with_its_scales(dataset: Dataset, tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    shape = {"n_layers": 2, "d_model": 256, "n_heads": 4, "n_kv_heads": 2, "d_ff": 512}
+    run = config(model=shape, device="cuda", compile=True, steps=24, checkpoint={"every": 5})
+    whole = train(run, dataset, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train(run, dataset, tmp_path / "parts", stop_at(12))
+    resumed = train(run, dataset, tmp_path / "parts")
+    assert resumed.resumed_at == 10
+    # Kernels that sum in any order keep a GPU from being exact.
+    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=5e-3)
+    ratio_HT = resumed.model.fp8_scales.history_HT / whole.model.fp8_scales.history_HT
+    assert 0.5 < ratio_HT.min() and ratio_HT.max() < 2
+
+
 def test_the_loss_falls_as_in_bf16(dataset: Dataset, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
