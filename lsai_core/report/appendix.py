@@ -18,7 +18,7 @@ from lsai_core.runs.records import Run
 
 _ABSENT = "–"
 # What the compact table shows where it differs within a study; the rest follows from the machine.
-_COLUMNS = ("Machine", "GPU", "PyTorch", "Code", "Commit", "Date")
+_COLUMNS = ("Machine", "GPU", "PyTorch", "Code", "Commit", "Measured as", "Date")
 
 
 def appendix_markdown(runs: Sequence[Run], pages: dict[str, str]) -> str:

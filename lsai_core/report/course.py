@@ -156,6 +156,7 @@ def _table(course: Course) -> None:
     sources = "".join(f" The row *{other.label}*: {other.source}." for other in course.published)
     if (shown["outcome"] == "ok").all():
         shown = shown.drop(columns="outcome")
+    compiled = any(run.config["compile"] for run in course.runs)
     peak = next((r.summary.results["mfu_peak_source"] for r in course.runs if r.summary.results.get("mfu")), None)
     formats = {
         "tokens/s": "{:,.0f}", "speed-up": "{:.2f}x", "x published": "{:.2f}x", "MFU (%)": ".1f", "peak memory (GiB)": ".2f",
@@ -167,7 +168,9 @@ def _table(course: Course) -> None:
         f"The jobs on {course.machine}: {config['steps']} steps of {config['batch_size'] * config['grad_accum']} x "
         f"{config['seq_len']} tokens. Speed is the median step after warm-up"
         + (f", MFU against {peak}" if peak else "")
-        + f"; the time is that of all steps, with compilation and validation.{sources}",
+        + f"; the time is that of all steps, with {'compilation and ' if compiled else ''}validation."
+        + ("" if compiled else " Nothing is compiled here.")
+        + sources,
         formats={name: form for name, form in formats.items() if name in shown},
         links={"job": "key"},
     )

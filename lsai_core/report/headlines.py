@@ -77,7 +77,8 @@ def _speed(own_runs: list[str], profile: str | None) -> Rows:
             continue
         first, best = levers.iloc[0], levers.loc[levers["tokens_per_s"].idxmax()]
         rate = run_link(f"{best['tokens_per_s']:,.0f}", best["key"])
-        times = f"{best['tokens_per_s'] / first['tokens_per_s']:.2f}x {first['label']}"
+        ratio = best["tokens_per_s"] / first["tokens_per_s"]
+        times = f"{ratio:.2f}x {first['label']}" if best["key"] != first["key"] else "no lever makes it faster"
         ideal = speed.ideal(best["key"])
         share = f", {ideal.ms / best['step_ms']:.0%} of the ideal speed" if ideal else ""
         answer = best["label"].removeprefix("+ ")

@@ -337,6 +337,8 @@ def show_commands(all_settings: list[Setting]) -> None:
                     results["arguments"], 96, subsequent_indent="  ", break_on_hyphens=False
                 )
             parts.append(f"**{variant}** ({setting.machine}, {setting.title})\n\n{code_block(text, '.bash')}")
-    if parts:
-        body = "\n\n".join(parts)
-        show_text(f"<details>\n<summary>The exact commands of {len(parts)} trainings</summary>\n\n{body}\n\n</details>")
+    if not parts:
+        show_text("No training of another trainer has ended well so far, so there is no command to show.")
+        return
+    body = "\n\n".join(parts)
+    show_text(f"<details>\n<summary>The exact commands of {len(parts)} trainings</summary>\n\n{body}\n\n</details>")

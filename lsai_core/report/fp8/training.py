@@ -38,7 +38,10 @@ def show_training(results: Fp8Results) -> None:
             ],
             "MFU (%)": rows["mfu"] * 100,
             "peak (GiB)": rows["peak_gib"],
-            "against bf16": rows["more_gib"],
+            "against bf16": [
+                more(gib) if gib == gib and name != results.study.baseline else None
+                for name, gib in zip(rows["variant"], rows["more_gib"], strict=True)
+            ],
             "first step (s)": rows["first_step_s"],
             "outcome": rows["outcome"],
         }
@@ -48,7 +51,7 @@ def show_training(results: Fp8Results) -> None:
         drop.append("outcome")
     gib = ".2f" if rows["peak_gib"].max() >= 1 else ".3f"
     formats = {"tokens/s": "{:,.0f}", "speed-up": "{:.2f}x", "step (ms)": "{:,.4g}", "MFU (%)": ".1f"}
-    formats |= {"peak (GiB)": gib, "against bf16": f"+{gib}", "first step (s)": ".1f"}
+    formats |= {"peak (GiB)": gib, "first step (s)": ".1f"}
     parameters = rows["parameters"].max()
     shape = f"{model.preset}, {model.n_layers} layers, {parameters / 1e6:,.4g} M parameters"
     compiled = "blocks compiled (the first step includes that)" if config.compile else "not compiled"
