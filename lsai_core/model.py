@@ -34,9 +34,10 @@ from lsai_core.swiglu import swiglu_down
 
 GradCheckpoint = Literal["none", "selective", "full"]
 
-# What selective checkpointing keeps: matrix products (plain, batched, fp8) and everything that is an attention kernel.
-KEPT_OPERATIONS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm"})
-KEPT_NAMESPACES = frozenset({"flash_attn", "flash_attn_3", "lsai"})
+# What selective checkpointing keeps: matrix products (plain, batched, fp8) and everything that is an attention kernel. Of this
+# project's operators not the casts and not SwiGLU, which are cheap to repeat.
+KEPT_OPERATIONS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "fp8_product", "fa4_forward"})
+KEPT_NAMESPACES = frozenset({"flash_attn", "flash_attn_3"})
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,11 @@ RUNS = {
     "bf16_autocast": {"parallel": {"fsdp": 4}, "precision": "bf16_autocast"},
     "bf16": {"parallel": {"fsdp": 4}, "precision": "bf16"},
     "fp8": {"parallel": {"fsdp": 4}, "precision": "bf16", "fp8": {"recipe": "tensorwise"}},
-}
+    "fp8_fused": {
+        "parallel": {"fsdp": 4}, "precision": "bf16", "fp8": {"recipe": "fused"}, "checkpoint": {"every": 3},
+    },
+}  # fmt: skip
+RESUMED = {"again": "fsdp", "fp8_again": "fp8_fused"}  # the same runs once more, from their checkpoints after step 3
 
 
 def main(root: Path, text: Path) -> None:
@@ -41,14 +45,14 @@ def main(root: Path, text: Path) -> None:
             "dtype": str(next(trained.model.parameters()).dtype),
             "measured": trained.measured,
         }
-    # The same run once more, from its checkpoint after step 3.
-    run, folder = config(text, **RUNS["fsdp"]), root / "again"
-    if world.is_main:
-        shutil.copytree(root / "fsdp", folder)
-    world.barrier()
-    again = train(run, dataset(run, root / "data"), folder, world=world)
-    export_hf(again.model, folder / "model", world)
-    facts["again"] = {"resumed_at": again.resumed_at, "validation_loss": again.validation_loss}
+    for name, first in RESUMED.items():
+        run, folder = config(text, **RUNS[first]), root / name
+        if world.is_main:
+            shutil.copytree(root / first, folder)
+        world.barrier()
+        again = train(run, dataset(run, root / "data"), folder, world=world)
+        export_hf(again.model, folder / "model", world)
+        facts[name] = {"resumed_at": again.resumed_at, "validation_loss": again.validation_loss}
     world.close()
     if world.is_main:
         (root / "facts.json").write_text(json.dumps(facts))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from fsdp_fixture import STEPS, config, dataset, plan
-from fsdp_job import RUNS
+from fsdp_job import RESUMED, RUNS
 
 from lsai_core.config import TrainConfig, validated
 from lsai_core.errors import UserError
@@ -25,6 +25,7 @@ from lsai_core.runs.records import read_jsonl
 from lsai_core.train.loop import Trained, train
 
 EXACT = ("fsdp", "kept", "hsdp", "offload", "tied")
+CLOSE = [("bf16_autocast", 5e-3), ("bf16", 5e-3), ("fp8", 1e-2), ("fp8_fused", 1e-2)]
 
 
 @dataclass
@@ -91,7 +92,7 @@ def test_four_processes_train_as_one_does(job: Job, name: str, tmp_path: Path) -
     assert max(relative(found[key], value.double()) for key, value in wanted_weights.items()) <= 1e-5
 
 
-@pytest.mark.parametrize(("name", "tolerance"), [("bf16_autocast", 5e-3), ("bf16", 5e-3), ("fp8", 1e-2)])
+@pytest.mark.parametrize(("name", "tolerance"), CLOSE)
 def test_bf16_stays_close_to_one_process(job: Job, name: str, tolerance: float, tmp_path: Path) -> None:
     wanted = curve(job.alone(name, tmp_path).rows, "loss")
     assert ((curve(job.rows(name), "loss") - wanted).abs() / wanted).max() <= tolerance
@@ -108,12 +109,13 @@ def test_every_process_holds_its_share_only(job: Job) -> None:
     assert 0 < measured["mem_peak_allocated_gib_min_rank"] <= measured["mem_peak_allocated_gib"]
 
 
-def test_resumed_run_is_the_same_to_the_last_bit(job: Job) -> None:
-    assert job.facts["again"]["resumed_at"] == 3
-    assert job.facts["again"]["validation_loss"] == job.facts["fsdp"]["validation_loss"]
-    assert [row["loss"] for row in job.rows("again")] == [row["loss"] for row in job.rows("fsdp")]
-    first, second = job.weights("fsdp"), job.weights("again")
-    assert all(torch.equal(first[name], second[name]) for name in first)
+@pytest.mark.parametrize(("name", "whole"), RESUMED.items())
+def test_resumed_run_is_the_same_to_the_last_bit(job: Job, name: str, whole: str) -> None:
+    assert job.facts[name]["resumed_at"] == 3
+    assert job.facts[name]["validation_loss"] == job.facts[whole]["validation_loss"]
+    assert [row["loss"] for row in job.rows(name)] == [row["loss"] for row in job.rows(whole)]
+    first, second = job.weights(whole), job.weights(name)
+    assert all(torch.equal(first[key], second[key]) for key in first)
 
 
 @pytest.mark.parametrize("processes", [1, 2])

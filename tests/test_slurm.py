@@ -54,7 +54,7 @@ class Jobs:
             if path.is_file():
                 shutil.copy(path, project.root / "reports")
         project.write_yaml("params/clusters/ci.yaml", {**CLUSTER, "python": sys.executable})
-        report = {"title": "Test", "chapters": [{"notebook": "10-memory.ipynb", "study": "memory"}]}
+        report = {"title": "Test", "chapters": [{"notebook": "10-memory.ipynb", "studies": ["memory"]}]}
         project.write_yaml("params/report.yaml", report)
 
     def submit(self, *options: str, report: bool = False) -> list[str]:
@@ -285,6 +285,7 @@ def test_a_second_submission_is_refused_while_the_first_one_is_there(
     assert f"job {job} of study memory is waiting or running" in err
     code, out, _ = jobs.project.lsai("cancel", "--all")
     assert (code, out.strip()) == (0, f"cancelled {job}")
+    ended(job)  # Slurm takes a moment
     assert jobs.project.lsai("cancel", "--all")[1].strip() == "no job waits or runs"
 
 

@@ -11,9 +11,12 @@ import pytest
 import yaml
 from conftest import CHECKOUT, Hazards, Project, write_run
 
+from lsai_core.report.appendix import appendix_markdown
 from lsai_core.runs.driver import run_one
+from lsai_core.runs.execute import write_plan
+from lsai_core.runs.records import Summary, find_runs
 from lsai_core.runs.session import Session
-from lsai_core.runs.study import load_study, study_names
+from lsai_core.runs.study import PlannedRun, load_study, study_names
 
 
 def plan(project: Project, *arguments: object) -> dict[str, tuple[str, str]]:
@@ -121,6 +124,71 @@ def test_a_run_that_another_process_finished_meanwhile_is_not_repeated(
     before = hazards.after_second["baseline"].summary
     again = run_one(run, title="", root=session.root, data_root=session.data_root, command="again")
     assert again.started == before.started and again.command == before.command
+
+
+@pytest.fixture
+def twins(new_project: Callable[..., Project], monkeypatch: pytest.MonkeyPatch) -> Project:
+    """Two studies that ask for the same run, one of them twice; executing is replaced by writing a record."""
+    project = new_project()
+    study = yaml.safe_load((project.root / "params/studies/memory.yaml").read_text())
+    variant = study["variants"]["baseline"]
+    same = {"study": "speed", "baseline": None, "variants": {"first": variant, "second": {**variant, "label": "other words"}}}
+    project.write_yaml("params/studies/speed.yaml", {**study, **same, "parts": {"train": {"timeout_s": 50}}})
+
+    def record(run: PlannedRun, *, command: str, **_: Any) -> Summary:
+        write_plan(run, command)
+        (run.folder / "env.json").write_text("{}")
+        (run.folder / "metrics.jsonl").write_text('{"step": 0}\n')
+        (run.folder / ".hidden").write_text("")
+        (run.folder / "model").mkdir()
+        (run.folder / "model" / "config.json").write_text("{}")
+        summary = Summary(run.id, run.kind, "ok", None, "2026-01-01", 9.0, command, run.code, {"tokens_per_s": 5.0})
+        summary.write(run.folder)
+        return summary
+
+    monkeypatch.setattr("lsai_core.runs.driver.run_one", record)
+    return project
+
+
+def test_a_run_that_another_study_has_finished_is_copied(twins: Project) -> None:
+    assert twins.lsai("study", "memory", "--parts", "train")[0] == 0
+    (twins.runs / "speed").mkdir()
+    first = twins.found()["baseline"]
+    unfinished = twins.runs / "speed" / f"first-{first.summary.id.key}"
+    unfinished.mkdir()
+    (unfinished / "checkpoint-00000005.pt").write_text("of an attempt that was stopped")
+    code, out, err = twins.lsai("study", "speed")
+    assert code == 0, err
+    assert "[1/2] speed.first is the same run as memory.baseline, copied" in out
+    assert "[2/2] speed.second is the same run as" in out and "started" not in out and "outcomes: 2 ok" in out
+    for name in ("first", "second"):
+        copy = twins.found()[name]
+        assert (copy.summary.id.study, copy.summary.id.variant) == ("speed", name)
+        assert copy.summary.measured_as == "memory.baseline" and copy.summary.id.key == first.summary.id.key
+        assert copy.summary.results == first.summary.results and copy.summary.command == first.summary.command
+        assert copy.config == first.config and copy.metrics.equals(first.metrics) and copy.env == first.env
+        files = {path.name for path in copy.folder.iterdir()} - {".lock"}
+        assert files == {"config.json", "env.json", "metrics.jsonl", "model", "summary.json"}
+    code, out, _ = twins.lsai("study", "speed")
+    assert code == 0 and "reusing 2 of 2 runs" in out and "copied" not in out
+
+
+def test_the_second_of_two_equal_runs_of_one_study_is_copied(twins: Project) -> None:
+    code, out, err = twins.lsai("study", "speed")
+    assert code == 0, err
+    assert "[1/2] speed.first started" in out and "[2/2] speed.second is the same run as speed.first, copied" in out
+
+
+def test_a_copied_run_has_one_anchor_and_says_where_it_was_measured(twins: Project) -> None:
+    twins.lsai("study", "memory", "--parts", "train")
+    twins.lsai("study", "speed")
+    runs = [run for run in find_runs(twins.runs) if run.summary.kind == "train"]
+    text = appendix_markdown(runs, {})
+    key = runs[0].summary.id.key
+    html, pdf = text.count(f"{{#run-{key} .run-card}}"), text.count(f"]{{#run-{key}}}")
+    assert (html, pdf) == (1, 1)
+    assert text.startswith("# Appendix") and "1 runs stand" not in text and "1 run stands behind this report" in text
+    assert "2 further entries show" in text and text.count("memory.baseline") >= 2
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1}', '{"schema": 1, "id": {"x": 1}}', "\x00\xff"])

@@ -9,8 +9,8 @@
     te_block              Transformer Engine, one scale per 1 x 128 values (weights: 128 x 128)
 
 A recipe replaces the chosen linear layers of a model and leaves parameters, their names and their dtypes alone, so that
-checkpoints, exports and state dicts are those of the bf16 model. The weights stay in high precision: fp8 is how they are
-multiplied, not how they are kept.
+exports are those of the bf16 model. The weights stay in high precision: fp8 is how they are multiplied, not how they are
+kept. The state dict gains one tensor with recipe `fused`, the history of its scales (`scales.py`).
 
 Of the packages, torchao's layers are plain tensor operations that torch.compile fuses. Transformer Engine brings kernels of
 its own, which the compiler does not look into (see `packages.py`).
@@ -124,13 +124,19 @@ def convert_by_fused(model: Transformer, layers: Sequence[str]) -> None:
                 replace(mlp, name, FusedFp8Linear.from_linear(getattr(mlp, name)))
     if "output" in layers and model.output is not None:
         replace(model, "output", FusedFp8Linear.from_linear(model.output))
-    model.fp8_scales = Scales(converted).to(model.embedding.weight.device)
+    model.fp8_scales = Scales(converted, model.embedding.weight.device)
 
 
 def begin_step(model: Transformer) -> None:
-    """To be called before each optimizer step: delayed scaling makes its scales. Nothing to do for other recipes."""
+    """To be called before the forward pass of each step: delayed scaling makes its scales. Nothing for other recipes."""
     if model.fp8_scales is not None:
-        model.fp8_scales.advance()
+        model.fp8_scales.begin_step()
+
+
+def end_step(model: Transformer) -> None:
+    """To be called after the last backward pass of each step: delayed scaling remembers what it saw."""
+    if model.fp8_scales is not None:
+        model.fp8_scales.end_step()
 
 
 def names_of(model: Transformer, fp8: Fp8Config) -> list[str]:

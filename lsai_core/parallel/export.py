@@ -21,6 +21,7 @@ def export_hf(model: Transformer, folder: Path, world: World, *, max_seq_len: in
     if world.is_main:
         with torch.device("meta"):
             plain = Transformer(model.config, model.attention_config)
-        plain.load_state_dict(whole, assign=True)
+        # Without what only training needs (the scales of fp8).
+        plain.load_state_dict({name: whole[name] for name in plain.state_dict()}, assign=True)
         save_hf(plain, folder, max_seq_len=max_seq_len)
     world.barrier()

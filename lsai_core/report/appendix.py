@@ -18,16 +18,19 @@ from lsai_core.runs.records import Run
 
 _ABSENT = "–"
 # What the compact table shows where it differs within a study; the rest follows from the machine.
-_COLUMNS = ("Machine", "GPU", "PyTorch", "Code", "Commit", "Date")
+_COLUMNS = ("Machine", "GPU", "PyTorch", "Code", "Commit", "Measured as", "Date")
 
 
 def appendix_markdown(runs: Sequence[Run], pages: dict[str, str]) -> str:
     """The appendix for `runs`; `pages` maps `str(run.folder)` to the address of the run's page, for runs that have one."""
     ordered = sorted(runs, key=lambda run: (run.summary.id.study, run.machine, _natural(run.summary.id.name)))
-    failed = sum(run.summary.outcome != "ok" for run in ordered)
+    distinct = {run.summary.id.key: run for run in ordered}
+    failed = sum(run.summary.outcome != "ok" for run in distinct.values())
+    copies = len(ordered) - len(distinct)
+    repeated = f"{copies} further entries show one of them again, where two studies ask for the same run. " if copies else ""
     parts = [
         "# Appendix: every run {#sec-runs}\n",
-        f"{len(ordered)} runs stand behind this report; {failed} of them ended with an outcome other than ok. "
+        f"{len(distinct)} run{'s stand' if len(distinct) != 1 else ' stands'} behind this report; {failed} of them ended with an outcome other than ok. {repeated}"
         "Every linked number leads to its run here"
         + only_inline(", and from here to the run's own page: its executed notebook.", "."),
     ]
@@ -85,6 +88,7 @@ def facts(run: Run) -> dict[str, str]:
         "Python": escape(str(env.get("python") or "")),
         "Code": code_span(str(code.get("hash"))[:12]) if code.get("hash") else "",
         "Commit": (code_span(str(code["commit"])[:10]) + dirty) if code.get("commit") else "",
+        "Measured as": escape(summary.measured_as or ""),
         "Command": code_span(summary.command) if summary.command else "",
         "Date": escape(summary.started[:19].replace("T", " ")),
         "Wall time": wall_time(summary.wall_s),

@@ -51,11 +51,18 @@ class Course:
 def load(own_runs: list[str], profile: str | None) -> list[Course]:
     """The study on every machine that there are records of; a sentence if there is none."""
     apply_style()
+    found = load_results(own_runs, profile)
+    if not found:
+        show_text("There are no records of this study yet: `make run STUDY=course` makes them.")
+    return found
+
+
+def load_results(own_runs: list[str], profile: str | None) -> list[Course]:
+    """The study on every machine that there are records of."""
     session = Session(profile)
     study, plots = session.study("course"), load_plots(session.root, "course")
     runs = select_runs("course", session.runs_root, session.root / "reports", own_runs)
     if not runs:
-        show_text("There are no records of this study yet: `make run STUDY=course` makes them.")
         return []
     check_plots(plots, study, runs, recorded_runs(session.root / "reports"))
     return [
@@ -153,6 +160,7 @@ def _table(course: Course) -> None:
     sources = "".join(f" The row *{other.label}*: {other.source}." for other in course.published)
     if (shown["outcome"] == "ok").all():
         shown = shown.drop(columns="outcome")
+    compiled = any(run.config["compile"] for run in course.runs)
     peak = next((r.summary.results["mfu_peak_source"] for r in course.runs if r.summary.results.get("mfu")), None)
     formats = {
         "tokens/s": "{:,.0f}", "speed-up": "{:.2f}x", "x published": "{:.2f}x", "MFU (%)": ".1f", "peak memory (GiB)": ".2f",
@@ -164,7 +172,9 @@ def _table(course: Course) -> None:
         f"The jobs on {course.machine}: {config['steps']} steps of {config['batch_size'] * config['grad_accum']} x "
         f"{config['seq_len']} tokens. Speed is the median step after warm-up"
         + (f", MFU against {peak}" if peak else "")
-        + f"; the time is that of all steps, with compilation and validation.{sources}",
+        + f"; the time is that of all steps, with {'compilation and ' if compiled else ''}validation."
+        + ("" if compiled else " Nothing is compiled here.")
+        + sources,
         formats={name: form for name, form in formats.items() if name in shown},
         links={"job": "key"},
     )

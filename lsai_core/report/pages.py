@@ -70,6 +70,7 @@ def _render(page: Path, run: Run) -> None:
                 part
                 for part in (
                     f"Study {summary.id.study}",
+                    f"measured as {summary.measured_as}" if summary.measured_as else "",
                     summary.outcome,
                     summary.reason,
                     run.machine,

@@ -58,11 +58,16 @@ class Setting:
 def load(own_runs: list[str], profile: str | None) -> list[Setting]:
     """Every setting of every machine that has records; an empty list (and a sentence) if there are none."""
     apply_style()
+    found = load_results(own_runs, profile)
+    if not found:
+        show_text("Nothing has been measured for this chapter yet: `lsai study peers` does it.")
+    return found
+
+
+def load_results(own_runs: list[str], profile: str | None) -> list[Setting]:
+    """Every setting of every machine that has records."""
     session = Session(profile)
     runs = select_runs("peers", session.runs_root, session.root / "reports", own_runs)
-    if not runs:
-        show_text("Nothing has been measured for this chapter yet: `lsai study peers` does it.")
-        return []
     return settings(session.study("peers"), runs)
 
 
@@ -340,6 +345,8 @@ def show_commands(all_settings: list[Setting]) -> None:
                     results["arguments"], 96, subsequent_indent="  ", break_on_hyphens=False
                 )
             parts.append(f"**{variant}** ({setting.machine}, {setting.title})\n\n{code_block(text, '.bash')}")
-    if parts:
-        body = "\n\n".join(parts)
-        show_text(f"<details>\n<summary>The exact commands of other trainers</summary>\n\n{body}\n\n</details>")
+    if not parts:
+        show_text("No training of another trainer has ended well so far, so there is no command to show.")
+        return
+    body = "\n\n".join(parts)
+    show_text(f"<details>\n<summary>The exact commands of {len(parts)} trainings by other trainers</summary>\n\n{body}\n\n</details>")

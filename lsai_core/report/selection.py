@@ -17,16 +17,21 @@ def select_runs(study: str | None, runs_root: Path, reports: Path, own: Sequence
     run of each variant, part and repeat is taken. A run that is also committed appears once, as committed.
     """
     committed = recorded_runs(reports)
-    keys = {run.summary.id.key for run in committed}
-    mine = [run for run in find_runs(runs_root) if run.summary.id.key not in keys]
+    # By name and key: a run that two studies share may be committed for one of them only.
+    there = {_name(run) for run in committed}
+    mine = [run for run in find_runs(runs_root) if _name(run) not in there]
     if own:
         names = set(own)
-        mine = [run for run in mine if f"{run.summary.id.study}/{run.folder.name}" in names]
+        mine = [run for run in mine if _name(run) in names]
     else:
         mine = newest(mine)
     for run in mine:
         run.machine = f"{run.machine} ({OWN})"
     return [run for run in (*mine, *committed) if study in (None, run.summary.id.study)]
+
+
+def _name(run: Run) -> str:
+    return f"{run.summary.id.study}/{run.folder.name}"
 
 
 def newest(runs: Sequence[Run]) -> list[Run]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from lsai_core.report.memory import chapter as memory_chapter
-from lsai_core.report.memory.analysis import headline
+from lsai_core.report.headlines import all_headlines
 from lsai_core.report.show import show_table, show_text
 from lsai_core.runs.claims import claims_table, evaluate_claims, load_claims
 from lsai_core.runs.records import recorded_runs, runs_frame
@@ -14,7 +13,7 @@ from lsai_core.runs.session import Session
 
 def show_headline(own_runs: list[str], profile: str | None) -> None:
     """One row per machine and question, each number a link to its run."""
-    rows = [row for results in memory_chapter.load(own_runs, profile) for row in headline(results)]
+    rows = all_headlines(own_runs, profile)
     if not rows:
         show_text("No study has a result yet. `make report` runs them for this machine.")
         return

@@ -1,12 +1,13 @@
 """Runs a plan, one papermill execution after the other, and never loses what is finished.
 
-A run whose record is complete is reused. Any other is executed in its own process, watched, and ended when it outlives its
-time. If it leaves no summary (killed, crashed, hung), the driver writes one that says so, and goes on with the next.
-SIGTERM and SIGUSR1 end the plan in good order (see `lsai_core.runs.stop`).
+A run whose record is complete is reused; one that another study has finished, with the same key, is copied. Any other is
+executed in its own process, watched, and ended when it outlives its time. If it leaves no summary (killed, crashed, hung),
+the driver writes one that says so, and goes on with the next. SIGTERM and SIGUSR1 end the plan in good order (see `lsai_core.runs.stop`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import os
@@ -31,7 +32,7 @@ from lsai_core.files import write_json
 from lsai_core.profiling.environment import environment
 from lsai_core.runs.execute import BESIDE, write_plan
 from lsai_core.runs.kinds import get_kind
-from lsai_core.runs.records import Outcome, Summary, read_jsonl
+from lsai_core.runs.records import Outcome, Run, Summary, read_jsonl
 from lsai_core.runs.stop import Stopped, StopRequest, stop_requests
 from lsai_core.runs.study import PlannedRun
 
@@ -55,19 +56,19 @@ def run_plan(plan: list[PlannedRun], *, root: Path, data_root: Path, command: st
 
     Raises Stopped if SIGTERM or SIGUSR1 arrived and runs are left.
     """
-    for run in plan:
-        if not is_finished(run) and (twin := _twin(run)) is not None:
-            _take_over(run, twin)
-            print(f"{run.name}: the same run as {twin.parent.name}.{twin.name}, copied", flush=True)
     todo = [run for run in plan if not is_finished(run)]
     if len(todo) < len(plan):
         print(f"reusing {len(plan) - len(todo)} of {len(plan)} runs (same config, code, data and machine)", flush=True)
-    with stop_requests() as stop, ThreadPoolExecutor(jobs) as pool:
+    with stop_requests() as stop:
 
         def execute(number: int, run: PlannedRun) -> None:
             if stop.number is not None:
                 return
             title = f"[{number}/{len(todo)}] {run.name}"
+            if (twin := _twin(run)) is not None and _take_over(run, twin):
+                same = twin.summary.id
+                print(f"{title} is the same run as {same.study}.{same.name}, copied", flush=True)
+                return
             print(title, "started", flush=True)
             summary = run_one(
                 run, title=title, root=root, data_root=data_root, command=command, stop=stop, beside=jobs - 1
@@ -75,8 +76,13 @@ def run_plan(plan: list[PlannedRun], *, root: Path, data_root: Path, command: st
             reason = f" ({summary.reason})" if summary.reason else ""
             print(f"{title} {summary.outcome}{reason}, {summary.wall_s:.0f} s", flush=True)
 
-        for future in [pool.submit(execute, number, run) for number, run in enumerate(todo, 1)]:
-            future.result()
+        if jobs == 1:
+            for number, run in enumerate(todo, 1):
+                execute(number, run)
+        else:
+            with ThreadPoolExecutor(jobs) as pool:
+                for future in [pool.submit(execute, number, run) for number, run in enumerate(todo, 1)]:
+                    future.result()
     left = sum(not is_finished(run) for run in todo)
     if stop.number is not None and left:
         raise Stopped(stop.number, left)
@@ -85,26 +91,37 @@ def run_plan(plan: list[PlannedRun], *, root: Path, data_root: Path, command: st
     return summaries
 
 
-def _twin(run: PlannedRun) -> Path | None:
-    """The folder of a finished run with the same key in another study or under another name: the same run."""
-    for folder in sorted(run.folder.parent.parent.glob(f"*/*-{run.id.key}")):
-        try:
-            if folder != run.folder and Summary.read(folder).outcome in FINAL:
-                return folder
-        except FileNotFoundError:
-            continue
+def _twin(run: PlannedRun) -> Run | None:
+    """A finished run with the same key in another study or under another name: the same config, code, data and machine."""
+    for path in sorted(run.folder.parent.parent.glob(f"*/*-{run.id.key}/summary.json")):
+        summary = Summary.read(path.parent)
+        if path.parent != run.folder and summary.outcome in FINAL and "ran_beside" not in summary.results:
+            return Run(path.parent, "", summary)
     return None
 
 
-def _take_over(run: PlannedRun, twin: Path) -> None:
-    """Copy the record of `twin` under this run's name; the summary, which makes it a record, comes last."""
-    run.folder.mkdir(parents=True, exist_ok=True)
-    for path in twin.iterdir():
-        if path.is_file() and path.name[0] != "." and path.name not in ("summary.json", "run.json"):
-            shutil.copy2(path, run.folder / path.name)
-    summary = Summary.read(twin)
-    summary.id = run.id
-    summary.write(run.folder)
+def _take_over(run: PlannedRun, twin: Run) -> bool:
+    """Copy the record of `twin` under this run's name; the summary, which makes it a record, comes last.
+
+    False if another process is writing to this run's folder: it is left to `run_one` to say so.
+    """
+    try:
+        run.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(run.folder / ".lock", timeout=0):
+            for old in run.folder.iterdir():  # of an attempt that did not end, its checkpoints among it
+                if old.name != ".lock":
+                    shutil.rmtree(old) if old.is_dir() else old.unlink()
+            for path in twin.folder.iterdir():
+                if path.name[0] == "." or path.name in ("summary.json", "run.json"):
+                    continue
+                (shutil.copytree if path.is_dir() else shutil.copy2)(path, run.folder / path.name)
+            first = twin.summary.measured_as or f"{twin.summary.id.study}.{twin.summary.id.name}"
+            dataclasses.replace(twin.summary, id=run.id, measured_as=first).write(run.folder)
+    except Timeout:
+        return False
+    except OSError as error:
+        raise UserError(f"cannot write the records of {run.name} in {run.folder}: {error.strerror or error}") from None
+    return True
 
 
 def run_one(

@@ -53,7 +53,8 @@ class RunId:
 
 @dataclass
 class Summary:
-    """`summary.json`: one finished run. `reason` says in one line why an outcome is not `ok`."""
+    """`summary.json`: one finished run. `reason` says in one line why an outcome is not `ok`, `measured_as` (`study.name`) for
+    which other study the run was executed, if it is a copy."""
 
     id: RunId
     kind: str
@@ -64,6 +65,7 @@ class Summary:
     command: str
     code: dict[str, Any]
     results: dict[str, Any] = field(default_factory=dict)
+    measured_as: str | None = None
 
     def write(self, folder: Path) -> None:
         value = {"schema": SCHEMA, **self.__dict__, "id": self.id.__dict__}

@@ -129,6 +129,7 @@ def train_step(
         with phase("backward"):
             loss.backward()
         total += loss.detach()
+    fp8.end_step(model)
     with phase("optimizer"):
         norm = clip_and_update(optimizer, config.optim.grad_clip)
         optimizer.zero_grad(set_to_none=True)

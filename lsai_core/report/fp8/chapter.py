@@ -8,9 +8,8 @@ import torch
 from lsai_core.fp8 import available_recipes
 from lsai_core.report.fp8.loss import in_short, show_loss
 from lsai_core.report.fp8.products import block_times, ceilings, most_measured, show_products
-from lsai_core.report.fp8.results import Fp8Results, by_machine
+from lsai_core.report.fp8.results import Fp8Results, load_results
 from lsai_core.report.fp8.training import more, show_training
-from lsai_core.report.selection import select_runs
 from lsai_core.report.show import run_link, show_table, show_text
 from lsai_core.report.style import apply_style
 from lsai_core.runs.session import Session
@@ -29,9 +28,7 @@ __all__ = [
 def load(own_runs: list[str], profile: str | None) -> list[Fp8Results]:
     """The studies fp8 and gemm on every machine that there are records of: the reader's own first, then the committed ones."""
     apply_style()
-    session = Session(profile)
-    where = (session.runs_root, session.root / "reports", own_runs)
-    results = by_machine(session.study("fp8"), [*select_runs("fp8", *where), *select_runs("gemm", *where)])
+    results = load_results(own_runs, profile)
     if not results:
         show_text("There are no records of these studies yet: `lsai study gemm` and `lsai study fp8` make them.")
     return results

@@ -9,7 +9,9 @@ from typing import Any
 import pandas as pd
 
 from lsai_core.config import TrainConfig, validated
+from lsai_core.report.selection import select_runs
 from lsai_core.runs.records import Run
+from lsai_core.runs.session import Session
 from lsai_core.runs.study import Study
 
 LAST_STEPS = 20  # the final training loss is the mean over so many steps, in short runs over the last fifth
@@ -124,3 +126,10 @@ def by_machine(study: Study, runs: list[Run]) -> list[Fp8Results]:
     """Group `runs` by machine, in the order in which machines appear."""
     machines = dict.fromkeys(run.machine for run in runs)
     return [Fp8Results(machine, study, [run for run in runs if run.machine == machine]) for machine in machines]
+
+
+def load_results(own_runs: list[str], profile: str | None) -> list[Fp8Results]:
+    """Both studies on every machine that there are records of: the reader's own first, then the committed ones."""
+    session = Session(profile)
+    where = (session.runs_root, session.root / "reports", own_runs)
+    return by_machine(session.study("fp8"), [*select_runs("fp8", *where), *select_runs("gemm", *where)])

@@ -66,7 +66,7 @@ def show_levers(speed: Speed) -> None:
         ),
         f"tbl-speed-{speed.slug}",
         f"The levers on {speed.machine}. The gain is over the lever before it that ran; *of ideal* is the time that the step's "
-        "FLOPs take at the machine's ceiling over the time of the step. Speed is the median of steps without warm-up and profiler.",
+        "FLOPs take at the machine's ceiling over the time of the step (none where the ceiling is not known). Speed is the median of steps without warm-up and profiler.",
     )
     _show(
         pd.DataFrame(

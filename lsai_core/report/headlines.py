@@ -1,0 +1,134 @@
+"""The headline of each study on each machine: the rows of the front page's table, one function per study.
+
+A row answers one question in one line and links its number to the run that produced it. `HEADLINES` is the registry, in the
+order of the chapters; a study without results contributes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pandas as pd
+
+from lsai_core.report import course, peers
+from lsai_core.report.attention.analysis import longest
+from lsai_core.report.attention.data import load_results as load_attention
+from lsai_core.report.fp8.results import load_results as load_fp8
+from lsai_core.report.memory import chapter as memory_chapter
+from lsai_core.report.memory.analysis import headline as memory_headline
+from lsai_core.report.show import run_link
+from lsai_core.report.speed.results import good, load_speed
+from lsai_core.runs.session import Session
+from lsai_core.runs.study import study_names
+
+Rows = list[dict[str, str]]
+
+
+def all_headlines(own_runs: list[str], profile: str | None) -> Rows:
+    """The rows of every study that there is in `params/studies`, machine by machine."""
+    there = study_names(Session(profile).root)
+    rows = [row for study, headline in HEADLINES.items() if study in there for row in headline(own_runs, profile)]
+    machines = list(dict.fromkeys(row["machine"] for row in rows))
+    return sorted(rows, key=lambda row: machines.index(row["machine"]))
+
+
+def _row(machine: str, question: str, answer: str, result: str) -> dict[str, str]:
+    return {"machine": machine, "question": question, "answer": answer, "result": result}
+
+
+def _memory(own_runs: list[str], profile: str | None) -> Rows:
+    return [row for results in memory_chapter.load(own_runs, profile) for row in memory_headline(results)]
+
+
+def _course(own_runs: list[str], profile: str | None) -> Rows:
+    rows = []
+    for jobs in course.load_results(own_runs, profile):
+        if (ok := jobs.ok).empty:
+            continue
+        best = ok.loc[ok["tokens_per_s"].idxmax()]
+        times = f", {best['speedup']:.2f}x baseline" if best["speedup"] == best["speedup"] else ""
+        rate = run_link(f"{best['tokens_per_s']:,.0f}", best["key"])
+        rows.append(_row(jobs.machine, "fastest of the course's jobs", best["label"], f"{rate} tokens/s{times}"))
+    return rows
+
+
+def _attention(own_runs: list[str], profile: str | None) -> Rows:
+    rows = []
+    for results in load_attention(own_runs, profile):
+        variant = results.variants[0]
+        length = longest(variant)
+        if length is None:
+            continue
+        points = variant.at("causal", length).dropna(subset=["training_ms"]).sort_values("training_ms")
+        unit, factor = results.rate
+        rate = run_link(f"{factor * points['training_tflops'].iloc[0]:,.3g}", variant.run.summary.id.key)
+        ahead = points["training_ms"].iloc[1] / points["training_ms"].iloc[0]
+        question = f"fastest attention, causal, {length:,} tokens, {variant.label}"
+        result = f"{rate} {unit}, {ahead:.2f}x `{points.index[1]}`"
+        rows.append(_row(results.machine, question, f"`{points.index[0]}`", result))
+    return rows
+
+
+def _speed(own_runs: list[str], profile: str | None) -> Rows:
+    rows = []
+    for speed in load_speed(own_runs, profile):
+        levers = good(speed.levers)
+        if len(levers) < 2:
+            continue
+        first, best = levers.iloc[0], levers.loc[levers["tokens_per_s"].idxmax()]
+        rate = run_link(f"{best['tokens_per_s']:,.0f}", best["key"])
+        ratio = best["tokens_per_s"] / first["tokens_per_s"]
+        times = f"{ratio:.2f}x {first['label']}" if best["key"] != first["key"] else "no lever makes it faster"
+        ideal = speed.ideal(best["key"])
+        share = f", {ideal.ms / best['step_ms']:.0%} of the ideal speed" if ideal else ""
+        answer = best["label"].removeprefix("+ ")
+        rows.append(_row(speed.machine, "fastest step, lever by lever", answer, f"{rate} tokens/s, {times}{share}"))
+    return rows
+
+
+def _fp8(own_runs: list[str], profile: str | None) -> Rows:
+    rows = []
+    for results in load_fp8(own_runs, profile):
+        tried = results.speed
+        tried = tried[(tried["variant"] != results.study.baseline) & (tried["outcome"] == "ok")] if len(tried) else tried
+        if tried.empty or not tried["speedup"].notna().any():
+            continue
+        best = tried.loc[tried["speedup"].idxmax()]
+        result = f"{run_link(f'{best.tokens_per_s:,.0f}', best['key'])} tokens/s, {best['speedup']:.2f}x bf16"
+        losses = results.losses
+        mine = losses[losses["variant"] == best["variant"]] if len(losses) else losses
+        if len(mine):
+            result += f", validation loss {mine['validation_difference'].mean():+.2%}"
+        rows.append(_row(results.machine, "fastest fp8 recipe", best["label"], result))
+    return rows
+
+
+def _peers(own_runs: list[str], profile: str | None) -> Rows:
+    rows = []
+    for setting in peers.load_results(own_runs, profile):
+        ok = setting.ok
+        for precision in dict.fromkeys(ok["precision"]):
+            same = ok[ok["precision"] == precision]
+            ours, theirs = same[same["framework"] == peers.OURS], same[same["framework"] != peers.OURS]
+            if ours.empty or theirs.empty:
+                continue
+            mine, other = (some.loc[some["tokens_per_s"].idxmax()] for some in (ours, theirs))
+            result = f"{run_link(f'{mine.tokens_per_s:,.0f}', mine['key'])} tokens/s, {_times(mine, other)} {setting.link(other)}"
+            question = f"our trainer against the fastest other, {precision}"
+            rows.append(_row(setting.machine, question, mine["label"], result))
+    return rows
+
+
+def _times(mine: pd.Series, other: pd.Series) -> str:
+    return f"{mine['tokens_per_s'] / other['tokens_per_s']:.2f}x"
+
+
+# The scale study has no headline: its figures are computed from assumptions, or measured to check a formula.
+HEADLINES: dict[str, Callable[[list[str], str | None], Rows]] = {
+    "memory": _memory,
+    "course": _course,
+    "attention": _attention,
+    "speed": _speed,
+    "fp8": _fp8,
+    "peers": _peers,
+}

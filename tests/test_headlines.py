@@ -1,0 +1,82 @@
+"""The front page's rows from synthetic records, and which own runs a report leaves out because they are committed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import CHECKOUT, write_run
+from test_attention_study import write_gpu_run
+from test_fp8_report import synthetic
+from test_peers import record
+from test_speed import write
+
+from lsai_core.report.headlines import HEADLINES, all_headlines
+from lsai_core.report.selection import select_runs
+from lsai_core.runs.records import Summary, find_runs
+from lsai_core.runs.study import study_names
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
+    monkeypatch.setenv("LSAI_RUNS", str(tmp_path))
+    return tmp_path
+
+
+def own_rows(profile: str) -> dict[str, dict[str, str]]:
+    return {row["question"]: row for row in all_headlines([], profile) if "(this machine)" in row["machine"]}
+
+
+def test_every_study_has_its_row(root: Path) -> None:
+    synthetic(root)
+    write_gpu_run(root)
+    write(root, "course", "baseline", step_ms=550)
+    write(root, "course", "fp8", step_ms=400)
+    write(root, "speed", "eager", "levers", step_ms=900)
+    write(root, "speed", "attention", "levers", step_ms=600)
+    for variant, speed in {"plain": 8000.0, "ours_bf16": 10000.0, "titan_compiled": 8000.0, "hf_compiled": 5000.0}.items():
+        record(root, variant, speed)
+    rows = own_rows("h200")
+    keys = {run.summary.id.key for run in find_runs(root)}
+    for row in rows.values():
+        assert set(row) == {"machine", "question", "answer", "result"}
+        assert {*re.findall(r"#run-(\w+)", row["result"])} <= keys and "#run-" in row["result"]
+        assert not re.search(r"\b(nan|inf|None)\b", str(row)), row
+    assert rows["fastest of the course's jobs"]["result"].endswith(") tokens/s, 1.38x baseline")
+    step = rows["fastest step, lever by lever"]
+    assert step["answer"] == "best attention" and "1.50x eager" in step["result"] and "of the ideal speed" in step["result"]
+    fp8 = rows["fastest fp8 recipe"]
+    assert fp8["answer"] == "fp8, fused" and "1.40x bf16, validation loss +0.09%" in fp8["result"]
+    (attention,) = [row for question, row in rows.items() if question.startswith("fastest attention, causal, ")]
+    assert attention["answer"] == "`eager`" and ") TFLOP/s, " in attention["result"]
+    peers = rows["our trainer against the fastest other, bf16"]
+    assert peers["answer"] == "ours" and "tokens/s, 1.25x [torchtitan, compiled](#run-" in peers["result"]
+
+
+@pytest.mark.parametrize("outcome", ["failed", "oom", "unavailable"])
+def test_runs_that_ended_badly_make_no_row(root: Path, outcome: str) -> None:
+    for study, part in (("course", "train"), ("speed", "levers"), ("fp8", "speed"), ("memory", "train")):
+        baseline = {"course": "baseline", "speed": "eager", "fp8": "bf16", "memory": "baseline"}[study]
+        write(root, study, baseline, part, outcome=outcome)
+    assert own_rows("h200") == {}
+
+
+def test_every_study_of_the_registry_exists() -> None:
+    assert set(HEADLINES) <= set(study_names(CHECKOUT))
+
+
+def test_a_shared_run_is_left_out_only_where_it_is_committed_for_the_same_study(tmp_path: Path) -> None:
+    runs, reports = tmp_path / "runs", tmp_path / "reports"
+    folder = write_run(runs, "course", "flash_attn")
+    summary = Summary.read(folder)
+    copy = runs / "fp8" / f"bf16.speed-{summary.id.key}"
+    shutil.copytree(folder, copy)
+    summary.id = type(summary.id)("fp8", "bf16", "speed", 0, summary.id.key)
+    summary.write(copy)
+    shutil.copytree(folder, reports / "recorded" / "box" / "course" / folder.name)
+    assert [(run.machine, run.summary.id.study) for run in select_runs("course", runs, reports)] == [("box", "course")]
+    (other,) = select_runs("fp8", runs, reports)
+    assert other.folder == copy and "(this machine)" in other.machine
