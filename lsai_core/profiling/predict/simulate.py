@@ -1,0 +1,219 @@
+"""One real training step on fake tensors: shapes, dtypes and lifetimes are true, arithmetic and memory do not exist.
+
+The model is shaped on the meta device, given fake parameters, converted, fused and sharded by the project's own code, and
+`train_step` runs over it. With several processes FSDP2 itself runs, as rank 0 of a process group that only pretends to
+communicate. The optimizer's states exist from the start, as they do in every step but the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from lsai_core import fp8
+from lsai_core.config import TrainConfig
+from lsai_core.errors import UserError
+from lsai_core.model import Block, Transformer
+from lsai_core.profiling.predict.compiled import compiled
+from lsai_core.profiling.predict.stand_ins import EngineLinear, FusedRMSNorm, expected_kernel, gpu_behaviour
+from lsai_core.profiling.predict.tracker import PurposeTracker
+from lsai_core.train import step
+from lsai_core.train.precision import compute_dtype, weight_dtype
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Simulated:
+    """Bytes of one process: peaks per phase, and how the largest divides over purposes."""
+
+    phases: dict[str, int] = field(default_factory=dict)
+    peak: int = 0
+    parts: Counter[str] = field(default_factory=Counter)
+
+
+def simulate(config: TrainConfig, kernel: str | None = None) -> Simulated:
+    """Run one step of `config` on fake tensors, twice: for the peaks, and to take the highest apart.
+
+    `kernel`: the attention kernel; what `auto` comes to on a current GPU if not given.
+    """
+    kernel = kernel or expected_kernel(config)
+    with _world(config.parallel.world_size), gpu_behaviour(kernel), torch.random.fork_rng(devices=[]):
+        phases, event, _ = _one_step(config, None)
+        _, _, parts = _one_step(config, event)
+    return Simulated(phases, max(phases.values()), parts)
+
+
+@contextlib.contextmanager
+def _world(size: int) -> Iterator[None]:
+    """A process group of `size` whose communication does nothing, of which this process is rank 0."""
+    if size == 1:
+        yield
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise UserError("a prediction for several processes cannot run inside of a distributed run")
+    dist.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _one_step(config: TrainConfig, stop_at: int | None) -> tuple[dict[str, int], int, Counter[str]]:
+    tracker = PurposeTracker(stop_at)
+    model = _shaped(config)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        _give_memory(model, config)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=False, foreach=True)
+        for parameter in model.parameters():
+            optimizer.state[parameter] = {
+                "exp_avg": torch.zeros_like(parameter.data),
+                "exp_avg_sq": torch.zeros_like(parameter.data),
+            }
+        tokens = torch.empty(config.batch_size * config.grad_accum, config.seq_len, dtype=torch.int64)
+        with tracker.purpose("weights"):
+            tracker.add([model])
+        with tracker.purpose("optimizer"):
+            tracker.add([optimizer])
+        with tracker.purpose("activations"):
+            tracker.add([tokens, tokens])
+        meter = _Meter(tracker)
+
+        def name_gradients() -> None:
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    tracker.mark(parameter.grad, "gradients")
+
+        tracker.before_stop = name_gradients
+        with _purposes(model, tracker, config):
+            step.train_step(model, optimizer, tokens, tokens, config, CPU, meter)  # type: ignore[arg-type]
+    return meter.peaks, tracker.peak_event, tracker.at_stop
+
+
+class _Meter:
+    """Stands where `PhaseMemory` does: the tracker is on during the whole step, and peaks are kept per phase."""
+
+    def __init__(self, tracker: PurposeTracker) -> None:
+        self.tracker = tracker
+        self.peaks: dict[str, int] = {}
+        self._highest = (0, 0)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        tracker = self.tracker
+        tracker.reset_peak()
+        with tracker, tracker.purpose("activations"):
+            yield
+        self.peaks[name] = max(tracker.peak, self.peaks.get(name, 0))
+        if tracker.peak > self._highest[0]:
+            self._highest = (tracker.peak, tracker.peak_event)
+        tracker.peak_event = self._highest[1]
+
+
+def _shaped(config: TrainConfig) -> Transformer:
+    """The run's model on the meta device: fp8 layers, fused blocks, sharded; not yet compiled."""
+    with torch.device("meta"):
+        model = Transformer(config.model, config.attention, grad_checkpoint=config.grad_checkpoint)
+    model.to(weight_dtype(config.precision))
+    _convert(model, config)
+    if config.blocks == "fused":
+        model.fuse()
+    for module in model.modules():
+        if type(module) is nn.RMSNorm:
+            module.__class__ = FusedRMSNorm
+    if config.compile:
+        _compile(model, config)
+    if config.parallel.world_size > 1:
+        from lsai_core.parallel.fsdp import shard
+
+        shard(model, config.parallel, config.precision, CPU)
+    return model
+
+
+def _give_memory(model: nn.Module, config: TrainConfig) -> None:
+    """Fake memory for every parameter and buffer."""
+    if config.parallel.world_size > 1:
+        model.to_empty(device=CPU)
+    else:
+        _fill(model)
+
+
+def _fill(model: nn.Module) -> None:
+    for module in model.modules():
+        for name, value in module._parameters.items():
+            if value is not None:
+                module._parameters[name] = nn.Parameter(torch.empty(value.shape, dtype=value.dtype))
+        for name, value in module._buffers.items():
+            if value is not None:
+                module._buffers[name] = torch.empty(value.shape, dtype=value.dtype)
+
+
+def _convert(model: Transformer, config: TrainConfig) -> None:
+    """fp8 layers; those of packages by what is like them: torchao's keep what the project's `tensorwise` keeps."""
+    recipe = config.fp8.recipe
+    if not recipe.startswith("te_"):
+        like = "tensorwise" if recipe.startswith("torchao_") else recipe
+        fp8.convert(model, config.fp8.model_copy(update={"recipe": like}))
+        return
+    from lsai_core.fp8.recipes import names_of
+
+    for name in names_of(model, config.fp8):
+        parent, _, last = name.rpartition(".")
+        layer = model.get_submodule(name)
+        layer.__class__ = EngineLinear
+        assert last
+
+
+def _compile(model: Transformer, config: TrainConfig) -> None:
+    """Let every block run by the plan that the partitioner makes for one of them; all blocks are alike."""
+    with torch.device("meta"):
+        plain = Transformer(config.model.model_copy(update={"n_layers": 1}), config.attention)
+    gathered = compute_dtype(config.precision) if config.parallel.world_size > 1 else weight_dtype(config.precision)
+    plain.to(gathered)
+    _convert(plain, config)
+    if config.blocks == "fused":
+        plain.fuse()
+    block = plain.blocks[0]
+    with FakeTensorMode():
+        _fill(block)
+        plan = compiled(block, config.grad_checkpoint)
+        x_BSD = torch.empty(config.batch_size, config.seq_len, config.model.d_model, dtype=gathered, requires_grad=True)
+        table = torch.empty(config.seq_len, 1, config.model.head_dim // 2)
+        with step.autocast(config.precision, CPU) if config.parallel.world_size == 1 else contextlib.nullcontext():
+            plan(_tensors(block), x_BSD, table, table.clone())  # plans; nothing may watch it, for it runs no step
+
+    for block in model.blocks:
+
+        def run(x_BSD: Tensor, cos: Tensor, sin: Tensor, block: nn.Module = block) -> Any:
+            return plan(_tensors(block), x_BSD, cos, sin)
+
+        block.forward = run
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+@contextlib.contextmanager
+def _purposes(model: Transformer, tracker: PurposeTracker, config: TrainConfig) -> Iterator[None]:
+    """Name what the loss and FSDP make."""
+    from lsai_core import model as model_module
+
+    def loss(*arguments: Any, **options: Any) -> Any:
+        with tracker.purpose("loss"):
+            return original(*arguments, **options)
+
+    original = model_module.linear_cross_entropy
+    with mock.patch("lsai_core.model.linear_cross_entropy", loss):
+        yield
