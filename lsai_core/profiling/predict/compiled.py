@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 from lsai_core.model import GradCheckpoint, _keep_expensive
@@ -178,26 +177,29 @@ def compiled(layer: nn.Module, grad_checkpoint: GradCheckpoint) -> Callable[...,
         fw_compiler=plan,
         bw_compiler=plan,
         inference_compiler=plan,
-        partition_fn=functools.partial(_partition, grad_checkpoint=grad_checkpoint),
+        partition_fn=functools.partial(_partition, grad_checkpoint=grad_checkpoint, kept=_count(layer)),
         decompositions=select_decomp_table(),
         keep_inference_input_mutations=True,
     )
 
 
 def _partition(
-    joint: fx.GraphModule, inputs: Sequence[Any], *, grad_checkpoint: GradCheckpoint, **options: Any
+    joint: fx.GraphModule, inputs: Sequence[Any], *, grad_checkpoint: GradCheckpoint, kept: int, **options: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """`kept`: the first inputs are parameters and buffers, which live anyway and cost nothing to save."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     if grad_checkpoint != "none":
         for node in joint.graph.nodes:
             if node.op == "call_function":
-                kept = grad_checkpoint == "selective" and _keep_expensive(None, node.target) == CheckpointPolicy.MUST_SAVE
-                node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+                made = node.args[0] if "getitem" in str(node.target) else node  # a part of a result is kept as the whole is
+                saved = grad_checkpoint == "selective" and _keep_expensive(None, made.target) == CheckpointPolicy.MUST_SAVE
+                node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
                 node.meta["ac_graph_id"] = 0
+    options["static_lifetime_input_indices"] = list(range(kept))
     return min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **options)
 
 
-def leaves(values: Any) -> list[Tensor]:
-    """The tensors in a nest of containers."""
-    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+def _count(layer: nn.Module) -> int:
+    return len(list(layer.parameters())) + len(list(layer.buffers()))
+
