@@ -8,11 +8,9 @@ communicate. The optimizer's states exist from the start, as they do in every st
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
-from unittest import mock
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -24,7 +22,8 @@ from lsai_core.config import TrainConfig
 from lsai_core.errors import UserError
 from lsai_core.model import Block, Transformer
 from lsai_core.profiling.predict.compiled import compiled
-from lsai_core.profiling.predict.stand_ins import EngineLinear, FusedRMSNorm, expected_kernel, gpu_behaviour
+from lsai_core.profiling.predict.purposes import named_purposes
+from lsai_core.profiling.predict.stand_ins import EngineLinear, FusedRMSNorm, behaviour, expected_kernel
 from lsai_core.profiling.predict.tracker import PurposeTracker
 from lsai_core.train import step
 from lsai_core.train.precision import compute_dtype, weight_dtype
@@ -32,25 +31,27 @@ from lsai_core.train.precision import compute_dtype, weight_dtype
 CPU = torch.device("cpu")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Simulated:
-    """Bytes of one process: peaks per phase, and how the largest divides over purposes."""
+    """Bytes of one process: the peak of each phase, the largest of them, and how that one divides over purposes."""
 
-    phases: dict[str, int] = field(default_factory=dict)
-    peak: int = 0
-    parts: Counter[str] = field(default_factory=Counter)
+    phases: dict[str, int]
+    peak: int
+    parts: dict[str, int]
 
 
-def simulate(config: TrainConfig, kernel: str | None = None) -> Simulated:
-    """Run one step of `config` on fake tensors, twice: for the peaks, and to take the highest apart.
+def simulate(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu", "cpu"] = "gpu") -> Simulated:
+    """One step of `config` on fake tensors. `kernel`: the attention kernel; what `auto` comes to if not given.
 
-    `kernel`: the attention kernel; what `auto` comes to on a current GPU if not given.
+    `on="cpu"`: as the run behaves on a CPU, where PyTorch runs compiled code eagerly while memory is measured.
     """
+    # From the second micro-batch on all are alike.
+    config = config.model_copy(update={"grad_accum": min(2, config.grad_accum)})
+    if on == "cpu":
+        config = config.model_copy(update={"compile": False})
     kernel = kernel or expected_kernel(config)
-    with _world(config.parallel.world_size), gpu_behaviour(kernel), torch.random.fork_rng(devices=[]):
-        phases, event, _ = _one_step(config, None)
-        _, _, parts = _one_step(config, event)
-    return Simulated(phases, max(phases.values()), parts)
+    with _world(config.parallel.world_size), behaviour(kernel, on), torch.random.fork_rng(devices=[]):
+        return _one_step(config, on)
 
 
 @contextlib.contextmanager
@@ -70,58 +71,44 @@ def _world(size: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _one_step(config: TrainConfig, stop_at: int | None) -> tuple[dict[str, int], int, Counter[str]]:
-    tracker = PurposeTracker(stop_at)
-    model = _shaped(config)
+def _one_step(config: TrainConfig, on: str) -> Simulated:
+    tracker = PurposeTracker(rounded=on == "gpu")
+    model = _shaped(config, on)
     with FakeTensorMode(allow_non_fake_inputs=True):
         _give_memory(model, config)
         optimizer = torch.optim.AdamW(model.parameters(), fused=False, foreach=True)
         for parameter in model.parameters():
-            optimizer.state[parameter] = {
-                "exp_avg": torch.zeros_like(parameter.data),
-                "exp_avg_sq": torch.zeros_like(parameter.data),
-            }
-        tokens = torch.empty(config.batch_size * config.grad_accum, config.seq_len, dtype=torch.int64)
-        with tracker.purpose("weights"):
-            tracker.add([model])
-        with tracker.purpose("optimizer"):
-            tracker.add([optimizer])
-        with tracker.purpose("activations"):
-            tracker.add([tokens, tokens])
+            optimizer.state[parameter] = {name: torch.zeros_like(parameter.data) for name in ("exp_avg", "exp_avg_sq")}
+        tokens = torch.empty(config.batch_size * config.grad_accum, config.seq_len + 1, dtype=torch.int64)
+        for purpose, seed in (("weights", model), ("optimizer", optimizer), ("activations", tokens)):
+            with tracker.purpose(purpose):
+                tracker.add([seed])
+        if config.parallel.cpu_offload:
+            for tensor in (*model.parameters(), *(t for state in optimizer.state.values() for t in state.values())):
+                tracker.move_to_host(tensor)
+        tracker.highest = 0
         meter = _Meter(tracker)
-
-        def name_gradients() -> None:
-            for parameter in model.parameters():
-                if parameter.grad is not None:
-                    tracker.mark(parameter.grad, "gradients")
-
-        tracker.before_stop = name_gradients
-        with _purposes(model, tracker, config):
-            step.train_step(model, optimizer, tokens, tokens, config, CPU, meter)  # type: ignore[arg-type]
-    return meter.peaks, tracker.peak_event, tracker.at_stop
+        with named_purposes(model, tracker, config.parallel.cpu_offload):
+            step.train_step(model, optimizer, tokens[:, :-1], tokens[:, 1:], config, CPU, meter)  # type: ignore[arg-type]
+    return Simulated(meter.peaks, tracker.highest, {k: v for k, v in tracker.at_highest.items() if v})
 
 
 class _Meter:
-    """Stands where `PhaseMemory` does: the tracker is on during the whole step, and peaks are kept per phase."""
+    """Stands where `PhaseMemory` does: counts within phases and keeps the peak of each."""
 
     def __init__(self, tracker: PurposeTracker) -> None:
         self.tracker = tracker
         self.peaks: dict[str, int] = {}
-        self._highest = (0, 0)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        tracker = self.tracker
-        tracker.reset_peak()
-        with tracker, tracker.purpose("activations"):
+        self.tracker.reset_peak()
+        with self.tracker, self.tracker.purpose("activations"):
             yield
-        self.peaks[name] = max(tracker.peak, self.peaks.get(name, 0))
-        if tracker.peak > self._highest[0]:
-            self._highest = (tracker.peak, tracker.peak_event)
-        tracker.peak_event = self._highest[1]
+        self.peaks[name] = max(self.tracker.peak, self.peaks.get(name, 0))
 
 
-def _shaped(config: TrainConfig) -> Transformer:
+def _shaped(config: TrainConfig, on: str) -> Transformer:
     """The run's model on the meta device: fp8 layers, fused blocks, sharded; not yet compiled."""
     with torch.device("meta"):
         model = Transformer(config.model, config.attention, grad_checkpoint=config.grad_checkpoint)
@@ -129,7 +116,7 @@ def _shaped(config: TrainConfig) -> Transformer:
     _convert(model, config)
     if config.blocks == "fused":
         model.fuse()
-    for module in model.modules():
+    for module in model.modules() if on == "gpu" else ():
         if type(module) is nn.RMSNorm:
             module.__class__ = FusedRMSNorm
     if config.compile:
@@ -203,17 +190,3 @@ def _compile(model: Transformer, config: TrainConfig) -> None:
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
-
-
-@contextlib.contextmanager
-def _purposes(model: Transformer, tracker: PurposeTracker, config: TrainConfig) -> Iterator[None]:
-    """Name what the loss and FSDP make."""
-    from lsai_core import model as model_module
-
-    def loss(*arguments: Any, **options: Any) -> Any:
-        with tracker.purpose("loss"):
-            return original(*arguments, **options)
-
-    original = model_module.linear_cross_entropy
-    with mock.patch("lsai_core.model.linear_cross_entropy", loss):
-        yield

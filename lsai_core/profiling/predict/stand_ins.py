@@ -155,16 +155,22 @@ class _EngineLinear(torch.autograd.Function):
 
 
 @contextlib.contextmanager
-def gpu_behaviour(kernel: str) -> Iterator[None]:
-    """While open, the project's model and step behave on fake CPU tensors as on a GPU with attention kernel `kernel`."""
-    patches = {
-        "lsai_core.model.attention": _attention_as(kernel),
-        "lsai_core.loss._cross_entropy_": _cross_entropy_,
-        "lsai_core.loss._plus_product": _plus_product,
+def behaviour(kernel: str, on: str) -> Iterator[None]:
+    """While open, the project's model and step behave on fake CPU tensors as on a GPU with attention kernel `kernel`.
+
+    On a CPU only that is replaced whose arithmetic fake tensors refuse.
+    """
+    patches: dict[str, Any] = {
         "lsai_core.train.step.clip_and_update": _clip_and_update,
         "lsai_core.fp8.begin_step": lambda _model: None,
         "lsai_core.fp8.context": lambda _fp8: contextlib.nullcontext(),
     }
+    if on == "gpu":
+        patches |= {
+            "lsai_core.model.attention": _attention_as(kernel),
+            "lsai_core.loss._cross_entropy_": _cross_entropy_,
+            "lsai_core.loss._plus_product": _plus_product,
+        }
     with contextlib.ExitStack() as stack:
         for name, stand_in in patches.items():
             stack.enter_context(mock.patch(name, stand_in))

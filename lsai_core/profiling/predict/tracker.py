@@ -4,8 +4,8 @@ The bytes are those of `live_tensors`, here of fake tensors: storages that know 
 added. The allocator hands out multiples of 512 bytes. And some operators need scratch memory while they run, which no tensor
 shows: `SCRATCH` says how much.
 
-Every storage is born with a purpose, the innermost `purpose(...)` block that was open. A step is deterministic: a first pass
-finds the event at which the peak stands, and a second one, told so by `stop_at`, notes how the live bytes divide at that event.
+Every storage is born with a purpose, the innermost `purpose(...)` block that was open, so that the highest moment of a step
+can be taken apart. What lies in host memory (CPU offload) is not counted.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from lsai_core.profiling.live_tensors import LiveTensors
 
 ALLOCATION = 512
+ATTENTION_SCRATCH = "attention scratch"
 
 
 def _attention_backward(arguments: tuple[Any, ...]) -> int:
@@ -37,16 +38,19 @@ SCRATCH: dict[str, Callable[[tuple[Any, ...]], int]] = {"lsai::predicted_attenti
 
 
 class PurposeTracker(LiveTensors):
-    """`LiveTensors` over fake tensors, in allocator bytes, with a purpose for every storage."""
+    """`LiveTensors` over fake tensors, in allocator bytes, with a purpose for every storage.
 
-    def __init__(self, stop_at: int | None = None) -> None:
+    `peak` is the largest since `reset_peak()`, `highest` the largest ever, `at_highest` its bytes by purpose.
+    """
+
+    def __init__(self, rounded: bool = True) -> None:
         super().__init__()
-        self.events = 0
-        self.peak_event = 0
-        self.at_stop: Counter[str] = Counter()
-        self.before_stop: Callable[[], None] = lambda: None
-        self._stop_at = stop_at
+        self._multiple = ALLOCATION if rounded else 1
+        self.highest = 0
+        self.at_highest: dict[str, int] = {}
+        self._by_purpose: Counter[str] = Counter()
         self._purposes: dict[int, str] = {}
+        self._on_host: set[int] = set()
         self._open = ["other"]
 
     @contextlib.contextmanager
@@ -60,13 +64,25 @@ class PurposeTracker(LiveTensors):
 
     def mark(self, tensor: Tensor, name: str) -> None:
         """Say what an existing tensor is for, for instance that it has become a gradient."""
-        local = getattr(tensor, "_local_tensor", tensor)
-        if (key := local.untyped_storage()._cdata) in self._known:
+        if (key := _storage(tensor)._cdata) in self._purposes:
+            size = self._known[key][1]
+            self._by_purpose[self._purposes[key]] -= size
+            self._by_purpose[name] += size
             self._purposes[key] = name
 
-    def scratch(self, size: int, purpose: str = "attention scratch") -> None:
+    def move_to_host(self, tensor: Tensor) -> None:
+        """Stop counting `tensor`: it lies in host memory from now on."""
+        self._see(tensor)
+        key = _storage(tensor)._cdata
+        reference, size = self._known[key]
+        self._known[key] = (reference, 0)
+        self.live -= size
+        self._by_purpose[self._purposes[key]] -= size
+        self._on_host.add(key)
+
+    def scratch(self, size: int, purpose: str = ATTENTION_SCRATCH) -> None:
         """Something takes `size` bytes and gives them back at once."""
-        self._event(size, purpose)
+        self._note(size, purpose)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # A fake tensor is what is counted here; other subclasses (a sharded DTensor) unpack themselves, as in the base class.
@@ -77,30 +93,33 @@ class PurposeTracker(LiveTensors):
 
     def _see_storage(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
-        size = -(-storage.nbytes() // ALLOCATION) * ALLOCATION
+        size = -(-storage.nbytes() // self._multiple) * self._multiple
         known = self._known.get(key)
-        if known is not None and known[1] == size:
+        if key in self._on_host or (known is not None and known[1] == size):
             return
         if known is None:
-            reference = weakref.ref(storage, functools.partial(self._freed, key))
+            reference, before = weakref.ref(storage, functools.partial(self._freed, key)), 0
             self._purposes[key] = self._open[-1]
         else:
-            reference = known[0]
+            reference, before = known
         self._known[key] = (reference, size)
-        self.live += size - (known[1] if known else 0)
-        self._event(0, "")
+        self.live += size - before
+        self._by_purpose[self._purposes[key]] += size - before
+        self._note()
 
     def _freed(self, key: int, reference: weakref.ref[torch.UntypedStorage]) -> None:
+        self._by_purpose[self._purposes.pop(key)] -= self._known[key][1]
+        self._on_host.discard(key)
         super()._freed(key, reference)
-        del self._purposes[key]
 
-    def _event(self, scratch: int, purpose: str) -> None:
-        self.events += 1
-        if self.events == self._stop_at:
-            self.before_stop()
-            for key, (_, size) in self._known.items():
-                self.at_stop[self._purposes[key]] += size
+    def _note(self, scratch: int = 0, purpose: str = "") -> None:
+        level = self.live + scratch
+        self.peak = max(self.peak, level)
+        if level > self.highest:
+            self.highest, self.at_highest = level, dict(self._by_purpose)
             if scratch:
-                self.at_stop[purpose] += scratch
-        if self.live + scratch > self.peak:
-            self.peak, self.peak_event = self.live + scratch, self.events
+                self.at_highest[purpose] = self.at_highest.get(purpose, 0) + scratch
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage:
+    return getattr(tensor, "_local_tensor", tensor).untyped_storage()
