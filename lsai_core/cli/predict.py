@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import pandas as pd
@@ -15,7 +14,9 @@ from lsai_core.errors import UserError
 from lsai_core.files import deep_merge
 from lsai_core.profiling.predict import GPUS, Estimate, Gpu, Prediction, estimate, find_gpu, predict, verdict
 from lsai_core.profiling.predict import techniques as known_techniques
+from lsai_core.report.prediction.data import measured_ceilings
 from lsai_core.runs.session import Session
+from lsai_core.runs.study import detect_profile
 
 _DEFAULTS: dict[str, Any] = {"precision": "bf16", "compile": True, "seq_len": 4096, "batch_size": 1}
 
@@ -34,11 +35,14 @@ def predict_command(
     profile: ProfileOption = None,
     set_: SetOption = None,
 ) -> None:
+    target = None if gpu is None else find_gpu(gpu)
     session = Session(profile)
+    if profile is None:  # the study as the GPU would run it, not as this machine would
+        name = target.driver_name if target else session.env["gpu"] or "any GPU"
+        session = Session(detect_profile(session.root, name))
     overrides = overrides_from(set_, batch_size)
     if gpus is not None:
         overrides = deep_merge(overrides, {"parallel": {"fsdp": gpus}})
-    target = None if gpu is None else find_gpu(gpu)
     config = _config(session, study, variant, model, overrides)
     if techniques:
         _show_techniques(config, target or find_gpu(_this_gpu(session)), session)
@@ -76,22 +80,10 @@ def _this_gpu(session: Session) -> str:
     return str(name)
 
 
-def measured_ceilings(session: Session, gpu: Gpu) -> Mapping[str, float]:
-    """The newest recorded ceilings of that kind of GPU, or nothing."""
-    from lsai_core.runs.records import recorded_runs
-
-    found = [
-        run
-        for run in recorded_runs(session.root / "reports")
-        if run.summary.kind == "ceilings" and run.summary.outcome == "ok" and run.env.get("gpu") == gpu.driver_name
-    ]
-    return max(found, key=lambda run: run.summary.started).summary.results if found else {}
-
-
 def _show(config: TrainConfig, prediction: Prediction, gpus: list[Gpu], session: Session, as_json: bool) -> None:
     rows = []
     for gpu in gpus:
-        time = estimate(config, prediction, gpu, measured_ceilings(session, gpu))
+        time = estimate(config, prediction, gpu, measured_ceilings(gpu, session.root / "reports"))
         rows.append({"GPU": gpu.name, "memory GiB": gpu.memory_gib, "share": prediction.peak / gpu.memory_gib,
                      "verdict": verdict(prediction.peak, gpu), **_time_columns(time)})  # fmt: skip
     if as_json:
@@ -117,7 +109,7 @@ def _time_columns(time: Estimate | None) -> dict[str, Any]:
 
 def _show_techniques(task: TrainConfig, gpu: Gpu, session: Session) -> None:
     rows = known_techniques.compare(task, gpu)
-    ceilings = measured_ceilings(session, gpu)
+    ceilings = measured_ceilings(gpu, session.root / "reports")
     table = pd.DataFrame(
         {"technique": row.name, "GPUs": row.config.parallel.world_size, "peak GiB": row.prediction.peak,
          "host GiB": row.prediction.host or None, "verdict": verdict(row.prediction.peak, gpu),

@@ -24,13 +24,17 @@ TECHNIQUES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("+ fp8 products", _FUSED | {"fp8": {"recipe": "fused"}}),
     ("+ selective checkpointing", _FUSED | {"grad_checkpoint": "selective"}),
     ("+ full checkpointing", _FUSED | {"grad_checkpoint": "full"}),
-    ("FSDP, 2 GPUs", _FUSED | {"parallel": {"fsdp": 2}}),
-    ("FSDP, 4 GPUs", _FUSED | {"parallel": {"fsdp": 4}}),
-    ("FSDP, 8 GPUs", _FUSED | {"parallel": {"fsdp": 8}}),
-    ("FSDP, 8 GPUs, full checkpointing", _FUSED | {"parallel": {"fsdp": 8}, "grad_checkpoint": "full"}),
+    *(
+        row
+        for gpus in (2, 4, 8)
+        for row in (
+            (f"FSDP, {gpus} GPUs", _FUSED | {"parallel": {"fsdp": gpus}}),
+            (f"FSDP, {gpus} GPUs, full checkpointing", _FUSED | {"parallel": {"fsdp": gpus}, "grad_checkpoint": "full"}),
+        )
+    ),
     (
-        "FSDP, 8 GPUs, checkpointing, CPU offload",
-        _FUSED | {"parallel": {"fsdp": 8, "cpu_offload": True}, "grad_checkpoint": "full"},
+        "FSDP, 2 GPUs, checkpointing, CPU offload",
+        _FUSED | {"parallel": {"fsdp": 2, "cpu_offload": True}, "grad_checkpoint": "full"},
     ),
 )
 
