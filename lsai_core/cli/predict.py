@@ -83,7 +83,7 @@ def _this_gpu(session: Session) -> str:
 def _show(config: TrainConfig, prediction: Prediction, gpus: list[Gpu], session: Session, as_json: bool) -> None:
     rows = []
     for gpu in gpus:
-        time = estimate(config, prediction, gpu, measured_ceilings(gpu, session.root / "reports"))
+        time = estimate(config, gpu, measured_ceilings(gpu, session.root / "reports"))
         rows.append({"GPU": gpu.name, "memory GiB": gpu.memory_gib, "share": prediction.peak / gpu.memory_gib,
                      "verdict": verdict(prediction.peak, gpu), **_time_columns(time)})  # fmt: skip
     if as_json:
@@ -113,7 +113,7 @@ def _show_techniques(task: TrainConfig, gpu: Gpu, session: Session) -> None:
     table = pd.DataFrame(
         {"technique": row.name, "GPUs": row.config.parallel.world_size, "peak GiB": row.prediction.peak,
          "host GiB": row.prediction.host or None, "verdict": verdict(row.prediction.peak, gpu),
-         **_time_columns(estimate(row.config, row.prediction, gpu, ceilings))}
+         **_time_columns(estimate(row.config, gpu, ceilings))}
         for row in rows
     )  # fmt: skip
     print(f"{describe(task)}\n\nOn {gpu.name} ({gpu.memory_gib:g} GiB):\n" + _table(table))

@@ -2,8 +2,9 @@
 
     matrix products   6 FLOPs per parameter and token (8 for those that full checkpointing runs twice), at the matmul ceiling of
                       the dtype; attention 3.5 times its forward pass (4.5), causal, at the ceiling of bf16 (fp32)
-    memory            AdamW reads 4 and writes 3 values per parameter; every kept activation is written and read by what made it
-                      and by what wants it: 4 trips; all at the copy ceiling
+    memory            AdamW reads 4 and writes 3 values per parameter; an activation is written, read by the next operation, and
+                      once more each in the backward pass: 4 trips, 5 or 6 where checkpointing makes some or all of them
+                      twice; all at the copy ceiling. The bytes are what one process would keep without checkpointing
     communication     two gathers of the weights and one reduce-scatter of the gradients; it hides behind the rest and counts only
                       where it takes longer. CPU offload moves slices over PCIe, which does not hide.
 
@@ -16,16 +17,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lsai_core.config import TrainConfig
+from lsai_core.config import ParallelConfig, TrainConfig
 from lsai_core.fp8.shapes import parameters_in
 from lsai_core.model import count_parameters
 from lsai_core.profiling.flops import MATMUL_DTYPE, flops_per_token, theoretical_peak
 from lsai_core.profiling.predict.gpus import Gpu
-from lsai_core.profiling.predict.prediction import Prediction
+from lsai_core.profiling.predict.prediction import predict
 from lsai_core.train.precision import compute_dtype, weight_dtype
 
 EFFICIENCY = 0.95
 MATMUL_SHARE, COPY_SHARE = 0.69, 0.88  # of the data sheet's figures, measured on the H200
+TRIPS = {"none": 4, "selective": 5, "full": 6}
 PCIE_GB_PER_S = 55.0  # host to device and back, measured on the H200
 
 
@@ -51,11 +53,12 @@ class Estimate:
 
 
 def estimate(
-    config: TrainConfig, prediction: Prediction, gpu: Gpu, measured: Mapping[str, float] | None = None
+    config: TrainConfig, gpu: Gpu, measured: Mapping[str, float] | None = None, kernel: str | None = None
 ) -> Estimate | None:
     """The roofline of a step on `gpu`; None if no matmul ceiling is known for its dtypes.
 
-    `measured`: results of a `ceilings` run on that kind of GPU (`matmul_<dtype>_tflops`, `copy_gb_per_s`).
+    `measured`: results of a `ceilings` run on that kind of GPU (`matmul_<dtype>_tflops`, `copy_gb_per_s`); `kernel`: the
+    attention kernel, where it is known.
     """
     measured = measured or {}
     dtype, in_fp8 = MATMUL_DTYPE[config.precision], 0
@@ -76,7 +79,9 @@ def estimate(
     stored, computed = weight_dtype(config.precision).itemsize, compute_dtype(config.precision).itemsize
     copy = (measured.get("copy_gb_per_s") or COPY_SHARE * gpu.memory_gb_per_s) * 1e9
     updated = 0 if config.parallel.cpu_offload else 7 * stored * total / shards
-    memory_s = (updated + 4 * prediction.parts["activations"] * 2**30 * config.grad_accum) / copy
+    alone = config.model_copy(update={"grad_checkpoint": "none", "parallel": ParallelConfig(), "grad_accum": 1})
+    kept = predict(alone, kernel).parts["activations"] * 2**30
+    memory_s = (updated + TRIPS[config.grad_checkpoint] * kept * config.grad_accum) / copy
 
     share = (shards - 1) / shards
     sent = share * total * (2 * computed + 4) * config.grad_accum

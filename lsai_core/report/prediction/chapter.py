@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from lsai_core.config import TrainConfig
 from lsai_core.profiling.predict import GPUS, estimate, find_gpu, verdict
@@ -65,6 +66,10 @@ def show_runs(compared: Compared) -> None:
         style = series_style(index) | {"linestyle": "none", "markersize": 6, "markerfacecolor": "none"}
         axes.plot(some["measured"], some["predicted"], label=f"{study}, {machine}", **style)
     axes.set(xscale="log", yscale="log", xlabel="measured peak (GiB)", ylabel="predicted peak (GiB)", xlim=line, ylim=line)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
     fig.legend(loc="outside lower center", ncols=2)
     show_figure(
         fig,
@@ -172,7 +177,7 @@ def show_fits(rows: list[Technique], compared: Compared) -> None:
     ceilings = measured_ceilings(h200, compared.reports)
     table = []
     for row in rows:
-        time = estimate(row.config, row.prediction, h200, ceilings)
+        time = estimate(row.config, h200, ceilings)
         table.append(
             {"technique": row.name, "GPUs": row.config.parallel.world_size, "peak GiB": row.prediction.peak,
              **{gpu.name: _word(row, gpu) for gpu in gpus}, "H200 tokens/s": time.tokens_per_s if time else None}

@@ -50,7 +50,7 @@ def compare(runs: Sequence[Run], reports: Path) -> pd.DataFrame:
         on_gpu = str(results["memory_kind"]).startswith("CUDA")
         prediction = predict(config, results.get("attention_kernel") if on_gpu else None, on="gpu" if on_gpu else "cpu")
         measured = measured_gib(results)
-        time = _time(config, prediction, run, reports) if on_gpu else None
+        time = _time(config, run, reports) if on_gpu else None
         rows.append(
             {"machine": run.machine, "study": run.summary.id.study, "variant": run.summary.id.variant,
              "part": run.summary.id.part, "key": run.summary.id.key, "measured": measured, "predicted": prediction.peak,
@@ -83,12 +83,12 @@ def measured_ceilings(gpu: Gpu, reports: Path) -> Mapping[str, float]:
     return max(found, key=lambda run: run.summary.started).summary.results if found else {}
 
 
-def _time(config: TrainConfig, prediction: Any, run: Run, reports: Path) -> Estimate | None:
+def _time(config: TrainConfig, run: Run, reports: Path) -> Estimate | None:
     try:
         gpu = find_gpu(str(run.env.get("gpu")))
     except UserError:  # a GPU that is not in the table has no bandwidths
         return None
-    return estimate(config, prediction, gpu, measured_ceilings(gpu, reports))
+    return estimate(config, gpu, measured_ceilings(gpu, reports), run.summary.results.get("attention_kernel"))
 
 
 def largest_batches(runs: Sequence[Run]) -> pd.DataFrame:
