@@ -115,7 +115,7 @@ def accuracy(frame: pd.DataFrame) -> str:
             "so that runs with a fused kernel took more than the same step takes now."
         )
     if unread := frame.attrs.get("unread"):
-        text += f" Not compared, because this version cannot read their configs: {', '.join(unread)}."
+        text += f" Not compared: {'; '.join(unread)}."
     return text
 
 

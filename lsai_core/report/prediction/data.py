@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from lsai_core.config import TrainConfig, validated
-from lsai_core.errors import UserError
+from lsai_core.errors import Unavailable, UserError
 from lsai_core.files import deep_merge
 from lsai_core.profiling.predict import Estimate, Gpu, estimate, find_gpu, predict
 from lsai_core.runs.records import Run, recorded_runs
@@ -26,7 +26,7 @@ def config_of(run: Run) -> TrainConfig:
 def is_measured(run: Run) -> bool:
     """A finished training run of this package's trainer whose memory was measured."""
     good = run.summary.kind == "train" and run.summary.outcome == "ok"
-    return good and "mem_peak_allocated_gib" in run.summary.results
+    return good and bool(run.summary.results.get("mem_peak_allocated_gib"))
 
 
 def measured_gib(results: Mapping[str, Any]) -> float:
@@ -37,18 +37,18 @@ def measured_gib(results: Mapping[str, Any]) -> float:
 def compare(runs: Sequence[Run], reports: Path) -> pd.DataFrame:
     """One row per run: machine, study, variant, part, measured and predicted GiB, relative error, and least step time.
 
-    Runs whose config this version cannot read are left out; `frame.attrs["unread"]` names them.
+    Runs that cannot be predicted are left out; `frame.attrs["unread"]` says which and why.
     """
     rows, unread = [], []
     for run in filter(is_measured, runs):
+        results = run.summary.results
+        on_gpu = str(results.get("memory_kind")).startswith("CUDA")
         try:
             config = config_of(run)
-        except UserError:
-            unread.append(run.summary.id.name)
+            prediction = predict(config, results.get("attention_kernel") if on_gpu else None, on="gpu" if on_gpu else "cpu")
+        except (UserError, Unavailable, RuntimeError) as error:  # another version's config, or an operator without a fake
+            unread.append(f"{run.summary.id.name} ({' '.join(str(error).split())[:120]})")
             continue
-        results = run.summary.results
-        on_gpu = str(results["memory_kind"]).startswith("CUDA")
-        prediction = predict(config, results.get("attention_kernel") if on_gpu else None, on="gpu" if on_gpu else "cpu")
         measured = measured_gib(results)
         time = _time(config, run, reports) if on_gpu else None
         rows.append(
