@@ -22,9 +22,9 @@ from lsai_core.profiling.memory import PhaseMemory
 from lsai_core.profiling.predict import GPUS, estimate, find_gpu, predict, verdict
 from lsai_core.profiling.predict.techniques import compare as compare_techniques
 from lsai_core.profiling.predict.techniques import first_that_fits
-from lsai_core.runs.driver import execute_notebook
 from lsai_core.report.prediction.chapter import accuracy
 from lsai_core.report.prediction.data import compare, config_of
+from lsai_core.runs.driver import execute_notebook
 from lsai_core.runs.records import recorded_runs
 from lsai_core.train import step
 from lsai_core.train.optimizer import build_optimizer

@@ -24,11 +24,14 @@ _DEFAULTS: dict[str, Any] = {"precision": "bf16", "compile": True, "seq_len": 40
 def predict_command(
     study: Annotated[str | None, typer.Option("--study", help="Study in params/studies.")] = None,
     variant: Annotated[str | None, typer.Option("--variant", help="Variant of the study.")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="A preset, in bf16 and compiled, without a study.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="A preset, in bf16 and compiled, without a study.")
+    ] = None,
     gpu: Annotated[str | None, typer.Option("--gpu", help="One GPU, e.g. rtx4090, h200; default: all known.")] = None,
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="Shard over so many GPUs (parallel.fsdp).")] = None,
     techniques: Annotated[
-        bool, typer.Option("--techniques", help="Compare the techniques that save memory, and name the first that fits.")
+        bool,
+        typer.Option("--techniques", help="Compare the techniques that save memory, and name the first that fits."),
     ] = False,
     batch_size: BatchOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
@@ -59,7 +62,8 @@ def _config(
         if variant is not None:
             raise UserError("--variant belongs to a study; add --study, or leave it out")
         data = deep_merge(_DEFAULTS | {"model": {"preset": model}}, overrides)
-        data = deep_merge({"data": {"vocab_size": 257}}, data)  # of the tokens nothing but the model's vocabulary matters
+        # Of the text nothing matters; the smallest vocabulary fits any model.
+        data = deep_merge({"data": {"vocab_size": 257}}, data)
         return validated(TrainConfig, data, f"--model {model}")
     from lsai_core.runs.study import resolve, select_variants
 

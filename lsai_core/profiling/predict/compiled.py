@@ -33,6 +33,7 @@ _FUSED = frozenset({
     "full_like", "zeros_like", "empty", "arange", "iota", "scalar_tensor", "index", "gather", "select_scatter", "slice_scatter", "_to_copy",
     "convert_element_type", "copy", "lift_fresh_copy", "device_put", "where", "logsumexp", "_softmax", "prepare_softmax_online",
 })  # fmt: skip
+_RECOMPUTE = CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _name(node: fx.Node) -> str:
@@ -169,8 +170,8 @@ def compiled(layer: nn.Module, grad_checkpoint: GradCheckpoint) -> Callable[...,
     def call(named: dict[str, Tensor], *arguments: Tensor) -> Any:
         return torch.func.functional_call(layer, named, arguments, tie_weights=False)
 
-    def plan(graph: fx.GraphModule, _examples: Sequence[Any]) -> Replay:
-        return Replay(graph)
+    def plan(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Replay:
+        return Replay(gm)
 
     return aot_function(
         call,
@@ -192,9 +193,10 @@ def _partition(
     if grad_checkpoint != "none":
         for node in joint.graph.nodes:
             if node.op == "call_function":
-                made = node.args[0] if "getitem" in str(node.target) else node  # a part of a result is kept as the whole is
-                saved = grad_checkpoint == "selective" and _keep_expensive(None, made.target) == CheckpointPolicy.MUST_SAVE
-                node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+                # A part of a result is kept as the whole is.
+                made: Any = node.args[0] if "getitem" in str(node.target) else node
+                wanted = _keep_expensive(None, made.target) if grad_checkpoint == "selective" else _RECOMPUTE
+                node.meta["recompute"] = wanted
                 node.meta["ac_graph_id"] = 0
     options["static_lifetime_input_indices"] = list(range(kept))
     return min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **options)
@@ -202,4 +204,3 @@ def _partition(
 
 def _count(layer: nn.Module) -> int:
     return len(list(layer.parameters())) + len(list(layer.buffers()))
-

@@ -20,7 +20,7 @@ from lsai_core.profiling.predict.simulate import simulate
 
 GIB = 2**30
 LIBRARIES_GIB = 72 / 1024
-PARTS = ("weights", "gradients", "optimizer", "activations", "loss", "FSDP buffers", "attention scratch", "libraries")
+PARTS = ("weights", "gradients", "optimizer", "activations", "loss", "FSDP buffers", "kernel scratch", "libraries")
 
 # Shares of a GPU's memory up to which a predicted peak surely fits, and up to which it may. The recorded searches for the
 # largest batch on an H200 ended at 0.95 without gradient checkpointing, and at 0.75 where memory was fragmented most.
@@ -60,7 +60,9 @@ def _predicted(decisive: str, vocab_size: int, kernel: str | None, on: Literal["
     config = TrainConfig.model_validate({**json.loads(decisive), "data": {"vocab_size": vocab_size}})
     result = simulate(config, kernel, on=on)
     libraries = LIBRARIES_GIB if on == "gpu" else 0.0
-    parts = dict.fromkeys(PARTS, 0.0) | {name: size / GIB for name, size in result.parts.items()} | {"libraries": libraries}
+    parts = (
+        dict.fromkeys(PARTS, 0.0) | {name: size / GIB for name, size in result.parts.items()} | {"libraries": libraries}
+    )
     return Prediction(
         peak=result.peak / GIB + libraries,
         phases={name: size / GIB + libraries for name, size in result.phases.items()},
@@ -75,7 +77,9 @@ def _host_gib(config: TrainConfig) -> float:
 
     if not config.parallel.cpu_offload:
         return 0.0
-    return 4 * count_parameters(config.model).total * weight_dtype(config.precision).itemsize / config.parallel.fsdp / GIB
+    return (
+        4 * count_parameters(config.model).total * weight_dtype(config.precision).itemsize / config.parallel.fsdp / GIB
+    )
 
 
 def verdict(peak_gib: float, gpu: Gpu) -> Verdict:

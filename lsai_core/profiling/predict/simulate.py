@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lsai_core import fp8
 from lsai_core.config import TrainConfig
 from lsai_core.errors import UserError
-from lsai_core.model import Block, Transformer
+from lsai_core.model import Transformer
 from lsai_core.profiling.predict.compiled import compiled
 from lsai_core.profiling.predict.purposes import named_purposes
 from lsai_core.profiling.predict.stand_ins import EngineLinear, FusedRMSNorm, behaviour, expected_kernel
@@ -138,12 +138,12 @@ def _give_memory(model: nn.Module, config: TrainConfig) -> None:
 
 def _fill(model: nn.Module) -> None:
     for module in model.modules():
-        for name, value in module._parameters.items():
-            if value is not None:
-                module._parameters[name] = nn.Parameter(torch.empty(value.shape, dtype=value.dtype))
-        for name, value in module._buffers.items():
-            if value is not None:
-                module._buffers[name] = torch.empty(value.shape, dtype=value.dtype)
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype))
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
 
 
 def _convert(model: Transformer, config: TrainConfig) -> None:
@@ -156,10 +156,7 @@ def _convert(model: Transformer, config: TrainConfig) -> None:
     from lsai_core.fp8.recipes import names_of
 
     for name in names_of(model, config.fp8):
-        parent, _, last = name.rpartition(".")
-        layer = model.get_submodule(name)
-        layer.__class__ = EngineLinear
-        assert last
+        model.get_submodule(name).__class__ = EngineLinear
 
 
 def _compile(model: Transformer, config: TrainConfig) -> None:

@@ -45,7 +45,13 @@ def _(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, masked: bool) -> tuple[Ten
 
 @torch.library.custom_op("lsai::predicted_attention_backward", mutates_args=())
 def _attention_backward(
-    dout_BSHD: Tensor, q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, out_BSHD: Tensor, lse_BHS: Tensor, mask_SS: Tensor
+    dout_BSHD: Tensor,
+    q_BSHD: Tensor,
+    k_BSKD: Tensor,
+    v_BSKD: Tensor,
+    out_BSHD: Tensor,
+    lse_BHS: Tensor,
+    mask_SS: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     raise NotImplementedError("exists for fake tensors only")
 
@@ -128,30 +134,44 @@ def _clip_and_update(optimizer: torch.optim.Optimizer, limit: float) -> Tensor:
 
 
 class EngineLinear(nn.Linear):
-    """Transformer Engine's linear layer: keeps the input and the weight in fp8, in both layouts."""
+    """Transformer Engine's linear layer: keeps the input and the weight in fp8, each in both layouts."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.is_autocast_enabled("cpu"):
-            x = x.to(torch.get_autocast_dtype("cpu"))
-        return _EngineLinear.apply(x.flatten(0, -2), self.weight).view(*x.shape[:-1], self.out_features)
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        return _engine(x.flatten(0, -2), self.weight)[0].view(*x.shape[:-1], self.out_features)
 
 
-class _EngineLinear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_MK: Tensor, weight_NK: Tensor) -> Tensor:
-        x8, weight8 = (t.new_empty((1, t.numel()), dtype=torch.float8_e4m3fn) for t in (x_MK, weight_NK))
-        x8_turned, weight8_turned = torch.empty_like(x8), torch.empty_like(weight8)
-        ctx.save_for_backward(x8_turned, weight8, weight8_turned)
-        ctx.shapes, ctx.weight_dtype = (x_MK.shape, weight_NK.shape), weight_NK.dtype
-        return x_MK.new_empty((x_MK.shape[0], weight_NK.shape[0]))
+@torch.library.custom_op("lsai::predicted_engine", mutates_args=())
+def _engine(x_MK: Tensor, weight_NK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    raise NotImplementedError("exists for fake tensors only")
 
-    @staticmethod
-    def backward(ctx: Any, grad_MN: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        _saved = ctx.saved_tensors
-        grad8 = grad_MN.new_empty((2, grad_MN.numel()), dtype=torch.float8_e5m2)
-        dx, dweight = grad_MN.new_empty(ctx.shapes[0]), grad_MN.new_empty(ctx.shapes[1], dtype=ctx.weight_dtype)
-        del grad8
-        return dx, dweight
+
+@_engine.register_fake
+def _(x_MK: Tensor, weight_NK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    x8, weight8 = (t.new_empty((2, *t.shape), dtype=torch.float8_e4m3fn) for t in (x_MK, weight_NK))
+    return x_MK.new_empty((x_MK.shape[0], weight_NK.shape[0])), x8, weight8
+
+
+@torch.library.custom_op("lsai::predicted_engine_backward", mutates_args=())
+def _engine_backward(grad_MN: Tensor, x8_2MK: Tensor, weight8_2NK: Tensor, weight_NK: Tensor) -> tuple[Tensor, Tensor]:
+    raise NotImplementedError("exists for fake tensors only")
+
+
+@_engine_backward.register_fake
+def _(grad_MN: Tensor, x8_2MK: Tensor, weight8_2NK: Tensor, weight_NK: Tensor) -> tuple[Tensor, Tensor]:
+    return grad_MN.new_empty(x8_2MK.shape[1:]), torch.empty_like(weight_NK)
+
+
+def _keep_fp8(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*output[1:], inputs[1])
+
+
+def _differentiate_engine(ctx: Any, grad_MN: Tensor, *_unused: Tensor) -> tuple[Tensor, Tensor]:
+    return _engine_backward(grad_MN, *ctx.saved_tensors)
+
+
+_engine.register_autograd(_differentiate_engine, setup_context=_keep_fp8)
 
 
 @contextlib.contextmanager

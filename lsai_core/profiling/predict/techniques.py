@@ -30,7 +30,10 @@ TECHNIQUES: tuple[tuple[str, dict[str, Any]], ...] = (
         for gpus in (2, 4, 8)
         for row in (
             (f"FSDP, {gpus} GPUs", _FUSED | {"parallel": {"fsdp": gpus}}),
-            (f"FSDP, {gpus} GPUs, full checkpointing", _FUSED | {"parallel": {"fsdp": gpus}, "grad_checkpoint": "full"}),
+            (
+                f"FSDP, {gpus} GPUs, full checkpointing",
+                _FUSED | {"parallel": {"fsdp": gpus}, "grad_checkpoint": "full"},
+            ),
         )
     ),
     (

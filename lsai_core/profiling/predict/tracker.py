@@ -24,17 +24,25 @@ from torch._subclasses.fake_tensor import FakeTensor
 from lsai_core.profiling.live_tensors import LiveTensors
 
 ALLOCATION = 512
-ATTENTION_SCRATCH = "attention scratch"
+KERNEL_SCRATCH = "kernel scratch"
 
 
 def _attention_backward(arguments: tuple[Any, ...]) -> int:
     """The fused kernels sum the gradient of q in fp32 and keep one number per row: (B, S, H, D) and (B, H, S) fp32."""
-    q_BSHD = arguments[1]
+    q_BSHD: Tensor = arguments[1]
     return 4 * q_BSHD.numel() + 4 * q_BSHD.numel() // q_BSHD.shape[-1]
 
 
+def _engine_backward(arguments: tuple[Any, ...]) -> int:
+    """Transformer Engine casts the gradient to fp8 in both layouts."""
+    return 2 * int(arguments[0].numel())
+
+
 # Scratch bytes of an operator, by its name, from its arguments.
-SCRATCH: dict[str, Callable[[tuple[Any, ...]], int]] = {"lsai::predicted_attention_backward": _attention_backward}
+SCRATCH: dict[str, Callable[[tuple[Any, ...]], int]] = {
+    "lsai::predicted_attention_backward": _attention_backward,
+    "lsai::predicted_engine_backward": _engine_backward,
+}
 
 
 class PurposeTracker(LiveTensors):
@@ -80,7 +88,7 @@ class PurposeTracker(LiveTensors):
         self._by_purpose[self._purposes[key]] -= size
         self._on_host.add(key)
 
-    def scratch(self, size: int, purpose: str = ATTENTION_SCRATCH) -> None:
+    def scratch(self, size: int, purpose: str = KERNEL_SCRATCH) -> None:
         """Something takes `size` bytes and gives them back at once."""
         self._note(size, purpose)
 

@@ -65,7 +65,9 @@ def show_runs(compared: Compared) -> None:
     for index, ((machine, study), some) in enumerate(frame.groupby(["machine", "study"], sort=False)):
         style = series_style(index) | {"linestyle": "none", "markersize": 6, "markerfacecolor": "none"}
         axes.plot(some["measured"], some["predicted"], label=f"{study}, {machine}", **style)
-    axes.set(xscale="log", yscale="log", xlabel="measured peak (GiB)", ylabel="predicted peak (GiB)", xlim=line, ylim=line)
+    axes.set(
+        xscale="log", yscale="log", xlabel="measured peak (GiB)", ylabel="predicted peak (GiB)", xlim=line, ylim=line
+    )
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

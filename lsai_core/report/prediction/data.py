@@ -45,8 +45,14 @@ def compare(runs: Sequence[Run], reports: Path) -> pd.DataFrame:
         on_gpu = str(results.get("memory_kind")).startswith("CUDA")
         try:
             config = config_of(run)
-            prediction = predict(config, results.get("attention_kernel") if on_gpu else None, on="gpu" if on_gpu else "cpu")
-        except (UserError, Unavailable, RuntimeError) as error:  # another version's config, or an operator without a fake
+            prediction = predict(
+                config, results.get("attention_kernel") if on_gpu else None, on="gpu" if on_gpu else "cpu"
+            )
+        except (
+            UserError,
+            Unavailable,
+            RuntimeError,
+        ) as error:  # another version's config, or an operator without a fake
             unread.append(f"{run.summary.id.name} ({' '.join(str(error).split())[:120]})")
             continue
         measured = measured_gib(results)
@@ -96,7 +102,11 @@ def largest_batches(runs: Sequence[Run]) -> pd.DataFrame:
     rows = []
     for run in runs:
         results = run.summary.results
-        if run.summary.kind != "batch_search" or run.summary.outcome != "ok" or "GPU" not in results["search_limit_kind"]:
+        if (
+            run.summary.kind != "batch_search"
+            or run.summary.outcome != "ok"
+            or "GPU" not in results["search_limit_kind"]
+        ):
             continue
         data = deep_merge(BEFORE, run.config["train"]) | {"batch_size": max(1, results["largest_batch"])}
         peak = predict(validated(TrainConfig, data, run.summary.id.name), results["attention_kernel"]).peak
@@ -105,5 +115,3 @@ def largest_batches(runs: Sequence[Run]) -> pd.DataFrame:
              "batch": results["largest_batch"], "predicted": peak, "share": peak / results["search_limit_gib"]}
         )  # fmt: skip
     return pd.DataFrame(rows)
-
-
