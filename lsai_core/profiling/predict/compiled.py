@@ -131,10 +131,9 @@ class Replay:
     def _make(self, node: fx.Node) -> Any:
         value = node.meta["val"]
         made = [_like(item) for item in value] if isinstance(value, (tuple, list)) else _like(value)
-        scratch = SCRATCH.get(getattr(node.target, "_schema", None) and node.target._schema.name)  # type: ignore[union-attr,arg-type]
-        if scratch is not None:
-            size = scratch(tuple(a.meta["val"] if isinstance(a, fx.Node) else a for a in node.args))
-            torch.empty(size, dtype=torch.uint8)
+        if isinstance(node.target, torch._ops.OpOverload) and (scratch := SCRATCH.get(node.target._schema.name)):
+            arguments = tuple(a.meta["val"] if isinstance(a, fx.Node) else a for a in node.args)
+            torch.empty(scratch(arguments), dtype=torch.uint8)  # counted, and freed at once
         return made
 
     def _value(self, leaf: Any, memory: dict[fx.Node, Any]) -> Any:
