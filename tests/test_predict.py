@@ -23,7 +23,7 @@ from lsai_core.profiling.predict import GPUS, estimate, find_gpu, predict, verdi
 from lsai_core.profiling.predict.techniques import compare as compare_techniques
 from lsai_core.profiling.predict.techniques import first_that_fits
 from lsai_core.report.prediction.chapter import accuracy
-from lsai_core.report.prediction.data import compare, config_of
+from lsai_core.report.prediction.data import compare, config_of, out_of_memory
 from lsai_core.runs.driver import execute_notebook
 from lsai_core.runs.records import recorded_runs
 from lsai_core.train import step
@@ -241,6 +241,11 @@ def test_the_chapter_without_and_with_own_runs(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
     from lsai_core.runs.records import find_runs
 
+    write_run(tmp_path, "memory", "huge", outcome="oom", config=config)
+    env = json.loads((path := next(tmp_path.glob("memory/huge*/env.json"))).read_text())
+    path.write_text(json.dumps(env | {"gpu_memory_gib": 1e-3}))
+    failed = out_of_memory(find_runs(tmp_path))
+    assert failed["variant"].tolist() == ["huge"] and failed["share"].item() > 1
     frame = compare(find_runs(tmp_path), CHECKOUT / "reports")
     assert frame["error"].tolist() == pytest.approx([1 / 1.2 - 1])
     assert "odd" in accuracy(frame) and "-16.7%" in accuracy(frame)

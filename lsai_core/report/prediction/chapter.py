@@ -16,7 +16,7 @@ from lsai_core.profiling.predict import GPUS, estimate, find_gpu, verdict
 from lsai_core.profiling.predict.prediction import PARTS
 from lsai_core.profiling.predict.techniques import Technique, compare, first_that_fits
 from lsai_core.report.prediction.data import compare as against_records
-from lsai_core.report.prediction.data import largest_batches, measured_ceilings, over_seeds
+from lsai_core.report.prediction.data import largest_batches, measured_ceilings, out_of_memory, over_seeds
 from lsai_core.report.selection import select_runs
 from lsai_core.report.show import run_link, show_figure, show_table, show_text
 from lsai_core.report.style import HATCHES, PALETTE, apply_style, series_style
@@ -123,6 +123,12 @@ def accuracy(frame: pd.DataFrame) -> str:
 
 def show_limits(compared: Compared) -> None:
     """How full a GPU can really be: the prediction for the largest batches that trained."""
+    failed = out_of_memory(compared.runs)
+    if len(failed):
+        words = [f"{run_link(row.variant, row.key)} {row.share:.0%}" for row in failed.itertuples()]
+        show_text(
+            f"Runs that ran out of memory, and the share of their GPU that they are predicted to need: {', '.join(words)}."
+        )
     table = largest_batches(compared.runs)
     if table.empty:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,19 @@ def compare(runs: Sequence[Run], reports: Path) -> pd.DataFrame:
     frame = pd.DataFrame(rows)
     frame.attrs["unread"] = unread
     return frame
+
+
+def out_of_memory(runs: Sequence[Run]) -> pd.DataFrame:
+    """One row per training run that ran out of a GPU's memory: what it is predicted to need, as a share of the GPU."""
+    rows = []
+    for run in runs:
+        limit = run.env.get("gpu_memory_gib")
+        if run.summary.kind != "train" or run.summary.outcome != "oom" or not limit:
+            continue
+        with contextlib.suppress(UserError):
+            peak = predict(config_of(run)).peak
+            rows.append({"variant": run.summary.id.variant, "key": run.summary.id.key, "share": peak / limit})
+    return pd.DataFrame(rows)
 
 
 def over_seeds(frame: pd.DataFrame) -> pd.DataFrame:
