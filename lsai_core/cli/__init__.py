@@ -29,7 +29,7 @@ app.command("doctor", help="What this machine can and cannot run, why, and how t
 app.add_typer(data.app, name="data")
 app.command("train", help="Train one variant of a study with your own settings and show what came out.")(runs.train)
 app.command("find-batch", help="Find the largest batch of a variant that trains on this machine.")(runs.find_batch)
-app.command("predict", help="Predict peak memory and the least time of a training run on any GPU, without one.")(
+app.command("predict", help="Predict peak memory and step time of a training run on any GPU, without one.")(
     predict_command
 )
 app.command("study", help="Run every variant of a study that is not recorded yet.")(runs.study)

@@ -1,4 +1,4 @@
-"""`lsai predict`: peak memory and least time of a training run on any GPU, computed on any machine."""
+"""`lsai predict`: peak memory and step time of a training run on any GPU, computed on any machine."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _show(config: TrainConfig, prediction: Prediction, gpus: list[Gpu], session:
     if prediction.host:
         print(f"In host memory, per GPU: {prediction.host:.2f} GiB")
     print("\n" + _table(pd.DataFrame(rows)))
-    print("tight: fragmentation decides. tokens/s: what a GPU could reach at its matmul and memory ceilings.")
+    print("tight: fragmentation decides. tokens/s of one GPU: estimated from its matmul, copy and link ceilings.")
 
 
 def _time_columns(time: Estimate | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How long a step takes at least: its matrix products, its trips over memory, its communication.
+"""How long a step takes, estimated from a GPU's ceilings: its matrix products, its trips over memory, its communication.
 
     matrix products   6 FLOPs per parameter and token (8 for those that full checkpointing runs twice), at the matmul ceiling of
                       the dtype; attention 3.5 times its forward pass (4.5), causal, at the ceiling of bf16 (fp32)
@@ -55,7 +55,7 @@ class Estimate:
 def estimate(
     config: TrainConfig, gpu: Gpu, measured: Mapping[str, float] | None = None, kernel: str | None = None
 ) -> Estimate | None:
-    """The roofline of a step on `gpu`; None if no matmul ceiling is known for its dtypes.
+    """The estimate of a step's time on `gpu`; None if no matmul ceiling is known for its dtypes.
 
     `measured`: results of a `ceilings` run on that kind of GPU (`matmul_<dtype>_tflops`, `copy_gb_per_s`); `kernel`: the
     attention kernel, where it is known.
@@ -63,14 +63,18 @@ def estimate(
     measured = measured or {}
     dtype, in_fp8 = MATMUL_DTYPE[config.precision], 0
     if config.fp8.recipe != "none":
-        in_fp8 = parameters_in(config.model, config.fp8.layers)
+        in_fp8 = parameters_in(config.model, tuple(name for name in config.fp8.layers if name != "output"))
     plain, fast = (_tflops(name, gpu, measured) for name in (dtype, "fp8"))
     if plain is None or (in_fp8 and fast is None):
         return None
     tokens = config.batch_size * config.grad_accum * config.seq_len
     flops = flops_per_token(config.model, config.seq_len, config.attention.window)
     again = config.grad_checkpoint == "full"
-    linear = (8.0 if again else 6.0) * ((flops.counted_parameters - in_fp8) / plain + in_fp8 / (fast or plain))
+    in_output = config.model.vocab_size * config.model.d_model  # outside of the blocks: never computed twice
+    linear = 6.0 * in_output / plain
+    linear += (8.0 if again else 6.0) * (
+        (flops.counted_parameters - in_output - in_fp8) / plain + in_fp8 / (fast or plain)
+    )
     attention = ((flops.windowed or flops.causal_discounted) - 6.0 * flops.counted_parameters) / 3.0
     attention *= (4.5 if again else 3.5) / plain
     matmul_s = tokens * (linear + attention) / 1e12 / EFFICIENCY

@@ -80,14 +80,14 @@ def show_runs(compared: Compared) -> None:
         "caching allocator; on a CPU: bytes of live tensors.",
     )
     table = over_seeds(frame)
-    shown = table.assign(least=table["least_s"] / table["step_s"])
-    shown = shown[["machine", "study", "variant", "part", "runs", "measured", "predicted", "error", "least", "key"]]
-    shown = shown.rename(columns={"measured": "measured GiB", "predicted": "predicted GiB", "least": "roofline / step"})
+    shown = table.assign(time=table["estimated_s"] / table["step_s"])
+    shown = shown[["machine", "study", "variant", "part", "runs", "measured", "predicted", "error", "time", "key"]]
+    shown = shown.rename(columns={"measured": "measured GiB", "predicted": "predicted GiB", "time": "roofline / step"})
     show_table(
         shown.dropna(axis="columns", how="all"),
         "tbl-prediction-runs",
-        "Peak memory, predicted and measured (medians over repeats). Roofline / step: the least time that the step could take "
-        "at its GPU's matmul, copy and link ceilings, as a share of the time that it took (GPUs of the table only).",
+        "Peak memory, predicted and measured (medians over repeats). Roofline / step: the time of a step, estimated "
+        "from its GPU's matmul, copy and link ceilings as if it were compiled, as a share of the time that it took (GPUs of the table only).",
         formats={"error": "+.1%", "roofline / step": ".0%", "measured GiB": ".3g", "predicted GiB": ".3g"},
         links={"variant": "key"},
     )
@@ -179,7 +179,7 @@ def show_parts(rows: list[Technique]) -> None:
 
 
 def show_fits(rows: list[Technique], compared: Compared) -> None:
-    """Which technique fits which GPU, and the least time of a step there."""
+    """Which technique fits which GPU, and the estimated speed."""
     gpus = [find_gpu(name) for name in SMALL]
     h200 = find_gpu("H200")
     ceilings = measured_ceilings(h200, compared.reports)
@@ -195,7 +195,7 @@ def show_fits(rows: list[Technique], compared: Compared) -> None:
         pd.DataFrame(table),
         "tbl-prediction-fits",
         "Does it fit? The same task on GPUs of different size, and the tokens/s of one H200 at its "
-        f"{basis} ceilings (a bound, not a forecast). –: does not fit.",
+        f"{basis} ceilings (eager runs are slower). –: does not fit.",
         formats={"peak GiB": ".1f", "H200 tokens/s": ",.0f"},
     )
     lines = []

@@ -36,7 +36,7 @@ def measured_gib(results: Mapping[str, Any]) -> float:
 
 
 def compare(runs: Sequence[Run], reports: Path) -> pd.DataFrame:
-    """One row per run: machine, study, variant, part, measured and predicted GiB, relative error, and least step time.
+    """One row per run: machine, study, variant, part, measured and predicted GiB, relative error, measured and estimated step time.
 
     Runs that cannot be predicted are left out; `frame.attrs["unread"]` says which and why.
     """
@@ -63,7 +63,7 @@ def compare(runs: Sequence[Run], reports: Path) -> pd.DataFrame:
              "part": run.summary.id.part, "key": run.summary.id.key, "measured": measured, "predicted": prediction.peak,
              "error": prediction.peak / measured - 1, "older": "blocks" not in run.config,
              "step_s": results["step_ms"] / 1e3 if time and "step_ms" in results else None,
-             "least_s": time.step_s if time else None, "compiled": config.compile}
+             "estimated_s": time.step_s if time else None, "compiled": config.compile}
         )  # fmt: skip
     frame = pd.DataFrame(rows)
     frame.attrs["unread"] = unread
@@ -86,7 +86,7 @@ def out_of_memory(runs: Sequence[Run]) -> pd.DataFrame:
 def over_seeds(frame: pd.DataFrame) -> pd.DataFrame:
     """One row per machine, study, variant and part: medians over repeats, the first run's key."""
     keys = ["machine", "study", "variant", "part"]
-    numbers = ["measured", "predicted", "error", "step_s", "least_s"]
+    numbers = ["measured", "predicted", "error", "step_s", "estimated_s"]
     grouped = frame.groupby(keys, sort=False)
     table = pd.DataFrame({name: grouped[name].median() for name in numbers})
     table.insert(0, "runs", grouped.size())
