@@ -74,7 +74,7 @@ def test_bad_combinations_are_one_line(changes, word):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("profile", ["h200", "gpu", "gh200", "rtx5090", "cpu", "quick"])
+@pytest.mark.parametrize("profile", ["h200", "gpu", "gh200", "rtx5090", "cpu", "quick"], ids="profile-{}".format)
 def test_every_variant_is_a_whole_config_and_pairs_do_equal_work(profile):
     study = Session(profile, root=CHECKOUT).study("peers")
     shapes = set()

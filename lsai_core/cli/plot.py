@@ -11,7 +11,9 @@ from lsai_core.errors import UserError
 
 
 def plot(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A name in params/plots (for example course), or a YAML file.")],
+    config: Annotated[
+        str, typer.Argument(metavar="CONFIG", help="A name in params/plots (for example course), or a YAML file.")
+    ],
     out: Annotated[Path, typer.Option(help="Folder for <plot>.png and <plot>.svg.")],
     runs: Annotated[Path | None, typer.Option(help="Folder of records; default runs/.")] = None,
     recorded: Annotated[

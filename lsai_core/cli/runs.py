@@ -27,9 +27,9 @@ TechniqueOption = Annotated[str, typer.Option("--technique", help="Variant of th
 StudyOption = Annotated[str, typer.Option("--study", help="Study in params/studies.")]
 
 
-def _finish(session: Session, plan: list[PlannedRun]) -> None:
+def _finish(session: Session, plan: list[PlannedRun], jobs: int = 1) -> None:
     """Execute, show the table, and exit with 1 if a run did not end as it should."""
-    summaries = session.run(plan)
+    summaries = session.run(plan, jobs)
     folders = {run.folder for run in plan}
     show([run for run in find_runs(session.runs_root) if run.folder in folders])
     if any(summary.outcome in ("failed", "timeout", "preempted") for summary in summaries):
@@ -83,6 +83,10 @@ def study(
     dataset: DatasetOption = None,
     no_memory_profiling: NoMemoryOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.")] = False,
+    jobs: Annotated[
+        int,
+        typer.Option(min=1, help="Runs at a time on this machine; with more than one their records hold no speeds."),
+    ] = 1,
     profile: ProfileOption = None,
     set_: SetOption = None,
 ) -> None:
@@ -100,7 +104,7 @@ def study(
         for run in plan:
             print(f"{'recorded' if is_finished(run) else 'to run':9} {run.name:32} {run.folder}")
         return
-    _finish(session, plan)
+    _finish(session, plan, jobs)
 
 
 _COLUMNS = {

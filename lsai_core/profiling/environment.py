@@ -26,7 +26,7 @@ from lsai_core.profiling.limits import cpu_cores, memory_gib
 
 PACKAGES = (
     "lsai", "torch", "triton", "numpy", "flash-attn", "flash-attn-3", "flash-attn-4", "transformer-engine", "torchao",
-    "transformers", "tokenizers", "safetensors", "papermill",
+    "transformers", "accelerate", "liger-kernel", "torchtitan", "tokenizers", "safetensors", "papermill",
 )  # fmt: skip
 
 

@@ -76,7 +76,11 @@ def trace(path: Path, steps: int = 3) -> Iterator[profile]:
             raise RuntimeError(
                 f"no step was profiled: call .step() on the profiler more than once ({path} not written)"
             )
-        with atomic_writer(path) as file, raw.open("rb") as source, gzip.GzipFile(fileobj=file, mode="wb", compresslevel=4) as packed:
+        with (
+            atomic_writer(path) as file,
+            raw.open("rb") as source,
+            gzip.GzipFile(fileobj=file, mode="wb", compresslevel=4) as packed,
+        ):
             shutil.copyfileobj(source, packed)
 
 

@@ -70,7 +70,9 @@ def show_setting(courses: list[Course]) -> None:
         return
     rows = [setting_row(c.runs, int(c.rows["repeats"].max())) for c in courses]
     show_table(pd.DataFrame(rows), "tbl-course-setting", "What was trained, on each machine.")
-    jobs = [{"job": v.label, "name": f"`{name}`", "what it is": v.note} for name, v in courses[0].study.variants.items()]
+    jobs = [
+        {"job": v.label, "name": f"`{name}`", "what it is": v.note} for name, v in courses[0].study.variants.items()
+    ]
     show_table(pd.DataFrame(jobs), "tbl-course-jobs", "The three jobs.")
 
 
@@ -109,7 +111,9 @@ def sentences(course: Course) -> list[str]:
             )
     if not course.published:
         sources = "; ".join(other.source for other in course.plots.published)
-        found.append(f"These runs have another setting than the published figure ({sources}), so the two are not compared.")
+        found.append(
+            f"These runs have another setting than the published figure ({sources}), so the two are not compared."
+        )
     return found + endings(course.rows)
 
 

@@ -31,7 +31,7 @@ _METRICS = (
     "steps_timed",
 )  # fmt: skip
 # Two training configs that agree in these are the same trainer at another size.
-_TRAINER = ("precision", "fp8", "loss", "compile", "attention", "grad_checkpoint")
+_TRAINER = ("precision", "fp8", "loss", "blocks", "compile", "attention", "grad_checkpoint")
 
 
 @dataclass(frozen=True)
@@ -170,8 +170,12 @@ def conclusions(setting: Setting) -> list[str]:
         peers = rows[rows["framework"] == name]
         for precision in dict.fromkeys(peers["precision"]):
             mine, theirs = ours[ours["precision"] == precision], peers[peers["precision"] == precision]
-            if len(mine):
-                sentences.append(_against(setting, _fastest(mine), _fastest(theirs), f"*{name}, {precision}:*"))
+            # Our fp8 recipes differ in what they scale by, so each is compared.
+            chosen = (
+                [row for _, row in mine.iterrows()] if precision == "fp8" else [_fastest(mine)] if len(mine) else []
+            )
+            for one in chosen:
+                sentences.append(_against(setting, one, _fastest(theirs), f"*{name}, {precision}:*"))
         eager = peers[~peers["compiled"] & (peers["precision"] != "fp8")]
         mine = ours[~ours["compiled"] & (ours["precision"] != "fp8")]
         # Where nothing is compiled, this is the sentence above.
@@ -213,7 +217,7 @@ def _against(setting: Setting, mine: pd.Series, theirs: pd.Series, lead: str) ->
         text += ", no difference beyond the spread of the steps"
     memory = (mine["mem_peak_allocated_gib"], theirs["mem_peak_allocated_gib"])
     if not np.isnan(memory).any():
-        text += f", in {memory[0]:.1f} instead of {memory[1]:.1f} GiB"
+        text += f", in {memory[0]:.3g} instead of {memory[1]:.3g} GiB"
     return text + "."
 
 
@@ -304,7 +308,11 @@ def show_trainers(all_settings: list[Setting]) -> None:
         for name, variant in study.variants.items()
         if name in frameworks and variant.note
     ]
-    show_table(pd.DataFrame(rows), "tbl-peers-trainers", "The trainings that are compared.")
+    show_table(
+        pd.DataFrame(rows),
+        "tbl-peers-trainers",
+        "The trainings that are compared, as the study has them; each table says how they ran on that machine.",
+    )
     found = [
         f"{setting.machine}: {run.summary.results['versions']}"
         for setting in all_settings
@@ -334,4 +342,4 @@ def show_commands(all_settings: list[Setting]) -> None:
             parts.append(f"**{variant}** ({setting.machine}, {setting.title})\n\n{code_block(text, '.bash')}")
     if parts:
         body = "\n\n".join(parts)
-        show_text(f"<details>\n<summary>The exact commands of {len(parts)} trainings</summary>\n\n{body}\n\n</details>")
+        show_text(f"<details>\n<summary>The exact commands of other trainers</summary>\n\n{body}\n\n</details>")

@@ -110,7 +110,9 @@ def check_plots(config: PlotConfig, study: Study, runs: list[Run], others: list[
     for plot in config.plots:
         for variant in plot.variants:
             if variant not in study.variants:
-                raise UserError(f"plot {plot.name}: study {study.study} has no variant {variant!r}{hint(variant, study.variants)}")
+                raise UserError(
+                    f"plot {plot.name}: study {study.study} has no variant {variant!r}{hint(variant, study.variants)}"
+                )
         known, what = (columns, "column of metrics.jsonl") if plot.kind == "line" else (numbers, "result of a run")
         if known and plot.metric not in known:
             close = hint(plot.metric, sorted(known)).removeprefix("; ")
@@ -143,7 +145,9 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
                 metadata = {"Date": None} if path.suffix == ".svg" else None
                 figure.savefig(file, format=path.suffix[1:], bbox_inches="tight", dpi=PNG_DPI, metadata=metadata)
     except OSError as error:
-        raise UserError(f"cannot write the plots to {folder}: {error.strerror or error}; choose another --out") from None
+        raise UserError(
+            f"cannot write the plots to {folder}: {error.strerror or error}; choose another --out"
+        ) from None
     plt.close(figure)
     return paths
 
@@ -201,9 +205,7 @@ def _series(plot: Plot, run: Run) -> pd.DataFrame:
     metrics = run.metrics
     if metrics.empty:
         return pd.DataFrame(columns=["x", "y"])
-    metrics = metrics.assign(
-        tokens=metrics["tokens_in_step"].cumsum(), elapsed_s=(metrics["step_ms"] / 1e3).cumsum()
-    )
+    metrics = metrics.assign(tokens=metrics["tokens_in_step"].cumsum(), elapsed_s=(metrics["step_ms"] / 1e3).cumsum())
     if plot.steady and "steady" in metrics:
         metrics = metrics[metrics["steady"]]
     if plot.metric not in metrics:

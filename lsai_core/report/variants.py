@@ -29,7 +29,9 @@ def setting_row(runs: Sequence[Run], repeats: int) -> dict[str, Any]:
     model, parameters = config["model"], run.summary.results.get("parameters")
     size = ""
     if parameters:
-        size = f", {parameters / 1e9:.2f} B parameters" if parameters >= 1e9 else f", {parameters / 1e6:.1f} M parameters"
+        size = (
+            f", {parameters / 1e9:.2f} B parameters" if parameters >= 1e9 else f", {parameters / 1e6:.1f} M parameters"
+        )
     return {
         "machine": run.machine,
         "device": env.get("gpu") or f"{env.get('cpu')}, {env.get('cpu_cores')} cores",

@@ -53,8 +53,10 @@ def _normalized(path: Path) -> str:
 
 @functools.cache
 def git_state(root: Path) -> dict[str, Any]:
-    """`{commit, dirty}` of the checkout at `root`; outside git the commit is $LSAI_COMMIT (set it when you copy the code to
-    a machine or into a container without its history), else both are null."""
+    """`{commit, dirty}` of the checkout at `root`, or $LSAI_COMMIT (set it when you copy the code to a machine or into a
+    container without its history); without either both are null."""
+    if os.environ.get("LSAI_COMMIT"):
+        return {"commit": os.environ["LSAI_COMMIT"], "dirty": None}
 
     def git(*args: str) -> str | None:
         try:
@@ -65,7 +67,7 @@ def git_state(root: Path) -> dict[str, Any]:
 
     commit = git("rev-parse", "--verify", "HEAD")
     if commit is None:
-        return {"commit": os.environ.get("LSAI_COMMIT"), "dirty": None}
+        return {"commit": None, "dirty": None}
     status = git("status", "--porcelain", "--", "lsai_core", "params", "notebooks")
     return {"commit": commit, "dirty": None if status is None else bool(status)}
 

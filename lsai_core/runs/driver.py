@@ -16,8 +16,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -27,7 +29,7 @@ from tqdm import tqdm
 from lsai_core.errors import UserError
 from lsai_core.files import write_json
 from lsai_core.profiling.environment import environment
-from lsai_core.runs.execute import write_plan
+from lsai_core.runs.execute import BESIDE, write_plan
 from lsai_core.runs.kinds import get_kind
 from lsai_core.runs.records import Outcome, Summary, read_jsonl
 from lsai_core.runs.stop import Stopped, StopRequest, stop_requests
@@ -46,8 +48,10 @@ def is_finished(run: PlannedRun) -> bool:
         return False
 
 
-def run_plan(plan: list[PlannedRun], *, root: Path, data_root: Path, command: str) -> list[Summary]:
+def run_plan(plan: list[PlannedRun], *, root: Path, data_root: Path, command: str, jobs: int = 1) -> list[Summary]:
     """Execute what is not finished; prints one line per run and returns all summaries in the plan's order.
+
+    `jobs` runs at a time share the machine: for results that are no speeds, which such records leave out.
 
     Raises Stopped if SIGTERM or SIGUSR1 arrived and runs are left.
     """
@@ -58,15 +62,21 @@ def run_plan(plan: list[PlannedRun], *, root: Path, data_root: Path, command: st
     todo = [run for run in plan if not is_finished(run)]
     if len(todo) < len(plan):
         print(f"reusing {len(plan) - len(todo)} of {len(plan)} runs (same config, code, data and machine)", flush=True)
-    with stop_requests() as stop:
-        for number, run in enumerate(todo, 1):
+    with stop_requests() as stop, ThreadPoolExecutor(jobs) as pool:
+
+        def execute(number: int, run: PlannedRun) -> None:
             if stop.number is not None:
-                break
+                return
             title = f"[{number}/{len(todo)}] {run.name}"
             print(title, "started", flush=True)
-            summary = run_one(run, title=title, root=root, data_root=data_root, command=command, stop=stop)
+            summary = run_one(
+                run, title=title, root=root, data_root=data_root, command=command, stop=stop, beside=jobs - 1
+            )
             reason = f" ({summary.reason})" if summary.reason else ""
             print(f"{title} {summary.outcome}{reason}, {summary.wall_s:.0f} s", flush=True)
+
+        for future in [pool.submit(execute, number, run) for number, run in enumerate(todo, 1)]:
+            future.result()
     left = sum(not is_finished(run) for run in todo)
     if stop.number is not None and left:
         raise Stopped(stop.number, left)
@@ -98,9 +108,16 @@ def _take_over(run: PlannedRun, twin: Path) -> None:
 
 
 def run_one(
-    run: PlannedRun, *, title: str, root: Path, data_root: Path, command: str, stop: StopRequest | None = None
+    run: PlannedRun,
+    *,
+    title: str,
+    root: Path,
+    data_root: Path,
+    command: str,
+    stop: StopRequest | None = None,
+    beside: int = 0,
 ) -> Summary:
-    """Execute one run through papermill and return its summary, whatever happens to it.
+    """Execute one run through papermill and return its summary, whatever happens to it. `beside`: runs at the same time.
 
     Raises UserError if another process is executing the same run or the folder cannot be written.
     """
@@ -114,7 +131,7 @@ def run_one(
             write_plan(run, command)
             if not (run.folder / "env.json").exists():
                 write_json(run.folder / "env.json", environment())
-            return _execute(run, notebook, title, root, data_root, command, stop or StopRequest())
+            return _execute(run, notebook, title, root, data_root, command, stop or StopRequest(), beside)
     except Timeout:
         raise UserError(f"{run.name} is being run by another process right now ({run.folder}); wait for it") from None
     except OSError as error:
@@ -122,7 +139,14 @@ def run_one(
 
 
 def _execute(
-    run: PlannedRun, notebook: Path, title: str, root: Path, data_root: Path, command: str, stop: StopRequest
+    run: PlannedRun,
+    notebook: Path,
+    title: str,
+    root: Path,
+    data_root: Path,
+    command: str,
+    stop: StopRequest,
+    beside: int,
 ) -> Summary:
     started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
     problem = execute_notebook(
@@ -131,8 +155,9 @@ def _execute(
         {"folder": portable(run.folder, root), "data_root": portable(data_root, root)},
         root=root,
         timeout_s=run.timeout_s,
-        watch=_Watch(run, title).look,
+        watch=_Watch(run, title, shown=not beside).look,
         stop=stop,
+        environment={BESIDE: str(beside)} if beside else {},
     )
     if (run.folder / "summary.json").exists():
         return Summary.read(run.folder)
@@ -174,6 +199,7 @@ def execute_notebook(
     timeout_s: float,
     watch: Callable[[], None] = lambda: None,
     stop: StopRequest | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> str | None:
     """Execute a notebook in its own process tree, with `root` as the working folder. `stop` is passed on to its kernel.
 
@@ -192,7 +218,7 @@ def execute_notebook(
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,
-            env={**os.environ, **_absolute_folders(root), "PYDEVD_DISABLE_FILE_VALIDATION": "1"},
+            env={**os.environ, **_absolute_folders(root), **environment, "PYDEVD_DISABLE_FILE_VALIDATION": "1"},
         )
         deadline, stop = time.monotonic() + timeout_s, stop or StopRequest()
         try:
@@ -239,9 +265,11 @@ def _kill_tree(child: subprocess.Popen[bytes]) -> None:
 class _Watch:
     """A progress bar that follows a run's metrics file (on a terminal; elsewhere silent)."""
 
-    def __init__(self, run: PlannedRun, title: str) -> None:
+    def __init__(self, run: PlannedRun, title: str, shown: bool = True) -> None:
         self.path, self.offset = run.folder / "metrics.jsonl", 0
-        self.bar = tqdm(total=run.steps, desc=title, unit="step", leave=False, disable=not sys.stderr.isatty())
+        self.bar = tqdm(
+            total=run.steps, desc=title, unit="step", leave=False, disable=not (shown and sys.stderr.isatty())
+        )
 
     def look(self) -> None:
         if self.bar.disable or not self.path.exists():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import sys
 import time
 import traceback
@@ -26,6 +27,9 @@ from lsai_core.runs.kinds import Context, get_kind
 from lsai_core.runs.outcome import outcome_of
 from lsai_core.runs.records import Outcome, Run, RunId, Summary
 from lsai_core.runs.study import PlannedRun
+
+BESIDE = "LSAI_BESIDE"  # how many other runs use the machine at the same time; the driver sets it
+_SPEEDS = ("tokens_per_s", "step_ms", "mfu", "tflops")
 
 
 def write_plan(run: PlannedRun, command: str) -> None:
@@ -76,7 +80,7 @@ class ActiveRun:
             wall_s=round(time.perf_counter() - clock, 3),
             command=self.command,
             code=self.code,
-            results=results,
+            results=_honest(results),
         )
         summary.write(self.folder)
         print(f"outcome: {outcome}" + (f" ({reason})" if reason else "") + f", {summary.wall_s:.1f} s")
@@ -86,6 +90,15 @@ class ActiveRun:
         """The finished run, as the report reads it."""
         summary = Summary.read(self.folder)
         return Run(self.folder, json.loads((self.folder / "env.json").read_text()).get("machine", ""), summary)
+
+
+def _honest(results: dict[str, Any]) -> dict[str, Any]:
+    """Results without speeds if other runs were using the machine."""
+    beside = int(os.environ.get(BESIDE, 0))
+    if not beside:
+        return results
+    kept = {name: value for name, value in results.items() if not name.startswith(_SPEEDS)}
+    return {**kept, "ran_beside": beside}
 
 
 class _ProgressBar:

@@ -75,9 +75,9 @@ class Session:
             **selection,
         )
 
-    def run(self, plan: list[PlannedRun]) -> list[Summary]:
-        """Execute a plan with this session's folders."""
-        return run_plan(plan, root=self.root, data_root=self.data_root, command=self.command)
+    def run(self, plan: list[PlannedRun], jobs: int = 1) -> list[Summary]:
+        """Execute a plan with this session's folders, `jobs` runs at a time."""
+        return run_plan(plan, root=self.root, data_root=self.data_root, command=self.command, jobs=jobs)
 
     def __hash__(self) -> int:
         return id(self)

@@ -40,7 +40,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.number: int | None = None
         self.deadline = float("inf")
-        self._passed_on = False
+        self._told: set[int] = set()
 
     def receive(self, number: int, _frame: object = None) -> None:
         if self.number is None:
@@ -48,9 +48,9 @@ class StopRequest:
 
     def pass_on(self, child_pid: int) -> None:
         """Send the signal, once, to the kernel of the papermill process `child_pid`."""
-        if self.number is None or self._passed_on:
+        if self.number is None or child_pid in self._told:
             return
-        self._passed_on = True
+        self._told.add(child_pid)
         with contextlib.suppress(psutil.NoSuchProcess):
             for kernel in psutil.Process(child_pid).children():
                 with contextlib.suppress(psutil.NoSuchProcess):

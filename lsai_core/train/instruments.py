@@ -67,6 +67,8 @@ class Instruments:
         """To be called after a step; True if that took time of its own (reading a trace takes seconds)."""
         if step not in self._traced:
             return False
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # or the kernels of the step before would fall into the trace
         self._prof.step()
         if step != self._traced[-1]:
             return False
@@ -76,9 +78,7 @@ class Instruments:
 
     def _read_trace(self) -> None:
         events, per_step = kernel_events(self._prof), 1 / TRACED_STEPS
-        self._kernels = {
-            result_name(label): ms * per_step for label, ms in kernel_breakdown(events).items() if ms
-        }
+        self._kernels = {result_name(label): ms * per_step for label, ms in kernel_breakdown(events).items() if ms}
         if (busy := busy_ms(events)) is not None:
             self._kernels["gpu_busy_ms"] = busy * per_step
         rows = [

@@ -21,7 +21,9 @@ def on_levers(speed: Speed) -> list[str]:
     if len(rows) > 1:
         first, best = rows.iloc[0], _fastest(rows)
         if best["variant"] == first["variant"]:
-            text.append(f"*All levers:* none makes the step faster than {_name(first)} ({first['tokens_per_s']:,.0f} tokens/s).")
+            text.append(
+                f"*All levers:* none makes the step faster than {_name(first)} ({first['tokens_per_s']:,.0f} tokens/s)."
+            )
         else:
             text.append(
                 f"*All levers:* {_name(best)} trains {best['tokens_per_s']:,.0f} tokens/s, "

@@ -46,7 +46,9 @@ def show_levers(speed: Speed) -> None:
     if rows.empty:
         return
     _bars(speed, rows, "levers")
-    ideal = [speed.ideal(key) if outcome == "ok" else None for key, outcome in zip(rows["key"], rows["outcome"], strict=True)]
+    ideal = [
+        speed.ideal(key) if outcome == "ok" else None for key, outcome in zip(rows["key"], rows["outcome"], strict=True)
+    ]
     _show(
         pd.DataFrame(
             {
@@ -127,7 +129,9 @@ def _bars(speed: Speed, rows: pd.DataFrame, what: str) -> None:
         else "operators' own time in three traced steps, which the profiler makes slower"
     )
     dtypes = dict.fromkeys(d for key in good(rows)["key"] if (i := speed.ideal(key)) for d in i.dtypes)
-    ceilings = "; ".join(speed.ceilings.source(dtype) for dtype in dtypes) or "no ceiling is known, so no ideal is drawn"
+    ceilings = (
+        "; ".join(speed.ceilings.source(dtype) for dtype in dtypes) or "no ceiling is known, so no ideal is drawn"
+    )
     show_figure(
         fig,
         f"fig-speed-{what}-{speed.slug}",

@@ -41,7 +41,12 @@ def kernel_bars(speed: Speed, rows: pd.DataFrame) -> Figure | None:
         start = {name: start[name] + width for name, width in zip(order, widths, strict=True)}
     for name in order:
         axes.annotate(
-            f"{start[name]:,.4g}", (start[name], name), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8
+            f"{start[name]:,.4g}",
+            (start[name], name),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
         )
     axes.set(xlabel="milliseconds per step", xlim=(0, max(start.values()) * 1.1))
     axes.invert_yaxis()
