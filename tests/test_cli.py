@@ -14,6 +14,7 @@ COMMANDS = [
     "doctor",
     "train",
     "find-batch",
+    "predict",
     "study",
     "compare",
     "claims",

@@ -14,6 +14,7 @@ from lsai_core.cli.attention_table import attention_table
 from lsai_core.cli.claims import claims
 from lsai_core.cli.doctor import doctor
 from lsai_core.cli.plot import plot
+from lsai_core.cli.predict import predict_command
 from lsai_core.cli.report import report
 from lsai_core.errors import Unavailable, UserError
 from lsai_core.runs.stop import Stopped
@@ -28,6 +29,9 @@ app.command("doctor", help="What this machine can and cannot run, why, and how t
 app.add_typer(data.app, name="data")
 app.command("train", help="Train one variant of a study with your own settings and show what came out.")(runs.train)
 app.command("find-batch", help="Find the largest batch of a variant that trains on this machine.")(runs.find_batch)
+app.command("predict", help="Predict peak memory and step time of a training run on any GPU, without one.")(
+    predict_command
+)
 app.command("study", help="Run every variant of a study that is not recorded yet.")(runs.study)
 app.command("compare", help="Compare the recorded runs of a study in a table.")(runs.compare)
 app.command(

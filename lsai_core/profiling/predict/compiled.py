@@ -1,0 +1,205 @@
+"""What a compiled block keeps and needs, without compiling it.
+
+torch.compile decides twice about memory. Its partitioner cuts the joint graph of forward and backward pass so that the fewest
+bytes cross (a minimum cut), and recomputes the rest: that is what a block keeps. This file runs that very partitioner, on a
+graph of fake tensors, with Inductor's decompositions. Then Inductor fuses pointwise operations and reductions into kernels,
+whose inner values exist in registers only. That is modelled: a result is memory if a matrix product, an attention kernel or
+another opaque operator made it or reads it, or if it leaves the graph. `Replay` then walks through the graph, makes exactly these
+tensors and drops each after its last use.
+
+Gradient checkpointing reaches the partitioner as it does in torch.compile, as marks on the graph: recompute everything (`full`),
+or keep what the model's own policy keeps (`selective`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils.checkpoint import CheckpointPolicy
+
+from lsai_core.model import GradCheckpoint, _keep_expensive
+from lsai_core.profiling.predict.tracker import SCRATCH
+
+_VIEWS = frozenset({
+    "view", "_unsafe_view", "reshape", "t", "permute", "transpose", "expand", "unsqueeze", "squeeze", "slice", "select",
+    "split", "split_with_sizes", "unbind", "alias", "detach", "as_strided", "view_as", "unflatten", "view_of", "chunk",
+})  # fmt: skip
+_FUSED = frozenset({
+    "sum", "mean", "amax", "amin", "argmax", "var_mean", "max", "min", "prod", "any", "cat", "clone", "constant_pad_nd", "full",
+    "full_like", "zeros_like", "empty", "arange", "iota", "scalar_tensor", "index", "gather", "select_scatter", "slice_scatter", "_to_copy",
+    "convert_element_type", "copy", "lift_fresh_copy", "device_put", "where", "logsumexp", "_softmax", "prepare_softmax_online",
+})  # fmt: skip
+_RECOMPUTE = CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _name(node: fx.Node) -> str:
+    target = node.target
+    return target._schema.name.rpartition("::")[2] if isinstance(target, torch._ops.OpOverload) else str(target)
+
+
+def _is_view(node: fx.Node) -> bool:
+    if node.op != "call_function":
+        return False
+    return "getitem" in str(node.target) or _name(node) in _VIEWS
+
+
+def _is_fused(node: fx.Node) -> bool:
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return torch.Tag.pointwise in node.target.tags or _name(node) in _FUSED
+
+
+class Replay:
+    """A graph as its compiled form would use memory: called with the inputs, returns the outputs, all fake tensors."""
+
+    _boxed_call = True  # the caller hands over its list of inputs, so that they can die inside
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        self._graph = graph
+        nodes = list(graph.graph.nodes)
+        self._output = nodes[-1]
+        self._real = self._materialized(nodes)
+        self._drop_after = self._last_uses(nodes)
+
+    def _materialized(self, nodes: list[fx.Node]) -> set[fx.Node]:
+        """Nodes whose results exist in memory: those of opaque operators, and fused ones that something opaque reads."""
+        real: set[fx.Node] = set()
+        for node in nodes:
+            if node.op == "placeholder" or (node.op == "call_function" and not _is_fused(node) and not _is_view(node)):
+                real.add(node)
+            if node.op == "output" or (node in real and node.op == "call_function"):
+                real |= {self._root(source) for source in node.all_input_nodes}
+        return real
+
+    @staticmethod
+    def _root(node: fx.Node) -> fx.Node:
+        """The node whose memory `node` is a view of."""
+        while _is_view(node):
+            if "getitem" in str(node.target) and not _is_view(node.args[0]):  # type: ignore[arg-type]
+                return node.args[0]  # type: ignore[return-value]
+            node = node.all_input_nodes[0]
+        return node
+
+    def _reads(self, node: fx.Node) -> set[fx.Node]:
+        """The memory that making `node` reads: its inputs, looked through views and through what is fused into it."""
+        found: set[fx.Node] = set()
+        waiting = [self._root(source) for source in node.all_input_nodes]
+        seen: set[fx.Node] = set()
+        while waiting:
+            source = waiting.pop()
+            if source in seen:
+                continue
+            seen.add(source)
+            if source in self._real:
+                found.add(source)
+            else:
+                waiting += [self._root(earlier) for earlier in source.all_input_nodes]
+        return found
+
+    def _last_uses(self, nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+        last: dict[fx.Node, fx.Node] = {}
+        for node in nodes:
+            if node in self._real:
+                last[node] = node
+                for source in self._reads(node):
+                    last[source] = node
+        for source in self._output.all_input_nodes:
+            last.pop(self._root(source), None)
+        drop: dict[fx.Node, list[fx.Node]] = {}
+        for source, user in last.items():
+            drop.setdefault(user, []).append(source)
+        return drop
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        memory: dict[fx.Node, Any] = {}
+        given = list(inputs)
+        inputs.clear()
+        given.reverse()
+        for node in self._graph.graph.nodes:
+            if node.op == "placeholder":
+                memory[node] = given.pop()
+            elif node in self._real:
+                memory[node] = self._make(node)
+            for source in self._drop_after.get(node, ()):
+                del memory[source]
+        return [self._value(leaf, memory) for leaf in self._output.args[0]]  # type: ignore[union-attr]
+
+    def _make(self, node: fx.Node) -> Any:
+        value = node.meta["val"]
+        made = [_like(item) for item in value] if isinstance(value, (tuple, list)) else _like(value)
+        if isinstance(node.target, torch._ops.OpOverload) and (scratch := SCRATCH.get(node.target._schema.name)):
+            arguments = tuple(a.meta["val"] if isinstance(a, fx.Node) else a for a in node.args)
+            torch.empty(scratch(arguments), dtype=torch.uint8)  # counted, and freed at once
+        return made
+
+    def _value(self, leaf: Any, memory: dict[fx.Node, Any]) -> Any:
+        if not isinstance(leaf, fx.Node):
+            return leaf
+        root, path = self._root(leaf), leaf
+        if leaf is root:
+            return memory[root]
+        value, source = leaf.meta["val"], memory[root]
+        if isinstance(source, list):
+            while not ("getitem" in str(path.target) and path.args[0] is root):
+                path = path.all_input_nodes[0]
+            source = source[path.args[1]]  # type: ignore[index]
+        if not isinstance(value, Tensor):
+            return source
+        return source.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+def _like(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def compiled(layer: nn.Module, grad_checkpoint: GradCheckpoint) -> Callable[..., Any]:
+    """`layer` (its plain forward) as torch.compile would run it, as far as memory is concerned.
+
+    Call with the layer's parameters and buffers (`dict(named)`) and its arguments, all fake tensors.
+    """
+    from torch._functorch.aot_autograd import aot_function
+    from torch._inductor.decomposition import select_decomp_table
+
+    def call(named: dict[str, Tensor], *arguments: Tensor) -> Any:
+        return torch.func.functional_call(layer, named, arguments, tie_weights=False)
+
+    def plan(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Replay:
+        return Replay(gm)
+
+    return aot_function(
+        call,
+        fw_compiler=plan,
+        bw_compiler=plan,
+        inference_compiler=plan,
+        partition_fn=functools.partial(_partition, grad_checkpoint=grad_checkpoint, kept=_count(layer)),
+        decompositions=select_decomp_table(),
+        keep_inference_input_mutations=True,
+    )
+
+
+def _partition(
+    joint: fx.GraphModule, inputs: Sequence[Any], *, grad_checkpoint: GradCheckpoint, kept: int, **options: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """`kept`: the first inputs are parameters and buffers, which live anyway and cost nothing to save."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    if grad_checkpoint != "none":
+        for node in joint.graph.nodes:
+            if node.op == "call_function":
+                # A part of a result is kept as the whole is.
+                made: Any = node.args[0] if "getitem" in str(node.target) else node
+                wanted = _keep_expensive(None, made.target) if grad_checkpoint == "selective" else _RECOMPUTE
+                node.meta["recompute"] = wanted
+                node.meta["ac_graph_id"] = 0
+    options["static_lifetime_input_indices"] = list(range(kept))
+    return min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **options)
+
+
+def _count(layer: nn.Module) -> int:
+    return len(list(layer.parameters())) + len(list(layer.buffers()))

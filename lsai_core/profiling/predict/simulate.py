@@ -1,0 +1,189 @@
+"""One real training step on fake tensors: shapes, dtypes and lifetimes are true, arithmetic and memory do not exist.
+
+The model is shaped on the meta device, given fake parameters, converted, fused and sharded by the project's own code, and
+`train_step` runs over it. With several processes FSDP2 itself runs, as rank 0 of a process group that only pretends to
+communicate. The optimizer's states exist from the start, as they do in every step but the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from lsai_core import fp8
+from lsai_core.config import TrainConfig
+from lsai_core.errors import UserError
+from lsai_core.model import Transformer
+from lsai_core.profiling.predict.compiled import compiled
+from lsai_core.profiling.predict.purposes import named_purposes
+from lsai_core.profiling.predict.stand_ins import EngineLinear, FusedRMSNorm, behaviour, expected_kernel
+from lsai_core.profiling.predict.tracker import PurposeTracker
+from lsai_core.train import step
+from lsai_core.train.precision import compute_dtype, weight_dtype
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Bytes of one process: the peak of each phase, the largest of them, and how that one divides over purposes."""
+
+    phases: dict[str, int]
+    peak: int
+    parts: dict[str, int]
+
+
+def simulate(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu", "cpu"] = "gpu") -> Simulated:
+    """One step of `config` on fake tensors. `kernel`: the attention kernel; what `auto` comes to if not given.
+
+    `on="cpu"`: as the run behaves on a CPU, where PyTorch runs compiled code eagerly while memory is measured.
+    """
+    # From the second micro-batch on all are alike.
+    config = config.model_copy(update={"grad_accum": min(2, config.grad_accum)})
+    if on == "cpu":
+        config = config.model_copy(update={"compile": False})
+    kernel = kernel or expected_kernel(config)
+    with _world(config.parallel.world_size), behaviour(kernel, on), torch.random.fork_rng(devices=[]):
+        return _one_step(config, on)
+
+
+@contextlib.contextmanager
+def _world(size: int) -> Iterator[None]:
+    """A process group of `size` whose communication does nothing, of which this process is rank 0."""
+    if size == 1:
+        yield
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise UserError("a prediction for several processes cannot run inside of a distributed run")
+    dist.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _one_step(config: TrainConfig, on: str) -> Simulated:
+    tracker = PurposeTracker(rounded=on == "gpu")
+    model = _shaped(config, on)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        _give_memory(model, config)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=False, foreach=True)
+        for parameter in model.parameters():
+            optimizer.state[parameter] = {name: torch.zeros_like(parameter.data) for name in ("exp_avg", "exp_avg_sq")}
+        tokens = torch.empty(config.batch_size * config.grad_accum, config.seq_len + 1, dtype=torch.int64)
+        for purpose, seed in (("weights", model), ("optimizer", optimizer), ("activations", tokens)):
+            with tracker.purpose(purpose):
+                tracker.add([seed])
+        if config.parallel.cpu_offload:
+            for tensor in (*model.parameters(), *(t for state in optimizer.state.values() for t in state.values())):
+                tracker.move_to_host(tensor)
+        tracker.highest = 0
+        meter = _Meter(tracker)
+        with named_purposes(model, tracker, config.parallel.cpu_offload):
+            step.train_step(model, optimizer, tokens[:, :-1], tokens[:, 1:], config, CPU, meter)  # type: ignore[arg-type]
+    return Simulated(meter.peaks, tracker.highest, {k: v for k, v in tracker.at_highest.items() if v})
+
+
+class _Meter:
+    """Stands where `PhaseMemory` does: counts within phases and keeps the peak of each."""
+
+    def __init__(self, tracker: PurposeTracker) -> None:
+        self.tracker = tracker
+        self.peaks: dict[str, int] = {}
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.tracker.reset_peak()
+        with self.tracker, self.tracker.purpose("activations"):
+            yield
+        self.peaks[name] = max(self.tracker.peak, self.peaks.get(name, 0))
+
+
+def _shaped(config: TrainConfig, on: str) -> Transformer:
+    """The run's model on the meta device: fp8 layers, fused blocks, sharded; not yet compiled."""
+    with torch.device("meta"):
+        model = Transformer(config.model, config.attention, grad_checkpoint=config.grad_checkpoint)
+    model.to(weight_dtype(config.precision))
+    _convert(model, config)
+    if config.blocks == "fused":
+        model.fuse()
+    for module in model.modules() if on == "gpu" else ():
+        if type(module) is nn.RMSNorm:
+            module.__class__ = FusedRMSNorm
+    if config.compile:
+        _compile(model, config)
+    if config.parallel.world_size > 1:
+        from lsai_core.parallel.fsdp import shard
+
+        shard(model, config.parallel, config.precision, CPU)
+    return model
+
+
+def _give_memory(model: nn.Module, config: TrainConfig) -> None:
+    """Fake memory for every parameter and buffer."""
+    if config.parallel.world_size > 1:
+        model.to_empty(device=CPU)
+    else:
+        _fill(model)
+
+
+def _fill(model: nn.Module) -> None:
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype))
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+
+
+def _convert(model: Transformer, config: TrainConfig) -> None:
+    """fp8 layers; those of packages by what is like them: torchao's keep what the project's `tensorwise` keeps."""
+    recipe = config.fp8.recipe
+    if not recipe.startswith("te_"):
+        like = "tensorwise" if recipe.startswith("torchao_") else recipe
+        fp8.convert(model, config.fp8.model_copy(update={"recipe": like}))
+        return
+    from lsai_core.fp8.recipes import names_of
+
+    for name in names_of(model, config.fp8):
+        model.get_submodule(name).__class__ = EngineLinear
+
+
+def _compile(model: Transformer, config: TrainConfig) -> None:
+    """Let every block run by the plan that the partitioner makes for one of them; all blocks are alike."""
+    with torch.device("meta"):
+        plain = Transformer(config.model.model_copy(update={"n_layers": 1}), config.attention)
+    gathered = compute_dtype(config.precision) if config.parallel.world_size > 1 else weight_dtype(config.precision)
+    plain.to(gathered)
+    _convert(plain, config)
+    if config.blocks == "fused":
+        plain.fuse()
+    block = plain.blocks[0]
+    with FakeTensorMode():
+        _fill(block)
+        plan = compiled(block, config.grad_checkpoint)
+        x_BSD = torch.empty(config.batch_size, config.seq_len, config.model.d_model, dtype=gathered, requires_grad=True)
+        table = torch.empty(config.seq_len, 1, config.model.head_dim // 2)
+        with step.autocast(config.precision, CPU) if config.parallel.world_size == 1 else contextlib.nullcontext():
+            plan(_tensors(block), x_BSD, table, table.clone())  # plans; nothing may watch it, for it runs no step
+
+    for block in model.blocks:
+
+        def run(x_BSD: Tensor, cos: Tensor, sin: Tensor, block: nn.Module = block) -> Any:
+            return plan(_tensors(block), x_BSD, cos, sin)
+
+        block.forward = run
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}

@@ -1,0 +1,74 @@
+"""One training task under every technique that saves memory, from the least change to the largest: which is the first that fits?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from lsai_core.config import TrainConfig
+from lsai_core.errors import UserError
+from lsai_core.files import deep_merge
+from lsai_core.profiling.predict.gpus import Gpu
+from lsai_core.profiling.predict.prediction import Prediction, predict, verdict
+
+_PLAIN: dict[str, Any] = {
+    "precision": "bf16", "loss": "full", "blocks": "plain", "grad_checkpoint": "none", "fp8": {"recipe": "none"},
+    "attention": {"backend": "auto"}, "compile": True, "parallel": {},
+}  # fmt: skip
+_FUSED = deep_merge(_PLAIN, {"loss": "fused", "blocks": "fused"})
+
+# Name and settings, over the task's own model, sequence length, batch and window. Sharded rows are fused, too. fp8 is left out on
+# GPUs without it.
+TECHNIQUES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("bf16", _PLAIN),
+    ("fused loss and blocks", _FUSED),
+    ("fused, fp8 products", _FUSED | {"fp8": {"recipe": "fused"}}),
+    ("fused, selective checkpointing", _FUSED | {"grad_checkpoint": "selective"}),
+    ("fused, full checkpointing", _FUSED | {"grad_checkpoint": "full"}),
+    *(
+        row
+        for gpus in (2, 4, 8)
+        for row in (
+            (f"FSDP, {gpus} GPUs", _FUSED | {"parallel": {"fsdp": gpus}}),
+            (
+                f"FSDP, {gpus} GPUs, full checkpointing",
+                _FUSED | {"parallel": {"fsdp": gpus}, "grad_checkpoint": "full"},
+            ),
+        )
+    ),
+    (
+        "FSDP, 2 GPUs, checkpointing, CPU offload",
+        _FUSED | {"parallel": {"fsdp": 2, "cpu_offload": True}, "grad_checkpoint": "full"},
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Technique:
+    """A technique, the config that it leads to, and what that is predicted to need."""
+
+    name: str
+    config: TrainConfig
+    prediction: Prediction
+
+
+def compare(task: TrainConfig, gpu: Gpu | None = None) -> list[Technique]:
+    """`task` as it stands (`as configured`) and under each technique that `gpu` and the model's shape allow."""
+    rows = [Technique("as configured", task, predict(task))]
+    for name, settings in TECHNIQUES:
+        if "fp8" in name and gpu is not None and not gpu.fp8:
+            continue
+        data = deep_merge(task.model_dump(), settings) | {"parallel": settings["parallel"]}
+        try:
+            config = TrainConfig.model_validate(data)
+        except ValueError:  # fp8 takes multiples of 16 only
+            continue
+        rows.append(Technique(name, config, predict(config)))
+    return rows
+
+
+def first_that_fits(rows: list[Technique], gpu: Gpu) -> Technique | None:
+    """The first row whose peak surely fits `gpu`."""
+    if not rows:
+        raise UserError("nothing to choose from")
+    return next((row for row in rows if verdict(row.prediction.peak, gpu) == "fits"), None)

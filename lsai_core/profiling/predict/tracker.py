@@ -1,0 +1,133 @@
+"""Count live bytes as a GPU's caching allocator would, and name what they are for.
+
+The bytes are those of `live_tensors`, here of fake tensors: storages that know their size and hold no memory. Two things are
+added. The allocator hands out multiples of 512 bytes. And some operators need scratch memory while they run, which no tensor
+shows: `SCRATCH` says how much.
+
+Every storage is born with a purpose, the innermost `purpose(...)` block that was open, so that the highest moment of a step
+can be taken apart. What lies in host memory (CPU offload) is not counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from lsai_core.profiling.live_tensors import LiveTensors
+
+ALLOCATION = 512
+KERNEL_SCRATCH = "kernel scratch"
+
+
+def _attention_backward(arguments: tuple[Any, ...]) -> int:
+    """The fused kernels sum the gradient of q in fp32 and keep one number per row: (B, S, H, D) and (B, H, S) fp32."""
+    q_BSHD: Tensor = arguments[1]
+    return 4 * q_BSHD.numel() + 4 * q_BSHD.numel() // q_BSHD.shape[-1]
+
+
+def _engine_backward(arguments: tuple[Any, ...]) -> int:
+    """Transformer Engine casts the gradient to fp8 in both layouts."""
+    return 2 * int(arguments[0].numel())
+
+
+# Scratch bytes of an operator, by its name, from its arguments.
+SCRATCH: dict[str, Callable[[tuple[Any, ...]], int]] = {
+    "lsai::predicted_attention_backward": _attention_backward,
+    "lsai::predicted_engine_backward": _engine_backward,
+}
+
+
+class PurposeTracker(LiveTensors):
+    """`LiveTensors` over fake tensors, in allocator bytes, with a purpose for every storage.
+
+    `peak` is the largest since `reset_peak()`, `highest` the largest ever, `at_highest` its bytes by purpose.
+    """
+
+    def __init__(self, rounded: bool = True) -> None:
+        super().__init__()
+        self._multiple = ALLOCATION if rounded else 1
+        self.highest = 0
+        self.at_highest: dict[str, int] = {}
+        self._by_purpose: Counter[str] = Counter()
+        self._purposes: dict[int, str] = {}
+        self._on_host: set[int] = set()
+        self._open = ["other"]
+
+    @contextlib.contextmanager
+    def purpose(self, name: str) -> Iterator[None]:
+        """Storages born inside are for `name`."""
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self._open.pop()
+
+    def mark(self, tensor: Tensor, name: str) -> None:
+        """Say what an existing tensor is for, for instance that it has become a gradient."""
+        if (key := _storage(tensor)._cdata) in self._purposes:
+            size = self._known[key][1]
+            self._by_purpose[self._purposes[key]] -= size
+            self._by_purpose[name] += size
+            self._purposes[key] = name
+
+    def move_to_host(self, tensor: Tensor) -> None:
+        """Stop counting `tensor`: it lies in host memory from now on."""
+        self._see(tensor)
+        key = _storage(tensor)._cdata
+        reference, size = self._known[key]
+        self._known[key] = (reference, 0)
+        self.live -= size
+        self._by_purpose[self._purposes[key]] -= size
+        self._on_host.add(key)
+
+    def scratch(self, size: int, purpose: str = KERNEL_SCRATCH) -> None:
+        """Something takes `size` bytes and gives them back at once."""
+        self._note(size, purpose)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # A fake tensor is what is counted here; other subclasses (a sharded DTensor) unpack themselves, as in the base class.
+        result = super().__torch_dispatch__(func, tuple(t for t in types if t is not FakeTensor), args, kwargs)
+        if result is not NotImplemented and (scratch := SCRATCH.get(func.name().partition(".")[0])) is not None:
+            self.scratch(scratch(args))
+        return result
+
+    def _see_storage(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        size = -(-storage.nbytes() // self._multiple) * self._multiple
+        known = self._known.get(key)
+        if key in self._on_host or (known is not None and known[1] == size):
+            return
+        if known is None:
+            reference, before = weakref.ref(storage, functools.partial(self._freed, key)), 0
+            self._purposes[key] = self._open[-1]
+        else:
+            reference, before = known
+        self._known[key] = (reference, size)
+        self.live += size - before
+        self._by_purpose[self._purposes[key]] += size - before
+        self._note()
+
+    def _freed(self, key: int, reference: weakref.ref[torch.UntypedStorage]) -> None:
+        self._by_purpose[self._purposes.pop(key)] -= self._known[key][1]
+        self._on_host.discard(key)
+        super()._freed(key, reference)
+
+    def _note(self, scratch: int = 0, purpose: str = "") -> None:
+        level = self.live + scratch
+        self.peak = max(self.peak, level)
+        if level > self.highest:
+            self.highest, self.at_highest = level, dict(self._by_purpose)
+            if scratch:
+                self.at_highest[purpose] = self.at_highest.get(purpose, 0) + scratch
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage:
+    return getattr(tensor, "_local_tensor", tensor).untyped_storage()

@@ -1,0 +1,1 @@
+"""The chapter "Predicted and measured memory"."""
