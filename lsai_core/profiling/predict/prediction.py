@@ -17,13 +17,15 @@ from typing import Literal
 from lsai_core.config import TrainConfig
 from lsai_core.profiling.predict.gpus import Gpu
 from lsai_core.profiling.predict.simulate import simulate
+from lsai_core.profiling.predict.stand_ins import FUSED_KERNELS, expected_kernel
 
 GIB = 2**30
 LIBRARIES_GIB = 72 / 1024
 PARTS = ("weights", "gradients", "optimizer", "activations", "loss", "FSDP buffers", "kernel scratch", "libraries")
 
-# Shares of a GPU's memory up to which a predicted peak surely fits, and up to which it may. The recorded searches for the
-# largest batch on an H200 ended at 0.95 without gradient checkpointing, and at 0.75 where memory was fragmented most.
+# Shares of a GPU's memory up to which a predicted peak is called to fit, and up to which it may. Most recorded searches for the
+# largest batch on an H200 ended at 0.94 to 0.96; two with gradient checkpointing at 0.75, in fragmented memory (the chapter
+# shows them).
 SURE, POSSIBLE = 0.90, 0.96
 
 Verdict = Literal["fits", "tight", "too large"]
@@ -50,9 +52,13 @@ def predict(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu"
     `kernel`: the attention kernel, where it is known; otherwise what `auto` comes to on a current GPU. `on="cpu"`: live tensor
     bytes of a run on a CPU. Raises UserError inside of a distributed run.
     """
-    # Validated again from what decides memory alone, so that runs which differ in the rest are predicted once.
-    decisive = config.model_dump_json(include=_DECIDES, exclude={"model": {"preset"}})
-    return _predicted(decisive, config.data.vocab_size, kernel, on)
+    # Reduced to what decides memory, so that runs which differ in the rest are predicted once.
+    decisive = config.model_dump(mode="json", include=_DECIDES, exclude={"model": {"preset"}})
+    if on == "gpu":
+        kernel = kernel or expected_kernel(config)
+        if kernel in FUSED_KERNELS:
+            kernel, decisive["attention"] = "fused", {}
+    return _predicted(json.dumps(decisive), config.data.vocab_size, kernel, on)
 
 
 @functools.lru_cache(maxsize=256)

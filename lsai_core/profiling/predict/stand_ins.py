@@ -72,6 +72,10 @@ def _differentiate(ctx: Any, dout_BSHD: Tensor, *_unused: Tensor) -> tuple[Tenso
 _attention.register_autograd(_differentiate, setup_context=_keep)
 
 
+# Kernels that keep the same: q, k, v, the output, and one fp32 number per row; with a window, too.
+FUSED_KERNELS = frozenset({"sdpa_flash", "sdpa_cudnn", "flex", "fa2", "fa3", "fa4", "fused"})
+
+
 def expected_kernel(config: TrainConfig) -> str:
     """The attention kernel of a run on a current GPU, `auto` resolved: any fused kernel serves, since all keep the same."""
     if config.attention.backend != "auto":

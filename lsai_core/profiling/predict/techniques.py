@@ -68,7 +68,7 @@ def compare(task: TrainConfig, gpu: Gpu | None = None) -> list[Technique]:
 
 
 def first_that_fits(rows: list[Technique], gpu: Gpu) -> Technique | None:
-    """The first row whose peak surely fits `gpu`."""
+    """The first row whose peak fits `gpu`."""
     if not rows:
         raise UserError("nothing to choose from")
     return next((row for row in rows if verdict(row.prediction.peak, gpu) == "fits"), None)

@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from lsai_core.config import TrainConfig
 from lsai_core.profiling.predict import GPUS, estimate, find_gpu, verdict
-from lsai_core.profiling.predict.prediction import PARTS
+from lsai_core.profiling.predict.prediction import PARTS, POSSIBLE, SURE
 from lsai_core.profiling.predict.techniques import Technique, compare, first_that_fits
 from lsai_core.report.prediction.data import compare as against_records
 from lsai_core.report.prediction.data import largest_batches, measured_ceilings, out_of_memory, over_seeds
@@ -143,7 +143,18 @@ def show_limits(compared: Compared) -> None:
     show_text(
         f"The largest batches that really trained are predicted to need {low['share']:.0%} ({low['variant']}) to "
         f"{high['share']:.0%} ({high['variant']}) of their GPU. What is missing to 100% is what the allocator reserves and "
-        "cannot use, because free blocks lie in pieces. Hence `fits` means up to 90% here, `tight` up to 96%."
+        f"cannot use, because free blocks lie in pieces. In this report `fits` means up to {SURE:.0%}, `tight` up to "
+        f"{POSSIBLE:.0%}. {_too_kind(table)}"
+    )
+
+
+def _too_kind(table: pd.DataFrame) -> str:
+    early = table[table["share"] < SURE]
+    if early.empty:
+        return "No search ended earlier."
+    return (
+        f"{len(early)} of {len(table)} searches ended earlier ({', '.join(early['variant'])}): for these `fits` is too kind. "
+        "The allocator's setting `PYTORCH_ALLOC_CONF=expandable_segments:True` is meant for such a case."
     )
 
 
