@@ -17,8 +17,15 @@ def show_headline(own_runs: list[str], profile: str | None) -> None:
     if not rows:
         show_text("No study has a result yet. `make report` runs them for this machine.")
         return
+    frame = pd.DataFrame(rows)
     show_table(
-        pd.DataFrame(rows),
+        pd.DataFrame(
+            {
+                "machine": frame["machine"].where(~frame["machine"].duplicated(), ""),
+                "question": frame["question"],
+                "answer": "**" + frame["answer"] + "**: " + frame["result"],
+            }
+        ),
         "tbl-headline",
         "The headline of every study, machine by machine. Every number links to the run that produced it.",
     )
