@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from lsai_core.cli import main
 from lsai_core.cli.claims import claims_file, claims_json, recorded_claims
@@ -76,8 +77,11 @@ def write_study(root: Path, **more: str) -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout with the real parameters and no records."""
+    """A checkout with the real parameters, the claims about the memory study, and no records."""
     shutil.copytree(ROOT / "params", tmp_path / "params")
+    claims = yaml.safe_load((ROOT / "params" / "claims.yaml").read_text())
+    of_memory = {name: claim for name, claim in claims.items() if claim["study"] == "memory"}
+    (tmp_path / "params" / "claims.yaml").write_text(yaml.safe_dump(of_memory, sort_keys=False))
     (tmp_path / "notebooks").mkdir()
     monkeypatch.setenv("LSAI_ROOT", str(tmp_path))
     return tmp_path

@@ -44,7 +44,7 @@ class Claim(Strict):
     kind: str
     study: str
     machine: str = Field(description="folder in reports/recorded whose runs the claim is about")
-    part: str = "train"
+    part: str | list[str] = Field("train", description="the part of the study whose runs answer, or several")
     same: list[str] = Field([], description="results that must agree among the runs of the claim")
     sentence: str
 
@@ -58,6 +58,11 @@ class Claim(Strict):
         except (ValueError, IndexError, AttributeError, TypeError) as error:
             raise ValueError(f"sentence: not a valid template: {error}") from None
         return self
+
+    @property
+    def parts(self) -> list[str]:
+        """The parts of the study whose runs answer."""
+        return [self.part] if isinstance(self.part, str) else self.part
 
     @property
     @abstractmethod

@@ -104,8 +104,9 @@ def _without_all(data: dict[str, Any], variants: list[str]) -> dict[str, Any]:
 
 
 def _check_names(claim: Claim, study: Study, where: str) -> None:
-    if claim.part not in study.parts:
-        raise UserError(f"{where}: study {study.study} has no part {claim.part!r}{hint(claim.part, study.parts)}")
+    for part in claim.parts:
+        if part not in study.parts:
+            raise UserError(f"{where}: study {study.study} has no part {part!r}{hint(part, study.parts)}")
     for name in claim.variants:
         if name not in study.variants:
             raise UserError(f"{where}: study {study.study} has no variant {name!r}{hint(name, study.variants)}")
@@ -167,7 +168,7 @@ def _newest(frame: pd.DataFrame, claim: Claim, machine: str) -> pd.DataFrame:
     """The rows of the claim's study and part on `machine`, the newest one for each variant and repeat."""
     if frame.empty:
         return frame
-    here = (frame["machine"] == machine) & (frame["study"] == claim.study) & (frame["part"] == claim.part)
+    here = (frame["machine"] == machine) & (frame["study"] == claim.study) & frame["part"].isin(claim.parts)
     rows = frame[here].sort_values("started", kind="stable").drop_duplicates(["variant", "repeat"], keep="last")
     # Columns of other studies and kinds of run go, so that a wrong name is noticed and numbers are numbers.
     return rows.sort_values(["variant", "repeat"]).dropna(axis="columns", how="all").infer_objects()
@@ -184,7 +185,7 @@ def _check_metrics(claim: Claim, rows: pd.DataFrame) -> None:
     for metric in [*_metrics(claim), *claim.same]:
         if metric not in rows:
             raise UserError(
-                f"claim {claim.name}: no {claim.part} run of study {claim.study} on {claim.machine} has a result "
+                f"claim {claim.name}: no {' or '.join(claim.parts)} run of study {claim.study} on {claim.machine} has a result "
                 f"{metric!r}{hint(metric, map(str, rows.columns))}"
             )
 
@@ -212,7 +213,7 @@ def _judge(claim: Claim, machine: str, rows: pd.DataFrame) -> ClaimResult:
 def _find(claim: Claim, machine: str, rows: pd.DataFrame) -> Finding:
     """The claim's finding, if its runs exist, its metric is a number and its runs can be compared."""
     if rows.empty:
-        raise NoData(f"no {claim.part} runs of study {claim.study} on {machine}")
+        raise NoData(f"no {' or '.join(claim.parts)} runs of study {claim.study} on {machine}")
     for metric in _metrics(claim):
         if metric in rows and not pd.api.types.is_numeric_dtype(rows[metric]):
             raise UserError(f"claim {claim.name}: the result {metric!r} is not a number")
