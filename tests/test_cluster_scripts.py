@@ -40,7 +40,9 @@ def project(new_project: Callable[..., Project]) -> Project:
     made = new_project({"baseline": {}, "wide": {"config": {"device": "auto", "parallel": {"fsdp": 8}}}})
     shutil.copytree(CHECKOUT / "envs", made.root / "envs")
     gh200 = load_yaml(CHECKOUT / "params/profiles/gh200.yaml")
-    studies = {name: changes for name, changes in gh200["studies"].items() if name == "memory"}  # the project's own study
+    studies = {
+        name: changes for name, changes in gh200["studies"].items() if name == "memory"
+    }  # the project's own study
     made.write_yaml("params/profiles/gh200.yaml", {**gh200, "studies": studies})
     made.write_yaml("params/clusters/plain.yaml", GENERIC)
     return made
@@ -439,7 +441,18 @@ def test_the_pinned_versions_are_allowed() -> None:
 
 def test_the_course_runs_as_one_job_for_each_variant(tmp_path: Path) -> None:
     shipped = Project(CHECKOUT, {"LSAI_RUNS": str(tmp_path)})
-    words = ("submit", "course", "--cluster", "alps", "--per-variant", "--gpus", "1", "--account", "a-lsai", "--dry-run")
+    words = (
+        "submit",
+        "course",
+        "--cluster",
+        "alps",
+        "--per-variant",
+        "--gpus",
+        "1",
+        "--account",
+        "a-lsai",
+        "--dry-run",
+    )
     code, out, err = shipped.lsai(*words)
     assert (code, err) == (0, "")
     assert "#SBATCH --array=0-2\n" in out and "variants=(baseline flash_attn fp8)\n" in out

@@ -26,7 +26,9 @@ from lsai_core.train.loop import train
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(fp8.missing("fused", torch.device("cpu")) is not None, reason="torch without fp8 products on CPUs"),
+    pytest.mark.skipif(
+        fp8.missing("fused", torch.device("cpu")) is not None, reason="torch without fp8 products on CPUs"
+    ),
 ]
 
 
@@ -102,7 +104,9 @@ def test_compiled_blocks_give_the_same_gradients(mode: GradCheckpoint) -> None:
     torch._dynamo.reset()
     compiled = model(mode)
     for block in compiled.blocks:
-        block.compile(backend="aot_eager_decomp_partition")  # the partition that inductor compiles, without its compiler
+        block.compile(
+            backend="aot_eager_decomp_partition"
+        )  # the partition that inductor compiles, without its compiler
     for found, wanted in zip(two_steps(compiled), two_steps(model()), strict=True):
         assert (found - wanted).norm() <= 0.02 * wanted.norm()  # rounded elsewhere, in bf16 and then in fp8
 

@@ -118,7 +118,12 @@ def synthetic(root: Path) -> None:
     results = {"gemm_device": "NVIDIA H200", "points": len(rows), "points_skipped": 1, "fp8_unavailable": None}
     dump = json.loads(config.model_dump_json())
     write_run(root, "gemm", "machine", "products", kind="gemm", results=results, config=dump, metrics=rows)
-    speeds = {"bf16": (9000.0, 100.0), "fused": (12600.0, 98.5), "tensorwise": (11700.0, 89.5), "te_current": (10000.0, 120.0)}
+    speeds = {
+        "bf16": (9000.0, 100.0),
+        "fused": (12600.0, 98.5),
+        "tensorwise": (11700.0, 89.5),
+        "te_current": (10000.0, 120.0),
+    }
     for name, (speed, peak) in speeds.items():
         found = {"tokens_per_s": speed, "step_ms": 8192e3 / speed, "step_ms_p25": 1.0, "step_ms_p75": 2.0, "mfu": 0.5}
         found |= {"mem_peak_allocated_gib": peak, "first_step_s": 40.0, "parameters": 8e9, "mfu_peak_source": "a sheet"}

@@ -37,7 +37,12 @@ def test_every_study_has_its_row(root: Path) -> None:
     write(root, "course", "fp8", step_ms=400)
     write(root, "speed", "eager", "levers", step_ms=900)
     write(root, "speed", "attention", "levers", step_ms=600)
-    for variant, speed in {"plain": 8000.0, "ours_bf16": 10000.0, "titan_compiled": 8000.0, "hf_compiled": 5000.0}.items():
+    for variant, speed in {
+        "plain": 8000.0,
+        "ours_bf16": 10000.0,
+        "titan_compiled": 8000.0,
+        "hf_compiled": 5000.0,
+    }.items():
         record(root, variant, speed)
     rows = own_rows("h200")
     keys = {run.summary.id.key for run in find_runs(root)}
@@ -47,7 +52,11 @@ def test_every_study_has_its_row(root: Path) -> None:
         assert not re.search(r"\b(nan|inf|None)\b", str(row)), row
     assert rows["fastest of the course's jobs"]["result"].endswith(") tokens/s, 1.38x baseline")
     step = rows["fastest step, lever by lever"]
-    assert step["answer"] == "best attention" and "1.50x eager" in step["result"] and "of the ideal speed" in step["result"]
+    assert (
+        step["answer"] == "best attention"
+        and "1.50x eager" in step["result"]
+        and "of the ideal speed" in step["result"]
+    )
     fp8 = rows["fastest fp8 recipe"]
     assert fp8["answer"] == "fp8, fused" and "1.40x bf16, validation loss +0.09%" in fp8["result"]
     (attention,) = [row for question, row in rows.items() if question.startswith("fastest attention, causal, ")]

@@ -547,7 +547,12 @@ def event(name: str, start_ms: float, end_ms: float, on_gpu: bool = True) -> Ker
 
 
 def test_overlapping_kernels_are_busy_once_and_add_up_by_name() -> None:
-    events = [event("nvjet_a", 0, 4), event("ncclKernel", 2, 7), event("nvjet_a", 10, 11), event("sum_of_squares", 3, 4)]
+    events = [
+        event("nvjet_a", 0, 4),
+        event("ncclKernel", 2, 7),
+        event("nvjet_a", 10, 11),
+        event("sum_of_squares", 3, 4),
+    ]
     assert busy_ms(events) == 8
     assert busy_ms([event("aten::mm", 0, 1, on_gpu=False)]) is None and busy_ms([]) is None
     assert top_kernels(events, 2) == [

@@ -141,12 +141,18 @@ def test_the_chapter_says_what_the_records_say(session: Path, capsys: pytest.Cap
     assert levers["gain"]["fused_loss"] == pytest.approx(900 / 750 - 1)  # over eager: the one between them did not run
     assert levers["cold_start_s"]["eager"] == 35
     times = class_ms(levers.loc["fp8"])
-    assert times["other"] == 5 and times["fp8 cast"] == 20 and times["idle"] == 600 - sum(v for k, v in times.items() if k != "idle")
+    assert (
+        times["other"] == 5
+        and times["fp8 cast"] == 20
+        and times["idle"] == 600 - sum(v for k, v in times.items() if k != "idle")
+    )
     ideal = speed.ideal(levers["key"]["fp8"])
     assert ideal is not None and ideal.dtypes == ("bf16", "fp8")
     text = "\n".join(on_levers(speed))
     assert "1.50 times" in text and "matmul 400 ms (67%)" in text and "idle for 5 ms (0.8%)" in text
-    assert f"runs at {ideal.ms / 600:.0%} of the ideal speed" in text and "700 TFLOP/s in bf16 ([measured](#run-" in text
+    assert (
+        f"runs at {ideal.ms / 600:.0%} of the ideal speed" in text and "700 TFLOP/s in bf16 ([measured](#run-" in text
+    )
     assert "*+ compiled blocks* ended as **oom**: the reason of it." in text
     assert "*Not measured on h200 (this machine):* + fused blocks; + fused optimizer; + best attention." in text
     text = "\n".join(on_attention(speed))
@@ -188,7 +194,9 @@ def test_the_course_stands_beside_the_published_figure(session: Path, capsys: py
     assert shown["x published"]["flash attention"] == pytest.approx(4096 / 0.4 / rate)
     assert shown["tokens/s"]["published (GH200)"] == rate
     text = "\n".join(course.sentences(jobs))
-    assert f"{4096 / 0.4 / rate:.2f} times as fast as the {rate:,.0f} tokens/s" in text and "origin's own report" in text
+    assert (
+        f"{4096 / 0.4 / rate:.2f} times as fast as the {rate:,.0f} tokens/s" in text and "origin's own report" in text
+    )
     assert "*fp8* ended as **unavailable**: the reason of it." in text
     course.show_setting([jobs])
     course.show_machine(jobs)

@@ -132,7 +132,11 @@ def twins(new_project: Callable[..., Project], monkeypatch: pytest.MonkeyPatch) 
     project = new_project()
     study = yaml.safe_load((project.root / "params/studies/memory.yaml").read_text())
     variant = study["variants"]["baseline"]
-    same = {"study": "speed", "baseline": None, "variants": {"first": variant, "second": {**variant, "label": "other words"}}}
+    same = {
+        "study": "speed",
+        "baseline": None,
+        "variants": {"first": variant, "second": {**variant, "label": "other words"}},
+    }
     project.write_yaml("params/studies/speed.yaml", {**study, **same, "parts": {"train": {"timeout_s": 50}}})
 
     def record(run: PlannedRun, *, command: str, **_: Any) -> Summary:
