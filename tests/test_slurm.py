@@ -118,10 +118,10 @@ def ended(job: str) -> slurm.JobState:
 
 @pytest.fixture(scope="session")
 def warned(cluster: None, new_project: Callable[..., Project]) -> tuple[Jobs, str]:
-    """A job whose time limit is near from its first minute on, not to be requeued, in the middle of a long run."""
+    """A job that is warned within its first minute, not to be requeued, in the middle of a long run."""
     jobs = Jobs(new_project(steps=100_000, log_every=10))
     path = "params/clusters/ci.yaml"
-    jobs.project.write_yaml(path, {**CLUSTER, "python": sys.executable, "time": "1", "warning_s": 45, "requeue": False})
+    jobs.project.write_yaml(path, {**CLUSTER, "python": sys.executable, "time": "2", "warning_s": 70, "requeue": False})
     return jobs, jobs.submit()[0]
 
 
