@@ -21,6 +21,7 @@ from lsai_core.context import METHODS, Setting
 from lsai_core.context.engine import planned_backward, planned_forward
 from lsai_core.context.exchange import Message, Wait
 from lsai_core.context.kernels import KERNELS, LocalKernel, allowed
+from lsai_core.context.merge import merge
 from lsai_core.errors import UserError
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -208,6 +209,21 @@ def test_cuda_kernels_return_the_log_sum_exp(name: str, head_dim: int, heads: tu
     assert float((lse.double() - scores.logsumexp(-1)).abs().max()) <= 1e-3
     found = [out, *kernel.backward(gradient, q, k, v, out, lse.contiguous(), None, 0)]
     assert max(relative(a, b) for a, b in zip(found, cuda_exact([q, k, v, gradient], None), strict=True)) <= 1e-2
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_the_merge_kernel_equals_plain_operations(dtype: torch.dtype) -> None:
+    out, part = torch.randn(2, 100, 3, 80, device="cuda"), torch.randn(2, 100, 3, 80, device="cuda").to(dtype)
+    lse, part_lse = 10 * torch.randn(2, 3, 100, device="cuda"), 10 * torch.randn(2, 3, 100, device="cuda")
+    lse[:, :, 50:] = -torch.inf
+    out[:, 50:] = 0
+    expected, expected_lse = out.double(), lse.double()  # plain operations serve fp64
+    merge(expected[:, 7:90], expected_lse[:, :, 7:90], part[:, 7:90], part_lse[:, :, 7:90].double())
+    merge(out[:, 7:90], lse[:, :, 7:90], part[:, 7:90], part_lse[:, :, 7:90])
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(lse.double(), expected_lse, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.gpu
