@@ -14,14 +14,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lsai_core.config import AttentionConfig, ModelConfig
 from lsai_core.context import METHODS, ContextParallel
 from lsai_core.errors import Unavailable, UserError
+from lsai_core.model import GradCheckpoint, build_model
 
 LENGTH, HEAD_DIM, BATCH = 144, 16, 2
 OURS = [name for name, method in METHODS.items() if not method.peer]
@@ -97,6 +99,41 @@ def every_case(rank: int, world: int) -> Any:
     return [{**case, "errors": errors(case)} for case in cases(world)]
 
 
+def model(rank: int, world: int) -> Any:
+    """Largest differences of loss and gradients of a small decoder from one process's, by method and checkpointing."""
+    shape = ModelConfig(n_layers=1, d_model=32, n_heads=4, n_kv_heads=2, d_ff=64, vocab_size=50)
+    tokens = torch.randint(50, (2, 33), generator=torch.Generator().manual_seed(0))
+    config = AttentionConfig(backend="eager", window=None)
+
+    def step(context: ContextParallel | None, keep: GradCheckpoint, compiled: bool = False) -> list[Tensor]:
+        decoder = build_model(shape, config, grad_checkpoint=keep, dtype=torch.float64)
+        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        if context is not None:
+            decoder.share_sequence(context)
+            inputs, targets = context.shard(inputs), context.shard(targets)
+        for block in decoder.blocks if compiled else []:
+            block.compile(backend="aot_eager", fullgraph=True)
+        logits = decoder(inputs)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        loss.backward()
+        found = [loss.detach(), *(p.grad for p in decoder.parameters() if p.grad is not None)]
+        if context is not None:
+            for x in found:
+                dist.all_reduce(x)
+                x /= world
+        return found
+
+    expected = step(None, "none")
+    differences = {}
+    for method in OURS:
+        for keep in get_args(GradCheckpoint):
+            found = step(ContextParallel(method, 32, kernel="eager"), keep)
+            differences[f"{method} {keep}"] = max(relative(a, b) for a, b in zip(found, expected, strict=True))
+    found = step(ContextParallel("usp", 32, kernel="eager"), "selective", compiled=True)
+    differences["usp compiled"] = max(relative(a, b) for a, b in zip(found, expected, strict=True))
+    return differences
+
+
 def refusals(rank: int, world: int) -> Any:
     """What every rank is told about requests that cannot work."""
     q, k, v, _ = (x.float() for x in inputs((8, 2)))
@@ -153,6 +190,7 @@ def one_is_wrong(rank: int, world: int) -> Any:
 
 JOBS = {
     **{f"world-{world}": (world, every_case) for world in (1, 2, 3, 4, 8)},
+    "model": (4, model),
     "refusals": (4, refusals),
     "dies": (4, one_dies),
     "wrong": (4, one_is_wrong),

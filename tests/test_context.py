@@ -101,6 +101,12 @@ def test_processes_equal_one_in_float64(jobs: dict[str, dict[str, Any]], world: 
             assert all(a <= 1.5 * b for a, b in zip(case["errors"], alone[0]["errors"], strict=True)), case
 
 
+def test_a_model_that_shares_its_sequence_is_the_same_model(jobs: dict[str, dict[str, Any]]) -> None:
+    job = jobs["model"]
+    assert job["ended"] == [0] * 4, job["errors"]
+    assert max(job["returned"].values()) <= 1e-12, job["returned"]
+
+
 def test_refusals_are_one_line_on_every_rank(jobs: dict[str, dict[str, Any]]) -> None:
     job = jobs["refusals"]
     assert job["ended"] == [0] * 4, job["errors"]

@@ -12,6 +12,7 @@ know no window raise `UserError` for one.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -43,6 +44,8 @@ class LocalKernel:
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
+# Asked in every layer of every step, hence cached.
+@functools.cache
 def local_kernel(
     name: str,
     device: torch.device,

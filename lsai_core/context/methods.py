@@ -166,6 +166,8 @@ class ContextParallel:
         if self.method.peer:
             return
         key_heads(n_heads, n_kv_heads, self._pieces)
+        if torch.compiler.is_compiling():
+            return  # the compiler cannot follow the choice of a kernel; the operator makes it when it runs
         window, grouped = self.setting.window, n_heads != n_kv_heads
         local_kernel(self.setting.kernel, q_BSHD.device, q_BSHD.dtype, head_dim, window=window, grouped=grouped)
 
