@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,9 @@ from lsai_core.loss import Reduction, linear_cross_entropy
 from lsai_core.norm import norm_and_residual
 from lsai_core.rope import rope_tables, rotate
 from lsai_core.swiglu import swiglu_down
+
+if TYPE_CHECKING:
+    from lsai_core.context import ContextParallel
 
 GradCheckpoint = Literal["none", "selective", "full"]
 
@@ -67,6 +70,7 @@ class Attention(nn.Module):
         self.heads = (config.n_heads, config.n_kv_heads, config.n_kv_heads)
         self.head_dim = config.head_dim
         self.backend, self.window = attention_config.backend, attention_config.window
+        self.context: ContextParallel | None = None
         self.qkv = nn.Linear(config.d_model, sum(self.heads) * self.head_dim, bias=False)
         self.output = nn.Linear(config.d_model, config.d_model, bias=False)
 
@@ -75,7 +79,10 @@ class Attention(nn.Module):
         q_BSHD, k_BSKD, v_BSKD = qkv_BSHD.split(self.heads, dim=2)
         q_BSHD, k_BSKD = rotate(q_BSHD, cos, sin), rotate(k_BSKD, cos, sin)
         # A copy of v, because a view of qkv would keep all of it for the backward pass.
-        out_BSHD = attention(q_BSHD, k_BSKD, v_BSKD.contiguous(), backend=self.backend, window=self.window)
+        if self.context is not None:
+            out_BSHD = self.context.attention(q_BSHD, k_BSKD, v_BSKD.contiguous())
+        else:
+            out_BSHD = attention(q_BSHD, k_BSKD, v_BSKD.contiguous(), backend=self.backend, window=self.window)
         return self.output(out_BSHD.flatten(2))
 
 
@@ -154,6 +161,7 @@ class Transformer(nn.Module):
         )
         self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
         self.output = None if config.tie_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.context: ContextParallel | None = None
         self.fp8_scales: Any = None  # of delayed scaling, once layers are converted to fp8 (`lsai_core.fp8`)
         if not self.embedding.weight.is_meta:
             self.init_weights()
@@ -168,6 +176,17 @@ class Transformer(nn.Module):
             block.fused = True
             if isinstance(block.mlp, MLP):
                 block.mlp.fused = type(block.mlp.down) is nn.Linear
+
+    def share_sequence(self, context: ContextParallel) -> None:
+        """From now on inputs are slices of sequences that a group of ranks shares (`lsai_core.context`).
+
+        Positions follow the group's layout. A mean loss is over this rank's slice; slices are equal, so the mean over ranks is
+        that of the whole sequence, for gradients as well. The window and kernel are those of `context`.
+        """
+        self.context = context
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            block.attention.context = context
 
     @property
     def output_weight(self) -> Tensor:
@@ -188,9 +207,11 @@ class Transformer(nn.Module):
     def hidden(self, tokens_BS: Tensor, positions_S: Tensor | None = None) -> Tensor:
         """The normalised last hidden states (B, S, d): the output layer's input, for losses that never hold all logits.
 
-        `positions_S` gives the absolute positions of the columns where they are not 0..S-1 (a rank of a
-        sequence-parallel group that holds a slice).
+        `positions_S` gives the absolute positions of the columns where they are neither 0..S-1 nor those of this rank's
+        slice (`share_sequence`).
         """
+        if positions_S is None and self.context is not None:
+            positions_S = self.context.positions_S.to(tokens_BS.device)
         if positions_S is None:
             positions_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
         cos, sin = rope_tables(self.config, positions_S)
