@@ -21,7 +21,9 @@ def tries_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config(**changes: Any) -> ModelSearchConfig:
-    train = tiny(model={"d_model": 256, "n_heads": 2, "n_kv_heads": 2, "d_ff": 1024}, seq_len=32, **changes.pop("train", {}))
+    train = tiny(
+        model={"d_model": 256, "n_heads": 2, "n_kv_heads": 2, "d_ff": 1024}, seq_len=32, **changes.pop("train", {})
+    )
     settings = {"train": train, "grow": "n_layers", "measure": "train", "cpu_limit_gib": 0.2, "resolution": 0.3}
     return ModelSearchConfig.model_validate({**settings, **changes})
 
@@ -44,7 +46,8 @@ def test_the_found_model_fits_and_a_larger_one_does_not(tmp_path: Path, processe
 
 def test_weights_alone_fill_most_of_the_limit_and_two_processes_hold_more(tmp_path: Path) -> None:
     one, two = (
-        search(tmp_path, measure="load", resolution=0.1, train={"precision": "bf16", "parallel": {"fsdp": n}}) for n in (1, 2)
+        search(tmp_path, measure="load", resolution=0.1, train={"precision": "bf16", "parallel": {"fsdp": n}})
+        for n in (1, 2)
     )
     assert 0.8 < one["weights_share"] <= 1.0
     assert one["largest_size"] == pytest.approx(one["estimated_size"], rel=0.2)

@@ -15,8 +15,8 @@ from pydantic import Field
 
 from lsai_core.config import Strict, TrainConfig, validated
 from lsai_core.errors import Unavailable, UserError
-from lsai_core.runs.kinds import Context
 from lsai_core.runs import tries as processes
+from lsai_core.runs.kinds import Context
 from lsai_core.runs.search import Try, search_largest
 
 _DECIDES_MEMORY = ("model", "attention", "precision", "fp8", "grad_checkpoint", "compile", "device", "seq_len", "seed")

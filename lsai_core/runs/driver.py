@@ -56,9 +56,7 @@ def run_plan(plan: list[PlannedRun], *, root: Path, data_root: Path, command: st
     Raises Stopped if SIGTERM or SIGUSR1 arrived and runs are left.
     """
     for run in plan:
-        if not is_finished(run) and (twin := _twin(run)) is not None:
-            _take_over(run, twin)
-            print(f"{run.name}: the same run as {twin.parent.name}.{twin.name}, copied", flush=True)
+        _copied(run)
     todo = [run for run in plan if not is_finished(run)]
     if len(todo) < len(plan):
         print(f"reusing {len(plan) - len(todo)} of {len(plan)} runs (same config, code, data and machine)", flush=True)
@@ -66,6 +64,8 @@ def run_plan(plan: list[PlannedRun], *, root: Path, data_root: Path, command: st
 
         def execute(number: int, run: PlannedRun) -> None:
             if stop.number is not None:
+                return
+            if _copied(run):  # of a run of this plan
                 return
             title = f"[{number}/{len(todo)}] {run.name}"
             print(title, "started", flush=True)
@@ -83,6 +83,15 @@ def run_plan(plan: list[PlannedRun], *, root: Path, data_root: Path, command: st
     summaries = [Summary.read(run.folder) for run in plan]
     print("outcomes:", ", ".join(f"{count} {name}" for name, count in Counter(s.outcome for s in summaries).items()))
     return summaries
+
+
+def _copied(run: PlannedRun) -> bool:
+    """True if the record of the same run under another name was copied, which is said."""
+    if is_finished(run) or (twin := _twin(run)) is None:
+        return False
+    _take_over(run, twin)
+    print(f"{run.name}: the same run as {twin.parent.name}.{twin.name}, copied", flush=True)
+    return True
 
 
 def _twin(run: PlannedRun) -> Path | None:

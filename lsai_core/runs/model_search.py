@@ -37,7 +37,18 @@ HOST_SHARE = 0.85
 _DEVICE_SHARE = 0.98
 _FIRST_STEP = 1.06
 _LOADING = ("model", "precision", "device", "parallel")
-_TRAINING = (*_LOADING, "attention", "fp8", "loss", "blocks", "grad_checkpoint", "compile", "seq_len", "batch_size", "seed")
+_TRAINING = (
+    *_LOADING,
+    "attention",
+    "fp8",
+    "loss",
+    "blocks",
+    "grad_checkpoint",
+    "compile",
+    "seq_len",
+    "batch_size",
+    "seed",
+)
 
 
 class ModelSearchConfig(Strict):
@@ -95,9 +106,7 @@ def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
             left_out += 1
             return Try(size, "timeout", note="not tried")
         argument = (config, size, host_limit_gib)
-        answer = processes.attempt(
-            workers, _one_try, argument, processes=nproc, timeout_s=config.try_timeout_s
-        )
+        answer = processes.attempt(workers, _one_try, argument, processes=nproc, timeout_s=config.try_timeout_s)
         seen.append(Try(size=size, **answer))
         parameters = count_parameters(sized(train.model, config.grow, size)).total
         row = {"step": len(seen), **dataclasses.asdict(seen[-1]), "parameters": parameters}
