@@ -111,7 +111,7 @@ def test_the_grid_says_where_memory_ends_and_what_both_techniques_do(sharding: S
     rows = sharding.rows("fsdp", "grid")
     assert set(rows["factor"]) == {1, 4, 8, 11, 14} and (rows["outcome"] == "oom").any()
     text = "\n".join(grid.sentences(sharding))
-    assert "auto on 1 up to 8 and not at 11" in text
+    assert "fused on 1 up to 8 and not at 11" in text
     assert "fused attention makes training 1.50 times as fast on one process and 1.50 times on 8" in text
     assert "keeps 95% of the speed per GPU" in text
 
@@ -121,7 +121,7 @@ def test_the_largest_models_are_compared_by_technique_and_odd_ends_are_said(shar
     assert len(rows) == 22 and set(rows["does"]) == {"loads", "trains"}
     text = "\n".join(largest.sentences(rows, on_gpu=True))
     assert "8 processes train a model 8.00 times as large as one does" in text
-    assert "fill 98.0% of the memory" in text
+    assert "fill 98.0% of the memory" in text and "[10 B](#run-" in text
     assert "a try ended otherwise than by memory (failed: an illegal access)" in text
     assert "fp32 states, by layers" not in text  # on 8 it timed out: nothing to compare
 

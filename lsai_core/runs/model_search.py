@@ -98,7 +98,8 @@ def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
         device_limit_gib=limit_gib * _DEVICE_SHARE, host_limit_gib=host_limit_gib, max_size=config.max_size,
     )  # fmt: skip
     workers = processes.server([__name__, "lsai_core.train.step", "lsai_core.parallel.fsdp"])
-    started, seen, left_out = time.perf_counter(), [], 0
+    seen: list[Try] = []
+    started, left_out = time.perf_counter(), 0
 
     def attempt(size: int) -> Try:
         nonlocal left_out

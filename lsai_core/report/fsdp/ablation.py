@@ -93,6 +93,18 @@ def compared(sharding: Sharding) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
+def in_short(sharding: Sharding) -> list[str]:
+    """One sentence over all sharded runs."""
+    found = compared(sharding)
+    if found.empty:
+        return []
+    worst = found.loc[found["largest"].idxmax()]
+    return [
+        f"*Loss:* {len(found)} sharded run{'s' if len(found) > 1 else ''} differ from one process by at most {worst['largest']:.1e} nats per token in "
+        f"{worst['steps']} steps ({run_link(worst['label'], worst['key'])})."
+    ]
+
+
 def sentences(sharding: Sharding) -> list[str]:
     text = []
     for precision, some in compared(sharding).groupby("in", sort=False):

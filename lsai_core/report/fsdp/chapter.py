@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import torch
 
-from lsai_core.report.fsdp import ablation, grid, largest, scaling
+from lsai_core.report.fsdp import ablation, largest, scaling
 from lsai_core.report.fsdp.ablation import show_ablation
 from lsai_core.report.fsdp.grid import show_grid
 from lsai_core.report.fsdp.largest import show_largest
@@ -60,10 +60,9 @@ def show_machines(machines: list[Sharding]) -> None:
 
 
 def show_conclusions(machines: list[Sharding]) -> None:
-    """What follows on each machine, computed from its records."""
+    """What follows on each machine in short, computed from its records; the sections say more."""
     for sharding in machines:
-        lines = [*ablation.sentences(sharding), *scaling.sentences(sharding), *grid.sentences(sharding)]
-        lines += largest.sentences(largest.searched(sharding), sharding.on_gpu)[:4]
+        lines = [*ablation.in_short(sharding), *scaling.in_short(sharding), *largest.in_short(sharding)]
         if lines:
             show_text(f"**{sharding.machine}**\n\n" + "\n".join(f"- {line}" for line in lines))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from lsai_core.report.fsdp.results import Sharding, good
+from lsai_core.report.fsdp.results import Sharding, good, size_of
 from lsai_core.report.show import run_link, show_figure, show_table, show_text
 from lsai_core.report.style import series_style
 
@@ -57,9 +58,9 @@ def sentences(sharding: Sharding) -> list[str]:
                 fits, fails = mine[mine["outcome"] == "ok"]["factor"], mine[mine["outcome"] == "oom"]["factor"]
                 if len(fails):
                     ends.append(
-                        f"{attention} on {processes} up to {fits.max():g} and not at {fails.min():g}"
+                        f"{_name(attention)} on {processes} up to {fits.max():g} and not at {fails.min():g}"
                         if len(fits)
-                        else f"{attention} on {processes} at none"
+                        else f"{_name(attention)} on {processes} at none"
                     )
             text.append(f"*Memory ends ({words}):* factors that trained: {'; '.join(ends)}.")
         most = int(fine["processes"].max())
@@ -84,13 +85,19 @@ def sentences(sharding: Sharding) -> list[str]:
             )
         text.append(line)
     if not good(rows).empty:
-        best = good(rows).loc[good(rows)["mfu"].idxmax()] if good(rows)["mfu"].notna().any() else None
+        best = (
+            good(rows).loc[good(rows)["mfu"].idxmax()] if sharding.on_gpu and good(rows)["mfu"].notna().any() else None
+        )
         if best is not None:
             text.append(f"*Highest utilization:* {run_link(best['label'], best['key'])}, MFU {best['mfu']:.1%}.")
         text.append(
             "*Training tokens:* every batch is full sequences without padding, so all tokens counted in tokens/s are training tokens, in every run."
         )
     return text
+
+
+def _name(attention: str) -> str:
+    return "fused" if attention == "auto" else attention
 
 
 def _table(sharding: Sharding, rows: pd.DataFrame, strategy: str, setting: str) -> None:
@@ -101,8 +108,8 @@ def _table(sharding: Sharding, rows: pd.DataFrame, strategy: str, setting: str) 
             "layers x width": [
                 f"{layers} x {width:,}" for layers, width in zip(rows["layers"], rows["width"], strict=True)
             ],
-            "M parameters": rows["parameters"] / 1e6,
-            "attention": rows["attention"].replace("auto", "fused"),
+            "parameters": [size_of(value) for value in rows["parameters"]],
+            "attention": rows["attention"].map(_name),
             "on": rows["processes"],
             "tokens/s": rows["tokens_per_s"],
             "MFU (%)": rows["mfu"] * 100,
@@ -115,7 +122,7 @@ def _table(sharding: Sharding, rows: pd.DataFrame, strategy: str, setting: str) 
     if (table["outcome"] == "ok").all():
         table = table.drop(columns="outcome")
     formats = {
-        "M parameters": "{:,.4g}", "tokens/s": "{:,.0f}", "MFU (%)": ".1f", "TFLOP/s": ".3g", "peak (GiB)": ".3g", "exposed": ".1%",
+        "tokens/s": "{:,.0f}", "MFU (%)": ".1f", "TFLOP/s": ".3g", "peak (GiB)": ".3g", "exposed": ".1%",
     }  # fmt: skip
     device = "GPU" if sharding.on_gpu else "machine"
     exposed = " *Exposed* is the share of a step in which nothing but communication ran." if "exposed" in table else ""
@@ -139,9 +146,10 @@ def _figure(sharding: Sharding, rows: pd.DataFrame) -> Figure:
         for index, ((attention, processes), mine) in enumerate(rows.groupby(["attention", "processes"], sort=True)):
             mine = mine.sort_values("factor")
             values = mine[metric] * (100 if metric == "mfu" else 1)
-            name = f"{'fused' if attention == 'auto' else attention} attention, {'one process' if processes == 1 else f'FSDP over {processes}'}"
+            name = f"{_name(attention)} attention, {'one process' if processes == 1 else f'FSDP over {processes}'}"
             axes.plot(mine["factor"], values, label=name, **series_style(index))
         axes.set(xlabel="scaling factor", ylabel=label.format(process=process))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if logarithmic:
             axes.set_yscale("log")
         else:

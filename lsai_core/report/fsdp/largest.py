@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lsai_core.report.fsdp.results import Sharding, good
+from lsai_core.report.fsdp.results import Sharding, good, size_of
 from lsai_core.report.show import run_link, show_figure, show_table, show_text
 from lsai_core.report.style import HATCHES, PALETTE
 
@@ -43,7 +43,7 @@ def show_largest(sharding: Sharding) -> None:
                 "grows by": fine["by"],
                 "processes": fine["processes"],
                 "largest": fine["largest_size"],
-                "M parameters": fine["parameters"] / 1e6,
+                "parameters": [size_of(value) for value in fine["parameters"]],
                 "weights fill": fine["weights_share"],
                 "estimated": fine["estimated_size"],
                 "tries": fine["tries"],
@@ -58,7 +58,6 @@ def show_largest(sharding: Sharding) -> None:
             + step,
             formats={
                 "largest": "{:,.0f}",
-                "M parameters": "{:,.4g}",
                 "weights fill": ".1%",
                 "estimated": "{:,.0f}",
                 "tries": ".0f",
@@ -89,6 +88,21 @@ def searched(sharding: Sharding) -> pd.DataFrame:
     return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
 
 
+def in_short(sharding: Sharding) -> list[str]:
+    """The largest model that trains, on one process and on most."""
+    rows = searched(sharding)
+    fine = good(rows)
+    trains = fine[fine["does"] == "trains"] if len(fine) else fine
+    ends = trains[trains["processes"].isin([1, trains["processes"].max()])] if len(trains) else trains
+    text = []
+    for processes, some in ends.groupby("processes") if len(ends) else ():
+        best = some.loc[some["parameters"].idxmax()]
+        text.append(
+            f"*Largest model that trains on {processes}:* {run_link(size_of(best['parameters']), best['key'])} parameters, with {best['label']}."
+        )
+    return text
+
+
 def sentences(rows: pd.DataFrame, on_gpu: bool) -> list[str]:
     if rows.empty or good(rows).empty:
         return []
@@ -97,7 +111,7 @@ def sentences(rows: pd.DataFrame, on_gpu: bool) -> list[str]:
     for processes, some in loads.groupby("processes"):
         best = some.loc[some["weights_share"].idxmax()]
         text.append(
-            f"*Loading on {processes}:* {run_link(_millions(best) + ' parameters', best['key'])} load; their bytes fill {best['weights_share']:.1%} of "
+            f"*Loading on {processes}:* {run_link(size_of(best['parameters']), best['key'])} parameters load; their bytes fill {best['weights_share']:.1%} of "
             f"the memory."
         )
     trains = fine[(fine["does"] == "trains") & (fine["parameters"] > 0)]
@@ -107,7 +121,7 @@ def sentences(rows: pd.DataFrame, on_gpu: bool) -> list[str]:
             ratio = most["parameters"] / alone.iloc[0]["parameters"]
             text.append(
                 f"*{technique}, by {by}:* {most['processes']} processes train a model {ratio:.2f} times as large as one does "
-                f"({run_link(_millions(most), most['key'])} against {run_link(_millions(alone.iloc[0]), alone.iloc[0]['key'])})."
+                f"({run_link(size_of(most['parameters']), most['key'])} against {run_link(size_of(alone.iloc[0]['parameters']), alone.iloc[0]['key'])})."
             )
     off = (fine["estimated_size"] / fine["largest_size"] - 1)[fine["largest_size"] > 0]
     if len(off):
@@ -124,10 +138,6 @@ def sentences(rows: pd.DataFrame, on_gpu: bool) -> list[str]:
         if row.odd:
             text.append(f"{name}: a try ended otherwise than by memory ({row.odd}); the answer may be higher.")
     return text
-
-
-def _millions(row: pd.Series) -> str:
-    return f"{row['parameters'] / 1e6:,.4g} M"
 
 
 def _odd(tries: list[dict[str, object]]) -> str:
@@ -155,5 +165,5 @@ def _figure(rows: pd.DataFrame) -> Figure:
     axes.set(xlabel=f"parameters ({unit})", xlim=(0, best.max().max() * 1.15))
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    axes.legend(loc="lower right")
+    fig.legend(loc="outside lower center", ncols=4)
     return fig

@@ -68,6 +68,13 @@ def good(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["outcome"] == "ok"] if len(rows) else rows
 
 
+def size_of(parameters: float) -> str | None:
+    """A number of parameters in words; None if it is not known."""
+    if not parameters > 0:
+        return None
+    return f"{parameters / 1e9:,.3g} B" if parameters >= 1e9 else f"{parameters / 1e6:,.3g} M"
+
+
 def _facts(run: Run) -> dict[str, object]:
     config = run.config
     train = config.get("train", config)

@@ -21,6 +21,7 @@ def show_scaling(sharding: Sharding) -> None:
         rows = sharding.rows("fsdp", part) if part != "large" or sharding.on_gpu else pd.DataFrame()
         if good(rows).empty:
             continue
+        rows = rows.sort_values(["processes", "label"])
         rows = rows.assign(efficiency=efficiency(rows, sharding.on_gpu) if part != "large" else None)
         _table(sharding, rows, part, words)
         curve = good(rows).dropna(subset=["efficiency"]) if part != "large" else rows.head(0)
@@ -42,6 +43,11 @@ def efficiency(rows: pd.DataFrame, on_gpu: bool) -> pd.Series:
     alone = alone[alone["processes"] == 1]["tokens_per_s"]
     wanted = (float(alone.iloc[0]) if len(alone) else float("nan")) * (rows["processes"] if on_gpu else 1)
     return rows["tokens_per_s"].where(rows["outcome"] == "ok") / wanted
+
+
+def in_short(sharding: Sharding) -> list[str]:
+    """Weak scaling, and the fastest run of the larger model."""
+    return [line for line in sentences(sharding) if line.startswith(("*Weak", "*Fastest"))]
 
 
 def sentences(sharding: Sharding) -> list[str]:
@@ -130,7 +136,11 @@ def _figure(curves: dict[str, pd.DataFrame]) -> Figure:
     for index, (part, rows) in enumerate(curves.items()):
         axes.plot(rows["processes"], rows["efficiency"] * 100, label=f"{part}: {_PARTS[part]}", **series_style(index))
     axes.axhline(100, color="#444444", linewidth=0.8, linestyle=":")
-    axes.set(xlabel="processes", ylabel="efficiency (%)", ylim=(0, None))
+    axes.set(
+        xlabel="processes",
+        ylabel="efficiency (%)",
+        ylim=(0, 105 * max(1, *(rows["efficiency"].max() for rows in curves.values()))),
+    )
     axes.set_xscale("log", base=2)
     ticks = sorted({int(n) for rows in curves.values() for n in rows["processes"]})
     axes.set_xticks(ticks, [str(n) for n in ticks])
