@@ -12,8 +12,9 @@ import yaml
 from conftest import CHECKOUT, Hazards, Project, write_run
 
 from lsai_core.runs.driver import run_one
+from lsai_core.runs.records import Summary
 from lsai_core.runs.session import Session
-from lsai_core.runs.study import Profile, load_study, study_names
+from lsai_core.runs.study import PlannedRun, Profile, load_study, study_names
 
 
 def plan(project: Project, *arguments: object) -> dict[str, tuple[str, str]]:
@@ -109,6 +110,27 @@ def test_a_finished_study_is_reused_and_says_so(hazards: Hazards) -> None:
     assert code == 0, err
     assert "reusing 3 of 3 runs (same config, code, data and machine)" in out and "started" not in out
     assert {path: path.stat().st_mtime_ns for path in project.runs.rglob("*") if path.is_file()} == before
+
+
+def test_equal_runs_of_one_plan_are_measured_once(
+    new_project: Callable[..., Project], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = new_project({"baseline": {}, "same": {}, "other": {"config": {"steps": 7}}})
+    for key, value in project.env.items():
+        monkeypatch.setenv(key, value)
+    session, executed = Session("cpu"), []
+
+    def fake(run: PlannedRun, **_: Any) -> Summary:
+        executed.append(run.id.variant)
+        summary = Summary(run.id, run.kind, "ok", None, "2026-01-01T00:00:00+00:00", 1.0, "test", {}, {"steps": 1})
+        run.folder.mkdir(parents=True)
+        summary.write(run.folder)
+        return summary
+
+    monkeypatch.setattr("lsai_core.runs.driver.run_one", fake)
+    summaries = session.run(session.plan("memory", parts=["train"]))
+    assert executed == ["baseline", "other"]
+    assert [summary.id.variant for summary in summaries] == ["baseline", "same", "other"]
 
 
 def test_a_run_that_another_process_finished_meanwhile_is_not_repeated(
