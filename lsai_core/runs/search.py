@@ -56,7 +56,7 @@ def search_largest(
         if guess is not None and fits < guess < fails and guesses < _GUESSES_IN_A_ROW:
             size, guesses = guess, guesses + 1
         else:
-            size, guesses = _plain_step(fits, fails, limit, min(2.0, first_step ** 2.0 ** (len(tries) - 1))), 0
+            size, guesses = _plain_step(fits, fails, limit, min(2.0, first_step ** min(64, 2 ** (len(tries) - 1)))), 0
 
 
 def _plain_step(fits: int, fails: int, limit: int, factor: float) -> int:
