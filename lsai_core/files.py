@@ -99,11 +99,14 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
         path, separator, text = pair.partition("=")
         if not separator or not path:
             raise UserError(f"--set wants key=value (for example optim.lr=3e-4), got {pair!r}")
-        value = parse_value(text)
-        for key in reversed(path.split(".")):
-            value = {key: value}
-        overrides = deep_merge(overrides, value)
+        overrides = deep_merge(overrides, nested(path, parse_value(text)))
     return overrides
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    """`value` at a path with dots: `("optim.lr", 1)` is `{"optim": {"lr": 1}}`."""
+    first, _, rest = path.partition(".")
+    return {first: nested(rest, value) if rest else value}
 
 
 def deep_merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from lsai_core.profiling.trace import (
     KERNEL_CLASSES,
     KernelEvent,
     busy_ms,
+    exposed_ms,
     kernel_breakdown,
     kernel_class,
     kernel_events,
@@ -555,6 +556,10 @@ def test_overlapping_kernels_are_busy_once_and_add_up_by_name() -> None:
     ]
     assert busy_ms(events) == 8
     assert busy_ms([event("aten::mm", 0, 1, on_gpu=False)]) is None and busy_ms([]) is None
+    assert exposed_ms(events, "communication") == 3 and exposed_ms(events, "attention") is None
+    waits = [event("ncclKernel", 0, 4), event("ncclKernel", 3, 6), event("nvjet_a", 5, 8), event("ncclKernel", 9, 10)]
+    assert exposed_ms(waits, "communication") == 6 and exposed_ms(waits[:2], "communication") == 6
+    assert exposed_ms([event("gloo:all_gather", 0, 1, on_gpu=False)], "communication") is None
     assert top_kernels(events, 2) == [
         {"name": "nvjet_a", "class": "matmul", "ms": 5, "calls": 2},
         {"name": "ncclKernel", "class": "communication", "ms": 5, "calls": 1},

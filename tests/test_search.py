@@ -72,6 +72,14 @@ def test_resolution_bounds_the_error_and_saves_tries(resolution: float) -> None:
         assert len(machine.sizes) < len(exact.sizes)
 
 
+@pytest.mark.parametrize("largest", [97, 100, 104, 130, 3])
+def test_a_good_estimate_makes_it_short_and_a_bad_one_does_no_harm(largest: int) -> None:
+    machine = Machine(largest)
+    found, tries = search_largest(machine.attempt, start=100, resolution=0.02, first_step=1.06)
+    assert largest / 1.02 - 1 <= found <= largest
+    assert len(tries) <= (5 if abs(largest - 100) < 5 else 14)
+
+
 def test_edges() -> None:
     assert search_largest(Machine(0).attempt, start=64) == (0, [Try(s, "oom") for s in (64, 32, 16, 8, 4, 2, 1)])
     assert search_largest(Machine(10**9).attempt, start=1, limit=100)[0] == 100

@@ -16,7 +16,7 @@ from lsai_core.runs.driver import run_one
 from lsai_core.runs.execute import write_plan
 from lsai_core.runs.records import Summary, find_runs
 from lsai_core.runs.session import Session
-from lsai_core.runs.study import PlannedRun, load_study, study_names
+from lsai_core.runs.study import PlannedRun, Profile, load_study, study_names
 
 
 def plan(project: Project, *arguments: object) -> dict[str, tuple[str, str]]:
@@ -114,6 +114,27 @@ def test_a_finished_study_is_reused_and_says_so(hazards: Hazards) -> None:
     assert {path: path.stat().st_mtime_ns for path in project.runs.rglob("*") if path.is_file()} == before
 
 
+def test_equal_runs_of_one_plan_are_measured_once(
+    new_project: Callable[..., Project], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = new_project({"baseline": {}, "same": {}, "other": {"config": {"steps": 7}}})
+    for key, value in project.env.items():
+        monkeypatch.setenv(key, value)
+    session, executed = Session("cpu"), []
+
+    def fake(run: PlannedRun, **_: Any) -> Summary:
+        executed.append(run.id.variant)
+        summary = Summary(run.id, run.kind, "ok", None, "2026-01-01T00:00:00+00:00", 1.0, "test", {}, {"steps": 1})
+        run.folder.mkdir(parents=True)
+        summary.write(run.folder)
+        return summary
+
+    monkeypatch.setattr("lsai_core.runs.driver.run_one", fake)
+    summaries = session.run(session.plan("memory", parts=["train"]))
+    assert executed == ["baseline", "other"]
+    assert [summary.id.variant for summary in summaries] == ["baseline", "same", "other"]
+
+
 def test_a_run_that_another_process_finished_meanwhile_is_not_repeated(
     hazards: Hazards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +226,58 @@ def test_a_damaged_record_is_one_clear_line_that_names_the_file(new_project: Cal
         assert code == 2 and len(err.splitlines()) == 1, err
         assert str(folder / "summary.json") in err and "delete its folder" in err
     assert not [path for path in (project.root / "out").rglob("*") if path.is_file()]
+
+
+SWEEP = {
+    "name": "grid_{gpus}x_{rate}",
+    "label": "{gpus} processes, lr {rate}",
+    "config": {"steps": 7},
+    "axes": {"gpus": {"key": "parallel.fsdp", "values": [1, 2]}, "rate": {"key": "optim.lr", "values": [0.1, 0.2]}},
+}
+
+
+def test_a_sweep_makes_a_variant_of_every_combination(new_project: Callable[..., Project]) -> None:
+    project = new_project()
+
+    def with_sweep(study: dict[str, Any]) -> None:
+        study["sweeps"] = {"grid": SWEEP}
+        study["parts"] = {"train": {"variants": ["baseline"]}, "grid": {"variants": ["grid_*"]}}
+
+    edit(project, "params/studies/memory.yaml", with_sweep)
+    study = load_study(project.root, "memory", Profile(profile="none", description="", gpu=None))
+    made = ["grid_1x_0.1", "grid_1x_0.2", "grid_2x_0.1", "grid_2x_0.2"]
+    assert list(study.variants) == ["baseline", *made]
+    assert (study.measured("train"), study.measured("grid")) == (["baseline"], made)
+    last = study.variants["grid_2x_0.2"]
+    assert last.config == {"steps": 7, "parallel": {"fsdp": 2}, "optim": {"lr": 0.2}}
+    assert last.label == "2 processes, lr 0.2"
+    assert set(plan(project)) == {"baseline", *(f"{name}.grid" for name in made)}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "grid_{gpus}"}, r"sweeps.grid: name 'grid_{gpus}' does not hold {rate}"),
+        ({"label": "{cores}"}, r"sweeps.grid: label '{cores}' refers to 'cores', which is no axis"),
+        ({"axes": {"gpus": {"key": "parallel.fsdp", "value": [1]}}}, r"unknown key 'sweeps.grid.axes.gpus.value'"),
+        ({"axes": {"gpus": {"key": "parallel.fsd", "values": [2]}}, "name": "{gpus}"}, r"unknown key 'parallel.fsd'"),
+        ({"axes": {"gpus": {"key": "seed", "values": [1]}}, "name": "baseline{gpus}", "label": ""}, r"^$"),
+    ],
+)
+def test_a_bad_sweep_is_one_line(new_project: Callable[..., Project], change: dict[str, Any], message: str) -> None:
+    project = new_project({"baseline": {}, "other": {}})
+    spec = {**SWEEP, "label": "", **change}
+    edit(project, "params/studies/memory.yaml", lambda s: s.update(sweeps={"grid": spec}))
+    code, _, err = project.lsai("study", "memory", "--dry-run", "--parts", "train")
+    assert code == (2 if err else 0) and len(err.splitlines()) == (1 if err else 0), err
+    assert re.search(message, err), err
+
+
+def test_a_sweep_does_not_replace_a_variant(new_project: Callable[..., Project]) -> None:
+    project = new_project({"baseline": {}, "grid_1x_0.1": {}})
+    edit(project, "params/studies/memory.yaml", lambda s: s.update(sweeps={"grid": SWEEP}))
+    code, _, err = project.lsai("study", "memory", "--dry-run")
+    assert code == 2 and "sweep grid makes 'grid_1x_0.1', which is a variant already" in err
 
 
 def test_every_shipped_study_resolves_under_every_shipped_profile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,15 @@ def build_sharded(config: TrainConfig, device: torch.device) -> Transformer:
 
     Parameters are DTensors in the weight dtype, on `device`, or on the host with `cpu_offload`.
     """
+    model = empty_sharded(config, device)
+    model.init_weights(config.seed)
+    if model.fp8_scales is not None:
+        model.fp8_scales.reset()
+    return model
+
+
+def empty_sharded(config: TrainConfig, device: torch.device) -> Transformer:
+    """The same with memory and no values in it."""
     with torch.device("meta"):
         model = Transformer(config.model, config.attention, grad_checkpoint=config.grad_checkpoint)
     model.to(weight_dtype(config.precision))
@@ -41,9 +50,6 @@ def build_sharded(config: TrainConfig, device: torch.device) -> Transformer:
             block.compile()
     shard(model, config.parallel, config.precision, device)
     model.to_empty(device="cpu" if config.parallel.cpu_offload else device)
-    model.init_weights(config.seed)
-    if model.fp8_scales is not None:
-        model.fp8_scales.reset()
     return model
 
 

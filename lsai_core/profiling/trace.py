@@ -2,9 +2,9 @@
 
 Totals say that a variant is faster; a trace says why. `trace` records a few steps and writes a Chrome trace (open it
 in https://ui.perfetto.dev); `kernel_events` reads the same events, `kernel_breakdown` adds them up by what they do,
-`top_kernels` by name, and `busy_ms` says how long the GPU had any work at all. On a GPU an event is a kernel; on a CPU,
-where an operator is the kernel, an operator with its own time. `memory_snapshot` records every allocation with its stack
-(open the file at https://pytorch.org/memory_viz).
+`top_kernels` by name, `busy_ms` says how long the GPU had any work at all, and `exposed_ms` how long nothing but
+communication, say, was going on. On a GPU an event is a kernel; on a CPU, where an operator is the kernel, an operator with
+its own time. `memory_snapshot` records every allocation with its stack (open the file at https://pytorch.org/memory_viz).
 """
 
 from __future__ import annotations
@@ -142,6 +142,18 @@ def busy_ms(events: Sequence[KernelEvent]) -> float | None:
         total += max(0.0, event.end_ms - max(event.start_ms, until))
         until = max(until, event.end_ms)
     return total
+
+
+def exposed_ms(events: Sequence[KernelEvent], label: str) -> float | None:
+    """Milliseconds in which kernels of class `label` ran and no others: what they cost beyond the work that hides them.
+
+    A collective kernel also runs while it waits for a slower process, so that imbalance counts. None without such a kernel on
+    a GPU.
+    """
+    busy, others = busy_ms(events), busy_ms([event for event in events if event.label != label])
+    if busy is None or not any(event.label == label for event in events):
+        return None
+    return busy - (others or 0.0)
 
 
 def result_name(label: str) -> str:

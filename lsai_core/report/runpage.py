@@ -94,15 +94,31 @@ def _peer(record: Run) -> None:
 
 def _batch_search(record: Run) -> None:
     results = record.summary.results
+    _tries(record, "batch", f"The largest batch that trains is {results['largest_batch']}")
+
+
+def _model_search(record: Run) -> None:
+    results, train = record.summary.results, record.config["measure"] == "train"
+    does, by = "trains" if train else "loads", "scaling factor" if record.config["grow"] == "all" else "layers"
+    largest = f"The largest {by} that {does} on {results['world_size']} process(es) is {results['largest_size']}"
+    _tries(
+        record,
+        by,
+        f"{largest}, {results['parameters'] / 1e6:,.4g} M parameters; the estimate was {results['estimated_size']}",
+    )
+    _results_table(record)
+
+
+def _tries(record: Run, size: str, largest: str) -> None:
+    results = record.summary.results
     tries = pd.DataFrame(results["tries"])
     tries.insert(0, "try", range(1, len(tries) + 1))
-    tries = tries.rename(columns={"size": "batch", "peak_gib": "peak GiB", "seconds": "s", "note": "what it said"})
-    tries["what it said"] = tries["what it said"].str.slice(0, 80)
+    tries = tries.rename(columns={"size": size, "peak_gib": "peak GiB", "seconds": "s", "note": "what it said"})
+    tries["what it said"] = tries["what it said"].astype("string").str.slice(0, 80)
     show_table(
         tries.dropna(axis=1, how="all"),
         "tbl-tries",
-        f"Every try, in order. The largest batch that trains is {results['largest_batch']} "
-        f"({results['search_limit_kind']}: {results['search_limit_gib']:.1f} GiB).",
+        f"Every try, in order. {largest} ({results['search_limit_kind']}: {results['search_limit_gib']:.1f} GiB).",
     )
 
 
@@ -136,6 +152,7 @@ def _results_table(record: Run) -> None:
 _PAGES: dict[str, Callable[[Run], None]] = {
     "train": _training,
     "batch_search": _batch_search,
+    "model_search": _model_search,
     "ceilings": _ceilings,
     "gemm": _gemm,
     "scale": _results_table,

@@ -87,6 +87,23 @@ KINDS: dict[str, Kind] = {
             "train/precision.py",
             "runs/batch_search.py",
             "runs/search.py",
+            "runs/tries.py",
+        ),
+    ),
+    "model_search": Kind(
+        "lsai_core.runs.model_search:ModelSearchConfig",
+        "lsai_core.runs.model_search:run",
+        "run-model-search.ipynb",
+        (
+            *_MODEL,
+            "train/step.py",
+            "train/optimizer.py",
+            "train/precision.py",
+            *_PARALLEL,
+            "runs/model_search.py",
+            "runs/model_size.py",
+            "runs/search.py",
+            "runs/tries.py",
         ),
     ),
     "ceilings": Kind(

@@ -1,6 +1,6 @@
 """Find the largest size that fits, with few tries.
 
-Doubling from `start` brackets the answer, bisection narrows it. Where the peak memory of two successful tries and the
+Doubling from `start` brackets the answer, bisection narrows it; from a start that is an estimate the first steps are smaller. Where the peak memory of two successful tries and the
 capacity are known, the next try is taken where the straight line through them reaches the capacity, because memory is
 linear in the batch size; the bracket is kept, so a bad guess costs a try and never a wrong answer. After two guesses in a
 row comes a plain step, so readings that mislead cost at most three times the tries of a search without them.
@@ -32,10 +32,13 @@ def search_largest(
     limit: int = 1 << 20,
     resolution: float = 0.0,
     capacity_gib: float | None = None,
+    first_step: float = 2.0,
 ) -> tuple[int, list[Try]]:
     """Largest size in 1..limit whose try is `ok` (0 if none), and every try in order.
 
     `resolution`: stop when the bracket is narrower than this share of the largest success (0: exact).
+    `first_step`: the factor by which the second try lies above or below `start`, if nothing better is known; later ones are
+    larger, up to 2.
     Any outcome but `ok` counts as "does not fit".
     """
     tries: list[Try] = []
@@ -53,12 +56,14 @@ def search_largest(
         if guess is not None and fits < guess < fails and guesses < _GUESSES_IN_A_ROW:
             size, guesses = guess, guesses + 1
         else:
-            size, guesses = _plain_step(fits, fails, limit), 0
+            size, guesses = _plain_step(fits, fails, limit, min(2.0, first_step ** min(64, 2 ** (len(tries) - 1)))), 0
 
 
-def _plain_step(fits: int, fails: int, limit: int) -> int:
+def _plain_step(fits: int, fails: int, limit: int, factor: float) -> int:
     if fails == limit + 1:  # nothing has failed yet
-        return min(2 * fits, limit)
+        return min(max(fits + 1, int(factor * fits)), limit)
+    if fits == 0:
+        return max(1, min(fails - 1, int(fails / factor)))
     return (fits + fails) // 2
 
 

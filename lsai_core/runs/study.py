@@ -1,21 +1,23 @@
 """From `params/` to a plan: which runs a study consists of on this machine, each fully resolved.
 
 A study file names the question, a base config, the parts to measure (training, largest batch, ...) and the variants, each
-a small difference to the base. A profile file lays a machine's sizes over it. One variant x one part x one repeat is one
+a small difference to the base; a sweep makes many of them from a grid of values. A profile file lays a machine's sizes over it. One variant x one part x one repeat is one
 planned run. Layers, later ones win: study base, profile base, variant, part settings, command line.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from lsai_core.config import DataConfig, Strict, validated
 from lsai_core.errors import UserError
-from lsai_core.files import deep_merge, load_yaml
+from lsai_core.files import deep_merge, load_yaml, nested
 from lsai_core.runs.code import code_facts, code_hash
 from lsai_core.runs.kinds import get_kind
 from lsai_core.runs.records import RunId, run_key
@@ -25,7 +27,9 @@ class Part(Strict):
     """One thing that is measured of every variant, or of some."""
 
     kind: str = "train"
-    variants: list[str] = Field([], description="the variants that it is measured of; empty: all")
+    variants: list[str] = Field(
+        [], description="the variants that it is measured of, also as a pattern like grid_*; empty: all"
+    )
     repeats: int = Field(1, gt=0, description="runs with seeds seed, seed+1, ...")
     timeout_s: float = Field(3600.0, gt=0, description="a run that takes longer is ended and recorded as timeout")
     settings: dict[str, Any] = {}
@@ -39,6 +43,49 @@ class Variant(Strict):
     config: dict[str, Any] = {}
 
 
+class Axis(Strict):
+    """One key of the config that a sweep varies."""
+
+    key: str = Field(description="with dots, as for --set: parallel.fsdp")
+    values: list[str | int | float | bool] = Field(min_length=1)
+
+
+class Sweep(Strict):
+    """A variant for every combination of the axes' values; `name` and `label` hold the axes' names in braces."""
+
+    name: str
+    label: str
+    note: str = ""
+    config: dict[str, Any] = Field({}, description="what all of its variants change in the base config")
+    axes: dict[str, Axis] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _every_axis_is_named(self) -> Self:
+        for what, text in (("name", self.name), ("label", self.label)):
+            try:
+                text.format(**{axis: spec.values[0] for axis, spec in self.axes.items()})
+            except (KeyError, IndexError, ValueError) as error:
+                raise ValueError(f"{what} {text!r} refers to {error}, which is no axis") from None
+        if missing := [axis for axis in self.axes if f"{{{axis}}}" not in self.name]:
+            raise ValueError(f"name {self.name!r} does not hold {{{missing[0]}}}, so variants would share a name")
+        return self
+
+    def variants(self) -> dict[str, dict[str, Any]]:
+        """The variants as a study file would hold them, the last axis fastest."""
+        made = {}
+        for values in itertools.product(*(axis.values for axis in self.axes.values())):
+            words = dict(zip(self.axes, values, strict=True))
+            config = self.config
+            for axis, value in zip(self.axes.values(), values, strict=True):
+                config = deep_merge(config, nested(axis.key, value))
+            made[self.name.format(**words)] = {
+                "label": self.label.format(**words),
+                "note": self.note,
+                "config": config,
+            }
+        return made
+
+
 class Study(Strict):
     """`params/studies/<study>.yaml` with the profile laid over it."""
 
@@ -48,14 +95,31 @@ class Study(Strict):
     baseline: str | None = Field(None, description="the variant that the others are compared with")
     parts: dict[str, Part]
     base: dict[str, Any] = {}
+    sweeps: dict[str, Sweep] = {}
     variants: dict[str, Variant]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sweep(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or not isinstance(data.get("sweeps"), dict):
+            return data
+        variants = dict(data.get("variants") or {})
+        for name, spec in data["sweeps"].items():
+            try:
+                made = Sweep.model_validate(spec).variants()
+            except ValidationError:
+                return data  # is told with its place when the field is validated
+            if twice := [variant for variant in made if variant in variants]:
+                raise ValueError(f"sweep {name} makes {twice[0]!r}, which is a variant already")
+            variants |= made
+        return {**data, "variants": variants}
 
     @model_validator(mode="after")
     def _baseline_exists(self) -> Self:
         if self.baseline is not None and self.baseline not in self.variants:
             raise ValueError(f"baseline {self.baseline!r} is no variant; there are {', '.join(self.variants)}")
         for name, part in self.parts.items():
-            if unknown := [variant for variant in part.variants if variant not in self.variants]:
+            if unknown := [pattern for pattern in part.variants if not self._matching([pattern])]:
                 raise ValueError(
                     f"part {name} names {unknown[0]!r}, which is no variant; there are {', '.join(self.variants)}"
                 )
@@ -63,7 +127,11 @@ class Study(Strict):
 
     def measured(self, part: str) -> list[str]:
         """The variants of which `part` is measured."""
-        return self.parts[part].variants or list(self.variants)
+        patterns = self.parts[part].variants
+        return self._matching(patterns) if patterns else list(self.variants)
+
+    def _matching(self, patterns: list[str]) -> list[str]:
+        return [name for name in self.variants if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
 class Profile(Strict):

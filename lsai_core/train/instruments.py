@@ -18,6 +18,7 @@ from lsai_core.files import write_json
 from lsai_core.profiling.memory import PhaseMemory
 from lsai_core.profiling.trace import (
     busy_ms,
+    exposed_ms,
     kernel_breakdown,
     kernel_events,
     memory_snapshot,
@@ -81,6 +82,8 @@ class Instruments:
         self._kernels = {result_name(label): ms * per_step for label, ms in kernel_breakdown(events).items() if ms}
         if (busy := busy_ms(events)) is not None:
             self._kernels["gpu_busy_ms"] = busy * per_step
+        if (exposed := exposed_ms(events, "communication")) is not None:
+            self._kernels["exposed_communication_ms"] = exposed * per_step
         rows = [
             {"name": row["name"], "class": row["class"], "ms": row["ms"] * per_step, "calls": row["calls"] * per_step}
             for row in top_kernels(events, TOP_KERNELS)
@@ -88,7 +91,8 @@ class Instruments:
         write_json(self.folder / "kernels.json", {"per": "step", "kernels": rows})
 
     def results(self) -> dict[str, Any]:
-        """Flat results: the memory meter's; per traced step `kernel_<class>_ms` and, on a GPU, `gpu_busy_ms`."""
+        """Flat results: the memory meter's; per traced step `kernel_<class>_ms` and, on a GPU, `gpu_busy_ms` and, where
+        processes communicate, `exposed_communication_ms`."""
         memory = self._meter.summary() if self.config.memory_steps else {}
         return {**memory, **self._kernels}
 

@@ -1,0 +1,91 @@
+"""The records behind the chapter on sharding, machine by machine, as tables that its sections share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from lsai_core.report.selection import select_runs
+from lsai_core.report.variants import by_machine, slug_of, variant_rows
+from lsai_core.runs.records import Run
+from lsai_core.runs.session import Session
+from lsai_core.runs.study import Profile, Study, load_study
+
+STUDIES = ("ablation", "fsdp", "largest")
+METRICS = (
+    "tokens_per_s", "tokens_per_s_per_gpu", "step_ms", "mfu", "tflops", "mem_peak_allocated_gib", "parameters",
+    "kernel_communication_ms", "exposed_communication_ms", "train_loss", "validation_loss",
+)  # fmt: skip
+SEARCHED = (
+    "largest_size", "estimated_size", "parameters", "n_layers", "d_model", "weights_share", "search_resolution", "search_s",
+    "search_capped", "search_out_of_time",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """The three studies on one machine; `studies` are the whole ones, whatever the reader's profile measures of them."""
+
+    machine: str
+    studies: dict[str, Study]
+    runs: list[Run]
+
+    @property
+    def slug(self) -> str:
+        return slug_of(self.machine)
+
+    @property
+    def on_gpu(self) -> bool:
+        return any(run.env.get("gpu") for run in self.runs)
+
+    def run(self, key: str, study: str) -> Run:
+        """The run of `study` that a row names (two studies may hold the same run)."""
+        return next(run for run in self.runs if run.summary.id.key == key and run.summary.id.study == study)
+
+    def rows(self, study: str, part: str) -> pd.DataFrame:
+        """One row per measured variant (see `variant_rows`), with what its config says of processes, attention and model."""
+        runs = [run for run in self.runs if run.summary.id.study == study]
+        table = variant_rows(self.studies[study], runs, part, SEARCHED if study == "largest" else METRICS)
+        if table.empty:
+            return table
+        facts = pd.DataFrame([_facts(self.run(key, study)) for key in table["key"]])
+        return pd.concat([table, facts], axis=1)
+
+
+def load_sharding(own_runs: list[str], profile: str | None) -> list[Sharding]:
+    """The studies on every machine that there are records of: the reader's own first, then the committed ones."""
+    session = Session(profile)
+    whole = Profile(profile="none", description="the whole study", gpu=None)
+    studies = {name: load_study(session.root, name, whole) for name in STUDIES}
+    reports = session.root / "reports"
+    runs = [run for name in STUDIES for run in select_runs(name, session.runs_root, reports, own_runs)]
+    return [Sharding(machine, studies, some) for machine, some in by_machine(runs).items()]
+
+
+def good(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows that ended well."""
+    return rows[rows["outcome"] == "ok"] if len(rows) else rows
+
+
+def size_of(parameters: float) -> str | None:
+    """A number of parameters in words; None if it is not known."""
+    if not parameters > 0:
+        return None
+    return f"{parameters / 1e9:,.3g} B" if parameters >= 1e9 else f"{parameters / 1e6:,.3g} M"
+
+
+def _facts(run: Run) -> dict[str, object]:
+    config = run.config
+    train = config.get("train", config)
+    parallel, model = train["parallel"], train["model"]
+    return {
+        "processes": parallel["fsdp"] * parallel["replicate"],
+        "attention": train["attention"]["backend"],
+        "precision": train["precision"],
+        "batch": train["batch_size"] * train["grad_accum"],
+        "seq_len": train["seq_len"],
+        "layers": model["n_layers"],
+        "width": model["d_model"],
+        "factor": model["n_layers"] / 8,
+    }

@@ -1,0 +1,76 @@
+"""The size of a model that a search grows, and a first estimate of the memory it takes.
+
+The estimate decides where the search begins, and nothing else: every answer is measured. It adds up what is kept (weights,
+gradients and AdamW's two moments in the weight dtype, a slice of each per process), the weights that a sharded model gathers, and
+the activations that wait for the backward pass.
+"""
+
+from __future__ import annotations
+
+import bisect
+from typing import Literal
+
+from lsai_core.config import ModelConfig, TrainConfig
+from lsai_core.model import count_parameters
+from lsai_core.presets import scaled_shape
+from lsai_core.train.precision import compute_dtype, weight_dtype
+
+GIB = 2**30
+Grow = Literal["all", "n_layers"]
+Measure = Literal["load", "train"]
+
+
+def sized(model: ModelConfig, grow: Grow, size: int) -> ModelConfig:
+    """`all`: the shape of scaling factor `size` (`presets.scaled_shape`); `n_layers`: `model` with `size` layers."""
+    if grow == "n_layers":
+        return model.model_copy(update={"n_layers": size})
+    return ModelConfig.model_validate({"preset": f"scaled-all-{size}", **scaled_shape(size, "all")})
+
+
+def device_gib(train: TrainConfig, measure: Measure) -> float:
+    """Estimated peak of one process, in GiB, on the device that computes."""
+    model, processes = train.model, train.parallel.fsdp
+    kept, computed = weight_dtype(train.precision).itemsize, compute_dtype(train.precision).itemsize
+    parameters = count_parameters(model)
+    if measure == "load":
+        return parameters.total * kept / processes / GIB
+    total = 0.0 if train.parallel.cpu_offload else 4.0 * kept * parameters.total / processes
+    if processes > 1:
+        # Two blocks' weights, the gradients of one and their sum in fp32; the output layer and its gradient.
+        block = (parameters.non_embedding - parameters.embedding) / model.n_layers
+        total += block * (3 * computed + 4) + parameters.embedding * (2 * computed + 4)
+    elif train.precision == "bf16_autocast":
+        total += parameters.total * computed  # autocast keeps what it has cast until the step's end
+    tokens = train.batch_size * train.seq_len
+    total += tokens * model.n_layers * computed * _values_per_token(train)
+    if train.loss == "full":
+        total += 3 * 4 * tokens * model.vocab_size
+    return total / GIB
+
+
+def host_gib(train: TrainConfig) -> float:
+    """What a model in host memory takes there, all processes together: weights, gradients and both moments."""
+    kept = weight_dtype(train.precision).itemsize
+    return 4 * kept * count_parameters(train.model).total * train.parallel.replicate / GIB
+
+
+def largest_estimated(
+    train: TrainConfig, grow: Grow, measure: Measure, *, device_limit_gib: float, host_limit_gib: float, max_size: int
+) -> int:
+    """The largest size in 1..max_size that fits by the estimate; 1 if none does."""
+
+    def fits(size: int) -> bool:
+        grown = train.model_copy(update={"model": sized(train.model, grow, size)})
+        on_host = train.parallel.cpu_offload and host_gib(grown) > host_limit_gib
+        return not on_host and device_gib(grown, measure) <= device_limit_gib
+
+    return max(1, bisect.bisect_left(range(1, max_size + 1), True, key=lambda size: not fits(size)))
+
+
+def _values_per_token(train: TrainConfig) -> float:
+    """Values that one block keeps of a token: its input; without checkpointing also what its products read."""
+    model = train.model
+    if train.grad_checkpoint == "full":
+        return model.d_model
+    keys = 2 * model.n_kv_heads * model.head_dim
+    return 7 * model.d_model + 2 * keys + 3 * model.d_ff

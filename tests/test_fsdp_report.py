@@ -1,0 +1,164 @@
+"""The chapter on sharding over records with known numbers: comparisons, efficiencies, ends of memory, and what was not run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import CHECKOUT
+
+from lsai_core.report.fsdp import ablation, chapter, grid, largest, scaling
+from lsai_core.report.fsdp.results import Sharding, load_sharding
+from lsai_core.runs.records import Summary
+from lsai_core.runs.session import Session
+
+GPU = {"machine": "h200", "gpu": "NVIDIA H200", "gpu_count": 8, "cpu": "a CPU", "cpu_cores": 64, "torch": "2.11.0"}
+
+
+def write(root: Path, outcome_of: Any) -> None:
+    """A record of every run that the profile h200 plans; `outcome_of(run)` gives outcome, results and metrics."""
+    session = Session("h200")
+    session.dataset_id = lambda config: "none"  # type: ignore[method-assign]  # prepare no text for this
+    for study in ("ablation", "fsdp", "largest"):
+        for run in session.plan(study):
+            outcome, results, metrics = outcome_of(run)
+            folder = root / study / run.folder.name
+            folder.mkdir(parents=True)
+            (folder / "config.json").write_text(json.dumps(run.config.model_dump(mode="json")))
+            (folder / "env.json").write_text(json.dumps(GPU))
+            if metrics:
+                (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+            reason = None if outcome == "ok" else f"the reason of {outcome}"
+            Summary(
+                run.id, run.kind, outcome, reason, "2025-01-01T00:00:00+00:00", 9.0, "lsai study", {}, results
+            ).write(folder)
+
+
+def made_up(run: Any) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
+    if run.id.study == "largest":
+        return searched(run)
+    parallel, model = run.config.parallel, run.config.model
+    processes = parallel.world_size
+    if run.id.variant == "fsdp2":
+        return "unavailable", {}, []
+    size = model.n_layers * model.d_model**2 * 16
+    fused = run.config.attention.backend != "eager"
+    peak = 16 * size / processes / 2**30 + (2 if fused else 0.2 * model.n_layers * model.d_model / 256)
+    if run.id.study == "fsdp" and peak > 140:
+        return "oom", {}, []
+    rate = 5000 * processes * (1 if processes == 1 else 0.95) * (1.5 if fused else 1)
+    results = {
+        "tokens_per_s": rate, "tokens_per_s_per_gpu": rate / processes, "step_ms": 1000.0, "mfu": 0.4 + 0.01 * processes, "tflops": 300.0,
+        "mem_peak_allocated_gib": peak, "parameters": size, "train_loss": 3.0, "validation_loss": 3.1, "kernel_communication_ms": 200.0,
+    }  # fmt: skip
+    results |= {"exposed_communication_ms": 50.0} if processes > 1 else {}
+    steps = 300 if run.id.study == "ablation" else 2
+    off = 0.0 if processes == 1 else 1e-6 * processes
+    return "ok", results, [{"step": n, "loss": 9 / (1 + n / 50) + off * n} for n in range(steps)]
+
+
+def searched(run: Any) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
+    processes = run.config.train.parallel.world_size
+    if run.id.variant == "plain_8":
+        return "timeout", {}, []
+    size = 10 * processes
+    tries = [
+        {"size": size, "outcome": "ok", "note": None},
+        {"size": size + 1, "outcome": "oom", "note": "CUDA out of memory"},
+    ]
+    if run.id.variant == "bf16_8":
+        tries.append({"size": size + 2, "outcome": "failed", "note": "an illegal access"})
+    results = {
+        "largest_size": size, "estimated_size": size - 1, "parameters": size * 10**9, "n_layers": size, "d_model": 4096, "weights_share": 0.98,
+        "search_resolution": 0.0, "search_s": 60.0, "search_capped": False, "search_out_of_time": False, "search_limit_gib": 140.0,
+        "search_limit_kind": "GPU memory", "tries": tries,
+    }  # fmt: skip
+    return "ok", results, []
+
+
+@pytest.fixture(scope="module")
+def sharding(tmp_path_factory: pytest.TempPathFactory) -> Sharding:
+    root = tmp_path_factory.mktemp("sharding") / "runs"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LSAI_ROOT", str(CHECKOUT))
+        patch.setenv("LSAI_RUNS", str(root))
+        write(root, made_up)
+        return next(found for found in load_sharding([], "h200") if found.machine.startswith("h200 ("))
+
+
+def test_losses_are_compared_with_one_process_in_the_same_precision(sharding: Sharding) -> None:
+    found = ablation.compared(sharding).set_index("variant")
+    assert list(found.index) == ["fsdp4", "fsdp8", "bf16_fsdp8"]
+    assert found["largest"]["fsdp8"] == pytest.approx(8e-6 * 299) and found["at_step"]["fsdp8"] == 299
+    assert found["mean"]["fsdp4"] == pytest.approx(4e-6 * 149.5)
+    assert found["speed"]["fsdp4"] == pytest.approx(4 * 0.95)
+    text = "\n".join(ablation.sentences(sharding))
+    assert "at most 2.4e-03 nats per token" in text and "This exceeds 0.001" in text
+
+
+def test_efficiency_is_against_one_process(sharding: Sharding) -> None:
+    weak = sharding.rows("fsdp", "weak")
+    assert list(weak["processes"]) == [1, 2, 4, 8]
+    assert list(scaling.efficiency(weak, on_gpu=True)) == pytest.approx([1, 0.95, 0.95, 0.95])
+    assert scaling.efficiency(weak[weak["processes"] > 1], on_gpu=True).isna().all()
+    text = "\n".join(scaling.sentences(sharding))
+    assert "run at 95.0% of 8 times the speed of one" in text and "25% of that, 5.0% of the step, is not hidden" in text
+
+
+def test_the_grid_says_where_memory_ends_and_what_both_techniques_do(sharding: Sharding) -> None:
+    rows = sharding.rows("fsdp", "grid")
+    assert set(rows["factor"]) == {1, 4, 8, 11, 14} and (rows["outcome"] == "oom").any()
+    text = "\n".join(grid.sentences(sharding))
+    assert "fused on 1 up to 8 and not at 11" in text
+    assert "fused attention makes training 1.50 times as fast on one process and 1.50 times on 8" in text
+    assert "keeps 95% of the speed per GPU" in text
+
+
+def test_the_largest_models_are_compared_by_technique_and_odd_ends_are_said(sharding: Sharding) -> None:
+    rows = largest.searched(sharding)
+    assert len(rows) == 22 and set(rows["does"]) == {"loads", "trains"}
+    text = "\n".join(largest.sentences(rows, on_gpu=True))
+    assert "8 processes train a model 8.00 times as large as one does" in text
+    assert "fill 98.0% of the memory" in text and "[10 B](#run-" in text
+    assert "a try ended otherwise than by memory (failed: an illegal access)" in text
+    assert "fp32 states, by layers" not in text  # on 8 it timed out: nothing to compare
+
+
+def test_the_chapter_shows_everything_once_and_names_what_was_not_run(
+    sharding: Sharding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[tuple[str, str]] = []
+    for module in (ablation, grid, largest, scaling, chapter):
+        for name in ("show_table", "show_figure", "show_text"):
+            if hasattr(module, name):
+                monkeypatch.setattr(
+                    module,
+                    name,
+                    lambda first, label="text", caption="", **_: shown.append((label, caption or str(first))),
+                )
+    chapter.show_machines([sharding])
+    chapter.show_conclusions([sharding])
+    for show in (chapter.show_ablation, chapter.show_grid, chapter.show_scaling, chapter.show_largest):
+        show(sharding)
+    chapter.show_missing([sharding])
+    labels = [label for label, _ in shown if label != "text"]
+    assert len(set(labels)) == len(labels)
+    assert {label.split("-")[0] for label in labels} == {"fig", "tbl"} and len(labels) >= 12
+    text = "\n".join(caption for _, caption in shown)
+    assert "**unavailable**, the reason of unavailable: [fsdp2](#run-" in text and "**timeout**" in text
+    assert "nan" not in text.replace("attenan", "")
+
+
+def test_without_records_the_chapter_says_how_to_make_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "project"
+    root.mkdir()
+    for name in ("params", "notebooks"):
+        (root / name).symlink_to(CHECKOUT / name)
+    monkeypatch.setenv("LSAI_ROOT", str(root))
+    monkeypatch.setenv("LSAI_RUNS", str(tmp_path / "runs"))
+    assert chapter.load([], "cpu") == []
+    assert "make run STUDY=largest" in capsys.readouterr().out

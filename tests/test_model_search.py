@@ -1,0 +1,93 @@
+"""The search for the largest model: real process groups on a CPU, within an allocation limit, and its estimate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import tiny
+
+from lsai_core.errors import UserError
+from lsai_core.runs.kinds import Context
+from lsai_core.runs.model_search import ModelSearchConfig, run
+from lsai_core.runs.model_size import device_gib, largest_estimated, sized
+from lsai_core.runs.records import read_jsonl
+
+
+@pytest.fixture(autouse=True)
+def tries_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def config(**changes: Any) -> ModelSearchConfig:
+    train = tiny(
+        model={"d_model": 256, "n_heads": 2, "n_kv_heads": 2, "d_ff": 1024}, seq_len=32, **changes.pop("train", {})
+    )
+    settings = {"train": train, "grow": "n_layers", "measure": "train", "cpu_limit_gib": 0.2, "resolution": 0.3}
+    return ModelSearchConfig.model_validate({**settings, **changes})
+
+
+def search(folder: Path, **changes: Any) -> dict[str, Any]:
+    return run(config(**changes), Context(folder, folder, folder))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_found_model_fits_and_a_larger_one_does_not(tmp_path: Path, processes: int) -> None:
+    found = search(tmp_path, train={"parallel": {"fsdp": processes}})
+    outcomes = {t["size"]: t["outcome"] for t in found["tries"]}
+    assert outcomes[found["largest_size"]] == "ok" and set(outcomes.values()) == {"ok", "oom"}, found["tries"]
+    beyond = min(size for size, outcome in outcomes.items() if outcome == "oom")
+    assert found["largest_size"] < beyond <= found["largest_size"] * 1.3 + 1
+    assert found["n_layers"] == found["largest_size"] and found["world_size"] == processes
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
+    assert [row["size"] for row in rows] == [t["size"] for t in found["tries"]]
+
+
+def test_weights_alone_fill_most_of_the_limit_and_two_processes_hold_more(tmp_path: Path) -> None:
+    one, two = (
+        search(tmp_path, measure="load", resolution=0.1, train={"precision": "bf16", "parallel": {"fsdp": n}})
+        for n in (1, 2)
+    )
+    assert 0.8 < one["weights_share"] <= 1.0
+    assert one["largest_size"] == pytest.approx(one["estimated_size"], rel=0.2)
+    assert two["parameters"] > 1.5 * one["parameters"]
+    assert len(one["tries"]) <= 5
+
+
+def test_a_search_has_an_end_in_time_and_in_size(tmp_path: Path) -> None:
+    short = search(tmp_path, measure="load", budget_s=0.001, resolution=0.0)
+    assert len(short["tries"]) == 1 and short["search_out_of_time"]
+    capped = search(tmp_path, measure="load", grow="all", max_size=1)
+    assert capped["search_capped"] and capped["largest_size"] == 1
+    nothing = search(tmp_path, measure="load", grow="all", cpu_limit_gib=0.001, max_size=2)
+    assert nothing["largest_size"] == 0 and nothing["parameters"] == 0
+
+
+def test_a_process_that_does_not_fit_ends_all_of_its_group(tmp_path: Path) -> None:
+    hanging = search(tmp_path, max_size=1, try_timeout_s=0.01, train={"parallel": {"fsdp": 2}})
+    assert [t["outcome"] for t in hanging["tries"]] == ["timeout"]
+
+
+def test_the_estimate_counts_what_is_kept() -> None:
+    plain = config().train
+    grown = plain.model_copy(update={"model": sized(plain.model, "n_layers", 100)})
+    parameters = 100 * (256 * 128 * 2 * 4 + 3 * 256 * 1024 + 2 * 256)
+    assert device_gib(grown, "load") * 2**30 == pytest.approx(4 * parameters, rel=0.1)
+    assert device_gib(grown, "train") > 4 * device_gib(grown, "load")
+    half = grown.model_copy(update={"precision": "bf16"})
+    assert device_gib(half, "train") < 0.6 * device_gib(grown, "train")
+    assert sized(plain.model, "all", 3).d_model == 768 and sized(plain.model, "all", 3).n_layers == 24
+    limits = {"host_limit_gib": 1.0, "max_size": 5000}
+    found = largest_estimated(plain, "n_layers", "load", device_limit_gib=device_gib(grown, "load"), **limits)
+    assert found == 100
+    assert largest_estimated(plain, "n_layers", "load", device_limit_gib=0.0, **limits) == 1
+
+
+def test_a_search_keeps_what_decides_memory_only() -> None:
+    base = {"model": {"preset": "lab-tiny"}, "optim": {"lr": 1.0}, "seq_len": 64, "precision": "bf16"}
+    kept = ModelSearchConfig.from_study(base, {"measure": "load", "grow": "all"})
+    assert kept == {"train": {"model": {"preset": "lab-tiny"}, "precision": "bf16"}, "measure": "load", "grow": "all"}
+    assert ModelSearchConfig.from_study(base, {"measure": "train", "grow": "all"})["train"]["seq_len"] == 64
+    with pytest.raises(UserError, match="unknown key 'seqlen'"):
+        ModelSearchConfig.from_study({**base, "seqlen": 3}, {"measure": "load", "grow": "all"})
