@@ -248,5 +248,3 @@ def test_cuda_ring_is_as_exact_as_one_kernel(name: str, method: str, window: int
     alone = error(1)
     for ranks in (2, 4, 8):
         assert all(a <= 1.5 * b for a, b in zip(error(ranks), alone, strict=True)), ranks
-
-

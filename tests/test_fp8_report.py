@@ -15,7 +15,7 @@ from conftest import CHECKOUT, write_run
 from lsai_core.config import validated
 from lsai_core.report.fp8.chapter import conclusions
 from lsai_core.report.fp8.products import block_times, ceilings
-from lsai_core.report.fp8.results import Fp8Results, by_machine
+from lsai_core.report.fp8.results import Fp8Results, results_of
 from lsai_core.report.fp8.training import memory_account
 from lsai_core.runs import gemm_bench
 from lsai_core.runs.driver import execute_notebook
@@ -145,7 +145,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fp8Results:
     monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
     monkeypatch.setenv("LSAI_RUNS", str(tmp_path))
     synthetic(tmp_path)
-    return by_machine(Session("h200").study("fp8"), find_runs(tmp_path))[0]
+    return results_of(Session("h200").study("fp8"), find_runs(tmp_path))[0]
 
 
 def test_the_numbers_of_the_chapter(results: Fp8Results) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from lsai_core.files import repo_root
 from lsai_core.report.memory.analysis import readme_table, speed_spread
 from lsai_core.report.memory.table import machine_results
@@ -55,3 +57,9 @@ def test_the_difference_of_fp8_is_what_the_records_say() -> None:
     assert [len(values) for values in losses.values()] == [3, 3]
     difference = abs(sum(losses["fused"]) / sum(losses["bf16"]) - 1)
     assert f"differ by {difference:.1%}" in (repo_root() / "README.md").read_text()
+
+
+def test_records_name_no_folder_of_the_machine_they_ran_on() -> None:
+    for path in (repo_root() / "reports" / "recorded").glob("*/*/*/notebook.ipynb"):
+        parameters = json.loads(path.read_text())["metadata"]["papermill"]["parameters"]
+        assert parameters["folder"].startswith("runs/") and parameters["data_root"] == "data", path

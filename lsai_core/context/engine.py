@@ -11,7 +11,7 @@ gradients of other ranks' queries and keys are sent to their owners in the dtype
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,11 +32,7 @@ def planned_forward(
     me, rows = exchange.rank, _Rows(q_BSHD)
     own = _Own([q_BSHD], [k_BSKD, v_BSKD])
     arriving = _Arriving(rows.merge)
-    fetched = _fetch(plan.steps[0], exchange, own)
-    for index, step in enumerate(plan.steps):
-        current, upcoming = fetched, plan.steps[index + 1 : index + 2]
-        current.wait()
-        fetched = _fetch(upcoming[0], exchange, own) if upcoming else current
+    for step, current in _walk(plan, exchange, own):
         sends: list[Message] = []
         for task in step:
             if task.worker != me:
@@ -85,11 +81,7 @@ def planned_backward(
         dv_sum.add(at, dv)
 
     arriving_dq, arriving_dkv = _Arriving(dq_sum.add), _Arriving(add_keys)
-    fetched = _fetch(plan.steps[0], exchange, own)
-    for index, step in enumerate(plan.steps):
-        current, upcoming = fetched, plan.steps[index + 1 : index + 2]
-        current.wait()
-        fetched = _fetch(upcoming[0], exchange, own) if upcoming else current
+    for step, current in _walk(plan, exchange, own):
         sends: list[Message] = []
         for task in step:
             if task.worker != me:
@@ -169,6 +161,17 @@ class _Fetched:
         queries = self.queries.get(task) or [x[:, slice(*task.q_range)] for x in own.queries]
         keys = self.keys.get(task) or [x[:, slice(*task.k_range)] for x in own.keys]
         return queries, keys
+
+
+def _walk(plan: Plan, exchange: Exchange, own: _Own) -> Iterator[tuple[Sequence[Task], _Fetched]]:
+    """Each step with what it needs; what the next one needs is on its way by then."""
+    fetched = _fetch(plan.steps[0], exchange, own)
+    for index, step in enumerate(plan.steps):
+        current, upcoming = fetched, plan.steps[index + 1 : index + 2]
+        current.wait()
+        if upcoming:
+            fetched = _fetch(upcoming[0], exchange, own)
+        yield step, current
 
 
 def _fetch(step: Sequence[Task], exchange: Exchange, own: _Own) -> _Fetched:

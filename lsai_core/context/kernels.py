@@ -69,7 +69,9 @@ def local_kernel(
         name = choose(case, own, rankings_for(device))
     if name not in KERNELS:
         get_backend(name)
-        raise UserError(f"attention backend {name} returns no log-sum-exp; for context parallelism: {', '.join(KERNELS)}")
+        raise UserError(
+            f"attention backend {name} returns no log-sum-exp; for context parallelism: {', '.join(KERNELS)}"
+        )
     if (reason := get_backend(name).missing(device)) is not None:
         raise Unavailable(f"attention backend {name} {reason}")
     if (reason := get_backend(name).unsupported(case)) is not None:

@@ -113,7 +113,9 @@ class ContextParallel:
         ulysses: int | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        setting = Setting(method, seq_len, None if window is not None and window >= seq_len else window, kernel, ulysses)
+        setting = Setting(
+            method, seq_len, None if window is not None and window >= seq_len else window, kernel, ulysses
+        )
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         _agree(setting, group)
         self.setting, self.method = setting, get_method(method)

@@ -21,7 +21,10 @@ from torch.distributed.device_mesh import DeviceMesh
 @functools.cache
 def _implementation() -> Any:
     folder = "torch.distributed.tensor.experimental"
-    for name in (f"{folder}._context_parallel._attention", f"{folder}._attention"):  # its place in newer and older torch
+    for name in (
+        f"{folder}._context_parallel._attention",
+        f"{folder}._attention",
+    ):  # its place in newer and older torch
         try:
             module = import_module(name)
         except ImportError:
@@ -65,6 +68,17 @@ class _TorchAttention(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         cum_q, cum_k, max_q, max_k, seed, offset = ctx.rest
         gradients = _implementation()._scaled_dot_product_ring_cudnn_attention_backward(
-            ctx.mesh, dout.transpose(1, 2), *ctx.saved_tensors, seed, offset, None, cum_q, cum_k, max_q, max_k, 0.0, True
+            ctx.mesh,
+            dout.transpose(1, 2),
+            *ctx.saved_tensors,
+            seed,
+            offset,
+            None,
+            cum_q,
+            cum_k,
+            max_q,
+            max_k,
+            0.0,
+            True,
         )
         return *(gradient.transpose(1, 2) for gradient in gradients[:3]), None

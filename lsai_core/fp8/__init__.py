@@ -3,4 +3,14 @@
 from lsai_core.fp8.recipes import available_recipes, begin_step, context, convert, end_step, facts, missing, require
 from lsai_core.fp8.shapes import linear_shapes
 
-__all__ = ["available_recipes", "begin_step", "context", "convert", "end_step", "facts", "linear_shapes", "missing", "require"]
+__all__ = [
+    "available_recipes",
+    "begin_step",
+    "context",
+    "convert",
+    "end_step",
+    "facts",
+    "linear_shapes",
+    "missing",
+    "require",
+]

@@ -19,9 +19,9 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from lsai_core import fp8
 from lsai_core.config import ParallelConfig, Precision, TrainConfig
 from lsai_core.model import Transformer
+from lsai_core.train.adapt import adapt
 from lsai_core.train.precision import weight_dtype
 
 
@@ -42,12 +42,7 @@ def empty_sharded(config: TrainConfig, device: torch.device) -> Transformer:
     with torch.device("meta"):
         model = Transformer(config.model, config.attention, grad_checkpoint=config.grad_checkpoint)
     model.to(weight_dtype(config.precision))
-    fp8.convert(model, config.fp8)
-    if config.blocks == "fused":
-        model.fuse()
-    if config.compile:
-        for block in model.blocks:
-            block.compile()
+    adapt(model, config)
     shard(model, config.parallel, config.precision, device)
     model.to_empty(device="cpu" if config.parallel.cpu_offload else device)
     return model

@@ -27,7 +27,9 @@ def appendix_markdown(runs: Sequence[Run], pages: dict[str, str]) -> str:
     distinct = {run.summary.id.key: run for run in ordered}
     failed = sum(run.summary.outcome != "ok" for run in distinct.values())
     copies = len(ordered) - len(distinct)
-    repeated = f"{copies} further entries show one of them again, where two studies ask for the same run. " if copies else ""
+    repeated = (
+        f"{copies} further entries show one of them again, where two studies ask for the same run. " if copies else ""
+    )
     parts = [
         "# Appendix: every run {#sec-runs}\n",
         f"{len(distinct)} run{'s stand' if len(distinct) != 1 else ' stands'} behind this report; {failed} of them ended with an outcome other than ok. {repeated}"

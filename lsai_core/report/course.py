@@ -14,7 +14,7 @@ from lsai_core.report.plots import PlotConfig, Published, caption, check_plots, 
 from lsai_core.report.selection import select_runs
 from lsai_core.report.show import run_link, show_figure, show_table, show_text
 from lsai_core.report.style import apply_style
-from lsai_core.report.variants import by_machine, endings, setting_row, slug_of, variant_rows
+from lsai_core.report.variants import OfMachine, by_machine, endings, setting_row, variant_rows
 from lsai_core.runs.records import Run, recorded_runs
 from lsai_core.runs.session import Session
 from lsai_core.runs.study import Study
@@ -25,7 +25,7 @@ _METRICS = (
 
 
 @dataclass(frozen=True)
-class Course:
+class Course(OfMachine):
     """The course's jobs on one machine: `rows` as `variant_rows` makes them, with `speedup` over the baseline."""
 
     machine: str
@@ -33,10 +33,6 @@ class Course:
     plots: PlotConfig
     rows: pd.DataFrame
     runs: list[Run]
-
-    @property
-    def slug(self) -> str:
-        return slug_of(self.machine)
 
     @property
     def ok(self) -> pd.DataFrame:

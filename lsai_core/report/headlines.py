@@ -90,7 +90,9 @@ def _fp8(own_runs: list[str], profile: str | None) -> Rows:
     rows = []
     for results in load_fp8(own_runs, profile):
         tried = results.speed
-        tried = tried[(tried["variant"] != results.study.baseline) & (tried["outcome"] == "ok")] if len(tried) else tried
+        tried = (
+            tried[(tried["variant"] != results.study.baseline) & (tried["outcome"] == "ok")] if len(tried) else tried
+        )
         if tried.empty or not tried["speedup"].notna().any():
             continue
         best = tried.loc[tried["speedup"].idxmax()]

@@ -349,4 +349,6 @@ def show_commands(all_settings: list[Setting]) -> None:
         show_text("No training of another trainer has ended well so far, so there is no command to show.")
         return
     body = "\n\n".join(parts)
-    show_text(f"<details>\n<summary>The exact commands of {len(parts)} trainings by other trainers</summary>\n\n{body}\n\n</details>")
+    show_text(
+        f"<details>\n<summary>The exact commands of {len(parts)} trainings by other trainers</summary>\n\n{body}\n\n</details>"
+    )

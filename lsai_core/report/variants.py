@@ -17,9 +17,15 @@ def by_machine(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return {machine: [run for run in runs if run.machine == machine] for machine in machines}
 
 
-def slug_of(machine: str) -> str:
-    """Short name of a machine for labels and folders; the reader's own is told from a recorded one of the same name."""
-    return machine.split(" ")[0].replace(".", "-").lower() + ("-own" if "(" in machine else "")
+class OfMachine:
+    """What the results of a study on one machine have in common."""
+
+    machine: str
+
+    @property
+    def slug(self) -> str:
+        """Short name for labels and folders; the reader's own machine is told from a recorded one of the same name."""
+        return self.machine.split(" ")[0].replace(".", "-").lower() + ("-own" if "(" in self.machine else "")
 
 
 def setting_row(runs: Sequence[Run], repeats: int) -> dict[str, Any]:

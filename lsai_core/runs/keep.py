@@ -36,11 +36,18 @@ def record_runs(runs: list[Run], reports: Path, machine: str | None = None) -> l
 
 
 def _copy_notebook(source: Path, target: Path) -> None:
-    """Copy an executed notebook with every figure once: where there is an SVG, its bitmap twin is left out (half the size)."""
+    """Copy an executed notebook with every figure once (where there is an SVG, its bitmap twin is left out: half the size) and
+    without the folders of the machine that it ran on."""
     notebook = nbformat.read(source, as_version=4)  # type: ignore[no-untyped-call]
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             if "image/svg+xml" in output.get("data", {}):
                 output["data"].pop("image/png", None)
                 output["metadata"].pop("image/png", None)
-    nbformat.write(notebook, target)  # type: ignore[no-untyped-call]
+    text = nbformat.writes(notebook)  # type: ignore[no-untyped-call]
+    parameters = notebook.metadata.get("papermill", {}).get("parameters", {})
+    folder, data = Path(parameters.get("folder", "")), Path(parameters.get("data_root", ""))
+    for place, name in ((folder.parent.parent, "runs"), (data, "data")):
+        if place.is_absolute():
+            text = text.replace(str(place), name)
+    target.write_text(text + "\n")

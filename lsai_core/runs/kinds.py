@@ -58,6 +58,7 @@ _MODEL = (
     "swiglu.py",
     "attention",
     "kernels",
+    "train/adapt.py",
     "fp8",
     "attention/measured.json",
     "profiling/memory.py",

@@ -21,6 +21,7 @@ from lsai_core.errors import Unavailable
 from lsai_core.loss import Reduction
 from lsai_core.model import Transformer, build_model
 from lsai_core.profiling.memory import PhaseMemory
+from lsai_core.train.adapt import adapt
 from lsai_core.train.optimizer import clip_and_update
 from lsai_core.train.precision import autocast, compute_dtype, weight_dtype
 
@@ -65,12 +66,7 @@ def prepare_model(config: TrainConfig, device: torch.device) -> Transformer:
         dtype=weight_dtype(config.precision),
         seed=config.seed,
     )
-    fp8.convert(model, config.fp8)
-    if config.blocks == "fused":
-        model.fuse()
-    if config.compile:
-        for block in model.blocks:
-            block.compile()
+    adapt(model, config)
     return model
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 
 from lsai_core.attention.measured import Ranking, select_rankings, shipped
 from lsai_core.report.selection import select_runs
+from lsai_core.report.variants import OfMachine
 from lsai_core.runs.attention_bench.config import AttentionBenchConfig
 from lsai_core.runs.attention_table import attention_runs, auto_choices, error_ratio, read_points
 from lsai_core.runs.records import Run
@@ -69,16 +70,11 @@ def heads_label(config: AttentionBenchConfig) -> str:
 
 
 @dataclass
-class MachineResults:
+class MachineResults(OfMachine):
     """The attention study on one machine, a variant for each shape of heads."""
 
     machine: str
     variants: list[Variant]
-
-    @property
-    def slug(self) -> str:
-        """Short name for labels."""
-        return self.machine.split(" ")[0].replace(".", "-").lower() + ("-own" if "(" in self.machine else "")
 
     @property
     def gpu(self) -> str | None:

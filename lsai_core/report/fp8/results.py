@@ -10,6 +10,7 @@ import pandas as pd
 
 from lsai_core.config import TrainConfig, validated
 from lsai_core.report.selection import select_runs
+from lsai_core.report.variants import OfMachine, by_machine
 from lsai_core.runs.records import Run
 from lsai_core.runs.session import Session
 from lsai_core.runs.study import Study
@@ -18,17 +19,12 @@ LAST_STEPS = 20  # the final training loss is the mean over so many steps, in sh
 
 
 @dataclass(frozen=True)
-class Fp8Results:
+class Fp8Results(OfMachine):
     """The studies fp8 and gemm on one machine."""
 
     machine: str
     study: Study
     runs: list[Run]
-
-    @property
-    def slug(self) -> str:
-        """Short name for labels."""
-        return self.machine.split(" ")[0].replace(".", "-").lower() + ("-own" if "(" in self.machine else "")
 
     @cached_property
     def gemm(self) -> Run | None:
@@ -122,14 +118,13 @@ def validation_loss(run: Run) -> float:
     return float(run.summary.results["validation_loss"])
 
 
-def by_machine(study: Study, runs: list[Run]) -> list[Fp8Results]:
+def results_of(study: Study, runs: list[Run]) -> list[Fp8Results]:
     """Group `runs` by machine, in the order in which machines appear."""
-    machines = dict.fromkeys(run.machine for run in runs)
-    return [Fp8Results(machine, study, [run for run in runs if run.machine == machine]) for machine in machines]
+    return [Fp8Results(machine, study, mine) for machine, mine in by_machine(runs).items()]
 
 
 def load_results(own_runs: list[str], profile: str | None) -> list[Fp8Results]:
     """Both studies on every machine that there are records of: the reader's own first, then the committed ones."""
     session = Session(profile)
     where = (session.runs_root, session.root / "reports", own_runs)
-    return by_machine(session.study("fp8"), [*select_runs("fp8", *where), *select_runs("gemm", *where)])
+    return results_of(session.study("fp8"), [*select_runs("fp8", *where), *select_runs("gemm", *where)])

@@ -153,7 +153,9 @@ def memory_account(rows: pd.DataFrame, config: TrainConfig) -> list[str]:
     for name, row in measured.iterrows():
         if name != "bf16":
             account = _account(str(name), float(row["more_gib"]), config)
-            text.append(f"*{run_link(row['label'], row['key'])}:* {more(row['more_gib'])} against bf16 (measured). {account}".strip())
+            text.append(
+                f"*{run_link(row['label'], row['key'])}:* {more(row['more_gib'])} against bf16 (measured). {account}".strip()
+            )
     return text
 
 

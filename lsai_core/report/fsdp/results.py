@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from lsai_core.report.selection import select_runs
-from lsai_core.report.variants import by_machine, slug_of, variant_rows
+from lsai_core.report.variants import OfMachine, by_machine, variant_rows
 from lsai_core.runs.records import Run
 from lsai_core.runs.session import Session
 from lsai_core.runs.study import Profile, Study, load_study
@@ -24,16 +24,12 @@ SEARCHED = (
 
 
 @dataclass(frozen=True)
-class Sharding:
+class Sharding(OfMachine):
     """The three studies on one machine; `studies` are the whole ones, whatever the reader's profile measures of them."""
 
     machine: str
     studies: dict[str, Study]
     runs: list[Run]
-
-    @property
-    def slug(self) -> str:
-        return slug_of(self.machine)
 
     @property
     def on_gpu(self) -> bool:

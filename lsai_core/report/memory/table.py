@@ -8,24 +8,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lsai_core.report.variants import by_machine, slug_of, variant_rows
+from lsai_core.report.variants import OfMachine, by_machine, variant_rows
 from lsai_core.runs.records import Run
 from lsai_core.runs.study import Study
 
 
 @dataclass(frozen=True)
-class MachineResults:
+class MachineResults(OfMachine):
     """The memory study on one machine: `rows` has one row per variant, in the study's order; `runs` are behind it."""
 
     machine: str
     study: Study
     rows: pd.DataFrame
     runs: list[Run]
-
-    @property
-    def slug(self) -> str:
-        """Short name for labels."""
-        return slug_of(self.machine)
 
     @property
     def ok(self) -> pd.DataFrame:

@@ -10,7 +10,7 @@ import pandas as pd
 from lsai_core.profiling.trace import KERNEL_CLASSES, result_name
 from lsai_core.report.selection import select_runs
 from lsai_core.report.speed.ideal import Ceilings, Ideal, ideal_step
-from lsai_core.report.variants import by_machine, slug_of, variant_rows
+from lsai_core.report.variants import OfMachine, by_machine, variant_rows
 from lsai_core.runs.records import Run
 from lsai_core.runs.session import Session
 from lsai_core.runs.study import Profile, Study, load_study
@@ -24,7 +24,7 @@ SHOWN = ("matmul", "attention", "norm/pointwise", "loss", "optimizer", "fp8 cast
 
 
 @dataclass(frozen=True)
-class Speed:
+class Speed(OfMachine):
     """The study on one machine. `study` is the whole one; `planned`: the variants that the reader's profile measures."""
 
     machine: str
@@ -34,10 +34,6 @@ class Speed:
     attention: pd.DataFrame
     runs: list[Run]
     ceilings: Ceilings
-
-    @property
-    def slug(self) -> str:
-        return slug_of(self.machine)
 
     @property
     def on_gpu(self) -> bool:
