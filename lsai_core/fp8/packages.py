@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -51,6 +53,7 @@ def convert_by_torchao(model: nn.Module, names: list[str], recipe: str) -> None:
 @functools.cache
 def no_transformer_engine(recipe: str) -> str | None:
     """Why Transformer Engine cannot run `recipe` on this GPU, or None."""
+    _point_to_cudnn_of_torch()
     try:
         engine = import_module("transformer_engine.pytorch")
     except ModuleNotFoundError as error:
@@ -61,6 +64,14 @@ def no_transformer_engine(recipe: str) -> str | None:
     ask = engine.is_fp8_block_scaling_available if recipe == "te_block" else engine.is_fp8_available
     fits, why = ask(return_reason=True)
     return None if fits else f"does not run here: {why}"
+
+
+def _point_to_cudnn_of_torch() -> None:
+    """Transformer Engine loads the system's cuDNN first. Where torch has loaded its own, of another version, that import fails."""
+    if not {"CUDNN_HOME", "CUDNN_PATH"} & set(os.environ) and find_spec("nvidia") is not None:
+        package = find_spec("nvidia.cudnn")
+        if package is not None and package.submodule_search_locations:
+            os.environ["CUDNN_HOME"] = next(iter(package.submodule_search_locations))
 
 
 @functools.cache
