@@ -13,10 +13,12 @@ and starts the next behind it, so that norms, rotation and SwiGLU are still fuse
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,7 +55,7 @@ def convert_by_torchao(model: nn.Module, names: list[str], recipe: str) -> None:
 @functools.cache
 def no_transformer_engine(recipe: str) -> str | None:
     """Why Transformer Engine cannot run `recipe` on this GPU, or None."""
-    _point_to_cudnn_of_torch()
+    _load_cudnn_of_torch()
     try:
         engine = import_module("transformer_engine.pytorch")
     except ModuleNotFoundError as error:
@@ -66,12 +68,16 @@ def no_transformer_engine(recipe: str) -> str | None:
     return None if fits else f"does not run here: {why}"
 
 
-def _point_to_cudnn_of_torch() -> None:
-    """Transformer Engine loads the system's cuDNN first. Where torch has loaded its own, of another version, that import fails."""
-    if not {"CUDNN_HOME", "CUDNN_PATH"} & set(os.environ) and find_spec("nvidia") is not None:
-        package = find_spec("nvidia.cudnn")
-        if package is not None and package.submodule_search_locations:
-            os.environ["CUDNN_HOME"] = next(iter(package.submodule_search_locations))
+def _load_cudnn_of_torch() -> None:
+    """Load every part of the cuDNN that torch brings along, and point Transformer Engine to it.
+
+    It would take the system's. Where torch has loaded a part of its own, of another version, the two do not fit together.
+    """
+    package = find_spec("nvidia.cudnn") if find_spec("nvidia") is not None else None
+    for folder in (package and package.submodule_search_locations) or ():
+        os.environ.setdefault("CUDNN_HOME", folder)
+        for library in sorted(Path(folder, "lib").glob("libcudnn*.so.*")):
+            ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
 @functools.cache
