@@ -7,13 +7,15 @@ RMSNorm before each sublayer, rotary positions, grouped-query attention, SwiGLU,
 instead of three small ones, and one cast of the input instead of three where the product runs in fp8.
 
 Gradient checkpointing lives inside the block, so that whatever is applied to a block from outside (torch.compile,
-FSDP) sees it: `full` keeps a block's input and recomputes the block in the backward pass, `selective` also keeps the
-outputs of matrix products and attention kernels, so that only cheap pointwise operations run twice (Korthikanti et
-al. 2022, arXiv:2205.05198).
+FSDP) sees it: `full` keeps a block's input and recomputes the block in the backward pass; `attention` also keeps what the
+attention kernel returns, output and log-sum-exp, because at long sequences only attention is dear to repeat (Li et al. 2023,
+DistFlashAttn, arXiv:2310.03294, section 3.3); `selective` keeps the results of matrix products as well, so that only cheap
+pointwise operations run twice (Korthikanti et al. 2022, arXiv:2205.05198).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from dataclasses import dataclass
 from functools import partial
@@ -28,19 +30,26 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from lsai_core.attention import attention
 from lsai_core.config import AttentionConfig, ModelConfig
 from lsai_core.loss import Reduction, linear_cross_entropy
+from lsai_core.mlp_chunks import swiglu_mlp
 from lsai_core.norm import norm_and_residual
 from lsai_core.rope import rope_tables, rotate
 from lsai_core.swiglu import swiglu_down
 
 if TYPE_CHECKING:
     from lsai_core.context import ContextParallel
+    from lsai_core.train.saved_inputs import HostInputs
 
-GradCheckpoint = Literal["none", "selective", "full"]
+GradCheckpoint = Literal["none", "selective", "attention", "full"]
 
-# What selective checkpointing keeps: matrix products (plain, batched, fp8) and everything that is an attention kernel. Of this
-# project's operators not the casts and not SwiGLU, which are cheap to repeat.
-KEPT_OPERATIONS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "fp8_product", "fa4_forward"})
-KEPT_NAMESPACES = frozenset({"flash_attn", "flash_attn_3"})
+# The attention kernels, beside every operation with "attention" in its name. Of `context_attend` both modes keep the results, so
+# that a block's recomputation never repeats a ring.
+ATTENTION_OPERATIONS = frozenset({"fa4_forward", "context_attend"})
+ATTENTION_NAMESPACES = frozenset({"flash_attn", "flash_attn_3"})
+# What selective checkpointing keeps beside them: matrix products (plain, batched, fp8) and what was exchanged between ranks. Of
+# this project's operators not the casts and not SwiGLU, which are cheap to repeat.
+KEPT_OPERATIONS = frozenset({
+    "mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "fp8_product", "context_to_heads", "context_to_sequence",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -87,15 +96,21 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202); `fused` by `lsai_core.swiglu`."""
+    """SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202); `fused` by `lsai_core.swiglu`.
+
+    `chunk`: tokens that go through it at a time (`lsai_core.mlp_chunks`).
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.fused = False
+        self.chunk: int | None = None
         self.gate_up = nn.Linear(config.d_model, 2 * config.d_ff, bias=False)
         self.down = nn.Linear(config.d_ff, config.d_model, bias=False)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
+        if self.chunk is not None:
+            return swiglu_mlp(x_BSD, self.gate_up.weight, self.down.weight, self.chunk)
         if self.fused:
             return swiglu_down(self.gate_up(x_BSD), self.down.weight)
         gate_BSF, up_BSF = self.gate_up(x_BSD).chunk(2, dim=-1)
@@ -119,7 +134,9 @@ class Block(nn.Module):
             return self._layer(x_BSD, cos, sin)
         # The model has no dropout, hence no random state to preserve.
         recompute = partial(checkpoint, self._layer, x_BSD, cos, sin, use_reentrant=False, preserve_rng_state=False)
-        return recompute() if self.grad_checkpoint == "full" else recompute(context_fn=_selective_contexts)
+        if self.grad_checkpoint == "full":
+            return recompute()
+        return recompute(context_fn=_attention_contexts if self.grad_checkpoint == "attention" else _selective_contexts)
 
     def _layer(self, x_BSD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if self.fused:
@@ -131,15 +148,38 @@ class Block(nn.Module):
         return x_BSD + self.mlp(self.mlp_norm(x_BSD))
 
 
+# Functions with names, because torch.compile does not follow a partial here.
 def _selective_contexts() -> Any:
-    return create_selective_checkpoint_contexts(_keep_expensive)
+    return create_selective_checkpoint_contexts(keep_expensive)
 
 
-def _keep_expensive(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    namespace, _, name = str(getattr(operation, "name", lambda: operation)()).rpartition("::")
-    name = name.partition(".")[0]
-    kept = name in KEPT_OPERATIONS or namespace in KEPT_NAMESPACES or "attention" in name
+def _attention_contexts() -> Any:
+    return create_selective_checkpoint_contexts(keep_attention)
+
+
+def keep_expensive(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    """The policy of `selective`."""
+    return _kept(_is_attention(operation) or _name(operation)[1] in KEPT_OPERATIONS)
+
+
+def keep_attention(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    """The policy of `attention`."""
+    return _kept(_is_attention(operation))
+
+
+def _kept(kept: bool) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _is_attention(operation: Any) -> bool:
+    namespace, name = _name(operation)
+    return name in ATTENTION_OPERATIONS or namespace in ATTENTION_NAMESPACES or "attention" in name
+
+
+def _name(operation: Any) -> tuple[str, str]:
+    """(namespace, name) without the overload."""
+    namespace, _, name = str(getattr(operation, "name", lambda: operation)()).rpartition("::")
+    return namespace, name.partition(".")[0]
 
 
 class Transformer(nn.Module):
@@ -162,20 +202,23 @@ class Transformer(nn.Module):
         self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
         self.output = None if config.tie_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.context: ContextParallel | None = None
+        self.host_inputs: HostInputs | None = None
         self.fp8_scales: Any = None  # of delayed scaling, once layers are converted to fp8 (`lsai_core.fp8`)
         if not self.embedding.weight.is_meta:
             self.init_weights()
 
-    def fuse(self) -> None:
+    def fuse(self, mlp_chunk: int | None = None) -> None:
         """Use the project's kernels within blocks (`lsai_core.norm`, `lsai_core.swiglu`); same parameters, same function.
 
-        A feed-forward layer whose projection another class has replaced keeps its own way.
+        A feed-forward layer whose projection another class has replaced keeps its own way. `mlp_chunk`: tokens that go through
+        the feed-forward layer at a time.
         """
         for block in self.blocks:
             assert isinstance(block, Block)
             block.fused = True
             if isinstance(block.mlp, MLP):
                 block.mlp.fused = type(block.mlp.down) is nn.Linear
+                block.mlp.chunk = mlp_chunk
 
     def share_sequence(self, context: ContextParallel) -> None:
         """From now on inputs are slices of sequences that a group of ranks shares (`lsai_core.context`).
@@ -217,7 +260,8 @@ class Transformer(nn.Module):
         cos, sin = rope_tables(self.config, positions_S)
         x_BSD = self.embedding(tokens_BS)
         for block in self.blocks:
-            x_BSD = block(x_BSD, cos, sin)
+            with contextlib.nullcontext() if self.host_inputs is None else self.host_inputs.of_block(x_BSD):
+                x_BSD = block(x_BSD, cos, sin)
         return self.norm(x_BSD)
 
     @torch.no_grad()
@@ -246,8 +290,14 @@ def _fill_normal(parameter: Tensor, std: float, key: str) -> None:
     values = torch.empty(parameter.shape, device=parameter.device, dtype=torch.float32).normal_(
         0.0, std, generator=generator
     )
+    fill(parameter, values)
+
+
+@torch.no_grad()
+def fill(parameter: Tensor, values: Tensor) -> None:
+    """Copy whole `values` into a parameter, of which this process may hold a slice only; they are on the parameter's device."""
     if isinstance(parameter, DTensor):
-        # No communication: every rank draws the same values and keeps its own part.
+        # No communication: every rank has the same values and keeps its own part.
         values = distribute_tensor(values, parameter.device_mesh, parameter.placements, src_data_rank=None)
     parameter.copy_(values)
 

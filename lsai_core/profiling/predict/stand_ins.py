@@ -193,7 +193,7 @@ def behaviour(kernel: str, on: str) -> Iterator[None]:
         patches |= {
             "lsai_core.model.attention": _attention_as(kernel),
             "lsai_core.loss._cross_entropy_": _cross_entropy_,
-            "lsai_core.loss._plus_product": _plus_product,
+            "lsai_core.products.plus_product": _plus_product,
         }
     with contextlib.ExitStack() as stack:
         for name, stand_in in patches.items():
