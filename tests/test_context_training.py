@@ -209,7 +209,7 @@ def test_no_rank_waits_for_one_that_is_out_of_memory(job: Job, tmp_path: Path) -
     ("changes", "message"),
     [
         ({"seq_len": 36, "parallel": {"cp": 4}}, "36 cannot be cut into 8 equal parts over 4 ranks; use 32 or 40"),
-        ({"parallel": {"cp": 3, "cp_method": "ulysses"}, "seq_len": 48}, "4 query heads cannot be dealt evenly to 3"),
+        ({"parallel": {"cp": 3, "cp_method": "ulysses"}, "seq_len": 48}, "2 key-value heads over 3 ranks"),
         ({"parallel": {"cp": 2}, "attention": {"backend": "flex"}}, "'flex' returns no log-sum-exp"),
         ({"parallel": {"cp": 2, "cp_method": "torch"}}, "cp_method torch needs 16-bit inputs"),
         (
