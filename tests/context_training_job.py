@@ -54,6 +54,7 @@ def main(root: Path, text: Path) -> None:
             "validation_loss": trained.validation_loss,
             "held": world.gather(held),
             "kernel": trained.attention_kernel,
+            "peak_gib": trained.measured["mem_peak_allocated_gib"],
         }
     world.close()
     if world.is_main:

@@ -20,7 +20,6 @@ import torch
 from context_training_job import LEAN, METHODS_OF_OURS, RUNS, STEPS
 from fsdp_fixture import config, dataset, plan, write_text
 
-from lsai_core.config import TrainConfig, validated
 from lsai_core.errors import UserError
 from lsai_core.hf import load_hf, save_hf, to_hf
 from lsai_core.model import build_model
@@ -101,6 +100,11 @@ def test_weights_are_sharded_over_all_processes_of_a_copy(job: Job) -> None:
         assert sum(job.facts[name]["held"]) == total and max(job.facts[name]["held"]) <= 0.3 * total
     assert sum(job.facts["replicated"]["held"]) == 2 * total
     assert job.facts["zigzag-4"]["kernel"] == "sdpa_flash"
+
+
+@pytest.mark.parametrize("name", ["zigzag-4", "ulysses-2", "sharded", "full", "lean"])
+def test_memory_is_predicted(job: Job, name: str) -> None:
+    assert predict(config(job.text, **RUNS[name]), on="cpu").peak == pytest.approx(job.facts[name]["peak_gib"], rel=0.05)
 
 
 @pytest.mark.parametrize("processes", [1, 4])
