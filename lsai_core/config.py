@@ -189,10 +189,14 @@ class ParallelConfig(Strict):
     neighbours in rank, see the same sequences, a slice each (`lsai_core.context`).
     """
 
-    fsdp: int = Field(1, gt=0, description="groups of cp processes that share one copy of the model, each with its own batch")
+    fsdp: int = Field(
+        1, gt=0, description="groups of cp processes that share one copy of the model, each with its own batch"
+    )
     replicate: int = Field(1, gt=0, description="copies of the model (HSDP)")
     cp: int = Field(1, gt=0, description="processes that share each sequence (context parallelism)")
-    cp_method: ContextMethod = Field("zigzag", description="how they compute attention; zigzag serves any number of heads")
+    cp_method: ContextMethod = Field(
+        "zigzag", description="how they compute attention; zigzag serves any number of heads"
+    )
     reshard_after_forward: bool = Field(
         True, description="free a block's full weights after its forward pass; false: keep them for the backward pass"
     )
@@ -244,10 +248,13 @@ class TrainConfig(Strict):
         "output of the attention kernel, too; selective: and those of all matrix products",
     )
     saved_inputs: Literal["gpu", "host"] = Field(
-        "gpu", description="where the inputs of checkpointed blocks wait for the backward pass; host: in pinned host memory"
+        "gpu",
+        description="where the inputs of checkpointed blocks wait for the backward pass; host: in pinned host memory",
     )
     mlp_chunk: int | None = Field(
-        None, gt=0, description="tokens that go through the feed-forward layer at a time, again in the backward pass; null: all"
+        None,
+        gt=0,
+        description="tokens that go through the feed-forward layer at a time, again in the backward pass; null: all",
     )
     init_from: str | None = Field(
         None,
@@ -292,7 +299,9 @@ class TrainConfig(Strict):
             if (reason := refusal(self)) is not None:
                 raise ValueError(reason)
         if self.saved_inputs == "host" and self.grad_checkpoint == "none":
-            raise ValueError("saved_inputs: host moves what gradient checkpointing keeps; use grad_checkpoint full or attention")
+            raise ValueError(
+                "saved_inputs: host moves what gradient checkpointing keeps; use grad_checkpoint full or attention"
+            )
         if self.mlp_chunk is not None and self.blocks != "fused":
             raise ValueError("mlp_chunk needs blocks: fused")
         if self.mlp_chunk is not None and self.fp8.recipe != "none" and {"gate_up", "down"} & set(self.fp8.layers):

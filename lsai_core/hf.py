@@ -235,7 +235,7 @@ def _files(folder: Path) -> dict[str, Path]:
         files = sorted(set(weight_map.values()))
     else:
         raise UserError(f"{folder}: neither {WEIGHTS} nor {INDEX}; only safetensors checkpoints can be read")
-    found = {}
+    found: dict[str, Path] = {}
     for path in (folder / file for file in files):
         with _opened(path) as tensors:
             found |= dict.fromkeys(tensors.keys(), path)

@@ -62,7 +62,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
             total += _cross_entropy_(logits_CV, targets_N[part], scale, gradient=learning).sum()
             if grad_hidden_ND is not None:
                 torch.mm(logits_CV, weight_VD, out=grad_hidden_ND[part])
-                grad_weight_VD = products.plus_product(grad_weight_VD, logits_CV.T, hidden_ND[part], len(targets_N) <= rows)
+                grad_weight_VD = products.plus_product(
+                    grad_weight_VD, logits_CV.T, hidden_ND[part], len(targets_N) <= rows
+                )
             del logits_CV  # before the next chunk's are made
         if grad_weight_VD is not None:
             ctx.save_for_backward(grad_hidden_ND, grad_weight_VD.to(weight_VD.dtype))

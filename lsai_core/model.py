@@ -202,6 +202,7 @@ class Transformer(nn.Module):
         self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
         self.output = None if config.tie_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.context: ContextParallel | None = None
+        self._positions_S: Tensor | None = None  # of this rank's slice, on the device
         self.host_inputs: HostInputs | None = None
         self.fp8_scales: Any = None  # of delayed scaling, once layers are converted to fp8 (`lsai_core.fp8`)
         if not self.embedding.weight.is_meta:
@@ -226,7 +227,7 @@ class Transformer(nn.Module):
         Positions follow the group's layout. A mean loss is over this rank's slice; slices are equal, so the mean over ranks is
         that of the whole sequence, for gradients as well. The window and kernel are those of `context`.
         """
-        self.context = context
+        self.context, self._positions_S = context, None
         for block in self.blocks:
             assert isinstance(block, Block)
             block.attention.context = context
@@ -254,7 +255,9 @@ class Transformer(nn.Module):
         slice (`share_sequence`).
         """
         if positions_S is None and self.context is not None:
-            positions_S = self.context.positions_S.to(tokens_BS.device)
+            if self._positions_S is None:  # once: a copy from the host would wait for the GPU in every step
+                self._positions_S = self.context.positions_S.to(tokens_BS.device)
+            positions_S = self._positions_S
         if positions_S is None:
             positions_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
         cos, sin = rope_tables(self.config, positions_S)

@@ -24,7 +24,11 @@ LEAN = {"grad_checkpoint": "attention", "saved_inputs": "host", "mlp_chunk": 10}
 
 
 def run(cp: int = 2, method: str = "zigzag", fsdp: int = 1, replicate: int = 1, **changes: Any) -> dict[str, Any]:
-    return {"steps": STEPS, "parallel": {"fsdp": fsdp, "replicate": replicate, "cp": cp, "cp_method": method}, **changes}
+    return {
+        "steps": STEPS,
+        "parallel": {"fsdp": fsdp, "replicate": replicate, "cp": cp, "cp_method": method},
+        **changes,
+    }
 
 
 RUNS: dict[str, dict[str, Any]] = {

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from context_training_job import LEAN, METHODS_OF_OURS, RUNS, STEPS
+from context_training_job import LEAN, RUNS, STEPS
 from fsdp_fixture import config, dataset, plan, write_text
 
 from lsai_core.errors import UserError
@@ -104,7 +103,9 @@ def test_weights_are_sharded_over_all_processes_of_a_copy(job: Job) -> None:
 
 @pytest.mark.parametrize("name", ["zigzag-4", "ulysses-2", "sharded", "full", "lean"])
 def test_memory_is_predicted(job: Job, name: str) -> None:
-    assert predict(config(job.text, **RUNS[name]), on="cpu").peak == pytest.approx(job.facts[name]["peak_gib"], rel=0.05)
+    assert predict(config(job.text, **RUNS[name]), on="cpu").peak == pytest.approx(
+        job.facts[name]["peak_gib"], rel=0.05
+    )
 
 
 @pytest.mark.parametrize("processes", [1, 4])
@@ -124,7 +125,9 @@ def test_a_checkpoint_of_two_slices_goes_on_with_others(job: Job, processes: int
     assert len(rows) == STEPS and difference(rows, job.rows("stopped"), "loss") <= 1e-5
 
 
-def test_training_starts_from_the_weights_of_a_folder(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_starts_from_the_weights_of_a_folder(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shape = config(job.text).model
     start = build_model(shape, seed=5)
     save_hf(start, tmp_path / "models" / "mine")

@@ -182,9 +182,7 @@ def train(
             lr = learning_rate(step, config.steps, config.optim)
             for group in optimizer.param_groups:
                 group["lr"] = lr
-            loss_and_norm = train_step(
-                model, optimizer, *stream.batch(step * readers + reader), config, device, meter
-            )
+            loss_and_norm = train_step(model, optimizer, *stream.batch(step * readers + reader), config, device, meter)
             timer.mark()
             if instruments.after(step):
                 timer.restart()
