@@ -27,7 +27,8 @@ from lsai_core.config import AttentionConfig, ModelConfig, validated
 from lsai_core.data import data_root
 from lsai_core.errors import Unavailable, UserError
 from lsai_core.files import write_json
-from lsai_core.model import GradCheckpoint, Transformer, fill
+from lsai_core.model import Transformer, fill
+from lsai_core.recompute import GradCheckpoint
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 
@@ -98,12 +99,11 @@ def load_hf(
 def fill_from(model: Transformer, folder: Path) -> None:
     """Give `model`, sharded or not, the weights of the checkpoint in `folder`; every process of a sharded one must call.
 
-    Raises UserError as `load_hf`, and where the checkpoint's shape is not the model's. Rotary embeddings are no weights: the
-    model's own settings hold, which longer contexts may want to change.
+    Raises UserError as `load_hf`, and where the checkpoint describes another model, also by its rotary embeddings.
     """
     config = model.config
-    theirs, free = read_config(folder).model_dump(), {"preset", "rope_theta", "rope_scaling"}
-    for key, value in config.model_dump(exclude=free).items():
+    theirs = read_config(folder).model_dump()
+    for key, value in config.model_dump(exclude={"preset"}).items():
         if theirs[key] != value:
             raise UserError(f"{folder / CONFIG}: the checkpoint has {key}={theirs[key]}, the model {key}={value}")
     files, wanted = _files(folder), slots(config)

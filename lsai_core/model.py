@@ -7,10 +7,7 @@ RMSNorm before each sublayer, rotary positions, grouped-query attention, SwiGLU,
 instead of three small ones, and one cast of the input instead of three where the product runs in fp8.
 
 Gradient checkpointing lives inside the block, so that whatever is applied to a block from outside (torch.compile,
-FSDP) sees it: `full` keeps a block's input and recomputes the block in the backward pass; `attention` also keeps what the
-attention kernel returns, output and log-sum-exp, because at long sequences only attention is dear to repeat (Li et al. 2023,
-DistFlashAttn, arXiv:2310.03294, section 3.3); `selective` keeps the results of matrix products as well, so that only cheap
-pointwise operations run twice (Korthikanti et al. 2022, arXiv:2205.05198).
+FSDP) sees it; what it keeps is decided in `lsai_core.recompute`.
 """
 
 from __future__ import annotations
@@ -19,37 +16,26 @@ import contextlib
 import hashlib
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
 
 from lsai_core.attention import attention
 from lsai_core.config import AttentionConfig, ModelConfig
 from lsai_core.loss import Reduction, linear_cross_entropy
 from lsai_core.mlp_chunks import swiglu_mlp
 from lsai_core.norm import norm_and_residual
+from lsai_core.recompute import GradCheckpoint, attention_contexts, selective_contexts
 from lsai_core.rope import rope_tables, rotate
 from lsai_core.swiglu import swiglu_down
 
 if TYPE_CHECKING:
     from lsai_core.context import ContextParallel
     from lsai_core.train.saved_inputs import HostInputs
-
-GradCheckpoint = Literal["none", "selective", "attention", "full"]
-
-# The attention kernels, beside every operation with "attention" in its name. Of `context_attend` both modes keep the results, so
-# that a block's recomputation never repeats a ring.
-ATTENTION_OPERATIONS = frozenset({"fa4_forward", "context_attend"})
-ATTENTION_NAMESPACES = frozenset({"flash_attn", "flash_attn_3"})
-# What selective checkpointing keeps beside them: matrix products (plain, batched, fp8) and what was exchanged between ranks. Of
-# this project's operators not the casts and not SwiGLU, which are cheap to repeat.
-KEPT_OPERATIONS = frozenset({
-    "mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "fp8_product", "context_to_heads", "context_to_sequence",
-})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -136,7 +122,7 @@ class Block(nn.Module):
         recompute = partial(checkpoint, self._layer, x_BSD, cos, sin, use_reentrant=False, preserve_rng_state=False)
         if self.grad_checkpoint == "full":
             return recompute()
-        return recompute(context_fn=_attention_contexts if self.grad_checkpoint == "attention" else _selective_contexts)
+        return recompute(context_fn=attention_contexts if self.grad_checkpoint == "attention" else selective_contexts)
 
     def _layer(self, x_BSD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if self.fused:
@@ -146,40 +132,6 @@ class Block(nn.Module):
             return x_BSD + self.mlp(normed_BSD)
         x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), cos, sin)
         return x_BSD + self.mlp(self.mlp_norm(x_BSD))
-
-
-# Functions with names, because torch.compile does not follow a partial here.
-def _selective_contexts() -> Any:
-    return create_selective_checkpoint_contexts(keep_expensive)
-
-
-def _attention_contexts() -> Any:
-    return create_selective_checkpoint_contexts(keep_attention)
-
-
-def keep_expensive(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    """The policy of `selective`."""
-    return _kept(_is_attention(operation) or _name(operation)[1] in KEPT_OPERATIONS)
-
-
-def keep_attention(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    """The policy of `attention`."""
-    return _kept(_is_attention(operation))
-
-
-def _kept(kept: bool) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def _is_attention(operation: Any) -> bool:
-    namespace, name = _name(operation)
-    return name in ATTENTION_OPERATIONS or namespace in ATTENTION_NAMESPACES or "attention" in name
-
-
-def _name(operation: Any) -> tuple[str, str]:
-    """(namespace, name) without the overload."""
-    namespace, _, name = str(getattr(operation, "name", lambda: operation)()).rpartition("::")
-    return namespace, name.partition(".")[0]
 
 
 class Transformer(nn.Module):

@@ -58,6 +58,7 @@ _MODEL = (
     "swiglu.py",
     "mlp_chunks.py",
     "products.py",
+    "recompute.py",
     "attention",
     "context",
     "kernels",

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import CheckpointPolicy
 
-from lsai_core.model import GradCheckpoint, keep_attention, keep_expensive
 from lsai_core.profiling.predict.tracker import SCRATCH
+from lsai_core.recompute import GradCheckpoint, keep_attention, keep_expensive
 
 _VIEWS = frozenset({
     "view", "_unsafe_view", "reshape", "t", "permute", "transpose", "expand", "unsqueeze", "squeeze", "slice", "select",
