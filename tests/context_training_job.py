@@ -39,6 +39,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "tied": run(method="usp", model={"tie_embeddings": True}, **LEAN),
     "lean": run(4, **LEAN),
     "full": run(4, "lightseq", grad_checkpoint="full", attention={"window": 12}),
+    "bf16": run(precision="bf16", **LEAN),
     "compiled": run(method="usp", compile=True, **LEAN),
 }  # fmt: skip
 
