@@ -25,6 +25,7 @@ from lsai_core.model import build_model
 from lsai_core.parallel.launch import WorkerFailed, launch, torchrun
 from lsai_core.profiling.predict import predict
 from lsai_core.runs.execute import ActiveRun
+from lsai_core.runs.outcome import outcome_of
 from lsai_core.runs.records import read_jsonl
 from lsai_core.train.loop import Trained, train
 
@@ -219,9 +220,10 @@ main(Path(sys.argv[-2]), Path(sys.argv[-1]))
 def test_no_rank_waits_for_one_that_is_out_of_memory(device: str, tmp_path: Path) -> None:
     folder, worker = faulty(tmp_path, device), tmp_path / "worker.py"
     worker.write_text(OUT_OF_MEMORY)
-    with pytest.raises(MemoryError, match=r"rank 1: .*out of memory"):
+    with pytest.raises(MemoryError, match=r"rank 1: .*out of memory") as caught:
         launch(folder, tmp_path / "data", 2, command=[*torchrun(2), str(worker)])
     assert time.time() - float((folder / "raised").read_text()) < 60
+    assert outcome_of(caught.value)[0] == "oom"
     assert not any(psutil.pid_exists(pid) for pid in pids(folder))
 
 
@@ -230,8 +232,15 @@ def test_no_rank_waits_for_one_that_is_out_of_memory(device: str, tmp_path: Path
 
 @pytest.mark.gpu
 @needs_two_gpus
-@pytest.mark.parametrize("method", ["zigzag", "lightseq", "ulysses", "torch"])
-@pytest.mark.parametrize("changes", [{"compile": True, **LEAN, "mlp_chunk": 300}, {"grad_checkpoint": "full"}], ids=str)
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        *((method, {"compile": True, **LEAN, "mlp_chunk": 300}) for method in ("zigzag", "lightseq", "ulysses")),
+        *((method, {"grad_checkpoint": "full"}) for method in ("zigzag", "usp", "torch")),
+        ("torch", {"grad_checkpoint": "full", "compile": True}),
+    ],
+    ids=str,
+)
 def test_two_gpus_train_as_one_does(method: str, changes: dict[str, Any], tmp_path: Path) -> None:
     text, rows = write_text(tmp_path), []
     model = dict(n_layers=4, d_model=256, n_heads=4, n_kv_heads=2, d_ff=512)

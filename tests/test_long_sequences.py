@@ -15,6 +15,7 @@ from lsai_core.config import TrainConfig
 from lsai_core.mlp_chunks import swiglu_mlp
 from lsai_core.model import Transformer, build_model
 from lsai_core.profiling.live_tensors import LiveTensors
+from lsai_core.profiling.predict import predict
 from lsai_core.swiglu import swiglu_down
 from lsai_core.train import step
 from lsai_core.train.optimizer import build_optimizer
@@ -183,6 +184,15 @@ def test_what_the_device_holds_does_not_grow_with_the_layers(monkeypatch: pytest
     one = 4 * 32 * tiny().model.d_model * 4
     assert held[6, False] - held[2, False] >= 4 * one
     assert held[6, True] == held[2, True]
+
+
+def test_inputs_that_no_host_could_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny(grad_checkpoint="full", saved_inputs="host")
+    one = 4 * 32 * config.model.d_model * 4 / 2**30
+    assert predict(config).host == pytest.approx(config.model.n_layers * one)
+    monkeypatch.setattr("lsai_core.train.saved_inputs.memory_gib", lambda: 2.0 * one)
+    with pytest.raises(MemoryError, match="saved_inputs: host needs"):
+        step.prepare_model(config, torch.device("cpu"))
 
 
 @pytest.mark.gpu

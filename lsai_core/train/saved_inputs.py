@@ -16,6 +16,7 @@ Host buffers are pinned once, at exactly their size (torch's own pinned memory r
 from __future__ import annotations
 
 import contextlib
+import os
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator
@@ -24,6 +25,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lsai_core.config import TrainConfig
+from lsai_core.profiling.limits import memory_gib
+from lsai_core.train.precision import residual_dtype
+
+# Of the host's memory, what block inputs may take.
+HOST_SHARE = 0.85
 Kind = tuple[torch.Size, torch.dtype]
 
 
@@ -124,6 +131,22 @@ class _Kept:
         if self._coming is not None and self._coming[1] is not None:
             self._coming[1].synchronize()  # nobody waited for it: an aborted backward pass
         self._owner.give_back(self._host)
+
+
+def host_gib(config: TrainConfig) -> float:
+    """What the inputs of all blocks take on the host, for one process."""
+    tokens = config.batch_size * config.seq_len / config.parallel.cp
+    return config.model.n_layers * tokens * config.model.d_model * residual_dtype(config).itemsize / 2**30
+
+
+def require_host_memory(config: TrainConfig) -> None:
+    """MemoryError if this machine's memory cannot hold the inputs of its processes."""
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # as torchrun sets it
+    needed, allowed = host_gib(config) * processes, HOST_SHARE * memory_gib()
+    if needed > allowed:
+        raise MemoryError(
+            f"saved_inputs: host needs {needed:.0f} GiB of host memory, of which {allowed:.0f} GiB may be used"
+        )
 
 
 def _unpacked(kept: Any) -> Tensor:

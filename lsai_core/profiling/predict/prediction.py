@@ -79,15 +79,15 @@ def _predicted(decisive: str, vocab_size: int, kernel: str | None, on: Literal["
 
 def _host_gib(config: TrainConfig) -> float:
     from lsai_core.model import count_parameters
-    from lsai_core.train.precision import residual_dtype, weight_dtype
+    from lsai_core.train.precision import weight_dtype
+    from lsai_core.train.saved_inputs import host_gib
 
     total = 0.0
     if config.parallel.cpu_offload:
         stored = weight_dtype(config.precision).itemsize
         total += 4 * count_parameters(config.model).total * stored / config.parallel.shards
     if config.saved_inputs == "host":
-        tokens, residual = config.batch_size * config.seq_len / config.parallel.cp, residual_dtype(config).itemsize
-        total += config.model.n_layers * tokens * config.model.d_model * residual
+        total += host_gib(config) * GIB
     return total / GIB
 
 
