@@ -141,7 +141,8 @@ def host_gib(config: TrainConfig) -> float:
 
 def require_host_memory(config: TrainConfig) -> None:
     """MemoryError if this machine's memory cannot hold the inputs of its processes."""
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # as torchrun sets it
+    # As torchrun sets it, or Slurm.
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or 1)
     needed, allowed = host_gib(config) * processes, HOST_SHARE * memory_gib()
     if needed > allowed:
         raise MemoryError(
