@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import tiny
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lsai_core.config import TrainConfig
+from lsai_core.context import ContextParallel
 from lsai_core.mlp_chunks import swiglu_mlp
 from lsai_core.model import Transformer, build_model
 from lsai_core.profiling.live_tensors import LiveTensors
@@ -87,6 +90,21 @@ def test_recomputation_repeats_what_it_should() -> None:
         # Of the products in front of it, the one of query, key and value is repeated and, for the norm, that of the output.
         gradients = 2 * 2 * layers
         assert (backward.calls["mm"] > gradients) == products, (mode, backward.calls)
+
+
+@pytest.mark.parametrize(("mode", "repeated"), [("full", 2), ("attention", 0), ("selective", 0)])
+def test_a_ring_is_not_repeated_where_its_results_are_kept(mode: Any, repeated: int, tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = build_model(tiny().model, tiny().attention, grad_checkpoint=mode)
+        model.share_sequence(ContextParallel("zigzag", 32))
+        tokens = torch.randint(300, (2, 32))
+        loss = model(tokens, tokens)
+        with Counted() as backward:
+            loss.backward()
+    finally:
+        dist.destroy_process_group()
+    assert backward.calls["context_attend"] == repeated and backward.calls["context_attend_backward"] == 2
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 30, 31])
