@@ -22,6 +22,7 @@ Fp8Recipe = Literal[
     "none", "fused", "tensorwise", "torchao_tensorwise", "torchao_rowwise", "te_delayed", "te_current", "te_block"
 ]
 LinearName = Literal["qkv", "attention_output", "gate_up", "down", "output"]
+ContextMethod = Literal["ring", "zigzag", "lightseq", "ulysses", "usp", "torch"]
 
 # Fused kernels that exist for 16-bit inputs only (on GPUs). Asking for one in fp32 is refused on every machine, so that a
 # config means the same everywhere.
@@ -183,12 +184,19 @@ class CheckpointConfig(Strict):
 class ParallelConfig(Strict):
     """Over how many processes (one per GPU, or CPU processes) the run is sharded, by FSDP2. See `lsai_core.parallel`.
 
-    `fsdp * replicate` processes: each group of `fsdp` holds one copy of the weights, gradients and optimizer states, a
-    shard each; the `replicate` groups average their gradients (hybrid sharding, HSDP: one group per node).
+    `fsdp * replicate * cp` processes: each group of `fsdp * cp` holds one copy of the weights, gradients and optimizer states,
+    a shard each; the `replicate` groups average their gradients (hybrid sharding, HSDP: one group per node). `cp` processes,
+    neighbours in rank, see the same sequences, a slice each (`lsai_core.context`).
     """
 
-    fsdp: int = Field(1, gt=0, description="processes that share one copy of the model; 1: a single process, no FSDP")
+    fsdp: int = Field(
+        1, gt=0, description="groups of cp processes that share one copy of the model, each with its own batch"
+    )
     replicate: int = Field(1, gt=0, description="copies of the model (HSDP)")
+    cp: int = Field(1, gt=0, description="processes that share each sequence (context parallelism)")
+    cp_method: ContextMethod = Field(
+        "zigzag", description="how they compute attention; zigzag serves any number of heads"
+    )
     reshard_after_forward: bool = Field(
         True, description="free a block's full weights after its forward pass; false: keep them for the backward pass"
     )
@@ -196,20 +204,31 @@ class ParallelConfig(Strict):
 
     @model_validator(mode="after")
     def _needs_shards(self) -> Self:
-        if self.fsdp == 1 and (self.replicate > 1 or self.cpu_offload or not self.reshard_after_forward):
-            raise ValueError("replicate, reshard_after_forward and cpu_offload need fsdp > 1")
+        if self.shards == 1 and (self.replicate > 1 or self.cpu_offload or not self.reshard_after_forward):
+            raise ValueError("replicate, reshard_after_forward and cpu_offload need fsdp > 1 (or cp > 1)")
         return self
+
+    @property
+    def shards(self) -> int:
+        """Processes that hold one copy of the model together."""
+        return self.fsdp * self.cp
+
+    @property
+    def readers(self) -> int:
+        """Groups of processes that train on batches of their own: the degree of data parallelism."""
+        return self.fsdp * self.replicate
 
     @property
     def world_size(self) -> int:
         """Processes of the run."""
-        return self.fsdp * self.replicate
+        return self.readers * self.cp
 
 
 class TrainConfig(Strict):
     """One training run, complete: equal config + equal code + equal machine = the same run.
 
     `batch_size` and `eval.batches` count per process: R processes with batch_size B see what one process with R * B sees.
+    The `parallel.cp` processes that share their sequences count as one.
     """
 
     model: ModelConfig
@@ -223,7 +242,25 @@ class TrainConfig(Strict):
     blocks: Literal["fused", "plain"] = Field(
         "fused", description="fused: SwiGLU and RMSNorm with the project's gradient kernels; plain: torch's operations"
     )
-    grad_checkpoint: Literal["none", "selective", "full"] = "none"
+    grad_checkpoint: Literal["none", "selective", "attention", "full"] = Field(
+        "none",
+        description="full: keep the input of each block and compute the block again in the backward pass; attention: keep the "
+        "output of the attention kernel, too; selective: and those of all matrix products",
+    )
+    saved_inputs: Literal["gpu", "host"] = Field(
+        "gpu",
+        description="where the inputs of checkpointed blocks wait for the backward pass; host: in pinned host memory",
+    )
+    mlp_chunk: int | None = Field(
+        None,
+        gt=0,
+        description="tokens that go through the feed-forward layer at a time, again in the backward pass; null: all",
+    )
+    init_from: str | None = Field(
+        None,
+        description="Hugging Face Llama checkpoint to start from: a folder, or a name below models/ of the data root; its tokenizer "
+        "is not used. null: random weights",
+    )
     compile: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
     data: DataConfig = DataConfig()
@@ -261,6 +298,19 @@ class TrainConfig(Strict):
 
             if (reason := refusal(self)) is not None:
                 raise ValueError(reason)
+        if self.saved_inputs == "host" and self.grad_checkpoint == "none":
+            raise ValueError(
+                "saved_inputs: host moves what gradient checkpointing keeps; use grad_checkpoint full or attention"
+            )
+        if self.mlp_chunk is not None and self.blocks != "fused":
+            raise ValueError("mlp_chunk needs blocks: fused")
+        if self.mlp_chunk is not None and self.fp8.recipe != "none" and {"gate_up", "down"} & set(self.fp8.layers):
+            raise ValueError("mlp_chunk computes gate_up and down without fp8; leave them out of fp8.layers")
+        if self.parallel.cp > 1:
+            from lsai_core.parallel.sequence import refusal as refusal_of_slices
+
+            if (reason := refusal_of_slices(self)) is not None:
+                raise ValueError(reason)
         if self.data.vocab_size > self.model.vocab_size:
             raise ValueError(
                 f"data.vocab_size={self.data.vocab_size} does not fit model.vocab_size={self.model.vocab_size}"
@@ -270,7 +320,7 @@ class TrainConfig(Strict):
     @property
     def tokens_per_step(self) -> int:
         """Tokens that one optimizer step trains on, over all processes (no padding exists, so all of them count)."""
-        return self.batch_size * self.grad_accum * self.seq_len * self.parallel.world_size
+        return self.batch_size * self.grad_accum * self.seq_len * self.parallel.readers
 
 
 T = TypeVar("T", bound=BaseModel)

@@ -24,9 +24,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lsai_core.config import AttentionConfig, ModelConfig, validated
-from lsai_core.errors import UserError
+from lsai_core.data import data_root
+from lsai_core.errors import Unavailable, UserError
 from lsai_core.files import write_json
-from lsai_core.model import GradCheckpoint, Transformer
+from lsai_core.model import Transformer, fill
+from lsai_core.recompute import GradCheckpoint
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 
@@ -82,7 +84,7 @@ def load_hf(
 ) -> Transformer:
     """Read a Llama checkpoint from `folder` into a `Transformer` with parameters of `dtype` on `device`.
 
-    Tensors are read one at a time. Raises `UserError` that names the file, key or tensor if something is missing,
+    Parameters are read one at a time. Raises `UserError` that names the file, key or tensor if something is missing,
     damaged, of the wrong shape, or of a kind that `Transformer` cannot express (biases, other architectures, other
     activations).
     """
@@ -90,24 +92,54 @@ def load_hf(
     with torch.device("meta"):
         model = Transformer(config, attention, grad_checkpoint=grad_checkpoint)
     model.to(dtype).to_empty(device=device)
-    parameters, wanted = dict(model.named_parameters()), slots(config)
-    for name, tensor, path in _tensors(folder):
-        slot = wanted.pop(name, None)
-        if slot is None:
-            if name.endswith("rotary_emb.inv_freq") or (config.tie_embeddings and name == "lm_head.weight"):
-                continue  # derived from the config, and a copy of the embedding table
-            raise UserError(f"{path}: tensor {name!r} has no place in a Llama of the shape in {CONFIG}")
-        place = parameters[slot.name].detach()[slot.start : slot.stop]
-        if tensor.shape != place.shape:
-            raise UserError(
-                f"{path}: tensor {name!r} has shape {tuple(tensor.shape)}, {CONFIG} implies {tuple(place.shape)}"
-            )
-        place.copy_(tensor)
-    if wanted:
-        names = sorted(wanted)
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        raise UserError(f"{folder}: missing tensors {', '.join(names[:3])}{more}")
+    fill_from(model, folder)
     return model
+
+
+def fill_from(model: Transformer, folder: Path) -> None:
+    """Give `model`, sharded or not, the weights of the checkpoint in `folder`; every process of a sharded one must call.
+
+    Raises UserError as `load_hf`, and where the checkpoint describes another model, also by its rotary embeddings.
+    """
+    config = model.config
+    theirs = read_config(folder).model_dump()
+    for key, value in config.model_dump(exclude={"preset"}).items():
+        if theirs[key] != value:
+            raise UserError(f"{folder / CONFIG}: the checkpoint has {key}={theirs[key]}, the model {key}={value}")
+    files, wanted = _files(folder), slots(config)
+    for name, path in files.items():
+        # What has no place is derived from the config, or a copy of the embedding table, or an error.
+        derived = name.endswith("rotary_emb.inv_freq") or (config.tie_embeddings and name == "lm_head.weight")
+        if name not in wanted and not derived:
+            raise UserError(f"{path}: tensor {name!r} has no place in a Llama of the shape in {CONFIG}")
+    parts: dict[str, list[tuple[str, Slot]]] = {}
+    for name, slot in wanted.items():
+        parts.setdefault(slot.name, []).append((name, slot))
+    _check_shapes(model, files, wanted)
+    if missing := sorted(wanted.keys() - files.keys()):
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise UserError(f"{folder}: missing tensors {', '.join(missing[:3])}{more}")
+    for key, parameter in model.named_parameters():
+        pieces = [_read(files[name], name) for name, _ in parts[key.replace("_orig_mod.", "")]]
+        fill(parameter, torch.cat(pieces).to(parameter.device, parameter.dtype))
+
+
+def find_checkpoint(name: str) -> Path:
+    """The folder that `init_from` means: a path, else one below `models/` of the data root. Unavailable if there is none."""
+    known = data_root() / "models" / name
+    folder = known if known.is_dir() else Path(name).expanduser()
+    if not folder.is_dir():
+        raise Unavailable(f"needs the weights {name!r}: no such folder, here or in {known.parent}")
+    return folder
+
+
+def _check_shapes(model: Transformer, files: Mapping[str, Path], wanted: Mapping[str, Slot]) -> None:
+    parameters = {name.replace("_orig_mod.", ""): p for name, p in model.named_parameters()}
+    for name in wanted.keys() & files.keys():
+        slot = wanted[name]
+        expected, found = (slot.stop - slot.start, *parameters[slot.name].shape[1:]), _shape(files[name], name)
+        if found != expected:
+            raise UserError(f"{files[name]}: tensor {name!r} has shape {found}, {CONFIG} implies {expected}")
 
 
 def save_hf(model: Transformer, folder: Path, *, max_seq_len: int = 2048) -> None:
@@ -192,8 +224,8 @@ def _config_json(config: ModelConfig, dtype: torch.dtype, max_seq_len: int) -> d
     }
 
 
-def _tensors(folder: Path) -> Iterator[tuple[str, Tensor, Path]]:
-    """Every tensor of the checkpoint with its name and file, one at a time."""
+def _files(folder: Path) -> dict[str, Path]:
+    """The file of every tensor of the checkpoint, by the tensor's name."""
     if (folder / WEIGHTS).exists():
         files = [WEIGHTS]
     elif (folder / INDEX).exists():
@@ -203,16 +235,32 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor, Path]]:
         files = sorted(set(weight_map.values()))
     else:
         raise UserError(f"{folder}: neither {WEIGHTS} nor {INDEX}; only safetensors checkpoints can be read")
-    for file in files:
-        path = folder / file
-        try:
-            with safe_open(path, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 (not a dict)
-                    yield name, tensors.get_tensor(name), path
-        except FileNotFoundError:
-            raise UserError(f"no such file: {path} (named in {INDEX})") from None
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{path}: not a readable safetensors file ({error}); fetch it again") from None
+    found: dict[str, Path] = {}
+    for path in (folder / file for file in files):
+        with _opened(path) as tensors:
+            found |= dict.fromkeys(tensors.keys(), path)
+    return found
+
+
+def _read(path: Path, name: str) -> Tensor:
+    with _opened(path) as tensors:
+        return tensors.get_tensor(name)
+
+
+def _shape(path: Path, name: str) -> tuple[int, ...]:
+    with _opened(path) as tensors:
+        return tuple(tensors.get_slice(name).get_shape())
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as tensors:
+            yield tensors
+    except FileNotFoundError:
+        raise UserError(f"no such file: {path} (named in {INDEX})") from None
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path}: not a readable safetensors file ({error}); fetch it again") from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:

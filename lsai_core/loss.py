@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lsai_core import kernels
+from lsai_core import kernels, products
 
 Reduction = Literal["mean", "sum"]
 
@@ -62,7 +62,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
             total += _cross_entropy_(logits_CV, targets_N[part], scale, gradient=learning).sum()
             if grad_hidden_ND is not None:
                 torch.mm(logits_CV, weight_VD, out=grad_hidden_ND[part])
-                grad_weight_VD = _plus_product(grad_weight_VD, logits_CV.T, hidden_ND[part], len(targets_N) <= rows)
+                grad_weight_VD = products.plus_product(
+                    grad_weight_VD, logits_CV.T, hidden_ND[part], len(targets_N) <= rows
+                )
             del logits_CV  # before the next chunk's are made
         if grad_weight_VD is not None:
             ctx.save_for_backward(grad_hidden_ND, grad_weight_VD.to(weight_VD.dtype))
@@ -74,18 +76,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
         # The multi-tensor kernel, because a plain product with a scalar on the device is not vectorized.
         torch._foreach_mul_((grad_hidden_ND, grad_weight_VD), grad_loss.to(grad_hidden_ND.dtype))
         return grad_hidden_ND, grad_weight_VD, None, None, None, None
-
-
-def _plus_product(total: Tensor | None, a_VC: Tensor, b_CD: Tensor, only: bool) -> Tensor:
-    """total + a @ b, summed in fp32 over several chunks; a single product stays in the dtype of its factors."""
-    if only:
-        return a_VC @ b_CD
-    if a_VC.device.type != "cuda" or a_VC.dtype == torch.float32:
-        product = a_VC.float() @ b_CD.float()
-        return product if total is None else total.add_(product)
-    if total is None:
-        return torch.mm(a_VC, b_CD, out_dtype=torch.float32)
-    return torch.addmm(total, a_VC, b_CD, out_dtype=torch.float32, out=total)
 
 
 def _cross_entropy_(logits_NV: Tensor, targets_N: Tensor, scale: float, *, gradient: bool) -> Tensor:

@@ -7,40 +7,35 @@ RMSNorm before each sublayer, rotary positions, grouped-query attention, SwiGLU,
 instead of three small ones, and one cast of the input instead of three where the product runs in fp8.
 
 Gradient checkpointing lives inside the block, so that whatever is applied to a block from outside (torch.compile,
-FSDP) sees it: `full` keeps a block's input and recomputes the block in the backward pass, `selective` also keeps the
-outputs of matrix products and attention kernels, so that only cheap pointwise operations run twice (Korthikanti et
-al. 2022, arXiv:2205.05198).
+FSDP) sees it; what it keeps is decided in `lsai_core.recompute`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
 
 from lsai_core.attention import attention
 from lsai_core.config import AttentionConfig, ModelConfig
 from lsai_core.loss import Reduction, linear_cross_entropy
+from lsai_core.mlp_chunks import swiglu_mlp
 from lsai_core.norm import norm_and_residual
+from lsai_core.recompute import GradCheckpoint, attention_contexts, selective_contexts
 from lsai_core.rope import rope_tables, rotate
 from lsai_core.swiglu import swiglu_down
 
 if TYPE_CHECKING:
     from lsai_core.context import ContextParallel
-
-GradCheckpoint = Literal["none", "selective", "full"]
-
-# What selective checkpointing keeps: matrix products (plain, batched, fp8) and everything that is an attention kernel. Of this
-# project's operators not the casts and not SwiGLU, which are cheap to repeat.
-KEPT_OPERATIONS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "fp8_product", "fa4_forward"})
-KEPT_NAMESPACES = frozenset({"flash_attn", "flash_attn_3"})
+    from lsai_core.train.saved_inputs import HostInputs
 
 
 @dataclass(frozen=True)
@@ -87,15 +82,21 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202); `fused` by `lsai_core.swiglu`."""
+    """SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202); `fused` by `lsai_core.swiglu`.
+
+    `chunk`: tokens that go through it at a time (`lsai_core.mlp_chunks`).
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.fused = False
+        self.chunk: int | None = None
         self.gate_up = nn.Linear(config.d_model, 2 * config.d_ff, bias=False)
         self.down = nn.Linear(config.d_ff, config.d_model, bias=False)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
+        if self.chunk is not None:
+            return swiglu_mlp(x_BSD, self.gate_up.weight, self.down.weight, self.chunk)
         if self.fused:
             return swiglu_down(self.gate_up(x_BSD), self.down.weight)
         gate_BSF, up_BSF = self.gate_up(x_BSD).chunk(2, dim=-1)
@@ -119,7 +120,9 @@ class Block(nn.Module):
             return self._layer(x_BSD, cos, sin)
         # The model has no dropout, hence no random state to preserve.
         recompute = partial(checkpoint, self._layer, x_BSD, cos, sin, use_reentrant=False, preserve_rng_state=False)
-        return recompute() if self.grad_checkpoint == "full" else recompute(context_fn=_selective_contexts)
+        if self.grad_checkpoint == "full":
+            return recompute()
+        return recompute(context_fn=attention_contexts if self.grad_checkpoint == "attention" else selective_contexts)
 
     def _layer(self, x_BSD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if self.fused:
@@ -129,17 +132,6 @@ class Block(nn.Module):
             return x_BSD + self.mlp(normed_BSD)
         x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), cos, sin)
         return x_BSD + self.mlp(self.mlp_norm(x_BSD))
-
-
-def _selective_contexts() -> Any:
-    return create_selective_checkpoint_contexts(_keep_expensive)
-
-
-def _keep_expensive(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    namespace, _, name = str(getattr(operation, "name", lambda: operation)()).rpartition("::")
-    name = name.partition(".")[0]
-    kept = name in KEPT_OPERATIONS or namespace in KEPT_NAMESPACES or "attention" in name
-    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 class Transformer(nn.Module):
@@ -162,20 +154,24 @@ class Transformer(nn.Module):
         self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
         self.output = None if config.tie_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.context: ContextParallel | None = None
+        self._positions_S: Tensor | None = None  # of this rank's slice, on the device
+        self.host_inputs: HostInputs | None = None
         self.fp8_scales: Any = None  # of delayed scaling, once layers are converted to fp8 (`lsai_core.fp8`)
         if not self.embedding.weight.is_meta:
             self.init_weights()
 
-    def fuse(self) -> None:
+    def fuse(self, mlp_chunk: int | None = None) -> None:
         """Use the project's kernels within blocks (`lsai_core.norm`, `lsai_core.swiglu`); same parameters, same function.
 
-        A feed-forward layer whose projection another class has replaced keeps its own way.
+        A feed-forward layer whose projection another class has replaced keeps its own way. `mlp_chunk`: tokens that go through
+        the feed-forward layer at a time.
         """
         for block in self.blocks:
             assert isinstance(block, Block)
             block.fused = True
             if isinstance(block.mlp, MLP):
                 block.mlp.fused = type(block.mlp.down) is nn.Linear
+                block.mlp.chunk = mlp_chunk
 
     def share_sequence(self, context: ContextParallel) -> None:
         """From now on inputs are slices of sequences that a group of ranks shares (`lsai_core.context`).
@@ -183,7 +179,7 @@ class Transformer(nn.Module):
         Positions follow the group's layout. A mean loss is over this rank's slice; slices are equal, so the mean over ranks is
         that of the whole sequence, for gradients as well. The window and kernel are those of `context`.
         """
-        self.context = context
+        self.context, self._positions_S = context, None
         for block in self.blocks:
             assert isinstance(block, Block)
             block.attention.context = context
@@ -211,13 +207,16 @@ class Transformer(nn.Module):
         slice (`share_sequence`).
         """
         if positions_S is None and self.context is not None:
-            positions_S = self.context.positions_S.to(tokens_BS.device)
+            if self._positions_S is None:  # once: a copy from the host would wait for the GPU in every step
+                self._positions_S = self.context.positions_S.to(tokens_BS.device)
+            positions_S = self._positions_S
         if positions_S is None:
             positions_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
         cos, sin = rope_tables(self.config, positions_S)
         x_BSD = self.embedding(tokens_BS)
         for block in self.blocks:
-            x_BSD = block(x_BSD, cos, sin)
+            with contextlib.nullcontext() if self.host_inputs is None else self.host_inputs.of_block(x_BSD):
+                x_BSD = block(x_BSD, cos, sin)
         return self.norm(x_BSD)
 
     @torch.no_grad()
@@ -246,8 +245,14 @@ def _fill_normal(parameter: Tensor, std: float, key: str) -> None:
     values = torch.empty(parameter.shape, device=parameter.device, dtype=torch.float32).normal_(
         0.0, std, generator=generator
     )
+    fill(parameter, values)
+
+
+@torch.no_grad()
+def fill(parameter: Tensor, values: Tensor) -> None:
+    """Copy whole `values` into a parameter, of which this process may hold a slice only; they are on the parameter's device."""
     if isinstance(parameter, DTensor):
-        # No communication: every rank draws the same values and keeps its own part.
+        # No communication: every rank has the same values and keeps its own part.
         values = distribute_tensor(values, parameter.device_mesh, parameter.placements, src_data_rank=None)
     parameter.copy_(values)
 

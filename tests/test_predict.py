@@ -15,6 +15,7 @@ from fsdp_fixture import config as fsdp_config
 from fsdp_fixture import dataset, plan, write_text
 
 from lsai_core.config import TrainConfig, validated
+from lsai_core.context import METHODS
 from lsai_core.errors import UserError
 from lsai_core.model import count_parameters
 from lsai_core.parallel.launch import launch
@@ -82,6 +83,9 @@ def test_eight_billion_parameters_take_less_than_a_minute() -> None:
         {"precision": "bf16_autocast"},
         {"grad_checkpoint": "full"},
         {"grad_checkpoint": "selective", "precision": "bf16"},
+        {"grad_checkpoint": "attention"},
+        {"grad_checkpoint": "attention", "saved_inputs": "host", "mlp_chunk": 60, "precision": "bf16"},
+        {"grad_checkpoint": "full", "mlp_chunk": 100, "grad_accum": 2},
         {"grad_accum": 3},
         {"attention": {"window": 16}},
         {"model": TINY | {"tie_embeddings": True}},
@@ -125,6 +129,29 @@ def test_sharding_divides_what_it_should() -> None:
     offloaded = predict(tiny(parallel={"fsdp": 4, "cpu_offload": True}))
     assert offloaded.parts["weights"] == offloaded.parts["optimizer"] == offloaded.parts["gradients"] == 0
     assert offloaded.host == pytest.approx(total) and offloaded.peak < shared.peak
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_slices_of_a_sequence_need_less(method: str, compiled: bool) -> None:
+    base = {"precision": "bf16", "seq_len": 4096, "batch_size": 1, "compile": compiled, "grad_checkpoint": "full"}
+    alone = predict(tiny(**base))
+    shared = predict(tiny(**base, parallel={"cp": 4, "cp_method": method}))
+    for part in ("weights", "optimizer"):
+        assert shared.parts[part] == pytest.approx(alone.parts[part] / 4, rel=0.05)
+    # A ring holds what came from others beside its own.
+    assert 0.2 < shared.parts["activations"] / alone.parts["activations"] < 0.75
+
+
+def test_450_thousand_tokens_on_one_gpu() -> None:
+    """The 8 B model, its states in bf16 beside it: chunks and the host's memory make room, and the loss never decides."""
+    base = {"model": {"preset": "llama3-8b"}, "seq_len": 450_560, "batch_size": 1, "grad_checkpoint": "full"}
+    h200, saving = find_gpu("h200"), {"mlp_chunk": 8192, "saved_inputs": "host"}
+    whole = [predict(course(**base)), predict(course(**base, mlp_chunk=8192)), predict(course(**base, **saving))]
+    assert [verdict(found.peak, h200) for found in whole] == ["too large", "too large", "fits"]
+    assert whole[2].host == pytest.approx(32 * 450_560 * 4096 * 2 / 2**30)
+    inputs = 450_560 * 4096 * 2 / 2**30
+    assert whole[2].phases["forward"] < 45 + 3 + 6 * inputs  # weights, moments; logits of a chunk, the head's gradient
 
 
 def test_parts_add_up_and_phases_bound_the_peak() -> None:

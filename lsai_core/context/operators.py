@@ -2,9 +2,9 @@
 
     to_heads (q, k, v) -> attend (q, k, v) -> to_sequence (out)
 
-As custom operators they are opaque to torch.compile, and selective gradient checkpointing keeps their results like those of every
-`lsai::` operator: with the output and log-sum-exp of `attend` kept, recomputing a block never repeats attention or its
-communication (the rematerialization-aware checkpointing of DistFlashAttn, arXiv:2310.03294, section 3.3).
+As custom operators they are opaque to torch.compile, and gradient checkpointing can keep their results (`lsai_core.recompute`): with the
+output and log-sum-exp of `attend` kept, recomputing a block never repeats attention or its ring (the
+rematerialization-aware checkpointing of DistFlashAttn, arXiv:2310.03294, section 3.3).
 
 An operator takes no Python objects, so each set-up (`Parts`) has a key under which the operators find it.
 """

@@ -43,6 +43,7 @@ def torch_missing() -> str | None:
     return None
 
 
+@torch.compiler.disable
 def torch_attention(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """(B, S / ranks, H, D), causal; slices in the zigzag layout."""
     group = dist.group.WORLD if group is None else group

@@ -44,8 +44,8 @@ def refusal(config: TrainConfig) -> str | None:
         if any(size % MULTIPLE for size in shapes[name]):
             rows, columns = shapes[name]
             return f"fp8 products need multiples of {MULTIPLE}, but the layer {name} is {rows} x {columns}; leave it out of fp8.layers"
-    if config.seq_len % MULTIPLE:
-        return f"fp8 products need a seq_len that is a multiple of {MULTIPLE}, not {config.seq_len}"
+    if config.seq_len % (unit := MULTIPLE * config.parallel.cp):
+        return f"fp8 products need a seq_len that is a multiple of {unit}, not {config.seq_len}"
     if fp8.recipe == "fused" and config.parallel.cpu_offload:
         return "fp8.recipe fused keeps its scales on the GPU; use fp8.recipe tensorwise with parallel.cpu_offload"
     if not fp8.recipe.startswith("te_"):

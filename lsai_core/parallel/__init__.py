@@ -5,6 +5,7 @@ processes    a world of real processes, over NCCL or gloo
 launch       starts the workers of a run, watches them and turns their end into results or one error
 worker       one worker: `python -m lsai_core.parallel.worker <run folder> <data root>`
 fsdp         the model, sharded (FSDP2)
+sequence     processes that share each sequence (context parallelism)
 checkpoint   distributed checkpoints, readable by another number of processes
 export       the sharded model as one Hugging Face checkpoint
 """

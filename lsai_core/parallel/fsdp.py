@@ -45,14 +45,18 @@ def empty_sharded(config: TrainConfig, device: torch.device) -> Transformer:
     adapt(model, config)
     shard(model, config.parallel, config.precision, device)
     model.to_empty(device="cpu" if config.parallel.cpu_offload else device)
+    if config.parallel.cp > 1:
+        from lsai_core.parallel.sequence import join
+
+        model.share_sequence(join(config, device))
     return model
 
 
 def mesh_of(parallel: ParallelConfig, device: torch.device) -> DeviceMesh:
     """(shard,), or (replicate, shard) where neighbours in rank, which share a node, shard and the nodes replicate."""
     if parallel.replicate == 1:
-        return init_device_mesh(device.type, (parallel.fsdp,), mesh_dim_names=("shard",))
-    return init_device_mesh(device.type, (parallel.replicate, parallel.fsdp), mesh_dim_names=("replicate", "shard"))
+        return init_device_mesh(device.type, (parallel.shards,), mesh_dim_names=("shard",))
+    return init_device_mesh(device.type, (parallel.replicate, parallel.shards), mesh_dim_names=("replicate", "shard"))
 
 
 def mixed_precision(precision: Precision) -> MixedPrecisionPolicy:

@@ -19,7 +19,9 @@ from lsai_core.runs import tries as processes
 from lsai_core.runs.kinds import Context
 from lsai_core.runs.search import Try, search_largest
 
-_DECIDES_MEMORY = ("model", "attention", "precision", "fp8", "grad_checkpoint", "compile", "device", "seq_len", "seed")
+_DECIDES_MEMORY = (
+    "model", "attention", "precision", "fp8", "grad_checkpoint", "saved_inputs", "mlp_chunk", "compile", "device", "seq_len", "seed",
+)  # fmt: skip
 
 
 class BatchSearchConfig(Strict):

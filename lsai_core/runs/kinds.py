@@ -56,9 +56,14 @@ _MODEL = (
     "loss.py",
     "norm.py",
     "swiglu.py",
+    "mlp_chunks.py",
+    "products.py",
+    "recompute.py",
     "attention",
+    "context",
     "kernels",
     "train/adapt.py",
+    "train/saved_inputs.py",
     "fp8",
     "attention/measured.json",
     "profiling/memory.py",
@@ -67,14 +72,20 @@ _MODEL = (
 )
 
 # How the processes are started cannot change what they compute; what they do together can.
-_PARALLEL = ("parallel/world.py", "parallel/processes.py", "parallel/fsdp.py", "parallel/checkpoint.py")
+_PARALLEL = (
+    "parallel/world.py",
+    "parallel/processes.py",
+    "parallel/fsdp.py",
+    "parallel/sequence.py",
+    "parallel/checkpoint.py",
+)
 
 KINDS: dict[str, Kind] = {
     "train": Kind(
         "lsai_core.config:TrainConfig",
         "lsai_core.runs.training:run",
         "run-training.ipynb",
-        (*_MODEL, "train", *_PARALLEL, "data/batches.py", "profiling/flops.py", "runs/training.py"),
+        (*_MODEL, "hf.py", "train", *_PARALLEL, "data/batches.py", "profiling/flops.py", "runs/training.py"),
         uses_data=True,
     ),
     "batch_search": Kind(

@@ -44,6 +44,8 @@ _TRAINING = (
     "loss",
     "blocks",
     "grad_checkpoint",
+    "saved_inputs",
+    "mlp_chunk",
     "compile",
     "seq_len",
     "batch_size",
@@ -157,7 +159,7 @@ def _facts(config: ModelSearchConfig, size: int, limit_gib: float) -> dict[str, 
         "n_layers": model.n_layers,
         "d_model": model.d_model,
         "weights_gib": weights_gib,
-        "weights_share": weights_gib / (limit_gib * config.train.parallel.fsdp),
+        "weights_share": weights_gib / (limit_gib * config.train.parallel.shards),
         "estimate_gib": device_gib(_grown(config, size), config.measure),
     }
 

@@ -29,7 +29,7 @@ def sized(model: ModelConfig, grow: Grow, size: int) -> ModelConfig:
 
 def device_gib(train: TrainConfig, measure: Measure) -> float:
     """Estimated peak of one process, in GiB, on the device that computes."""
-    model, processes = train.model, train.parallel.fsdp
+    model, processes = train.model, train.parallel.shards
     kept, computed = weight_dtype(train.precision).itemsize, compute_dtype(train.precision).itemsize
     parameters = count_parameters(model)
     if measure == "load":
@@ -41,7 +41,7 @@ def device_gib(train: TrainConfig, measure: Measure) -> float:
         total += block * (3 * computed + 4) + parameters.embedding * (2 * computed + 4)
     elif train.precision == "bf16_autocast":
         total += parameters.total * computed  # autocast keeps what it has cast until the step's end
-    tokens = train.batch_size * train.seq_len
+    tokens = train.batch_size * train.seq_len // train.parallel.cp
     total += tokens * model.n_layers * computed * _values_per_token(train)
     if train.loss == "full":
         total += 3 * 4 * tokens * model.vocab_size
@@ -70,7 +70,8 @@ def largest_estimated(
 def _values_per_token(train: TrainConfig) -> float:
     """Values that one block keeps of a token: its input; without checkpointing also what its products read."""
     model = train.model
-    if train.grad_checkpoint == "full":
-        return model.d_model
+    if train.grad_checkpoint in ("attention", "full"):
+        inputs = 0 if train.saved_inputs == "host" else model.d_model
+        return inputs + (model.d_model if train.grad_checkpoint == "attention" else 0)
     keys = 2 * model.n_kv_heads * model.head_dim
     return 7 * model.d_model + 2 * keys + 3 * model.d_ff

@@ -8,6 +8,7 @@ matmul ceiling, said so.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -82,6 +83,7 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
         "first_step_s": trained.first_step_s,
         "resumed_at": trained.resumed_at,
         "attention_kernel": trained.attention_kernel,
+        "weights": Path(config.init_from).name if config.init_from else "random",
         **fp8.facts(config),
         "dataset": dataset.folder.name,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",

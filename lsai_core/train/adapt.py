@@ -1,17 +1,24 @@
-"""What a run's config does to a model once it has its shape: fp8 layers, fused blocks, compilation; in this order."""
+"""What a run's config does to a model once it has its shape: fp8 layers, fused blocks, offload, compilation; in this order."""
 
 from __future__ import annotations
 
 from lsai_core import fp8
 from lsai_core.config import TrainConfig
 from lsai_core.model import Transformer
+from lsai_core.train.saved_inputs import HostInputs, require_host_memory
 
 
 def adapt(model: Transformer, config: TrainConfig) -> None:
-    """Convert, fuse and mark for compilation, in place; before the model is sharded."""
+    """Convert, fuse and mark for compilation, in place; before the model is sharded.
+
+    Raises MemoryError where the host cannot hold what is to be kept there.
+    """
     fp8.convert(model, config.fp8)
     if config.blocks == "fused":
-        model.fuse()
+        model.fuse(config.mlp_chunk)
+    if config.saved_inputs == "host":
+        require_host_memory(config)
+        model.host_inputs = HostInputs()
     if config.compile:
         for block in model.blocks:
             block.compile()

@@ -5,8 +5,9 @@ gradient norm and takes one AdamW step. The host never waits for the GPU inside 
 read once per `log_every` steps, step times come from events. A few early steps run with the memory meter on; they and the
 warm-up steps are left out of the speed figures. Validation, checkpoints and log flushes happen between timed steps.
 
-Rank r of R processes takes micro-batches R * step + r; FSDP averages the gradients inside the backward pass. What else they must
-agree on goes through `World`, which for one process does nothing.
+Reader r of R takes micro-batches R * step + r: a process, or the group of processes that share sequences, a slice each. FSDP
+averages the gradients inside the backward pass. What else they must agree on goes through `World`, which for one process
+does nothing.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from lsai_core.train.step import (
     compute_context,
     learning_rate,
     loss_fn,
+    own_part,
     prepare_model,
     resolve_device,
     train_step,
@@ -76,17 +78,18 @@ class Trained:
 def validate(
     model: Transformer, config: TrainConfig, dataset: Dataset, device: torch.device, world: World | None = None
 ) -> float:
-    """Mean loss (nats per token) over the held-out split, every token weighted the same; batches go round the processes."""
+    """Mean loss (nats per token) over the held-out split, every token weighted the same; batches go round the readers."""
     world = world or World()
+    readers, reader = config.parallel.readers, world.rank // config.parallel.cp
     total_and_count = torch.zeros(2, dtype=torch.float64)
-    limit = config.eval.batches * world.size
+    limit = config.eval.batches * readers
     batches = sequential_batches(dataset.tokens("validation"), config.batch_size, config.seq_len, limit)
-    while round_ := list(itertools.islice(batches, world.size)):
+    while round_ := list(itertools.islice(batches, readers)):
         # The model is sharded, so all processes must run it: one that is left without a batch runs another's, for nothing.
-        x_BS, y_BS = round_[min(world.rank, len(round_) - 1)]
+        x_BS, y_BS = own_part(model, *round_[min(reader, len(round_) - 1)])
         with compute_context(config, device):
             loss = loss_fn(model, x_BS.to(device), y_BS.to(device), config, reduction="sum")
-        if world.rank < len(round_):
+        if reader < len(round_):
             total_and_count += torch.tensor([float(loss), y_BS.numel()], dtype=torch.float64)
     total, count = world.sum(total_and_count).tolist()
     return total / count
@@ -136,6 +139,7 @@ def train(
     world = world or World()
     if config.parallel.world_size != world.size:
         raise UserError(f"parallel asks for {config.parallel.world_size} processes, but {world.size} are running")
+    readers, reader = config.parallel.readers, world.rank // config.parallel.cp
     device = resolve_device(config.device)
     if device.type == "cpu":
         keep_freed_memory()
@@ -178,9 +182,7 @@ def train(
             lr = learning_rate(step, config.steps, config.optim)
             for group in optimizer.param_groups:
                 group["lr"] = lr
-            loss_and_norm = train_step(
-                model, optimizer, *stream.batch(step * world.size + world.rank), config, device, meter
-            )
+            loss_and_norm = train_step(model, optimizer, *stream.batch(step * readers + reader), config, device, meter)
             timer.mark()
             if instruments.after(step):
                 timer.restart()

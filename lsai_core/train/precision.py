@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lsai_core.config import Precision
+from lsai_core.config import Precision, TrainConfig
 
 
 def weight_dtype(precision: Precision) -> torch.dtype:
@@ -24,6 +24,11 @@ def weight_dtype(precision: Precision) -> torch.dtype:
 def compute_dtype(precision: Precision) -> torch.dtype:
     """Dtype that the large matrix products take as input."""
     return torch.float32 if precision in ("fp32", "tf32") else torch.bfloat16
+
+
+def residual_dtype(config: TrainConfig) -> torch.dtype:
+    """Dtype of the values between blocks: that of the weights as the blocks see them, which sharding may have cast."""
+    return compute_dtype(config.precision) if config.parallel.world_size > 1 else weight_dtype(config.precision)
 
 
 def set_matmul_mode(precision: Precision) -> None:

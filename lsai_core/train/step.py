@@ -38,6 +38,10 @@ def attention_kernel(config: TrainConfig, device: torch.device) -> str:
 
     Raises Unavailable if the machine lacks it, before anything is built.
     """
+    if config.parallel.cp > 1:
+        from lsai_core.parallel.sequence import kernel
+
+        return kernel(config, device)
     model, attention = config.model, config.attention
     return resolve(
         attention.backend,
@@ -57,16 +61,21 @@ def prepare_model(config: TrainConfig, device: torch.device) -> Transformer:
     if config.parallel.world_size > 1:
         from lsai_core.parallel.fsdp import build_sharded
 
-        return build_sharded(config, device)
-    model = build_model(
-        config.model,
-        config.attention,
-        grad_checkpoint=config.grad_checkpoint,
-        device=device,
-        dtype=weight_dtype(config.precision),
-        seed=config.seed,
-    )
-    adapt(model, config)
+        model = build_sharded(config, device)
+    else:
+        model = build_model(
+            config.model,
+            config.attention,
+            grad_checkpoint=config.grad_checkpoint,
+            device=device,
+            dtype=weight_dtype(config.precision),
+            seed=config.seed,
+        )
+        adapt(model, config)
+    if config.init_from is not None:
+        from lsai_core.hf import fill_from, find_checkpoint
+
+        fill_from(model, find_checkpoint(config.init_from))
     return model
 
 
@@ -77,6 +86,11 @@ def learning_rate(step: int, steps: int, optim: OptimConfig) -> float:
     progress = (step - optim.warmup_steps) / max(1, steps - 1 - optim.warmup_steps)
     cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
     return optim.lr * (optim.min_lr_ratio + (1 - optim.min_lr_ratio) * cosine)
+
+
+def own_part(model: Transformer, *tokens_NS: torch.Tensor) -> list[torch.Tensor]:
+    """Of whole sequences (N, S) what this process computes: all, or its slice where several share them."""
+    return [x_NS if model.context is None else model.context.shard(x_NS) for x_NS in tokens_NS]
 
 
 def loss_fn(
@@ -112,9 +126,11 @@ def train_step(
 ) -> torch.Tensor:
     """One optimizer step over N = batch_size * grad_accum sequences of token ids (int64, host memory).
 
-    Returns (2,) fp32 on the device: mean loss of the step (nats per token) and gradient norm before clipping.
+    Sequences are whole, also where several processes share them. Returns (2,) fp32 on the device: mean loss of this process's
+    part of the step (nats per token) and gradient norm before clipping.
     """
     phase = meter.phase if meter else lambda _: contextlib.nullcontext()
+    x_NS, y_NS = own_part(model, x_NS, y_NS)
     if device.type == "cuda":
         x_NS, y_NS = (t.pin_memory().to(device, non_blocking=True) for t in (x_NS, y_NS))
     fp8.begin_step(model)

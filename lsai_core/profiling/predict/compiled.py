@@ -8,7 +8,7 @@ another opaque operator made it or reads it, or if it leaves the graph. `Replay`
 tensors and drops each after its last use.
 
 Gradient checkpointing reaches the partitioner as it does in torch.compile, as marks on the graph: recompute everything (`full`),
-or keep what the model's own policy keeps (`selective`).
+or keep what the model's own policies keep (`selective`, `attention`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import CheckpointPolicy
 
-from lsai_core.model import GradCheckpoint, _keep_expensive
 from lsai_core.profiling.predict.tracker import SCRATCH
+from lsai_core.recompute import GradCheckpoint, keep_attention, keep_expensive
 
 _VIEWS = frozenset({
     "view", "_unsafe_view", "reshape", "t", "permute", "transpose", "expand", "unsqueeze", "squeeze", "slice", "select",
@@ -33,7 +33,11 @@ _FUSED = frozenset({
     "full_like", "zeros_like", "empty", "arange", "iota", "scalar_tensor", "index", "gather", "select_scatter", "slice_scatter", "_to_copy",
     "convert_element_type", "copy", "lift_fresh_copy", "device_put", "where", "logsumexp", "_softmax", "prepare_softmax_online",
 })  # fmt: skip
-_RECOMPUTE = CheckpointPolicy.PREFER_RECOMPUTE
+_POLICIES: dict[GradCheckpoint, Callable[..., CheckpointPolicy]] = {
+    "selective": keep_expensive,
+    "attention": keep_attention,
+    "full": lambda *_: CheckpointPolicy.PREFER_RECOMPUTE,
+}
 
 
 def _name(node: fx.Node) -> str:
@@ -194,8 +198,7 @@ def _partition(
             if node.op == "call_function":
                 # A part of a result is kept as the whole is.
                 made: Any = node.args[0] if "getitem" in str(node.target) else node
-                wanted = _keep_expensive(None, made.target) if grad_checkpoint == "selective" else _RECOMPUTE
-                node.meta["recompute"] = wanted
+                node.meta["recompute"] = _POLICIES[grad_checkpoint](None, made.target)
                 node.meta["ac_graph_id"] = 0
     options["static_lifetime_input_indices"] = list(range(kept))
     return min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **options)

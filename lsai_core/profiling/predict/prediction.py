@@ -32,7 +32,7 @@ Verdict = Literal["fits", "tight", "too large"]
 
 _DECIDES = {
     "model", "attention", "precision", "fp8", "loss", "blocks", "grad_checkpoint", "compile", "seq_len", "batch_size",
-    "grad_accum", "parallel",
+    "grad_accum", "parallel", "saved_inputs", "mlp_chunk",
 }  # fmt: skip
 
 
@@ -43,7 +43,7 @@ class Prediction:
     peak: float
     phases: dict[str, float]
     parts: dict[str, float]
-    host: float  # what CPU offload keeps in host memory: slices of weights, gradients and optimizer states
+    host: float  # in host memory: slices of weights, gradients and optimizer states (CPU offload), block inputs
 
 
 def predict(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu", "cpu"] = "gpu") -> Prediction:
@@ -56,7 +56,7 @@ def predict(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu"
     decisive = config.model_dump(mode="json", include=_DECIDES, exclude={"model": {"preset"}})
     if on == "gpu":
         kernel = kernel or expected_kernel(config)
-        if kernel in FUSED_KERNELS:
+        if kernel in FUSED_KERNELS and config.parallel.cp == 1:
             kernel, decisive["attention"] = "fused", {}
     return _predicted(json.dumps(decisive), config.data.vocab_size, kernel, on)
 
@@ -80,12 +80,15 @@ def _predicted(decisive: str, vocab_size: int, kernel: str | None, on: Literal["
 def _host_gib(config: TrainConfig) -> float:
     from lsai_core.model import count_parameters
     from lsai_core.train.precision import weight_dtype
+    from lsai_core.train.saved_inputs import host_gib
 
-    if not config.parallel.cpu_offload:
-        return 0.0
-    return (
-        4 * count_parameters(config.model).total * weight_dtype(config.precision).itemsize / config.parallel.fsdp / GIB
-    )
+    total = 0.0
+    if config.parallel.cpu_offload:
+        stored = weight_dtype(config.precision).itemsize
+        total += 4 * count_parameters(config.model).total * stored / config.parallel.shards
+    if config.saved_inputs == "host":
+        total += host_gib(config) * GIB
+    return total / GIB
 
 
 def verdict(peak_gib: float, gpu: Gpu) -> Verdict:

@@ -1,7 +1,8 @@
 """How long a step takes, estimated from a GPU's ceilings: its matrix products, its trips over memory, its communication.
 
     matrix products   6 FLOPs per parameter and token (8 for those that full checkpointing runs twice), at the matmul ceiling of
-                      the dtype; attention 3.5 times its forward pass (4.5), causal, at the ceiling of bf16 (fp32)
+                      the dtype; attention 3.5 times its forward pass (4.5), causal, at the ceiling of bf16 (fp32);
+                      checkpointing that keeps attention's results repeats the products alone
     memory            AdamW reads 4 and writes 3 values per parameter; an activation is written, read by the next operation, and
                       once more each in the backward pass: 4 trips, 5 or 6 where checkpointing makes some or all of them
                       twice; all at the copy ceiling. The bytes are what one process would keep without checkpointing
@@ -27,7 +28,7 @@ from lsai_core.train.precision import compute_dtype, weight_dtype
 
 EFFICIENCY = 0.95
 MATMUL_SHARE, COPY_SHARE = 0.69, 0.88  # of the data sheet's figures, measured on the H200
-TRIPS = {"none": 4, "selective": 5, "full": 6}
+TRIPS = {"none": 4, "selective": 5, "attention": 6, "full": 6}
 PCIE_GB_PER_S = 55.0  # host to device and back, measured on the H200
 
 
@@ -67,24 +68,25 @@ def estimate(
     plain, fast = (_tflops(name, gpu, measured) for name in (dtype, "fp8"))
     if plain is None or (in_fp8 and fast is None):
         return None
-    tokens = config.batch_size * config.grad_accum * config.seq_len
+    tokens = config.batch_size * config.grad_accum * config.seq_len // config.parallel.cp
     flops = flops_per_token(config.model, config.seq_len, config.attention.window)
-    again = config.grad_checkpoint == "full"
+    again = config.grad_checkpoint in ("attention", "full")
     in_output = config.model.vocab_size * config.model.d_model  # outside of the blocks: never computed twice
     linear = 6.0 * in_output / plain
     linear += (8.0 if again else 6.0) * (
         (flops.counted_parameters - in_output - in_fp8) / plain + in_fp8 / (fast or plain)
     )
     attention = ((flops.windowed or flops.causal_discounted) - 6.0 * flops.counted_parameters) / 3.0
-    attention *= (4.5 if again else 3.5) / plain
+    attention *= (4.5 if config.grad_checkpoint == "full" else 3.5) / plain
     matmul_s = tokens * (linear + attention) / 1e12 / EFFICIENCY
 
-    total, shards = count_parameters(config.model).total, config.parallel.fsdp
+    total, shards = count_parameters(config.model).total, config.parallel.shards
     stored, computed = weight_dtype(config.precision).itemsize, compute_dtype(config.precision).itemsize
     copy = (measured.get("copy_gb_per_s") or COPY_SHARE * gpu.memory_gb_per_s) * 1e9
     updated = 0 if config.parallel.cpu_offload else 7 * stored * total / shards
-    alone = config.model_copy(update={"grad_checkpoint": "none", "parallel": ParallelConfig(), "grad_accum": 1})
-    kept = predict(alone, kernel).parts["activations"] * 2**30
+    settings = {"grad_checkpoint": "none", "saved_inputs": "gpu", "mlp_chunk": None, "grad_accum": 1}
+    alone = config.model_copy(update={**settings, "parallel": ParallelConfig()})
+    kept = predict(alone, kernel).parts["activations"] * 2**30 / config.parallel.cp
     memory_s = (updated + TRIPS[config.grad_checkpoint] * kept * config.grad_accum) / copy
 
     share = (shards - 1) / shards

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -26,7 +27,8 @@ from lsai_core.profiling.predict.purposes import named_purposes
 from lsai_core.profiling.predict.stand_ins import EngineLinear, FusedRMSNorm, behaviour, expected_kernel
 from lsai_core.profiling.predict.tracker import PurposeTracker
 from lsai_core.train import step
-from lsai_core.train.precision import compute_dtype, weight_dtype
+from lsai_core.train.precision import residual_dtype, weight_dtype
+from lsai_core.train.saved_inputs import HostInputs
 
 CPU = torch.device("cpu")
 
@@ -72,7 +74,7 @@ def _world(size: int) -> Iterator[None]:
 
 
 def _one_step(config: TrainConfig, on: str) -> Simulated:
-    tracker = PurposeTracker(rounded=on == "gpu")
+    tracker = PurposeTracker(on_gpu=on == "gpu")
     model = _shaped(config, on)
     with FakeTensorMode(allow_non_fake_inputs=True):
         _give_memory(model, config)
@@ -88,7 +90,15 @@ def _one_step(config: TrainConfig, on: str) -> Simulated:
                 tracker.move_to_host(tensor)
         tracker.highest = 0
         meter = _Meter(tracker)
-        with named_purposes(model, tracker, config.parallel.cpu_offload):
+
+        def host_buffer(like: Tensor) -> Tensor:
+            buffer = torch.empty_like(like)
+            if on == "gpu":
+                tracker.move_to_host(buffer)
+            return buffer
+
+        buffers = mock.patch("lsai_core.train.saved_inputs.host_buffer", host_buffer)
+        with named_purposes(model, tracker, config.parallel.cpu_offload), buffers:
             step.train_step(model, optimizer, tokens[:, :-1], tokens[:, 1:], config, CPU, meter)  # type: ignore[arg-type]
     return Simulated(meter.peaks, tracker.highest, {k: v for k, v in tracker.at_highest.items() if v})
 
@@ -115,10 +125,16 @@ def _shaped(config: TrainConfig, on: str) -> Transformer:
     model.to(weight_dtype(config.precision))
     _convert(model, config)
     if config.blocks == "fused":
-        model.fuse()
+        model.fuse(config.mlp_chunk)
+    if config.saved_inputs == "host":
+        model.host_inputs = HostInputs()
     for module in model.modules() if on == "gpu" else ():
         if type(module) is nn.RMSNorm:
             module.__class__ = FusedRMSNorm
+    if config.parallel.cp > 1:
+        from lsai_core.parallel.sequence import join
+
+        model.share_sequence(join(config, CPU))
     if config.compile:
         _compile(model, config)
     if config.parallel.world_size > 1:
@@ -163,17 +179,19 @@ def _compile(model: Transformer, config: TrainConfig) -> None:
     """Let every block run by the plan that the partitioner makes for one of them; all blocks are alike."""
     with torch.device("meta"):
         plain = Transformer(config.model.model_copy(update={"n_layers": 1}), config.attention)
-    gathered = compute_dtype(config.precision) if config.parallel.world_size > 1 else weight_dtype(config.precision)
+    gathered = residual_dtype(config)
     plain.to(gathered)
     _convert(plain, config)
     if config.blocks == "fused":
-        plain.fuse()
-    block = plain.blocks[0]
+        plain.fuse(config.mlp_chunk)
+    if model.context is not None:
+        plain.share_sequence(model.context)
+    block, length = plain.blocks[0], config.seq_len // config.parallel.cp
     with FakeTensorMode():
         _fill(block)
         plan = compiled(block, config.grad_checkpoint)
-        x_BSD = torch.empty(config.batch_size, config.seq_len, config.model.d_model, dtype=gathered, requires_grad=True)
-        table = torch.empty(config.seq_len, 1, config.model.head_dim // 2)
+        x_BSD = torch.empty(config.batch_size, length, config.model.d_model, dtype=gathered, requires_grad=True)
+        table = torch.empty(length, 1, config.model.head_dim // 2)
         with step.autocast(config.precision, CPU) if config.parallel.world_size == 1 else contextlib.nullcontext():
             plan(_tensors(block), x_BSD, table, table.clone())  # plans; nothing may watch it, for it runs no step
 

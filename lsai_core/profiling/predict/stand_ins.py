@@ -8,6 +8,7 @@ stand-in with the GPU's memory behaviour takes the place:
 - RMSNorm outside of compiled blocks: one fused kernel that keeps its input and one fp32 number per row.
 - the fused loss: the Triton kernel overwrites logits by their gradient; sums of the weight's gradient go into one fp32 matrix.
 - clipping and the optimizer: both kernels update in place, so that nothing but the states is needed.
+- context parallelism: its operators as they are, which on fake tensors exchange nothing; torch's own as a fused kernel.
 - fp8 layers of packages that may not be installed here.
 """
 
@@ -188,12 +189,17 @@ def behaviour(kernel: str, on: str) -> Iterator[None]:
         "lsai_core.train.step.clip_and_update": _clip_and_update,
         "lsai_core.fp8.begin_step": lambda _model: None,
         "lsai_core.fp8.context": lambda _fp8: contextlib.nullcontext(),
+        # Ranks that only pretend to exist agree with everything.
+        "lsai_core.context.methods._agree": lambda _setting, _group: None,
     }
     if on == "gpu":
         patches |= {
             "lsai_core.model.attention": _attention_as(kernel),
             "lsai_core.loss._cross_entropy_": _cross_entropy_,
-            "lsai_core.loss._plus_product": _plus_product,
+            "lsai_core.products.plus_product": _plus_product,
+            "lsai_core.context.methods.local_kernel": lambda *_request, **_more: None,
+            "lsai_core.context.methods.torch_missing": lambda: None,
+            "lsai_core.context.methods.torch_attention": lambda q, k, v, _group: _attention(q, k, v, False)[0],
         }
     with contextlib.ExitStack() as stack:
         for name, stand_in in patches.items():

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from lsai_core.context.operators import _PARTS
+from lsai_core.mlp_chunks import scratch_bytes
 from lsai_core.profiling.live_tensors import LiveTensors
 
 ALLOCATION = 512
@@ -38,22 +40,55 @@ def _engine_backward(arguments: tuple[Any, ...]) -> int:
     return 2 * int(arguments[0].numel())
 
 
-# Scratch bytes of an operator, by its name, from its arguments.
+def _bytes(*tensors: Tensor) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _ring(arguments: tuple[Any, ...]) -> int:
+    """An fp32 sum of the output, a part of it, and the keys and values of two steps: the one computed and the next one."""
+    q, k, v, key = arguments
+    return 0 if _PARTS[key].ring.size == 1 else 4 * q.numel() + _bytes(q) + 2 * _bytes(k, v)
+
+
+def _ring_backward(arguments: tuple[Any, ...]) -> int:
+    """fp32 sums of the gradients, a step's parts of them, keys and values of two steps, and what the kernel needs."""
+    _, q, k, v, _, _, key = arguments
+    kernel = _attention_backward(arguments)
+    if _PARTS[key].ring.size == 1:
+        return kernel
+    return 4 * (q.numel() + k.numel() + v.numel()) + _bytes(q, k, v) + 2 * _bytes(k, v) + kernel
+
+
+def _chunks(arguments: tuple[Any, ...]) -> int:
+    x_ND, gate_up_ED, down_DF, chunk = arguments
+    return scratch_bytes(len(x_ND), gate_up_ED, down_DF, chunk, backward=False)
+
+
+def _chunks_backward(arguments: tuple[Any, ...]) -> int:
+    _, x_ND, gate_up_ED, down_DF, chunk = arguments
+    return scratch_bytes(len(x_ND), gate_up_ED, down_DF, chunk, backward=True)
+
+
+# Scratch bytes of an operator on a GPU, by its name, from its arguments.
 SCRATCH: dict[str, Callable[[tuple[Any, ...]], int]] = {
     "lsai::predicted_attention_backward": _attention_backward,
     "lsai::predicted_engine_backward": _engine_backward,
+    "lsai::context_attend": _ring,
+    "lsai::context_attend_backward": _ring_backward,
+    "lsai::chunked_mlp": _chunks,
+    "lsai::chunked_mlp_backward": _chunks_backward,
 }
 
 
 class PurposeTracker(LiveTensors):
-    """`LiveTensors` over fake tensors, in allocator bytes, with a purpose for every storage.
+    """`LiveTensors` over fake tensors, in allocator bytes, with a purpose for every storage. `on_gpu=False`: plain bytes, no scratch.
 
     `peak` is the largest since `reset_peak()`, `highest` the largest ever, `at_highest` its bytes by purpose.
     """
 
-    def __init__(self, rounded: bool = True) -> None:
+    def __init__(self, on_gpu: bool = True) -> None:
         super().__init__()
-        self._multiple = ALLOCATION if rounded else 1
+        self._multiple, self._on_gpu = ALLOCATION if on_gpu else 1, on_gpu
         self.highest = 0
         self.at_highest: dict[str, int] = {}
         self._by_purpose: Counter[str] = Counter()
@@ -95,7 +130,8 @@ class PurposeTracker(LiveTensors):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # A fake tensor is what is counted here; other subclasses (a sharded DTensor) unpack themselves, as in the base class.
         result = super().__torch_dispatch__(func, tuple(t for t in types if t is not FakeTensor), args, kwargs)
-        if result is not NotImplemented and (scratch := SCRATCH.get(func.name().partition(".")[0])) is not None:
+        scratch = SCRATCH.get(func.name().partition(".")[0]) if self._on_gpu else None
+        if result is not NotImplemented and scratch is not None:
             self.scratch(scratch(args))
         return result
 

@@ -1,0 +1,62 @@
+"""Gradient checkpointing: what of a block is kept for the backward pass, and what is computed again.
+
+full       the block's input (Chen et al. 2016, arXiv:1604.06174)
+attention  also what the attention kernel returns, output and log-sum-exp, because at long sequences only attention is dear to
+           repeat, and its ring with it (Li et al. 2023, DistFlashAttn, arXiv:2310.03294, section 3.3)
+selective  also the results of matrix products, so that only cheap pointwise operations run twice (Korthikanti et al. 2022,
+           arXiv:2205.05198)
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+GradCheckpoint = Literal["none", "selective", "attention", "full"]
+
+# The attention kernels, beside every operation with "attention" in its name. Of `context_attend` both modes keep the results, so
+# that a block's recomputation never repeats a ring.
+ATTENTION_OPERATIONS = frozenset({"fa4_forward", "context_attend"})
+ATTENTION_NAMESPACES = frozenset({"flash_attn", "flash_attn_3"})
+# What selective checkpointing keeps beside them: matrix products (plain, batched, fp8) and what was exchanged between ranks. Of
+# this project's operators not the casts and not SwiGLU, which are cheap to repeat.
+KEPT_OPERATIONS = frozenset({
+    "mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "fp8_product", "context_to_heads", "context_to_sequence",
+})  # fmt: skip
+
+
+# Functions with names, because torch.compile does not follow a partial here.
+def selective_contexts() -> Any:
+    """`context_fn` of torch's checkpoint for `selective`."""
+    return create_selective_checkpoint_contexts(keep_expensive)
+
+
+def attention_contexts() -> Any:
+    """`context_fn` of torch's checkpoint for `attention`."""
+    return create_selective_checkpoint_contexts(keep_attention)
+
+
+def keep_expensive(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    """The policy of `selective`."""
+    return _kept(_is_attention(operation) or _name(operation)[1] in KEPT_OPERATIONS)
+
+
+def keep_attention(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    """The policy of `attention`."""
+    return _kept(_is_attention(operation))
+
+
+def _kept(kept: bool) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _is_attention(operation: Any) -> bool:
+    namespace, name = _name(operation)
+    return name in ATTENTION_OPERATIONS or namespace in ATTENTION_NAMESPACES or "attention" in name
+
+
+def _name(operation: Any) -> tuple[str, str]:
+    """(namespace, name) without the overload."""
+    namespace, _, name = str(getattr(operation, "name", lambda: operation)()).rpartition("::")
+    return namespace, name.partition(".")[0]

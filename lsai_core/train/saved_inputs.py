@@ -1,0 +1,166 @@
+"""The inputs of checkpointed blocks in host memory, where they wait for the backward pass.
+
+With gradient checkpointing what grows with the sequence is one tensor per block, its input: for Llama 3 8B at 450,000 tokens
+32 x 3.7 GB. A block's backward pass takes seconds at such lengths, and the way over PCIe a tenth of one; so each input is copied to
+pinned host memory while its block computes, and comes back while the block behind it runs its backward pass. The idea is
+ALST's (Bekman et al. 2025, arXiv:2506.13996).
+
+The hooks that autograd has for saved tensors do the exchange. They see everything that is saved in plain sight, which with
+checkpointing is the block's input, the rotary tables and, compiled, the weights; they take the input only. Copies run on
+a stream of their own. On the GPU there are at most two inputs beside the one in use: one that is leaving and one that is
+coming; each is let go only after the computing stream waits for its copy, so that its memory cannot be taken too early.
+
+Host buffers are pinned once, at exactly their size (torch's own pinned memory rounds up to powers of two), and serve all steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lsai_core.config import TrainConfig
+from lsai_core.profiling.limits import memory_gib
+from lsai_core.train.precision import residual_dtype
+
+# Of the host's memory, what block inputs may take.
+HOST_SHARE = 0.85
+Kind = tuple[torch.Size, torch.dtype]
+
+
+class HostInputs:
+    """Keeps block inputs in host memory. Works on any device; on a CPU the copies are plain ones."""
+
+    def __init__(self) -> None:
+        self._free: defaultdict[Kind, list[Tensor]] = defaultdict(list)
+        self._stream: torch.cuda.Stream | None = None
+        self._leaving: tuple[Tensor, torch.cuda.Event | None] | None = None
+        self._last: weakref.ref[_Kept] | None = None
+
+    @contextlib.contextmanager
+    def of_block(self, x: Tensor) -> Iterator[None]:
+        """While open, saving `x` for the backward pass copies it to the host."""
+        if not torch.is_grad_enabled() or not x.requires_grad:
+            yield  # the first block of a model whose embedding does not learn, or no training at all
+            return
+        storage, shape = x.untyped_storage()._cdata, x.shape
+        kept: list[weakref.ref[_Kept]] = []
+
+        def pack(tensor: Tensor) -> Any:
+            if tensor.untyped_storage()._cdata != storage or tensor.shape != shape:
+                return tensor
+            known = kept[0]() if kept else None
+            if known is None:  # once, however often it is saved
+                known = self._keep(tensor)
+                kept.append(weakref.ref(known))
+            return known
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, _unpacked):
+            yield
+
+    def _keep(self, x: Tensor) -> _Kept:
+        self._settle()
+        buffers = self._free[x.shape, x.dtype]
+        host = buffers.pop() if buffers else host_buffer(x)
+        event = self._copy(host, x)
+        self._leaving = (x, event)
+        kept = _Kept(self, host, x.device, self._last)
+        self._last = weakref.ref(kept)
+        return kept
+
+    def _settle(self) -> None:
+        """Let go of the input that left last; from here on the computing stream comes after its copy."""
+        if self._leaving is not None and self._leaving[1] is not None:
+            torch.cuda.current_stream(self._leaving[0].device).wait_event(self._leaving[1])
+        self._leaving = None
+
+    @torch.no_grad()
+    def _copy(self, target: Tensor, source: Tensor) -> torch.cuda.Event | None:
+        """Copy behind everything that the computing stream has been given so far; the event of its end."""
+        device = source.device if source.is_cuda else target.device
+        if device.type != "cuda":
+            target.copy_(source)
+            return None
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+            return self._stream.record_event()
+
+    def give_back(self, host: Tensor) -> None:
+        """`host` may be written again; the one stream of the copies keeps the order."""
+        self._free[host.shape, host.dtype].append(host)
+
+
+class _Kept:
+    """One input in host memory, and the way back."""
+
+    def __init__(
+        self, owner: HostInputs, host: Tensor, device: torch.device, before: weakref.ref[_Kept] | None
+    ) -> None:
+        self._owner, self._host, self._device, self._before = owner, host, device, before
+        self._coming: tuple[Tensor, torch.cuda.Event | None] | None = None
+
+    def fetch(self) -> None:
+        """Begin to bring it back."""
+        if self._coming is None:
+            x = torch.empty_like(self._host, device=self._device)
+            self._coming = (x, self._owner._copy(x, self._host))
+
+    def take(self) -> Tensor:
+        """It, on its device; meanwhile the input of the block before begins to come."""
+        self._owner._settle()
+        self.fetch()
+        assert self._coming is not None
+        (x, event), self._coming = self._coming, None
+        if event is not None:
+            torch.cuda.current_stream(self._device).wait_event(event)
+        before = self._before() if self._before is not None else None
+        if before is not None:
+            before.fetch()
+        return x
+
+    def __del__(self) -> None:
+        if self._coming is not None and self._coming[1] is not None:
+            self._coming[1].synchronize()  # nobody waited for it: an aborted backward pass
+        self._owner.give_back(self._host)
+
+
+def host_gib(config: TrainConfig) -> float:
+    """What the inputs of all blocks take on the host, for one process."""
+    tokens = config.batch_size * config.seq_len / config.parallel.cp
+    return config.model.n_layers * tokens * config.model.d_model * residual_dtype(config).itemsize / 2**30
+
+
+def require_host_memory(config: TrainConfig) -> None:
+    """MemoryError if this machine's memory cannot hold the inputs of its processes."""
+    # As torchrun sets it, or Slurm.
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or 1)
+    needed, allowed = host_gib(config) * processes, HOST_SHARE * memory_gib()
+    if needed > allowed:
+        raise MemoryError(
+            f"saved_inputs: host needs {needed:.0f} GiB of host memory, of which {allowed:.0f} GiB may be used"
+        )
+
+
+def _unpacked(kept: Any) -> Tensor:
+    return kept.take() if isinstance(kept, _Kept) else kept
+
+
+def host_buffer(like: Tensor) -> Tensor:
+    """Host memory for a tensor of this shape and dtype, pinned (page-locked) if it comes from a GPU."""
+    host = torch.empty(like.shape, dtype=like.dtype)
+    if like.is_cuda:
+        address, cudart = host.data_ptr(), torch.cuda.cudart()
+        torch.cuda.check_error(
+            cudart.cudaHostRegister(address, host.nbytes, 1)
+        )  # portable, as torch's own pinned memory
+        weakref.finalize(host, cudart.cudaHostUnregister, address)
+    return host

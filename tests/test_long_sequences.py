@@ -1,0 +1,246 @@
+"""What long sequences need in one process: checkpointing that keeps attention, a feed-forward layer in chunks, inputs on the host."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import tiny
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lsai_core.config import TrainConfig
+from lsai_core.context import ContextParallel
+from lsai_core.mlp_chunks import swiglu_mlp
+from lsai_core.model import Transformer, build_model
+from lsai_core.profiling.live_tensors import LiveTensors
+from lsai_core.profiling.predict import predict
+from lsai_core.swiglu import swiglu_down
+from lsai_core.train import step
+from lsai_core.train.optimizer import build_optimizer
+from lsai_core.train.saved_inputs import HostInputs
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+LEAN: dict[str, Any] = {"grad_checkpoint": "attention", "saved_inputs": "host", "mlp_chunk": 24}
+
+
+class Counted(TorchDispatchMode):
+    """Counts operators by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls[func.name().partition(".")[0].rpartition("::")[2]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def steps(config: TrainConfig, device: str = "cpu", count: int = 3) -> list[Tensor]:
+    """Loss and gradient norm of a few steps, (2,) each, and how often each operator ran in the last."""
+    model = step.prepare_model(config, torch.device(device))
+    optimizer = build_optimizer(model, config.optim)
+    generator = torch.Generator().manual_seed(0)
+    shape = (config.batch_size * config.grad_accum, config.seq_len + 1)
+    found = []
+    for _ in range(count):
+        tokens = torch.randint(300, shape, generator=generator)
+        found.append(step.train_step(model, optimizer, tokens[:, :-1], tokens[:, 1:], config, torch.device(device)))
+    return found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"grad_checkpoint": "attention"},
+        {"mlp_chunk": 24},
+        {"grad_checkpoint": "full", "saved_inputs": "host"},
+        LEAN,
+        {**LEAN, "compile": True},
+        {**LEAN, "grad_accum": 2, "batch_size": 2},
+        {"grad_checkpoint": "selective", "saved_inputs": "host", "compile": True},
+    ],
+    ids=str,
+)
+def test_steps_are_those_of_a_run_that_keeps_everything(changes: dict[str, Any]) -> None:
+    for found, wanted in zip(steps(tiny(**changes)), steps(tiny()), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=0)
+
+
+def test_recomputation_repeats_what_it_should() -> None:
+    layers, chunked = 2, "chunked_mlp"
+    kernel = "_scaled_dot_product_flash_attention_for_cpu"
+    for mode, attention, products in (("full", 2, True), ("attention", 1, True), ("selective", 1, False)):
+        config = tiny(grad_checkpoint=mode, mlp_chunk=24, model={"n_layers": layers})
+        model = step.prepare_model(config, torch.device("cpu"))
+        tokens = torch.randint(300, (2, config.seq_len))
+        with Counted() as forward:
+            loss = model(tokens, tokens)
+        with Counted() as backward:
+            loss.backward()
+        assert forward.calls[kernel] == layers
+        assert backward.calls[kernel] == layers * (attention - 1), mode
+        # The feed-forward layer is never run once more for its own sake; its backward pass computes what it needs.
+        assert forward.calls[chunked] == layers and backward.calls[chunked] == 0, mode
+        assert backward.calls["chunked_mlp_backward"] == layers
+        # Of the products in front of it, the one of query, key and value is repeated and, for the norm, that of the output.
+        gradients = 2 * 2 * layers
+        assert (backward.calls["mm"] > gradients) == products, (mode, backward.calls)
+
+
+@pytest.mark.parametrize(("mode", "repeated"), [("full", 2), ("attention", 0), ("selective", 0)])
+def test_a_ring_is_not_repeated_where_its_results_are_kept(mode: Any, repeated: int, tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = build_model(tiny().model, tiny().attention, grad_checkpoint=mode)
+        model.share_sequence(ContextParallel("zigzag", 32))
+        tokens = torch.randint(300, (2, 32))
+        loss = model(tokens, tokens)
+        with Counted() as backward:
+            loss.backward()
+    finally:
+        dist.destroy_process_group()
+    assert backward.calls["context_attend"] == repeated and backward.calls["context_attend_backward"] == 2
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 30, 31])
+def test_chunks_are_the_whole_layer(chunk: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(2, 15, 12), (40, 12), (12, 20)]
+    inputs = [torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
+    x, gate_up, down = inputs
+    gradient = torch.randn(2, 15, 12, generator=generator, dtype=torch.float64)
+    whole, parts = swiglu_down(x @ gate_up.T, down), swiglu_mlp(x, gate_up, down, chunk)
+    torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)  # the gradient kernel of SwiGLU works in fp32
+    wanted = torch.autograd.grad(whole, inputs, gradient)
+    for found, expected in zip(torch.autograd.grad(parts, inputs, gradient), wanted, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_chunks_sum_weight_gradients_in_fp32_and_follow_autocast() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, gate_up, down = (torch.randn(s, generator=generator) for s in ((1, 512, 16), (64, 16), (16, 32)))
+    exact = [t.clone().requires_grad_() for t in (x, gate_up, down)]
+    swiglu_down(exact[0] @ exact[1].T, exact[2]).square().mean().backward()
+    half = [t.bfloat16().requires_grad_() for t in (x, gate_up, down)]
+    swiglu_mlp(*half, 4).float().square().mean().backward()
+    mixed = [t.clone().requires_grad_() for t in (x, gate_up, down)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = swiglu_mlp(*mixed, 4)
+    assert out.dtype == torch.bfloat16
+    out.float().square().mean().backward()
+    for wanted, found in [*zip(exact, half, strict=True), *zip(exact, mixed, strict=True)]:
+        assert wanted.grad is not None and found.grad is not None and found.grad.dtype == found.dtype
+        assert (found.grad.float() - wanted.grad).norm() <= 1e-2 * wanted.grad.norm()
+
+
+def deep(grad_checkpoint: Any = "full", **changes: Any) -> tuple[Transformer, Tensor]:
+    config = tiny(model={"n_layers": 6})
+    model = build_model(config.model, config.attention, grad_checkpoint=grad_checkpoint, **changes)
+    model.fuse()
+    return model, torch.randint(300, (4, 32))
+
+
+def test_inputs_wait_in_buffers_that_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokens = deep()
+    wanted = {name: None for name, _ in model.named_parameters()}
+    model(tokens, tokens).backward()
+    wanted = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    made: list[Tensor] = []
+
+    def host_buffer(like: Tensor) -> Tensor:
+        made.append(torch.empty_like(like))
+        return made[-1]
+
+    monkeypatch.setattr("lsai_core.train.saved_inputs.host_buffer", host_buffer)
+    model.host_inputs = HostInputs()
+    for _ in range(3):
+        model.zero_grad()
+        model(tokens, tokens).backward()
+    assert len(made) == 6
+    assert all(torch.equal(p.grad, wanted[name]) for name, p in model.named_parameters() if p.grad is not None)
+    with torch.no_grad():
+        model(tokens, tokens)
+    first, second = (model(tokens, tokens) for _ in range(2))  # two that wait at the same time
+    assert len(made) == 12
+    model.zero_grad()
+    second.backward()
+    first.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, 2 * wanted[name])
+
+
+def test_what_the_device_holds_does_not_grow_with_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted on a CPU without what was copied to the host, which here is of the same kind."""
+    held: dict[tuple[int, bool], int] = {}
+    for layers in (2, 6):
+        for host in (False, True):
+            config = tiny(model={"n_layers": layers})
+            model = build_model(config.model, config.attention, grad_checkpoint="full")
+            model.fuse()
+            tokens = torch.randint(300, (4, 32))
+            buffers: list[Tensor] = []
+            if host:
+                model.host_inputs = HostInputs()
+
+                def host_buffer(like: Tensor, buffers: list[Tensor] = buffers) -> Tensor:
+                    buffers.append(torch.empty_like(like))
+                    return buffers[-1]
+
+                monkeypatch.setattr("lsai_core.train.saved_inputs.host_buffer", host_buffer)
+            with LiveTensors() as live:
+                before = sum(p.numel() * 4 for p in model.parameters())
+                loss = model(tokens, tokens)
+                waiting = live.live - before - sum(b.nbytes for b in buffers)
+            held[layers, host] = waiting
+            del loss
+    one = 4 * 32 * tiny().model.d_model * 4
+    assert held[6, False] - held[2, False] >= 4 * one
+    assert held[6, True] == held[2, True]
+
+
+def test_inputs_that_no_host_could_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny(grad_checkpoint="full", saved_inputs="host")
+    one = 4 * 32 * config.model.d_model * 4 / 2**30
+    assert predict(config).host == pytest.approx(config.model.n_layers * one)
+    monkeypatch.setattr("lsai_core.train.saved_inputs.memory_gib", lambda: 2.0 * one)
+    with pytest.raises(MemoryError, match="saved_inputs: host needs"):
+        step.prepare_model(config, torch.device("cpu"))
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_steps_on_a_gpu(precision: str, compiled: bool) -> None:
+    """Copies on another stream change no value; the device holds less, by the inputs of the blocks that wait."""
+    shape = {"model": {"n_layers": 8, "d_model": 512, "n_heads": 8, "n_kv_heads": 8, "d_ff": 1024}, "seq_len": 2048}
+    base = {**shape, "device": "cuda", "precision": precision, "compile": compiled, "grad_checkpoint": "full"}
+    found, peaks = {}, {}
+    for where in ("gpu", "host"):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        found[where] = steps(tiny(**base, saved_inputs=where), "cuda", 6)
+        peaks[where] = torch.cuda.max_memory_allocated()
+    torch.testing.assert_close(found["host"], found["gpu"], rtol=1e-4, atol=0)
+    one = 4 * 2048 * 512 * (2 if precision == "bf16" else 4)
+    assert peaks["gpu"] - peaks["host"] >= 4 * one
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_chunks_on_a_gpu() -> None:
+    x, gate_up, down = (torch.randn(s, device="cuda") * 0.1 for s in ((1, 4100, 256), (1024, 256), (256, 512)))
+    results = []
+    for chunk in (None, 1024, 4100):
+        half = [t.bfloat16().requires_grad_() for t in (x, gate_up, down)]
+        out = swiglu_down(half[0] @ half[1].T, half[2]) if chunk is None else swiglu_mlp(*half, chunk)
+        results.append([out, *torch.autograd.grad(out, half, torch.ones_like(out))])
+    for found in results[1:]:
+        for value, expected in zip(found, results[0], strict=True):
+            assert (value.float() - expected.float()).norm() <= 1e-2 * expected.float().norm()
