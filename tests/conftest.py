@@ -1,6 +1,10 @@
 """What several test files share: a small text, a tiny model on it, a project folder of its own, and a way to call `lsai`.
 
 Expensive things are made once per session: the prepared dataset, and one executed report (see `Project`, `quick`).
+
+`make test` runs several workers (pytest-xdist), each of which would make these things again. So tests are handed out in groups
+that stay together on one worker: those that use the same expensive fixture, otherwise those of one file. The longest groups come
+first. Workers share the cores, so each computes with one thread.
 """
 
 from __future__ import annotations
@@ -20,6 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
+
 import nbformat
 import numpy as np
 import pytest
@@ -32,18 +39,39 @@ from lsai_core.data import Dataset, prepare
 from lsai_core.files import deep_merge
 from lsai_core.profiling.ceilings import measure_ceilings
 from lsai_core.profiling.environment import environment
+from lsai_core.profiling.limits import cpu_cores
 from lsai_core.runs.records import Run, RunId, Summary, find_runs, run_key
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 TINY_MODEL = {"n_layers": 2, "d_model": 32, "n_heads": 2, "n_kv_heads": 1, "d_ff": 64, "vocab_size": 320}
 
 
+# Fixtures that take half a minute or more, and files of slow tests: what begins first when tests run beside each other.
+LONG_FIXTURES = ("cluster", "quick", "executed", "hazards")
+LONG_FILES = ("test_checkpoint", "test_launch", "test_context", "test_fsdp", "test_cli", "test_scale", "test_fp8_report")
+MOST_WORKERS = 8  # each holds a torch of its own, and the longest group takes as long as it takes
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """`-n auto`: as many as the cores that this process may use."""
+    return min(cpu_cores(), MOST_WORKERS)
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` are skipped where there is none."""
-    if not torch.cuda.is_available():
-        for item in items:
-            if "gpu" in item.keywords:
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+    """Tests marked `gpu` are skipped where there is none; every test gets the group that it runs with (`--dist loadgroup`)."""
+    groups: dict[str, str] = {}
+    for item in items:
+        gpu = "gpu" in item.keywords
+        if gpu and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+        long = [name for name in LONG_FIXTURES if name in getattr(item, "fixturenames", ())]
+        # Tests that would share one GPU's memory do not run beside each other.
+        groups[item.nodeid] = "gpu" if gpu and torch.cuda.is_available() else long[0] if long else item.path.stem
+        item.add_marker(pytest.mark.xdist_group(groups[item.nodeid]))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        first = {name: rank for rank, name in enumerate(("gpu", *LONG_FIXTURES, *LONG_FILES))}
+        items.sort(key=lambda item: first.get(groups[item.nodeid], len(first)))
 
 
 def write_corpus(path: Path, documents: int = 300, seed: int = 0) -> Path:
