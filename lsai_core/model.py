@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from lsai_core.attention import attention
@@ -246,6 +245,9 @@ def _fill_normal(parameter: Tensor, std: float, key: str) -> None:
     values = torch.empty(parameter.shape, device=parameter.device, dtype=torch.float32).normal_(
         0.0, std, generator=generator
     )
+    # Imported here: it takes a second, and most who import this module (chapters, predictions, commands) fill no weights.
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
     if isinstance(parameter, DTensor):
         # No communication: every rank draws the same values and keeps its own part.
         values = distribute_tensor(values, parameter.device_mesh, parameter.placements, src_data_rank=None)
