@@ -48,7 +48,15 @@ TINY_MODEL = {"n_layers": 2, "d_model": 32, "n_heads": 2, "n_kv_heads": 1, "d_ff
 
 # Fixtures that take half a minute or more, and files of slow tests: what begins first when tests run beside each other.
 LONG_FIXTURES = ("cluster", "quick", "executed", "hazards")
-LONG_FILES = ("test_checkpoint", "test_launch", "test_context", "test_fsdp", "test_cli", "test_scale", "test_fp8_report")
+LONG_FILES = (
+    "test_checkpoint",
+    "test_launch",
+    "test_context",
+    "test_fsdp",
+    "test_cli",
+    "test_scale",
+    "test_fp8_report",
+)
 MOST_WORKERS = 8  # each holds a torch of its own, and the longest group takes as long as it takes
 
 
