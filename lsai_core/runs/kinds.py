@@ -33,13 +33,17 @@ class Context:
 
 @dataclass(frozen=True)
 class Kind:
-    """`config` and `run` are `module:name`, so that listing kinds imports nothing heavy. `code`: paths below lsai_core/."""
+    """`config` and `run` are `module:name`, so that listing kinds imports nothing heavy. `code`: paths below lsai_core/.
+
+    `timed`: False if no result is a time or a speed, so that on a CPU two such runs can share the machine.
+    """
 
     config: str
     run: str
     notebook: str
     code: tuple[str, ...]
     uses_data: bool = False
+    timed: bool = True
 
     def config_class(self) -> type[Strict]:
         return _load(self.config)
@@ -90,6 +94,7 @@ KINDS: dict[str, Kind] = {
             "runs/search.py",
             "runs/tries.py",
         ),
+        timed=False,
     ),
     "model_search": Kind(
         "lsai_core.runs.model_search:ModelSearchConfig",
@@ -106,6 +111,7 @@ KINDS: dict[str, Kind] = {
             "runs/search.py",
             "runs/tries.py",
         ),
+        timed=False,
     ),
     "ceilings": Kind(
         "lsai_core.runs.machine:CeilingsConfig",
