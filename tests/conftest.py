@@ -2,9 +2,8 @@
 
 Expensive things are made once per session: the prepared dataset, and one executed report (see `Project`, `quick`).
 
-`make test` runs several workers (pytest-xdist), each of which would make these things again. So tests are handed out in groups
-that stay together on one worker: those that use the same expensive fixture, otherwise those of one file. The longest groups come
-first. Workers share the cores, so each computes with one thread.
+`make test` runs several workers (pytest-xdist), each of which would make these things again. So tests are handed out by file,
+files that share an expensive fixture together, the longest first. Workers share the cores, so each computes with one thread.
 """
 
 from __future__ import annotations
@@ -46,40 +45,58 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 TINY_MODEL = {"n_layers": 2, "d_model": 32, "n_heads": 2, "n_kv_heads": 1, "d_ff": 64, "vocab_size": 320}
 
 
-# Fixtures that take half a minute or more, and files of slow tests: what begins first when tests run beside each other.
-LONG_FIXTURES = ("cluster", "quick", "executed", "hazards")
-LONG_FILES = (
-    "test_checkpoint",
-    "test_launch",
-    "test_context",
-    "test_fsdp",
-    "test_cli",
-    "test_scale",
-    "test_fp8_report",
+# Files that share a fixture which takes a minute (`hazards`), and the order of the groups, the longest first.
+TOGETHER = {"test_cli.py": "test_runs.py", "test_study.py": "test_runs.py"}
+LONG = (
+    "test_slurm.py",
+    "test_runs.py",
+    "test_notebooks.py",
+    "test_make_report.py",
+    "test_checkpoint.py",
+    "test_launch.py",
+    "test_context.py",
+    "test_fsdp.py",
+    "test_scale.py",
+    "test_fp8_report.py",
 )
 MOST_WORKERS = 8  # each holds a torch of its own, and the longest group takes as long as it takes
 
 
+def group_of(test: str) -> str:
+    """The tests that `test`, a node id, stays together with on one worker: a file's name."""
+    name = test.split("::")[0].rsplit("/", 1)[-1]
+    return TOGETHER.get(name, name)
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """`-n auto`: as many as the cores that this process may use."""
-    return min(cpu_cores(), MOST_WORKERS)
+    """`-n auto`: as many as the cores that this process may use; one where the tests would share a GPU's memory."""
+    return 1 if torch.cuda.is_available() else min(cpu_cores(), MOST_WORKERS)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`--dist loadfile`, by `group_of`."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByGroup(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return ByGroup(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` are skipped where there is none; every test gets the group that it runs with (`--dist loadgroup`)."""
-    groups: dict[str, str] = {}
-    for item in items:
-        gpu = "gpu" in item.keywords
-        if gpu and not torch.cuda.is_available():
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
-        long = [name for name in LONG_FIXTURES if name in getattr(item, "fixturenames", ())]
-        # Tests that would share one GPU's memory do not run beside each other.
-        groups[item.nodeid] = "gpu" if gpu and torch.cuda.is_available() else long[0] if long else item.path.stem
-        item.add_marker(pytest.mark.xdist_group(groups[item.nodeid]))
+    """Tests marked `gpu` are skipped where there is none; a worker's tests are in the order in which groups shall begin."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
     if "PYTEST_XDIST_WORKER" in os.environ:
-        first = {name: rank for rank, name in enumerate(("gpu", *LONG_FIXTURES, *LONG_FILES))}
-        items.sort(key=lambda item: first.get(groups[item.nodeid], len(first)))
+        rank = {name: number for number, name in enumerate(LONG)}
+        items.sort(key=lambda item: rank.get(group_of(item.nodeid), len(rank)))
 
 
 def write_corpus(path: Path, documents: int = 300, seed: int = 0) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pypdf
 import pytest
-from conftest import QUICK_REPORT, Hazards, Project, write_run
+from conftest import QUICK_REPORT, Project, write_run
 
 from lsai_core.files import load_yaml, repo_root
 from lsai_core.report.memory import chapter
@@ -95,24 +95,6 @@ def test_what_is_missing_is_made_again_and_nothing_else(quick: Project) -> None:
     code, text, _ = quick.lsai(*QUICK_REPORT, "--out", out(quick))
     assert code == 0 and (out(quick) / "lab-report.pdf").exists()
     assert "reusing 4 of 4 runs" in text and "executing" not in text and "bound and rendered" in text
-
-
-@pytest.mark.slow
-def test_a_report_without_running_shows_how_every_run_ended(hazards: Hazards) -> None:
-    project = hazards.project
-    runs = {path: path.stat().st_mtime_ns for path in project.runs.glob("memory/*/summary.json")}
-    code, text, err = project.lsai("report", "--no-run", "--out", out(project))
-    assert code == 0, (text, err)
-    assert "started" not in text
-    assert {path: path.stat().st_mtime_ns for path in project.runs.glob("memory/*/summary.json")} == runs
-    page = Page(out(project) / "index.html")
-    for name, run in hazards.after_second.items():
-        if run.summary.outcome != "ok":
-            reason = str(run.summary.reason)
-            assert re.search(rf"{name}\s+ended as\s+{run.summary.outcome}", page.text), name
-            assert reason.split("(")[0].split(";")[0][:40] in page.text, name
-    assert {link[1:] for link in page.links if link.startswith("#")} <= page.ids
-    assert (out(project) / "lab-report.pdf").read_bytes().startswith(b"%PDF")
 
 
 RESULTS: dict[str, Any] = {
