@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -13,8 +14,10 @@ import pypdf
 import pytest
 from conftest import QUICK_REPORT, Project, write_run
 
+from lsai_core.errors import UserError
 from lsai_core.files import load_yaml, repo_root
 from lsai_core.report.memory import chapter
+from lsai_core.runs.stop import StopRequest
 
 
 class Page(HTMLParser):
@@ -95,6 +98,30 @@ def test_what_is_missing_is_made_again_and_nothing_else(quick: Project) -> None:
     code, text, _ = quick.lsai(*QUICK_REPORT, "--out", out(quick))
     assert code == 0 and (out(quick) / "lab-report.pdf").exists()
     assert "reusing 4 of 4 runs" in text and "executing" not in text and "bound and rendered" in text
+
+
+def test_chapters_are_executed_side_by_side_and_a_mistake_ends_them(
+    new_project: Callable[..., Project], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, both = new_project(), threading.Barrier(2, timeout=20)
+    in_time: dict[str, bool] = {}
+
+    def fake(source: Path, *_: Any, stop: StopRequest, **__: Any) -> None:
+        if source.name in ("00-summary.ipynb", "01-machine.ipynb"):
+            both.wait()  # returns when the other one has begun
+        if source.name == "00-summary.ipynb":
+            raise UserError("a mistake in a chapter")
+        deadline = time.monotonic() + 20
+        while time.monotonic() < min(deadline, stop.deadline):
+            time.sleep(0.01)
+        in_time[source.name] = time.monotonic() < deadline
+
+    monkeypatch.setattr("lsai_core.report.make.execute_notebook", fake)
+    monkeypatch.setattr("lsai_core.report.make.cpu_cores", lambda: 2)
+    code, _, err = project.lsai("report", "--no-run", "--out", out(project))
+    assert (code, err) == (2, "error: a mistake in a chapter\n")
+    assert in_time["01-machine.ipynb"] and all(in_time.values())
+    assert len(in_time) < 3  # at most one more began before the mistake was seen
 
 
 RESULTS: dict[str, Any] = {

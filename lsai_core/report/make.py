@@ -12,7 +12,7 @@ import hashlib
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from lsai_core.config import Strict, validated
@@ -136,6 +136,9 @@ def _side_by_side(
     with ThreadPoolExecutor(min(cpu_cores(), MOST_CHAPTERS)) as pool:  # each thread waits for a process
         futures = [pool.submit(execute, chapter, stop) for chapter in chapters]
         try:
+            ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            for future in ended:
+                future.result()  # raises what one of them raised
             return [future.result() for future in futures]
         except BaseException:
             stop.deadline = 0.0

@@ -35,7 +35,7 @@ class Context:
 class Kind:
     """`config` and `run` are `module:name`, so that listing kinds imports nothing heavy. `code`: paths below lsai_core/.
 
-    `timed`: False if no result is a time or a speed, so that on a CPU two such runs can share the machine.
+    `timed`: False if what it finds is no time or speed (a largest size), so that on a CPU two such runs can share the machine.
     """
 
     config: str
