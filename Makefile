@@ -57,8 +57,9 @@ submit: setup  ## submit STUDY to the cluster PROFILE (params/clusters), for exa
 claims: setup  ## recompute every headline statement from the committed records
 	@$(LSAI) claims
 
+# One worker per core, by groups of files, the longest first (tests/conftest.py). TESTS="-n 0 ..." runs them in one process.
 test: $(VENV)/.test  ## the tests
-	@$(BIN)/python -m pytest $(TESTS)
+	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(TESTS)
 
 lint: $(VENV)/.dev  ## style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -1,4 +1,4 @@
-"""The one exception that users are meant to see.
+"""The exceptions that have a meaning of their own, first of all the one that users are meant to see.
 
 Everything a person can get wrong (a key in a YAML file, a missing file, a combination that cannot work) is raised as
 `UserError` with one clear line that says what is wrong and what to do. The command line prints that line and exits with 2.
@@ -17,6 +17,10 @@ class UserError(Exception):
 
 class Unavailable(Exception):
     """This machine cannot run the request (no GPU, package missing, ...): recorded as `unavailable`, never as a failure."""
+
+
+class Preempted(Exception):
+    """The run was asked to stop (SIGTERM or SIGUSR1) and has saved a checkpoint."""
 
 
 def hint(name: str, known: Iterable[str]) -> str:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 from lsai_core.attention import attention
@@ -251,6 +250,9 @@ def _fill_normal(parameter: Tensor, std: float, key: str) -> None:
 @torch.no_grad()
 def fill(parameter: Tensor, values: Tensor) -> None:
     """Copy whole `values` into a parameter, of which this process may hold a slice only; they are on the parameter's device."""
+    # Imported here: it takes a second, and most who import this module (chapters, predictions, commands) fill no weights.
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
     if isinstance(parameter, DTensor):
         # No communication: every rank has the same values and keeps its own part.
         values = distribute_tensor(values, parameter.device_mesh, parameter.placements, src_data_rank=None)

@@ -1,6 +1,9 @@
 """What several test files share: a small text, a tiny model on it, a project folder of its own, and a way to call `lsai`.
 
 Expensive things are made once per session: the prepared dataset, and one executed report (see `Project`, `quick`).
+
+`make test` runs several workers (pytest-xdist), each of which would make these things again. So tests are handed out by file,
+files that share an expensive fixture together, the longest first. Workers share the cores, so each computes with one thread.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
+
 import nbformat
 import numpy as np
 import pytest
@@ -32,18 +38,65 @@ from lsai_core.data import Dataset, prepare
 from lsai_core.files import deep_merge
 from lsai_core.profiling.ceilings import measure_ceilings
 from lsai_core.profiling.environment import environment
+from lsai_core.profiling.limits import cpu_cores
 from lsai_core.runs.records import Run, RunId, Summary, find_runs, run_key
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 TINY_MODEL = {"n_layers": 2, "d_model": 32, "n_heads": 2, "n_kv_heads": 1, "d_ff": 64, "vocab_size": 320}
 
 
+# Files that share a fixture which takes a minute (`hazards`), and the order of the groups, the longest first.
+TOGETHER = {"test_cli.py": "test_runs.py", "test_study.py": "test_runs.py"}
+LONG = (
+    "test_slurm.py",
+    "test_runs.py",
+    "test_notebooks.py",
+    "test_make_report.py",
+    "test_checkpoint.py",
+    "test_launch.py",
+    "test_context.py",
+    "test_fsdp.py",
+    "test_scale.py",
+    "test_fp8_report.py",
+)
+MOST_WORKERS = 8  # each holds a torch of its own, and the longest group takes as long as it takes
+
+
+def group_of(test: str) -> str:
+    """The tests that `test`, a node id, stays together with on one worker: a file's name."""
+    name = test.split("::")[0].rsplit("/", 1)[-1]
+    return TOGETHER.get(name, name)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """`-n auto`: as many as the cores that this process may use; one where the tests would share a GPU's memory."""
+    return 1 if torch.cuda.is_available() else min(cpu_cores(), MOST_WORKERS)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`--dist loadfile`, by `group_of`."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByGroup(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return ByGroup(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` are skipped where there is none."""
+    """Tests marked `gpu` are skipped where there is none; a worker's tests are in the order in which groups shall begin."""
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        rank = {name: number for number, name in enumerate(LONG)}
+        items.sort(key=lambda item: rank.get(group_of(item.nodeid), len(rank)))
 
 
 def write_corpus(path: Path, documents: int = 300, seed: int = 0) -> Path:

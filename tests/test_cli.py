@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -121,3 +122,14 @@ def test_find_batch(new_project: Callable[..., Project]) -> None:
     results = project.found()["baseline.batch"].summary.results
     assert results["largest_batch"] > 0
     assert "max batch" in out and str(results["largest_batch"]) in out
+
+
+def test_a_command_does_not_wait_for_the_compiler() -> None:
+    """torch's compiler and its tensors over many processes take longer to import than all the rest of a command or a chapter."""
+    loaded = "[name for name in ('torch._dynamo', 'torch.distributed.tensor', 'sympy') if name in sys.modules]"
+    chapters = "lsai_core.report.memory.chapter, lsai_core.report.course, lsai_core.report.summary"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys, lsai_core.cli, {chapters}; print({loaded})"],
+        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+    )  # fmt: skip
+    assert done.stdout.strip() == "[]"

@@ -14,11 +14,11 @@ import psutil
 import pytest
 from fsdp_fixture import config, dataset, plan, write_text
 
-from lsai_core.errors import Unavailable, UserError
+from lsai_core.errors import Preempted, Unavailable, UserError
 from lsai_core.parallel.launch import WorkerFailed, launch, require_devices
 from lsai_core.runs.execute import ActiveRun
 from lsai_core.runs.records import read_jsonl
-from lsai_core.train.loop import Preempted, train
+from lsai_core.train.loop import train
 
 
 def pids(folder: Path) -> list[int]:

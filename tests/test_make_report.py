@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -11,10 +12,12 @@ from typing import Any
 
 import pypdf
 import pytest
-from conftest import QUICK_REPORT, Hazards, Project, write_run
+from conftest import QUICK_REPORT, Project, write_run
 
+from lsai_core.errors import UserError
 from lsai_core.files import load_yaml, repo_root
 from lsai_core.report.memory import chapter
+from lsai_core.runs.stop import StopRequest
 
 
 class Page(HTMLParser):
@@ -97,22 +100,28 @@ def test_what_is_missing_is_made_again_and_nothing_else(quick: Project) -> None:
     assert "reusing 4 of 4 runs" in text and "executing" not in text and "bound and rendered" in text
 
 
-@pytest.mark.slow
-def test_a_report_without_running_shows_how_every_run_ended(hazards: Hazards) -> None:
-    project = hazards.project
-    runs = {path: path.stat().st_mtime_ns for path in project.runs.glob("memory/*/summary.json")}
-    code, text, err = project.lsai("report", "--no-run", "--out", out(project))
-    assert code == 0, (text, err)
-    assert "started" not in text
-    assert {path: path.stat().st_mtime_ns for path in project.runs.glob("memory/*/summary.json")} == runs
-    page = Page(out(project) / "index.html")
-    for name, run in hazards.after_second.items():
-        if run.summary.outcome != "ok":
-            reason = str(run.summary.reason)
-            assert re.search(rf"{name}\s+ended as\s+{run.summary.outcome}", page.text), name
-            assert reason.split("(")[0].split(";")[0][:40] in page.text, name
-    assert {link[1:] for link in page.links if link.startswith("#")} <= page.ids
-    assert (out(project) / "lab-report.pdf").read_bytes().startswith(b"%PDF")
+def test_chapters_are_executed_side_by_side_and_a_mistake_ends_them(
+    new_project: Callable[..., Project], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, both = new_project(), threading.Barrier(2, timeout=20)
+    in_time: dict[str, bool] = {}
+
+    def fake(source: Path, *_: Any, stop: StopRequest, **__: Any) -> None:
+        if source.name in ("00-summary.ipynb", "01-machine.ipynb"):
+            both.wait()  # returns when the other one has begun
+        if source.name == "00-summary.ipynb":
+            raise UserError("a mistake in a chapter")
+        deadline = time.monotonic() + 20
+        while time.monotonic() < min(deadline, stop.deadline):
+            time.sleep(0.01)
+        in_time[source.name] = time.monotonic() < deadline
+
+    monkeypatch.setattr("lsai_core.report.make.execute_notebook", fake)
+    monkeypatch.setattr("lsai_core.report.make.cpu_cores", lambda: 2)
+    code, _, err = project.lsai("report", "--no-run", "--out", out(project))
+    assert (code, err) == (2, "error: a mistake in a chapter\n")
+    assert in_time["01-machine.ipynb"] and all(in_time.values())
+    assert len(in_time) < 3  # at most one more began before the mistake was seen
 
 
 RESULTS: dict[str, Any] = {

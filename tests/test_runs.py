@@ -7,6 +7,7 @@ import re
 import nbformat
 import pytest
 from conftest import Hazards
+from test_make_report import Page, out
 
 pytestmark = pytest.mark.slow
 
@@ -83,3 +84,20 @@ def test_each_run_has_a_page_that_shows_how_it_ended(hazards: Hazards) -> None:
         if run.summary.outcome != "ok":
             assert f"This run ended as **{run.summary.outcome}**" in text
         assert str(hazards.project.root) not in str([cell.source for cell in notebook.cells])
+
+
+def test_a_report_without_running_shows_how_every_run_ended(hazards: Hazards) -> None:
+    project = hazards.project
+    runs = {path: path.stat().st_mtime_ns for path in project.runs.glob("memory/*/summary.json")}
+    code, text, err = project.lsai("report", "--no-run", "--out", out(project))
+    assert code == 0, (text, err)
+    assert "started" not in text
+    assert {path: path.stat().st_mtime_ns for path in project.runs.glob("memory/*/summary.json")} == runs
+    page = Page(out(project) / "index.html")
+    for name, run in hazards.after_second.items():
+        if run.summary.outcome != "ok":
+            reason = str(run.summary.reason)
+            assert re.search(rf"{name}\s+ended as\s+{run.summary.outcome}", page.text), name
+            assert reason.split("(")[0].split(";")[0][:40] in page.text, name
+    assert {link[1:] for link in page.links if link.startswith("#")} <= page.ids
+    assert (out(project) / "lab-report.pdf").read_bytes().startswith(b"%PDF")

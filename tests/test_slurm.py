@@ -22,7 +22,7 @@ from slurm_cluster import NODES, running_cluster, why_not
 from lsai_core.cluster import slurm
 from lsai_core.runs.records import Summary
 
-pytestmark = [pytest.mark.skipif(why_not() is not None, reason=str(why_not())), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.skipif(why_not() is not None, reason=str(why_not())), pytest.mark.timeout(800)]
 
 CLUSTER: dict[str, Any] = {
     "cluster": "ci",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,6 +135,35 @@ def test_equal_runs_of_one_plan_are_measured_once(
     summaries = session.run(session.plan("memory", parts=["train"]))
     assert executed == ["baseline", "other"]
     assert [summary.id.variant for summary in summaries] == ["baseline", "same", "other"]
+
+
+def test_only_runs_without_speeds_share_the_machine(
+    new_project: Callable[..., Project], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = new_project({"baseline": {}, "bf16": {"config": {"precision": "bf16_autocast"}}})
+    for key, value in project.env.items():
+        monkeypatch.setenv(key, value)
+    session, both, alone = Session("cpu"), threading.Barrier(2, timeout=20), threading.Lock()
+    executed: list[tuple[str, str, int]] = []
+
+    def fake(run: PlannedRun, *, beside: int, **_: Any) -> Summary:
+        executed.append((run.kind, run.id.variant, beside))
+        if run.kind == "batch_search":
+            both.wait()  # returns when a second search has begun
+        else:
+            assert alone.acquire(blocking=False)
+            time.sleep(0.05)
+            alone.release()
+        summary = Summary(run.id, run.kind, "ok", None, "2026-01-01T00:00:00+00:00", 1.0, "test", {}, {"steps": 1})
+        run.folder.mkdir(parents=True)
+        summary.write(run.folder)
+        return summary
+
+    monkeypatch.setattr("lsai_core.runs.driver.run_one", fake)
+    summaries = session.run(session.plan("memory", parts=["batch", "train"]), untimed_jobs=2)
+    assert executed[:2] == [("train", "baseline", 0), ("train", "bf16", 0)]
+    assert sorted(executed[2:]) == [("batch_search", "baseline", 1), ("batch_search", "bf16", 1)]
+    assert {(summary.kind, summary.outcome) for summary in summaries} == {("train", "ok"), ("batch_search", "ok")}
 
 
 def test_a_run_that_another_process_finished_meanwhile_is_not_repeated(

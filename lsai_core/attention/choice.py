@@ -120,10 +120,13 @@ def _resolved(
     return backend
 
 
-@torch.compiler.assume_constant_result
 def _resolved_constant(*request: Any) -> str:
     # A constant for torch.compile, so that imports and version checks never enter a graph.
     return _resolved(*request)
+
+
+# All that `torch.compiler.assume_constant_result` does, but it imports the compiler, which takes a second in every process.
+_resolved_constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _nearest_power_of_two(seq_len: int) -> int:

@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 import torch
 
-from lsai_core.errors import Unavailable, UserError
+from lsai_core.errors import Preempted, Unavailable, UserError
 from lsai_core.profiling.limits import cpu_cores
 
 RESULTS = "results.json"
@@ -178,8 +178,6 @@ def kill_family(process: subprocess.Popen[bytes]) -> None:
 
 def _cause(logs: Path, code: int, asked: int) -> Exception:
     """The exception that says why the workers ended without results."""
-    from lsai_core.train.loop import Preempted
-
     errors = [
         {"rank": int(path.name.split("-")[1].split(".")[0]), **json.loads(path.read_text())}
         for path in logs.glob("*.error.json")

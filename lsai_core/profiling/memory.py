@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch._dynamo import OptimizedModule
 
 from lsai_core.profiling.live_tensors import LiveTensors, Seed
 
@@ -130,6 +129,8 @@ class _Tracked:
         self._tracker = LiveTensors()
 
     def kind(self, seeds: Iterable[Seed]) -> str:
+        from torch._dynamo import OptimizedModule  # the compiler: loaded where a model trains, a second elsewhere
+
         modules = (module for seed in seeds if isinstance(seed, torch.nn.Module) for module in seed.modules())
         compiled = any(isinstance(m, OptimizedModule) or m._compiled_call_impl is not None for m in modules)
         return "live tensor bytes (tracked" + ("; compiled code ran eagerly)" if compiled else ")")

@@ -11,12 +11,14 @@ import contextlib
 import hashlib
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from lsai_core.config import Strict, validated
 from lsai_core.errors import UserError
 from lsai_core.files import load_yaml, write_text
+from lsai_core.profiling.limits import cpu_cores
 from lsai_core.report.build import build_report
 from lsai_core.report.render import HTML, PDF, Engine
 from lsai_core.report.selection import select_runs
@@ -24,9 +26,11 @@ from lsai_core.runs.code import code_hash
 from lsai_core.runs.driver import execute_notebook
 from lsai_core.runs.records import Run
 from lsai_core.runs.session import Session
+from lsai_core.runs.stop import StopRequest
 from lsai_core.runs.study import PlannedRun, select_variants
 
 CHAPTER_TIMEOUT_S = 900.0
+MOST_CHAPTERS = 4  # at a time; each holds half a gigabyte
 
 
 class Chapter(Strict):
@@ -95,25 +99,51 @@ def make_report(
     own: dict[str, list[str]] = {}
     for name, plan in plans.items():
         print(f"study {name}: {len(plan)} runs with profile {session.profile.profile}", flush=True)
-        good &= all(summary.outcome in ("ok", "oom", "unavailable") for summary in session.run(plan))
+        summaries = session.run(plan, untimed_jobs=_searches_at_a_time(session))
+        good &= all(summary.outcome in ("ok", "oom", "unavailable") for summary in summaries)
         own[name] = [f"{run.id.study}/{run.folder.name}" for run in plan]
     every = [folder for folders in own.values() for folder in folders]
 
-    executed: list[Path] = []
-    problems: list[str] = []
+    def execute(chapter: Chapter, stop: StopRequest) -> tuple[Path, str | None]:
+        folders = every
+        if chapter.studies and run_studies:
+            folders = [folder for study in chapter.studies for folder in own.get(study, [])] or ["none"]
+        return _execute_chapter(session, chapter, folders, build / "chapters", stop)
+
     with _disk_errors(out):
-        for chapter in config.chapters:
-            folders = every
-            if chapter.studies and run_studies:
-                folders = [folder for study in chapter.studies for folder in own.get(study, [])] or ["none"]
-            target, problem = _execute_chapter(session, chapter, folders, build / "chapters")
-            executed.append(target)
-            problems += [problem] if problem else []
+        executed = _side_by_side(execute, config.chapters)
         runs = select_runs(None, session.runs_root, session.root / "reports", every)
-        _render(session, config, executed, runs, out, formats, engine, build)
+        _render(session, config, [target for target, _ in executed], runs, out, formats, engine, build)
+    problems = [problem for _, problem in executed if problem]
     for problem in problems:
         print(f"report: a chapter did not complete: {problem}", flush=True)
     return good and not problems
+
+
+def _searches_at_a_time(session: Session) -> int:
+    """On a CPU each search has a memory limit of its own; a GPU's memory is the limit, so there one search has it all."""
+    return 1 if session.env["gpu"] else min(cpu_cores(), 2)
+
+
+def _side_by_side(
+    execute: Callable[[Chapter, StopRequest], tuple[Path, str | None]], chapters: list[Chapter]
+) -> list[tuple[Path, str | None]]:
+    """`execute` of each chapter, in their order, so many at a time as there are cores: chapters measure nothing.
+
+    An error or an interrupt ends those that are being executed and begins no other.
+    """
+    stop = StopRequest()
+    with ThreadPoolExecutor(min(cpu_cores(), MOST_CHAPTERS)) as pool:  # each thread waits for a process
+        futures = [pool.submit(execute, chapter, stop) for chapter in chapters]
+        try:
+            ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            for future in ended:
+                future.result()  # raises what one of them raised
+            return [future.result() for future in futures]
+        except BaseException:
+            stop.deadline = 0.0
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 @contextlib.contextmanager
@@ -128,7 +158,9 @@ def _disk_errors(out: Path) -> Iterator[None]:
         ) from error
 
 
-def _execute_chapter(session: Session, chapter: Chapter, own_runs: list[str], folder: Path) -> tuple[Path, str | None]:
+def _execute_chapter(
+    session: Session, chapter: Chapter, own_runs: list[str], folder: Path, stop: StopRequest
+) -> tuple[Path, str | None]:
     source, target = session.root / "notebooks" / chapter.notebook, folder / chapter.notebook
     if not source.exists():
         raise UserError(f"params/report.yaml names the notebook {source}, which does not exist")
@@ -143,7 +175,7 @@ def _execute_chapter(session: Session, chapter: Chapter, own_runs: list[str], fo
     print(f"chapter {chapter.notebook}: executing", flush=True)
     stamp.unlink(missing_ok=True)
     parameters = {"own_runs": own_runs, "profile": session.profile.profile}
-    problem = execute_notebook(source, target, parameters, root=session.root, timeout_s=CHAPTER_TIMEOUT_S)
+    problem = execute_notebook(source, target, parameters, root=session.root, timeout_s=CHAPTER_TIMEOUT_S, stop=stop)
     if problem is None:
         write_text(stamp, key)
         return target, None

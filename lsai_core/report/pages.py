@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from lsai_core.profiling.limits import cpu_cores
 from lsai_core.report.appendix import wall_time
 from lsai_core.report.bind import run_pages
 from lsai_core.report.chapter import convert_notebook
@@ -32,7 +33,7 @@ def render_run_pages(runs: Sequence[Run], out: Path) -> list[Path]:
     jobs = {out / addresses[str(run.folder)]: run for run in runs if str(run.folder) in addresses}
     stale = [(page, run) for page, run in jobs.items() if _stored_hash(page) != _source_hash(run)]
     if stale:
-        with ThreadPoolExecutor(max_workers=2) as pool:  # each job waits for a pandoc process
+        with ThreadPoolExecutor(min(cpu_cores(), 8)) as pool:  # each job waits for a pandoc process
             list(
                 tqdm(
                     pool.map(lambda job: _render(*job), stale),

@@ -49,19 +49,24 @@ def is_finished(run: PlannedRun) -> bool:
         return False
 
 
-def run_plan(plan: list[PlannedRun], *, root: Path, data_root: Path, command: str, jobs: int = 1) -> list[Summary]:
+def run_plan(
+    plan: list[PlannedRun], *, root: Path, data_root: Path, command: str, jobs: int = 1, untimed_jobs: int = 1
+) -> list[Summary]:
     """Execute what is not finished; prints one line per run and returns all summaries in the plan's order.
 
-    `jobs` runs at a time share the machine: for results that are no speeds, which such records leave out.
+    `jobs` runs at a time share the machine: for results that are no speeds, which such records leave out. `untimed_jobs`: the
+    same for the kinds whose results never are (`Kind.timed`), which then come last.
 
     Raises Stopped if SIGTERM or SIGUSR1 arrived and runs are left.
     """
     todo = [run for run in plan if not is_finished(run)]
+    untimed = [run for run in todo if untimed_jobs > jobs and not get_kind(run.kind).timed]
+    todo = [*[run for run in todo if run not in untimed], *untimed]
     if len(todo) < len(plan):
         print(f"reusing {len(plan) - len(todo)} of {len(plan)} runs (same config, code, data and machine)", flush=True)
     with stop_requests() as stop:
 
-        def execute(number: int, run: PlannedRun) -> None:
+        def execute(number: int, run: PlannedRun, beside: int) -> None:
             if stop.number is not None:
                 return
             title = f"[{number}/{len(todo)}] {run.name}"
@@ -71,18 +76,21 @@ def run_plan(plan: list[PlannedRun], *, root: Path, data_root: Path, command: st
                 return
             print(title, "started", flush=True)
             summary = run_one(
-                run, title=title, root=root, data_root=data_root, command=command, stop=stop, beside=jobs - 1
+                run, title=title, root=root, data_root=data_root, command=command, stop=stop, beside=beside
             )
             reason = f" ({summary.reason})" if summary.reason else ""
             print(f"{title} {summary.outcome}{reason}, {summary.wall_s:.0f} s", flush=True)
 
-        if jobs == 1:
-            for number, run in enumerate(todo, 1):
-                execute(number, run)
-        else:
-            with ThreadPoolExecutor(jobs) as pool:
-                for future in [pool.submit(execute, number, run) for number, run in enumerate(todo, 1)]:
-                    future.result()
+        numbered = list(enumerate(todo, 1))
+        first = len(todo) - len(untimed)
+        for part, at_a_time in ((numbered[:first], jobs), (numbered[first:], min(untimed_jobs, len(untimed)))):
+            if at_a_time == 1:
+                for number, run in part:
+                    execute(number, run, 0)
+            elif part:
+                with ThreadPoolExecutor(at_a_time) as pool:
+                    for future in [pool.submit(execute, number, run, at_a_time - 1) for number, run in part]:
+                        future.result()
     left = sum(not is_finished(run) for run in todo)
     if stop.number is not None and left:
         raise Stopped(stop.number, left)

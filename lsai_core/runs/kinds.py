@@ -33,13 +33,17 @@ class Context:
 
 @dataclass(frozen=True)
 class Kind:
-    """`config` and `run` are `module:name`, so that listing kinds imports nothing heavy. `code`: paths below lsai_core/."""
+    """`config` and `run` are `module:name`, so that listing kinds imports nothing heavy. `code`: paths below lsai_core/.
+
+    `timed`: False if what it finds is no time or speed (a largest size), so that on a CPU two such runs can share the machine.
+    """
 
     config: str
     run: str
     notebook: str
     code: tuple[str, ...]
     uses_data: bool = False
+    timed: bool = True
 
     def config_class(self) -> type[Strict]:
         return _load(self.config)
@@ -101,6 +105,7 @@ KINDS: dict[str, Kind] = {
             "runs/search.py",
             "runs/tries.py",
         ),
+        timed=False,
     ),
     "model_search": Kind(
         "lsai_core.runs.model_search:ModelSearchConfig",
@@ -117,6 +122,7 @@ KINDS: dict[str, Kind] = {
             "runs/search.py",
             "runs/tries.py",
         ),
+        timed=False,
     ),
     "ceilings": Kind(
         "lsai_core.runs.machine:CeilingsConfig",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from lsai_core.errors import Unavailable, UserError
+from lsai_core.errors import Preempted, Unavailable, UserError
 from lsai_core.runs.records import Outcome
-from lsai_core.train.loop import Preempted
 
 # What allocators say when memory is out and they do not raise an error of their own type.
 _MEMORY_WORDS = (

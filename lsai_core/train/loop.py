@@ -26,7 +26,7 @@ import torch
 
 from lsai_core.config import TrainConfig
 from lsai_core.data import BatchStream, Dataset, sequential_batches
-from lsai_core.errors import UserError
+from lsai_core.errors import Preempted, UserError
 from lsai_core.model import Transformer
 from lsai_core.parallel.world import World
 from lsai_core.profiling.steptime import StepTimer
@@ -48,10 +48,6 @@ from lsai_core.train.step import (
 )
 
 GIB = 2**30
-
-
-class Preempted(Exception):
-    """The run was asked to stop (SIGTERM or SIGUSR1) and has saved a checkpoint."""
 
 
 class Diverged(Exception):

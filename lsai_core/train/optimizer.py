@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from lsai_core import kernels
 from lsai_core.config import OptimConfig
@@ -95,6 +94,8 @@ def clip_and_update(optimizer: torch.optim.Optimizer, limit: float) -> torch.Ten
 
 def gradient_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     """Euclidean norm of all gradients together, over all shards, as a plain scalar tensor."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate  # a second, in processes that only describe a run
+
     local = [part for gradient in gradients if (part := _local(gradient)).numel()]
     if not local or not kernels.available(local[0].device):
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
@@ -109,4 +110,6 @@ def gradient_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
+    from torch.distributed.tensor import DTensor
+
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
