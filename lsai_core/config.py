@@ -193,6 +193,7 @@ class ParallelConfig(Strict):
         True, description="free a block's full weights after its forward pass; false: keep them for the backward pass"
     )
     cpu_offload: bool = Field(False, description="keep weight, gradient and optimizer shards in host memory")
+    fp8_gather: bool = Field(False, description="fp8.recipe fused: gather the weights of its layers in fp8")
 
     @model_validator(mode="after")
     def _needs_shards(self) -> Self:
@@ -261,6 +262,8 @@ class TrainConfig(Strict):
 
             if (reason := refusal(self)) is not None:
                 raise ValueError(reason)
+        if self.parallel.fp8_gather and (self.fp8.recipe != "fused" or self.parallel.fsdp == 1):
+            raise ValueError("parallel.fp8_gather needs fp8.recipe fused and parallel.fsdp > 1")
         if self.data.vocab_size > self.model.vocab_size:
             raise ValueError(
                 f"data.vocab_size={self.data.vocab_size} does not fit model.vocab_size={self.model.vocab_size}"

@@ -25,7 +25,7 @@ from lsai_core.runs.records import read_jsonl
 from lsai_core.train.loop import Trained, train
 
 EXACT = ("fsdp", "kept", "hsdp", "offload", "tied")
-CLOSE = [("bf16_autocast", 5e-3), ("bf16", 5e-3), ("fp8", 1e-2), ("fp8_fused", 1e-2)]
+CLOSE = [("bf16_autocast", 5e-3), ("bf16", 5e-3), ("fp8", 1e-2), ("fp8_fused", 1e-2), ("fp8_gather", 1e-2), ("fp8_gather_fp32", 1e-2)]
 
 
 @dataclass
@@ -96,7 +96,7 @@ def test_four_processes_train_as_one_does(job: Job, name: str, tmp_path: Path) -
 def test_bf16_stays_close_to_one_process(job: Job, name: str, tolerance: float, tmp_path: Path) -> None:
     wanted = curve(job.alone(name, tmp_path).rows, "loss")
     assert ((curve(job.rows(name), "loss") - wanted).abs() / wanted).max() <= tolerance
-    dtype = "torch.float32" if name == "bf16_autocast" else "torch.bfloat16"
+    dtype = "torch.float32" if RUNS[name]["precision"] == "bf16_autocast" else "torch.bfloat16"
     assert job.facts[name]["dtype"] == dtype
 
 
