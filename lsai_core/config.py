@@ -147,6 +147,7 @@ class OptimConfig(Strict):
     kernel: Literal["auto", "torch", "triton"] = Field(
         "auto", description="torch: torch's fused AdamW; triton: clipping and update in one pass; auto: triton on GPUs"
     )
+    states: Literal["full", "8bit"] = Field("full", description="moments in the weights' dtype, or in blocks of 8 bits")
 
     @model_validator(mode="before")
     @classmethod
@@ -154,6 +155,12 @@ class OptimConfig(Strict):
         if isinstance(data, dict) and isinstance(data.get("betas"), list):
             return {**data, "betas": tuple(data["betas"])}
         return data
+
+    @model_validator(mode="after")
+    def _one_way_to_8_bits(self) -> Self:
+        if self.states == "8bit" and self.kernel == "torch":
+            raise ValueError("states 8bit are the project's own update; torch's AdamW has none: use kernel auto or triton")
+        return self
 
 
 class EvalConfig(Strict):
@@ -262,6 +269,8 @@ class TrainConfig(Strict):
 
             if (reason := refusal(self)) is not None:
                 raise ValueError(reason)
+        if self.optim.states == "8bit" and self.parallel.cpu_offload:
+            raise ValueError("optim.states 8bit saves GPU memory, and cpu_offload keeps no states there; use one of them")
         if self.parallel.fp8_gather and (self.fp8.recipe != "fused" or self.parallel.fsdp == 1):
             raise ValueError("parallel.fp8_gather needs fp8.recipe fused and parallel.fsdp > 1")
         if self.data.vocab_size > self.model.vocab_size:

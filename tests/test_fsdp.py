@@ -25,7 +25,7 @@ from lsai_core.runs.records import read_jsonl
 from lsai_core.train.loop import Trained, train
 
 EXACT = ("fsdp", "kept", "hsdp", "offload", "tied")
-CLOSE = [("bf16_autocast", 5e-3), ("bf16", 5e-3), ("fp8", 1e-2), ("fp8_fused", 1e-2), ("fp8_gather", 1e-2), ("fp8_gather_fp32", 1e-2)]
+CLOSE = [("bf16_autocast", 5e-3), ("bf16", 5e-3), ("fp8", 1e-2), ("fp8_fused", 1e-2), ("fp8_gather", 1e-2), ("fp8_gather_fp32", 1e-2), ("adam8bit", 1e-3)]
 
 
 @dataclass
@@ -96,7 +96,7 @@ def test_four_processes_train_as_one_does(job: Job, name: str, tmp_path: Path) -
 def test_bf16_stays_close_to_one_process(job: Job, name: str, tolerance: float, tmp_path: Path) -> None:
     wanted = curve(job.alone(name, tmp_path).rows, "loss")
     assert ((curve(job.rows(name), "loss") - wanted).abs() / wanted).max() <= tolerance
-    dtype = "torch.float32" if RUNS[name]["precision"] == "bf16_autocast" else "torch.bfloat16"
+    dtype = "torch.float32" if RUNS[name].get("precision", "fp32") != "bf16" else "torch.bfloat16"
     assert job.facts[name]["dtype"] == dtype
 
 
@@ -116,6 +116,17 @@ def test_resumed_run_is_the_same_to_the_last_bit(job: Job, name: str, whole: str
     assert [row["loss"] for row in job.rows(name)] == [row["loss"] for row in job.rows(whole)]
     first, second = job.weights(whole), job.weights(name)
     assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_eight_bit_states_are_cut_as_the_weights_are(job: Job, tmp_path: Path) -> None:
+    run = config(job.text, optim={"states": "8bit"})
+    for name in ("sharded-00000003", "metrics.jsonl"):
+        source = job.root / "adam8bit" / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / name)
+    found = train(run, dataset(run, job.root / "data"), tmp_path)
+    assert found.resumed_at == 3
+    wanted = curve(job.rows("adam8bit"), "loss")
+    assert ((curve(read_jsonl(tmp_path / "metrics.jsonl"), "loss") - wanted).abs() / wanted).max() <= 1e-3
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -69,8 +69,9 @@ class ModelSearchConfig(Strict):
         validated(TrainConfig, config, "the training config of a model search")
         kept = _LOADING if settings.get("measure") == "load" else _TRAINING
         train = {key: value for key, value in config.items() if key in kept}
-        if "kernel" in config.get("optim", {}) and kept is _TRAINING:
-            train["optim"] = {"kernel": config["optim"]["kernel"]}
+        optim = {key: config["optim"][key] for key in ("kernel", "states") if key in config.get("optim", {})}
+        if optim and kept is _TRAINING:
+            train["optim"] = optim
         if "vocab_size" in config.get("data", {}):
             train["data"] = {"vocab_size": config["data"]["vocab_size"]}
         return {"train": train, **settings}

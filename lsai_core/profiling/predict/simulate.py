@@ -26,6 +26,7 @@ from lsai_core.profiling.predict.purposes import named_purposes
 from lsai_core.profiling.predict.stand_ins import EngineLinear, FusedRMSNorm, behaviour, expected_kernel
 from lsai_core.profiling.predict.tracker import PurposeTracker
 from lsai_core.train import step
+from lsai_core.train.adam8bit import MOMENTS, moments_of
 from lsai_core.train.precision import compute_dtype, weight_dtype
 
 CPU = torch.device("cpu")
@@ -78,7 +79,7 @@ def _one_step(config: TrainConfig, on: str) -> Simulated:
         _give_memory(model, config)
         optimizer = torch.optim.AdamW(model.parameters(), fused=False, foreach=True)
         for parameter in model.parameters():
-            optimizer.state[parameter] = {name: torch.zeros_like(parameter.data) for name in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[parameter] = _moments(parameter, config)
         tokens = torch.empty(config.batch_size * config.grad_accum, config.seq_len + 1, dtype=torch.int64)
         for purpose, seed in (("weights", model), ("optimizer", optimizer), ("activations", tokens)):
             with tracker.purpose(purpose):
@@ -91,6 +92,12 @@ def _one_step(config: TrainConfig, on: str) -> Simulated:
         with named_purposes(model, tracker, config.parallel.cpu_offload):
             step.train_step(model, optimizer, tokens[:, :-1], tokens[:, 1:], config, CPU, meter)  # type: ignore[arg-type]
     return Simulated(meter.peaks, tracker.highest, {k: v for k, v in tracker.at_highest.items() if v})
+
+
+def _moments(parameter: nn.Parameter, config: TrainConfig) -> dict[str, Tensor]:
+    if config.optim.states == "8bit":
+        return moments_of(parameter.data)
+    return {name: torch.zeros_like(parameter.data) for name in MOMENTS}
 
 
 class _Meter:

@@ -76,6 +76,7 @@ def _facts(run: Run) -> dict[str, object]:
     train = config.get("train", config)
     parallel, model, attention = train["parallel"], train["model"], train["attention"]
     fp8 = train.get("fp8", "none")
+    fp8 = fp8["recipe"] if isinstance(fp8, dict) else fp8
     return {
         "processes": parallel["fsdp"] * parallel["replicate"],
         # A peer's config names its kernel in one word, and has no micro-batches.
@@ -83,7 +84,8 @@ def _facts(run: Run) -> dict[str, object]:
         "precision": train["precision"],
         "grad_checkpoint": train.get("grad_checkpoint", "none"),
         "resharded": parallel["reshard_after_forward"],
-        "fp8": (fp8["recipe"] if isinstance(fp8, dict) else fp8) != "none",
+        "fp8": fp8 != "none",
+        "fp8_gather": parallel.get("fp8_gather", False) or ("framework" in train and fp8 != "none"),
         "batch": train["batch_size"] * train.get("grad_accum", 1),
         "seq_len": train["seq_len"],
         "layers": model["n_layers"],

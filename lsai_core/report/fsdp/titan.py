@@ -7,8 +7,9 @@ import pandas as pd
 from lsai_core.report.fsdp.results import Sharding
 from lsai_core.report.show import run_link, show_table, show_text
 
-# Runs that agree in these do the same work: processes, what is recomputed, what stays gathered, fp8 or not.
-_SAME = ("processes", "grad_checkpoint", "resharded", "fp8")
+# Runs that agree in these do the same work: processes, what is recomputed, what stays gathered, fp8 or not. torchtitan's fp8
+# weights travel in fp8.
+_SAME = ("processes", "grad_checkpoint", "resharded", "fp8", "fp8_gather")
 
 
 def compared(sharding: Sharding) -> pd.DataFrame:
