@@ -158,7 +158,7 @@ def test_the_kernel_computes_what_plain_operations_do(dtype: torch.dtype, column
         # A value at the edge between two steps may go either way; beyond that all is equal.
         for kernel, plain in zip(states[0][::2], states[1][::2], strict=True):
             off = (kernel.int() - plain.int()).abs()
-            assert (off > 0).float().mean() < 1e-3 and off[off < 127].max() <= 1
+            assert (off > 0).float().mean() < 5e-3 and off[off < 127].max() <= 1
         for kernel, plain in zip(states[0], states[1], strict=True):
             plain.copy_(kernel)
         torch.testing.assert_close(weights_[0], weights_[1], rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
