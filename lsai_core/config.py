@@ -194,7 +194,7 @@ class ParallelConfig(Strict):
     shard each; the `replicate` groups average their gradients (hybrid sharding, HSDP: one group per node).
     """
 
-    fsdp: int = Field(1, gt=0, description="processes that share one copy of the model; 1: a single process, no FSDP")
+    fsdp: int = Field(1, gt=0, description="processes that share one copy of the model")
     replicate: int = Field(1, gt=0, description="copies of the model (HSDP)")
     reshard_after_forward: bool = Field(
         True, description="free a block's full weights after its forward pass; false: keep them for the backward pass"
@@ -204,14 +204,19 @@ class ParallelConfig(Strict):
 
     @model_validator(mode="after")
     def _needs_shards(self) -> Self:
-        if self.fsdp == 1 and (self.replicate > 1 or self.cpu_offload or not self.reshard_after_forward):
-            raise ValueError("replicate, reshard_after_forward and cpu_offload need fsdp > 1")
+        if self.fsdp == 1 and (self.replicate > 1 or not self.reshard_after_forward):
+            raise ValueError("replicate and reshard_after_forward need fsdp > 1")
         return self
 
     @property
     def world_size(self) -> int:
         """Processes of the run."""
         return self.fsdp * self.replicate
+
+    @property
+    def sharded(self) -> bool:
+        """Whether FSDP2 holds the model: for several processes, and for CPU offload, of one as well."""
+        return self.world_size > 1 or self.cpu_offload
 
 
 class TrainConfig(Strict):

@@ -156,6 +156,31 @@ def test_another_number_of_processes_goes_on(job: Job, processes: int, tmp_path:
     assert max(relative(weights[key].double(), value) for key, value in uninterrupted.items()) <= 1e-5
 
 
+def test_one_process_may_keep_its_states_on_the_host(job: Job, tmp_path: Path) -> None:
+    run = config(job.text, parallel={"cpu_offload": True}, checkpoint={"every": 3, "export": True})
+    folder = plan(run, tmp_path / "runs" / "test" / "offload1")
+    results = launch(folder, job.root / "data", 1)
+    assert (results["world_size"], results["resumed_at"]) == (1, 0)
+    wanted = curve(job.alone("fsdp", tmp_path / "alone").rows, "loss")
+    assert ((curve(read_jsonl(folder / "metrics.jsonl"), "loss") - wanted).abs() / wanted).max() <= 1e-5
+    model = load_hf(folder / "model")
+    weights = to_hf(model.state_dict(), model.config)
+    assert max(relative(weights[key].double(), value) for key, value in job.weights("fsdp").items()) <= 1e-5
+    with pytest.raises(UserError, match="needs a process group"):
+        train(run, dataset(run, job.root / "data"), tmp_path / "here")
+
+
+def test_one_process_with_states_on_the_host_goes_on_from_four(job: Job, tmp_path: Path) -> None:
+    run = config(job.text, parallel={"cpu_offload": True})
+    folder = plan(run, tmp_path / "runs" / "test" / "resumed")
+    for name in ("sharded-00000003", "metrics.jsonl"):
+        source = job.root / "fsdp" / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
+    results = launch(folder, job.root / "data", 1)
+    assert results["resumed_at"] == 3
+    assert results["validation_loss"] == pytest.approx(job.facts["fsdp"]["validation_loss"], rel=1e-5)
+
+
 def resume_alone(job: Job, folder: Path, **changes: Any) -> None:
     folder.mkdir(exist_ok=True)
     if not (folder / "sharded-00000003").exists():
@@ -191,4 +216,4 @@ def test_impossible_parallel_settings_are_refused() -> None:
     with pytest.raises(UserError, match="need fsdp > 1"):
         validated(TrainConfig, {"model": model, "parallel": {"replicate": 2}}, "test")
     with pytest.raises(UserError, match="need fsdp > 1"):
-        validated(TrainConfig, {"model": model, "parallel": {"cpu_offload": True}}, "test")
+        validated(TrainConfig, {"model": model, "parallel": {"reshard_after_forward": False}}, "test")

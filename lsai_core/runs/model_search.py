@@ -175,7 +175,7 @@ def _one_try(rank: int, argument: tuple[ModelSearchConfig, int, float]) -> float
     config, size, host_limit_gib = argument
     train = _grown(config, size)
     device = step.resolve_device(train.device)
-    if train.parallel.world_size > 1:
+    if train.parallel.sharded:
         connect(device)
     if device.type == "cpu":
         processes.limit_allocations(config.cpu_limit_gib)
@@ -213,7 +213,7 @@ def _empty(train: TrainConfig, device: torch.device) -> Transformer:
     """The model with memory and no values in it, sharded if asked."""
     from lsai_core.parallel.fsdp import empty_sharded
 
-    if train.parallel.world_size > 1:
+    if train.parallel.sharded:
         return empty_sharded(train, device)
     with torch.device("meta"):
         model = Transformer(train.model, train.attention, grad_checkpoint=train.grad_checkpoint)

@@ -1,7 +1,7 @@
 """One real training step on fake tensors: shapes, dtypes and lifetimes are true, arithmetic and memory do not exist.
 
 The model is shaped on the meta device, given fake parameters, converted, fused and sharded by the project's own code, and
-`train_step` runs over it. With several processes FSDP2 itself runs, as rank 0 of a process group that only pretends to
+`train_step` runs over it. Where the model is sharded FSDP2 itself runs, as rank 0 of a process group that only pretends to
 communicate. The optimizer's states exist from the start, as they do in every step but the first.
 """
 
@@ -51,21 +51,21 @@ def simulate(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu
     if on == "cpu":
         config = config.model_copy(update={"compile": False})
     kernel = kernel or expected_kernel(config)
-    with _world(config.parallel.world_size), behaviour(kernel, on), torch.random.fork_rng(devices=[]):
+    with _world(config), behaviour(kernel, on), torch.random.fork_rng(devices=[]):
         return _one_step(config, on)
 
 
 @contextlib.contextmanager
-def _world(size: int) -> Iterator[None]:
-    """A process group of `size` whose communication does nothing, of which this process is rank 0."""
-    if size == 1:
+def _world(config: TrainConfig) -> Iterator[None]:
+    """A process group as large as the run's whose communication does nothing, of which this process is rank 0."""
+    if not config.parallel.sharded:
         yield
         return
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():
         raise UserError("a prediction for several processes cannot run inside of a distributed run")
-    dist.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
+    dist.init_process_group("fake", rank=0, world_size=config.parallel.world_size, store=FakeStore())
     try:
         yield
     finally:
@@ -128,7 +128,7 @@ def _shaped(config: TrainConfig, on: str) -> Transformer:
             module.__class__ = FusedRMSNorm
     if config.compile:
         _compile(model, config)
-    if config.parallel.world_size > 1:
+    if config.parallel.sharded:
         from lsai_core.parallel.fsdp import shard
 
         shard(model, config.parallel, config.precision, CPU)
@@ -137,7 +137,7 @@ def _shaped(config: TrainConfig, on: str) -> Transformer:
 
 def _give_memory(model: nn.Module, config: TrainConfig) -> None:
     """Fake memory for every parameter and buffer."""
-    if config.parallel.world_size > 1:
+    if config.parallel.sharded:
         model.to_empty(device=CPU)
     else:
         _fill(model)
@@ -170,7 +170,7 @@ def _compile(model: Transformer, config: TrainConfig) -> None:
     """Let every block run by the plan that the partitioner makes for one of them; all blocks are alike."""
     with torch.device("meta"):
         plain = Transformer(config.model.model_copy(update={"n_layers": 1}), config.attention)
-    gathered = compute_dtype(config.precision) if config.parallel.world_size > 1 else weight_dtype(config.precision)
+    gathered = compute_dtype(config.precision) if config.parallel.sharded else weight_dtype(config.precision)
     plain.to(gathered)
     _convert(plain, config)
     if config.blocks == "fused":
@@ -181,7 +181,7 @@ def _compile(model: Transformer, config: TrainConfig) -> None:
         plan = compiled(block, config.grad_checkpoint)
         x_BSD = torch.empty(config.batch_size, config.seq_len, config.model.d_model, dtype=gathered, requires_grad=True)
         table = torch.empty(config.seq_len, 1, config.model.head_dim // 2)
-        with step.autocast(config.precision, CPU) if config.parallel.world_size == 1 else contextlib.nullcontext():
+        with step.autocast(config.precision, CPU) if not config.parallel.sharded else contextlib.nullcontext():
             plan(_tensors(block), x_BSD, table, table.clone())  # plans; nothing may watch it, for it runs no step
 
     for block in model.blocks:

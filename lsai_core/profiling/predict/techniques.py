@@ -26,6 +26,10 @@ TECHNIQUES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fused, fp8 products", _FUSED | {"fp8": {"recipe": "fused"}}),
     ("fused, selective checkpointing", _FUSED | {"grad_checkpoint": "selective"}),
     ("fused, full checkpointing", _FUSED | {"grad_checkpoint": "full"}),
+    (
+        "fused, full checkpointing, CPU offload",
+        _FUSED | {"parallel": {"cpu_offload": True}, "grad_checkpoint": "full"},
+    ),
     *(
         row
         for gpus in (2, 4, 8)
