@@ -159,7 +159,9 @@ class OptimConfig(Strict):
     @model_validator(mode="after")
     def _one_way_to_8_bits(self) -> Self:
         if self.states == "8bit" and self.kernel == "torch":
-            raise ValueError("states 8bit are the project's own update; torch's AdamW has none: use kernel auto or triton")
+            raise ValueError(
+                "states 8bit are the project's own update; torch's AdamW has none: use kernel auto or triton"
+            )
         return self
 
 
@@ -275,7 +277,9 @@ class TrainConfig(Strict):
             if (reason := refusal(self)) is not None:
                 raise ValueError(reason)
         if self.optim.states == "8bit" and self.parallel.cpu_offload:
-            raise ValueError("optim.states 8bit saves GPU memory, and cpu_offload keeps no states there; use one of them")
+            raise ValueError(
+                "optim.states 8bit saves GPU memory, and cpu_offload keeps no states there; use one of them"
+            )
         if self.parallel.fp8_gather and (self.fp8.recipe != "fused" or self.parallel.fsdp == 1):
             raise ValueError("parallel.fp8_gather needs fp8.recipe fused and parallel.fsdp > 1")
         if self.data.vocab_size > self.model.vocab_size:

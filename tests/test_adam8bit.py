@@ -131,7 +131,9 @@ def test_what_cannot_be_is_refused() -> None:
 @pytest.mark.parametrize("parallel", [{}, {"fsdp": 4}], ids=["alone", "fsdp4"])
 def test_the_prediction_knows_the_smaller_states(parallel: dict[str, int]) -> None:
     model = {"d_model": 256, "d_ff": 512, "vocab_size": 4096}
-    full, eight = (predict(tiny(model=model, precision="bf16", parallel=parallel, optim={"states": s})) for s in ("full", "8bit"))
+    full, eight = (
+        predict(tiny(model=model, precision="bf16", parallel=parallel, optim={"states": s})) for s in ("full", "8bit")
+    )
     share = eight.parts["optimizer"] / full.parts["optimizer"]
     assert share == pytest.approx((2 + 8 / 256) / 4, rel=0.02)
 

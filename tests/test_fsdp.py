@@ -25,7 +25,15 @@ from lsai_core.runs.records import read_jsonl
 from lsai_core.train.loop import Trained, train
 
 EXACT = ("fsdp", "kept", "hsdp", "offload", "tied")
-CLOSE = [("bf16_autocast", 5e-3), ("bf16", 5e-3), ("fp8", 1e-2), ("fp8_fused", 1e-2), ("fp8_gather", 1e-2), ("fp8_gather_fp32", 1e-2), ("adam8bit", 1e-3)]
+CLOSE = [
+    ("bf16_autocast", 5e-3),
+    ("bf16", 5e-3),
+    ("fp8", 1e-2),
+    ("fp8_fused", 1e-2),
+    ("fp8_gather", 1e-2),
+    ("fp8_gather_fp32", 1e-2),
+    ("adam8bit", 1e-3),
+]
 
 
 @dataclass

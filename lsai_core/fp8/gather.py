@@ -12,7 +12,7 @@ the fp8 values. It knows one operator, the cast to fp8, which for it means: hand
 
 from __future__ import annotations
 
-import types
+from types import MethodType
 from typing import Any
 
 import torch
@@ -66,7 +66,7 @@ class GatheredWeight(Tensor):
         return f"GatheredWeight({tuple(self.shape)}, {self.dtype})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if func is torch.ops.lsai.fp8_cast.default:
             weight, _state, gradient, row, column = args
             assert not gradient
@@ -111,6 +111,6 @@ def _extend(linear: nn.Linear, owner: FusedFp8Linear | FusedFp8MLP, index: int, 
         # `out` lies on the memory that the values have just been gathered into.
         return None if out is not None else (GatheredWeight(gathered[0], dtype), (gathered[0],))
 
-    local: Any = linear.weight._local_tensor  # type: ignore[union-attr]
-    local.fsdp_pre_all_gather = types.MethodType(before, local)
-    local.fsdp_post_all_gather = types.MethodType(after, local)
+    local: Any = linear.weight._local_tensor  # type: ignore[attr-defined]
+    local.fsdp_pre_all_gather = MethodType(before, local)
+    local.fsdp_post_all_gather = MethodType(after, local)

@@ -76,7 +76,9 @@ class AdamW8bit(torch.optim.Optimizer):
             for name, moment in moments_of(parameter).items():
                 value = saved[number][name]
                 if value.dtype != moment.dtype or value.shape != moment.shape:
-                    raise ValueError(f"{name} is {value.dtype} {tuple(value.shape)}, not {moment.dtype} {tuple(moment.shape)}")
+                    raise ValueError(
+                        f"{name} is {value.dtype} {tuple(value.shape)}, not {moment.dtype} {tuple(moment.shape)}"
+                    )
                 local(moment).copy_(local(value))
                 self.state[parameter][name] = moment
 
@@ -85,7 +87,7 @@ def moments_of(parameter: Tensor) -> dict[str, Tensor]:
     """Fresh moments: of a matrix (N, K) uint8 codes (N, K) and fp32 scales (N, K / 256, rounded up), sharded as it is."""
     if parameter.ndim != 2:
         return {name: torch.zeros_like(parameter) for name in MOMENTS}
-    moments = {}
+    moments: dict[str, Tensor] = {}
     rows, blocks = parameter.shape[0], -(-parameter.shape[1] // VALUES)
     for name in MOMENTS:
         scale: Tensor = local(parameter).new_zeros((local(parameter).shape[0], blocks), dtype=torch.float32)
