@@ -225,3 +225,49 @@ def test_impossible_parallel_settings_are_refused() -> None:
         validated(TrainConfig, {"model": model, "parallel": {"replicate": 2}}, "test")
     with pytest.raises(UserError, match="need fsdp > 1"):
         validated(TrainConfig, {"model": model, "parallel": {"reshard_after_forward": False}}, "test")
+
+
+ON_GPUS = {
+    "bf16_autocast": {"precision": "bf16_autocast"},
+    "fp8": {"precision": "bf16_autocast", "fp8": {"recipe": "fused"}},
+    "fp8_gather": {"precision": "bf16_autocast", "fp8": {"recipe": "fused"}, "parallel": {"fp8_gather": True}},
+    "adam8bit": {"precision": "bf16", "optim": {"states": "8bit"}},
+}
+
+
+def gpu_losses(tmp_path: Path, name: str, changes: dict[str, Any], processes: int) -> torch.Tensor:
+    model = {"n_layers": 3, "d_model": 128, "d_ff": 256}
+    changes = {"device": "cuda", "compile": True, "model": model, "steps": 12, **changes}
+    changes["parallel"] = {"fsdp": processes, **changes.get("parallel", {})}
+    run = config(tmp_path / "text.txt", **changes)
+    dataset(run, tmp_path / "data")
+    folder = plan(run, tmp_path / "runs" / "test" / name)
+    launch(folder, tmp_path / "data", processes)
+    return curve(read_jsonl(folder / "metrics.jsonl"), "loss")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_two_gpus_train_alike_in_every_way(tmp_path: Path, name: str) -> None:
+    from fsdp_fixture import write_text
+
+    write_text(tmp_path)
+    plain = gpu_losses(tmp_path, "plain", {"precision": "bf16"}, 2)
+    found = gpu_losses(tmp_path, name, ON_GPUS[name], 2)
+    assert ((found - plain).abs() / plain).max() < 2e-2 and found[-1] < found[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_one_gpu_trains_with_its_states_on_the_host(tmp_path: Path) -> None:
+    from fsdp_fixture import write_text
+
+    write_text(tmp_path)
+    changes = {"precision": "bf16_autocast", "parallel": {"cpu_offload": True}}
+    run = config(tmp_path / "text.txt", device="cuda", precision="bf16_autocast", model={"n_layers": 3}, steps=12)
+    (tmp_path / "alone").mkdir()
+    alone = train(run, dataset(run, tmp_path / "data"), tmp_path / "alone")
+    found = gpu_losses(tmp_path, "offload", {**changes, "compile": False, "model": {"n_layers": 3}}, 1)
+    wanted = curve(alone.rows, "loss")
+    assert ((found - wanted).abs() / wanted).max() < 2e-2

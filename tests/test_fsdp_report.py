@@ -134,7 +134,7 @@ def test_the_grid_says_where_memory_ends_and_what_both_techniques_do(sharding: S
 
 def test_the_largest_models_are_compared_by_technique_and_odd_ends_are_said(sharding: Sharding) -> None:
     rows = largest.searched(sharding)
-    assert len(rows) == 22 and set(rows["does"]) == {"loads", "trains"}
+    assert len(rows) == 32 and set(rows["does"]) == {"loads", "trains"}
     text = "\n".join(largest.sentences(rows, on_gpu=True))
     assert "8 processes train a model 8.00 times as large as one does" in text
     assert "fill 98.0% of the memory" in text and "[10 B](#run-" in text
