@@ -148,6 +148,7 @@ class OptimConfig(Strict):
     kernel: Literal["auto", "torch", "triton"] = Field(
         "auto", description="torch: torch's fused AdamW; triton: clipping and update in one pass; auto: triton on GPUs"
     )
+    states: Literal["full", "8bit"] = Field("full", description="moments in the weights' dtype, or in blocks of 8 bits")
 
     @model_validator(mode="before")
     @classmethod
@@ -155,6 +156,14 @@ class OptimConfig(Strict):
         if isinstance(data, dict) and isinstance(data.get("betas"), list):
             return {**data, "betas": tuple(data["betas"])}
         return data
+
+    @model_validator(mode="after")
+    def _one_way_to_8_bits(self) -> Self:
+        if self.states == "8bit" and self.kernel == "torch":
+            raise ValueError(
+                "states 8bit are the project's own update; torch's AdamW has none: use kernel auto or triton"
+            )
+        return self
 
 
 class EvalConfig(Strict):
@@ -201,11 +210,12 @@ class ParallelConfig(Strict):
         True, description="free a block's full weights after its forward pass; false: keep them for the backward pass"
     )
     cpu_offload: bool = Field(False, description="keep weight, gradient and optimizer shards in host memory")
+    fp8_gather: bool = Field(False, description="fp8.recipe fused: gather the weights of its layers in fp8")
 
     @model_validator(mode="after")
     def _needs_shards(self) -> Self:
-        if self.shards == 1 and (self.replicate > 1 or self.cpu_offload or not self.reshard_after_forward):
-            raise ValueError("replicate, reshard_after_forward and cpu_offload need fsdp > 1 (or cp > 1)")
+        if self.shards == 1 and (self.replicate > 1 or not self.reshard_after_forward):
+            raise ValueError("replicate and reshard_after_forward need fsdp > 1 (or cp > 1)")
         return self
 
     @property
@@ -222,6 +232,11 @@ class ParallelConfig(Strict):
     def world_size(self) -> int:
         """Processes of the run."""
         return self.readers * self.cp
+
+    @property
+    def sharded(self) -> bool:
+        """Whether FSDP2 holds the model: for several processes, and for CPU offload, of one as well."""
+        return self.world_size > 1 or self.cpu_offload
 
 
 class TrainConfig(Strict):
@@ -311,6 +326,12 @@ class TrainConfig(Strict):
 
             if (reason := refusal_of_slices(self)) is not None:
                 raise ValueError(reason)
+        if self.optim.states == "8bit" and self.parallel.cpu_offload:
+            raise ValueError(
+                "optim.states 8bit saves GPU memory, and cpu_offload keeps no states there; use one of them"
+            )
+        if self.parallel.fp8_gather and (self.fp8.recipe != "fused" or self.parallel.shards == 1):
+            raise ValueError("parallel.fp8_gather needs fp8.recipe fused and parallel.fsdp > 1 (or cp > 1)")
         if self.data.vocab_size > self.model.vocab_size:
             raise ValueError(
                 f"data.vocab_size={self.data.vocab_size} does not fit model.vocab_size={self.model.vocab_size}"

@@ -27,7 +27,15 @@ RUNS = {
         "parallel": {"fsdp": 4}, "precision": "bf16", "fp8": {"recipe": "fused"}, "checkpoint": {"every": 3},
     },
 }  # fmt: skip
-RESUMED = {"again": "fsdp", "fp8_again": "fp8_fused"}  # the same runs once more, from their checkpoints after step 3
+RUNS["adam8bit"] = {"parallel": {"fsdp": 4}, "optim": {"states": "8bit"}, "checkpoint": {"every": 3}}
+for _name, _more in {"fp8_gather": {}, "fp8_gather_fp32": {"precision": "bf16_autocast"}}.items():
+    RUNS[_name] = {**RUNS["fp8_fused"], "parallel": {"fsdp": 4, "fp8_gather": True}, **_more}
+RESUMED = {
+    "again": "fsdp",
+    "fp8_again": "fp8_fused",
+    "fp8_gather_again": "fp8_gather",
+    "adam8bit_again": "adam8bit",
+}  # the same runs once more, from their checkpoints after step 3
 
 
 def main(root: Path, text: Path) -> None:

@@ -15,8 +15,10 @@ from torch import Tensor
 from lsai_core import fp8
 from lsai_core.config import Fp8Config, ModelConfig, TrainConfig, validated
 from lsai_core.data import Dataset
+from lsai_core.errors import UserError
 from lsai_core.fp8 import scales
 from lsai_core.fp8.fused import FusedFp8Linear, FusedFp8MLP
+from lsai_core.fp8.gather import GatheredWeight
 from lsai_core.fp8.scales import HISTORY, INVERSE, LARGEST, SCALE, Scales
 from lsai_core.hf import load_hf, save_hf
 from lsai_core.model import GradCheckpoint, Transformer, build_model
@@ -190,7 +192,8 @@ def kept_bytes(block: torch.nn.Module, shape: ModelConfig, length: int) -> int:
     """Bytes that a compiled block keeps for its backward pass beside its parameters and its scales."""
     torch._dynamo.reset()
     cos, sin = rope_tables(shape, torch.arange(length))
-    own = {t.untyped_storage().data_ptr() for t in [*block.parameters(), *block.buffers()]}
+    held = [getattr(tensor, "data8", tensor) for tensor in (*block.parameters(), *block.buffers())]
+    own = {tensor.untyped_storage().data_ptr() for tensor in held}
     kept: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -216,3 +219,22 @@ def test_compiled_blocks_keep_what_the_report_says(recipe: str) -> None:
     saved = kept_bytes(plain.blocks[0], shape, length) - kept_bytes(converted.blocks[0], shape, length)
     kept = kept_inputs(shape)
     assert saved == pytest.approx((kept["bf16"] - kept[recipe]) * length, abs=shape.d_model * length / 4)
+
+
+def test_compiled_blocks_keep_no_second_layout_of_gathered_weights() -> None:
+    shape, length = validated(ModelConfig, TINY_MODEL, "test"), 256
+    casting, gathered = model(), model()
+    block: Any = gathered.blocks[0]
+    for linear in (block.attention.qkv, block.attention.output, block.mlp.gate_up, block.mlp.down):
+        data8 = linear.weight.detach().to(torch.float8_e4m3fn)
+        linear.weight = torch.nn.Parameter(GatheredWeight(data8, torch.bfloat16))
+    assert kept_bytes(block, shape, length) == kept_bytes(casting.blocks[0], shape, length)
+    with pytest.raises(NotImplementedError, match="exists in fp8 only"):
+        _ = block.mlp.down.weight + 1
+
+
+@pytest.mark.parametrize("settings", [{"fp8": {"recipe": "fused"}}, {"parallel": {"fsdp": 2}}])
+def test_gathering_in_fp8_needs_fused_fp8_and_several_processes(settings: dict[str, Any]) -> None:
+    settings = {**settings, "parallel": {**settings.get("parallel", {}), "fp8_gather": True}}
+    with pytest.raises(UserError, match="fp8_gather needs"):
+        tiny(precision="bf16", **settings)

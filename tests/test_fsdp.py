@@ -25,7 +25,15 @@ from lsai_core.runs.records import read_jsonl
 from lsai_core.train.loop import Trained, train
 
 EXACT = ("fsdp", "kept", "hsdp", "offload", "tied")
-CLOSE = [("bf16_autocast", 5e-3), ("bf16", 5e-3), ("fp8", 1e-2), ("fp8_fused", 1e-2)]
+CLOSE = [
+    ("bf16_autocast", 5e-3),
+    ("bf16", 5e-3),
+    ("fp8", 1e-2),
+    ("fp8_fused", 1e-2),
+    ("fp8_gather", 1e-2),
+    ("fp8_gather_fp32", 1e-2),
+    ("adam8bit", 1e-3),
+]
 
 
 @dataclass
@@ -96,7 +104,7 @@ def test_four_processes_train_as_one_does(job: Job, name: str, tmp_path: Path) -
 def test_bf16_stays_close_to_one_process(job: Job, name: str, tolerance: float, tmp_path: Path) -> None:
     wanted = curve(job.alone(name, tmp_path).rows, "loss")
     assert ((curve(job.rows(name), "loss") - wanted).abs() / wanted).max() <= tolerance
-    dtype = "torch.float32" if name == "bf16_autocast" else "torch.bfloat16"
+    dtype = "torch.float32" if RUNS[name].get("precision", "fp32") != "bf16" else "torch.bfloat16"
     assert job.facts[name]["dtype"] == dtype
 
 
@@ -116,6 +124,17 @@ def test_resumed_run_is_the_same_to_the_last_bit(job: Job, name: str, whole: str
     assert [row["loss"] for row in job.rows(name)] == [row["loss"] for row in job.rows(whole)]
     first, second = job.weights(whole), job.weights(name)
     assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_eight_bit_states_are_cut_as_the_weights_are(job: Job, tmp_path: Path) -> None:
+    run = config(job.text, optim={"states": "8bit"})
+    for name in ("sharded-00000003", "metrics.jsonl"):
+        source = job.root / "adam8bit" / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / name)
+    found = train(run, dataset(run, job.root / "data"), tmp_path)
+    assert found.resumed_at == 3
+    wanted = curve(job.rows("adam8bit"), "loss")
+    assert ((curve(read_jsonl(tmp_path / "metrics.jsonl"), "loss") - wanted).abs() / wanted).max() <= 1e-3
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -143,6 +162,31 @@ def test_another_number_of_processes_goes_on(job: Job, processes: int, tmp_path:
     assert ((curve(rows, "loss") - wanted).abs() / wanted).max() <= 1e-5
     uninterrupted = job.weights("fsdp")
     assert max(relative(weights[key].double(), value) for key, value in uninterrupted.items()) <= 1e-5
+
+
+def test_one_process_may_keep_its_states_on_the_host(job: Job, tmp_path: Path) -> None:
+    run = config(job.text, parallel={"cpu_offload": True}, checkpoint={"every": 3, "export": True})
+    folder = plan(run, tmp_path / "runs" / "test" / "offload1")
+    results = launch(folder, job.root / "data", 1)
+    assert (results["world_size"], results["resumed_at"]) == (1, 0)
+    wanted = curve(job.alone("fsdp", tmp_path / "alone").rows, "loss")
+    assert ((curve(read_jsonl(folder / "metrics.jsonl"), "loss") - wanted).abs() / wanted).max() <= 1e-5
+    model = load_hf(folder / "model")
+    weights = to_hf(model.state_dict(), model.config)
+    assert max(relative(weights[key].double(), value) for key, value in job.weights("fsdp").items()) <= 1e-5
+    with pytest.raises(UserError, match="needs a process group"):
+        train(run, dataset(run, job.root / "data"), tmp_path / "here")
+
+
+def test_one_process_with_states_on_the_host_goes_on_from_four(job: Job, tmp_path: Path) -> None:
+    run = config(job.text, parallel={"cpu_offload": True})
+    folder = plan(run, tmp_path / "runs" / "test" / "resumed")
+    for name in ("sharded-00000003", "metrics.jsonl"):
+        source = job.root / "fsdp" / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
+    results = launch(folder, job.root / "data", 1)
+    assert results["resumed_at"] == 3
+    assert results["validation_loss"] == pytest.approx(job.facts["fsdp"]["validation_loss"], rel=1e-5)
 
 
 def resume_alone(job: Job, folder: Path, **changes: Any) -> None:
@@ -180,4 +224,50 @@ def test_impossible_parallel_settings_are_refused() -> None:
     with pytest.raises(UserError, match="need fsdp > 1"):
         validated(TrainConfig, {"model": model, "parallel": {"replicate": 2}}, "test")
     with pytest.raises(UserError, match="need fsdp > 1"):
-        validated(TrainConfig, {"model": model, "parallel": {"cpu_offload": True}}, "test")
+        validated(TrainConfig, {"model": model, "parallel": {"reshard_after_forward": False}}, "test")
+
+
+ON_GPUS = {
+    "bf16_autocast": {"precision": "bf16_autocast"},
+    "fp8": {"precision": "bf16_autocast", "fp8": {"recipe": "fused"}},
+    "fp8_gather": {"precision": "bf16_autocast", "fp8": {"recipe": "fused"}, "parallel": {"fp8_gather": True}},
+    "adam8bit": {"precision": "bf16", "optim": {"states": "8bit"}},
+}
+
+
+def gpu_losses(tmp_path: Path, name: str, changes: dict[str, Any], processes: int) -> torch.Tensor:
+    model = {"n_layers": 3, "d_model": 128, "d_ff": 256}
+    changes = {"device": "cuda", "compile": True, "model": model, "steps": 12, **changes}
+    changes["parallel"] = {"fsdp": processes, **changes.get("parallel", {})}
+    run = config(tmp_path / "text.txt", **changes)
+    dataset(run, tmp_path / "data")
+    folder = plan(run, tmp_path / "runs" / "test" / name)
+    launch(folder, tmp_path / "data", processes)
+    return curve(read_jsonl(folder / "metrics.jsonl"), "loss")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_two_gpus_train_alike_in_every_way(tmp_path: Path, name: str) -> None:
+    from fsdp_fixture import write_text
+
+    write_text(tmp_path)
+    plain = gpu_losses(tmp_path, "plain", {"precision": "bf16"}, 2)
+    found = gpu_losses(tmp_path, name, ON_GPUS[name], 2)
+    assert ((found - plain).abs() / plain).max() < 2e-2 and found[-1] < found[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_one_gpu_trains_with_its_states_on_the_host(tmp_path: Path) -> None:
+    from fsdp_fixture import write_text
+
+    write_text(tmp_path)
+    changes = {"precision": "bf16_autocast", "parallel": {"cpu_offload": True}}
+    run = config(tmp_path / "text.txt", device="cuda", precision="bf16_autocast", model={"n_layers": 3}, steps=12)
+    (tmp_path / "alone").mkdir()
+    alone = train(run, dataset(run, tmp_path / "data"), tmp_path / "alone")
+    found = gpu_losses(tmp_path, "offload", {**changes, "compile": False, "model": {"n_layers": 3}}, 1)
+    wanted = curve(alone.rows, "loss")
+    assert ((found - wanted).abs() / wanted).max() < 2e-2

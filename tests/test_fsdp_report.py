@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from conftest import CHECKOUT
 
-from lsai_core.report.fsdp import ablation, chapter, grid, largest, scaling
+from lsai_core.report.fsdp import ablation, chapter, grid, largest, scaling, titan
 from lsai_core.report.fsdp.results import Sharding, load_sharding
 from lsai_core.runs.records import Summary
 from lsai_core.runs.session import Session
@@ -44,11 +44,12 @@ def made_up(run: Any) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
     if run.id.variant == "fsdp2":
         return "unavailable", {}, []
     size = model.n_layers * model.d_model**2 * 16
-    fused = run.config.attention.backend != "eager"
+    fused = run.kind == "peer" or run.config.attention.backend != "eager"
     peak = 16 * size / processes / 2**30 + (2 if fused else 0.2 * model.n_layers * model.d_model / 256)
     if run.id.study == "fsdp" and peak > 140:
         return "oom", {}, []
     rate = 5000 * processes * (1 if processes == 1 else 0.95) * (1.5 if fused else 1)
+    rate *= 0.8 if run.kind == "peer" else 1
     results = {
         "tokens_per_s": rate, "tokens_per_s_per_gpu": rate / processes, "step_ms": 1000.0, "mfu": 0.4 + 0.01 * processes, "tflops": 300.0,
         "mem_peak_allocated_gib": peak, "parameters": size, "train_loss": 3.0, "validation_loss": 3.1, "kernel_communication_ms": 200.0,
@@ -107,6 +108,21 @@ def test_efficiency_is_against_one_process(sharding: Sharding) -> None:
     assert "run at 95.0% of 8 times the speed of one" in text and "25% of that, 5.0% of the step, is not hidden" in text
 
 
+def test_torchtitan_stands_beside_the_same_work(sharding: Sharding, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = titan.compared(sharding)
+    assert len(pairs) == 9 and "llama_8_kept" not in set(pairs["variant_ours"])
+    wanted = [f"titan_{variant.removeprefix('llama_')}" for variant in pairs["variant_ours"]]
+    assert list(pairs["variant_titan"]) == wanted
+    assert list(pairs["ratio"]) == pytest.approx([1.25] * 9)
+    bf16, fp8 = titan.sentences(sharding)
+    assert "bf16, 8 GPUs" in bf16 and "1.25 times" in bf16 and "in 100% of its memory" in bf16 and "fp8, 8 GPUs" in fp8
+    tables: list[Any] = []
+    monkeypatch.setattr(titan, "show_table", lambda table, *_, **__: tables.append(table))
+    monkeypatch.setattr(titan, "show_text", lambda text: None)
+    titan.show_titan(sharding)
+    assert list(tables[0]["GPUs"]) == [2, 2, 4, 4, 8, 8, 2, 4, 8] and "ended" not in tables[0]
+
+
 def test_the_grid_says_where_memory_ends_and_what_both_techniques_do(sharding: Sharding) -> None:
     rows = sharding.rows("fsdp", "grid")
     assert set(rows["factor"]) == {1, 4, 8, 11, 14} and (rows["outcome"] == "oom").any()
@@ -118,7 +134,7 @@ def test_the_grid_says_where_memory_ends_and_what_both_techniques_do(sharding: S
 
 def test_the_largest_models_are_compared_by_technique_and_odd_ends_are_said(sharding: Sharding) -> None:
     rows = largest.searched(sharding)
-    assert len(rows) == 22 and set(rows["does"]) == {"loads", "trains"}
+    assert len(rows) == 32 and set(rows["does"]) == {"loads", "trains"}
     text = "\n".join(largest.sentences(rows, on_gpu=True))
     assert "8 processes train a model 8.00 times as large as one does" in text
     assert "fill 98.0% of the memory" in text and "[10 B](#run-" in text

@@ -129,6 +129,9 @@ def test_sharding_divides_what_it_should() -> None:
     offloaded = predict(tiny(parallel={"fsdp": 4, "cpu_offload": True}))
     assert offloaded.parts["weights"] == offloaded.parts["optimizer"] == offloaded.parts["gradients"] == 0
     assert offloaded.host == pytest.approx(total) and offloaded.peak < shared.peak
+    on_one = predict(tiny(parallel={"cpu_offload": True}))
+    assert on_one.parts["weights"] == on_one.parts["optimizer"] == on_one.parts["gradients"] == 0
+    assert on_one.host == pytest.approx(4 * total) and on_one.peak < alone.peak
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -242,7 +245,7 @@ def test_command_line(shared: Project) -> None:
         (["--study", "memory", "--variant", "nope"], "no variant 'nope'"),
         (["--model", "lab", "--gpu", "voodoo2"], "unknown GPU"),
         (["--model", "lab", "--set", "seq_lenn=4"], "seq_lenn"),
-        (["--model", "lab", "--set", "parallel.cpu_offload=true"], "need fsdp > 1"),
+        (["--model", "lab", "--set", "parallel.replicate=2"], "need fsdp > 1"),
     ],
 )
 def test_bad_requests_are_one_line(shared: Project, words: list[str], said: str) -> None:

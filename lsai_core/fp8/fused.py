@@ -34,13 +34,7 @@ def fp8_cast(x_MN: Tensor, state_34: Tensor, gradient: bool, row: bool, column: 
     x_MN = x_MN.contiguous()
     if scales.calibrating():
         scales.calibrate(state_34, x_MN.abs().amax(), dtype)
-    if kernels.available(x_MN.device):
-        from lsai_core.kernels.fp8_cast import cast
-
-        return cast(x_MN, state_34, dtype, row=row, column=column)
-    rounded_MN = _rounded(x_MN, state_34, dtype)
-    empty = rounded_MN.new_empty(0)
-    return rounded_MN if row else empty, _turned(rounded_MN) if column else empty
+    return cast_by_state(x_MN, state_34, dtype, row=row, column=column)
 
 
 @fp8_cast.register_fake
@@ -50,6 +44,19 @@ def _(x_MN: Tensor, state_34: Tensor, gradient: bool, row: bool, column: bool) -
         x_MN.new_empty((rows, columns) if row else (0, columns), dtype=dtype),
         x_MN.new_empty((columns, rows) if column else (0, rows), dtype=dtype),
     )
+
+
+def cast_by_state(
+    x_MN: Tensor, state_34: Tensor, dtype: torch.dtype, *, row: bool, column: bool
+) -> tuple[Tensor, Tensor]:
+    """`fp8_cast` with the scale that `state_34` holds."""
+    if kernels.available(x_MN.device):
+        from lsai_core.kernels.fp8_cast import cast
+
+        return cast(x_MN, state_34, dtype, row=row, column=column)
+    rounded_MN = _rounded(x_MN, state_34, dtype)
+    empty = rounded_MN.new_empty(0)
+    return rounded_MN if row else empty, _turned(rounded_MN) if column else empty
 
 
 @torch.library.custom_op("lsai::fp8_swiglu", mutates_args=())

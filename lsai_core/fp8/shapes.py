@@ -52,7 +52,7 @@ def refusal(config: TrainConfig) -> str | None:
         return None
     if config.grad_checkpoint != "none":
         return "Transformer Engine's layers do not know their recipe when they are recomputed; use grad_checkpoint none, or fp8.recipe tensorwise"
-    if config.parallel.world_size > 1:
+    if config.parallel.sharded:
         return "Transformer Engine's layers are used in a single process only; use fp8.recipe tensorwise with parallel.fsdp"
     if fp8.recipe == "te_delayed" and config.checkpoint.every:
         return "te_delayed keeps a history that checkpoints do not hold; use te_current, or checkpoint.every 0"

@@ -108,6 +108,16 @@ def cast(x_MN: Tensor, state: Tensor, dtype: torch.dtype, *, row: bool, column: 
     return row_MN, column_NM
 
 
+def turned(x_MN: Tensor) -> Tensor:
+    """One byte a value (M, N), transposed in memory: (N, M)."""
+    rows, columns = x_MN.shape
+    column_NM = torch.empty(columns, rows, device=x_MN.device, dtype=x_MN.dtype)
+    turn_tiles[(triton.cdiv(rows, 128), triton.cdiv(columns, 128))](
+        _bits(x_MN), _bits(column_NM), rows, columns, BM=128, BN=128, num_warps=8
+    )
+    return column_NM
+
+
 def swiglu_cast(gate_up_M2F: Tensor, state: Tensor) -> Tensor:
     """silu(gate) * up * scale in e4m3 (M, F). Updates `state`."""
     rows, width = gate_up_M2F.shape[0], gate_up_M2F.shape[1] // 2
@@ -129,7 +139,6 @@ def swiglu_backward_cast(
     rows, width = grad_h_MF.shape
     device = grad_h_MF.device
     row_M2F = torch.empty(rows, 2 * width, device=device, dtype=torch.float8_e5m2)
-    column_2FM = torch.empty(2 * width, rows, device=device, dtype=torch.float8_e5m2)
     h_FM = torch.empty(width, rows, device=device, dtype=torch.float8_e4m3fn)
     bm, bn = 64, 64
     swiglu_backward_cast_tiles[(triton.cdiv(rows, bm), triton.cdiv(width, bn))](
@@ -138,7 +147,4 @@ def swiglu_backward_cast(
     )  # fmt: skip
     # In a kernel of its own: written by the one above, the transposed e5m2 matrix came out wrong (Triton 3.6; the e4m3 one,
     # and the e5m2 one of `cast_tiles`, do not).
-    turn_tiles[(triton.cdiv(rows, 128), triton.cdiv(2 * width, 128))](
-        _bits(row_M2F), _bits(column_2FM), rows, 2 * width, BM=128, BN=128, num_warps=8
-    )
-    return row_M2F, column_2FM, h_FM
+    return row_M2F, turned(row_M2F), h_FM

@@ -45,7 +45,7 @@ class ShardedCheckpoints:
 
     def __init__(self, folder: Path, keep: int, sequences: int, world: World) -> None:
         self.folder, self.keep, self.sequences, self.world = folder, keep, sequences, world
-        self._alone = world.size == 1
+        self._alone = not world.launched
         # Saving runs in a thread beside training and needs its own order of calls.
         self._group = None if self._alone else dist.new_group(backend="gloo")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")

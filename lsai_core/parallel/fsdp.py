@@ -4,8 +4,10 @@ Every process keeps a slice of each parameter, of its gradient and of its optimi
 gathered into full weights, after it they are freed; the backward pass gathers once more, and scatters the summed gradients
 back into slices. While one block computes, the next one's weights are on their way.
 
-Units that are gathered together: the embedding, each block, and the last norm with the output layer, which the backward pass
-needs at once and which therefore stays whole after the forward pass. A tied embedding serves both ends and stays in the root.
+Units that are gathered together: the embedding, each block, and the last norm with the output layer. What the backward pass needs
+at once, the last block and the output layer, stays whole after the forward pass: the fused loss has its gradients already, so
+nothing would hide the gathering. The embedding's gradient does without the table. A tied embedding serves both ends and
+stays in the root. With `fp8_gather` the weights of fp8 layers travel in fp8 (`lsai_core.fp8.gather`).
 
 Precision: `bf16_autocast` keeps fp32 shards, gathers and computes in bf16 and sums gradients in fp32. Unlike autocast in a
 single process it also carries the residual stream between blocks in bf16. `bf16` keeps bf16 shards, and sums gradients in fp32.
@@ -49,6 +51,10 @@ def empty_sharded(config: TrainConfig, device: torch.device) -> Transformer:
         from lsai_core.parallel.sequence import join
 
         model.share_sequence(join(config, device))
+    if config.parallel.fp8_gather:
+        from lsai_core.fp8.gather import gather_in_fp8
+
+        gather_in_fp8(model, config.parallel.shards)
     return model
 
 
@@ -78,10 +84,11 @@ def shard(model: Transformer, parallel: ParallelConfig, precision: Precision, de
     def unit(modules: torch.nn.Module | list[torch.nn.Module], reshard: bool) -> None:
         fully_shard(modules, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=reshard)  # type: ignore[call-overload]
 
-    for block in model.blocks:
-        unit(block, parallel.reshard_after_forward)
+    for index, block in enumerate(model.blocks, 1):
+        unit(block, parallel.reshard_after_forward and index < len(model.blocks))
     if model.output is not None:
         unit(model.embedding, parallel.reshard_after_forward)
+        model.embedding.set_unshard_in_backward(False)  # type: ignore[operator]  # its gradient needs no table
         unit([model.norm, model.output], False)
     unit(model, False)
     if device.type == "cpu":  # gloo sums, but cannot average while it sums

@@ -25,6 +25,8 @@ TIMEOUT = datetime.timedelta(minutes=10)
 class ProcessWorld(World):
     """The processes of torch.distributed's default group. Make it with `connect`, end it with `close`."""
 
+    launched = True
+
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         # Threads of their own order of calls need groups of their own.

@@ -19,6 +19,7 @@ class World:
 
     rank: int = 0
     size: int = 1
+    launched: bool = False  # whether this process is one of torch.distributed's, be it the only one
 
     @property
     def is_main(self) -> bool:

@@ -38,14 +38,16 @@ class BatchSearchConfig(Strict):
     @classmethod
     def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
         """Keep of the training config what decides memory, so that a new learning rate does not repeat the search."""
-        if validated(TrainConfig, config, "the training config of a batch search").parallel.world_size > 1:
+        if validated(TrainConfig, config, "the training config of a batch search").parallel.sharded:
             raise UserError(
-                "the search for the largest batch is for one process; leave out parallel.fsdp, or "
+                "the search for the largest batch is for one process; leave out parallel.fsdp and cpu_offload, or "
                 "measure the other parts alone (--parts train)"
             )
         train = {key: value for key, value in config.items() if key in _DECIDES_MEMORY}
         if "vocab_size" in config.get("data", {}):
             train["data"] = {"vocab_size": config["data"]["vocab_size"]}
+        if "states" in config.get("optim", {}):
+            train["optim"] = {"states": config["optim"]["states"]}
         return {"train": train, **settings}
 
 

@@ -71,8 +71,9 @@ class ModelSearchConfig(Strict):
         validated(TrainConfig, config, "the training config of a model search")
         kept = _LOADING if settings.get("measure") == "load" else _TRAINING
         train = {key: value for key, value in config.items() if key in kept}
-        if "kernel" in config.get("optim", {}) and kept is _TRAINING:
-            train["optim"] = {"kernel": config["optim"]["kernel"]}
+        optim = {key: config["optim"][key] for key in ("kernel", "states") if key in config.get("optim", {})}
+        if optim and kept is _TRAINING:
+            train["optim"] = optim
         if "vocab_size" in config.get("data", {}):
             train["data"] = {"vocab_size": config["data"]["vocab_size"]}
         return {"train": train, **settings}
@@ -176,7 +177,7 @@ def _one_try(rank: int, argument: tuple[ModelSearchConfig, int, float]) -> float
     config, size, host_limit_gib = argument
     train = _grown(config, size)
     device = step.resolve_device(train.device)
-    if train.parallel.world_size > 1:
+    if train.parallel.sharded:
         connect(device)
     if device.type == "cpu":
         processes.limit_allocations(config.cpu_limit_gib)
@@ -214,7 +215,7 @@ def _empty(train: TrainConfig, device: torch.device) -> Transformer:
     """The model with memory and no values in it, sharded if asked."""
     from lsai_core.parallel.fsdp import empty_sharded
 
-    if train.parallel.world_size > 1:
+    if train.parallel.sharded:
         return empty_sharded(train, device)
     with torch.device("meta"):
         model = Transformer(train.model, train.attention, grad_checkpoint=train.grad_checkpoint)

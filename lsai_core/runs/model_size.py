@@ -34,8 +34,9 @@ def device_gib(train: TrainConfig, measure: Measure) -> float:
     parameters = count_parameters(model)
     if measure == "load":
         return parameters.total * kept / processes / GIB
-    total = 0.0 if train.parallel.cpu_offload else 4.0 * kept * parameters.total / processes
-    if processes > 1:
+    per_parameter = 2 * kept + (2 + 8 / 256 if train.optim.states == "8bit" else 2 * kept)
+    total = 0.0 if train.parallel.cpu_offload else per_parameter * parameters.total / processes
+    if train.parallel.sharded:
         # Two blocks' weights, the gradients of one and their sum in fp32; the output layer and its gradient.
         block = (parameters.non_embedding - parameters.embedding) / model.n_layers
         total += block * (3 * computed + 4) + parameters.embedding * (2 * computed + 4)

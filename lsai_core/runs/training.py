@@ -32,9 +32,10 @@ from lsai_core.train.step import resolve_device
 def run(config: TrainConfig, context: Context) -> dict[str, Any]:
     """Train and measure; returns the flat results of `summary.json`.
 
-    A run of several processes calls this in the notebook's kernel, which launches them, and then in each of them.
+    A run of several processes, or of a sharded model in one, calls this in the notebook's kernel, which launches them, and then in
+    each of them.
     """
-    if config.parallel.world_size > 1 and context.world.size == 1:
+    if config.parallel.sharded and not context.world.launched:
         nproc = config.parallel.world_size
         command = srun_command(nproc)
         if command is None:

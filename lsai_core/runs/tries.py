@@ -41,7 +41,7 @@ def attempt(workers: Any, work: Work, argument: Any, *, processes: int, timeout_
     Returns outcome, note and seconds, and for `ok` the largest process's peak_gib. `work` and `argument` must be picklable.
     """
     answers = workers.Queue()
-    port = _free_port() if processes > 1 else 0
+    port = _free_port()
     family = [
         workers.Process(target=_in_process, args=(work, argument, rank, processes, port, answers), daemon=True)
         for rank in range(processes)
@@ -94,11 +94,10 @@ def _died(code: int | None) -> dict[str, Any]:
 
 def _in_process(work: Work, argument: Any, rank: int, processes: int, port: int, answers: Any) -> None:
     """Body of one process: work, and answer with how that ended."""
-    if processes > 1:
-        os.environ |= {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes),
-            "MASTER_ADDR": "localhost", "MASTER_PORT": str(port),
-        }  # fmt: skip
+    os.environ |= {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "localhost", "MASTER_PORT": str(port),
+    }  # fmt: skip
     answer: dict[str, Any]
     try:
         answer = {"outcome": "ok", "peak_gib": work(rank, argument)}

@@ -92,8 +92,8 @@ def validate(
 
 
 def open_checkpoints(config: TrainConfig, folder: Path, world: World) -> checkpoint.Checkpoints:
-    """The checkpoints of a run: sharded ones for several processes, or where another number of processes left such."""
-    if world.size == 1 and not any(folder.glob("sharded-*")):
+    """The checkpoints of a run: sharded ones for a sharded model, or where another number of processes left such."""
+    if not config.parallel.sharded and not any(folder.glob("sharded-*")):
         return checkpoint.WholeCheckpoints(folder, config.checkpoint.keep)
     from lsai_core.parallel.checkpoint import ShardedCheckpoints
 
@@ -136,6 +136,8 @@ def train(
     if config.parallel.world_size != world.size:
         raise UserError(f"parallel asks for {config.parallel.world_size} processes, but {world.size} are running")
     readers, reader = config.parallel.readers, world.rank // config.parallel.cp
+    if config.parallel.sharded and not world.launched:
+        raise UserError("parallel.cpu_offload needs a process group, which `lsai train` and the studies start")
     device = resolve_device(config.device)
     if device.type == "cpu":
         keep_freed_memory()
@@ -210,7 +212,7 @@ def train(
                 checkpoints.save(done, model, optimizer, result.train_s)
             if stop and not last:
                 checkpoints.finish()
-                sender = signal.Signals(asked[0]).name if world.size == 1 else "request"
+                sender = "request" if world.launched else signal.Signals(asked[0]).name
                 raise Preempted(f"stopped by {sender} after step {done} of {config.steps}")
             if check_now or save_now:
                 timer.mark()

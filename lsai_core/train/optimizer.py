@@ -17,6 +17,7 @@ import torch
 from lsai_core import kernels
 from lsai_core.config import OptimConfig
 from lsai_core.errors import Unavailable
+from lsai_core.train.adam8bit import AdamW8bit
 
 Groups = list[dict[str, Any]]
 
@@ -64,7 +65,10 @@ def build_optimizer(model: torch.nn.Module, optim: OptimConfig) -> torch.optim.O
         {"params": matrices, "weight_decay": optim.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    if optimizer_kernel(optim, parameters[0].device) == "triton":
+    kernel = optimizer_kernel(optim, parameters[0].device)
+    if optim.states == "8bit":
+        return AdamW8bit(groups, optim.lr, optim.betas, optim.eps)
+    if kernel == "triton":
         return TritonAdamW(groups, optim.lr, optim.betas, optim.eps)
     return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
 
@@ -84,7 +88,7 @@ def clip_and_update(optimizer: torch.optim.Optimizer, limit: float) -> torch.Ten
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     norm = gradient_norm([p.grad for p in parameters])
-    if isinstance(optimizer, TritonAdamW):
+    if isinstance(optimizer, TritonAdamW | AdamW8bit):
         optimizer.step(factor=torch.clamp(limit / (norm + 1e-6), max=1.0) if limit else None)
     else:
         torch.nn.utils.clip_grads_with_norm_(parameters, limit or math.inf, norm, foreach=True)

@@ -28,7 +28,7 @@ def compute_dtype(precision: Precision) -> torch.dtype:
 
 def residual_dtype(config: TrainConfig) -> torch.dtype:
     """Dtype of the values between blocks: that of the weights as the blocks see them, which sharding may have cast."""
-    return compute_dtype(config.precision) if config.parallel.world_size > 1 else weight_dtype(config.precision)
+    return compute_dtype(config.precision) if config.parallel.sharded else weight_dtype(config.precision)
 
 
 def set_matmul_mode(precision: Precision) -> None:

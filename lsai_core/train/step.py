@@ -58,7 +58,7 @@ def prepare_model(config: TrainConfig, device: torch.device) -> Transformer:
     """The model of a run, initialized from its seed, on its device, in its weight dtype, compiled and sharded if asked."""
     fp8.require(config, device)
     torch.manual_seed(config.seed)
-    if config.parallel.world_size > 1:
+    if config.parallel.sharded:
         from lsai_core.parallel.fsdp import build_sharded
 
         model = build_sharded(config, device)
@@ -109,7 +109,7 @@ def compute_context(config: TrainConfig, device: torch.device) -> contextlib.Abs
     A sharded model casts its weights as it gathers them and needs no autocast.
     """
     stack = contextlib.ExitStack()
-    if config.parallel.world_size == 1:
+    if not config.parallel.sharded:
         stack.enter_context(autocast(config.precision, device))
     stack.enter_context(fp8.context(config.fp8))
     return stack

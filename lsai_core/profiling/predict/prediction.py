@@ -54,6 +54,7 @@ def predict(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu"
     """
     # Reduced to what decides memory, so that runs which differ in the rest are predicted once.
     decisive = config.model_dump(mode="json", include=_DECIDES, exclude={"model": {"preset"}})
+    decisive["optim"] = {"states": config.optim.states}
     if on == "gpu":
         kernel = kernel or expected_kernel(config)
         if kernel in FUSED_KERNELS and config.parallel.cp == 1:

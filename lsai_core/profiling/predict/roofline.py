@@ -83,7 +83,8 @@ def estimate(
     total, shards = count_parameters(config.model).total, config.parallel.shards
     stored, computed = weight_dtype(config.precision).itemsize, compute_dtype(config.precision).itemsize
     copy = (measured.get("copy_gb_per_s") or COPY_SHARE * gpu.memory_gb_per_s) * 1e9
-    updated = 0 if config.parallel.cpu_offload else 7 * stored * total / shards
+    moments = 4 if config.optim.states == "8bit" else 4 * stored  # two, read and written
+    updated = 0 if config.parallel.cpu_offload else (3 * stored + moments) * total / shards
     settings = {"grad_checkpoint": "none", "saved_inputs": "gpu", "mlp_chunk": None, "grad_accum": 1}
     alone = config.model_copy(update={**settings, "parallel": ParallelConfig()})
     kept = predict(alone, kernel).parts["activations"] * 2**30 / config.parallel.cp

@@ -1,7 +1,7 @@
 """One real training step on fake tensors: shapes, dtypes and lifetimes are true, arithmetic and memory do not exist.
 
 The model is shaped on the meta device, given fake parameters, converted, fused and sharded by the project's own code, and
-`train_step` runs over it. With several processes FSDP2 itself runs, as rank 0 of a process group that only pretends to
+`train_step` runs over it. Where the model is sharded FSDP2 itself runs, as rank 0 of a process group that only pretends to
 communicate. The optimizer's states exist from the start, as they do in every step but the first.
 """
 
@@ -27,6 +27,7 @@ from lsai_core.profiling.predict.purposes import named_purposes
 from lsai_core.profiling.predict.stand_ins import EngineLinear, FusedRMSNorm, behaviour, expected_kernel
 from lsai_core.profiling.predict.tracker import PurposeTracker
 from lsai_core.train import step
+from lsai_core.train.adam8bit import MOMENTS, moments_of
 from lsai_core.train.precision import residual_dtype, weight_dtype
 from lsai_core.train.saved_inputs import HostInputs
 
@@ -52,21 +53,21 @@ def simulate(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu
     if on == "cpu":
         config = config.model_copy(update={"compile": False})
     kernel = kernel or expected_kernel(config)
-    with _world(config.parallel.world_size), behaviour(kernel, on), torch.random.fork_rng(devices=[]):
+    with _world(config), behaviour(kernel, on), torch.random.fork_rng(devices=[]):
         return _one_step(config, on)
 
 
 @contextlib.contextmanager
-def _world(size: int) -> Iterator[None]:
-    """A process group of `size` whose communication does nothing, of which this process is rank 0."""
-    if size == 1:
+def _world(config: TrainConfig) -> Iterator[None]:
+    """A process group as large as the run's whose communication does nothing, of which this process is rank 0."""
+    if not config.parallel.sharded:
         yield
         return
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():
         raise UserError("a prediction for several processes cannot run inside of a distributed run")
-    dist.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
+    dist.init_process_group("fake", rank=0, world_size=config.parallel.world_size, store=FakeStore())
     try:
         yield
     finally:
@@ -80,7 +81,7 @@ def _one_step(config: TrainConfig, on: str) -> Simulated:
         _give_memory(model, config)
         optimizer = torch.optim.AdamW(model.parameters(), fused=False, foreach=True)
         for parameter in model.parameters():
-            optimizer.state[parameter] = {name: torch.zeros_like(parameter.data) for name in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[parameter] = _moments(parameter, config)
         tokens = torch.empty(config.batch_size * config.grad_accum, config.seq_len + 1, dtype=torch.int64)
         for purpose, seed in (("weights", model), ("optimizer", optimizer), ("activations", tokens)):
             with tracker.purpose(purpose):
@@ -101,6 +102,12 @@ def _one_step(config: TrainConfig, on: str) -> Simulated:
         with named_purposes(model, tracker, config.parallel.cpu_offload), buffers:
             step.train_step(model, optimizer, tokens[:, :-1], tokens[:, 1:], config, CPU, meter)  # type: ignore[arg-type]
     return Simulated(meter.peaks, tracker.highest, {k: v for k, v in tracker.at_highest.items() if v})
+
+
+def _moments(parameter: nn.Parameter, config: TrainConfig) -> dict[str, Tensor]:
+    if config.optim.states == "8bit":
+        return moments_of(parameter.data)
+    return {name: torch.zeros_like(parameter.data) for name in MOMENTS}
 
 
 class _Meter:
@@ -137,7 +144,7 @@ def _shaped(config: TrainConfig, on: str) -> Transformer:
         model.share_sequence(join(config, CPU))
     if config.compile:
         _compile(model, config)
-    if config.parallel.world_size > 1:
+    if config.parallel.sharded:
         from lsai_core.parallel.fsdp import shard
 
         shard(model, config.parallel, config.precision, CPU)
@@ -146,7 +153,7 @@ def _shaped(config: TrainConfig, on: str) -> Transformer:
 
 def _give_memory(model: nn.Module, config: TrainConfig) -> None:
     """Fake memory for every parameter and buffer."""
-    if config.parallel.world_size > 1:
+    if config.parallel.sharded:
         model.to_empty(device=CPU)
     else:
         _fill(model)
@@ -192,7 +199,7 @@ def _compile(model: Transformer, config: TrainConfig) -> None:
         plan = compiled(block, config.grad_checkpoint)
         x_BSD = torch.empty(config.batch_size, length, config.model.d_model, dtype=gathered, requires_grad=True)
         table = torch.empty(length, 1, config.model.head_dim // 2)
-        with step.autocast(config.precision, CPU) if config.parallel.world_size == 1 else contextlib.nullcontext():
+        with step.autocast(config.precision, CPU) if not config.parallel.sharded else contextlib.nullcontext():
             plan(_tensors(block), x_BSD, table, table.clone())  # plans; nothing may watch it, for it runs no step
 
     for block in model.blocks:

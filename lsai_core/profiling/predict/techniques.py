@@ -13,7 +13,7 @@ from lsai_core.profiling.predict.prediction import Prediction, predict, verdict
 
 _PLAIN: dict[str, Any] = {
     "precision": "bf16", "loss": "full", "blocks": "plain", "grad_checkpoint": "none", "fp8": {"recipe": "none"},
-    "attention": {"backend": "auto"}, "compile": True, "parallel": {},
+    "attention": {"backend": "auto"}, "compile": True, "parallel": {}, "optim": {"states": "full"},
 }  # fmt: skip
 _FUSED = deep_merge(_PLAIN, {"loss": "fused", "blocks": "fused"})
 
@@ -22,9 +22,14 @@ _FUSED = deep_merge(_PLAIN, {"loss": "fused", "blocks": "fused"})
 TECHNIQUES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("bf16", _PLAIN),
     ("fused loss and blocks", _FUSED),
+    ("fused, 8-bit AdamW", _FUSED | {"optim": {"states": "8bit", "kernel": "auto"}}),
     ("fused, fp8 products", _FUSED | {"fp8": {"recipe": "fused"}}),
     ("fused, selective checkpointing", _FUSED | {"grad_checkpoint": "selective"}),
     ("fused, full checkpointing", _FUSED | {"grad_checkpoint": "full"}),
+    (
+        "fused, full checkpointing, CPU offload",
+        _FUSED | {"parallel": {"cpu_offload": True}, "grad_checkpoint": "full"},
+    ),
     *(
         row
         for gpus in (2, 4, 8)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pandas as pd
 import torch
 
-from lsai_core.report.fsdp import ablation, largest, scaling
+from lsai_core.report.fsdp import ablation, largest, scaling, titan
 from lsai_core.report.fsdp.ablation import show_ablation
 from lsai_core.report.fsdp.grid import show_grid
 from lsai_core.report.fsdp.largest import show_largest
 from lsai_core.report.fsdp.results import STUDIES, Sharding, load_sharding
 from lsai_core.report.fsdp.scaling import show_scaling
+from lsai_core.report.fsdp.titan import show_titan
 from lsai_core.report.show import run_link, show_table, show_text
 from lsai_core.report.style import apply_style
 
@@ -23,6 +24,7 @@ __all__ = [
     "show_machines",
     "show_missing",
     "show_scaling",
+    "show_titan",
 ]
 
 
@@ -62,7 +64,8 @@ def show_machines(machines: list[Sharding]) -> None:
 def show_conclusions(machines: list[Sharding]) -> None:
     """What follows on each machine in short, computed from its records; the sections say more."""
     for sharding in machines:
-        lines = [*ablation.in_short(sharding), *scaling.in_short(sharding), *largest.in_short(sharding)]
+        lines = [*ablation.in_short(sharding), *scaling.in_short(sharding), *titan.sentences(sharding)]
+        lines += largest.in_short(sharding)
         if lines:
             show_text(f"**{sharding.machine}**\n\n" + "\n".join(f"- {line}" for line in lines))
 

@@ -74,12 +74,19 @@ def size_of(parameters: float) -> str | None:
 def _facts(run: Run) -> dict[str, object]:
     config = run.config
     train = config.get("train", config)
-    parallel, model = train["parallel"], train["model"]
+    parallel, model, attention = train["parallel"], train["model"], train["attention"]
+    fp8 = train.get("fp8", "none")
+    fp8 = fp8["recipe"] if isinstance(fp8, dict) else fp8
     return {
         "processes": parallel["fsdp"] * parallel["replicate"],
-        "attention": train["attention"]["backend"],
+        # A peer's config names its kernel in one word, and has no micro-batches.
+        "attention": attention["backend"] if isinstance(attention, dict) else attention,
         "precision": train["precision"],
-        "batch": train["batch_size"] * train["grad_accum"],
+        "grad_checkpoint": train.get("grad_checkpoint", "none"),
+        "resharded": parallel["reshard_after_forward"],
+        "fp8": fp8 != "none",
+        "fp8_gather": parallel.get("fp8_gather", False) or ("framework" in train and fp8 != "none"),
+        "batch": train["batch_size"] * train.get("grad_accum", 1),
         "seq_len": train["seq_len"],
         "layers": model["n_layers"],
         "width": model["d_model"],
