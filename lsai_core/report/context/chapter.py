@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
@@ -62,14 +64,20 @@ def show_methods(machines: list[Shared]) -> None:
             }
         )
     if rows:
-        show_table(pd.DataFrame(rows), "tbl-context-machines", "What was measured, on each machine. Heads x head dimension.")
+        show_table(
+            pd.DataFrame(rows), "tbl-context-machines", "What was measured, on each machine. Heads x head dimension."
+        )
 
 
 def show_conclusions(machines: list[Shared]) -> None:
     """What follows on each machine in short, computed from its records."""
     for shared in machines:
         if lines := in_short(shared):
-            caution = "" if shared.on_gpu else "\n\nProcesses here share one processor and its memory; what they exchange passes no link. It shows that the methods work, not how fast they are on GPUs."
+            caution = (
+                ""
+                if shared.on_gpu
+                else "\n\nProcesses here share one processor and its memory; what they exchange passes no link. It shows that the methods work, not how fast they are on GPUs."
+            )
             show_text(f"**{shared.machine}**\n\n" + "\n".join(f"- {line}" for line in lines) + caution)
 
 
@@ -85,8 +93,10 @@ def show_machine(shared: Shared) -> None:
         _scaling(shared, some)
         _memory(shared, some)
     for group in groups:
+        _cost(shared, group)
+    for group in _traced_most(groups):
         _communication(shared, group)
-    for group in _drawn(groups):
+    for group in _traced_most(groups)[:1]:
         _timeline(shared, group)
     _errors(shared, groups)
 
@@ -102,8 +112,8 @@ def _rates(shared: Shared, groups: list[Group]) -> None:
         "The black line is one alone, on the whole sequence.",
     )
     for group in groups:
-        for sentence in sentences(shared, group):
-            show_text(f"- {_on(shared, group).capitalize()}: {sentence}")
+        lines = "\n".join(f"- {sentence}" for sentence in sentences(shared, group))
+        show_text(f"**{group.heads} heads on {_on(shared, group)}.**\n\n{lines}")
         show_table(
             rate_table(group, factor),
             f"tbl-context-rate-{group.label}",
@@ -152,8 +162,7 @@ def _scaling(shared: Shared, groups: list[Group]) -> None:
         f"Efficiency on {shared.machine}, {groups[0].heads} heads, over the number of {'GPUs' if shared.on_gpu else 'processes'}: strong, the same sequence; weak, the "
         "same slice of a sequence for each, so that work per slice grows with the sequence.",
     )
-    for sentence in scaling_sentences(shared, groups):
-        show_text(f"- {sentence}")
+    show_text("\n".join(f"- {sentence}" for sentence in scaling_sentences(shared, groups)))
 
 
 def _memory(shared: Shared, groups: list[Group]) -> None:
@@ -166,6 +175,58 @@ def _memory(shared: Shared, groups: list[Group]) -> None:
         )
 
 
+def _cost(shared: Shared, group: Group) -> None:
+    """Everything that was measured of each method at one length."""
+    length = group.compared_length
+    if length is None:
+        return
+    rows = group.at(length).reset_index()
+    traces = group.of("trace")
+    traces = traces[traces["length"] == length].set_index("method")
+    table = pd.DataFrame(
+        {
+            "method": "`" + rows["method"] + "`",
+            "kernel": rows["kernel"],
+            "forward (ms)": rows["forward_ms"],
+            "both (ms)": rows["training_ms"],
+            "quartiles": _ranges(zip(rows["training_ms_p25"], rows["training_ms_p75"], strict=True)),
+            f"each {_one(shared)}": _ranges((min(each), max(each)) for each in rows["rank_training_ms"]),
+            "sent (MiB)": rows["sent_training_mib"],
+            "GB/s": rows["method"].map(traces["sent_gb_per_s"]),
+            "exposed (%)": 100 * rows["method"].map(traces["exposed_share"]).astype(float),
+            "memory (GiB)": rows["memory_gib"],
+            "balance": rows["method"].map(traces["busy_balance"]),
+            "planned": rows["plan_imbalance"],
+        }
+    ).dropna(axis="columns", how="all")
+    formats = {
+        "sent (MiB)": "{:,.4g}",
+        "GB/s": "{:,.0f}",
+        "exposed (%)": ".1f",
+        "memory (GiB)": ".3g",
+        "balance": ".2f",
+        "planned": ".2f",
+    }
+    show_table(
+        table,
+        f"tbl-context-cost-{group.label}",
+        f"At {length:,} tokens on {_on(shared, group)} of {shared.machine}, {group.heads} heads: the slowest {_one(shared)} of each step, from the fastest to the slowest "
+        f"{_one(shared)}'s own time, and what the one that sends most sends in both passes; *planned* is the largest over the smallest number of pairs in the plan, "
+        "*balance* the same of computing time in a traced step.",
+        formats={name: form for name, form in formats.items() if name in table},
+    )
+
+
+def _ranges(ends: Iterable[tuple[float, float]]) -> list[str]:
+    return [f"{low:,.4g} to {high:,.4g}" for low, high in ends]
+
+
+def _traced_most(groups: list[Group]) -> list[Group]:
+    """Of each shape of heads the traced group with the most processes."""
+    most = {group.heads: group for group in groups if len(group.of("trace"))}
+    return list(most.values())
+
+
 def _communication(shared: Shared, group: Group) -> None:
     if (fig := figures.communication(group)) is not None:
         show_figure(
@@ -174,44 +235,6 @@ def _communication(shared: Shared, group: Group) -> None:
             f"Communication of traced steps on {_on(shared, group)} of {shared.machine}, {group.heads} heads: what a GPU sent over the time in which its "
             "communication kernels ran, waiting included, and the share of the step in which nothing else ran.",
         )
-    length = group.compared_length
-    if length is None:
-        return
-    rows = group.at(length).reset_index()
-    traces = group.of("trace").sort_values("length").drop_duplicates("method", keep="last").set_index("method")
-    table = pd.DataFrame(
-        {
-            "method": "`" + rows["method"] + "`",
-            "kernel": rows["kernel"],
-            "forward (ms)": rows["forward_ms"],
-            "both (ms)": rows["training_ms"],
-            "quartiles": [f"{low:.4g} to {high:.4g}" for low, high in zip(rows["training_ms_p25"], rows["training_ms_p75"], strict=True)],
-            "each process (ms)": [", ".join(f"{ms:.4g}" for ms in each) for each in rows["rank_training_ms"]],
-            "sent (MiB)": rows["sent_training_mib"],
-            "memory (GiB)": rows["memory_gib"],
-            "balance": rows["method"].map(traces["busy_balance"]),
-            "planned": rows["plan_imbalance"],
-        }
-    ).dropna(axis="columns", how="all")
-    known = "balance" in table
-    show_table(
-        table,
-        f"tbl-context-cost-{group.label}",
-        f"At {length:,} tokens on {_on(shared, group)} of {shared.machine}, {group.heads} heads: the slowest process of each step, every process's own median, what the process "
-        "that sends most sends in both passes"
-        + (
-            f", and the busiest over the idlest process's compute time in a traced step of {int(traces['length'].max()):,} tokens beside what the plan says."
-            if known
-            else "."
-        ),
-        formats={name: form for name, form in {"balance": ".2f", "planned": ".2f", "sent (MiB)": "{:,.3g}", "memory (GiB)": ".3g"}.items() if name in table},
-    )
-
-
-def _drawn(groups: list[Group]) -> list[Group]:
-    """Of each shape of heads the traced group with the most processes."""
-    traced = [group for group in groups if len(group.of("trace"))]
-    return [group for group in traced if group.processes == max(g.processes for g in traced if g.heads == group.heads)][:1]
 
 
 def _timeline(shared: Shared, group: Group) -> None:
@@ -225,7 +248,7 @@ def _timeline(shared: Shared, group: Group) -> None:
         figures.timeline(group, length),
         f"fig-context-timeline-{group.label}",
         f"When each process computed and communicated in one traced forward and backward pass of {length:,} tokens, {group.heads} heads, on {_on(shared, group)} of "
-        f"{shared.machine}.{unknown}",
+        f"{shared.machine}; above when it computed{', below when communication kernels ran' if shared.on_gpu else ''}.{unknown}",
     )
 
 
@@ -246,9 +269,7 @@ def _errors(shared: Shared, groups: list[Group]) -> None:
         formats={**dict.fromkeys(NAMES, ".1e"), "of eager's": ".2f"},
         links={"method": "key"},
     )
-    for group in groups:
-        if sentence := error_sentence(group):
-            show_text(f"- {group.heads} heads on {_on(shared, group)}: {sentence}")
+    show_text(error_sentence(frame))
 
 
 def show_missing(machines: list[Shared]) -> None:
@@ -258,26 +279,38 @@ def show_missing(machines: list[Shared]) -> None:
         for run in shared.runs:
             if run.summary.outcome != "ok":
                 name = run_link(run.summary.id.name, run.summary.id.key)
-                lines.append(f"- {name} ended as **{run.summary.outcome}** ({run.summary.reason}); its points up to there are shown.")
+                kept = "; its points up to there are shown" if (run.folder / "metrics.jsonl").exists() else ""
+                lines.append(f"- {name} ended as **{run.summary.outcome}** ({run.summary.reason}){kept}.")
         lines += _points_missing(shared)
         if not shared.on_gpu:
-            lines.append("- A CPU run tells neither exposed communication nor bandwidth nor memory: the profiler sees no communication there, and no allocator counts.")
+            lines.append(
+                "- A CPU run tells neither exposed communication nor bandwidth nor memory: the profiler sees no communication there, and no allocator counts."
+            )
         if lines:
             show_text(f"On {shared.machine}:\n\n" + "\n".join(lines))
 
 
 def _points_missing(shared: Shared) -> list[str]:
-    reasons: dict[tuple[str, str, str], list[tuple[int, str]]] = {}
+    """A line for each reason, whatever the numbers in it, with the methods and where it met them."""
     frame = shared.points
-    for row in (frame[frame["outcome"] != "ok"] if len(frame) else frame).itertuples():
-        place = (int(row.length), f"{figures.tokens(row.length)} on {row.processes}")
-        reasons.setdefault((str(row.method), str(row.outcome), str(row.reason)), []).append(place)
+    found: dict[tuple[str, str], tuple[str, dict[str, list[str]]]] = {}
+    for row in (
+        frame[frame["outcome"] != "ok"].sort_values(["length", "processes"]) if len(frame) else frame
+    ).itertuples():
+        key = (str(row.outcome), re.sub(r"[\d.,]+", "#", str(row.reason)))
+        _, methods = found.setdefault(key, (str(row.reason), {}))
+        methods.setdefault(str(row.method), []).append(f"{figures.tokens(row.length)} on {row.processes}")
     lines = []
-    for (method, outcome, reason), places in reasons.items():
-        named = list(dict.fromkeys(place for _, place in sorted(places)))
-        shown = ", ".join(named[:6]) + (f" and {len(named) - 6} more" if len(named) > 6 else "")
-        lines.append(f"- `{method}`: **{outcome}**, {reason} ({shown}).")
+    for (outcome, _), (reason, methods) in found.items():
+        where = "; ".join(f"`{method}` {_first(places)}" for method, places in methods.items())
+        several = "; the number differs" if sum(map(len, methods.values())) > 1 and re.search(r"\d", reason) else ""
+        lines.append(f"- **{outcome}** ({reason}{several}): {where}.")
     return lines
+
+
+def _first(places: list[str], most: int = 4) -> str:
+    named = list(dict.fromkeys(places))
+    return ", ".join(named[:most]) + (f" and {len(named) - most} more" if len(named) > most else "")
 
 
 def _on(shared: Shared, group: Group) -> str:

@@ -34,7 +34,9 @@ class Group(OfMachine):
 
     @property
     def label(self) -> str:
-        return f"{'mha' if 'kv' not in self.heads else 'gqa'}{self.heads.rsplit(' ', 1)[1]}-{self.processes}-{self.slug}"
+        return (
+            f"{'mha' if 'kv' not in self.heads else 'gqa'}{self.heads.rsplit(' ', 1)[1]}-{self.processes}-{self.slug}"
+        )
 
     def of(self, measure: str) -> pd.DataFrame:
         """The good points of one measure."""
@@ -55,10 +57,13 @@ class Group(OfMachine):
         return rows.drop_duplicates(["length", "kernel"])
 
     def alone_rate(self, kernel: str | None = None) -> float:
-        """The best rate of a single process with this kernel at any length; of all kernels, where it was not timed alone."""
+        """The best rate of a single process with this kernel at any length, in this group's own run if it was measured there; of all
+        kernels, where this one was not timed alone."""
         rows = self.alone
         same = rows[rows["kernel"] == kernel]
-        found = (same if len(same) else rows)["training_tflops"]
+        same = same if len(same) else rows
+        own = same[same["processes"] == self.processes]
+        found = (own if len(own) else same)["training_tflops"]
         return float(found.max()) if len(found) else float("nan")
 
     def at(self, length: int) -> pd.DataFrame:
@@ -72,8 +77,9 @@ class Group(OfMachine):
 
     @property
     def compared_length(self) -> int | None:
-        """The longest length that most methods were timed at; None if there is no length."""
-        counts = self.timed.groupby("length")["method"].nunique()
+        """The longest length that most methods were timed at, a traced one if there is any; None if there is no length."""
+        traced = self.timed[self.timed["length"].isin(self.of("trace")["length"])]
+        counts = (traced if len(traced) else self.timed).groupby("length")["method"].nunique()
         return int(counts[counts == counts.max()].index.max()) if len(counts) else None
 
     @property
@@ -144,7 +150,11 @@ def heads_label(config: dict[str, Any]) -> str:
 def load_shared(own_runs: list[str], profile: str | None) -> list[Shared]:
     """The reader's own machine first, then the committed ones."""
     session = Session(profile)
-    runs = [run for run in select_runs(STUDY, session.runs_root, session.root / "reports", own_runs) if run.summary.kind == STUDY]
+    runs = [
+        run
+        for run in select_runs(STUDY, session.runs_root, session.root / "reports", own_runs)
+        if run.summary.kind == STUDY
+    ]
     order = {name: index for index, name in enumerate(("mha128", "gqa128", "gqa64"))}
     runs.sort(key=lambda run: order.get(run.summary.id.variant.partition("_")[0], len(order)))
     machines = by_machine(sorted(runs, key=lambda run: "(" not in run.machine))

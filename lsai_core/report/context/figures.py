@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from lsai_core.report.context.data import Group, Shared, present
-from lsai_core.report.style import HATCHES, PALETTE, TEXT_WIDTH_IN, hatch_bars, series_style
+from lsai_core.report.style import PALETTE, TEXT_WIDTH_IN, hatch_bars, series_style
 from lsai_core.runs.context_bench.config import ONE
 from lsai_core.runs.context_bench.traced import COMMUNICATION
 
@@ -38,7 +38,9 @@ def rates(shared: Shared, groups: Sequence[Group]) -> Figure:
     for axes, group in zip(panels[0], groups, strict=True):
         alone = group.alone[group.alone["method"] == ONE]
         if len(alone):
-            axes.plot(alone["length"], factor * alone["training_tflops"], color="black", linewidth=1.0, label=_alone(shared))
+            axes.plot(
+                alone["length"], factor * alone["training_tflops"], color="black", linewidth=1.0, label=_alone(shared)
+            )
         _over_length(axes, group.timed, "training_tflops", factor)
         _length_axis(axes, {*group.timed["length"], *alone["length"]}, 9 // len(groups))
         axes.set(ylim=(0, None), title=_on(group, shared))
@@ -57,10 +59,15 @@ def scaling(shared: Shared, strong: pd.DataFrame, weak: pd.DataFrame) -> Figure 
         for method in [m for m in ORDER if m in set(rows["method"])]:
             mine = rows[rows["method"] == method].sort_values("processes")
             axes.plot(mine["processes"], 100 * mine["efficiency"], label=method, **method_style(method))
-        what = f"{tokens(rows['length'].max())} tokens" if name == "strong" else f"{tokens(rows['slice'].max())} tokens each"
-        axes.set(title=f"{name}: {what}", xlabel="GPUs" if shared.on_gpu else "processes", xscale="log", ylim=(0, None))
+        what = (
+            f"{tokens(rows['length'].max())} tokens"
+            if name == "strong"
+            else f"{tokens(rows['slice'].max())} tokens each"
+        )
+        axes.set(title=f"{name}: {what}", xlabel="GPUs" if shared.on_gpu else "processes", xscale="log")
         ticks = sorted(rows["processes"].unique())
         axes.set_xticks(ticks, [str(n) for n in ticks])
+        axes.set_ylim(0, 105 * max(1.0, *(some["efficiency"].max() for some, _ in drawn)))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.axhline(100, color="#444444", linewidth=0.8, linestyle=":")
     panels[0][0].set_ylabel("efficiency (%)")
@@ -78,7 +85,7 @@ def communication(group: Group) -> Figure | None:
     width = 0.8 / len(lengths)
     for axes, column, factor, label in (
         (panels[0], "sent_gb_per_s", 1.0, "GB/s sent by a GPU"),
-        (panels[1], "exposed_share", 100.0, "exposed communication (% of a step)"),
+        (panels[1], "exposed_share", 100.0, "exposed (% of a step)"),
     ):
         for index, length in enumerate(lengths):
             values = rows[rows["length"] == length].set_index("method")[column].reindex(methods).astype(float)
@@ -96,7 +103,7 @@ def timeline(group: Group, length: int) -> Figure:
     rows = group.of("trace")
     rows = rows[rows["length"] == length].set_index("method")
     methods = [name for name in ORDER if name in rows.index]
-    height = 0.42 + 0.16 * group.processes
+    height = 0.4 + min(0.16 * group.processes, 0.75)
     fig, panels = plt.subplots(
         len(methods), 1, figsize=(TEXT_WIDTH_IN, 0.9 + height * len(methods)), sharex=True, squeeze=False
     )
@@ -104,13 +111,13 @@ def timeline(group: Group, length: int) -> Figure:
     colours = {"compute": PALETTE[0], COMMUNICATION: PALETTE[1]}
     for axes, method in zip(panels[:, 0], methods, strict=True):
         for rank, parts in enumerate(rows.loc[method, "timeline"]):
-            for name, place, hatch in (("compute", rank - 0.38, ""), (COMMUNICATION, rank + 0.06, HATCHES[1])):
+            for name, place in (("compute", rank - 0.38), (COMMUNICATION, rank + 0.06)):
                 bars = [(start, end - start) for start, end in parts[name]]
                 size = (place, 0.42 if known else 0.76)
-                axes.broken_barh(bars, size, color=colours[name], hatch=hatch, linewidth=0)
+                axes.broken_barh(bars, size, color=colours[name], linewidth=0)
         axes.set_yticks(range(group.processes), [str(rank) for rank in range(group.processes)])
         axes.set_ylim(group.processes - 0.5, -0.5)
-        axes.set_ylabel(f"{method}\nrank" if group.processes < 8 else method)
+        axes.set_ylabel(f"{method}\nrank")
         axes.grid(axis="y", visible=False)
     panels[-1, 0].set_xlabel("ms since the common start")
     names = ("compute", COMMUNICATION) if known else ("compute",)
@@ -162,5 +169,7 @@ def _on(group: Group, shared: Shared) -> str:
 
 def _legend(fig: Figure, panels: Any, ncols: int = 4) -> None:
     """One legend for all panels, of everything that is drawn in any of them."""
-    handles = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    handles = {
+        label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
     fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=ncols)

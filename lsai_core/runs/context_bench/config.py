@@ -45,10 +45,18 @@ class ContextBenchConfig(Strict):
     kernel: str = Field("auto", description="of one tile, see lsai_core.context.kernels; torch's method brings its own")
     methods: list[str] = Field([*METHODS], min_length=1)
     sweeps: list[Sweep] = Field(min_length=1, description="in this order, so that what matters most is measured first")
-    point_ms: float = Field(100.0, gt=0, description="time to repeat one point in; at least three repeats of short calls")
-    max_call_s: float = Field(4.0, gt=0, description="no forward plus backward that is expected to take longer is started")
-    memory_share: float = Field(0.9, gt=0, le=1, description="no point that is expected to need more of a GPU is started")
-    point_timeout_s: float = Field(60.0, gt=0, description="a point that takes longer has failed, and its processes are ended")
+    point_ms: float = Field(
+        100.0, gt=0, description="time to repeat one point in; at least three repeats of short calls"
+    )
+    max_call_s: float = Field(
+        4.0, gt=0, description="no forward plus backward that is expected to take longer is started"
+    )
+    memory_share: float = Field(
+        0.9, gt=0, le=1, description="no point that is expected to need more of a GPU is started"
+    )
+    point_timeout_s: float = Field(
+        60.0, gt=0, description="a point that takes longer has failed, and its processes are ended"
+    )
     budget_s: float = Field(100.0, gt=0, description="of measuring, without starts; after it no point is started")
     seed: int = Field(0, ge=0)
 
@@ -63,7 +71,9 @@ class ContextBenchConfig(Strict):
             if sorted(set(sweep.lengths)) != sweep.lengths or sweep.lengths[0] < 2:
                 raise ValueError(f"lengths must ascend from at least 2, got {sweep.lengths}")
         if not list(self.points()):
-            raise ValueError(f"nothing to measure with processes={self.processes}: one process measures `one` and `one_torch` only")
+            raise ValueError(
+                f"nothing to measure with processes={self.processes}: one process measures `one` and `one_torch` only"
+            )
         return self
 
     @property

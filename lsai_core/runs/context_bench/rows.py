@@ -34,7 +34,10 @@ def row_of(
 def _timed(flops: float, answers: Sequence[Row], typical: int) -> Row:
     """Milliseconds are the slowest process's of each repeat: median (on a CPU, where other work only ever slows a repeat, the
     fastest) and quartiles. `rank_*`: each process's own. `typical`: the percentile that counts."""
-    row: Row = {"repeats": len(answers[0]["training_ms"]), "first_call_s": round(max(a["first_call_s"] for a in answers), 3)}
+    row: Row = {
+        "repeats": len(answers[0]["training_ms"]),
+        "first_call_s": round(max(a["first_call_s"] for a in answers), 3),
+    }
     for name, work in (("forward", flops), ("training", (1 + BACKWARD_FLOPS) * flops)):
         each = np.array([answer[f"{name}_ms"] for answer in answers])
         low, ms, high = (_short(value) for value in np.percentile(each.max(axis=0), [25, typical, 75]))

@@ -58,6 +58,7 @@ class SharedClock:
             size = min(size, torch.cuda.mem_get_info(device)[0] // 16)
         self._cold = torch.empty(size, dtype=torch.uint8, device=device)
         self._flag = torch.zeros(1, device=device)
+        self.start_together()  # NCCL wants a collective before ranks talk in pairs
 
     def start_together(self) -> None:
         """Return when all have called; on GPUs, what is queued next begins when all have come here."""
