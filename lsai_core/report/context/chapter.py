@@ -19,6 +19,7 @@ from lsai_core.report.context.analysis import (
     weak,
 )
 from lsai_core.report.context.data import Group, Shared, load_shared, present
+from lsai_core.report.context.training import load_trained, show_training
 from lsai_core.report.show import run_link, show_figure, show_table, show_text
 from lsai_core.report.style import apply_style
 from lsai_core.runs.attention_bench.errors import ALLOWED, NAMES
@@ -31,6 +32,17 @@ _METHODS = {
     "usp": "Ulysses among neighbours, zigzag rings among the groups",
     "torch": "PyTorch's own context parallelism (zigzag, keys and values gathered at once), the peer",
 }
+
+
+__all__ = [
+    "load",
+    "load_trained",
+    "show_conclusions",
+    "show_machine",
+    "show_methods",
+    "show_missing",
+    "show_training",
+]
 
 
 def load(own_runs: list[str], profile: str | None) -> list[Shared]:
