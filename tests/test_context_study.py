@@ -17,7 +17,7 @@ from lsai_core.context.methods import Setting
 from lsai_core.context.peer import torch_sent_bytes
 from lsai_core.errors import UserError
 from lsai_core.files import write_json
-from lsai_core.report.context import analysis, chapter, figures
+from lsai_core.report.context import analysis, chapter, figures, training
 from lsai_core.report.context.data import Shared, load_shared
 from lsai_core.report.headlines import HEADLINES
 from lsai_core.runs.attention_bench.config import Shape
@@ -438,3 +438,58 @@ def test_the_chapter_says_when_there_are_no_records(tmp_path: Path, monkeypatch:
     chapter.show_conclusions(machines)
     chapter.show_missing(machines)
     assert len(said) == 1 and "make run STUDY=context" in said[0]
+
+
+def trained_run(root: Path, variant: str, processes: int, offset: float) -> None:
+    """A training run of three steps over `processes`, its losses `offset` higher in the last."""
+    run = RunId("longcontext", variant, "steps", 0, f"{variant}-key")
+    folder = root / "longcontext" / run.folder
+    folder.mkdir(parents=True)
+    model, parallel = {"preset": "llama3.2-1b"}, {"fsdp": 1, "replicate": 1, "cp": processes, "cp_method": "zigzag"}
+    write_json(folder / "config.json", {"model": model, "parallel": parallel, "seq_len": 32768})
+    write_json(folder / "env.json", GPU)
+    losses = [9.0, 8.0, 7.0 + offset]
+    (folder / "metrics.jsonl").write_text(
+        "".join(json.dumps({"step": i, "loss": x}) + "\n" for i, x in enumerate(losses))
+    )
+    results = {
+        "step_ms": 500.0,
+        "tokens_per_s_per_gpu": 1e4,
+        "mfu": 0.5,
+        "exposed_communication_ms": 10.0 * (processes - 1),
+        "train_loss": 8.0,
+    }
+    Summary(run, "train", "ok", None, "2026-01-01T00:00:00+00:00", 9.0, "lsai", {}, results).write(folder)
+
+
+def test_training_over_shared_sequences_is_held_against_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LSAI_RUNS", str(tmp_path))
+    trained_run(tmp_path, "llama1b_32k_1", 1, 0.0)
+    trained_run(tmp_path, "llama1b_32k_2", 2, 3e-4)
+    search = RunId("longcontext", "longest_8b_1", "longest_8b", 0, "search-key")
+    folder = tmp_path / "longcontext" / search.folder
+    folder.mkdir(parents=True)
+    train = {"model": {"preset": "llama3-8b"}, "parallel": {"fsdp": 1, "replicate": 1}, "seq_len": 460800}
+    write_json(folder / "config.json", {"train": train, "max_size": 32})
+    write_json(folder / "env.json", GPU)
+    tries = [{"size": 32, "outcome": "ok", "note": None, "peak_gib": 120.5, "seconds": 480.0}]
+    results = {"largest_size": 32, "tries": tries}
+    Summary(search, "model_search", "ok", None, "2026-01-01T00:00:00+00:00", 9.0, "lsai", {}, results).write(folder)
+    (trained,) = [found for found in training.load_trained([], "h200") if found.machine.startswith("h200 (")]
+    (gap,) = training.loss_differences(trained).itertuples()
+    assert all(0.5 < share < 0.95 for share in trained.steps["causal"])
+    assert gap.largest == pytest.approx(3e-4) and gap.steps == 3 and gap.processes == 2
+    shown: list[str] = []
+    monkeypatch.setattr(training, "show_text", shown.append)
+    monkeypatch.setattr(
+        training, "show_table", lambda table, label, caption, **_: shown.append(f"{label} {table.to_string()}")
+    )
+    training.show_training([trained])
+    text = "\n".join(shown)
+    assert "at most 3.0e-04 nats per token over 3 steps" in text
+    assert "32 of 32" in text and "460,800" in text and "120.5" in text and "zigzag" in text
+    shown.clear()
+    training.show_training([])
+    assert len(shown) == 1 and "make run STUDY=longcontext" in shown[0]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
+from lsai_core.config import ModelConfig
+from lsai_core.profiling.flops import flops_per_token
 from lsai_core.report.selection import select_runs
 from lsai_core.report.show import run_link, show_table, show_text
 from lsai_core.report.variants import OfMachine, by_machine
@@ -45,7 +48,7 @@ class Trained(OfMachine):
                 continue
             results = run.summary.results
             fitting = [one for one in results.get("tries", []) if one["outcome"] == "ok"]
-            best = max(fitting, key=lambda one: one["size"], default={})
+            best: dict[str, Any] = max(fitting, key=lambda one: one["size"], default={})
             facts = _facts(run.config["train"], run) | {"wanted": run.config["max_size"]}
             rows.append(
                 facts
@@ -66,13 +69,14 @@ def load_trained(own_runs: list[str], profile: str | None) -> list[Trained]:
     return [Trained(machine, some) for machine, some in by_machine(runs).items()]
 
 
-def _facts(config: dict[str, object], run: Run) -> dict[str, object]:
+def _facts(config: dict[str, Any], run: Run) -> dict[str, Any]:
     parallel, model = config["parallel"], config["model"]
-    assert isinstance(parallel, dict) and isinstance(model, dict)
+    flops = flops_per_token(ModelConfig.model_validate(model), config["seq_len"])
     return {
         "model": model["preset"],
         "key": run.summary.id.key,
         "tokens": config["seq_len"],
+        "causal": flops.causal_discounted / flops.convention,
         "processes": parallel["fsdp"] * parallel["replicate"] * parallel.get("cp", 1),
         "method": parallel.get("cp_method") if parallel.get("cp", 1) > 1 else None,
     }
@@ -131,6 +135,7 @@ def _steps(trained: Trained) -> None:
             "step (ms)": rows["step_ms"],
             "tokens/s each": rows["tokens_per_s_per_gpu"],
             "MFU (%)": 100 * pd.to_numeric(rows["mfu"]),
+            "causal MFU (%)": 100 * pd.to_numeric(rows["mfu"]) * rows["causal"],
             "exposed (%)": 100 * pd.to_numeric(rows["exposed_communication_ms"]) / pd.to_numeric(rows["step_ms"]),
             "peak each (GiB)": rows["mem_peak_allocated_gib"],
             "training loss": rows["train_loss"],
@@ -147,7 +152,7 @@ def _steps(trained: Trained) -> None:
     show_table(
         table,
         f"tbl-context-steps-{trained.slug}",
-        f"Whole training steps on {trained.machine}: one sequence a step, shared by all processes. MFU counts full attention (see the definitions).",
+        f"Whole training steps on {trained.machine}: one sequence a step, shared by all processes. MFU counts full attention, as everywhere; the causal one only the pairs that the mask lets through.",
         formats={name: form for name, form in formats.items() if name in table},
         links={"model": "key"},
     )
@@ -175,7 +180,7 @@ def _longest(trained: Trained) -> None:
     show_table(
         table,
         f"tbl-context-longest-{trained.slug}",
-        f"The longest sequences on {trained.machine}: a whole training step that was really taken, with AdamW, the inputs of checkpointed blocks in the host's memory.",
+        f"The longest sequences on {trained.machine}: a whole training step that was really taken, with AdamW.",
         formats={"peak each (GiB)": ".3g"} if "peak each (GiB)" in table else None,
         links={"model": "key"},
     )
