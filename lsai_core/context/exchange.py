@@ -37,6 +37,7 @@ class GroupExchange:
     def __init__(self, group: dist.ProcessGroup | None, ranks: Sequence[int]) -> None:
         self._group, self._ranks = group, list(ranks)
         self.rank, self.size = self._ranks.index(dist.get_rank(group)), len(self._ranks)
+        self.sent_bytes = 0  # by this rank to others, so far
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Wait:
         """See `Exchange.start`. A peer that is gone raises torch's DistBackendError or RuntimeError, here or in the wait."""
@@ -47,6 +48,7 @@ class GroupExchange:
         ]
         if not operations:
             return _nothing
+        self.sent_bytes += sum(tensor.nbytes for _, tensor in sends)
         works = dist.batch_isend_irecv(operations)
 
         def wait() -> None:

@@ -131,10 +131,14 @@ class ContextParallel:
         ring_rank, piece = divmod(self.rank, pieces)
         neighbours = [ring_rank * pieces + other for other in range(pieces)]
         ring = [other * pieces + piece for other in range(self.size // pieces)]
-        parts = operators.Parts(
-            self.plan, GroupExchange(group, ring), GroupExchange(group, neighbours), kernel, setting.window
-        )
+        self._exchanges = GroupExchange(group, ring), GroupExchange(group, neighbours)
+        parts = operators.Parts(self.plan, *self._exchanges, kernel, setting.window)
         self._pieces, self._key = pieces, operators.register(parts)
+
+    @property
+    def sent_bytes(self) -> int:
+        """What this rank has sent to others so far; not counted for torch's (`peer.torch_sent_bytes` says what it sends)."""
+        return 0 if self.method.peer else sum(exchange.sent_bytes for exchange in self._exchanges)
 
     @property
     def positions_S(self) -> Tensor:

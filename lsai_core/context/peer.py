@@ -50,6 +50,13 @@ def torch_attention(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, group: dist.
     return _TorchAttention.apply(q_BSHD, k_BSKD, v_BSKD, _mesh(group))
 
 
+def torch_sent_bytes(k_BSKD: Tensor, v_BSKD: Tensor, ranks: int, backward: bool) -> int:
+    """What one rank sends, read off the source above: its keys and values to every other rank, in both passes; in the backward
+    pass also their gradients, in fp32, to its neighbour after each of the `ranks` steps."""
+    gathered = (ranks - 1) * (k_BSKD.nbytes + v_BSKD.nbytes)
+    return gathered + (4 * ranks * (k_BSKD.numel() + v_BSKD.numel()) if backward and ranks > 1 else 0)
+
+
 @functools.cache
 def _mesh(group: Any) -> DeviceMesh:
     return DeviceMesh.from_group(group, "cuda")

@@ -13,6 +13,8 @@ import pandas as pd
 from lsai_core.report import course, peers
 from lsai_core.report.attention.analysis import longest
 from lsai_core.report.attention.data import load_results as load_attention
+from lsai_core.report.context.analysis import ratios_to_torch
+from lsai_core.report.context.data import load_shared
 from lsai_core.report.fp8.results import load_results as load_fp8
 from lsai_core.report.memory import chapter as memory_chapter
 from lsai_core.report.memory.analysis import headline as memory_headline
@@ -66,6 +68,24 @@ def _attention(own_runs: list[str], profile: str | None) -> Rows:
         question = f"fastest attention, causal, {length:,} tokens, {variant.label}"
         result = f"{rate} {unit}, {ahead:.2f}x `{points.index[1]}`"
         rows.append(_row(results.machine, question, f"`{points.index[0]}`", result))
+    return rows
+
+
+def _context(own_runs: list[str], profile: str | None) -> Rows:
+    """Of every machine with GPUs: its first heads over the most of them; processes on a CPU say nothing about speed."""
+    rows = []
+    for shared in load_shared(own_runs, profile):
+        first = [group for group in shared.shared if group.heads == shared.shared[0].heads] if shared.on_gpu else []
+        if not first or (length := first[-1].compared_length) is None:
+            continue
+        group = first[-1]
+        best = group.at(length).iloc[0]
+        share = f", {best['efficiency']:.0%} of a GPU alone" if pd.notna(best["efficiency"]) else ""
+        ratios = ratios_to_torch(group).set_index("length")["ratio"]
+        times = f", {ratios[length]:.2f}x torch's own" if length in ratios.index else ""
+        question = f"fastest attention over {group.processes} GPUs, {length:,} tokens, {group.heads}"
+        rate = run_link(f"{best['training_tflops']:,.3g}", best["key"])
+        rows.append(_row(shared.machine, question, f"`{best.name}`", f"{rate} TFLOP/s per GPU{share}{times}"))
     return rows
 
 
@@ -133,4 +153,5 @@ HEADLINES: dict[str, Callable[[list[str], str | None], Rows]] = {
     "speed": _speed,
     "fp8": _fp8,
     "peers": _peers,
+    "context": _context,
 }

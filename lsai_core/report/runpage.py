@@ -140,6 +140,12 @@ def _attention(record: Run) -> None:
     show_points(record)
 
 
+def _context(record: Run) -> None:
+    from lsai_core.report.context.points import show_points
+
+    show_points(record)
+
+
 def _results_table(record: Run) -> None:
     rows = [
         {"result": f"`{name}`", "value": f"{value:,.5g}" if isinstance(value, float) else str(value)}
@@ -157,5 +163,6 @@ _PAGES: dict[str, Callable[[Run], None]] = {
     "gemm": _gemm,
     "scale": _results_table,
     "attention": _attention,
+    "context": _context,
     "peer": _peer,
 }

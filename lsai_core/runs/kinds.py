@@ -152,6 +152,21 @@ KINDS: dict[str, Kind] = {
         "run-attention.ipynb",
         ("attention", "profiling/live_tensors.py", "runs/attention_bench", "runs/attention_table.py"),
     ),
+    "context": Kind(
+        "lsai_core.runs.context_bench.config:ContextBenchConfig",
+        "lsai_core.runs.context_bench.bench:run",
+        "run-context.ipynb",
+        (
+            "attention",
+            "attention/measured.json",
+            "context",
+            "kernels",
+            "parallel/processes.py",
+            "profiling/trace.py",
+            "runs/attention_bench",
+            "runs/context_bench",
+        ),
+    ),
     "scale": Kind(
         "lsai_core.runs.scale:ScaleConfig",
         "lsai_core.runs.scale:run",
