@@ -18,6 +18,8 @@ from lsai_core.config import validated
 from lsai_core.errors import UserError
 from lsai_core.files import write_json
 from lsai_core.report.attention import chapter
+from lsai_core.report.attention.analysis import auto_sentence
+from lsai_core.report.attention.data import load_results
 from lsai_core.runs.attention_bench import bench, errors
 from lsai_core.runs.attention_bench.clock import random_inputs
 from lsai_core.runs.attention_bench.config import AttentionBenchConfig, Shape
@@ -215,7 +217,12 @@ TIMES = {
 
 
 def write_gpu_run(
-    root: Path, variant: str = "gqa128", name: str = "NVIDIA H200", started: str = "2026-01-01", **heads: int
+    root: Path,
+    variant: str = "gqa128",
+    name: str = "NVIDIA H200",
+    started: str = "2026-01-01",
+    repeat: int = 0,
+    **heads: int,
 ) -> Run:
     """An attention run as a GPU would have recorded it: flex is too far from exact, eager was timed but not compared."""
     settings = config(**{"heads": 32, "kv_heads": 8, "head_dim": 128, **heads}, device="cuda", dtype="bfloat16")
@@ -239,7 +246,7 @@ def write_gpu_run(
             rows.append(row)
         no_memory = {"outcome": "oom", "reason": "CUDA out of memory. Tried to allocate 9 GiB"}
         rows.append({"measure": "time", **place, "backend": "fa3", **no_memory})
-    run = RunId("attention", variant, "kernels", 0, f"{abs(hash((variant, name, started))):x}"[:12])
+    run = RunId("attention", variant, "kernels", repeat, f"{abs(hash((variant, name, started))):x}"[:12])
     folder = root / "attention" / run.folder
     folder.mkdir(parents=True)
     results = {"device_name": name, "compute_capability": "9.0"}
@@ -277,6 +284,24 @@ def test_the_newest_run_counts_and_a_cpu_makes_no_table(tmp_path: Path, monkeypa
     assert len(rankings) == 3 and rankings[0].training == ("fa2",)
     monkeypatch.setattr("lsai_core.runs.attention_table.run_rankings", lambda run: [])
     assert recorded_rankings(find_runs(tmp_path)) == []
+
+
+def test_a_second_measurement_judges_the_table_and_is_not_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_gpu_run(tmp_path)
+    table = recorded_rankings(find_runs(tmp_path))
+    monkeypatch.setitem(TIMES, ("causal", None, 512), {"fa2": (1.0, 1.0), "fa4": (2.0, 2.0), "flex": (4.0, 4.0)})
+    write_gpu_run(tmp_path, started="2026-02-01", repeat=1)
+    assert recorded_rankings(find_runs(tmp_path)) == table
+    monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
+    monkeypatch.setenv("LSAI_RUNS", str(tmp_path))
+    (results,) = [found for found in load_results([], "h200") if "(" in found.machine]
+    again = results.auto(tuple(table), again=True).set_index(["length", "purpose"])
+    assert again.loc[(512, "training"), "chosen"] == "fa4" and again.loc[(512, "training"), "share"] == 0.5
+    assert again.loc[(512, "inference"), "share"] == 0.25
+    monkeypatch.setattr(type(results), "rankings", tuple(table))
+    assert "it reaches at least 25.0% of the fastest at each of" in auto_sentence(results)
 
 
 EVERYTHING = dict.fromkeys(available_backends("cpu"))

@@ -25,11 +25,16 @@ _TIME: dict[Purpose, str] = {"training": "training_ms", "inference": "forward_ms
 _JUDGED: dict[Purpose, tuple[str, ...]] = {"training": NAMES, "inference": NAMES[:1]}
 
 
-def attention_runs(runs: Iterable[Run]) -> list[Run]:
-    """The newest attention run of each machine, study and variant that measured anything."""
+def attention_runs(runs: Iterable[Run], *, repeated: bool = False) -> list[Run]:
+    """The newest attention run of each machine, study and variant that measured anything.
+
+    `repeated`: of the second and further repeats instead of the first. The table is made from first ones alone, so that the
+    others can judge it.
+    """
     newest: dict[tuple[str, str, str], Run] = {}
     for run in sorted(runs, key=lambda run: run.summary.started):
-        if run.summary.kind == "attention" and (run.folder / "metrics.jsonl").exists():
+        found = run.summary.kind == "attention" and (run.folder / "metrics.jsonl").exists()
+        if found and (run.summary.id.repeat > 0) == repeated:
             newest[run.machine, run.summary.id.study, run.summary.id.variant] = run
     return list(newest.values())
 

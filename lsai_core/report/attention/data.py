@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
@@ -71,10 +71,11 @@ def heads_label(config: AttentionBenchConfig) -> str:
 
 @dataclass
 class MachineResults(OfMachine):
-    """The attention study on one machine, a variant for each shape of heads."""
+    """The attention study on one machine, a variant for each shape of heads; `again`: those that were measured once more."""
 
     machine: str
     variants: list[Variant]
+    again: list[Variant] = field(default_factory=list)
 
     @property
     def gpu(self) -> str | None:
@@ -104,12 +105,17 @@ class MachineResults(OfMachine):
         """What each backend is on this machine: its `outcome` and `reason`."""
         return {row["backend"]: row for v in self.variants for row in v.rows if row["measure"] == "backend"}
 
-    def auto(self, measured: tuple[Ranking, ...], *, from_neighbours: bool = False) -> pd.DataFrame:
-        """What `auto` takes at every shape of every variant by a table, one row for each shape and purpose."""
+    def auto(
+        self, measured: tuple[Ranking, ...], *, from_neighbours: bool = False, again: bool = False
+    ) -> pd.DataFrame:
+        """What `auto` takes at every shape of every variant by a table, one row for each shape and purpose.
+
+        `again`: judged by the repeated measurements, which the table does not know.
+        """
         device = "cuda" if self.gpu else "cpu"
         found = [
             {"variant": variant.label, "key": variant.run.summary.id.key, **choice}
-            for variant in self.variants
+            for variant in (self.again if again else self.variants)
             for choice in auto_choices(variant.config, variant.rows, device, measured, from_neighbours=from_neighbours)
         ]
         return pd.DataFrame(found)
@@ -118,14 +124,15 @@ class MachineResults(OfMachine):
 def load_results(own_runs: list[str], profile: str | None) -> list[MachineResults]:
     """The reader's own machine first, then the committed ones; machines that measured nothing are left out."""
     session = Session(profile)
-    runs = attention_runs(select_runs("attention", session.runs_root, session.root / "reports", own_runs))
+    selected = select_runs("attention", session.runs_root, session.root / "reports", own_runs)
+    runs, again = attention_runs(selected), attention_runs(selected, repeated=True)
     machines = dict.fromkeys(run.machine for run in sorted(runs, key=lambda run: "(" not in run.machine))
-    results = []
-    for machine in machines:
-        variants = [Variant(run, *read_points(run)) for run in runs if run.machine == machine]
-        variants = [variant for variant in variants if not variant.good.empty]
-        # The widest heads first, all of them own before grouped: the order in which the study names them.
-        variants.sort(key=lambda v: (-v.config.head_dim, -v.config.kv_heads))
-        if variants:
-            results.append(MachineResults(machine, variants))
-    return results
+    results = [MachineResults(machine, _variants(runs, machine), _variants(again, machine)) for machine in machines]
+    return [found for found in results if found.variants]
+
+
+def _variants(runs: list[Run], machine: str) -> list[Variant]:
+    """Those with points; the widest heads first, all of them own before grouped: the order in which the study names them."""
+    variants = [Variant(run, *read_points(run)) for run in runs if run.machine == machine]
+    found = [variant for variant in variants if not variant.good.empty]
+    return sorted(found, key=lambda v: (-v.config.head_dim, -v.config.kv_heads))
