@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
-from conftest import Hazards
+from conftest import CHECKOUT, Hazards
 from test_make_report import Page, out
 
 pytestmark = pytest.mark.slow
@@ -67,9 +72,25 @@ def test_a_second_command_tries_failures_again_and_nothing_else(hazards: Hazards
         assert again == (name in ("endless", "crash")), name
 
 
-def test_no_process_is_left_behind(hazards: Hazards) -> None:
-    import psutil
+def test_a_kernel_ends_with_the_driver_that_was_killed(tmp_path: Path) -> None:
+    cell = f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(300)"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)]), tmp_path / "in.ipynb")
+    code = (
+        "import sys; from pathlib import Path; from lsai_core.runs.driver import execute_notebook; root = Path(sys.argv[1]);"
+        "execute_notebook(root / 'in.ipynb', root / 'out.ipynb', {}, root=root, timeout_s=300)"
+    )
+    driver = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=CHECKOUT)
+    deadline = time.monotonic() + 90
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert time.monotonic() < deadline and driver.poll() is None
+        time.sleep(0.2)
+    kernel = psutil.Process(int((tmp_path / "pid").read_text()))
+    driver.kill()
+    driver.wait()
+    assert psutil.wait_procs([kernel], timeout=30)[1] == []
 
+
+def test_no_process_is_left_behind(hazards: Hazards) -> None:
     for path in hazards.project.runs.glob("memory/*/pid"):
         pid = int(path.read_text())
         assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

@@ -5,17 +5,21 @@ standard error and exit code 1.
 
 A stop signal is the driver's to deliver, to the kernel alone. Batch systems send SIGTERM to a whole process tree, and nbclient
 would kill the kernel on it before its checkpoint is written; so papermill works in a second thread, where nbclient cannot
-install its handlers, and the main thread lets the signals pass.
+install its handlers, and the main thread lets the signals pass. It also ends everything when the driver is gone (killed,
+crashed), because nobody would watch the time any more, and the kernel might hold a GPU for hours.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import papermill
+import psutil
 from nbclient.exceptions import DeadKernelError
 from papermill.exceptions import PapermillExecutionError
 
@@ -46,7 +50,17 @@ def main(arguments: list[str]) -> int:
     return 1
 
 
+def end_without(driver: int, poll_s: float = 2.0) -> None:
+    """Wait for the process `driver`, the parent of this one, to end; then end this one and all below it."""
+    while os.getppid() == driver:
+        threading.Event().wait(poll_s)
+    for process in psutil.Process().children(recursive=True):
+        process.kill()
+    os._exit(1)
+
+
 if __name__ == "__main__":
+    threading.Thread(target=end_without, args=(os.getppid(),), daemon=True).start()
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)  # a handler, not SIG_IGN: the kernel must not inherit it
     with ThreadPoolExecutor(1) as pool:
