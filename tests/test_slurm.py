@@ -118,10 +118,10 @@ def ended(job: str) -> slurm.JobState:
 
 @pytest.fixture(scope="session")
 def warned(cluster: None, new_project: Callable[..., Project]) -> tuple[Jobs, str]:
-    """A job that is warned within its first minute, not to be requeued, in the middle of a long run."""
+    """A job that is warned in its second minute, when it has started on a busy machine, too, not to be requeued, in the middle of a long run."""
     jobs = Jobs(new_project(steps=100_000, log_every=10))
     path = "params/clusters/ci.yaml"
-    jobs.project.write_yaml(path, {**CLUSTER, "python": sys.executable, "time": "2", "warning_s": 70, "requeue": False})
+    jobs.project.write_yaml(path, {**CLUSTER, "python": sys.executable, "time": "3", "warning_s": 90, "requeue": False})
     return jobs, jobs.submit()[0]
 
 

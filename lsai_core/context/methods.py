@@ -20,7 +20,6 @@ from lsai_core.context.exchange import GroupExchange
 from lsai_core.context.heads import key_heads
 from lsai_core.context.kernels import local_kernel
 from lsai_core.context.layout import Layout, contiguous, zigzag
-from lsai_core.context.peer import torch_attention, torch_missing
 from lsai_core.context.plan import Plan, Schedule, make_plan
 from lsai_core.errors import Unavailable, UserError, hint
 
@@ -124,6 +123,8 @@ class ContextParallel:
         if self.method.peer:
             if window is not None:
                 raise UserError("torch's context parallelism has no sliding window; use another method")
+            from lsai_core.context.peer import torch_missing  # imports torch's compiler, a second
+
             if (reason := torch_missing()) is not None:
                 raise Unavailable(f"torch's context parallelism {reason}")
             return
@@ -185,6 +186,8 @@ class ContextParallel:
         """
         self.check(q_BSHD, k_BSKD, v_BSKD)
         if self.method.peer:
+            from lsai_core.context.peer import torch_attention
+
             return torch_attention(q_BSHD, k_BSKD, v_BSKD, self._group)
         n_heads, n_kv_heads = q_BSHD.shape[2], k_BSKD.shape[2]
         if self._pieces == 1:

@@ -55,9 +55,10 @@ def _units(model: ModelConfig) -> list[tuple[list[tuple[int, ...]], int, int]]:
         one = Transformer(model.model_copy(update={"n_layers": 1}))
     block = [tuple(p.shape) for p in one.blocks.parameters()]
     ends = [tuple(p.shape) for p in [*one.norm.parameters(), one.output_weight]]
+    blocks = [(block, 2, model.n_layers - 1), (block, 1, 1)]  # the last one stays gathered between the passes
     if one.output is None:
-        return [(block, 2, model.n_layers), (ends, 1, 1)]
-    return [(block, 2, model.n_layers), ([tuple(one.embedding.weight.shape)], 2, 1), (ends, 1, 1)]
+        return [*blocks, (ends, 1, 1)]
+    return [*blocks, ([tuple(one.embedding.weight.shape)], 1, 1), (ends, 1, 1)]
 
 
 def _padded(shapes: list[tuple[int, ...]], n: int) -> int:

@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from lsai_core import kernels
 
@@ -85,6 +84,8 @@ class AdamW8bit(torch.optim.Optimizer):
 
 def moments_of(parameter: Tensor) -> dict[str, Tensor]:
     """Fresh moments: of a matrix (N, K) uint8 codes (N, K) and fp32 scales (N, K / 256, rounded up), sharded as it is."""
+    from torch.distributed.tensor import DTensor
+
     if parameter.ndim != 2:
         return {name: torch.zeros_like(parameter) for name in MOMENTS}
     moments: dict[str, Tensor] = {}
@@ -101,6 +102,8 @@ def moments_of(parameter: Tensor) -> dict[str, Tensor]:
 
 def local(tensor: Tensor) -> Tensor:
     """This process's part."""
+    from torch.distributed.tensor import DTensor  # a second, in processes that only describe a run
+
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

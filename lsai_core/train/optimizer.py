@@ -17,7 +17,7 @@ import torch
 from lsai_core import kernels
 from lsai_core.config import OptimConfig
 from lsai_core.errors import Unavailable
-from lsai_core.train.adam8bit import AdamW8bit
+from lsai_core.train.adam8bit import AdamW8bit, local
 
 Groups = list[dict[str, Any]]
 
@@ -44,12 +44,12 @@ class TritonAdamW(torch.optim.Optimizer):
                     state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
                     state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
                 state["step"] += 1
-                weight, gradient = _local(parameter), _local(parameter.grad)
+                weight, gradient = local(parameter), local(parameter.grad)
                 if weight.numel():  # the last ranks of a sharded model may hold nothing of a small tensor
                     if factor is None:
                         factor = torch.ones((), device=weight.device)
                     adamw_(
-                        weight, gradient, _local(state["exp_avg"]), _local(state["exp_avg_sq"]), factor, step=int(state["step"]), lr=group["lr"], betas=group["betas"],
+                        weight, gradient, local(state["exp_avg"]), local(state["exp_avg_sq"]), factor, step=int(state["step"]), lr=group["lr"], betas=group["betas"],
                         eps=group["eps"], weight_decay=group["weight_decay"],
                     )  # fmt: skip
 
@@ -100,20 +100,14 @@ def gradient_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     """Euclidean norm of all gradients together, over all shards, as a plain scalar tensor."""
     from torch.distributed.tensor import DTensor, Partial, Replicate  # a second, in processes that only describe a run
 
-    local = [part for gradient in gradients if (part := _local(gradient)).numel()]
-    if not local or not kernels.available(local[0].device):
+    parts = [part for gradient in gradients if (part := local(gradient)).numel()]
+    if not parts or not kernels.available(parts[0].device):
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
     from lsai_core.kernels.adamw import total_of_squares
 
-    total = total_of_squares(local)
+    total = total_of_squares(parts)
     if isinstance(first := gradients[0], DTensor):
         summed = [Partial() if placement.is_shard() else Replicate() for placement in first.placements]
         total = DTensor.from_local(total, first.device_mesh, summed).full_tensor()
     return total.sqrt()
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    from torch.distributed.tensor import DTensor
-
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

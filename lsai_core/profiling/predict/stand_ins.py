@@ -198,8 +198,8 @@ def behaviour(kernel: str, on: str) -> Iterator[None]:
             "lsai_core.loss._cross_entropy_": _cross_entropy_,
             "lsai_core.products.plus_product": _plus_product,
             "lsai_core.context.methods.local_kernel": lambda *_request, **_more: None,
-            "lsai_core.context.methods.torch_missing": lambda: None,
-            "lsai_core.context.methods.torch_attention": lambda q, k, v, _group: _attention(q, k, v, False)[0],
+            "lsai_core.context.peer.torch_missing": lambda: None,
+            "lsai_core.context.peer.torch_attention": lambda q, k, v, _group: _attention(q, k, v, False)[0],
         }
     with contextlib.ExitStack() as stack:
         for name, stand_in in patches.items():
