@@ -20,7 +20,7 @@ from lsai_core.runs.kinds import Context
 from lsai_core.runs.search import Try, search_largest
 
 _DECIDES_MEMORY = (
-    "model", "attention", "precision", "fp8", "grad_checkpoint", "saved_inputs", "mlp_chunk", "compile", "device", "seq_len", "seed",
+    "model", "attention", "precision", "fp8", "grad_checkpoint", "saved_inputs", "inputs_on_gpu", "mlp_chunk", "compile", "device", "seq_len", "seed",
 )  # fmt: skip
 
 

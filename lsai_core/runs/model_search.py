@@ -45,6 +45,7 @@ _TRAINING = (
     "blocks",
     "grad_checkpoint",
     "saved_inputs",
+    "inputs_on_gpu",
     "mlp_chunk",
     "compile",
     "seq_len",
