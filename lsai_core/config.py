@@ -267,7 +267,9 @@ class TrainConfig(Strict):
         description="where the inputs of checkpointed blocks wait for the backward pass; host: in pinned host memory",
     )
     inputs_on_gpu: int = Field(
-        0, ge=0, description="saved_inputs host: so many of the last blocks keep theirs on the GPU, which needs them first"
+        0,
+        ge=0,
+        description="saved_inputs host: so many of the last blocks keep theirs on the GPU, which needs them first",
     )
     mlp_chunk: int | None = Field(
         None,
@@ -321,7 +323,9 @@ class TrainConfig(Strict):
                 "saved_inputs: host moves what gradient checkpointing keeps; use grad_checkpoint full or attention"
             )
         if self.inputs_on_gpu and self.saved_inputs == "gpu":
-            raise ValueError("inputs_on_gpu says what saved_inputs: host leaves on the GPU; with saved_inputs gpu all are")
+            raise ValueError(
+                "inputs_on_gpu says what saved_inputs: host leaves on the GPU; with saved_inputs gpu all are"
+            )
         if self.inputs_on_gpu >= self.model.n_layers:
             raise ValueError(
                 f"inputs_on_gpu={self.inputs_on_gpu} leaves nothing for the host: the model has {self.model.n_layers} layers"
