@@ -174,7 +174,7 @@ def test_the_longest_sequence_fits_and_a_longer_one_does_not(changes: dict[str, 
     assert found.prediction == predict(found.config) and verdict(found.prediction.peak, gpu) == "fits"
     assert found.tokens > unit
     step_up = max(unit, -(-found.tokens // 100 // unit) * unit)  # 1 %, or the next possible length
-    longer = predict(tiny(**changes, seq_len=found.tokens + step_up))
+    longer = predict(tiny(**{**changes, "seq_len": found.tokens + step_up}))
     assert verdict(longer.peak, gpu) != "fits"
     assert found.host_gib == found.prediction.host * found.config.parallel.world_size
 
