@@ -18,8 +18,9 @@ from lsai_core.profiling.predict.prediction import SURE, Prediction, predict
 
 # Tokens: where the search begins, per GPU, and where it ends. Positions up to 2^24 are exact in the fp32 of rotary tables.
 FIRST, LAST = 2**16, 2**24
-CLOSE = 0.005  # of the limit: near enough
+CLOSE = 0.01  # of the limit: nearer than predictions are true
 _STEP = 1024
+_STRIDE = 4  # from the first to the second length: wide enough that the line has the slope of long sequences
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def _next(seen: dict[int, Prediction], limit: float, fits: int, too_long: int) -
     """Where the line through the two predictions nearest to the limit meets it, inside of the bracket."""
     near = sorted(seen, key=lambda units: abs(seen[units].peak - limit))[:2]
     if len(near) < 2 or (rise := seen[near[1]].peak - seen[near[0]].peak) / (near[1] - near[0]) <= 0:
-        guess = 2 * max(seen) if fits in seen else min(seen) // 2
+        guess = _STRIDE * max(seen) if fits in seen else min(seen) // _STRIDE
     else:
         guess = int(near[0] + (limit - seen[near[0]].peak) * (near[1] - near[0]) / rise)
     return min(max(guess, fits + 1), too_long - 1)
