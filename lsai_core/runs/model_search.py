@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,9 @@ class ModelSearchConfig(Strict):
     try_timeout_s: float = Field(120.0, gt=0)
     budget_s: float = Field(600.0, gt=0, description="no try begins later than this")
     cpu_limit_gib: float = Field(0.5, gt=0, description="on a CPU: what one process of a try may allocate")
+    expandable_segments: bool = Field(
+        False, description="on a GPU: the allocator's setting under which free pieces of memory serve any size"
+    )
 
     @classmethod
     def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
@@ -106,6 +110,8 @@ def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
         train, config.grow, config.measure,
         device_limit_gib=limit_gib * _DEVICE_SHARE, host_limit_gib=host_limit_gib, max_size=config.max_size,
     )  # fmt: skip
+    if on_gpu and config.expandable_segments:
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # read where tries import torch
     workers = processes.server([__name__, "lsai_core.train.step", "lsai_core.parallel.fsdp"])
     seen: list[Try] = []
     started, left_out = time.perf_counter(), 0
