@@ -166,12 +166,14 @@ def describe(config: TrainConfig) -> str:
     model = config.model
     words = [
         f"{model.preset} ({model.n_layers} layers, width {model.d_model})",
-        f"{config.batch_size} x {config.seq_len} tokens a GPU",
+        f"{config.batch_size} x {config.seq_len} tokens "
+        + ("a GPU" if config.parallel.cp == 1 else f"over {config.parallel.cp} GPUs"),
         config.precision if config.fp8.recipe == "none" else f"{config.precision} with fp8 ({config.fp8.recipe})",
         f"loss {config.loss}",
         f"blocks {config.blocks}",
         "compiled" if config.compile else "eager",
-        f"checkpointing {config.grad_checkpoint}",
+        f"checkpointing {config.grad_checkpoint}"
+        + (" with inputs on the host" if config.saved_inputs == "host" else ""),
         f"{config.parallel.world_size} GPU{'s' if config.parallel.world_size > 1 else ''}",
     ]
     return ", ".join(words)
