@@ -266,6 +266,11 @@ class TrainConfig(Strict):
         "gpu",
         description="where the inputs of checkpointed blocks wait for the backward pass; host: in pinned host memory",
     )
+    inputs_on_gpu: int = Field(
+        0,
+        ge=0,
+        description="saved_inputs host: so many of the last blocks keep theirs on the GPU, which needs them first",
+    )
     mlp_chunk: int | None = Field(
         None,
         gt=0,
@@ -316,6 +321,14 @@ class TrainConfig(Strict):
         if self.saved_inputs == "host" and self.grad_checkpoint == "none":
             raise ValueError(
                 "saved_inputs: host moves what gradient checkpointing keeps; use grad_checkpoint full or attention"
+            )
+        if self.inputs_on_gpu and self.saved_inputs == "gpu":
+            raise ValueError(
+                "inputs_on_gpu says what saved_inputs: host leaves on the GPU; with saved_inputs gpu all are"
+            )
+        if self.inputs_on_gpu >= self.model.n_layers:
+            raise ValueError(
+                f"inputs_on_gpu={self.inputs_on_gpu} leaves nothing for the host: the model has {self.model.n_layers} layers"
             )
         if self.mlp_chunk is not None and self.blocks != "fused":
             raise ValueError("mlp_chunk needs blocks: fused")

@@ -213,8 +213,8 @@ class Transformer(nn.Module):
             positions_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
         cos, sin = rope_tables(self.config, positions_S)
         x_BSD = self.embedding(tokens_BS)
-        for block in self.blocks:
-            with contextlib.nullcontext() if self.host_inputs is None else self.host_inputs.of_block(x_BSD):
+        for index, block in enumerate(self.blocks):
+            with contextlib.nullcontext() if self.host_inputs is None else self.host_inputs.of_block(index, x_BSD):
                 x_BSD = block(x_BSD, cos, sin)
         return self.norm(x_BSD)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import pandas as pd
 import pytest
 import torch
 from conftest import CHECKOUT
@@ -17,7 +18,8 @@ from lsai_core.context.methods import Setting
 from lsai_core.context.peer import torch_sent_bytes
 from lsai_core.errors import UserError
 from lsai_core.files import write_json
-from lsai_core.report.context import analysis, chapter, figures, training
+from lsai_core.profiling.predict import find_gpu
+from lsai_core.report.context import analysis, chapter, figures, longest, training
 from lsai_core.report.context.data import Shared, load_shared
 from lsai_core.report.headlines import HEADLINES
 from lsai_core.runs.attention_bench.config import Shape
@@ -393,12 +395,26 @@ def test_the_front_page_has_the_most_gpus(shared: Shared) -> None:
 def run_chapter(target: Path) -> tuple[list[str], str]:
     """Labels and texts of the executed chapter."""
     source = CHECKOUT / "notebooks" / "55-context.ipynb"
-    problem = execute_notebook(source, target, {"own_runs": [], "profile": "cpu"}, root=CHECKOUT, timeout_s=150)
+    problem = execute_notebook(source, target, {"own_runs": [], "profile": "quick"}, root=CHECKOUT, timeout_s=150)
     assert problem is None, problem
     cells = nbformat.read(target, as_version=4).cells
     outputs = [o for cell in cells if cell.cell_type == "code" for o in cell.outputs if "lsai" in o.get("metadata", {})]
     labels = [o.metadata["lsai"]["label"] for o in outputs if o.metadata["lsai"].get("label")]
     return labels, "\n".join(o.data.get("text/markdown", "") for o in outputs)
+
+
+def test_the_longest_sequences_are_predicted_for_known_gpus_and_models_that_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown: list[pd.DataFrame] = []
+    monkeypatch.setattr(longest, "show_table", lambda table, *_args, **_more: shown.append(table))
+    monkeypatch.setattr(longest, "_gpu", lambda _name: find_gpu("rtx4090"))
+    longest.show_longest([], "quick")
+    (table,) = shown
+    assert table["tokens"].iloc[0] < table["tokens"].iloc[1] and "real step" not in table
+    assert (table["peak each (GiB)"] <= 0.9 * 23.5).all() and table["host, all (GiB)"].iloc[1] > 1
+    (row,) = longest.predicted(find_gpu("rtx4090"), (("llama3-8b", 1, ("full checkpointing",)),)).to_dict("records")
+    assert "tokens" not in row
 
 
 @pytest.mark.slow
@@ -474,10 +490,11 @@ def test_training_over_shared_sequences_is_held_against_one_process(
     train = {"model": {"preset": "llama3-8b"}, "parallel": {"fsdp": 1, "replicate": 1}, "seq_len": 460800}
     write_json(folder / "config.json", {"train": train, "max_size": 32})
     write_json(folder / "env.json", GPU)
-    tries = [{"size": 32, "outcome": "ok", "note": None, "peak_gib": 120.5, "seconds": 480.0}]
+    tries = [{"size": 32, "outcome": "ok", "note": None, "peak_gib": 120.5, "seconds": 480.0, "step_s": 462.0}]
     results = {"largest_size": 32, "tries": tries}
     Summary(search, "model_search", "ok", None, "2026-01-01T00:00:00+00:00", 9.0, "lsai", {}, results).write(folder)
     (trained,) = [found for found in training.load_trained([], "h200") if found.machine.startswith("h200 (")]
+    assert trained.longest["step_s"].tolist() == [462.0]
     (gap,) = training.loss_differences(trained).itertuples()
     assert all(0.5 < share < 0.95 for share in trained.steps["causal"])
     assert gap.largest == pytest.approx(3e-4) and gap.steps == 3 and gap.processes == 2
@@ -489,7 +506,12 @@ def test_training_over_shared_sequences_is_held_against_one_process(
     training.show_training([trained])
     text = "\n".join(shown)
     assert "at most 3.0e-04 nats per token over 3 steps" in text
-    assert "32 of 32" in text and "460,800" in text and "120.5" in text and "zigzag" in text
+    assert "32 of 32" in text and "460,800" in text and "120.5" in text and "462" in text and "zigzag" in text
+    assert GPU["gpu"] == find_gpu("h200").driver_name
+    link = longest.really_taken([trained], find_gpu("h200"), "llama3-8b", 1)
+    assert link is not None and "460,800" in link and "search-key" in link
+    assert longest.really_taken([trained], find_gpu("h200"), "llama3-8b", 8) is None
+    assert longest.really_taken([trained], find_gpu("h100"), "llama3-8b", 1) is None
     shown.clear()
     training.show_training([])
     assert len(shown) == 1 and "make run STUDY=longcontext" in shown[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,10 @@ def test_the_found_model_fits_and_a_larger_one_does_not(tmp_path: Path, processe
     assert found["n_layers"] == found["largest_size"] and found["world_size"] == processes
     rows = read_jsonl(tmp_path / "metrics.jsonl")
     assert [row["size"] for row in rows] == [t["size"] for t in found["tries"]]
+    # Of the step itself: random tokens cost log(V) nats and a little; torch alone takes some 0.1 GiB of host memory.
+    assert found["loss"] == pytest.approx(math.log(320), abs=0.5) and 0 < found["step_s"] < 60
+    assert 0.1 * processes < found["host_gib"] < 10 * processes
+    assert all(("loss" in t) == (t["outcome"] == "ok") for t in found["tries"])
 
 
 def test_weights_alone_fill_most_of_the_limit_and_two_processes_hold_more(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from lsai_core.errors import UserError
 from lsai_core.model import count_parameters
 from lsai_core.parallel.launch import launch
 from lsai_core.profiling.memory import PhaseMemory
-from lsai_core.profiling.predict import GPUS, estimate, find_gpu, predict, verdict
+from lsai_core.profiling.predict import GPUS, Gpu, estimate, find_gpu, longest, predict, verdict
 from lsai_core.profiling.predict.techniques import compare as compare_techniques
 from lsai_core.profiling.predict.techniques import first_that_fits
 from lsai_core.report.prediction.chapter import accuracy
@@ -157,6 +157,35 @@ def test_450_thousand_tokens_on_one_gpu() -> None:
     assert whole[2].phases["forward"] < 45 + 3 + 6 * inputs  # weights, moments; logits of a chunk, the head's gradient
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"grad_checkpoint": "full", "mlp_chunk": 512, "precision": "bf16"},
+        {"precision": "bf16", "compile": True, "attention": {"window": 3000}, "seq_len": 4096},
+        {"grad_checkpoint": "full", "saved_inputs": "host", "inputs_on_gpu": 1, "parallel": {"cp": 4}},
+        {"attention": {"backend": "eager"}, "batch_size": 1},
+    ],
+    ids=str,
+)
+def test_the_longest_sequence_fits_and_a_longer_one_does_not(changes: dict[str, Any]) -> None:
+    gpu, unit = Gpu("small", "small", 0.75, 100, 10, False), 1024 * (8 if "parallel" in changes else 1)
+    found = longest(tiny(**changes), gpu)
+    assert found.limited and found.tokens % unit == 0 and found.tokens >= changes.get("attention", {}).get("window", 0)
+    assert found.prediction == predict(found.config) and verdict(found.prediction.peak, gpu) == "fits"
+    assert found.tokens > unit
+    step_up = max(unit, -(-found.tokens // 100 // unit) * unit)  # 1 %, or the next possible length
+    longer = predict(tiny(**{**changes, "seq_len": found.tokens + step_up}))
+    assert verdict(longer.peak, gpu) != "fits"
+    assert found.host_gib == found.prediction.host * found.config.parallel.world_size
+
+
+def test_the_longest_sequence_has_ends() -> None:
+    with pytest.raises(UserError, match=r"not even 1,024 tokens fit small: .* GiB may be used"):
+        longest(tiny(), Gpu("small", "small", 0.01, 100, 10, False))
+    endless = longest(tiny(grad_checkpoint="full", mlp_chunk=64, batch_size=1), Gpu("huge", "huge", 1e4, 1, 1, True))
+    assert endless.tokens == 2**24 and not endless.limited
+
+
 def test_parts_add_up_and_phases_bound_the_peak() -> None:
     for changes in ({}, {"compile": True, "precision": "bf16"}, {"parallel": {"fsdp": 2}}, {"grad_checkpoint": "full"}):
         found = predict(tiny(**changes))
@@ -230,6 +259,8 @@ def test_command_line(shared: Project) -> None:
     assert code == 0 and found["parts_gib"]["FSDP buffers"] > 0 and len(found["gpus"]) == len(GPUS)
     code, out, _ = shared.lsai(*words, "--techniques", "--gpu", "h200")
     assert code == 0 and "The first that fits: as configured" in out
+    code, out, _ = shared.lsai(*words, "--longest", "--gpu", "rtx4090", "--batch-size", "8")
+    assert code == 0 and "longest sequence on 1 x RTX 4090 (23.5 GiB)" in out and "host memory per GPU" in out
     code, out, _ = shared.lsai("predict", "--study", "memory", "--gpu", "h200")
     assert code == 0 and "fits" in out
 
@@ -244,6 +275,8 @@ def test_command_line(shared: Project) -> None:
         (["--study", "nope"], "nope"),
         (["--study", "memory", "--variant", "nope"], "no variant 'nope'"),
         (["--model", "lab", "--gpu", "voodoo2"], "unknown GPU"),
+        (["--model", "lab", "--gpu", "h200", "--longest", "--techniques"], "two questions"),
+        (["--model", "llama3-8b", "--gpu", "rtx4090", "--longest"], "not even 1,024 tokens fit RTX 4090"),
         (["--model", "lab", "--set", "seq_lenn=4"], "seq_lenn"),
         (["--model", "lab", "--set", "parallel.replicate=2"], "need fsdp > 1"),
     ],

@@ -12,7 +12,7 @@ from lsai_core.cli.options import BatchOption, ProfileOption, SetOption, overrid
 from lsai_core.config import TrainConfig, validated
 from lsai_core.errors import UserError
 from lsai_core.files import deep_merge
-from lsai_core.profiling.predict import GPUS, Estimate, Gpu, Prediction, estimate, find_gpu, predict, verdict
+from lsai_core.profiling.predict import GPUS, Estimate, Gpu, Prediction, estimate, find_gpu, longest, predict, verdict
 from lsai_core.profiling.predict import techniques as known_techniques
 from lsai_core.report.prediction.data import measured_ceilings
 from lsai_core.runs.session import Session
@@ -33,6 +33,9 @@ def predict_command(
         bool,
         typer.Option("--techniques", help="Compare the techniques that save memory, and name the first that fits."),
     ] = False,
+    find_longest: Annotated[
+        bool, typer.Option("--longest", help="Find the longest sequence that fits the GPU (seq_len is ignored).")
+    ] = False,
     batch_size: BatchOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     profile: ProfileOption = None,
@@ -47,6 +50,11 @@ def predict_command(
     if gpus is not None:
         overrides = deep_merge(overrides, {"parallel": {"fsdp": gpus}})
     config = _config(session, study, variant, model, overrides)
+    if find_longest:
+        if techniques:
+            raise UserError("--longest and --techniques are two questions; ask one of them")
+        _show_longest(config, target or find_gpu(_this_gpu(session)), session, as_json)
+        return
     if techniques:
         _show_techniques(config, target or find_gpu(_this_gpu(session)), session)
         return
@@ -128,6 +136,24 @@ def _show_techniques(task: TrainConfig, gpu: Gpu, session: Session) -> None:
         print(f"The first that fits: {first.name}, {first.prediction.peak:.1f} GiB.")
 
 
+def _show_longest(config: TrainConfig, gpu: Gpu, session: Session, as_json: bool) -> None:
+    found = longest(config, gpu)
+    time = _time_columns(estimate(found.config, gpu, measured_ceilings(gpu, session.root / "reports")))
+    peak, gpus = found.prediction.peak, found.config.parallel.world_size
+    if as_json:
+        print(json.dumps({"tokens": found.tokens, "limited_by_memory": found.limited, "gpus": gpus, "peak_gib": peak,
+                          "host_gib": found.prediction.host, "gpu": gpu.name, **time}, indent=1))  # fmt: skip
+        return
+    print(describe(found.config))
+    print(f"\nThe longest sequence on {gpus} x {gpu.name} ({gpu.memory_gib:g} GiB): {found.tokens:,} tokens")
+    print(f"  predicted peak per GPU {peak:9.1f} GiB ({peak / gpu.memory_gib:.0%})")
+    print(f"  host memory per GPU    {found.prediction.host:9.1f} GiB, in all {found.host_gib:.1f} GiB")
+    if time["step s"] is not None:
+        print(f"  a step, estimated      {time['step s']:9.0f} s ({time['ceilings']})")
+    if not found.limited:
+        print("Memory would take longer ones; positions beyond are not exact in the rotary embedding's fp32.")
+
+
 def _table(frame: pd.DataFrame) -> str:
     formats = {"share": "{:.0%}".format, "step s": "{:.3g}".format, "tokens/s": "{:,.0f}".format, "peak GiB": "{:.1f}".format,
                "host GiB": "{:.1f}".format}  # fmt: skip
@@ -140,12 +166,14 @@ def describe(config: TrainConfig) -> str:
     model = config.model
     words = [
         f"{model.preset} ({model.n_layers} layers, width {model.d_model})",
-        f"{config.batch_size} x {config.seq_len} tokens a GPU",
+        f"{config.batch_size} x {config.seq_len} tokens "
+        + ("a GPU" if config.parallel.cp == 1 else f"over {config.parallel.cp} GPUs"),
         config.precision if config.fp8.recipe == "none" else f"{config.precision} with fp8 ({config.fp8.recipe})",
         f"loss {config.loss}",
         f"blocks {config.blocks}",
         "compiled" if config.compile else "eager",
-        f"checkpointing {config.grad_checkpoint}",
+        f"checkpointing {config.grad_checkpoint}"
+        + (" with inputs on the host" if config.saved_inputs == "host" else ""),
         f"{config.parallel.world_size} GPU{'s' if config.parallel.world_size > 1 else ''}",
     ]
     return ", ".join(words)

@@ -6,7 +6,6 @@ runs whole optimizer steps on random tokens: the memory of a step does not depen
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from typing import Any
 
@@ -20,7 +19,7 @@ from lsai_core.runs.kinds import Context
 from lsai_core.runs.search import Try, search_largest
 
 _DECIDES_MEMORY = (
-    "model", "attention", "precision", "fp8", "grad_checkpoint", "saved_inputs", "mlp_chunk", "compile", "device", "seq_len", "seed",
+    "model", "attention", "precision", "fp8", "grad_checkpoint", "saved_inputs", "inputs_on_gpu", "mlp_chunk", "compile", "device", "seq_len", "seed",
 )  # fmt: skip
 
 
@@ -88,7 +87,7 @@ def run(config: BatchSearchConfig, context: Context) -> dict[str, Any]:
         "search_limit_kind": "GPU memory" if on_gpu else "process allocation limit (RLIMIT_DATA)",
         "search_resolution": config.resolution,
         "search_capped": largest == config.max_batch,
-        "tries": [dataclasses.asdict(t) for t in tries],
+        "tries": [t.row for t in tries],
     }
 
 
@@ -96,8 +95,8 @@ def _gpu_memory_gib() -> float:
     return torch.cuda.get_device_properties(0).total_memory / processes.GIB
 
 
-def _train_random_tokens(rank: int, argument: tuple[BatchSearchConfig, int]) -> float | None:
-    """Train `steps` steps at a batch size; returns the peak of reserved GPU memory in GiB, on a CPU None."""
+def _train_random_tokens(rank: int, argument: tuple[BatchSearchConfig, int]) -> dict[str, float]:
+    """Train `steps` steps at a batch size; returns the peak of reserved GPU memory in GiB, on a CPU nothing."""
     from lsai_core.train import step
     from lsai_core.train.optimizer import build_optimizer
     from lsai_core.train.precision import set_matmul_mode
@@ -117,6 +116,6 @@ def _train_random_tokens(rank: int, argument: tuple[BatchSearchConfig, int]) -> 
     for rows in (1, *[size] * config.steps):
         step.train_step(model, optimizer, tokens[:rows, :-1], tokens[:rows, 1:], train, device)
     if device.type == "cpu":
-        return None
+        return {}
     torch.cuda.synchronize()
-    return torch.cuda.max_memory_reserved() / processes.GIB
+    return {"peak_gib": torch.cuda.max_memory_reserved() / processes.GIB}

@@ -11,12 +11,14 @@ more than `HOST_SHARE` of it is refused before it is built; such a try says so.
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import math
+import os
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import psutil
 import torch
 from pydantic import Field
 from torch.distributed.tensor import DTensor
@@ -32,6 +34,9 @@ from lsai_core.runs.model_size import GIB, Grow, Measure, device_gib, host_gib, 
 from lsai_core.runs.search import Try, search_largest
 from lsai_core.train.precision import set_matmul_mode, weight_dtype
 
+if TYPE_CHECKING:
+    from lsai_core.parallel.world import World
+
 HOST_SHARE = 0.85
 # A GPU holds some hundred MiB of libraries beside what can be allocated.
 _DEVICE_SHARE = 0.98
@@ -45,6 +50,7 @@ _TRAINING = (
     "blocks",
     "grad_checkpoint",
     "saved_inputs",
+    "inputs_on_gpu",
     "mlp_chunk",
     "compile",
     "seq_len",
@@ -64,6 +70,9 @@ class ModelSearchConfig(Strict):
     try_timeout_s: float = Field(120.0, gt=0)
     budget_s: float = Field(600.0, gt=0, description="no try begins later than this")
     cpu_limit_gib: float = Field(0.5, gt=0, description="on a CPU: what one process of a try may allocate")
+    expandable_segments: bool = Field(
+        False, description="on a GPU: the allocator's setting under which free pieces of memory serve any size"
+    )
 
     @classmethod
     def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
@@ -80,7 +89,8 @@ class ModelSearchConfig(Strict):
 
 
 def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
-    """Search; returns the largest size and its model, what it was limited by, the estimate, and every try.
+    """Search; returns the largest size and its model, what was measured of it (`_one_try`), what it was limited by, the estimate,
+    and every try.
 
     Rows of `metrics.jsonl` are the tries, written as they end. Raises Unavailable if the machine lacks the processes' GPUs.
     """
@@ -100,6 +110,8 @@ def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
         train, config.grow, config.measure,
         device_limit_gib=limit_gib * _DEVICE_SHARE, host_limit_gib=host_limit_gib, max_size=config.max_size,
     )  # fmt: skip
+    if on_gpu and config.expandable_segments:
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # read where tries import torch
     workers = processes.server([__name__, "lsai_core.train.step", "lsai_core.parallel.fsdp"])
     seen: list[Try] = []
     started, left_out = time.perf_counter(), 0
@@ -113,7 +125,7 @@ def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
         answer = processes.attempt(workers, _one_try, argument, processes=nproc, timeout_s=config.try_timeout_s)
         seen.append(Try(size=size, **answer))
         parameters = count_parameters(sized(train.model, config.grow, size)).total
-        row = {"step": len(seen), **dataclasses.asdict(seen[-1]), "parameters": parameters}
+        row = {"step": len(seen), **seen[-1].row, "parameters": parameters}
         with (context.folder / "metrics.jsonl").open("a" if len(seen) > 1 else "w") as file:
             file.write(json.dumps(row) + "\n")
         context.on_rows([row])
@@ -128,6 +140,7 @@ def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
     )  # fmt: skip
     return {
         "largest_size": largest,
+        **next((t.measured for t in seen if t.size == largest), {}),
         "estimated_size": start,
         **_facts(config, largest, limit_gib),
         "world_size": nproc,
@@ -138,7 +151,7 @@ def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
         "search_out_of_time": left_out > 0,
         "search_s": time.perf_counter() - started,
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
-        "tries": [dataclasses.asdict(t) for t in seen],
+        "tries": [t.row for t in seen],
     }
 
 
@@ -169,32 +182,39 @@ def _grown(config: ModelSearchConfig, size: int) -> TrainConfig:
     return config.train.model_copy(update={"model": sized(config.train.model, config.grow, size)})
 
 
-def _one_try(rank: int, argument: tuple[ModelSearchConfig, int, float]) -> float | None:
-    """One process of a try; returns the peak of reserved GPU memory in GiB, on a CPU None."""
+def _one_try(rank: int, argument: tuple[ModelSearchConfig, int, float]) -> dict[str, float]:
+    """One process of a try; returns of a GPU `peak_gib` (reserved) and `allocated_gib`, and of a training step
+
+    - `step_s`: its time, which for a first step includes compilation and pinning host memory
+    - `loss`: nats per token of random tokens, all processes' mean
+    - `host_gib`: what all processes have in host memory after it (resident pages: block inputs, libraries)
+    """
     from lsai_core.parallel.processes import connect
+    from lsai_core.parallel.world import World
     from lsai_core.train import step
 
     config, size, host_limit_gib = argument
     train = _grown(config, size)
     device = step.resolve_device(train.device)
-    if train.parallel.sharded:
-        connect(device)
+    world = connect(device) if train.parallel.sharded else World()
     if device.type == "cpu":
         processes.limit_allocations(config.cpu_limit_gib)
     elif train.parallel.cpu_offload and (needed := host_gib(train)) > host_limit_gib:
         raise MemoryError(f"needs {needed:.0f} GiB of the host's memory, of which {host_limit_gib:.0f} may be used")
     set_matmul_mode(train.precision)
+    measured: dict[str, float] = {}
     if config.measure == "load":
         _fill(_empty(train, device))
     else:
-        _train_one_step(train, device, rank)
+        measured = _train_one_step(train, device, rank, world)
     if device.type == "cpu":
-        return None
+        return measured
     torch.cuda.synchronize()
-    return torch.cuda.max_memory_reserved() / GIB
+    allocated, reserved = torch.cuda.max_memory_allocated() / GIB, torch.cuda.max_memory_reserved() / GIB
+    return {"peak_gib": reserved, "allocated_gib": allocated, **measured}
 
 
-def _train_one_step(train: TrainConfig, device: torch.device, rank: int) -> None:
+def _train_one_step(train: TrainConfig, device: torch.device, rank: int, world: World) -> dict[str, float]:
     from lsai_core.train import step
     from lsai_core.train.optimizer import build_optimizer
 
@@ -204,11 +224,20 @@ def _train_one_step(train: TrainConfig, device: torch.device, rank: int) -> None
     else:
         model = step.prepare_model(train, device)
     optimizer = build_optimizer(model, train.optim)
-    generator = torch.Generator().manual_seed(train.seed + rank)
+    # Processes that share a sequence draw the same.
+    generator = torch.Generator().manual_seed(train.seed + rank // train.parallel.cp)
     tokens = torch.randint(train.model.vocab_size, (train.batch_size, train.seq_len + 1), generator=generator)
-    loss = step.train_step(model, optimizer, tokens[:, :-1], tokens[:, 1:], train, device)[0]
-    if not torch.isfinite(loss):
-        raise RuntimeError(f"the loss of the step is {loss.item()}")
+    if device.type == "cuda":
+        torch.cuda.synchronize()  # the weights' values are drawn outside of the measured time
+    world.barrier()
+    started = time.perf_counter()
+    own_loss = step.train_step(model, optimizer, tokens[:, :-1], tokens[:, 1:], train, device)[:1]
+    loss = float(world.mean(own_loss))  # waits for the step's end
+    seconds = time.perf_counter() - started
+    if not math.isfinite(loss):
+        raise RuntimeError(f"the loss of the step is {loss}")
+    resident = torch.tensor([psutil.Process().memory_info().rss / GIB], device=device)
+    return {"step_s": seconds, "loss": loss, "host_gib": float(world.sum(resident))}
 
 
 def _empty(train: TrainConfig, device: torch.device) -> Transformer:

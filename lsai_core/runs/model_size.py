@@ -14,6 +14,7 @@ from lsai_core.config import ModelConfig, TrainConfig
 from lsai_core.model import count_parameters
 from lsai_core.presets import scaled_shape
 from lsai_core.train.precision import compute_dtype, weight_dtype
+from lsai_core.train.saved_inputs import blocks_on_host
 
 GIB = 2**30
 Grow = Literal["all", "n_layers"]
@@ -43,7 +44,7 @@ def device_gib(train: TrainConfig, measure: Measure) -> float:
     elif train.precision == "bf16_autocast":
         total += parameters.total * computed  # autocast keeps what it has cast until the step's end
     tokens = train.batch_size * train.seq_len // train.parallel.cp
-    total += tokens * model.n_layers * computed * _values_per_token(train)
+    total += tokens * computed * _values_per_token(train)
     if train.loss == "full":
         total += 3 * 4 * tokens * model.vocab_size
     return total / GIB
@@ -69,10 +70,10 @@ def largest_estimated(
 
 
 def _values_per_token(train: TrainConfig) -> float:
-    """Values that one block keeps of a token: its input; without checkpointing also what its products read."""
+    """Values that the blocks keep of a token: their inputs; without checkpointing also what their products read."""
     model = train.model
     if train.grad_checkpoint in ("attention", "full"):
-        inputs = 0 if train.saved_inputs == "host" else model.d_model
-        return inputs + (model.d_model if train.grad_checkpoint == "attention" else 0)
+        inputs = model.n_layers - blocks_on_host(train)
+        return model.d_model * (inputs + (model.n_layers if train.grad_checkpoint == "attention" else 0))
     keys = 2 * model.n_kv_heads * model.head_dim
-    return 7 * model.d_model + 2 * keys + 3 * model.d_ff
+    return model.n_layers * (7 * model.d_model + 2 * keys + 3 * model.d_ff)

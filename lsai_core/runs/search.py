@@ -9,20 +9,28 @@ row comes a plain step, so readings that mislead cost at most three times the tr
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 _GUESSES_IN_A_ROW = 2
 
 
 @dataclass(frozen=True)
 class Try:
-    """One attempt: its size, how it ended (`ok`, `oom`, `failed`, `timeout`), and what was seen."""
+    """One attempt: its size, how it ended (`ok`, `oom`, `failed`, `timeout`), and what was seen; `measured`: what else, by name."""
 
     size: int
     outcome: str
     peak_gib: float | None = None
     seconds: float = 0.0
     note: str | None = None
+    measured: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """As it stands in records, `measured` beside the rest."""
+        fields = asdict(self)
+        return fields | fields.pop("measured")
 
 
 def search_largest(

@@ -24,8 +24,8 @@ from lsai_core.runs.outcome import is_out_of_memory
 GIB = 2**30
 _POLL_S = 0.2
 _ECHO_S = 1.0
-# The work of one process: its rank and its argument to the peak of memory in GiB, or None where it is not known.
-Work = Callable[[int, Any], float | None]
+# The work of one process: its rank and its argument to what it measured, with `peak_gib` (of memory) where that is known.
+Work = Callable[[int, Any], dict[str, float]]
 
 
 def server(preload: list[str]) -> Any:
@@ -38,7 +38,8 @@ def server(preload: list[str]) -> Any:
 def attempt(workers: Any, work: Work, argument: Any, *, processes: int, timeout_s: float) -> dict[str, Any]:
     """Do `work(rank, argument)` in each of `processes` new processes; never raises for what happens inside them.
 
-    Returns outcome, note and seconds, and for `ok` the largest process's peak_gib. `work` and `argument` must be picklable.
+    Returns outcome, note and seconds, and for `ok` of each measured number the largest process's: `peak_gib`, and the others in
+    `measured`. `work` and `argument` must be picklable.
     """
     answers = workers.Queue()
     port = _free_port()
@@ -73,8 +74,12 @@ def attempt(workers: Any, work: Work, argument: Any, *, processes: int, timeout_
     seconds = round(time.perf_counter() - started, 2)
     if bad is not None:
         return {"note": None, **bad, "seconds": seconds}
-    peaks = [answer["peak_gib"] for answer in found.values() if answer["peak_gib"] is not None]
-    return {"outcome": "ok", "note": None, "peak_gib": max(peaks, default=None), "seconds": seconds}
+    measured = {
+        name: max(answer["measured"][name] for answer in found.values())
+        for name in next(iter(found.values()))["measured"]
+    }
+    peak_gib = measured.pop("peak_gib", None)
+    return {"outcome": "ok", "note": None, "peak_gib": peak_gib, "seconds": seconds, "measured": measured}
 
 
 def _first_cause(answer: dict[str, Any], answers: Any) -> dict[str, Any]:
@@ -95,12 +100,12 @@ def _died(code: int | None) -> dict[str, Any]:
 def _in_process(work: Work, argument: Any, rank: int, processes: int, port: int, answers: Any) -> None:
     """Body of one process: work, and answer with how that ended."""
     os.environ |= {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes),
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes),
         "MASTER_ADDR": "localhost", "MASTER_PORT": str(port),
     }  # fmt: skip
     answer: dict[str, Any]
     try:
-        answer = {"outcome": "ok", "peak_gib": work(rank, argument)}
+        answer = {"outcome": "ok", "measured": work(rank, argument)}
     except Exception as error:
         note = " ".join(str(error).split())[:300]
         answer = {"outcome": "oom" if is_out_of_memory(error) else "failed", "note": f"{type(error).__name__}: {note}"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lsai_core import fp8
 from lsai_core.config import TrainConfig
 from lsai_core.model import Transformer
-from lsai_core.train.saved_inputs import HostInputs, require_host_memory
+from lsai_core.train.saved_inputs import HostInputs, blocks_on_host, require_host_memory
 
 
 def adapt(model: Transformer, config: TrainConfig) -> None:
@@ -18,7 +18,7 @@ def adapt(model: Transformer, config: TrainConfig) -> None:
         model.fuse(config.mlp_chunk)
     if config.saved_inputs == "host":
         require_host_memory(config)
-        model.host_inputs = HostInputs()
+        model.host_inputs = HostInputs(blocks_on_host(config))
     if config.compile:
         for block in model.blocks:
             block.compile()

@@ -10,6 +10,10 @@ checkpointing is the block's input, the rotary tables and, compiled, the weights
 a stream of their own. On the GPU there are at most two inputs beside the one in use: one that is leaving and one that is
 coming; each is let go only after the computing stream waits for its copy, so that its memory cannot be taken too early.
 
+Where the GPU has room for some inputs but not for all, it is the last blocks' that stay there (`inputs_on_gpu`): the backward pass
+needs them first and frees them before its gradients are all there. What `grad_checkpoint: attention` keeps beside the inputs, the
+results of attention, stays on the GPU.
+
 Host buffers are pinned once, at exactly their size (torch's own pinned memory rounds up to powers of two), and serve all steps.
 """
 
@@ -35,19 +39,27 @@ Kind = tuple[torch.Size, torch.dtype]
 
 
 class HostInputs:
-    """Keeps block inputs in host memory. Works on any device; on a CPU the copies are plain ones."""
+    """Keeps block inputs in host memory. Works on any device; on a CPU the copies are plain ones.
 
-    def __init__(self) -> None:
+    `first`: the blocks, from the first on, whose inputs go there; those of the blocks behind stay on the GPU.
+    """
+
+    def __init__(self, first: int) -> None:
+        self._first = first
         self._free: defaultdict[Kind, list[Tensor]] = defaultdict(list)
         self._stream: torch.cuda.Stream | None = None
         self._leaving: tuple[Tensor, torch.cuda.Event | None] | None = None
         self._last: weakref.ref[_Kept] | None = None
 
     @contextlib.contextmanager
-    def of_block(self, x: Tensor) -> Iterator[None]:
-        """While open, saving `x` for the backward pass copies it to the host."""
+    def of_block(self, index: int, x: Tensor) -> Iterator[None]:
+        """While open, saving `x`, the input of block `index`, for the backward pass copies it to the host."""
         if not torch.is_grad_enabled() or not x.requires_grad:
             yield  # the first block of a model whose embedding does not learn, or no training at all
+            return
+        if index >= self._first:
+            self._settle()  # what left last must not stay until the backward pass
+            yield
             return
         storage, shape = x.untyped_storage()._cdata, x.shape
         kept: list[weakref.ref[_Kept]] = []
@@ -133,10 +145,18 @@ class _Kept:
         self._owner.give_back(self._host)
 
 
+def blocks_on_host(config: TrainConfig) -> int:
+    """So many blocks, from the first on, keep their inputs on the host."""
+    if config.saved_inputs == "gpu":
+        return 0
+    # A search for the largest model also tries smaller ones than the config's.
+    return max(0, config.model.n_layers - config.inputs_on_gpu)
+
+
 def host_gib(config: TrainConfig) -> float:
-    """What the inputs of all blocks take on the host, for one process."""
+    """What the inputs of the blocks take on the host, for one process."""
     tokens = config.batch_size * config.seq_len / config.parallel.cp
-    return config.model.n_layers * tokens * config.model.d_model * residual_dtype(config).itemsize / 2**30
+    return blocks_on_host(config) * tokens * config.model.d_model * residual_dtype(config).itemsize / 2**30
 
 
 def require_host_memory(config: TrainConfig) -> None:

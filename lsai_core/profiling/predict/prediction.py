@@ -32,7 +32,7 @@ Verdict = Literal["fits", "tight", "too large"]
 
 _DECIDES = {
     "model", "attention", "precision", "fp8", "loss", "blocks", "grad_checkpoint", "compile", "seq_len", "batch_size",
-    "grad_accum", "parallel", "saved_inputs", "mlp_chunk",
+    "grad_accum", "parallel", "saved_inputs", "inputs_on_gpu", "mlp_chunk",
 }  # fmt: skip
 
 
@@ -87,9 +87,7 @@ def _host_gib(config: TrainConfig) -> float:
     if config.parallel.cpu_offload:
         stored = weight_dtype(config.precision).itemsize
         total += 4 * count_parameters(config.model).total * stored / config.parallel.shards
-    if config.saved_inputs == "host":
-        total += host_gib(config) * GIB
-    return total / GIB
+    return total / GIB + host_gib(config)
 
 
 def verdict(peak_gib: float, gpu: Gpu) -> Verdict:

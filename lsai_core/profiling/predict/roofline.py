@@ -85,7 +85,13 @@ def estimate(
     copy = (measured.get("copy_gb_per_s") or COPY_SHARE * gpu.memory_gb_per_s) * 1e9
     moments = 4 if config.optim.states == "8bit" else 4 * stored  # two, read and written
     updated = 0 if config.parallel.cpu_offload else (3 * stored + moments) * total / shards
-    settings = {"grad_checkpoint": "none", "saved_inputs": "gpu", "mlp_chunk": None, "grad_accum": 1}
+    settings = {
+        "grad_checkpoint": "none",
+        "saved_inputs": "gpu",
+        "inputs_on_gpu": 0,
+        "mlp_chunk": None,
+        "grad_accum": 1,
+    }
     alone = config.model_copy(update={**settings, "parallel": ParallelConfig()})
     kept = predict(alone, kernel).parts["activations"] * 2**30 / config.parallel.cp
     memory_s = (updated + TRIPS[config.grad_checkpoint] * kept * config.grad_accum) / copy

@@ -29,7 +29,7 @@ from lsai_core.profiling.predict.tracker import PurposeTracker
 from lsai_core.train import step
 from lsai_core.train.adam8bit import MOMENTS, moments_of
 from lsai_core.train.precision import residual_dtype, weight_dtype
-from lsai_core.train.saved_inputs import HostInputs
+from lsai_core.train.saved_inputs import HostInputs, blocks_on_host
 
 CPU = torch.device("cpu")
 
@@ -134,7 +134,7 @@ def _shaped(config: TrainConfig, on: str) -> Transformer:
     if config.blocks == "fused":
         model.fuse(config.mlp_chunk)
     if config.saved_inputs == "host":
-        model.host_inputs = HostInputs()
+        model.host_inputs = HostInputs(blocks_on_host(config))
     for module in model.modules() if on == "gpu" else ():
         if type(module) is nn.RMSNorm:
             module.__class__ = FusedRMSNorm

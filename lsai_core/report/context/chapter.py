@@ -18,6 +18,7 @@ from lsai_core.report.context.analysis import (
     weak,
 )
 from lsai_core.report.context.data import Group, Shared, load_shared, present
+from lsai_core.report.context.longest import show_longest
 from lsai_core.report.context.missing import show_missing
 from lsai_core.report.context.training import load_trained, show_training
 from lsai_core.report.show import run_link, show_figure, show_table, show_text
@@ -38,6 +39,7 @@ __all__ = [
     "load",
     "load_trained",
     "show_conclusions",
+    "show_longest",
     "show_machine",
     "show_methods",
     "show_missing",

@@ -56,6 +56,8 @@ class Trained(OfMachine):
                     "layers": results.get("largest_size"),
                     "peak_gib": best.get("peak_gib"),
                     "seconds": best.get("seconds"),
+                    # Missing in records of older code.
+                    **{name: best.get(name) for name in ("step_s", "allocated_gib", "host_gib", "loss")},
                 }
                 | {"outcome": run.summary.outcome}
             )
@@ -172,15 +174,23 @@ def _longest(trained: Trained) -> None:
                 f"{int(found)} of {wanted}" if pd.notna(found) else None
                 for found, wanted in zip(rows["layers"], rows["wanted"], strict=True)
             ],
-            "peak each (GiB)": rows["peak_gib"],
+            "step (s)": rows["step_s"],
             "s with the start": rows["seconds"],
+            "peak each (GiB)": rows["allocated_gib"],
+            "reserved each (GiB)": rows["peak_gib"],
+            "host, all (GiB)": rows["host_gib"],
+            "loss": rows["loss"],
             "outcome": rows["outcome"],
         }
     ).dropna(axis="columns", how="all")
+    formats = {"step (s)": ".0f", "s with the start": ".0f", "loss": ".2f"} | dict.fromkeys(
+        ("peak each (GiB)", "reserved each (GiB)", "host, all (GiB)"), ".1f"
+    )
     show_table(
         table,
         f"tbl-context-longest-{trained.slug}",
-        f"The longest sequences on {trained.machine}: a whole training step that was really taken, with AdamW.",
-        formats={"peak each (GiB)": ".3g"} if "peak each (GiB)" in table else None,
+        f"The longest sequences on {trained.machine}: a whole training step that was really taken, with AdamW, on random tokens. It is the first "
+        "one, so its time includes compilation and, where inputs wait on the host, the pinning of its memory.",
+        formats={name: form for name, form in formats.items() if name in table},
         links={"model": "key"},
     )
