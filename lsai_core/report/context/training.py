@@ -123,16 +123,19 @@ def show_training(machines: list[Trained]) -> None:
                 show_text(f"- {name} on {trained.machine} ended as **{run.summary.outcome}** ({run.summary.reason}).")
 
 
+def _what(rows: pd.DataFrame) -> dict[str, pd.Series]:
+    """The columns that tell which training a row is."""
+    tokens = rows["tokens"].map("{:,}".format)
+    return {"model": rows["model"], "key": rows["key"], "tokens": tokens, "processes": rows["processes"]}
+
+
 def _steps(trained: Trained) -> None:
     rows = trained.steps
     if rows.empty:
         return
     table = pd.DataFrame(
         {
-            "model": rows["model"],
-            "key": rows["key"],
-            "tokens": rows["tokens"].map("{:,}".format),
-            "processes": rows["processes"],
+            **_what(rows),
             "method": rows["method"],
             "step (ms)": rows["step_ms"],
             "tokens/s each": rows["tokens_per_s_per_gpu"],
@@ -166,10 +169,7 @@ def _longest(trained: Trained) -> None:
         return
     table = pd.DataFrame(
         {
-            "model": rows["model"],
-            "key": rows["key"],
-            "tokens": rows["tokens"].map("{:,}".format),
-            "processes": rows["processes"],
+            **_what(rows),
             "layers that took a step": [
                 f"{int(found)} of {wanted}" if pd.notna(found) else None
                 for found, wanted in zip(rows["layers"], rows["wanted"], strict=True)

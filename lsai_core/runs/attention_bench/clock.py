@@ -28,6 +28,15 @@ _MIN_REPEATS, _MAX_REPEATS = 3, 20
 _OVERWRITTEN = {"cuda": 2**30, "cpu": 2**26}
 
 
+def mark(on_gpu: bool) -> Any:
+    """A moment: an event in the GPU's stream, or the host's clock in seconds."""
+    if not on_gpu:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
 class Clock:
     """Times functions on `device` with cold caches. Holds the memory that it overwrites, up to 1 GiB on a GPU."""
 
@@ -44,20 +53,13 @@ class Clock:
         for _ in range(times):
             for one in passes:
                 self._overwritten.zero_()
-                start = self._mark()
+                start = mark(self.on_gpu)
                 one()
-                marks.append((start, self._mark()))
+                marks.append((start, mark(self.on_gpu)))
         if self.on_gpu:
             torch.cuda.synchronize()
         found = [start.elapsed_time(end) if self.on_gpu else (end - start) * 1e3 for start, end in marks]
         return [found[index :: len(passes)] for index in range(len(passes))]
-
-    def _mark(self) -> Any:
-        if not self.on_gpu:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
 
 
 def random_inputs(shape: Shape, dtype: torch.dtype, device: torch.device, seed: int) -> list[Tensor]:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lsai_core.parallel.world import World
-from lsai_core.runs.attention_bench.clock import LONG_MS, MIB
+from lsai_core.runs.attention_bench.clock import LONG_MS, MIB, mark
 
 _MIN_REPEATS, _MAX_REPEATS = 3, 20
 _OVERWRITTEN = {"cuda": 2**30, "cpu": 2**26}
@@ -70,14 +70,14 @@ class SharedClock:
     def once(self, step: Step) -> tuple[list[float], list[int]]:
         """Of forward, and of forward plus backward: this process's milliseconds, and the bytes that it sent."""
         self.start_together()
-        marks, sent = [self._mark()], [step.sent()]
+        marks, sent = [mark(self.on_gpu)], [step.sent()]
         for one in (step.forward, step.backward):
             one()
-            marks.append(self._mark())
+            marks.append(mark(self.on_gpu))
             sent.append(step.sent())
         if self.on_gpu:
             torch.cuda.synchronize()
-        ms = [marks[0].elapsed_time(mark) if self.on_gpu else (mark - marks[0]) * 1e3 for mark in marks[1:]]
+        ms = [marks[0].elapsed_time(end) if self.on_gpu else (end - marks[0]) * 1e3 for end in marks[1:]]
         return ms, [total - sent[0] for total in sent[1:]]
 
     def measure(self, step: Step, *, point_ms: float, expected_ms: float | None, memory_before: int) -> dict[str, Any]:
@@ -107,10 +107,3 @@ class SharedClock:
             "sent_training_mib": sent[1] / MIB,
             "first_call_s": first_call_s,
         }
-
-    def _mark(self) -> Any:
-        if not self.on_gpu:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
