@@ -28,6 +28,12 @@ class OfMachine:
         return self.machine.split(" ")[0].replace(".", "-").lower() + ("-own" if "(" in self.machine else "")
 
 
+def heads_label(heads: int, kv_heads: int, head_dim: int) -> str:
+    """For example `32 x 128` or `32 (8 kv) x 128`."""
+    grouped = f" ({kv_heads} kv)" if kv_heads != heads else ""
+    return f"{heads}{grouped} x {head_dim}"
+
+
 def setting_row(runs: Sequence[Run], repeats: int) -> dict[str, Any]:
     """What was trained where, as a table's row: config, environment and size of the first run that ended well, or the first."""
     run = next((run for run in runs if run.summary.outcome == "ok"), runs[0])

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from lsai_core import kernels
+from lsai_core.train.adamw import FactorAdamW, local
 
 VALUES = 256  # of one block
 _PLUS_ONE = 128  # code of +1 in the signed type, where -0 would be
@@ -29,34 +30,14 @@ _SMALLEST = 2.75e-7  # what the signed type rounds to zero, of the largest of it
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class AdamW8bit(torch.optim.Optimizer):
-    """AdamW with 8-bit moments of matrices; `step` takes a factor for the gradients, as `TritonAdamW`'s does."""
+class AdamW8bit(FactorAdamW):
+    """AdamW with 8-bit moments of matrices."""
 
-    def __init__(self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float) -> None:
-        super().__init__(groups, dict(lr=lr, betas=betas, eps=eps, weight_decay=0.0))
+    def moments(self, parameter: Tensor) -> dict[str, Tensor]:
+        return moments_of(parameter)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None, *, factor: Tensor | None = None) -> None:  # type: ignore[override]
-        """One update with gradients times `factor` (an fp32 scalar on the device; None: 1)."""
-        assert closure is None, "this optimizer does not reevaluate the loss"
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state.update(step=torch.tensor(0.0), **moments_of(parameter))
-                state["step"] += 1
-                weight = local(parameter)
-                if not weight.numel():  # the last ranks of a sharded model may hold nothing of a small tensor
-                    continue
-                if factor is None:
-                    factor = torch.ones((), device=weight.device)
-                moments = [local(state[name]) for name in state if name != "step"]
-                _update(weight.ndim, weight.device)(
-                    weight, local(parameter.grad), *moments, factor, step=int(state["step"]), lr=group["lr"], betas=group["betas"],
-                    eps=group["eps"], weight_decay=group["weight_decay"],
-                )  # fmt: skip
+    def updater(self, weight: Tensor) -> Callable[..., None]:
+        return _update(weight.ndim, weight.device)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
@@ -98,13 +79,6 @@ def moments_of(parameter: Tensor) -> dict[str, Tensor]:
             )  # fmt: skip
         moments |= {name: torch.zeros_like(parameter, dtype=torch.uint8), f"{name}_scale": scale}
     return moments
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This process's part."""
-    from torch.distributed.tensor import DTensor  # a second, in processes that only describe a run
-
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 @functools.cache

@@ -10,48 +10,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from lsai_core import kernels
 from lsai_core.config import OptimConfig
 from lsai_core.errors import Unavailable
-from lsai_core.train.adam8bit import AdamW8bit, local
+from lsai_core.train.adam8bit import MOMENTS, AdamW8bit
+from lsai_core.train.adamw import FactorAdamW, Groups, local
 
-Groups = list[dict[str, Any]]
 
+class TritonAdamW(FactorAdamW):
+    """Moments in the weights' dtype, updated by the Triton kernel. Parameters: CUDA tensors or DTensors of them."""
 
-class TritonAdamW(torch.optim.Optimizer):
-    """AdamW whose `step` takes a factor for the gradients. Parameters: CUDA tensors or DTensors of them."""
+    def moments(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {name: torch.zeros_like(parameter, memory_format=torch.preserve_format) for name in MOMENTS}
 
-    def __init__(self, groups: Groups, lr: float, betas: tuple[float, float], eps: float) -> None:
-        super().__init__(groups, dict(lr=lr, betas=betas, eps=eps, weight_decay=0.0))
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None, *, factor: torch.Tensor | None = None) -> None:  # type: ignore[override]
-        """One update with gradients times `factor` (an fp32 scalar on the device; None: 1)."""
+    def updater(self, weight: torch.Tensor) -> Callable[..., None]:
         from lsai_core.kernels.adamw import adamw_
 
-        assert closure is None, "this optimizer does not reevaluate the loss"
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state["step"] = torch.tensor(0.0)  # on the host: the bias corrections need it there
-                    state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-                    state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-                state["step"] += 1
-                weight, gradient = local(parameter), local(parameter.grad)
-                if weight.numel():  # the last ranks of a sharded model may hold nothing of a small tensor
-                    if factor is None:
-                        factor = torch.ones((), device=weight.device)
-                    adamw_(
-                        weight, gradient, local(state["exp_avg"]), local(state["exp_avg_sq"]), factor, step=int(state["step"]), lr=group["lr"], betas=group["betas"],
-                        eps=group["eps"], weight_decay=group["weight_decay"],
-                    )  # fmt: skip
+        return adamw_
 
 
 def build_optimizer(model: torch.nn.Module, optim: OptimConfig) -> torch.optim.Optimizer:
@@ -88,7 +67,7 @@ def clip_and_update(optimizer: torch.optim.Optimizer, limit: float) -> torch.Ten
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     norm = gradient_norm([p.grad for p in parameters])
-    if isinstance(optimizer, TritonAdamW | AdamW8bit):
+    if isinstance(optimizer, FactorAdamW):
         optimizer.step(factor=torch.clamp(limit / (norm + 1e-6), max=1.0) if limit else None)
     else:
         torch.nn.utils.clip_grads_with_norm_(parameters, limit or math.inf, norm, foreach=True)

@@ -10,7 +10,7 @@ import pandas as pd
 
 from lsai_core.attention.measured import Ranking, select_rankings, shipped
 from lsai_core.report.selection import select_runs
-from lsai_core.report.variants import OfMachine
+from lsai_core.report.variants import OfMachine, heads_label
 from lsai_core.runs.attention_bench.config import AttentionBenchConfig
 from lsai_core.runs.attention_table import attention_runs, auto_choices, error_ratio, read_points
 from lsai_core.runs.records import Run
@@ -27,7 +27,7 @@ class Variant:
 
     @property
     def label(self) -> str:
-        return heads_label(self.config)
+        return heads_label(self.config.heads, self.config.kv_heads, self.config.head_dim)
 
     @functools.cached_property
     def timed(self) -> pd.DataFrame:
@@ -61,12 +61,6 @@ class Variant:
     def ratio(self, backend: str, mask: str) -> float | None:
         """The backend's largest error under a kind of mask over eager's."""
         return error_ratio(self.rows, backend, mask, "training")
-
-
-def heads_label(config: AttentionBenchConfig) -> str:
-    """For example `32 x 128` or `32 (8 kv) x 128`."""
-    grouped = f" ({config.kv_heads} kv)" if config.kv_heads != config.heads else ""
-    return f"{config.heads}{grouped} x {config.head_dim}"
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from lsai_core.report.selection import select_runs
-from lsai_core.report.variants import OfMachine, by_machine
+from lsai_core.report.variants import OfMachine, by_machine, heads_label
 from lsai_core.runs.context_bench.config import ALONE, NAMES
 from lsai_core.runs.records import Run, read_jsonl
 from lsai_core.runs.session import Session
@@ -115,7 +115,8 @@ class Shared(OfMachine):
         for run in self.runs:
             path = run.folder / "metrics.jsonl"
             config = run.config
-            facts = {"heads": heads_label(config), "processes": config["processes"], "key": run.summary.id.key}
+            heads = heads_label(config["heads"], config["kv_heads"], config["head_dim"])
+            facts = {"heads": heads, "processes": config["processes"], "key": run.summary.id.key}
             found += [{**row, **facts} for row in read_jsonl(path)] if path.exists() else []
         frame = pd.DataFrame(found)
         return frame.reindex(columns=[*frame.columns, *(c for c in _COLUMNS if c not in frame)]) if found else frame
@@ -139,12 +140,6 @@ class Shared(OfMachine):
     def shared(self) -> list[Group]:
         """Those of more than one process that have at least one good point."""
         return [group for group in self.groups if group.processes > 1 and len(group.timed)]
-
-
-def heads_label(config: dict[str, Any]) -> str:
-    """For example `32 x 128` or `32 (8 kv) x 128`."""
-    grouped = f" ({config['kv_heads']} kv)" if config["kv_heads"] != config["heads"] else ""
-    return f"{config['heads']}{grouped} x {config['head_dim']}"
 
 
 def load_shared(own_runs: list[str], profile: str | None) -> list[Shared]:
