@@ -37,14 +37,18 @@ def test_the_table_of_trainers_is_what_the_records_say() -> None:
         },
         "fp8, compiled": {"ours": "ours_fp8", "torchtitan": "titan_fp8"},
     }
+    spread = 0.0
     for setting, trainers in settings.items():
         ours = runs[trainers["ours"]]["tokens_per_s"]
         for trainer, name in trainers.items():
             results = runs[name]
             cells = [setting, trainer, f"{results['tokens_per_s']:,.0f}", f"{results['mfu']:.1%}"]
             cells.append(f"{results['mem_peak_allocated_gib']:.1f}")
+            for end in ("p25", "p75"):
+                spread = max(spread, abs(results[f"tokens_per_s_{end}"] / results["tokens_per_s"] - 1))
             cells.append("–" if trainer == "ours" else f"{ours / results['tokens_per_s']:.2f}x")
             assert "| " + " | ".join(cells) + " |" in readme
+    assert f"quartiles of the steps lie within {spread:.1%} of the medians" in readme
     short, plain, single = (runs[name]["tokens_per_s"] for name in ("ours_2048", "plain_2048", "ours_batch1"))
     assert f"{short:,.0f} tokens/s ({short / plain:.2f} times" in readme
     assert f"batch 1, {single:,.0f}" in readme
