@@ -134,12 +134,13 @@ def test_the_grid_says_where_memory_ends_and_what_both_techniques_do(sharding: S
 
 def test_the_largest_models_are_compared_by_technique_and_odd_ends_are_said(sharding: Sharding) -> None:
     rows = largest.searched(sharding)
-    assert len(rows) == 32 and set(rows["does"]) == {"loads", "trains"}
+    # On each number of GPUs: weights loaded, and seven techniques trained, all by two ways to grow.
+    assert len(rows) == 16 * rows["processes"].nunique() and set(rows["does"]) == {"loads", "trains"}
     text = "\n".join(largest.sentences(rows, on_gpu=True))
     assert "8 processes train a model 8.00 times as large as one does" in text
     assert "fill 98.0% of the memory" in text and "[10 B](#run-" in text
     assert "a try ended otherwise than by memory (failed: an illegal access)" in text
-    assert "fp32 states, by layers" not in text  # on 8 it timed out: nothing to compare
+    assert "*fp32 states, by layers:* 2 processes" in text  # on 8 it timed out
 
 
 def test_the_chapter_shows_everything_once_and_names_what_was_not_run(

@@ -10,6 +10,7 @@ import pytest
 from conftest import tiny
 
 from lsai_core.errors import UserError
+from lsai_core.files import deep_merge
 from lsai_core.runs.kinds import Context
 from lsai_core.runs.model_search import ModelSearchConfig, run
 from lsai_core.runs.model_size import device_gib, largest_estimated, sized
@@ -22,9 +23,8 @@ def tries_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config(**changes: Any) -> ModelSearchConfig:
-    train = tiny(
-        model={"d_model": 256, "n_heads": 2, "n_kv_heads": 2, "d_ff": 1024}, seq_len=32, **changes.pop("train", {})
-    )
+    shape = {"model": {"d_model": 256, "n_heads": 2, "n_kv_heads": 2, "d_ff": 1024}, "seq_len": 32}
+    train = tiny(**deep_merge(shape, changes.pop("train", {})))
     settings = {"train": train, "grow": "n_layers", "measure": "train", "cpu_limit_gib": 0.2, "resolution": 0.3}
     return ModelSearchConfig.model_validate({**settings, **changes})
 
@@ -65,8 +65,9 @@ def test_a_search_has_an_end_in_time_and_in_size(tmp_path: Path) -> None:
     assert len(short["tries"]) == 1 and short["search_out_of_time"]
     capped = search(tmp_path, measure="load", grow="all", max_size=1)
     assert capped["search_capped"] and capped["largest_size"] == 1
-    # The weights alone are 34 MB. Much less than this, and Python itself would have no memory to say so.
-    nothing = search(tmp_path, measure="load", grow="all", cpu_limit_gib=0.02, max_size=2)
+    # The token table alone is 268 MB. A much smaller limit would leave Python itself no memory to say so.
+    large = {"model": {"vocab_size": 65_536, "d_model": 1024, "n_heads": 8}, "data": {"vocab_size": 65_536}}
+    nothing = search(tmp_path, measure="load", cpu_limit_gib=0.1, max_size=2, train=large)
     assert nothing["largest_size"] == 0 and nothing["parameters"] == 0
 
 

@@ -22,6 +22,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """True for CUDA's, the CPU allocator's and Python's out-of-memory errors."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
+    if isinstance(error, SystemError):  # C code that got no memory and did not say so
+        return "without exception set" in str(error)
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _MEMORY_WORDS)
 
 
