@@ -19,7 +19,8 @@ from lsai_core.report import course
 from lsai_core.report.speed import chapter
 from lsai_core.report.speed.analysis import on_attention, on_levers
 from lsai_core.report.speed.ideal import Ceilings, fp8_parameters, ideal_step, linear_tflops
-from lsai_core.report.speed.results import class_ms, load_speed
+from lsai_core.report.speed.loss import curves_of, sentences, show_loss
+from lsai_core.report.speed.results import Speed, class_ms, load_speed
 from lsai_core.runs.keep import record_runs
 from lsai_core.runs.records import find_runs
 from lsai_core.runs.study import load_profile, load_study, resolve
@@ -177,6 +178,7 @@ def test_the_chapter_can_be_written_whatever_happened(
     for speed in found:
         chapter.show_levers(speed)
         chapter.show_attention(speed)
+        show_loss(speed)
     text = capsys.readouterr().out
     assert not re.search(r"\bnan\b", text) and "Traceback" not in text
     if outcomes.get("fp8") == "unavailable":
@@ -223,3 +225,32 @@ def test_gpu_traced_run_says_how_long_the_gpu_waits(dataset: Dataset, tmp_path: 
     total = sum(ms for name, ms in measured.items() if name.startswith("kernel_"))
     assert measured.get("kernel_other_ms", 0.0) < 0.1 * total, json.loads((tmp_path / "kernels.json").read_text())
     assert 0 < measured["gpu_busy_ms"] <= total * 1.001 and measured["gpu_busy_ms"] < 1.2 * median
+
+
+def test_the_loss_curves_lie_as_far_apart_as_the_records_say(session: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def write_curve(variant: str, factor: float, outcome: str = "ok") -> None:
+        folder = write(session, "speed", variant, "loss", outcome=outcome, validation_loss=5.0 * factor)
+        rows = [{"step": step, "loss": (9 - step / 60) * (factor if step >= 150 else 1)} for step in range(300)]
+        if outcome == "ok":
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def mine() -> Speed:
+        return next(one for one in load_speed([], "cpu") if "(" in one.machine)
+
+    write_curve("eager", 1.0)
+    assert curves_of(mine()) is None  # nothing to compare it with
+    write_curve("fused_loss", 1.002)
+    write_curve("att_fa4", 0.999)
+    write_curve("att_fa2", 1.0, "unavailable")
+    curves = curves_of(mine())
+    assert curves is not None and list(curves.runs) == ["eager", "fused_loss", "att_fa4"]
+    # Smoothed over 15 steps, the distance is whole from the 15th step of the change on.
+    spread = curves.apart.max(axis=1) - curves.apart.min(axis=1)
+    assert spread[149] == 0 and spread[164] == pytest.approx(0.003, rel=1e-2)
+    path, end = sentences(curves)
+    assert "curves of 3 variants, smoothed over 15 steps, lie at most 0.30% apart" in path
+    assert "FlashAttention-4 below fused loss" in path and "training losses lie 0.30% apart" in end
+    assert "validation losses 0.30%" in end
+    show_loss(mine())
+    shown = capsys.readouterr().out
+    assert "Figure fig-speed-loss-h200-own" in shown and "eager" in shown and "nan" not in shown

@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lsai_core.report.fp8.results import LAST_STEPS, Fp8Results, final_loss, validation_loss
+from lsai_core.report.fp8.results import Fp8Results
+from lsai_core.report.losses import curve, final_loss, last_steps, smoothed, validation_loss, window
 from lsai_core.report.show import show_figure, show_table, show_text
 from lsai_core.report.style import series_style
 
@@ -29,8 +30,8 @@ def show_loss(results: Fp8Results) -> None:
             "difference ": losses["validation_difference"],
         }
     )
-    steps, window = min(LAST_STEPS, max(1, config.steps // 5)), _window(config.steps)
-    model, smoothed = config.model, f", smoothed over {window} steps" if window > 1 else ""
+    steps, over = last_steps(config.steps), window(config.steps)
+    model, smooth = config.model, f", smoothed over {over} steps" if over > 1 else ""
     show_table(
         table.rename(columns={"label": "recipe"}),
         f"tbl-fp8-loss-{results.slug}",
@@ -46,7 +47,7 @@ def show_loss(results: Fp8Results) -> None:
         _figure(results),
         f"fig-fp8-loss-{results.slug}",
         f"Training loss in bf16 and fp8 on {results.machine}, the mean of {losses['seed'].nunique()} "
-        f"seed{'s' if losses['seed'].nunique() > 1 else ''} (left), and the relative difference of fp8 from bf16 of each seed{smoothed} "
+        f"seed{'s' if losses['seed'].nunique() > 1 else ''} (left), and the relative difference of fp8 from bf16 of each seed{smooth} "
         "(right).",
     )
     show_text("\n".join(f"- {sentence}" for sentence in verdicts(results)))
@@ -98,20 +99,14 @@ def seeds_apart(results: Fp8Results, what: str) -> float | None:
     return (max(values) - min(values)) / float(np.mean(values)) if len(values) > 1 else None
 
 
-def _window(steps: int) -> int:
-    return max(1, steps // 20)
-
-
 def _figure(results: Fp8Results) -> Figure:
     fig, (left, right) = plt.subplots(1, 2, figsize=(6.3, 3.1))
     plain = results.loss_runs(str(results.study.baseline))
-    curves = {repeat: _curve(run.metrics) for repeat, run in plain.items()}
+    curves = {repeat: curve(run) for repeat, run in plain.items()}
     names = [str(results.study.baseline), *results.losses["variant"].unique()]
     for index, name in enumerate(names):
         runs = results.loss_runs(name)
-        mean = pd.concat([_curve(runs[repeat].metrics) for repeat in sorted(set(runs) & set(curves))], axis=1).mean(
-            axis=1
-        )
+        mean = pd.concat([curve(runs[repeat]) for repeat in sorted(set(runs) & set(curves))], axis=1).mean(axis=1)
         style = series_style(index)
         every = max(1, len(mean) // 8)
         label = results.study.variants[name].label
@@ -119,8 +114,8 @@ def _figure(results: Fp8Results) -> Figure:
         if index == 0:
             continue
         for repeat in sorted(set(runs) & set(curves)):
-            change = (_curve(runs[repeat].metrics) / curves[repeat] - 1) * 100
-            smooth = change.rolling(_window(len(change)), min_periods=1).mean()
+            change = (curve(runs[repeat]) / curves[repeat] - 1) * 100
+            smooth = smoothed(change)
             seed = runs[repeat].config["seed"]
             right.plot(smooth.index, smooth, linewidth=1.1, label=f"{label}, seed {seed}", **_line(index - 1 + repeat))
     right.axhline(0, color="#444444", linewidth=0.8)
@@ -133,7 +128,3 @@ def _figure(results: Fp8Results) -> Figure:
 def _line(index: int) -> dict[str, object]:
     style = series_style(index + 2)
     return {"color": style["color"], "linestyle": style["linestyle"]}
-
-
-def _curve(metrics: pd.DataFrame) -> pd.Series:
-    return metrics.set_index("step")["loss"]

@@ -9,13 +9,12 @@ from typing import Any
 import pandas as pd
 
 from lsai_core.config import TrainConfig, validated
+from lsai_core.report.losses import final_loss, validation_loss
 from lsai_core.report.selection import select_runs
 from lsai_core.report.variants import OfMachine, by_machine
 from lsai_core.runs.records import Run
 from lsai_core.runs.session import Session
 from lsai_core.runs.study import Study
-
-LAST_STEPS = 20  # the final training loss is the mean over so many steps, in short runs over the last fifth
 
 
 @dataclass(frozen=True)
@@ -106,16 +105,6 @@ class Fp8Results(OfMachine):
                     row[f"{what}_difference"] = row[f"{what}_fp8"] / row[f"{what}_bf16"] - 1
                 rows.append({**row, "key": run.summary.id.key, "key_bf16": other.summary.id.key})
         return pd.DataFrame(rows)
-
-
-def final_loss(run: Run) -> float:
-    """Mean training loss over the last steps of a run."""
-    losses = run.metrics["loss"]
-    return float(losses.tail(min(LAST_STEPS, max(1, len(losses) // 5))).mean())
-
-
-def validation_loss(run: Run) -> float:
-    return float(run.summary.results["validation_loss"])
 
 
 def results_of(study: Study, runs: list[Run]) -> list[Fp8Results]:
