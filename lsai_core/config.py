@@ -1,18 +1,17 @@
 """What one training run is: a strict, fully resolved description.
 
 Every key is declared here, with its default and its bounds; an unknown key, a wrong type or an impossible combination is an
-error that names the key, before anything starts. The resolved config is what the run key hashes (`lsai_core.records`), so
+error that names the key, before anything starts. The resolved config is what the run key hashes (`lsai_core.runs.code`), so
 two runs with equal configs, code and hardware are the same run.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self, TypeVar, get_args
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from lsai_core.errors import UserError
-from lsai_core.files import deep_merge
+from lsai_core.strict import Strict
 
 AttentionName = Literal[
     "auto", "eager", "sdpa_math", "sdpa_efficient", "sdpa_flash", "sdpa_cudnn", "flex", "fa2", "fa3", "fa4"
@@ -29,17 +28,6 @@ ContextMethod = Literal["ring", "zigzag", "lightseq", "ulysses", "usp", "torch"]
 HALF_ONLY: frozenset[str] = frozenset({"sdpa_flash", "sdpa_cudnn", "fa2", "fa3", "fa4"})
 # Backends that can restrict attention to the last `window` positions.
 WINDOWED: frozenset[str] = frozenset({"auto", "eager", "sdpa_math", "sdpa_efficient", "flex", "fa2", "fa3", "fa4"})
-
-
-class Strict(BaseModel):
-    """Base of all configs: unknown keys and silent type conversions are errors; instances are immutable."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    @classmethod
-    def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-        """The keys of this config, given a study's `config` for a variant and the `settings` of the part."""
-        return deep_merge(config, settings)
 
 
 class RopeScaling(Strict):
@@ -298,92 +286,13 @@ class TrainConfig(Strict):
 
     @model_validator(mode="after")
     def _combination_possible(self) -> Self:
-        if self.attention.backend in HALF_ONLY and self.precision in ("fp32", "tf32"):
-            raise ValueError(
-                f"attention backend {self.attention.backend!r} needs 16-bit inputs but precision is {self.precision!r}; "
-                "use precision bf16_autocast or bf16, or backend auto, sdpa_efficient, sdpa_math, flex or eager"
-            )
-        window = self.attention.window
-        if window is not None and window > self.seq_len:
-            raise ValueError(
-                f"attention.window={window} is longer than seq_len={self.seq_len}; use window: null for full attention"
-            )
-        if self.fp8.recipe != "none" and self.precision not in ("bf16", "bf16_autocast"):
-            raise ValueError(
-                f"fp8.recipe={self.fp8.recipe!r} converts bf16 matrix products but precision is {self.precision!r}; "
-                "use precision bf16 or bf16_autocast, or fp8.recipe none"
-            )
-        if self.fp8.recipe != "none":
-            from lsai_core.fp8.shapes import refusal
+        from lsai_core.combinations import refusal
 
-            if (reason := refusal(self)) is not None:
-                raise ValueError(reason)
-        if self.saved_inputs == "host" and self.grad_checkpoint == "none":
-            raise ValueError(
-                "saved_inputs: host moves what gradient checkpointing keeps; use grad_checkpoint full or attention"
-            )
-        if self.inputs_on_gpu and self.saved_inputs == "gpu":
-            raise ValueError(
-                "inputs_on_gpu says what saved_inputs: host leaves on the GPU; with saved_inputs gpu all are"
-            )
-        if self.inputs_on_gpu >= self.model.n_layers:
-            raise ValueError(
-                f"inputs_on_gpu={self.inputs_on_gpu} leaves nothing for the host: the model has {self.model.n_layers} layers"
-            )
-        if self.mlp_chunk is not None and self.blocks != "fused":
-            raise ValueError("mlp_chunk needs blocks: fused")
-        if self.mlp_chunk is not None and self.fp8.recipe != "none" and {"gate_up", "down"} & set(self.fp8.layers):
-            raise ValueError("mlp_chunk computes gate_up and down without fp8; leave them out of fp8.layers")
-        if self.parallel.cp > 1:
-            from lsai_core.parallel.sequence import refusal as refusal_of_slices
-
-            if (reason := refusal_of_slices(self)) is not None:
-                raise ValueError(reason)
-        if self.optim.states == "8bit" and self.parallel.cpu_offload:
-            raise ValueError(
-                "optim.states 8bit saves GPU memory, and cpu_offload keeps no states there; use one of them"
-            )
-        if self.parallel.fp8_gather and (self.fp8.recipe != "fused" or self.parallel.shards == 1):
-            raise ValueError("parallel.fp8_gather needs fp8.recipe fused and parallel.fsdp > 1 (or cp > 1)")
-        if self.data.vocab_size > self.model.vocab_size:
-            raise ValueError(
-                f"data.vocab_size={self.data.vocab_size} does not fit model.vocab_size={self.model.vocab_size}"
-            )
+        if (reason := refusal(self)) is not None:
+            raise ValueError(reason)
         return self
 
     @property
     def tokens_per_step(self) -> int:
         """Tokens that one optimizer step trains on, over all processes (no padding exists, so all of them count)."""
         return self.batch_size * self.grad_accum * self.seq_len * self.parallel.readers
-
-
-T = TypeVar("T", bound=BaseModel)
-
-
-def validated(cls: type[T], data: dict[str, Any], where: str) -> T:
-    """Build `cls` from plain data; a bad key becomes one `UserError` line that names `where` and the key."""
-    try:
-        return cls.model_validate(data)
-    except ValidationError as error:
-        raise UserError(f"{where}: " + "; ".join(_explain(cls, item) for item in error.errors())) from None
-
-
-def _explain(cls: type[BaseModel], item: Any) -> str:
-    key = ".".join(str(part) for part in item["loc"]) or "config"
-    if item["type"] == "extra_forbidden":
-        return f"unknown key {key!r}" + _did_you_mean(cls, item["loc"])
-    message = item["msg"].removeprefix("Value error, ")
-    return f"{key}: {message}" if item["type"] == "value_error" else f"{key}: {message}, got {item['input']!r}"
-
-
-def _did_you_mean(cls: type[BaseModel], loc: tuple[Any, ...]) -> str:
-    import difflib
-
-    current: Any = cls
-    for part in loc[:-1]:
-        field = getattr(current, "model_fields", {}).get(part)
-        # What is no field is a place in a list or a key of a mapping: the items' type is the last argument of its own.
-        current = field.annotation if field is not None else next(reversed(get_args(current)), None)
-    names = list(getattr(current, "model_fields", {}))
-    close = difflib.get_close_matches(str(loc[-1]), names, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(names)})" if names else ""

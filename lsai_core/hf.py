@@ -23,12 +23,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lsai_core.config import AttentionConfig, ModelConfig, validated
+from lsai_core.config import AttentionConfig, ModelConfig
 from lsai_core.data import data_root
 from lsai_core.errors import Unavailable, UserError
 from lsai_core.files import write_json
 from lsai_core.model import Transformer, fill
 from lsai_core.recompute import GradCheckpoint
+from lsai_core.strict import validated
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 

@@ -14,7 +14,6 @@ from conftest import CHECKOUT
 from lsai_core.attention import Case, attention, available_backends, choose
 from lsai_core.attention.measured import TABLE, nearest, read_table, select_rankings, table_text
 from lsai_core.cli.attention_table import committed_rankings
-from lsai_core.config import validated
 from lsai_core.errors import UserError
 from lsai_core.files import write_json
 from lsai_core.report.attention import chapter
@@ -27,6 +26,7 @@ from lsai_core.runs.attention_table import auto_choices, recorded_rankings
 from lsai_core.runs.driver import execute_notebook
 from lsai_core.runs.kinds import Context, get_kind
 from lsai_core.runs.records import Run, RunId, Summary, find_runs, recorded_runs
+from lsai_core.strict import validated
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 CPU = torch.device("cpu")

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from conftest import Project, write_corpus, write_run
 
-from lsai_core.config import TrainConfig, validated
+from lsai_core.config import TrainConfig
 from lsai_core.errors import UserError
 from lsai_core.runs.records import find_runs
+from lsai_core.strict import validated
 
 STUDY = "params/studies/memory.yaml"
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from conftest import CHECKOUT
 
-from lsai_core.config import validated
 from lsai_core.context.methods import Setting
 from lsai_core.context.peer import torch_sent_bytes
 from lsai_core.errors import UserError
@@ -31,6 +30,7 @@ from lsai_core.runs.execute import write_plan
 from lsai_core.runs.kinds import Context, get_kind
 from lsai_core.runs.records import RunId, Summary, find_runs, read_jsonl
 from lsai_core.runs.session import Session
+from lsai_core.strict import validated
 
 CPU = torch.device("cpu")
 TINY = {"heads": 4, "kv_heads": 2, "head_dim": 16, "processes": 2, "dtype": "float32", "device": "cpu", "point_ms": 1.0}

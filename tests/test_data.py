@@ -14,11 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 from speakleash_server import compress
 
-from lsai_core.config import DataConfig, validated
+from lsai_core.config import DataConfig
 from lsai_core.data import Dataset, prepare
 from lsai_core.data.split import SPLITS
 from lsai_core.data.tokenizer import EOT, pieces, train_tokenizer
 from lsai_core.errors import UserError
+from lsai_core.strict import validated
 
 WORDS = ["zażółć", "gęślą", "jaźń", "kot", "pies", "dom", "las", "rzeka", "góra", "chmura", "wiatr", "deszcz", "słońce"]
 

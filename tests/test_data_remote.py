@@ -15,10 +15,11 @@ import pytest
 from speakleash_server import SpeakleashServer, compress
 from typer.testing import CliRunner
 
-from lsai_core.config import DataConfig, validated
+from lsai_core.config import DataConfig
 from lsai_core.data import Dataset, download, prepare, speakleash
 from lsai_core.data.plaintext import html_to_text, roff_to_text
 from lsai_core.errors import UserError
+from lsai_core.strict import validated
 
 RECORDS = [{"text": f"Dokument numer {i}. " + f"Zdanie o liczbie {i * i}. " * 20, "meta": {"n": i}} for i in range(200)]
 

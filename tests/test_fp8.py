@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
 from lsai_core import fp8
-from lsai_core.config import Fp8Config, ModelConfig, TrainConfig, validated
+from lsai_core.config import Fp8Config, ModelConfig, TrainConfig
 from lsai_core.data import Dataset
 from lsai_core.errors import Unavailable, UserError
 from lsai_core.fp8 import packages
@@ -24,6 +24,7 @@ from lsai_core.profiling.checks import check_fp8
 from lsai_core.rope import rope_tables
 from lsai_core.runs.kinds import Context
 from lsai_core.runs.training import run
+from lsai_core.strict import validated
 from lsai_core.train.step import compute_context
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

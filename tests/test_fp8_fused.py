@@ -13,7 +13,7 @@ from test_checkpoint import Interrupted, stop_at, weights
 from torch import Tensor
 
 from lsai_core import fp8
-from lsai_core.config import Fp8Config, ModelConfig, TrainConfig, validated
+from lsai_core.config import Fp8Config, ModelConfig, TrainConfig
 from lsai_core.data import Dataset
 from lsai_core.errors import UserError
 from lsai_core.fp8 import scales
@@ -24,6 +24,7 @@ from lsai_core.hf import load_hf, save_hf
 from lsai_core.model import GradCheckpoint, Transformer, build_model
 from lsai_core.report.fp8.training import kept_inputs
 from lsai_core.rope import rope_tables
+from lsai_core.strict import validated
 from lsai_core.train.loop import train
 
 pytestmark = [

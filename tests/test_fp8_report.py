@@ -12,7 +12,6 @@ import pytest
 import torch
 from conftest import CHECKOUT, write_run
 
-from lsai_core.config import validated
 from lsai_core.report.fp8.chapter import conclusions
 from lsai_core.report.fp8.products import block_times, ceilings
 from lsai_core.report.fp8.results import Fp8Results, results_of
@@ -24,6 +23,7 @@ from lsai_core.runs.kinds import Context
 from lsai_core.runs.records import find_runs, read_jsonl
 from lsai_core.runs.session import Session
 from lsai_core.runs.study import resolve
+from lsai_core.strict import validated
 
 SMALL = {"n_layers": 2, "d_model": 64, "n_heads": 4, "n_kv_heads": 2, "d_ff": 128, "vocab_size": 320}
 WAYS = ("bf16", "fp8", "fp8_rowwise", "fp8_casts")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import CHECKOUT, TINY_MODEL, write_run
 
-from lsai_core.config import TrainConfig, validated
+from lsai_core.config import TrainConfig
 from lsai_core.data import Dataset
 from lsai_core.errors import Unavailable, UserError
 from lsai_core.files import load_yaml, write_json
@@ -27,6 +27,7 @@ from lsai_core.runs.outcome import outcome_of
 from lsai_core.runs.peer import run
 from lsai_core.runs.session import Session
 from lsai_core.runs.study import resolve
+from lsai_core.strict import validated
 
 SMALL = {
     "model": TINY_MODEL,

@@ -14,7 +14,7 @@ from conftest import CHECKOUT, Project, write_run
 from fsdp_fixture import config as fsdp_config
 from fsdp_fixture import dataset, plan, write_text
 
-from lsai_core.config import TrainConfig, validated
+from lsai_core.config import TrainConfig
 from lsai_core.context import METHODS
 from lsai_core.errors import UserError
 from lsai_core.model import count_parameters
@@ -27,6 +27,7 @@ from lsai_core.report.prediction.chapter import accuracy
 from lsai_core.report.prediction.data import compare, config_of, out_of_memory
 from lsai_core.runs.driver import execute_notebook
 from lsai_core.runs.records import recorded_runs
+from lsai_core.strict import validated
 from lsai_core.train import step
 from lsai_core.train.optimizer import build_optimizer
 

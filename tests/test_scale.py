@@ -12,7 +12,7 @@ import nbformat
 import pytest
 from conftest import CHECKOUT, write_run
 
-from lsai_core.config import ModelConfig, validated
+from lsai_core.config import ModelConfig
 from lsai_core.errors import UserError
 from lsai_core.files import load_yaml
 from lsai_core.model import count_parameters
@@ -21,6 +21,7 @@ from lsai_core.report.scale_model import daly, fit, state_bytes, step_seconds, s
 from lsai_core.runs.driver import execute_notebook
 from lsai_core.runs.scale import Assumptions, ScaleConfig
 from lsai_core.runs.session import Session
+from lsai_core.strict import validated
 
 TINY = {"n_layers": 2, "d_model": 8, "n_heads": 2, "n_kv_heads": 1, "d_ff": 16, "vocab_size": 32}
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import CHECKOUT, tiny, write_run
 
-from lsai_core.config import ModelConfig, validated
+from lsai_core.config import ModelConfig
 from lsai_core.data import Dataset
 from lsai_core.model import count_parameters
 from lsai_core.profiling.trace import result_name
@@ -24,6 +24,7 @@ from lsai_core.report.speed.results import Speed, class_ms, load_speed
 from lsai_core.runs.keep import record_runs
 from lsai_core.runs.records import find_runs
 from lsai_core.runs.study import load_profile, load_study, resolve
+from lsai_core.strict import validated
 from lsai_core.train.loop import train
 
 CLASSES = {"matmul": 600.0, "attention": 70.0, "norm/pointwise": 60.0, "optimizer": 40.0, "memcpy": 5.0}

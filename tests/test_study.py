@@ -14,6 +14,7 @@ import yaml
 from conftest import CHECKOUT, Hazards, Project, write_run
 
 from lsai_core.report.appendix import appendix_markdown
+from lsai_core.runs import code
 from lsai_core.runs.driver import run_one
 from lsai_core.runs.execute import write_plan
 from lsai_core.runs.records import Summary, find_runs
@@ -321,3 +322,20 @@ def test_every_shipped_study_resolves_under_every_shipped_profile(monkeypatch: p
             runs = session.plan(name)
             expected = sum(part.repeats * len(study.measured(key)) for key, part in study.parts.items())
             assert len({run.folder for run in runs}) == expected, (profile, name)
+
+
+def test_a_result_belongs_to_what_the_code_does_not_to_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hash_of(text: str) -> str:
+        (tmp_path / "module.py").write_text(text)
+        code._normalized.cache_clear()
+        return code.code_hash(("module.py",))
+
+    monkeypatch.setattr(code, "PACKAGE", tmp_path)
+    first = hash_of('def f(x):\n    """Words."""\n    return x + 1  # why\n')
+    assert hash_of('def f(x):\n    """Other words."""\n\n    return (x + 1)\n') == first
+    assert hash_of('def f(x):\n    """Words."""\n    return x + 2\n') != first
+    # The same in every version of Python, whose syntax trees differ in fields that are empty.
+    assert first == "c8d133677336"
+    code._normalized.cache_clear()

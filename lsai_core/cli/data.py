@@ -8,13 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from lsai_core.config import DataConfig, validated
+from lsai_core.config import DataConfig
 from lsai_core.data.bench import bench as run_bench
 from lsai_core.data.dataset import Dataset, data_root, find_datasets, read_meta
 from lsai_core.data.prepare import prepare as prepare_dataset
 from lsai_core.data.sources import KINDS
 from lsai_core.data.speakleash import base_url, get_manifest, list_names
 from lsai_core.errors import UserError
+from lsai_core.strict import validated
 
 app = typer.Typer(no_args_is_help=True, help="Text for training: list, prepare, inspect, measure.")
 

@@ -9,7 +9,7 @@ import pandas as pd
 import typer
 
 from lsai_core.cli.options import BatchOption, ProfileOption, SetOption, overrides_from
-from lsai_core.config import TrainConfig, validated
+from lsai_core.config import TrainConfig
 from lsai_core.errors import UserError
 from lsai_core.files import deep_merge
 from lsai_core.profiling.predict import GPUS, Estimate, Gpu, Prediction, estimate, find_gpu, longest, predict, verdict
@@ -17,6 +17,7 @@ from lsai_core.profiling.predict import techniques as known_techniques
 from lsai_core.report.prediction.data import measured_ceilings
 from lsai_core.runs.session import Session
 from lsai_core.runs.study import detect_profile
+from lsai_core.strict import validated
 
 _DEFAULTS: dict[str, Any] = {"precision": "bf16", "compile": True, "seq_len": 4096, "batch_size": 1}
 

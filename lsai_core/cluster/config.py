@@ -16,9 +16,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from lsai_core.config import Strict, validated
 from lsai_core.errors import UserError
 from lsai_core.files import deep_merge, load_yaml
+from lsai_core.strict import Strict, validated
 
 LOCAL = "local"  # params/clusters/local.yaml is nobody's cluster: it holds one person's own values
 

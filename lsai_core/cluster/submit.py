@@ -18,12 +18,13 @@ from lsai_core.cluster import slurm
 from lsai_core.cluster.config import Cluster
 from lsai_core.cluster.jobs import JobRecord, active_job
 from lsai_core.cluster.script import Job, Places, render
-from lsai_core.config import Strict, TrainConfig
+from lsai_core.config import TrainConfig
 from lsai_core.errors import UserError
 from lsai_core.files import write_text
 from lsai_core.runs.code import git_state
 from lsai_core.runs.session import Session
 from lsai_core.runs.study import resolve, select_variants
+from lsai_core.strict import Strict
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,14 @@ from typing import Any
 import tokenizers
 from tokenizers import Tokenizer
 
-from lsai_core.config import DataConfig, validated
+from lsai_core.config import DataConfig
 from lsai_core.data.documents import MB, documents
 from lsai_core.data.prepare import prepare, training_text
 from lsai_core.data.progress import progress_bar
 from lsai_core.data.sources import parse_source
 from lsai_core.data.split import survey
 from lsai_core.data.tokenizer import train_tokenizer
+from lsai_core.strict import validated
 
 MIB = 1 << 20
 RAW_BATCH = 8 * MB  # large, so that long documents do not leave cores idle: the baseline is meant to be strong

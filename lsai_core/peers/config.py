@@ -8,9 +8,10 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lsai_core.config import DataConfig, ModelConfig, OptimConfig, ParallelConfig, Strict
+from lsai_core.config import DataConfig, ModelConfig, OptimConfig, ParallelConfig
 from lsai_core.files import deep_merge
 from lsai_core.profiling.environment import package_version
+from lsai_core.strict import Strict
 
 # The module that every peer's process executes.
 WORKER = "lsai_core.peers.worker"

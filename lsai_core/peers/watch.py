@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from lsai_core.config import validated
 from lsai_core.files import write_json, write_text
 from lsai_core.model import count_parameters
 from lsai_core.peers.config import PeerConfig
 from lsai_core.profiling.steptime import StepTimer, speed_summary
+from lsai_core.strict import validated
 from lsai_core.train.metrics import finite
 
 FOLDER = "LSAI_PEER"

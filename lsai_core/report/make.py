@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from lsai_core.config import Strict, validated
 from lsai_core.errors import UserError
 from lsai_core.files import load_yaml, write_text
 from lsai_core.profiling.limits import cpu_cores
@@ -28,6 +27,7 @@ from lsai_core.runs.records import Run
 from lsai_core.runs.session import Session
 from lsai_core.runs.stop import StopRequest
 from lsai_core.runs.study import PlannedRun, select_variants
+from lsai_core.strict import Strict, validated
 
 CHAPTER_TIMEOUT_S = 900.0
 MOST_CHAPTERS = 4  # at a time; each holds half a gigabyte

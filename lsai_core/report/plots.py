@@ -17,7 +17,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pydantic import Field, StringConstraints, model_validator
 
-from lsai_core.config import Strict, validated
 from lsai_core.errors import UserError, hint
 from lsai_core.files import atomic_writer, load_yaml
 from lsai_core.report.show import PNG_DPI
@@ -25,6 +24,7 @@ from lsai_core.report.style import HATCHES, PALETTE, series_style
 from lsai_core.report.variants import variant_rows
 from lsai_core.runs.records import Run
 from lsai_core.runs.study import Study
+from lsai_core.strict import Strict, validated
 
 # Every training run writes these (on a CPU without the memory columns); others are found in the runs themselves.
 COLUMNS = (

@@ -13,11 +13,11 @@ from typing import Any, Literal
 from lsai_core.attention.choice import BACKENDS, choose
 from lsai_core.attention.measured import Ranking
 from lsai_core.attention.registry import Case
-from lsai_core.config import validated
 from lsai_core.errors import Unavailable
 from lsai_core.runs.attention_bench.config import AttentionBenchConfig
 from lsai_core.runs.attention_bench.errors import ALLOWED, NAMES
 from lsai_core.runs.records import Run, read_jsonl
+from lsai_core.strict import validated
 
 Row = dict[str, Any]
 Purpose = Literal["training", "inference"]

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from lsai_core.config import Strict, TrainConfig, validated
+from lsai_core.config import TrainConfig
 from lsai_core.errors import Unavailable, UserError
 from lsai_core.runs import tries as processes
 from lsai_core.runs.kinds import Context
 from lsai_core.runs.search import Try, search_largest
+from lsai_core.strict import Strict, validated
 
 _DECIDES_MEMORY = (
     "model", "attention", "precision", "fp8", "grad_checkpoint", "saved_inputs", "inputs_on_gpu", "mlp_chunk", "compile", "device", "seq_len", "seed",

@@ -14,9 +14,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import pandas as pd
 from pydantic import Field, model_validator
 
-from lsai_core.config import Strict
 from lsai_core.errors import hint
 from lsai_core.runs.records import over_repeats
+from lsai_core.strict import Strict
 
 Variants = Annotated[list[str], Field(min_length=1)]  # `all` in the YAML is filled in by `load_claims`
 

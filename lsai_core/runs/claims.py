@@ -31,11 +31,11 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from lsai_core.config import validated
 from lsai_core.errors import UserError, hint
 from lsai_core.files import load_yaml
 from lsai_core.runs.claim_kinds import KINDS_OF_CLAIM, Claim, Finding, NoData
 from lsai_core.runs.study import Profile, Study, load_study
+from lsai_core.strict import validated
 
 Verdict = Literal["held", "fallen", "no data"]
 _DIGITS = 6  # of the numbers in a result; far finer than any bound, and the same on every platform

@@ -11,12 +11,16 @@ import functools
 import hashlib
 import os
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
 import lsai_core
 
 PACKAGE = Path(lsai_core.__file__).parent
+# Python 3.11 counts the depth of a syntax tree for all threads together and fails when two parse at the same time:
+# "AST constructor recursion depth mismatch".
+_ONE_PARSER = threading.Lock()
 
 
 def code_hash(paths: tuple[str, ...]) -> str:
@@ -42,13 +46,24 @@ def _files(paths: tuple[str, ...]) -> set[Path]:
 def _normalized(path: Path) -> str:
     if path.suffix != ".py":
         return path.read_text()
-    tree = ast.parse(path.read_text())
+    with _ONE_PARSER:
+        tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
             node
         ):
             node.body[0] = ast.Pass()
-    return ast.dump(tree)
+    return _dump(tree)
+
+
+def _dump(node: Any) -> str:
+    """A syntax tree in one line, without its empty fields: newer versions of Python add some, and a result is not theirs."""
+    if isinstance(node, ast.AST):
+        fields = (
+            f"{name}={_dump(value)}" for name, value in ast.iter_fields(node) if value is not None and value != []
+        )
+        return f"{type(node).__name__}({', '.join(fields)})"
+    return f"[{', '.join(map(_dump, node))}]" if isinstance(node, list) else repr(node)
 
 
 @functools.cache

@@ -19,7 +19,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lsai_core.config import Strict, validated
 from lsai_core.errors import UserError
 from lsai_core.files import write_json
 from lsai_core.profiling.environment import environment
@@ -27,6 +26,7 @@ from lsai_core.runs.kinds import Context, get_kind
 from lsai_core.runs.outcome import outcome_of
 from lsai_core.runs.records import Outcome, Run, RunId, Summary
 from lsai_core.runs.study import PlannedRun
+from lsai_core.strict import Strict, validated
 
 BESIDE = "LSAI_BESIDE"  # how many other runs use the machine at the same time; the driver sets it
 _SPEEDS = ("tokens_per_s", "step_ms", "mfu", "tflops")

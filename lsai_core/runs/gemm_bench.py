@@ -31,11 +31,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from lsai_core.config import ModelConfig, Strict
+from lsai_core.config import ModelConfig
 from lsai_core.fp8 import linear_shapes, missing, tensorwise
 from lsai_core.profiling.ceilings import timed
 from lsai_core.runs.kinds import Context
 from lsai_core.runs.outcome import is_out_of_memory
+from lsai_core.strict import Strict
 
 PRODUCTS = ("forward", "dgrad", "wgrad")
 _FAST = {"forward": tensorwise.FAST_OUTPUT, "dgrad": tensorwise.FAST_DGRAD, "wgrad": tensorwise.FAST_WGRAD}

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lsai_core.config import Strict
 from lsai_core.errors import UserError
 from lsai_core.parallel.world import World
+from lsai_core.strict import Strict
 
 
 @dataclass

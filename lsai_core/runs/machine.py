@@ -12,11 +12,12 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 
-from lsai_core.config import Precision, Strict
+from lsai_core.config import Precision
 from lsai_core.profiling.ceilings import measure_ceilings
 from lsai_core.profiling.flops import Peak, peak_for
 from lsai_core.runs.kinds import Context
 from lsai_core.runs.records import find_runs
+from lsai_core.strict import Strict
 
 
 class CeilingsConfig(Strict):

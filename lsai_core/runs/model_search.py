@@ -23,7 +23,7 @@ import torch
 from pydantic import Field
 from torch.distributed.tensor import DTensor
 
-from lsai_core.config import Strict, TrainConfig, validated
+from lsai_core.config import TrainConfig
 from lsai_core.errors import Unavailable
 from lsai_core.model import Transformer, count_parameters
 from lsai_core.parallel.launch import require_devices
@@ -32,6 +32,7 @@ from lsai_core.runs import tries as processes
 from lsai_core.runs.kinds import Context
 from lsai_core.runs.model_size import GIB, Grow, Measure, device_gib, host_gib, largest_estimated, sized
 from lsai_core.runs.search import Try, search_largest
+from lsai_core.strict import Strict, validated
 from lsai_core.train.precision import set_matmul_mode, weight_dtype
 
 if TYPE_CHECKING:

@@ -18,11 +18,12 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from lsai_core.config import ModelConfig, Precision, Strict, validated
+from lsai_core.config import ModelConfig, Precision
 from lsai_core.errors import Unavailable
 from lsai_core.files import atomic_writer, repo_root
 from lsai_core.runs.kinds import Context
 from lsai_core.runs.records import Run, find_runs, recorded_runs
+from lsai_core.strict import Strict, validated
 
 
 class Assumptions(Strict):

@@ -28,9 +28,10 @@ import torch.distributed as dist
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lsai_core.config import TrainConfig, validated
+from lsai_core.config import TrainConfig
 from lsai_core.files import write_json
 from lsai_core.runs.scale import ScaleConfig, read_config
+from lsai_core.strict import validated
 
 _HOST = "localhost"
 

@@ -15,12 +15,13 @@ from typing import Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from lsai_core.config import DataConfig, Strict, validated
+from lsai_core.config import DataConfig
 from lsai_core.errors import UserError
 from lsai_core.files import deep_merge, load_yaml, nested
 from lsai_core.runs.code import code_facts, code_hash
 from lsai_core.runs.kinds import get_kind
 from lsai_core.runs.records import RunId, run_key
+from lsai_core.strict import Strict, validated
 
 
 class Part(Strict):

@@ -8,13 +8,14 @@ from typing import Any
 
 import pandas as pd
 
-from lsai_core.config import TrainConfig, validated
+from lsai_core.config import TrainConfig
 from lsai_core.report.losses import final_loss, validation_loss
 from lsai_core.report.selection import select_runs
 from lsai_core.report.variants import OfMachine, by_machine
 from lsai_core.runs.records import Run
 from lsai_core.runs.session import Session
 from lsai_core.runs.study import Study
+from lsai_core.strict import validated
 
 
 @dataclass(frozen=True)

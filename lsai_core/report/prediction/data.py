@@ -9,11 +9,12 @@ from typing import Any
 
 import pandas as pd
 
-from lsai_core.config import TrainConfig, validated
+from lsai_core.config import TrainConfig
 from lsai_core.errors import Unavailable, UserError
 from lsai_core.files import deep_merge
 from lsai_core.profiling.predict import Estimate, Gpu, estimate, find_gpu, predict
 from lsai_core.runs.records import Run, recorded_runs
+from lsai_core.strict import validated
 
 # Runs recorded before these keys existed were made the way that these values describe.
 BEFORE: dict[str, Any] = {"loss": "full", "blocks": "plain", "optim": {"kernel": "torch"}}

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lsai_core.config import ModelConfig, validated
+from lsai_core.config import ModelConfig
 from lsai_core.profiling.flops import MATMUL_DTYPE, flops_per_token, matmul_parameters, theoretical_peak
 from lsai_core.report.show import run_link
 from lsai_core.runs.records import Run
+from lsai_core.strict import validated
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch
 from pydantic import Field, field_validator, model_validator
 
 from lsai_core.attention.choice import BACKENDS
-from lsai_core.config import Strict
+from lsai_core.strict import Strict
 
 BACKWARD_FLOPS = 2.5  # of the forward pass's
 

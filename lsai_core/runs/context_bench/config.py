@@ -13,10 +13,10 @@ from typing import Literal, Self
 import torch
 from pydantic import Field, model_validator
 
-from lsai_core.config import Strict
 from lsai_core.context import METHODS
 from lsai_core.errors import hint
 from lsai_core.runs.attention_bench.config import Shape
+from lsai_core.strict import Strict
 
 ONE, ONE_TORCH = "one", "one_torch"
 ALONE = (ONE, ONE_TORCH)
