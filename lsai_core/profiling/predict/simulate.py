@@ -3,12 +3,17 @@
 The model is shaped on the meta device, given fake parameters, converted, fused and sharded by the project's own code, and
 `train_step` runs over it. Where the model is sharded FSDP2 itself runs, as rank 0 of a process group that only pretends to
 communicate. The optimizer's states exist from the start, as they do in every step but the first.
+
+Blocks are alike, so a deep model is not run at its depth. The step is cut into segments, a block's forward pass or its backward
+pass, counted from the model's first block or from its last (`depth.py`): two shallow models give each segment's peak at any depth.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 from unittest import mock
@@ -23,6 +28,7 @@ from lsai_core.config import TrainConfig
 from lsai_core.errors import UserError
 from lsai_core.model import Transformer
 from lsai_core.profiling.predict.compiled import compiled
+from lsai_core.profiling.predict.depth import Segment, Segments, at_any_depth
 from lsai_core.profiling.predict.purposes import named_purposes
 from lsai_core.profiling.predict.stand_ins import EngineLinear, FusedRMSNorm, behaviour, expected_kernel
 from lsai_core.profiling.predict.tracker import PurposeTracker
@@ -32,6 +38,7 @@ from lsai_core.train.precision import residual_dtype, weight_dtype
 from lsai_core.train.saved_inputs import HostInputs, blocks_on_host
 
 CPU = torch.device("cpu")
+Plan = Callable[..., Any]  # a compiled block: its tensors and its arguments
 
 
 @dataclass(frozen=True)
@@ -53,8 +60,19 @@ def simulate(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu
     if on == "cpu":
         config = config.model_copy(update={"compile": False})
     kernel = kernel or expected_kernel(config)
+    plans: list[Plan] = []
+
+    def at_depth(n_layers: int) -> Segments:
+        model = config.model.model_copy(update={"n_layers": n_layers})
+        return _one_step(config.model_copy(update={"model": model}), on, plans)
+
     with _world(config), behaviour(kernel, on), torch.random.fork_rng(devices=[]):
-        return _one_step(config, on)
+        highest = at_any_depth(at_depth, config.model.n_layers, unlike_at_the_end=config.inputs_on_gpu)
+    phases: dict[str, int] = {}
+    for segment, bytes_of in highest.items():
+        phases[segment.phase] = max(phases.get(segment.phase, 0), bytes_of.total())
+    largest = max(highest.values(), key=Counter.total)
+    return Simulated(phases, largest.total(), {purpose: size for purpose, size in largest.items() if size})
 
 
 @contextlib.contextmanager
@@ -74,9 +92,10 @@ def _world(config: TrainConfig) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _one_step(config: TrainConfig, on: str) -> Simulated:
+def _one_step(config: TrainConfig, on: str, plans: list[Plan]) -> Segments:
+    """What each segment of a step takes at its highest; `plans`: the plan of a compiled block, once it has been made."""
     tracker = PurposeTracker(on_gpu=on == "gpu")
-    model = _shaped(config, on)
+    model = _shaped(config, on, plans)
     with FakeTensorMode(allow_non_fake_inputs=True):
         _give_memory(model, config)
         optimizer = torch.optim.AdamW(model.parameters(), fused=False, foreach=True)
@@ -89,8 +108,7 @@ def _one_step(config: TrainConfig, on: str) -> Simulated:
         if config.parallel.cpu_offload:
             for tensor in (*model.parameters(), *(t for state in optimizer.state.values() for t in state.values())):
                 tracker.move_to_host(tensor)
-        tracker.highest = 0
-        meter = _Meter(tracker)
+        meter = _Meter(tracker, model)
 
         def host_buffer(like: Tensor) -> Tensor:
             buffer = torch.empty_like(like)
@@ -101,7 +119,7 @@ def _one_step(config: TrainConfig, on: str) -> Simulated:
         buffers = mock.patch("lsai_core.train.saved_inputs.host_buffer", host_buffer)
         with named_purposes(model, tracker, config.parallel.cpu_offload), buffers:
             step.train_step(model, optimizer, tokens[:, :-1], tokens[:, 1:], config, CPU, meter)  # type: ignore[arg-type]
-    return Simulated(meter.peaks, tracker.highest, {k: v for k, v in tracker.at_highest.items() if v})
+    return dict(tracker.highest)
 
 
 def _moments(parameter: nn.Parameter, config: TrainConfig) -> dict[str, Tensor]:
@@ -111,21 +129,34 @@ def _moments(parameter: nn.Parameter, config: TrainConfig) -> dict[str, Tensor]:
 
 
 class _Meter:
-    """Stands where `PhaseMemory` does: counts within phases and keeps the peak of each."""
+    """Stands where `PhaseMemory` does: counts within phases, and says which block has its turn."""
 
-    def __init__(self, tracker: PurposeTracker) -> None:
-        self.tracker = tracker
-        self.peaks: dict[str, int] = {}
+    def __init__(self, tracker: PurposeTracker, model: Transformer) -> None:
+        self._tracker = tracker
+        self._now = Segment("", 0)
+        for index, block in enumerate(model.blocks):
+            block.register_forward_pre_hook(lambda *_, i=index: self._enter("into", i))
+            block.register_forward_hook(lambda *call, i=index: self._watch(call[-1], i))
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        self.tracker.reset_peak()
-        with self.tracker, self.tracker.purpose("activations"):
+        # The second micro-batch's passes follow the first one's.
+        again = self._now.micro_batch + (name == "forward" and self._now.phase != "")
+        self._now = Segment(name, again)
+        with self._tracker, self._tracker.purpose("activations"):
+            self._tracker.enter(self._now)
             yield
-        self.peaks[name] = max(self.tracker.peak, self.peaks.get(name, 0))
+
+    def _enter(self, way: str, block: int) -> None:
+        self._tracker.enter(dataclasses.replace(self._now, way=way, block=block))
+
+    def _watch(self, output: Tensor, block: int) -> None:
+        """A block's backward pass begins when the gradient of its output is there."""
+        if output.requires_grad:
+            output.register_hook(lambda _: self._enter("back", block))
 
 
-def _shaped(config: TrainConfig, on: str) -> Transformer:
+def _shaped(config: TrainConfig, on: str, plans: list[Plan]) -> Transformer:
     """The run's model on the meta device: fp8 layers, fused blocks, sharded; not yet compiled."""
     with torch.device("meta"):
         model = Transformer(config.model, config.attention, grad_checkpoint=config.grad_checkpoint)
@@ -143,7 +174,7 @@ def _shaped(config: TrainConfig, on: str) -> Transformer:
 
         model.share_sequence(join(config, CPU))
     if config.compile:
-        _compile(model, config)
+        _compile(model, config, plans)
     if config.parallel.sharded:
         from lsai_core.parallel.fsdp import shard
 
@@ -182,8 +213,20 @@ def _convert(model: Transformer, config: TrainConfig) -> None:
         model.get_submodule(name).__class__ = EngineLinear
 
 
-def _compile(model: Transformer, config: TrainConfig) -> None:
+def _compile(model: Transformer, config: TrainConfig, plans: list[Plan]) -> None:
     """Let every block run by the plan that the partitioner makes for one of them; all blocks are alike."""
+    if not plans:
+        plans.append(_plan(model, config))
+    (plan,) = plans
+    for block in model.blocks:
+
+        def run(x_BSD: Tensor, cos: Tensor, sin: Tensor, block: nn.Module = block) -> Any:
+            return plan(_tensors(block), x_BSD, cos, sin)
+
+        block.forward = run
+
+
+def _plan(model: Transformer, config: TrainConfig) -> Plan:
     with torch.device("meta"):
         plain = Transformer(config.model.model_copy(update={"n_layers": 1}), config.attention)
     gathered = residual_dtype(config)
@@ -201,13 +244,7 @@ def _compile(model: Transformer, config: TrainConfig) -> None:
         table = torch.empty(length, 1, config.model.head_dim // 2)
         with step.autocast(config.precision, CPU) if not config.parallel.sharded else contextlib.nullcontext():
             plan(_tensors(block), x_BSD, table, table.clone())  # plans; nothing may watch it, for it runs no step
-
-    for block in model.blocks:
-
-        def run(x_BSD: Tensor, cos: Tensor, sin: Tensor, block: nn.Module = block) -> Any:
-            return plan(_tensors(block), x_BSD, cos, sin)
-
-        block.forward = run
+    return plan
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -5,7 +5,8 @@ added. The allocator hands out multiples of 512 bytes. And some operators need s
 shows: `SCRATCH` says how much.
 
 Every storage is born with a purpose, the innermost `purpose(...)` block that was open, so that the highest moment of a step
-can be taken apart. What lies in host memory (CPU offload) is not counted.
+can be taken apart. What lies in host memory (CPU offload) is not counted. A step is cut into segments (`enter`), for instance the
+forward pass of one block, and each keeps its highest moment.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import contextlib
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -83,14 +84,15 @@ SCRATCH: dict[str, Callable[[tuple[Any, ...]], int]] = {
 class PurposeTracker(LiveTensors):
     """`LiveTensors` over fake tensors, in allocator bytes, with a purpose for every storage. `on_gpu=False`: plain bytes, no scratch.
 
-    `peak` is the largest since `reset_peak()`, `highest` the largest ever, `at_highest` its bytes by purpose.
+    `highest`: bytes by purpose of the highest moment of each segment. Nothing is kept before the first `enter`.
     """
 
     def __init__(self, on_gpu: bool = True) -> None:
         super().__init__()
         self._multiple, self._on_gpu = ALLOCATION if on_gpu else 1, on_gpu
-        self.highest = 0
-        self.at_highest: dict[str, int] = {}
+        self.highest: dict[Any, Counter[str]] = {}
+        self._segment: Hashable = None
+        self._level = 0  # of the segment, so far
         self._by_purpose: Counter[str] = Counter()
         self._purposes: dict[int, str] = {}
         self._on_host: set[int] = set()
@@ -104,6 +106,11 @@ class PurposeTracker(LiveTensors):
             yield
         finally:
             self._open.pop()
+
+    def enter(self, segment: Hashable) -> None:
+        """From now on moments belong to `segment`, which may be entered again."""
+        self._segment, self._level = segment, self.highest[segment].total() if segment in self.highest else -1
+        self._note()
 
     def mark(self, tensor: Tensor, name: str) -> None:
         """Say what an existing tensor is for, for instance that it has become a gradient."""
@@ -158,11 +165,10 @@ class PurposeTracker(LiveTensors):
 
     def _note(self, scratch: int = 0, purpose: str = "") -> None:
         level = self.live + scratch
-        self.peak = max(self.peak, level)
-        if level > self.highest:
-            self.highest, self.at_highest = level, dict(self._by_purpose)
+        if level > self._level and self._segment is not None:
+            self._level, self.highest[self._segment] = level, self._by_purpose.copy()
             if scratch:
-                self.at_highest[purpose] = self.at_highest.get(purpose, 0) + scratch
+                self.highest[self._segment][purpose] += scratch
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage:

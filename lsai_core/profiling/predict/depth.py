@@ -1,0 +1,78 @@
+"""The memory of a deep model's step from those of two shallow ones.
+
+While a step walks through blocks that are alike, what is alive changes by the same bytes from block to block: activations come, or
+go while gradients come. So the highest moment of a block's pass is a linear function of the block's index, for a given depth, and of
+the depth, for a given index from either end. Blocks near the ends may differ (what FSDP prefetches, the last one's weights); those
+further in lie on a line between two that are known, so they are never the highest alone.
+
+Two runs that differ by one block give the slopes. The block in the middle of the deeper one is not needed for that: it must lie on
+its neighbours' line, which is checked, and where it does not, the model is run at its depth.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+# Blocks at each end whose segments are kept: the outermost may be unlike the others, the next one begins the line.
+ENDS = 2
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a step: the phase of a micro-batch, and within it what follows the entry into a block.
+
+    `way`: into its forward pass, or back into its backward pass; in the backward phase checkpointing goes `into` blocks, too.
+    `block`: index from the first one, negative from the last one; None before any.
+    """
+
+    phase: str
+    micro_batch: int
+    way: str = ""
+    block: int | None = None
+
+
+Segments = dict[Segment, Counter[str]]  # bytes by purpose at the highest moment
+
+
+def at_any_depth(run: Callable[[int], Segments], n_layers: int, *, unlike_at_the_end: int = 0) -> Segments:
+    """What `run(n_layers)` returns, as far as its highest moments go: the segments near both ends.
+
+    `run` must be linear in the sense above, but for the last `unlike_at_the_end` blocks, which are unlike those before.
+    """
+    last = ENDS + unlike_at_the_end
+    shallow = ENDS + last
+    if n_layers <= 2 * shallow + 1:  # two runs would be no less work
+        return run(n_layers)
+    one, two = run(shallow), run(shallow + 1)
+    if not _middle_on_line(two, ENDS):
+        return run(n_layers)
+    one, two = _from_ends(one, shallow, last), _from_ends(two, shallow + 1, last)
+    return {segment: _further(one[segment], two[segment], n_layers - shallow) for segment in one}
+
+
+def _from_ends(segments: Segments, depth: int, last: int) -> Segments:
+    """The segments of the first `ENDS` blocks, and of the `last` ones by negative index."""
+    found: Segments = {}
+    for segment, highest in segments.items():
+        block = segment.block
+        if block is not None and block >= depth - last:
+            found[replace(segment, block=block - depth)] = highest
+        elif block is None or block < ENDS:
+            found[segment] = highest
+    return found
+
+
+def _further(one: Counter[str], two: Counter[str], blocks: int) -> Counter[str]:
+    return Counter({name: one[name] + blocks * (two[name] - one[name]) for name in one | two})
+
+
+def _middle_on_line(segments: Segments, middle: int) -> bool:
+    for segment, highest in segments.items():
+        if segment.block != middle:
+            continue
+        before, after = (segments[replace(segment, block=middle + side)] for side in (-1, 1))
+        if 2 * highest.total() != before.total() + after.total():
+            return False
+    return True
