@@ -75,7 +75,7 @@ def test_a_published_figure_stands_beside_its_own_setting_only(project: Project,
     for path in run.glob("*/config.json"):
         path.write_text('{"seq_len": 32, "batch_size": 1}')
     code, out, err = plot(project, tmp_path, {**PLOTS, "published": [other]})
-    assert code == 0 and out.count("Dashed: theirs, 7 (their paper).") == 1, err
+    assert code == 0 and out.count("Dashed: theirs, 7 tokens/s (their paper).") == 1, err
     other["config"] = {"seq_len": 32, "batch_size": 2}
     code, out, _ = plot(project, tmp_path, {**PLOTS, "published": [other]})
     assert code == 0 and "theirs" not in out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -116,7 +118,8 @@ def pareto_front(rows: pd.DataFrame, metric: str, more_is_better: bool) -> pd.Da
     Peaks that differ by less than `SAME_MEMORY` count as equal: of two such variants only the better one is kept.
     """
     rows = rows.dropna(subset=[metric])
-    memory, best, front = rows["mem_peak_allocated_gib"], None, []
+    memory, best = rows["mem_peak_allocated_gib"], None
+    front: list[Any] = []  # index labels
     for row in rows.sort_values(["mem_peak_allocated_gib", metric], ascending=[True, not more_is_better]).itertuples():
         value = getattr(row, metric)
         if best is None or (value > best if more_is_better else value < best):
