@@ -142,7 +142,7 @@ def claims_table(results: Iterable[ClaimResult]) -> pd.DataFrame:
 
 
 def show_value(result: ClaimResult) -> str:
-    """The value with three significant digits, a large one in full, or an en dash."""
+    """The value with three significant digits, or an en dash."""
     return "–" if result.value is None else _short(result.value)
 
 
@@ -152,7 +152,7 @@ def show_spread(result: ClaimResult) -> str:
 
 
 def _short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{float(f'{value:.3g}'):,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _cells(result: ClaimResult) -> list[str]:
