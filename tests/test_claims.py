@@ -232,7 +232,7 @@ def test_value_and_largest(checkout: Path, records: Path) -> None:
 def test_report_table_links_to_the_runs(checkout: Path, records: Path) -> None:
     write_study(records)
     table = claims_table(recorded_claims(checkout))
-    assert list(table.columns) == ["claim", "value", "repeats", "bound", "verdict", "runs"] and len(table) == 6
+    assert list(table.columns) == ["claim", "value", "over repeats", "bound", "verdict", "runs"] and len(table) == 6
     key = next(
         run.summary.id.key for run in recorded_runs(checkout / "reports") if run.summary.id.name == "baseline.r1"
     )

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
 from conftest import CHECKOUT, Project, write_run
 
 from lsai_core.errors import UserError
+from lsai_core.report.memory.figures import pareto_front
 from lsai_core.report.plots import load_plots
 
 PLOTS: dict[str, Any] = {
@@ -73,7 +75,7 @@ def test_a_published_figure_stands_beside_its_own_setting_only(project: Project,
     for path in run.glob("*/config.json"):
         path.write_text('{"seq_len": 32, "batch_size": 1}')
     code, out, err = plot(project, tmp_path, {**PLOTS, "published": [other]})
-    assert code == 0 and out.count("Dashed: theirs, 7 (their paper).") == 1, err
+    assert code == 0 and out.count("Dashed: theirs, 7 tokens/s (their paper).") == 1, err
     other["config"] = {"seq_len": 32, "batch_size": 2}
     code, out, _ = plot(project, tmp_path, {**PLOTS, "published": [other]})
     assert code == 0 and "theirs" not in out
@@ -128,3 +130,14 @@ def test_shipped_plots_are_valid() -> None:
     assert {load_plots(CHECKOUT, name).study for name in names} == {"course"}
     with pytest.raises(UserError, match="no such file"):
         load_plots(CHECKOUT, "nowhere/plots.yaml")
+
+
+def test_equal_memory_is_no_reason_for_a_slower_variant():
+    rows = pd.DataFrame(
+        {
+            "variant": ["lean", "as lean", "middling", "slow", "fast"],
+            "mem_peak_allocated_gib": [2.542, 2.543, 4.0, 5.04, 5.041],
+            "tokens_per_s": [400.0, 700.0, 600.0, 890.0, 910.0],
+        }
+    )
+    assert list(pareto_front(rows, "tokens_per_s", more_is_better=True)["variant"]) == ["as lean", "fast"]

@@ -169,11 +169,7 @@ def test_pdf_holds_captions_polish_letters_and_resolved_references(report):
     links = [a.get_object() for page in reader.pages for a in page.get("/Annots") or []]
     assert len(links) >= 15, "references and contents are links"
     wide = next(page for page in reader.pages if "A wide and long table" in page.extract_text())
-    right: list[float] = []
-    wide.extract_text(
-        visitor_text=lambda text, cm, tm, font, size: right.append(tm[4] * cm[0] + cm[4]) if text.strip() else None
-    )
-    assert max(right) < 595 - 60, "a table of twelve columns stays inside the margins"
+    assert max(text_positions(wide)) < 595 - 60, "a table of twelve columns stays inside the margins"
 
 
 def test_a_failing_render_leaves_the_last_report(report, inputs):
@@ -282,13 +278,84 @@ def test_appendix_compares_like_with_like_and_shares_anchors(tmp_path):
     assert text.count("Machine: node") == 1 and text.count("Machine: laptop") == 1
 
 
-@pytest.mark.skipif(shutil.which("quarto") is None, reason="quarto is not on PATH")
-def test_quarto_renders_the_same_source(inputs, open_page):
+def test_headings_without_content_are_left_out(tmp_path):
+    cells = [
+        "# One",
+        "## Nothing measured",
+        new_code_cell("if measured: show()"),
+        "## Referred to {#sec-kept}",
+        "## Something",
+        new_code_cell("1", outputs=[new_output("execute_result", {"text/plain": "1"})]),
+        "## Last",
+        new_code_cell("show()"),
+    ]
+    text = bind([write_chapter(tmp_path, "00.ipynb", *cells)], [], tmp_path / "build").read_text()
+    headings = [line.split(" {")[0] for line in text.split("\n") if line.startswith("#")]
+    assert headings == ["# One", "## Referred to", "## Something"]
+    assert "if measured" not in text, "the code of a section that is left out goes with it"
+
+
+@pytest.fixture(scope="module")
+def quarto_report(inputs) -> RenderResult:
+    if shutil.which("quarto") is None:
+        pytest.skip("quarto is not on PATH")
     chapters, runs, root = inputs
-    result = build_report(chapters, runs, root / "quarto-out", machine="laptop", engine="quarto")
-    page = open_page(result.html)
+    return build_report(chapters, runs, root / "quarto-out", machine="laptop", date="2025-03-01", engine="quarto")
+
+
+def test_quarto_renders_the_same_source(quarto_report, open_page):
+    page = open_page(quarto_report.html)
     text = page.inner_text("body")
     assert "Rendered by Quarto" in text and "?@" not in text and "See Table\u00a01, Figure\u00a01" in text
     assert all(page.evaluate("[...document.images].map(i => i.naturalWidth > 0)"))
+    assert page.get_attribute("text=PDF", "href") == "lab-report.pdf"
+    dead = page.evaluate(
+        "[...document.querySelectorAll('a[href^=\"#\"]')].map(a => decodeURIComponent(a.hash.slice(1)))"
+        ".filter(id => !document.getElementById(id))"
+    )
+    assert dead == []
+    wraps = page.evaluate(
+        "[...document.querySelectorAll('#tbl-headline td')].map(d => [d.textContent, getComputedStyle(d).whiteSpace])"
+    )
+    assert dict(wraps)["bf16"] == "nowrap", "a short cell stays on one line"
+    page.click("#tbl-headline a:has-text('8.10')")
+    card = page.locator(f"#run-{KEYS[1]}")
+    card.locator("table").wait_for(state="visible", timeout=5000)  # the link opens the run's provenance
+    card.locator("a:has-text('run page')").click()
+    page.wait_for_load_state()
+    assert "Run variant_1" in page.inner_text("main")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_quarto_has_contents_and_search_at_every_width(quarto_report, open_page, width):
+    page = open_page(quarto_report.html, width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator("#tbl-wide figure > div").evaluate("b => b.scrollWidth > b.clientWidth")
+    assert not page.is_visible("details.code pre"), "code is folded"
+    if width < 500:
+        page.click("#contents > summary")
+    page.fill("#search", "zażółć GĘŚLĄ")
+    assert not page.is_visible("#toc") and "Summary" in page.inner_text("#results a")
+    page.press("#search", "Escape")
+    page.click("#toc a:has-text('Memory')")
+    page.wait_for_function("Math.abs(document.getElementById('sec-memory').getBoundingClientRect().top) < 90")
+
+
+def test_quarto_sets_the_same_pdf(quarto_report):
     pypdf = pytest.importorskip("pypdf")
-    assert "ŻÓŁĆ" in " ".join(p.extract_text() for p in pypdf.PdfReader(result.pdf).pages)
+    pages = pypdf.PdfReader(quarto_report.pdf).pages
+    text = re.sub(r"\s+", " ", " ".join(page.extract_text() for page in pages))
+    assert "ŻÓŁĆ" in text and "See Table 1, Figure 1 and Section 1" in text and "show_table" not in text
+    assert "1.1 Definitions" in text
+    wide = [number for number, page in enumerate(pages) if "variant-0" in page.extract_text()]
+    assert "A wide and long table" in pages[wide[0]].extract_text(), "the caption stands with the table"
+    assert max(text_positions(pages[wide[0]])) < 595 - 60, "a table of twelve columns stays inside the margins"
+
+
+def text_positions(page) -> list[float]:
+    """Where each text of a PDF page begins, in points from the left edge."""
+    found: list[float] = []
+    page.extract_text(
+        visitor_text=lambda text, cm, tm, font, size: found.append(tm[4] * cm[0] + cm[4]) if text.strip() else None
+    )
+    return found

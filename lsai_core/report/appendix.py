@@ -32,7 +32,7 @@ def appendix_markdown(runs: Sequence[Run], pages: dict[str, str]) -> str:
     )
     parts = [
         "# Appendix: every run {#sec-runs}\n",
-        f"{len(distinct)} run{'s stand' if len(distinct) != 1 else ' stands'} behind this report; {failed} of them ended with an outcome other than ok. {repeated}"
+        f"{len(distinct)} run{'s stand' if len(distinct) != 1 else ' stands'} behind this report; {f'{failed} of them ended with an outcome other than ok' if failed else 'all ended with outcome ok'}. {repeated}"
         "Every linked number leads to its run here"
         + only_inline(", and from here to the run's own page: its executed notebook.", "."),
     ]

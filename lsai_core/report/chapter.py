@@ -50,26 +50,28 @@ def convert_notebook(path: Path, files: Path, *, slug: str, numbered: bool = Tru
     cells = [cell for cell in notebook.cells if not _is_papermill_note(cell)]
     injected = any("injected-parameters" in _tags(cell) for cell in cells)
     unfinished = [cell for cell in cells if _status(cell) in ("running", "pending")]
-    parts, complete = [], not unfinished
+    parts: list[tuple[str, str]] = []  # what a part is (text, code or output), and its Markdown
+    complete = not unfinished
     for number, cell in enumerate(cells):
         tags = _tags(cell)
         if "remove-cell" in tags or ("parameters" in tags and injected):
             continue
         if cell.cell_type == "markdown":
-            parts.append(_markdown_cell(cell, store, path, number))
+            parts.append(("text", _markdown_cell(cell, store, path, number)))
         elif cell.cell_type == "code":
             if cell.source.strip() and "remove-input" not in tags:
-                parts.append(folded_code(cell.source, "Parameters" if "parameters" in str(tags) else "Code"))
+                parts.append(("code", folded_code(cell.source, "Parameters" if "parameters" in str(tags) else "Code")))
             if "remove-output" not in tags:
                 parts += [
-                    output_markdown(output, store, f"c{number}o{index}")
+                    ("output", output_markdown(output, store, f"c{number}o{index}"))
                     for index, output in enumerate(_joined(cell.outputs))
                 ]
             complete = complete and not any(output.output_type == "error" for output in cell.outputs)
             if unfinished and cell is unfinished[0]:
-                parts.append(_did_not_finish(len(unfinished) - 1, _status(cell)))
+                parts.append(("output", _did_not_finish(len(unfinished) - 1, _status(cell))))
     title = path.stem.lstrip("0123456789-_ ").replace("-", " ").replace("_", " ").capitalize() or path.stem
-    text = "\n\n".join(part.strip("\n") for part in parts if part.strip())
+    kept = _without_empty_sections([part for part in parts if part[1].strip()])
+    text = "\n\n".join(part.strip("\n") for _, part in kept)
     return Chapter(path, fit_headings(literal_at_signs(text), title, numbered=numbered) + "\n", complete)
 
 
@@ -110,6 +112,25 @@ def fit_headings(text: str, title: str, *, numbered: bool = True) -> str:
         lines[index] = f"\n{'#' * depth}{match[3]} {attributes}".rstrip() + "\n"
     body = "\n".join(lines)
     return body if tops else f"# {title}{'' if numbered else ' {.unnumbered}'}\n\n{body}"
+
+
+def _without_empty_sections(parts: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """`parts` less each heading under which only code without output stands, and that code: a study without records yet.
+
+    A heading with a label stays, because a reference may lead to it.
+    """
+    kept: list[tuple[str, str]] = []
+    while parts:
+        heading, rest = _HEADING.match(parts[0][1].strip()), parts[1:]
+        while rest and rest[0][0] == "code":
+            rest = rest[1:]
+        following = _HEADING.match(rest[0][1].lstrip().split("\n")[0]) if rest and rest[0][0] == "text" else None
+        ends = not rest or (following is not None and heading is not None and len(following[2]) <= len(heading[2]))
+        if parts[0][0] == "text" and heading and not heading[4] and len(heading[2]) > 1 and ends:
+            parts = rest
+        else:
+            kept, parts = [*kept, parts[0]], parts[1:]
+    return kept
 
 
 def _markdown_cell(cell: Any, store: FileStore, path: Path, number: int) -> str:

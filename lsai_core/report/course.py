@@ -110,7 +110,7 @@ def sentences(course: Course) -> list[str]:
             best = rows.loc[rows["tokens_per_s"].idxmax()]
             found.append(
                 f"The fastest job, {best['label']}, is {best['tokens_per_s'] / rate:.2f} times as fast as the {rate:,.0f} "
-                f"tokens/s of the {other.source}; that is another machine and another program, at the same model, sequence and batch."
+                f"tokens/s of {other.source}; that is another machine and another program, at the same model, sequence and batch."
             )
     if not course.published:
         sources = "; ".join(other.source for other in course.plots.published)

@@ -68,7 +68,7 @@ def show_ceilings(runs: list[Run]) -> None:
                     "measured": f"{value:,.4g} TFLOP/s",
                     "quartiles": f"{results[f'matmul_{dtype}_tflops_p25']:,.4g} to {results[f'matmul_{dtype}_tflops_p75']:,.4g}",
                     "data sheet (dense)": f"{peak.tflops:,.4g} TFLOP/s" if peak else "–",
-                    "share": f"{value / peak.tflops:.0%}" if peak else "–",
+                    "of data sheet": f"{value / peak.tflops:.0%}" if peak else "–",
                 }
             )
         for name, what in (("copy", "copy in memory"), ("h2d", "host to GPU"), ("d2h", "GPU to host")):
@@ -78,7 +78,7 @@ def show_ceilings(runs: list[Run]) -> None:
                 quartiles = f"{low:,.4g} to {high:,.4g}"
                 rows.append(
                     {"machine": run.machine, "key": run.summary.id.key, "what": what, "measured": f"{value:,.4g} GB/s",
-                     "quartiles": quartiles, "data sheet (dense)": "–", "share": "–"}
+                     "quartiles": quartiles, "data sheet (dense)": "–", "of data sheet": "–"}
                 )  # fmt: skip
     if not rows:
         return
@@ -106,7 +106,12 @@ def _figure(runs: list[Run]) -> None:
         axes.plot(some["TFLOP/s"], some["dtype"], label=machine, **style)
         for value, dtype in zip(some["TFLOP/s"], some["dtype"], strict=True):
             axes.annotate(
-                f"{value:,.3g}", (value, dtype), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=8
+                f"{value:,.0f}" if value >= 100 else f"{value:.3g}",
+                (value, dtype),
+                xytext=(0, 6),
+                textcoords="offset points",
+                ha="center",
+                fontsize=8,
             )
     axes.set(xscale="log", xlabel="measured TFLOP/s (log scale)", ylabel="precision")
     axes.margins(x=0.12, y=0.25)

@@ -242,8 +242,8 @@ def _table(setting: Setting) -> None:
             "quartiles": spread,
             "of ours": rows["of_ours"],
             "MFU (%)": rows["mfu"] * 100,
-            "peak GiB": rows["mem_peak_allocated_gib"],
-            "first step s": rows["first_step_s"],
+            "peak (GiB)": rows["mem_peak_allocated_gib"],
+            "first step (s)": rows["first_step_s"],
             "outcome": rows["outcome"],
         }
     )
@@ -267,8 +267,8 @@ def _table(setting: Setting) -> None:
         + (f" *Of ours*: against the row {ours.iloc[0]!r}." if len(ours) else "")
         + (f" MFU against {source}." if source else ""),
         formats={
-            "tokens/s": "{:,.0f}", "of ours": "{:.2f}x", "MFU (%)": ".1f", "peak GiB": ".1f" if parameters > 1e9 else ".3f",
-            "first step s": ".1f",
+            "tokens/s": "{:,.0f}", "of ours": "{:.2f}x", "MFU (%)": ".1f", "peak (GiB)": ".1f" if parameters > 1e9 else ".3f",
+            "first step (s)": ".1f",
         },
         links={"trainer": "key"},
     )  # fmt: skip
@@ -318,14 +318,14 @@ def show_trainers(all_settings: list[Setting]) -> None:
         "tbl-peers-trainers",
         "The trainings that are compared, as the study has them; each table says how they ran on that machine.",
     )
-    found = [
-        f"{setting.machine}: {run.summary.results['versions']}"
-        for setting in all_settings
-        for run in setting.runs.values()
-        if run.summary.results.get("versions")
-    ]
+    ran: dict[str, dict[str, None]] = {}
+    for setting in all_settings:
+        for run in setting.runs.values():
+            versions = str(run.summary.results.get("versions") or "")
+            ran.setdefault(setting.machine, {}).update(dict.fromkeys(filter(None, versions.split(", "))))
+    found = [f"{machine}: {', '.join(versions)}" for machine, versions in ran.items() if versions]
     if found:
-        show_text("Versions that ran. " + "; ".join(dict.fromkeys(found)) + ".")
+        show_text("Versions that ran. " + "; ".join(found) + ".")
 
 
 def show_commands(all_settings: list[Setting]) -> None:

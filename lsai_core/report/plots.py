@@ -164,7 +164,8 @@ def caption(plot: Plot, config: PlotConfig, study: Study, runs: list[Run], machi
         text += "; the first good repeat of each variant" if good["repeats"].max() > 1 else ""
     text += "."
     for other in published(config, plot.metric, runs):
-        text += f" Dashed: {other.label}, {other.results[plot.metric] * plot.factor:,.4g} ({other.source})."
+        unit = "%" if plot.unit == "%" else f" {plot.unit or plot.label}"
+        text += f" Dashed: {other.label}, {other.results[plot.metric] * plot.factor:,.4g}{unit} ({other.source})."
     return text + missing(plot, config, study, runs)
 
 

@@ -27,6 +27,9 @@ from lsai_core.report.pandoc import DATA, READER, pandoc, pandoc_version
 
 Engine = Literal["auto", "quarto", "pandoc"]
 HTML, PDF = "index.html", "lab-report.pdf"
+FILTERS = ("--lua-filter", DATA / "tables.lua", "--lua-filter", DATA / "crossref.lua")
+# What Quarto's project shares with the other engine; `reports/_quarto.yml` names them.
+SHARED = ("layout.typ", "tables.lua", "report.js")
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def html_page(source: Path, target: Path, variables: dict[str, str]) -> None:
     settings = [part for name, value in variables.items() for part in ("--metadata", f"{name}={value}")]
     pandoc(
         "--from", READER, "--to", "html5", "--standalone", "--embed-resources", "--mathml", "--number-sections",
-        "--table-of-contents", "--toc-depth=3", "--lua-filter", DATA / "crossref.lua", "--template", DATA / "template.html",
+        "--table-of-contents", "--toc-depth=3", *FILTERS, "--template", DATA / "template.html",
         "--css", DATA / "style.css", "--variable", f"script={DATA / 'report.js'}", "--syntax-highlighting=pygments",
         "--resource-path", source.parent, *settings, "--output", target, source,
     )  # fmt: skip
@@ -98,8 +101,8 @@ def _with_pandoc(version: str, source: Path, scratch: Path, formats: Sequence[st
         made[PDF] = scratch / PDF
         document = scratch / "report.typ"
         pandoc(
-            "--from", READER, "--to", "typst", "--standalone", "--lua-filter", DATA / "crossref.lua", "--template",
-            DATA / "template.typ", "--syntax-highlighting=none", "--metadata", f"rendered-by={rendered_by}",
+            "--from", READER, "--to", "typst", "--standalone", *FILTERS, "--template", DATA / "template.typ",
+            "--syntax-highlighting=none", "--metadata", f"rendered-by={rendered_by}",
             "--output", document, source,
         )  # fmt: skip
         shutil.copytree(source.parent / "files", scratch / "files")
@@ -113,18 +116,21 @@ def _with_pandoc(version: str, source: Path, scratch: Path, formats: Sequence[st
 
 def _with_quarto(quarto: str, version: str, source: Path, scratch: Path, formats: Sequence[str]) -> dict[str, Path]:
     """`quarto render` in a copy of the Quarto project (`reports/_quarto.yml` and the bound report)."""
-    for path in (repo_root() / "reports" / "_quarto.yml", repo_root() / "reports" / "report.css", DATA / "layout.typ"):
+    reports = repo_root() / "reports"
+    for path in (reports / "_quarto.yml", reports / "report.css", *(DATA / name for name in SHARED)):
         shutil.copy(path, scratch)
     _, header, body = source.read_text().split("---\n", 2)
     facts = yaml.safe_load(header)
-    # Quarto's title block has no place for the engine's name but the subtitle.
-    facts["subtitle"] = " · ".join([*filter(None, [facts.get("subtitle")]), f"Rendered by {version}"])
-    (scratch / "report.qmd").write_text(f"---\n{yaml.safe_dump(facts, allow_unicode=True)}---\n{body}")
+    # Quarto's title block has no place for the engine's name and the PDF but the subtitle.
+    subtitle = " · ".join([*filter(None, [facts.get("subtitle")]), f"Rendered by {version}"])
+    link = f" · [PDF]({PDF})" if "pdf" in formats else ""
     shutil.copytree(source.parent / "files", scratch / "files")
     made: dict[str, Path] = {}
     for name, target, produced in ((HTML, "html", "report.html"), (PDF, "typst", "report.pdf")):
         if ("html" if target == "html" else "pdf") not in formats:
             continue
+        facts["subtitle"] = subtitle + (link if target == "html" else "")
+        (scratch / "report.qmd").write_text(f"---\n{yaml.safe_dump(facts, allow_unicode=True)}---\n{body}")
         command = [quarto, "render", "report.qmd", "--to", target]
         done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, check=False)
         path = scratch / produced

@@ -24,6 +24,7 @@ says why.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -134,26 +135,31 @@ def evaluate_claims(
 def claims_table(results: Iterable[ClaimResult]) -> pd.DataFrame:
     """One row per result, as Markdown strings for `report.show.show_table`.
 
-    Columns: claim, value, repeats (the spread), bound, verdict, runs (links to the first runs behind the value and how many more there are).
+    Columns: claim, value, over repeats (the spread), bound, verdict, runs (links to the first runs behind the value and how many more there are).
     """
-    columns = ["claim", "value", "repeats", "bound", "verdict", "runs"]
+    columns = ["claim", "value", "over repeats", "bound", "verdict", "runs"]
     return pd.DataFrame([_cells(result) for result in results], columns=columns)
 
 
 def show_value(result: ClaimResult) -> str:
     """The value with three significant digits, or an en dash."""
-    return "–" if result.value is None else f"{result.value:.3g}"
+    return "–" if result.value is None else _short(result.value)
 
 
 def show_spread(result: ClaimResult) -> str:
-    """The smallest and the largest value over the repeats, or an en dash."""
-    return "–" if result.spread is None else f"{result.spread[0]:.3g} to {result.spread[1]:.3g}"
+    """The smallest and the largest value over the repeats (one number if they read the same), or an en dash."""
+    return "–" if result.spread is None else " to ".join(dict.fromkeys(map(_short, result.spread)))
+
+
+def _short(value: float) -> str:
+    return f"{float(f'{value:.3g}'):,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _cells(result: ClaimResult) -> list[str]:
     claim = result.sentence + (f" ({result.note})" if result.note else "")
     verdict = result.verdict if result.verdict == "held" else f"**{result.verdict}**"
-    return [claim, show_value(result), show_spread(result), result.bound, verdict, _links(result.runs)]
+    bound = re.sub(r"\d{5,}", lambda match: f"{int(match[0]):,}", result.bound)
+    return [claim, show_value(result), show_spread(result), bound, verdict, _links(result.runs)]
 
 
 def _links(runs: Iterable[str]) -> str:

@@ -110,7 +110,8 @@ def _windows(variant: Variant) -> str:
     saving = f"{ms.iloc[0]:.3g} ms instead of {whole[best]:.3g} ms, {ratio[best]:.0%}"
     useless = [name for name in ratio.index if ratio[name] >= 0.9]
     masked = (
-        f" What is masked away instead of skipped saves little or nothing: {', '.join(f'`{n}` {ratio[n]:.0%}' for n in useless)}."
+        " A kernel that only gets a mask computes what is masked and saves little or nothing: "
+        f"{', '.join(f'`{n}` takes {ratio[n]:.0%} of its causal time' for n in useless)}."
         if useless
         else ""
     )
@@ -146,9 +147,9 @@ def _best_ratio(changed: Variant, base: Variant, rate: bool = False) -> str:
         return ""
     if rate:
         high = [frame["training_tflops"].max() for frame in frames]
-        return f"the best rate at {at:,} tokens is {high[0] / high[1]:.0%} as high"
+        return f"the best rate at {at:,} tokens is {high[0] / high[1]:.0%} of theirs"
     low = [frame["training_ms"].min() for frame in frames]
-    return f"the fastest kernel at {at:,} tokens takes {low[0] / low[1]:.0%} of the time"
+    return f"the fastest kernel at {at:,} tokens takes {low[0] / low[1]:.0%} of the time that it takes without grouping"
 
 
 def _first_calls(results: MachineResults) -> str:
@@ -175,8 +176,15 @@ def _missing(variant: Variant) -> str:
     parts = []
     for name, rows in frame.groupby("backend", sort=False):
         row = rows.sort_values("length").iloc[0]
-        parts.append(f"`{name}` at {int(row['length']):,} tokens: {row['outcome']} ({str(row['reason'])[:120]})")
+        parts.append(
+            f"`{name}` at {int(row['length']):,} tokens: {row['outcome']} ({_first_sentence(str(row['reason']))})"
+        )
     return f"*Where the causal sweep ends* ({variant.label}): {'; '.join(parts)}." if parts else ""
+
+
+def _first_sentence(text: str) -> str:
+    """`text` up to the end of its second sentence: what was asked for, without the advice that follows."""
+    return ". ".join(" ".join(text.split()).split(". ")[:2]).rstrip(".")
 
 
 def auto_sentence(results: MachineResults) -> str:

@@ -205,8 +205,8 @@ def _errors(results: MachineResults) -> None:
         table,
         f"tbl-attention-error-{results.slug}",
         f"‖value - exact‖ / ‖exact‖ against float64 on {results.machine}, {results.variants[0].config.dtype}, at "
-        f"{', '.join(f'{n:,}' for n in lengths)} tokens (window {', '.join(map(str, windows)) or 'none'}); of all shapes of heads "
-        f"the worst. A backend is correct if no error exceeds {ALLOWED:g} times that of eager attention in the same format.",
+        f"{' and '.join(f'{n:,}' for n in lengths)} tokens (window {', '.join(map(str, windows)) or 'none'}); of all shapes of heads "
+        f"the worst. *Of eager's*: the largest of its errors over that of eager attention in the same format. A backend is correct if no error exceeds {ALLOWED:g} times eager's.",
         formats={**dict.fromkeys(NAMES, ".1e"), "of eager's": ".2f"},
         links={"backend": "key"},
     )

@@ -50,12 +50,15 @@ def show_longest(machines: list[Trained], profile: str | None) -> None:
     table["real step"] = [
         real[row.model, row.GPUs] if shown else None for row, shown in zip(table.itertuples(), first, strict=True)
     ]
+    table = table.dropna(axis="columns", how="all")
+    beside = " Beside it the longest real step on record." if "real step" in table else ""
+    none = " A row without numbers: the weights alone do not fit." if table["tokens"].isna().any() else ""
     show_table(
-        table.dropna(axis="columns", how="all"),
+        table,
         "tbl-context-longest-predicted",
-        f"The longest sequence that memory allows on {gpu.name} ({gpu.memory_gib:g} GiB), predicted: one sequence, bf16 weights and AdamW states, a peak of at "
-        f"most {SURE:.0%} of each GPU. Host memory is what all processes need together, however much a machine has. Beside it the longest real "
-        "step on record. –: the weights alone do not fit.",
+        f"The longest sequence that memory allows on {gpu.name} ({gpu.memory_gib:g} GiB), predicted: one sequence, bf16 weights and "
+        f"AdamW states, a peak of at most {SURE:.0%} of each GPU. Host memory is what all processes need together, however much a "
+        f"machine has.{beside}{none}",
         formats={"tokens": "{:,.0f}", "peak each (GiB)": ".1f", "host, all (GiB)": "{:,.0f}"},
     )
 

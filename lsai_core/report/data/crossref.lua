@@ -69,24 +69,7 @@ local structure = {
   end,
 }
 
-local function natural_width(table)
-  -- pandoc spreads a table with long source lines over the page by its dashes; columns as wide as their content read better.
-  for index, spec in ipairs(table.colspecs) do
-    table.colspecs[index] = { spec[1], nil }
-  end
-  -- What is short stays on one line in the browser.
-  for _, body in ipairs(table.bodies) do
-    for _, row in ipairs(body.body) do
-      for _, cell in ipairs(row.cells) do
-        if utf8.len(pandoc.utils.stringify(cell.contents)) <= 26 then cell.classes:insert("short") end
-      end
-    end
-  end
-  return table
-end
-
 local details = {
-  Table = natural_width,
   Image = function(image)
     image.attributes.alt = image.attributes["fig-alt"]
     image.attributes["fig-alt"] = nil

@@ -1,12 +1,25 @@
-// Contents that follow the reader, and a search over the full text. No library, no network.
+// Contents that follow the reader, and a search over the full text, on the pages of both engines. No library, no network.
 (() => {
-  const main = document.getElementById("main");
+  const main = document.querySelector("main");
   const input = document.getElementById("search");
   const results = document.getElementById("results");
   const toc = document.getElementById("toc");
-  const panel = document.querySelector(".sidebar details");
+  const panel = document.getElementById("contents");
   const narrow = matchMedia("(max-width: 60rem)");
+
+  // Quarto's page comes with the panel at its end. The panel takes up Quarto's contents and goes to their place, on a narrow
+  // window (where Quarto shows no contents) above the text.
+  const quarto = document.getElementById("TOC");
+  if (quarto) {
+    const sidebar = quarto.parentElement;
+    toc.append(quarto);
+    const place = () => (getComputedStyle(sidebar).display === "none" ? main : sidebar).prepend(panel);
+    addEventListener("resize", place);
+    place();
+  }
   if (narrow.matches) panel.open = false;
+  // pandoc gives the address to a heading, Quarto to the section that it opens.
+  const address = (heading) => heading.id || (heading.parentElement.matches("section[id]") ? heading.parentElement.id : "");
 
   // One searchable unit per heading: the text up to the next heading; a run card in the appendix is a unit of its own.
   const units = [];
@@ -18,13 +31,13 @@
   };
   const walk = (node) => {
     for (const child of node.children) {
-      if (child.matches("header, footer, script, style")) continue;
-      if (child.matches("h1[id], h2[id], h3[id], h4[id]")) {
-        unit = { id: child.id, title: child.textContent.trim(), text: "" };
+      if (child === panel || child.matches("header, footer, script, style")) continue;
+      if (child.matches("h1, h2, h3, h4") && address(child)) {
+        unit = { id: address(child), title: child.textContent.trim(), text: "" };
         units.push(unit);
       } else if (child.matches(".run-card[id]")) {
         units.push({ id: child.id, title: child.querySelector("strong").textContent.trim(), text: text(child) });
-      } else if (child.matches("section, main") || child.querySelector("h1[id], h2[id], h3[id], h4[id], .run-card[id]")) {
+      } else if (child.matches("section, main") || child.querySelector("h1, h2, h3, h4, .run-card[id]")) {
         walk(child);
       } else if (unit) {
         unit.text += " " + text(child);
@@ -110,7 +123,7 @@
   });
 
   const entries = new Map([...toc.querySelectorAll("a[href^='#']")].map((a) => [decodeURIComponent(a.hash.slice(1)), a]));
-  const headings = [...main.querySelectorAll("h1[id], h2[id], h3[id]")].filter((h) => entries.has(h.id));
+  const headings = [...main.querySelectorAll("h1, h2, h3")].filter((heading) => entries.has(address(heading)));
   let current = null;
   const follow = () => {
     let heading = headings[0];
@@ -118,13 +131,13 @@
       if (candidate.getBoundingClientRect().top > 120) break;
       heading = candidate;
     }
-    const entry = heading && entries.get(heading.id);
+    const entry = heading && entries.get(address(heading));
     if (!entry || entry === current) return;
     if (current) current.removeAttribute("aria-current");
     entry.setAttribute("aria-current", "true");
     current = entry;
     if (!narrow.matches) {
-      const bar = document.querySelector(".sidebar");
+      const bar = panel.parentElement;
       const top = entry.getBoundingClientRect().top;
       if (top < 40 || top > bar.clientHeight - 40) bar.scrollTop += top - bar.clientHeight / 2;
     }

@@ -46,7 +46,7 @@ def show_training(results: Fp8Results) -> None:
             "outcome": rows["outcome"],
         }
     )
-    drop = [c for c in ("MFU (%)", "peak (GiB)", "against bf16") if not table[c].notna().any()]
+    drop = [c for c in ("speed-up", "MFU (%)", "peak (GiB)", "against bf16") if not table[c].notna().any()]
     if (rows["outcome"] == "ok").all():
         drop.append("outcome")
     gib = ".2f" if rows["peak_gib"].max() >= 1 else ".3f"
@@ -59,7 +59,8 @@ def show_training(results: Fp8Results) -> None:
         table.drop(columns=drop),
         f"tbl-fp8-training-{results.slug}",
         f"Training on {results.machine}: {shape}, {config.batch_size} x {config.seq_len} tokens a step, {config.precision}, {compiled}, "
-        f"median step. MFU against {source}.",
+        f"median step. MFU against {source}."
+        + (" There is no bf16 run of this part to compare with." if "speed-up" in drop else ""),
         formats={name: spec for name, spec in formats.items() if name not in drop},
         links={"recipe": "key"},
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from lsai_core.report.memory.figures import pareto_front
+from lsai_core.report.memory.figures import SAME_MEMORY, pareto_front
 from lsai_core.report.memory.table import MachineResults
 from lsai_core.report.pandoc import code_span
 from lsai_core.report.show import run_link
@@ -88,9 +88,7 @@ def _quality(results: MachineResults, rows: pd.DataFrame) -> list[str]:
     window = rows[rows["variant"] == "window_256"]
     if not window.empty:
         change = window.iloc[0]["validation_perplexity"] / full["validation_perplexity"].median() - 1
-        sentence += (
-            f" Halving the reach of attention (window 256) changes perplexity by {change:+.2%} against their median."
-        )
+        sentence += f" A window of 256 {'lowers' if change < 0 else 'raises'} the perplexity by {abs(change):.2%} against their median."
     return [sentence]
 
 
@@ -114,10 +112,12 @@ def _batch(results: MachineResults, rows: pd.DataFrame) -> list[str]:
         ends = [t for t in run.summary.results.get("tries") or [] if t["outcome"] not in ("ok", "oom")]
         if ends:
             first = min(ends, key=lambda t: t["size"])
+            note = str(first["note"]).split("\n")[0]
+            note = note if len(note) <= 90 else note[:90].rsplit(" ", 1)[0] + " …"
             label = results.study.variants[run.summary.id.variant].label
             sentences.append(
                 f"The search for {run_link(label, run.summary.id.key)} did not end on an out-of-memory error: at "
-                f"{first['size']:,} sequences it ended as {first['outcome']} ({code_span(str(first['note'])[:90])}), so its true "
+                f"{first['size']:,} sequences it ended as *{first['outcome']}* ({code_span(note)}), so its true "
                 "limit may be higher."
             )
     return sentences
@@ -128,9 +128,12 @@ def _advice(rows: pd.DataFrame) -> list[str]:
     if measured.empty:
         return []
     front = pareto_front(measured, "tokens_per_s", more_is_better=True)
-    names = " -> ".join(_name(row) for _, row in front.iterrows())
+    names = " → ".join(_name(row) for _, row in front.iterrows())
     beaten = [row["label"] for _, row in measured.iterrows() if row["variant"] not in set(front["variant"])]
-    advice = f"*What to use when:* from least memory to most speed, only these are worth choosing here: {names}."
+    advice = (
+        f"*What to use when:* from least memory to most speed, only these are worth choosing here (peaks within {SAME_MEMORY:.0%} "
+        f"count as equal): {names}."
+    )
     if beaten:
         advice += f" Each of the others ({', '.join(beaten)}) is slower than one of these that needs no more memory."
     return [advice]

@@ -120,7 +120,8 @@ def _comparison_table(results: MachineResults) -> None:
         table,
         f"tbl-memory-{results.slug}",
         f"The comparison on {results.machine}: {config['steps']} steps of {config['batch_size'] * config['grad_accum']} x "
-        f"{config['seq_len']} tokens. Speed is the median step after warm-up; MFU against {source}.{note}",
+        f"{config['seq_len']} tokens. Speed is the median step after warm-up; MFU against {source}; *total* is the time of "
+        f"all steps, first calls and validation included.{note}",
         formats={
             "tokens/s": "{:,.0f}",
             "speed-up": "{:.2f}x",
@@ -196,7 +197,8 @@ def _figures(results: MachineResults) -> None:
         show_figure(
             fig,
             f"fig-memory-pareto-{slug}",
-            f"Speed and quality against peak memory on {where}. The dashed line joins the variants that no other beats in both.",
+            f"Speed and quality against peak memory on {where}. The dashed line joins the variants that no "
+            f"other beats in both (peaks within {figures.SAME_MEMORY:.0%} count as equal).",
         )
     show_figure(
         figures.loss_curves(results),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -16,6 +18,8 @@ _PHASES = {
     "mem_backward_peak_gib": "backward",
     "mem_optimizer_peak_gib": "optimizer",
 }
+
+SAME_MEMORY = 0.01  # a difference in peak memory below this is no reason to choose a slower variant
 
 
 def memory_bars(results: MachineResults) -> Figure | None:
@@ -109,25 +113,31 @@ def pareto_scatter(results: MachineResults) -> Figure | None:
 
 
 def pareto_front(rows: pd.DataFrame, metric: str, more_is_better: bool) -> pd.DataFrame:
-    """The variants that no other beats in both memory and `metric`, by rising memory; those without a value are left out."""
+    """The variants that no other beats in both memory and `metric`, by rising memory; those without a value are left out.
+
+    Peaks that differ by less than `SAME_MEMORY` count as equal: of two such variants only the better one is kept.
+    """
     rows = rows.dropna(subset=[metric])
-    best, front = None, []
+    memory, best = rows["mem_peak_allocated_gib"], None
+    front: list[Any] = []  # index labels
     for row in rows.sort_values(["mem_peak_allocated_gib", metric], ascending=[True, not more_is_better]).itertuples():
         value = getattr(row, metric)
         if best is None or (value > best if more_is_better else value < best):
             best = value
+            while front and memory[row.Index] < (1 + SAME_MEMORY) * memory[front[-1]]:
+                front.pop()
             front.append(row.Index)
     return rows.loc[front]
 
 
 def beside(all_results: list[MachineResults]) -> Figure | None:
-    """Speed-up and relative memory of every variant, machine beside machine; None unless at least one has a baseline."""
+    """Speed-up and relative memory of every variant, machine beside machine; None unless two or more have a baseline."""
     parts = [
         results.ok[["label", "speedup", "memory_share"]].assign(machine=results.machine)
         for results in all_results
         if results.ok["speedup"].notna().any()
     ]
-    if not parts:
+    if len(parts) < 2:
         return None
     frame = pd.concat(parts)
     fig, axes = plt.subplots(1, 2, figsize=(6.3, 3.8), sharey=True)

@@ -88,7 +88,12 @@ def show_runs(compared: Compared) -> None:
         "tbl-prediction-runs",
         "Peak memory, predicted and measured (medians over repeats). Roofline / step: the time of a step, estimated "
         "from its GPU's matmul, copy and link ceilings as if it were compiled, as a share of the time that it took (GPUs of the table only).",
-        formats={"error": "+.1%", "roofline / step": ".0%", "measured GiB": ".3g", "predicted GiB": ".3g"},
+        formats={
+            "error": lambda error: "0.0%" if abs(error) < 5e-4 else f"{error:+.1%}",
+            "roofline / step": ".0%",
+            "measured GiB": ".3g",
+            "predicted GiB": ".3g",
+        },
         links={"variant": "key"},
     )
 
@@ -99,8 +104,9 @@ def accuracy(frame: pd.DataFrame) -> str:
     worst = frame.loc[error.idxmax()]
     text = (
         f"Over {len(frame)} runs on {frame['machine'].nunique()} machine{'s' if frame['machine'].nunique() > 1 else ''} the "
-        f"prediction is within 5% of the measured peak for **{(error <= 0.05).mean():.0%}** and within 10% for "
-        f"**{(error <= 0.10).mean():.0%}**; the median error is {error.median():.1%}, the largest "
+        f"prediction is within 5% of the measured peak for **{(error <= 0.05).mean():.0%}**"
+        + (f" and within 10% for **{(error <= 0.10).mean():.0%}**" if (error > 0.05).any() else "")
+        + f"; the median error is {error.median():.1%}, the largest "
         f"{worst['error']:+.1%} ({run_link(worst['variant'], worst['key'])}, study {worst['study']}, {worst['machine']})."
     )
     older = frame[frame["older"]]
