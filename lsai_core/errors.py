@@ -1,7 +1,8 @@
 """The exceptions that have a meaning of their own, first of all the one that users are meant to see.
 
 Everything a person can get wrong (a key in a YAML file, a missing file, a combination that cannot work) is raised as
-`UserError` with one clear line that says what is wrong and what to do. The command line prints that line and exits with 2.
+`UserError` with one clear line that says what is wrong and what to do. The command line prints that line and exits with 2; a
+notebook shows the line below the cell.
 Anything else is a bug or a failed run and keeps its traceback.
 """
 
@@ -13,6 +14,10 @@ from collections.abc import Iterable
 
 class UserError(Exception):
     """A mistake in the input: one line that says what is wrong and what to do about it."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows of it in a notebook, where nobody turns it into that line: the same line, no traceback."""
+        return [f"error: {self}"]
 
 
 class Unavailable(Exception):
