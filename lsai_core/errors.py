@@ -28,8 +28,14 @@ class Preempted(Exception):
     """The run was asked to stop (SIGTERM or SIGUSR1) and has saved a checkpoint."""
 
 
+_SHOWN = 30
+
+
 def hint(name: str, known: Iterable[str]) -> str:
-    """What an error line says after an unknown name: the known ones that come close, or all of them."""
+    """What an error line says after an unknown name: the known ones that come close, or all of them, up to thirty."""
     names = list(known)
     close = difflib.get_close_matches(name, names, n=3)
-    return f"; did you mean {' or '.join(close)}?" if close else f"; known: {', '.join(names)}"
+    if close:
+        return f"; did you mean {' or '.join(close)}?"
+    more = f", ... ({len(names)} in all)" if len(names) > _SHOWN else ""
+    return f"; known: {', '.join(names[:_SHOWN])}{more}"
