@@ -39,12 +39,12 @@ GPUS: tuple[Gpu, ...] = (
 def find_gpu(name: str) -> Gpu:
     """The GPU of the table that `name` means (`h200`, `rtx4090`, or the driver's name); UserError lists the table.
 
-    A size (`24`, `24GB`) means any GPU with so much memory (GiB); its speed is not known, and it is taken to have fp8.
+    A size (`24`, `24GB`) means any GPU with so much memory (GiB); its speed is not known, and fp8 is left out.
     """
     wanted = _plain(name)
-    if size := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(gb|gib|g)?", name.strip().lower()):
-        if float(size[1]) > 0:
-            return Gpu(f"GPU with {float(size[1]):g} GiB", "", float(size[1]), 0, 0, True)
+    size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:g|gb|gib)?", name.strip().lower())
+    if size and float(size[1]) > 0:
+        return Gpu(f"GPU with {float(size[1]):g} GiB", "", float(size[1]), 0, 0, False)
     for gpu in GPUS:
         if wanted in (_plain(gpu.name), _plain(gpu.driver_name)):
             return gpu
