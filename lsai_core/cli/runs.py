@@ -160,7 +160,11 @@ def show(runs: list[Run], as_json: bool = False) -> None:
     if "reason" in columns:
         table["reason"] = grouped["reason"].first().fillna("").str.slice(0, 60).to_numpy()
     table = table.rename(columns=_COLUMNS)
-    print(table.to_string(index=False, na_rep="", float_format=lambda value: f"{value:,.4g}"))
+    print(
+        table.to_string(
+            index=False, na_rep="", float_format=lambda value: f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+        )
+    )
 
 
 def compare(
