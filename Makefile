@@ -21,7 +21,7 @@ options = $(if $(PROFILE),--profile $(PROFILE)) $(if $(ONLY),--only $(ONLY)) $(i
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/\1\t\2/' | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
-	@echo "  options: PROFILE=cpu|gpu|h200|quick|... ONLY=a,b SKIP=c STUDY=memory TORCH_INDEX=url VENV=folder"
+	@echo "  options: PROFILE=cpu|gpu|h200|quick|... ONLY=a,b SKIP=c STUDY=memory (run, submit) TORCH_INDEX=url VENV=folder"
 
 setup: $(VENV)/.base  ## create the virtual environment and install the package
 
@@ -45,6 +45,7 @@ lab: $(VENV)/.lab  ## JupyterLab with the notebooks and the project's kernel
 	$(BIN)/jupyter lab --notebook-dir=.
 
 report: setup  ## run the studies for this machine and render the lab report (HTML and PDF)
+	@test "$(origin STUDY)" != "command line" || { echo "error: make report takes ONLY=$(STUDY) (STUDY is for run and submit)" >&2; exit 2; }
 	@$(LSAI) report $(options)
 
 run: setup  ## run one study (STUDY=...) without rendering

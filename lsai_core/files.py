@@ -109,6 +109,14 @@ def nested(path: str, value: Any) -> dict[str, Any]:
     return {first: nested(rest, value) if rest else value}
 
 
+def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, its keys with dots: the reverse of `nested`."""
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat |= flatten(item, f"{prefix}{key}.") if isinstance(item, dict) else {f"{prefix}{key}": item}
+    return flat
+
+
 def deep_merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
     """`override` laid over `base`, mapping by mapping; neither argument is changed."""
     merged = dict(base)

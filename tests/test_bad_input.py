@@ -79,7 +79,7 @@ def test_settings_that_contradict_each_other(shared: Project, pairs: list[str]) 
 
 NAMES = {
     "study memry": r"unknown study 'memry'; known: machine, memory",
-    "study memory --only bf17": r"study memory has no variant 'bf17'; known: baseline, bf16",
+    "study memory --only bf17": r"study memory has no variant 'bf17'; did you mean bf16\?",
     "study memory --skip bf17": r"study memory has no variant 'bf17'",
     "study memory --only bf16 --skip bf16": r"no variant of study memory is left",
     "study memory --parts trian": r"study memory has no part 'trian'; known: train, batch",
@@ -89,13 +89,15 @@ NAMES = {
     "find-batch --study machine": r"study machine measures no batch_search",
     "find-batch --set optm.lr=1": r"unknown key 'optm'",
     "study memory --dry-run --batch-size 1 --set data=1 --dataset stdlib --set x.y=1": r"unknown key 'x'",
-    "report --only nothing": r"no study or variant 'nothing'; known: baseline, bf16, machine, memory",
+    "report --only nothing": r"no study or variant 'nothing'; known: machine, memory, ",
     "report --skip nothing": r"no study or variant 'nothing'",
     "report --formats docx": r"--formats wants html, pdf or html,pdf, got 'docx'",
     "report --engine word": r"--engine wants auto, quarto or pandoc",
-    "compare nothing": r"no finished runs match",
-    "compare --machine nothing": r"no finished runs match",
-    "compare --runs /no/such/folder": r"no finished runs match",
+    "report --only memory --no-run": r"--no-run runs nothing",
+    "compare nothing": r"no finished runs",
+    "compare --machine nothing": r"no finished runs",
+    "compare --runs /no/such/folder": r"no such folder of runs",
+    "record --runs /no/such/folder": r"no such folder of runs",
     "claims --runs /no/such/folder": r"no such folder of runs",
 }
 
@@ -105,6 +107,22 @@ def test_wrong_names(shared: Project, words: str) -> None:
     before = files(shared)
     refused(shared.lsai(*words.split()), NAMES[words])
     assert files(shared) == before and not (shared.root / "reports").exists()
+
+
+def test_a_name_without_runs_is_answered_with_the_names_that_have_some(shared: Project, tmp_path: Path) -> None:
+    write_run(tmp_path, "memory", "baseline", "train")
+    refused(
+        shared.lsai("compare", "speed", "--runs", tmp_path), r"no finished runs match; there are .*: memory; --recorded"
+    )
+
+
+def test_a_part_that_measures_no_such_variant(new_project: Callable[..., Project]) -> None:
+    project = new_project({"baseline": {}, "bf16": {"config": {"precision": "bf16_autocast"}}})
+    path = project.root / STUDY
+    path.write_text(path.read_text().replace("kind: batch_search", "kind: batch_search\n    variants: [bf16]"))
+    message = r"study memory measures nothing of that with profile cpu; it measures batch: bf16"
+    refused(project.lsai("study", "memory", "--only", "baseline", "--parts", "batch", "--dry-run"), message)
+    refused(project.lsai("find-batch"), message)
 
 
 YAML = {

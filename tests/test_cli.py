@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from conftest import CHECKOUT, Hazards, Project, write_run
@@ -57,6 +58,27 @@ def test_options_of_the_wrong_type_are_refused(shared: Project) -> None:
     ):
         code, _, err = shared.lsai(*words)
         assert code == 2 and err and "Traceback" not in err, words
+
+
+def test_ctrl_c_is_one_line_and_exit_code_130(shared: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lsai_core.cli.predict.predict", interrupted)
+    code, _, err = shared.lsai("predict", "--model", "lab-tiny")
+    assert (
+        code == 130
+        and "".join(err.splitlines()) == "interrupted; finished runs are kept, the same command goes on from there"
+    )
+
+
+def test_ctrl_c_while_libraries_are_imported_leaves_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
+    done = subprocess.run(
+        [sys.executable, "-m", "lsai_core.cli", "study", "memory"],
+        capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{CHECKOUT}"},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted before anything began\n")
 
 
 def test_the_installed_command_is_the_package(shared: Project) -> None:

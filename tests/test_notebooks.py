@@ -7,14 +7,18 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
 from conftest import CHECKOUT, write_run
+from IPython.core.interactiveshell import InteractiveShell
 
 from lsai_core.files import load_yaml
+from lsai_core.runs.interactive import open_run
 from lsai_core.runs.kinds import KINDS
 from lsai_core.runs.records import find_runs
 
@@ -50,6 +54,25 @@ def test_every_kind_and_every_chapter_has_its_notebook() -> None:
     chapters = {chapter["notebook"] for chapter in load_yaml(CHECKOUT / "params" / "report.yaml")["chapters"]}
     kinds = {kind.notebook for kind in KINDS.values()}
     assert chapters | kinds == {path.name for path in NOTEBOOKS}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"variant": "bf61"}, "no variant 'bf61'; did you mean bf16"),
+        ({"overrides": {"optim.lr": "fast"}}, "optim.lr: Input should be a valid number, got 'fast'"),
+        ({"overrides": 3}, "overrides wants a dict"),
+        ({"study": "speed", "variant": "fused_loss", "part": "attention"}, "does not measure fused_loss; it measures"),
+    ],
+)
+def test_a_wrong_parameter_is_one_line_below_the_cell(changed: dict[str, Any], said: str) -> None:
+    words: dict[str, Any] = {"study": "memory", "variant": "bf16", "part": "train", "profile": "quick"}
+    shell = InteractiveShell()
+    shell.user_ns["call"] = lambda: open_run("", "data", **words | changed)
+    with redirect_stdout(StringIO()) as shown:
+        shell.run_cell("call()")
+    (line,) = shown.getvalue().strip().splitlines()
+    assert line.startswith("error: ") and said in line
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from lsai_core.parallel.launch import launch
 from lsai_core.profiling.memory import PhaseMemory
 from lsai_core.profiling.predict import GPUS, Gpu, estimate, find_gpu, longest, predict, verdict
 from lsai_core.profiling.predict.techniques import compare as compare_techniques
-from lsai_core.profiling.predict.techniques import first_that_fits
+from lsai_core.profiling.predict.techniques import first_that_fits, settings_of
 from lsai_core.report.prediction.chapter import accuracy
 from lsai_core.report.prediction.data import compare, config_of, out_of_memory
 from lsai_core.runs.driver import execute_notebook
@@ -247,8 +247,11 @@ def test_time_bounds() -> None:
 def test_the_first_technique_that_fits() -> None:
     rows = compare_techniques(tiny(precision="bf16"), find_gpu("A100-40"))
     assert rows[0].name == "as configured" and not any("fp8" in row.name for row in rows)
-    first = first_that_fits(rows, find_gpu("RTX 4090"))
-    assert first is rows[0]
+    first = first_that_fits(rows, find_gpu("24GB"))
+    assert first is rows[0] and settings_of(rows[0].config, first) == []
+    row = next(row for row in rows if row.name == "fused, full checkpointing, CPU offload")
+    task = rows[0].config.model_copy(update={"loss": "fused", "blocks": "fused", "compile": True})
+    assert settings_of(task, row) == ["grad_checkpoint=full", "parallel.cpu_offload=true"]
 
 
 def test_command_line(shared: Project) -> None:
@@ -259,7 +262,9 @@ def test_command_line(shared: Project) -> None:
     found = json.loads(out)
     assert code == 0 and found["parts_gib"]["FSDP buffers"] > 0 and len(found["gpus"]) == len(GPUS)
     code, out, _ = shared.lsai(*words, "--techniques", "--gpu", "h200")
-    assert code == 0 and "The first that fits: as configured" in out
+    assert code == 0 and "The first that fits: as configured" in out and "--set" not in out
+    code, out, _ = shared.lsai(*words, "--gpu", "0.01GB")
+    assert code == 0 and "GPU with 0.01 GiB" in out and "--techniques with --gpu shows what would fit" in out
     code, out, _ = shared.lsai(*words, "--longest", "--gpu", "rtx4090", "--batch-size", "8")
     assert code == 0 and "longest sequence on 1 x RTX 4090 (23.5 GiB)" in out and "host memory per GPU" in out
     code, out, _ = shared.lsai("predict", "--study", "memory", "--gpu", "h200")

@@ -265,6 +265,7 @@ def test_headings_fit_one_chapter():
     headings = [line for line in fit_headings(text, "t").split("\n") if line.startswith("#")]
     assert headings == ["# One {#sec-one}", "## Sub", "# code", "## Two", "### Deep"]
     assert fit_headings("# One {#a}", "t", numbered=False).strip() == "# One {#a .unnumbered}"
+    assert fit_headings("# One <!-- #sec-one -->", "t").strip() == "# One {#sec-one}"
     assert fit_headings("text", "Title").startswith("# Title\n")
 
 

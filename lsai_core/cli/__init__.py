@@ -1,57 +1,28 @@
-"""The command line: `lsai <command>`. Each command is one file here; this one binds them and turns mistakes into one line.
+"""The command line: `lsai <command>`. The commands are bound in `app.py`; this file turns what ends them into one line.
 
-Exit codes: 0 done, 1 something ran and failed (or a claim fell), 2 the request was wrong.
+Exit codes: 0 done, 1 something ran and failed (or a claim fell), 2 the request was wrong, 130 interrupted by Ctrl-C. The commands
+are imported when they are called for, so that Ctrl-C in these seconds ends with a line, too.
 """
 
 from __future__ import annotations
 
 import sys
 
-import typer
-
-from lsai_core.cli import cluster, data, runs
-from lsai_core.cli.attention_table import attention_table
-from lsai_core.cli.claims import claims
-from lsai_core.cli.doctor import doctor
-from lsai_core.cli.plot import plot
-from lsai_core.cli.predict import predict_command
-from lsai_core.cli.report import report
-from lsai_core.errors import Unavailable, UserError
-from lsai_core.runs.stop import Stopped
-
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Run experiments on large-scale AI engineering and write the lab report, every number traceable to its run.",
-)
-app.command("doctor", help="What this machine can and cannot run, why, and how to fix it.")(doctor)
-app.add_typer(data.app, name="data")
-app.command("train", help="Train one variant of a study with your own settings and show what came out.")(runs.train)
-app.command("find-batch", help="Find the largest batch of a variant that trains on this machine.")(runs.find_batch)
-app.command("predict", help="Predict peak memory and step time of a training run on any GPU, without one.")(
-    predict_command
-)
-app.command("study", help="Run every variant of a study that is not recorded yet.")(runs.study)
-app.command("compare", help="Compare the recorded runs of a study in a table.")(runs.compare)
-app.command(
-    "plot",
-    help="Draw the plots of a plot configuration from the newest runs of its study.\n\nThe file lists plots: lines (a "
-    "column of metrics.jsonl against step, tokens or time) and bars (a result of summary.json, with its spread over repeats), "
-    "each with label, unit, smoothing, log scale and variants; params/plots/course.yaml explains the keys.",
-    short_help="Draw the plots of a plot configuration.",
-)(plot)
-app.command("record", help="Copy finished runs into reports/recorded/, to be committed.")(runs.record)
-app.command("submit", help="Submit a study to a Slurm cluster, and a report job after it.")(cluster.submit)
-app.command("jobs", help="List the submitted jobs: state, elapsed time, outcome, log.")(cluster.jobs)
-app.command("cancel", help="Cancel submitted jobs, with the report jobs that follow them.")(cluster.cancel)
-app.command("claims", help="Recompute every headline statement from the records.")(claims)
-app.command("attention-table", help="The table behind attention's auto, made from the records.")(attention_table)
-app.command("report", help="Run the studies, execute the chapters and render the report.")(report)
-
 
 def main() -> None:
     """Entry point of the `lsai` command."""
+    try:
+        _run()
+    except KeyboardInterrupt:
+        print("interrupted before anything began", file=sys.stderr)
+        sys.exit(130)
+
+
+def _run() -> None:
+    from lsai_core.cli.app import Interrupted, app
+    from lsai_core.errors import Unavailable, UserError
+    from lsai_core.runs.stop import Stopped
+
     try:
         app()
     except UserError as error:
@@ -63,6 +34,6 @@ def main() -> None:
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
         sys.exit(stopped.exit_code)
-    except KeyboardInterrupt:
-        print("interrupted; finished runs are kept, start again to go on", file=sys.stderr)
+    except Interrupted:
+        print("\ninterrupted; finished runs are kept, the same command goes on from there", file=sys.stderr)
         sys.exit(130)

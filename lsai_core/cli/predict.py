@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import pandas as pd
 import typer
+from tqdm import tqdm
 
 from lsai_core.cli.options import BatchOption, ProfileOption, SetOption, overrides_from
 from lsai_core.config import TrainConfig
@@ -26,13 +27,19 @@ def predict_command(
     study: Annotated[str | None, typer.Option("--study", help="Study in params/studies.")] = None,
     variant: Annotated[str | None, typer.Option("--variant", help="Variant of the study.")] = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="A preset, in bf16 and compiled, without a study.")
+        str | None,
+        typer.Option("--model", help="A preset (lab, course, llama3-8b, ...), in bf16 and compiled, without a study."),
     ] = None,
-    gpu: Annotated[str | None, typer.Option("--gpu", help="One GPU, e.g. rtx4090, h200; default: all known.")] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", help="One GPU, e.g. rtx4090, h200, or its memory, e.g. 24GB; default: all known."),
+    ] = None,
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="Shard over so many GPUs (parallel.fsdp).")] = None,
     techniques: Annotated[
         bool,
-        typer.Option("--techniques", help="Compare the techniques that save memory, and name the first that fits."),
+        typer.Option(
+            "--techniques", help="Compare the techniques that save memory, and name the first that fits (minutes)."
+        ),
     ] = False,
     find_longest: Annotated[
         bool, typer.Option("--longest", help="Find the longest sequence that fits the GPU (seq_len is ignored).")
@@ -112,6 +119,8 @@ def _show(config: TrainConfig, prediction: Prediction, gpus: list[Gpu], session:
         print(f"In host memory, per GPU: {prediction.host:.2f} GiB")
     print("\n" + _table(pd.DataFrame(rows)))
     print("tight: fragmentation decides. tokens/s of one GPU: estimated from its matmul, copy and link ceilings.")
+    if all(row["verdict"] == "too large" for row in rows):
+        print("Too large: --techniques with --gpu shows what would fit, and how.")
 
 
 def _time_columns(time: Estimate | None) -> dict[str, Any]:
@@ -121,7 +130,13 @@ def _time_columns(time: Estimate | None) -> dict[str, Any]:
 
 
 def _show_techniques(task: TrainConfig, gpu: Gpu, session: Session) -> None:
-    rows = known_techniques.compare(task, gpu)
+    with tqdm(total=len(known_techniques.TECHNIQUES) + 1, unit="technique", leave=False, disable=None) as bar:
+
+        def on_next(name: str) -> None:
+            bar.set_postfix_str(name)
+            bar.update()
+
+        rows = known_techniques.compare(task, gpu, on_next)
     ceilings = measured_ceilings(gpu, session.root / "reports")
     table = pd.DataFrame(
         {"technique": row.name, "GPUs": row.config.parallel.world_size, "peak GiB": row.prediction.peak,
@@ -135,6 +150,8 @@ def _show_techniques(task: TrainConfig, gpu: Gpu, session: Session) -> None:
         print("Nothing fits: take a shorter sequence, a smaller batch, a smaller model, or a larger GPU.")
     else:
         print(f"The first that fits: {first.name}, {first.prediction.peak:.1f} GiB.")
+        if settings := known_techniques.settings_of(task, first):
+            print("Its settings: " + " ".join(f"--set {pair}" for pair in settings))
 
 
 def _show_longest(config: TrainConfig, gpu: Gpu, session: Session, as_json: bool) -> None:

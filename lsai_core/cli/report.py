@@ -42,6 +42,8 @@ def report(
         raise UserError(f"--formats wants html, pdf or html,pdf, got {formats!r}")
     if engine not in ("auto", "quarto", "pandoc"):
         raise UserError(f"--engine wants auto, quarto or pandoc, got {engine!r}")
+    if no_run and (only or skip):
+        raise UserError("--only and --skip say what to run, and --no-run runs nothing; leave one of them out")
     session = Session(profile)
     overrides = overrides_from(set_, batch_size, dataset, no_memory_profiling)
     options: dict[str, Any] = {"overrides": overrides} if overrides else {}

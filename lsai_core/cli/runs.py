@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pandas as pd
 import typer
@@ -36,6 +36,19 @@ def _finish(session: Session, plan: list[PlannedRun], jobs: int = 1) -> None:
         raise typer.Exit(1)
 
 
+def _planned(session: Session, study: str, **selection: Any) -> list[PlannedRun]:
+    """The plan, which is not empty: the names may all be known, and still no part measures such a variant."""
+    plan = session.plan(study, **selection)
+    if not plan:
+        parts = session.study(study).parts
+        wanted = selection.get("parts") or list(parts)
+        measured = "; ".join(f"{part}: {', '.join(session.study(study).measured(part))}" for part in wanted)
+        raise UserError(
+            f"study {study} measures nothing of that with profile {session.profile.profile}; it measures {measured}"
+        )
+    return plan
+
+
 def train(
     technique: TechniqueOption = "baseline",
     study: StudyOption = "memory",
@@ -47,8 +60,8 @@ def train(
 ) -> None:
     session = Session(profile)
     overrides = overrides_from(set_, batch_size, dataset, no_memory_profiling)
-    part = _part_of_kind(session, study, "train")
-    plan = session.plan(study, only=[technique], parts=[part], overrides=overrides)
+    part = _part_of_kind(session, study, "train", technique)
+    plan = _planned(session, study, only=[technique], parts=[part], overrides=overrides)
     _finish(session, plan[:1])
 
 
@@ -59,19 +72,18 @@ def find_batch(
     set_: SetOption = None,
 ) -> None:
     session = Session(profile)
-    part = _part_of_kind(session, study, "batch_search")
-    plan = session.plan(study, only=[technique], parts=[part], overrides=overrides_from(set_))
+    part = _part_of_kind(session, study, "batch_search", technique)
+    plan = _planned(session, study, only=[technique], parts=[part], overrides=overrides_from(set_))
     _finish(session, plan[:1])
 
 
-def _part_of_kind(session: Session, study: str, kind: str) -> str:
-    from lsai_core.runs.study import load_study
-
-    parts = load_study(session.root, study, session.profile).parts
-    for name, part in parts.items():
-        if part.kind == kind:
-            return name
-    raise UserError(f"study {study} measures no {kind}; its parts: {', '.join(parts)}")
+def _part_of_kind(session: Session, name: str, kind: str, variant: str) -> str:
+    """The first part of this kind that measures `variant`, else the first of this kind."""
+    study = session.study(name)
+    parts = [part for part, spec in study.parts.items() if spec.kind == kind]
+    if not parts:
+        raise UserError(f"study {name} measures no {kind}; its parts: {', '.join(study.parts)}")
+    return next((part for part in parts if variant in study.measured(part)), parts[0])
 
 
 def study(
@@ -91,7 +103,8 @@ def study(
     set_: SetOption = None,
 ) -> None:
     session = Session(profile)
-    plan = session.plan(
+    plan = _planned(
+        session,
         name,
         only=names(only),
         skip=names(skip),
@@ -147,7 +160,11 @@ def show(runs: list[Run], as_json: bool = False) -> None:
     if "reason" in columns:
         table["reason"] = grouped["reason"].first().fillna("").str.slice(0, 60).to_numpy()
     table = table.rename(columns=_COLUMNS)
-    print(table.to_string(index=False, na_rep="", float_format=lambda value: f"{value:,.4g}"))
+    print(
+        table.to_string(
+            index=False, na_rep="", float_format=lambda value: f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+        )
+    )
 
 
 def compare(
@@ -160,11 +177,31 @@ def compare(
     runs_dir: Annotated[Path | None, typer.Option("--runs", help="Folder of records; default runs/.")] = None,
 ) -> None:
     session = Session()
-    runs = recorded_runs(session.root / "reports") if recorded else find_runs(runs_dir or session.runs_root)
+    runs = recorded_runs(session.root / "reports") if recorded else _runs_in(runs_dir, session)
+    _require_match(runs, study_name, machine, recorded)
     runs = [r for r in runs if study_name in (None, r.summary.id.study) and machine in (None, r.machine)]
-    if not runs:
-        raise UserError("no finished runs match; run `lsai study` first, or look at the committed ones with --recorded")
     show(runs, as_json)
+
+
+def _runs_in(folder: Path | None, session: Session) -> list[Run]:
+    """The finished runs in `folder`, which must exist if it was named, else in runs/."""
+    if folder is not None and not folder.is_dir():
+        raise UserError(f"no such folder of runs: {folder}")
+    return find_runs(folder or session.runs_root)
+
+
+def _require_match(runs: list[Run], study: str | None, machine: str | None, recorded: bool) -> None:
+    """UserError, with what there is, if nothing is left to show."""
+    if not runs:
+        raise UserError("no finished runs; run `lsai study` first, or look at the committed ones with --recorded")
+    there = {(run.summary.id.study, run.machine) for run in runs}
+    if not any(study in (None, s) and machine in (None, m) for s, m in there):
+        machines: dict[str, set[str]] = {}
+        for name, where in sorted(there):
+            machines.setdefault(where, set()).add(name)
+        found = "; ".join(f"{where}: {', '.join(sorted(names))}" for where, names in machines.items())
+        more = "" if recorded else "; --recorded shows the committed ones"
+        raise UserError(f"no finished runs match; there are {found}{more}")
 
 
 def record(
@@ -175,7 +212,7 @@ def record(
     from lsai_core.runs.keep import record_runs
 
     session = Session()
-    runs = [r for r in find_runs(runs_dir or session.runs_root) if study_name in (None, r.summary.id.study)]
+    runs = [r for r in _runs_in(runs_dir, session) if study_name in (None, r.summary.id.study)]
     if not runs:
         raise UserError("no finished runs to record; run `lsai study` first")
     made = record_runs(runs, session.root / "reports", machine)

@@ -18,7 +18,7 @@ from lsai_core.errors import UserError
 from lsai_core.report.outputs import FileStore, output_markdown
 from lsai_core.report.pandoc import callout, code_block, only, raw_html
 
-_HEADING = re.compile(r"^( {0,3})(#{1,6})(\s+.*?)(\s*\{[^{}]*\})?\s*$")
+_HEADING = re.compile(r"^( {0,3})(#{1,6})(\s+.*?)(\s*\{[^{}]*\}|\s*<!-- #[\w-]+ -->)?\s*$")
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})")
 _MATH_ENVIRONMENT = re.compile(r"(?ms)^\\begin\{(align|equation|gather)(\*?)\}.*?^\\end\{\1\2\}[ \t]*$")
 _CODE_OR_AT = re.compile(r"(?P<code>(`+)(?!`).*?(?<!`)\2(?!`))|(?<![\w\\])@(?=\w)(?!(?:fig|tbl|sec)-)", re.DOTALL)
@@ -106,7 +106,8 @@ def fit_headings(text: str, title: str, *, numbered: bool = True) -> str:
         assert match is not None
         tops += match[2] == "#"
         depth = min(6, len(match[2]) + (tops > 1))
-        attributes = (match[4] or "").strip()
+        # A label stands in a comment, so that a notebook does not show it; pandoc wants braces.
+        attributes = re.sub(r"^<!-- (#[\w-]+) -->$", r"{\1}", (match[4] or "").strip())
         if not numbered:
             attributes = f"{attributes[:-1]} .unnumbered}}" if attributes else "{.unnumbered}"
         lines[index] = f"\n{'#' * depth}{match[3]} {attributes}".rstrip() + "\n"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from lsai_core.errors import UserError
+from lsai_core.errors import UserError, hint
 from lsai_core.files import load_yaml, write_text
 from lsai_core.profiling.limits import cpu_cores
 from lsai_core.report.build import build_report
@@ -62,9 +62,9 @@ def plan_report(
 ) -> dict[str, list[PlannedRun]]:
     """The runs of every study of the report. `only` and `skip` name studies or variants; unknown names are errors."""
     studies = {name: session.study(name) for name in load_report(session.root).studies}
-    known = {*studies, *(variant for study in studies.values() for variant in study.variants)}
+    known = dict.fromkeys([*studies, *(variant for study in studies.values() for variant in study.variants)])
     if unknown := [name for name in (*only, *skip) if name not in known]:
-        raise UserError(f"--only/--skip: no study or variant {unknown[0]!r}; known: {', '.join(sorted(known))}")
+        raise UserError(f"--only/--skip: no study or variant {unknown[0]!r}{hint(unknown[0], known)}")
     plans: dict[str, list[PlannedRun]] = {}
     for name, study in studies.items():
         wanted = [v for v in study.variants if not only or v in only or name in only]

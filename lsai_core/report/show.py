@@ -69,7 +69,11 @@ def show_table(
 
 
 def show_text(markdown: str) -> None:
-    """Show computed Markdown: prose whose numbers come from the records. It may hold references and maths."""
+    """Show computed Markdown: prose whose numbers come from the records. It may hold references and maths.
+
+    A heading's label, `{#sec-...}`, becomes a comment, which JupyterLab does not show and the binder turns back.
+    """
+    markdown = re.sub(r"(?m)^(#{1,6} .*) \{(#[\w-]+)\}$", r"\1 <!-- \2 -->", markdown)
     _display({"text/markdown": markdown, "text/plain": markdown}, {"lsai": {"kind": "text"}})
 
 

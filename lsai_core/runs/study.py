@@ -16,7 +16,7 @@ from typing import Any, Self
 from pydantic import Field, ValidationError, model_validator
 
 from lsai_core.config import DataConfig
-from lsai_core.errors import UserError
+from lsai_core.errors import UserError, hint
 from lsai_core.files import deep_merge, load_yaml, nested
 from lsai_core.runs.code import code_facts, code_hash
 from lsai_core.runs.kinds import get_kind
@@ -212,7 +212,7 @@ def select_variants(study: Study, only: list[str], skip: list[str]) -> list[str]
     """The variants to run, in the study's order; an unknown name is an error that lists the known ones."""
     unknown = [name for name in (*only, *skip) if name not in study.variants]
     if unknown:
-        raise UserError(f"study {study.study} has no variant {unknown[0]!r}; known: {', '.join(study.variants)}")
+        raise UserError(f"study {study.study} has no variant {unknown[0]!r}{hint(unknown[0], study.variants)}")
     chosen = [name for name in study.variants if (not only or name in only) and name not in skip]
     if not chosen:
         raise UserError(f"no variant of study {study.study} is left after --only and --skip")

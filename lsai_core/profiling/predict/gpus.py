@@ -37,12 +37,18 @@ GPUS: tuple[Gpu, ...] = (
 
 
 def find_gpu(name: str) -> Gpu:
-    """The GPU of the table that `name` means (`h200`, `rtx4090`, or the driver's name); UserError lists the table."""
+    """The GPU of the table that `name` means (`h200`, `rtx4090`, or the driver's name); UserError lists the table.
+
+    A size (`24`, `24GB`) means any GPU with so much memory (GiB); its speed is not known, and fp8 is left out.
+    """
     wanted = _plain(name)
+    size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:g|gb|gib)?", name.strip().lower())
+    if size and float(size[1]) > 0:
+        return Gpu(f"GPU with {float(size[1]):g} GiB", "", float(size[1]), 0, 0, False)
     for gpu in GPUS:
         if wanted in (_plain(gpu.name), _plain(gpu.driver_name)):
             return gpu
-    raise UserError(f"unknown GPU {name!r}; known: {', '.join(gpu.name for gpu in GPUS)}")
+    raise UserError(f"unknown GPU {name!r}; known: {', '.join(gpu.name for gpu in GPUS)}, or its memory: 24GB")
 
 
 def _plain(name: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from lsai_core.config import TrainConfig
 from lsai_core.errors import UserError
-from lsai_core.files import deep_merge
+from lsai_core.files import deep_merge, flatten
 from lsai_core.profiling.predict.gpus import Gpu
 from lsai_core.profiling.predict.prediction import Prediction, predict, verdict
 
@@ -57,10 +59,17 @@ class Technique:
     prediction: Prediction
 
 
-def compare(task: TrainConfig, gpu: Gpu | None = None) -> list[Technique]:
-    """`task` as it stands (`as configured`) and under each technique that `gpu` and the model's shape allow."""
+def compare(
+    task: TrainConfig, gpu: Gpu | None = None, on_next: Callable[[str], object] = lambda name: None
+) -> list[Technique]:
+    """`task` as it stands (`as configured`) and under each technique that `gpu` and the model's shape allow.
+
+    `on_next` is told the name of each before it is predicted, which takes seconds.
+    """
+    on_next("as configured")
     rows = [Technique("as configured", task, predict(task))]
     for name, settings in TECHNIQUES:
+        on_next(name)
         if "fp8" in name and gpu is not None and not gpu.fp8:
             continue
         data = deep_merge(task.model_dump(), settings) | {"parallel": settings["parallel"]}
@@ -70,6 +79,13 @@ def compare(task: TrainConfig, gpu: Gpu | None = None) -> list[Technique]:
             continue
         rows.append(Technique(name, config, predict(config)))
     return rows
+
+
+def settings_of(task: TrainConfig, technique: Technique) -> list[str]:
+    """The settings in which `technique` differs from `task`, as `--set` takes them."""
+    before, after = flatten(task.model_dump(mode="json")), flatten(technique.config.model_dump(mode="json"))
+    changed = {key: value for key, value in after.items() if before.get(key) != value}
+    return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in changed.items()]
 
 
 def first_that_fits(rows: list[Technique], gpu: Gpu) -> Technique | None:
