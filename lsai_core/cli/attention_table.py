@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from lsai_core.attention.measured import TABLE, Ranking, table_text
 from lsai_core.files import repo_root, write_text
-from lsai_core.runs.attention_table import recorded_rankings
 from lsai_core.runs.records import recorded_runs
+
+if TYPE_CHECKING:
+    from lsai_core.attention.measured import Ranking
 
 
 def attention_table(
     write: Annotated[bool, typer.Option("--write", help="Refresh the table that ships with the package.")] = False,
 ) -> None:
     """Show which backend `auto` takes at every measured shape; exit 1 if the shipped table is not what the records give."""
+    from lsai_core.attention.measured import TABLE, table_text
+
     found = committed_rankings(repo_root())
     if write:
         write_text(TABLE, table_text(found))
@@ -30,6 +33,8 @@ def attention_table(
 
 def committed_rankings(root: Path) -> list[Ranking]:
     """What the committed records of the checkout `root` give."""
+    from lsai_core.runs.attention_table import recorded_rankings
+
     return recorded_rankings(recorded_runs(root / "reports"))
 
 

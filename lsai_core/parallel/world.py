@@ -7,9 +7,10 @@ this class, and a single process never touches torch.distributed.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 T = TypeVar("T")
 

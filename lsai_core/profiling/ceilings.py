@@ -51,7 +51,7 @@ def measure_ceilings(device: torch.device | str, *, budget_s: float = 8.0) -> Re
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     results: Results = {"ceilings_device": name}
     for dtype in dtypes:
-        results |= _matmul_ceilings(dtype, device, share)
+        results |= matmul_ceilings(dtype, device, share)
     results |= _copy_ceilings(device, share)
     return results | {"ceilings_s": time.perf_counter() - began}
 
@@ -64,7 +64,8 @@ def _matmul_dtypes(device: torch.device) -> list[str]:
     return ["fp32", *ampere, *(["fp8"] if capability >= (8, 9) else [])]
 
 
-def _matmul_ceilings(dtype: str, device: torch.device, budget_s: float) -> Results:
+def matmul_ceilings(dtype: str, device: torch.device, budget_s: float) -> Results:
+    """The part of `measure_ceilings` about products of one dtype (fp32, tf32, bf16, fp8) that `device` has."""
     results: Results = {}
     best = 0.0
     sizes = MATMUL_SIZES[device.type]

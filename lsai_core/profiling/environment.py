@@ -19,8 +19,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lsai_core.errors import UserError
 from lsai_core.profiling.limits import cpu_cores, memory_gib
 
@@ -37,6 +35,8 @@ def environment() -> dict[str, Any]:
     is the name that the driver reports, or None. Cores and memory are those that this process may use (affinity,
     cgroup).
     """
+    import torch  # takes seconds, and not every command asks where it is
+
     cores = cpu_cores()
     gpu = gpu_facts()
     return {
@@ -90,6 +90,8 @@ def package_version(name: str) -> str | None:
 
 def gpu_facts() -> dict[str, Any]:
     """`gpu`, `gpu_count`, `gpu_memory_gib`, `driver` of the GPUs this process may use; the first stands for all."""
+    import torch
+
     count = torch.cuda.device_count()  # reads NVML and CUDA_VISIBLE_DEVICES
     if not count:
         return {"gpu": None, "gpu_count": 0, "gpu_memory_gib": None, "driver": None}
@@ -120,6 +122,8 @@ def _from_nvml() -> tuple[str, int, str | None] | None:
 
 
 def _from_torch() -> tuple[str, int, str | None]:
+    import torch
+
     properties = torch.cuda.get_device_properties(0)
     driver = re.search(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", _read("/proc/driver/nvidia/version"))
     return properties.name, properties.total_memory, driver[1] if driver else None
@@ -130,12 +134,16 @@ def _text(value: str | bytes) -> str:
 
 
 def _cudnn() -> str | None:
+    import torch
+
     # torch.backends.cudnn.version() also asks the GPU whether it is supported, which would initialize CUDA.
     library = getattr(torch._C, "_cudnn", None)
     return ".".join(str(part) for part in library.getRuntimeVersion()) if library is not None else None
 
 
 def _nccl() -> str | None:
+    import torch
+
     if torch.version.cuda is None or not torch.distributed.is_nccl_available():
         return None
     return ".".join(str(part) for part in torch.cuda.nccl.version())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch
+import sys
 
 from lsai_core.errors import Preempted, Unavailable, UserError
 from lsai_core.runs.records import Outcome
@@ -20,7 +20,8 @@ _MEMORY_WORDS = (
 
 def is_out_of_memory(error: BaseException) -> bool:
     """True for CUDA's, the CPU allocator's and Python's out-of-memory errors."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    torch = sys.modules.get("torch")  # if nothing imported it, nothing raised its error
+    if isinstance(error, MemoryError) or (torch and isinstance(error, torch.OutOfMemoryError)):
         return True
     if isinstance(error, SystemError):  # C code that got no memory and did not say so
         return "without exception set" in str(error)

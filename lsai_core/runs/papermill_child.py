@@ -7,6 +7,8 @@ A stop signal is the driver's to deliver, to the kernel alone. Batch systems sen
 would kill the kernel on it before its checkpoint is written; so papermill works in a second thread, where nbclient cannot
 install its handlers, and the main thread lets the signals pass. It also ends everything when the driver is gone (killed,
 crashed), because nobody would watch the time any more, and the kernel might hold a GPU for hours.
+
+When the last cell has ended everything is on disk, so the kernel is killed. To ask it and wait takes seconds for each run.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ def main(arguments: list[str]) -> int:
         try:
             papermill.execute_notebook(
                 source, target, parameters, kernel_name="python3", progress_bar=False, autosave_cell_every=30,
-                start_timeout=120,
+                start_timeout=120, shutdown_kernel="immediate",
             )  # fmt: skip
             return 0
         except PapermillExecutionError as error:
