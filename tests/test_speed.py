@@ -19,7 +19,7 @@ from lsai_core.report import course
 from lsai_core.report.speed import chapter
 from lsai_core.report.speed.analysis import on_attention, on_levers
 from lsai_core.report.speed.ideal import Ceilings, fp8_parameters, ideal_step, linear_tflops
-from lsai_core.report.speed.loss import curves_of, sentences, show_loss
+from lsai_core.report.speed.loss import curves_of, sentences, show_losses
 from lsai_core.report.speed.results import Speed, class_ms, load_speed
 from lsai_core.runs.keep import record_runs
 from lsai_core.runs.records import find_runs
@@ -179,7 +179,7 @@ def test_the_chapter_can_be_written_whatever_happened(
     for speed in found:
         chapter.show_levers(speed)
         chapter.show_attention(speed)
-        show_loss(speed)
+        show_losses([speed])
     text = capsys.readouterr().out
     assert not re.search(r"\bnan\b", text) and "Traceback" not in text
     if outcomes.get("fp8") == "unavailable":
@@ -198,7 +198,8 @@ def test_the_course_stands_beside_the_published_figure(session: Path, capsys: py
     assert shown["tokens/s"]["published (GH200)"] == rate
     text = "\n".join(course.sentences(jobs))
     assert (
-        f"{4096 / 0.4 / rate:.2f} times as fast as the {rate:,.0f} tokens/s" in text and "origin's own report" in text
+        f"{4096 / 0.4 / rate:.2f} times as fast as the {rate:,.0f} tokens/s" in text
+        and "the course's own report" in text
     )
     assert "*fp8* ended as **unavailable**: the reason of it." in text
     course.show_setting([jobs])
@@ -252,6 +253,6 @@ def test_the_loss_curves_lie_as_far_apart_as_the_records_say(session: Path, caps
     assert "curves of 3 variants, smoothed over 15 steps, lie at most 0.30% apart" in path
     assert "FlashAttention-4 below fused loss" in path and "training losses lie 0.30% apart" in end
     assert "validation losses 0.30%" in end
-    show_loss(mine())
+    show_losses([mine()])
     shown = capsys.readouterr().out
     assert "Figure fig-speed-loss-h200-own" in shown and "eager" in shown and "nan" not in shown

@@ -79,10 +79,18 @@ def curves_of(speed: Speed) -> Curves | None:
     return Curves(speed, {name: [by_seed[seed] for seed in seeds] for name, by_seed in there.items()})
 
 
-def show_loss(speed: Speed) -> None:
-    """Sentences, figure and table of one machine; nothing where less than two variants can be compared."""
-    if (curves := curves_of(speed)) is None:
-        return
+def show_losses(machines: list[Speed]) -> None:
+    """Each machine on which at least two variants can be compared; a sentence if there is none."""
+    found = [curves for speed in machines if (curves := curves_of(speed)) is not None]
+    for curves in found:
+        show_loss(curves)
+    if not found:
+        show_text("No machine has records of this part yet: `lsai study speed --parts loss` makes them.")
+
+
+def show_loss(curves: Curves) -> None:
+    """Sentences, figure and table of one machine."""
+    speed = curves.speed
     show_text(f"### {speed.machine} {{#sec-speed-loss-{speed.slug}}}")
     show_text("\n".join(f"- {sentence}" for sentence in sentences(curves)))
     config, seeds = curves.first.config, len(curves.runs[curves.first.summary.id.variant])
