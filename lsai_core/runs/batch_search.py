@@ -62,7 +62,7 @@ def run(config: BatchSearchConfig, context: Context) -> dict[str, Any]:
     on_gpu = device.type == "cuda"
     if not on_gpu and sys.platform != "linux":
         raise Unavailable("the search on a CPU limits memory with Linux's RLIMIT_DATA; this is not Linux")
-    workers = processes.server([__name__, "lsai_core.train.step"])
+    workers = processes.server([__name__, "lsai_core.train.step"], on_gpu=on_gpu)
     limit_gib = _gpu_memory_gib() if on_gpu else config.cpu_limit_gib
     seen: list[Try] = []
 

@@ -113,7 +113,7 @@ def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
     )  # fmt: skip
     if on_gpu and config.expandable_segments:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # read where tries import torch
-    workers = processes.server([__name__, "lsai_core.train.step", "lsai_core.parallel.fsdp"])
+    workers = processes.server([__name__, "lsai_core.train.step", "lsai_core.parallel.fsdp"], on_gpu=on_gpu)
     seen: list[Try] = []
     started, left_out = time.perf_counter(), 0
 

@@ -28,10 +28,15 @@ _ECHO_S = 1.0
 Work = Callable[[int, Any], dict[str, float]]
 
 
-def server(preload: list[str]) -> Any:
+# The first step of any optimizer imports it, for seconds. On a GPU's machine each try does that by itself: nobody has checked that
+# it leaves the GPU alone, as a process must that others are forked from.
+_COMPILER = "torch._dynamo"
+
+
+def server(preload: list[str], *, on_gpu: bool) -> Any:
     """What processes are forked from, with these modules imported."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(preload)
+    context.set_forkserver_preload(preload if on_gpu else [*preload, _COMPILER])
     return context
 
 
