@@ -250,9 +250,9 @@ def test_the_loss_curves_lie_as_far_apart_as_the_records_say(session: Path, caps
     spread = curves.apart.max(axis=1) - curves.apart.min(axis=1)
     assert spread[149] == 0 and spread[164] == pytest.approx(0.003, rel=1e-2)
     path, end = sentences(curves)
-    assert "curves of 3 variants, smoothed over 15 steps, lie at most 0.30% apart" in path
-    assert "FlashAttention-4 below fused loss" in path and "training losses lie 0.30% apart" in end
-    assert "validation losses 0.30%" in end
+    assert "curves of 3 variants, smoothed over 15 steps, lie at most 0.3% apart" in path
+    assert "FlashAttention-4 below fused loss" in path and "training losses lie 0.3% apart" in end
+    assert "validation losses 0.3%" in end
     show_losses([mine()])
     shown = capsys.readouterr().out
     assert "Figure fig-speed-loss-h200-own" in shown and "eager" in shown and "nan" not in shown

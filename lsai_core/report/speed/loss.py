@@ -111,16 +111,16 @@ def show_loss(curves: Curves) -> None:
                 "variant": final["label"],
                 "key": final["key"],
                 "train loss": final["train"],
-                "from the mean": final["train_apart"],
+                "from the mean (%)": final["train_apart"] * 100,
                 "val. loss": final["validation"],
-                "from the mean ": final["validation_apart"],
+                "from the mean (%) ": final["validation_apart"] * 100,
             }
         ),
         f"tbl-speed-loss-{speed.slug}",
         f"Loss in nats per token after {config['steps']} steps of {config['batch_size']} x {config['seq_len']} tokens on {speed.machine} "
         f"({model['n_layers']} layers, width {model['d_model']:,}, learning rate {config['optim']['lr']:g}): training loss as the mean "
         f"of the last {steps} steps, validation loss over held-out text, each with its distance from the mean of all variants.",
-        formats={"train loss": ".4f", "val. loss": ".4f", "from the mean": "+.3%", "from the mean ": "+.3%"},
+        formats={"train loss": ".4f", "val. loss": ".4f", "from the mean (%)": "+.2g", "from the mean (%) ": "+.2g"},
         links={"variant": "key"},
     )
 
@@ -136,10 +136,16 @@ def sentences(curves: Curves) -> list[str]:
     smooth = f", smoothed over {over} steps," if over > 1 else ""
     return [
         f"*Same curve:* while the training loss falls from {first:.2f} to {last:.2f}, the curves of {len(curves.runs)} variants{smooth} "
-        f"lie at most {spread[step]:.2%} apart (at step {step}: {curves.label(low)} below {curves.label(high)}), "
-        f"in the middle of all steps {spread.median():.2%}.",
-        f"*Same end:* the final training losses lie {ends['train']:.2%} apart, the validation losses {ends['validation']:.2%}.",
+        f"lie at most {_percent(spread[step])} apart (at step {step}: {curves.label(low)} below {curves.label(high)}), "
+        f"in the middle of all steps {_percent(spread.median())}.",
+        f"*Same end:* the final training losses lie {_percent(ends['train'])} apart, the validation losses "
+        f"{_percent(ends['validation'])}.",
     ]
+
+
+def _percent(share: float) -> str:
+    """With two digits, however small it is: fp32 sums on a CPU differ in the sixth."""
+    return f"{share * 100:.2g}%"
 
 
 def _figure(curves: Curves) -> Figure:
