@@ -22,7 +22,7 @@ from lsai_core.report.build import build_report
 from lsai_core.report.render import HTML, PDF, Engine
 from lsai_core.report.selection import select_runs
 from lsai_core.runs.code import code_hash
-from lsai_core.runs.driver import execute_notebook
+from lsai_core.runs.driver import cores_shared_by, execute_notebook
 from lsai_core.runs.records import Run
 from lsai_core.runs.session import Session
 from lsai_core.runs.stop import StopRequest
@@ -30,7 +30,7 @@ from lsai_core.runs.study import PlannedRun, select_variants
 from lsai_core.strict import Strict, validated
 
 CHAPTER_TIMEOUT_S = 900.0
-MOST_CHAPTERS = 4  # at a time; each holds half a gigabyte
+CHAPTERS_AT_A_TIME = min(cpu_cores(), 4)  # each holds half a gigabyte
 
 
 class Chapter(Strict):
@@ -133,7 +133,7 @@ def _side_by_side(
     An error or an interrupt ends those that are being executed and begins no other.
     """
     stop = StopRequest()
-    with ThreadPoolExecutor(min(cpu_cores(), MOST_CHAPTERS)) as pool:  # each thread waits for a process
+    with ThreadPoolExecutor(CHAPTERS_AT_A_TIME) as pool:  # each thread waits for a process
         futures = [pool.submit(execute, chapter, stop) for chapter in chapters]
         try:
             ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
@@ -175,7 +175,10 @@ def _execute_chapter(
     print(f"chapter {chapter.notebook}: executing", flush=True)
     stamp.unlink(missing_ok=True)
     parameters = {"own_runs": own_runs, "profile": session.profile.profile}
-    problem = execute_notebook(source, target, parameters, root=session.root, timeout_s=CHAPTER_TIMEOUT_S, stop=stop)
+    problem = execute_notebook(
+        source, target, parameters, root=session.root, timeout_s=CHAPTER_TIMEOUT_S, stop=stop,
+        environment=cores_shared_by(CHAPTERS_AT_A_TIME),
+    )  # fmt: skip
     if problem is None:
         write_text(stamp, key)
         return target, None

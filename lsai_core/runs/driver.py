@@ -30,6 +30,7 @@ from tqdm import tqdm
 from lsai_core.errors import UserError
 from lsai_core.files import write_json
 from lsai_core.profiling.environment import environment
+from lsai_core.profiling.limits import cpu_cores
 from lsai_core.runs.execute import BESIDE, write_plan
 from lsai_core.runs.kinds import get_kind
 from lsai_core.runs.records import Outcome, Run, Summary, read_jsonl
@@ -182,7 +183,7 @@ def _execute(
         timeout_s=run.timeout_s,
         watch=_Watch(run, title, shown=not beside).look,
         stop=stop,
-        environment={BESIDE: str(beside)} if beside else {},
+        environment={BESIDE: str(beside), **cores_shared_by(beside + 1)} if beside else {},
     )
     if (run.folder / "summary.json").exists():
         return Summary.read(run.folder)
@@ -201,6 +202,15 @@ def _execute(
     )
     summary.write(run.folder)
     return summary
+
+
+def cores_shared_by(processes: int) -> dict[str, str]:
+    """Environment for each of `processes` that run at a time: its share of the cores, unless the user has said how many.
+
+    Threads beyond the cores wait for one another in busy loops; two searches with two threads each took three times as long on two cores.
+    """
+    share = max(1, cpu_cores() // processes)
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share))}
 
 
 def _last_step(run: PlannedRun) -> str:
