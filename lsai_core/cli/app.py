@@ -45,7 +45,6 @@ app.command(
     "FSDP2 over four GPUs or CPU processes: --set parallel.fsdp=4\n\n"
     "Four processes share each long sequence: --technique flash_gradcp --set parallel.cp=4 --set seq_len=65536; for still "
     "longer ones add --set saved_inputs=host --set blocks=fused --set mlp_chunk=8192",
-    short_help="Train one variant of a study with your own settings and show what came out.",
 )(runs.train)
 app.command("find-batch", help="Find the largest batch of a variant that trains on this machine.")(runs.find_batch)
 app.command(
@@ -55,14 +54,12 @@ app.command(
     "The longest sequence that memory allows, and the host memory it needs: lsai predict --model llama3-8b --gpu h200 "
     "--longest --set grad_checkpoint=full\n\n"
     "A study's run: lsai predict --study speed --variant attention",
-    short_help="Predict peak memory and step time of a training run on any GPU, without one.",
 )(predict_command)
 app.command(
     "study",
     help="Run every variant of a study that is not recorded yet.\n\nThe studies are the files of params/studies; among them: "
     "memory, course, attention, speed, fp8, and for several GPUs\n\n"
     "lsai study ablation (the same loss), lsai study fsdp --parts weak (scaling), lsai study largest --parts train_layers",
-    short_help="Run every variant of a study that is not recorded yet.",
 )(runs.study)
 app.command("compare", help="Compare the recorded runs of a study in a table.")(runs.compare)
 app.command(

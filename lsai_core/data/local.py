@@ -46,7 +46,7 @@ def _library_files(root: Path) -> Iterator[Path]:
     """Without entering folders of installed packages, which may hold a hundred times as many files."""
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in NOT_LIBRARY]
-        yield from (Path(folder, name) for name in names if name.endswith(".py") and name not in NOT_LIBRARY)
+        yield from (Path(folder, name) for name in names if name.endswith(".py"))
 
 
 class FileSource:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pandas as pd
 
 from lsai_core.runs.records import Run
@@ -30,6 +32,11 @@ def curve(run: Run) -> pd.Series:
     return run.metrics.set_index("step")["loss"]
 
 
+def mean_curve(runs: Iterable[Run]) -> pd.Series:
+    """Training loss by step, the mean of several runs (seeds) of as many steps."""
+    return pd.concat(map(curve, runs), axis=1).mean(axis=1)
+
+
 def window(steps: int) -> int:
     """Over how many steps a curve of `steps` steps is smoothed."""
     return max(1, steps // 20)
@@ -38,3 +45,9 @@ def window(steps: int) -> int:
 def smoothed(values: pd.Series) -> pd.Series:
     """Running mean over `window` steps, at the beginning over as many as there are."""
     return values.rolling(window(len(values)), min_periods=1).mean()
+
+
+def smoothing(steps: int) -> str:
+    """What a caption adds about curves of `steps` steps: nothing where they are not smoothed."""
+    over = window(steps)
+    return f", smoothed over {over} steps" if over > 1 else ""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
 
 from lsai_core.report.fp8.results import Fp8Results
-from lsai_core.report.losses import curve, final_loss, last_steps, smoothed, validation_loss, window
+from lsai_core.report.losses import curve, final_loss, last_steps, mean_curve, smoothed, smoothing, validation_loss
 from lsai_core.report.show import show_figure, show_table, show_text
 from lsai_core.report.style import series_style
 
@@ -30,8 +29,7 @@ def show_loss(results: Fp8Results) -> None:
             "difference ": losses["validation_difference"],
         }
     )
-    steps, over = last_steps(config.steps), window(config.steps)
-    model, smooth = config.model, f", smoothed over {over} steps" if over > 1 else ""
+    steps, model = last_steps(config.steps), config.model
     show_table(
         table.rename(columns={"label": "recipe"}),
         f"tbl-fp8-loss-{results.slug}",
@@ -47,7 +45,7 @@ def show_loss(results: Fp8Results) -> None:
         _figure(results),
         f"fig-fp8-loss-{results.slug}",
         f"Training loss in bf16 and fp8 on {results.machine}, the mean of {losses['seed'].nunique()} "
-        f"seed{'s' if losses['seed'].nunique() > 1 else ''} (left), and the relative difference of fp8 from bf16 of each seed{smooth} "
+        f"seed{'s' if losses['seed'].nunique() > 1 else ''} (left), and the relative difference of fp8 from bf16 of each seed{smoothing(config.steps)} "
         "(right).",
     )
     show_text("\n".join(f"- {sentence}" for sentence in verdicts(results)))
@@ -106,7 +104,7 @@ def _figure(results: Fp8Results) -> Figure:
     names = [str(results.study.baseline), *results.losses["variant"].unique()]
     for index, name in enumerate(names):
         runs = results.loss_runs(name)
-        mean = pd.concat([curve(runs[repeat]) for repeat in sorted(set(runs) & set(curves))], axis=1).mean(axis=1)
+        mean = mean_curve(runs[repeat] for repeat in sorted(set(runs) & set(curves)))
         style = series_style(index)
         every = max(1, len(mean) // 8)
         label = results.study.variants[name].label

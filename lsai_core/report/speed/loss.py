@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lsai_core.report.losses import curve, final_loss, last_steps, smoothed, validation_loss, window
+from lsai_core.report.losses import final_loss, last_steps, mean_curve, smoothed, smoothing, validation_loss
 from lsai_core.report.show import show_figure, show_table, show_text
 from lsai_core.report.speed.results import Speed
 from lsai_core.report.style import series_style
@@ -39,9 +39,7 @@ class Curves:
     @cached_property
     def losses(self) -> pd.DataFrame:
         """Training loss, a row per step and a column per variant."""
-        return pd.DataFrame(
-            {name: pd.concat(map(curve, runs), axis=1).mean(axis=1) for name, runs in self.runs.items()}
-        )
+        return pd.DataFrame({name: mean_curve(runs) for name, runs in self.runs.items()})
 
     @cached_property
     def apart(self) -> pd.DataFrame:
@@ -94,14 +92,12 @@ def show_loss(curves: Curves) -> None:
     show_text(f"### {speed.machine} {{#sec-speed-loss-{speed.slug}}}")
     show_text("\n".join(f"- {sentence}" for sentence in sentences(curves)))
     config, seeds = curves.first.config, len(curves.runs[curves.first.summary.id.variant])
-    over = window(config["steps"])
     mean = f"means of {seeds} seeds, " if seeds > 1 else ""
-    smooth = f", smoothed over {over} steps" if over > 1 else ""
     show_figure(
         _figure(curves),
         f"fig-speed-loss-{speed.slug}",
         f"Training loss of {len(curves.runs)} variants on {speed.machine}, {mean}one over the other (left), and each one's distance "
-        f"from the mean of all{smooth} (right).",
+        f"from the mean of all{smoothing(config['steps'])} (right).",
     )
     model, steps = config["model"], last_steps(config["steps"])
     final = curves.final
@@ -132,10 +128,9 @@ def sentences(curves: Curves) -> list[str]:
     low, high = curves.apart.loc[step].idxmin(), curves.apart.loc[step].idxmax()
     final, first, last = curves.final, curves.losses.iloc[0].mean(), curves.final["train"].mean()
     ends = {what: final[what].max() / final[what].min() - 1 for what in ("train", "validation")}
-    over = window(len(spread))
-    smooth = f", smoothed over {over} steps," if over > 1 else ""
+    smooth = smoothing(len(spread))
     return [
-        f"*Same curve:* while the training loss falls from {first:.2f} to {last:.2f}, the curves of {len(curves.runs)} variants{smooth} "
+        f"*Same curve:* while the training loss falls from {first:.2f} to {last:.2f}, the curves of {len(curves.runs)} variants{smooth and smooth + ','} "
         f"lie at most {_percent(spread[step])} apart (at step {step}: {curves.label(low)} below {curves.label(high)}), "
         f"in the middle of all steps {_percent(spread.median())}.",
         f"*Same end:* the final training losses lie {_percent(ends['train'])} apart, the validation losses "
