@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+from lsai_core.files import flatten
 from lsai_core.report.pandoc import code_span, escape, only, raw_html
 from lsai_core.runs.records import Run
 
@@ -108,17 +109,10 @@ def wall_time(seconds: float) -> str:
 
 def config_differences(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
     """For each run (by folder): the config keys, dotted, that are not the same in all of `runs`, with this run's value."""
-    flat = {str(run.folder): _flatten(_read(run, "config")) for run in runs}
+    flat = {str(run.folder): flatten(_read(run, "config")) for run in runs}
     keys = dict.fromkeys(key for config in flat.values() for key in config)
     varying = [key for key in keys if len({json.dumps(config.get(key, _ABSENT)) for config in flat.values()}) > 1]
     return {folder: {key: config[key] for key in varying if key in config} for folder, config in flat.items()}
-
-
-def _flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _read(run: Run, name: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
+from lsai_core.files import flatten
 from lsai_core.profiling.environment import environment
 from lsai_core.report.fp8.products import most_measured, show_points
 from lsai_core.report.show import show_figure, show_table, show_text
@@ -21,13 +22,13 @@ def show_config(run: ActiveRun) -> None:
     """The resolved config, one row per key."""
     apply_style()
     show_text(f"**{run.label}**: run `{run.id.folder}` of study `{run.id.study}`. Command: `{run.command}`")
-    rows = [{"key": f"`{key}`", "value": value} for key, value in flatten(run.config.model_dump(mode="json")).items()]
+    rows = [{"key": f"`{key}`", "value": value} for key, value in _texts(run.config.model_dump(mode="json")).items()]
     show_table(pd.DataFrame(rows), "tbl-config", "Everything that defines this run, resolved.")
 
 
 def show_environment() -> None:
     """Machine and software of this process."""
-    facts = flatten({k: v for k, v in environment().items() if v not in (None, "", {})})
+    facts = _texts({k: v for k, v in environment().items() if v not in (None, "", {})})
     rows = [{"fact": key, "value": value} for key, value in facts.items()]
     show_table(pd.DataFrame(rows), "tbl-environment", "Machine and software of this run.")
 
@@ -41,15 +42,9 @@ def show_results(run: ActiveRun) -> None:
         _PAGES[record.summary.kind](record)
 
 
-def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _texts(value: dict[str, Any]) -> dict[str, str]:
     """Nested mappings as dotted keys, values as short text."""
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        if isinstance(item, dict):
-            flat |= flatten(item, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = "none" if item is None else str(item)
-    return flat
+    return {key: "none" if item is None else str(item) for key, item in flatten(value).items()}
 
 
 def _training(record: Run) -> None:
