@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,7 +17,8 @@ import pytest
 from fsdp_fixture import config, dataset, plan, write_text
 
 from lsai_core.errors import Preempted, Unavailable, UserError
-from lsai_core.parallel.launch import WorkerFailed, launch, require_devices
+from lsai_core.parallel import launch as launcher
+from lsai_core.parallel.launch import WorkerFailed, launch, on_this_machine, require_devices
 from lsai_core.runs.execute import ActiveRun
 from lsai_core.runs.records import read_jsonl
 from lsai_core.train.loop import train
@@ -62,6 +65,59 @@ def test_a_run_survives_a_stop_signal_and_the_kill_of_a_process(tmp_path: Path) 
     rows = read_jsonl(folder / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(60))
     assert max(abs(a["loss"] / b["loss"] - 1) for a, b in zip(rows, alone.rows, strict=True)) <= 1e-4
+
+
+def test_silent_workers_say_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, data = write_text(tmp_path), tmp_path / "data"
+    run = config(text, parallel={"fsdp": 2}, steps=12, profile={"memory_steps": 0})
+    dataset(run, data)
+    folder = plan(run, tmp_path / "runs" / "test" / "silent")
+    monkeypatch.setattr(launcher, "_SILENCE_S", 2.0)
+    log, held = folder / "logs" / "rank-0.log", []
+
+    def hold(rows: list[dict[str, Any]]) -> None:
+        """Hold rank 1 back until rank 0, which waits for it, has told so."""
+        if rows and rows[-1]["step"] >= 3 and not held:
+            held.append(int((folder / "logs" / "rank-1.pid").read_text()))
+            log.write_text("")  # of the silence before the first row
+            os.kill(held[0], signal.SIGSTOP)
+        elif len(held) == 1 and "train_step" in log.read_text():
+            os.kill(held[0], signal.SIGCONT)
+            held.append(0)
+
+    results = launch(folder, data, 2, on_rows=hold)
+    assert len(held) == 2 and results["steps"] == 12
+    assert "most recent call first" in log.read_text()
+
+
+SILENT_SERVER = """
+import socket, subprocess, sys, threading
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+subprocess.run(["mount", "--bind", sys.argv[1], "/etc/resolv.conf"], check=True)
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+server.bind(("127.0.0.53", 53))
+sys.exit(subprocess.run(sys.argv[2:]).returncode)
+"""
+
+
+def test_no_name_server_has_to_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a network of its own whose name server stays silent, two processes still meet within seconds."""
+    text, data, names = write_text(tmp_path), tmp_path / "data", tmp_path / "resolv.conf"
+    names.write_text("nameserver 127.0.0.53\n")
+    alone = ["unshare", "--map-root-user", "--net", "--mount", sys.executable, "-c", SILENT_SERVER, str(names)]
+    if not shutil.which("unshare") or subprocess.run([*alone, "true"], capture_output=True).returncode:
+        pytest.skip("needs `unshare`, `ip` and the right to make namespaces")
+    run = config(text, parallel={"fsdp": 2}, steps=4, profile={"memory_steps": 0})
+    dataset(run, data)
+    folder = plan(run, tmp_path / "runs" / "test" / "apart")
+    code = f"from pathlib import Path; from lsai_core.parallel.launch import launch; launch(Path({str(folder)!r}), Path({str(data)!r}), 2)"
+    started = time.monotonic()
+    subprocess.run([*alone, sys.executable, "-c", code], check=True, timeout=300)
+    assert len(read_jsonl(folder / "metrics.jsonl")) == 4
+    assert time.monotonic() - started < 60
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
+    assert on_this_machine()["GLOO_SOCKET_IFNAME"] == "ib0"
 
 
 def fake_worker(folder: Path, body: str) -> list[str]:

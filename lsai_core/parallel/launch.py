@@ -3,7 +3,8 @@
 The caller (the run notebook's kernel) stays outside: it holds no GPU, follows the metrics file that rank 0 writes, and passes stop
 signals on. torchrun starts the workers and ends the others when one dies. Every worker leaves its output in
 `logs/rank-<N>.log`, what it is in `logs/rank-<N>.pid`, and, if it fails, why and when in `logs/rank-<N>.error.json`: the earliest
-of these is the cause, the others are its echo. A worker that was killed leaves none; torchrun knows it then.
+of these is the cause, the others are its echo. A worker that was killed leaves none; torchrun knows it then. Workers that are silent
+for minutes are asked once where they are: their Python stacks stand in their logs, should somebody wonder what they wait for.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ LAUNCHER_LOG = "launcher.log"
 # Told to the workers, so that they end when the launcher is gone.
 LAUNCHER = "LSAI_LAUNCHER"
 _POLL_S = 0.2
+_SILENCE_S = 120.0
 _SAME_MOMENT = datetime.timedelta(seconds=10)
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 Rows = list[dict[str, Any]]
@@ -64,22 +66,26 @@ def launch(
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
     (folder / RESULTS).unlink(missing_ok=True)
+    here = command is None
     words = [*(command or torchrun(nproc)), "-m", "lsai_core.parallel.worker", str(folder), str(data_root)]
     environment = {
         "OMP_NUM_THREADS": str(max(1, cpu_cores() // nproc)),
-        **os.environ,
+        **(on_this_machine() if here else os.environ),
         LAUNCHER: f"{os.getpid()}@{socket.gethostname()}",
         "PYTHONUNBUFFERED": "1",
     }
-    rows = _NewRows(folder / "metrics.jsonl")
-    with (logs / LAUNCHER_LOG).open("wb") as log, _forwarded(logs, to_workers=command is None) as forward:
+    rows, silence = _NewRows(folder / "metrics.jsonl"), _Silence(logs)
+    with (logs / LAUNCHER_LOG).open("wb") as log, _forwarded(logs, to_workers=here) as forward:
         process = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
         )
         try:
             while process.poll() is None:
                 forward(process.pid)
-                on_rows(rows.read())
+                new = rows.read()
+                on_rows(new)
+                if here:
+                    silence.heard(bool(new))
                 time.sleep(_POLL_S)
         finally:
             kill_family(process)
@@ -97,6 +103,24 @@ def torchrun(nproc: int) -> list[str]:
         sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={nproc}", "--nnodes=1", "--max-restarts=0",
         "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=localhost",
     ]  # fmt: skip
+
+
+def on_this_machine() -> dict[str, str]:
+    """The environment of processes that meet on this machine only; what the caller has set stays.
+
+    They talk over the loopback interface, and hardly wait for a name server: gloo looks up the machine's name for every group,
+    PyTorch's sockets the name behind each address. Where no server answers (a node of a cluster, a container), each costs ten
+    seconds, and the start of two processes 95 s (12 s so, measured with a server that stays silent).
+    """
+    loopback = [
+        name
+        for name, addresses in psutil.net_if_addrs().items()
+        if any(address.family == socket.AF_INET and address.address == "127.0.0.1" for address in addresses)
+    ]
+    defaults = {"RES_OPTIONS": "timeout:1 attempts:1"}
+    if loopback:
+        defaults["GLOO_SOCKET_IFNAME"] = loopback[0]
+    return {**defaults, **os.environ}
 
 
 def require_devices(device: str, nproc: int) -> None:
@@ -128,6 +152,26 @@ class _NewRows:
         return [json.loads(line) for line in complete.splitlines()]
 
 
+class _Silence:
+    """Has workers of this machine that bring no new row for minutes write where they are into their logs, once a silence."""
+
+    def __init__(self, logs: Path) -> None:
+        self.logs, self._since, self._asked = logs, time.monotonic(), False
+
+    def heard(self, news: bool) -> None:
+        if news:
+            self._since, self._asked = time.monotonic(), False
+        elif not self._asked and time.monotonic() - self._since > _SILENCE_S:
+            self._asked = True
+            _signal_workers(self.logs, signal.SIGUSR2)
+
+
+def _signal_workers(logs: Path, number: int) -> None:
+    for path in logs.glob("rank-*.pid"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(path.read_text()), number)
+
+
 class _Forwarder:
     """Passes a stop signal on as SIGUSR1, again and again until the workers have ended: one that has not reached its
     training loop yet ignores it."""
@@ -143,10 +187,11 @@ class _Forwarder:
         if not self.received or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + 1.0
-        pids = [int(path.read_text()) for path in self.logs.glob("rank-*.pid")] if self.to_workers else [launcher]
-        for pid in pids:
+        if self.to_workers:
+            _signal_workers(self.logs, signal.SIGUSR1)
+        else:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGUSR1)
+                os.kill(launcher, signal.SIGUSR1)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ raised, it notes what and when, and leaves at once, without the farewells that c
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import socket
@@ -32,6 +33,7 @@ def main(folder: Path, data_root: Path) -> None:
     with (logs / f"rank-{rank}.log").open("ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    faulthandler.register(signal.SIGUSR2)  # says where every thread is
     write_text(logs / f"rank-{rank}.pid", str(os.getpid()))
     threading.Thread(target=leave_with_launcher, daemon=True).start()
     try:

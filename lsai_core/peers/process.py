@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lsai_core.errors import Unavailable
-from lsai_core.parallel.launch import LAUNCHER, kill_family
+from lsai_core.parallel.launch import LAUNCHER, kill_family, on_this_machine
 from lsai_core.peers.watch import FOLDER, STEP_LINE
 
 _POLL_S = 0.2
@@ -53,7 +53,7 @@ def run_process(
     """
     package = Path(__file__).resolve().parents[2]
     environment = {
-        **os.environ,
+        **on_this_machine(),
         **_OFFLINE,
         **variables,
         "HF_HOME": str(folder / "cache"),
