@@ -27,7 +27,11 @@ def test_the_table_of_trainers_is_what_the_records_say() -> None:
     }
     readme = (repo_root() / "README.md").read_text()
     settings = {
-        "bf16, compiled": {"ours": "ours_bf16", "torchtitan": "titan_compiled", "HF Trainer": "hf_compiled"},
+        "bf16, compiled": {
+            "ours": "ours_bf16",
+            "torchtitan": "titan_compiled",
+            "HF Trainer, FlashAttention 2": "hf_flash_compiled",
+        },
         "bf16, eager": {
             "ours": "ours_eager",
             "torchtitan": "titan_eager",
@@ -50,12 +54,25 @@ def test_the_table_of_trainers_is_what_the_records_say() -> None:
             assert "| " + " | ".join(cells) + " |" in readme
     assert f"quartiles of the steps lie within {spread:.1%} of the medians" in readme
     short, plain, single = (runs[name]["tokens_per_s"] for name in ("ours_2048", "plain_2048", "ours_batch1"))
-    assert f"{short:,.0f} tokens/s ({short / plain:.2f} times" in readme
-    assert f"batch 1, {single:,.0f}" in readme
+    words = " ".join(readme.split())
+    assert f"{short:,.0f} tokens/s ({short / plain:.2f} times" in words
+    assert f"batch 1, {single:,.0f}" in words
 
 
 def is_peer(run: Run) -> bool:
     return run.machine == "h200" and run.summary.id.study == "peers"
+
+
+def test_the_speeds_of_transformer_engine_are_what_the_records_say() -> None:
+    found = {
+        run.summary.id.variant: run.summary.results
+        for run in recorded_runs(repo_root() / "reports")
+        if run.machine == "h200" and run.summary.id.study == "fp8" and run.summary.id.part == "speed"
+    }
+    delayed, current, block = (found[f"te_{name}"]["tokens_per_s"] for name in ("delayed", "current", "block"))
+    text = " ".join((repo_root() / "README.md").read_text().split())
+    assert f"{delayed:,.0f} tokens/s with delayed scaling ({current:,.0f} current, {block:,.0f} blocks)" in text
+    assert f"in {found['te_delayed']['mem_peak_allocated_gib']:.1f} GiB" in text
 
 
 def test_the_difference_of_fp8_is_what_the_records_say() -> None:
@@ -65,7 +82,11 @@ def test_the_difference_of_fp8_is_what_the_records_say() -> None:
             losses[run.summary.id.variant].append(run.summary.results["validation_loss"])
     assert [len(values) for values in losses.values()] == [3, 3]
     difference = abs(sum(losses["fused"]) / sum(losses["bf16"]) - 1)
-    assert f"differ by {difference:.1%}" in (repo_root() / "README.md").read_text()
+    text = " ".join((repo_root() / "README.md").read_text().split())
+    assert f"differ by {difference:.1%}" in text
+    claims = json.loads((repo_root() / "reports" / "recorded" / "claims.json").read_text())["claims"]
+    spread = next(claim["value"] for claim in claims if claim["name"] == "bf16_quality")
+    assert f"those of eight ways to train in bf16 (0.7 B) by {spread:.2%}" in text
 
 
 def test_records_name_no_folder_of_the_machine_they_ran_on() -> None:
