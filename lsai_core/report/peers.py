@@ -19,6 +19,7 @@ from lsai_core.report.pandoc import code_block
 from lsai_core.report.selection import OWN, select_runs
 from lsai_core.report.show import run_link, show_figure, show_table, show_text
 from lsai_core.report.style import apply_style, series_style
+from lsai_core.report.variants import brief, sittings
 from lsai_core.runs.records import Run, over_repeats
 from lsai_core.runs.session import Session
 from lsai_core.runs.study import Study
@@ -153,7 +154,8 @@ def show_results(all_settings: list[Setting]) -> None:
     for machine in dict.fromkeys(setting.machine for setting in all_settings):
         mine = [setting for setting in all_settings if setting.machine == machine]
         show_text(f"## Results on {machine} {{#sec-peers-{mine[0].label.rsplit('-', 1)[0]}}}")
-        for sentence in [sentence for setting in mine for sentence in conclusions(setting)]:
+        apart = sittings([run for setting in mine for run in setting.runs.values()])
+        for sentence in [*(sentence for setting in mine for sentence in conclusions(setting)), *filter(None, [apart])]:
             show_text(f"- {sentence}")
         for setting in mine:
             _table(setting)
@@ -197,7 +199,7 @@ def conclusions(setting: Setting) -> list[str]:
         )
     bad = setting.rows[setting.rows["outcome"] != "ok"]
     return sentences + [
-        f"{setting.link(row)} ended as **{row['outcome']}**: {row['reason']}." for _, row in bad.iterrows()
+        f"{setting.link(row)} ended as **{row['outcome']}**: {brief(row['reason'])}." for _, row in bad.iterrows()
     ]
 
 
@@ -343,6 +345,9 @@ def show_commands(all_settings: list[Setting]) -> None:
             if results["framework"] == "hf":
                 text += "\n# with\n" + textwrap.fill(
                     results["arguments"], 96, subsequent_indent="  ", break_on_hyphens=False
+                )
+                text += (
+                    f"\n# and AutoModelForCausalLM.from_config(..., attn_implementation={run.config['attention']!r})"
                 )
             parts.append(f"**{variant}** ({setting.machine}, {setting.title})\n\n{code_block(text, '.bash')}")
     if not parts:

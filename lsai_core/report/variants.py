@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,9 @@ import pandas as pd
 
 from lsai_core.runs.records import Run, over_repeats, runs_frame
 from lsai_core.runs.study import Study
+
+# Runs that lie further apart were started by hand anew, on whatever GPU was free.
+_SITTING = datetime.timedelta(hours=3)
 
 
 def by_machine(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -59,7 +63,34 @@ def setting_row(runs: Sequence[Run], repeats: int) -> dict[str, Any]:
 def endings(rows: pd.DataFrame) -> list[str]:
     """A sentence for every variant that did not end well, with the reason."""
     bad = rows[rows["outcome"] != "ok"]
-    return [f"*{row['label']}* ended as **{row['outcome']}**: {row['reason']}." for _, row in bad.iterrows()]
+    return [f"*{row['label']}* ended as **{row['outcome']}**: {brief(row['reason'])}." for _, row in bad.iterrows()]
+
+
+def brief(text: str) -> str:
+    """`text` up to the end of its second sentence: what was asked for, without the advice that follows."""
+    return ". ".join(" ".join(text.split()).split(". ")[:2]).rstrip(".")
+
+
+def sittings(runs: Sequence[Run]) -> str:
+    """A sentence if not all of these runs of one machine were made at one go, hours apart; else nothing."""
+    groups: list[list[Run]] = []
+    last = None
+    for run in sorted(runs, key=lambda run: run.summary.started):
+        started = datetime.datetime.fromisoformat(run.summary.started)
+        if last is None or started - last > _SITTING:
+            groups.append([])
+        groups[-1].append(run)
+        last = started
+    if len(groups) < 2:
+        return ""
+    parts = [
+        f"{group[0].summary.started[:16].replace('T', ' ')} ({', '.join(dict.fromkeys(run.summary.id.variant for run in group))})"
+        for group in groups
+    ]
+    return (
+        f"*Not one sitting:* these runs began at {'; '.join(parts)} (UTC). Between them the GPU may be another one of its kind, "
+        "cooler or warmer: a small difference between runs of two sittings says little."
+    )
 
 
 def variant_rows(

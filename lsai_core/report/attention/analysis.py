@@ -9,6 +9,7 @@ import pandas as pd
 from lsai_core.profiling.flops import theoretical_peak
 from lsai_core.report.attention.data import MachineResults, Variant
 from lsai_core.report.show import run_link
+from lsai_core.report.variants import brief
 from lsai_core.runs.attention_bench.config import Shape
 
 ACCEPTED = 0.97  # of the fastest backend's speed: what `auto` has to reach at every shape
@@ -176,15 +177,8 @@ def _missing(variant: Variant) -> str:
     parts = []
     for name, rows in frame.groupby("backend", sort=False):
         row = rows.sort_values("length").iloc[0]
-        parts.append(
-            f"`{name}` at {int(row['length']):,} tokens: {row['outcome']} ({_first_sentence(str(row['reason']))})"
-        )
+        parts.append(f"`{name}` at {int(row['length']):,} tokens: {row['outcome']} ({brief(str(row['reason']))})")
     return f"*Where the causal sweep ends* ({variant.label}): {'; '.join(parts)}." if parts else ""
-
-
-def _first_sentence(text: str) -> str:
-    """`text` up to the end of its second sentence: what was asked for, without the advice that follows."""
-    return ". ".join(" ".join(text.split()).split(". ")[:2]).rstrip(".")
 
 
 def auto_sentence(results: MachineResults) -> str:

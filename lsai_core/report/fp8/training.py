@@ -12,6 +12,7 @@ from lsai_core.report.fp8.products import block_times
 from lsai_core.report.fp8.results import Fp8Results
 from lsai_core.report.show import run_link, show_figure, show_table, show_text
 from lsai_core.report.style import PALETTE
+from lsai_core.report.variants import sittings
 from lsai_core.train.precision import weight_dtype
 
 GIB = 2**30
@@ -70,7 +71,9 @@ def show_training(results: Fp8Results) -> None:
             f"fig-fp8-training-{results.slug}",
             f"Speed and peak memory of each recipe beside bf16 on {results.machine} ({shape}).",
         )
-    show_text("\n".join(f"- {sentence}" for sentence in [*_predicted(results, config), *memory_account(rows, config)]))
+    apart = sittings(results.of_part("speed"))
+    sentences = [*_predicted(results, config), *memory_account(rows, config), *filter(None, [apart])]
+    show_text("\n".join(f"- {sentence}" for sentence in sentences))
 
 
 def more(gib: float) -> str:

@@ -53,7 +53,7 @@ def on_attention(speed: Speed) -> list[str]:
         low, high = full["validation_loss"].min(), full["validation_loss"].max()
         text.append(
             f"*Same function:* the validation losses of the {len(full)} kernels lie between {low:.4f} and {high:.4f} nats per "
-            "token after the same steps."
+            "token after the same few steps; what they learn over more of them is compared further down."
         )
         measured = full.dropna(subset=["mem_peak_allocated_gib"])
         if measured["mem_peak_allocated_gib"].nunique() > 1:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import pandas as pd
 
 from lsai_core.report.pandoc import code_span
@@ -10,7 +13,7 @@ from lsai_core.report.speed.analysis import on_attention, on_levers
 from lsai_core.report.speed.figures import kernel_bars
 from lsai_core.report.speed.results import Speed, good, load_speed
 from lsai_core.report.style import apply_style
-from lsai_core.report.variants import setting_row
+from lsai_core.report.variants import setting_row, sittings
 
 TOP = 10
 
@@ -28,8 +31,8 @@ def show_setting(machines: list[Speed]) -> None:
     """What was trained, one row per machine, and the levers in words."""
     if not machines:
         return
-    rows = [setting_row(speed.runs, 1) for speed in machines]
-    show_table(pd.DataFrame(rows).drop(columns="repeats"), "tbl-speed-setting", "What was trained, on each machine.")
+    rows = pd.concat([_settings(speed) for speed in machines])
+    show_table(rows, "tbl-speed-setting", "What was trained, on each machine, for which part of this chapter.")
     study = machines[0].study
     levers = [
         {"lever": study.variants[name].label, "name": f"`{name}`", "what it does": study.variants[name].note}
@@ -38,10 +41,27 @@ def show_setting(machines: list[Speed]) -> None:
     show_table(pd.DataFrame(levers), "tbl-speed-levers", "The levers; each comes on top of those above it.")
 
 
+def _settings(speed: Speed) -> pd.DataFrame:
+    """One row per setting: parts of the study that train the same share one. Steps: of most variants."""
+    rows: dict[str, dict[str, Any]] = {}
+    for part in speed.study.parts:
+        runs = [run for run in speed.runs if run.summary.id.part == part]
+        if not runs:
+            continue
+        row = setting_row(runs, 1)
+        row.pop("repeats")
+        row["steps"] = Counter(run.config["steps"] for run in runs).most_common(1)[0][0]
+        same = rows.setdefault(str({**row, "steps": None}), {"machine": row["machine"], "part": "", **row})
+        same["part"] = ", ".join(filter(None, [same["part"], part]))
+    return pd.DataFrame(rows.values())
+
+
 def show_levers(speed: Speed) -> None:
     """Sentences, figure and tables of the levers on one machine."""
     show_text(f"## The levers on {speed.machine} {{#sec-speed-{speed.slug}}}")
-    show_text("\n".join(f"- {sentence}" for sentence in on_levers(speed)) or "No lever has been measured.")
+    levers = [run for run in speed.runs if run.summary.id.part == "levers"]
+    sentences = [*on_levers(speed), *filter(None, [sittings(levers)])]
+    show_text("\n".join(f"- {sentence}" for sentence in sentences) or "No lever has been measured.")
     rows = speed.levers
     if rows.empty:
         return
