@@ -9,6 +9,7 @@ files that share an expensive fixture together, the longest first. Workers share
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import os
@@ -155,6 +156,14 @@ def write_run(
     if metrics:
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
     return folder
+
+
+def gpu_bytes() -> int:
+    """What this process holds on the GPU once it has let go of all that it can: what earlier tests left behind, or nothing."""
+    torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated()
 
 
 @pytest.fixture(scope="session")

@@ -91,7 +91,8 @@ def test_silent_workers_say_where_they_are(tmp_path: Path, monkeypatch: pytest.M
 
 
 SILENT_SERVER = """
-import socket, subprocess, sys, threading
+import socket, subprocess, sys
+socket.sethostname("nowhere")
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 subprocess.run(["mount", "--bind", sys.argv[1], "/etc/resolv.conf"], check=True)
 server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -104,7 +105,7 @@ def test_no_name_server_has_to_answer(tmp_path: Path, monkeypatch: pytest.Monkey
     """In a network of its own whose name server stays silent, two processes still meet within seconds."""
     text, data, names = write_text(tmp_path), tmp_path / "data", tmp_path / "resolv.conf"
     names.write_text("nameserver 127.0.0.53\n")
-    alone = ["unshare", "--map-root-user", "--net", "--mount", sys.executable, "-c", SILENT_SERVER, str(names)]
+    alone = ["unshare", "--map-root-user", "--net", "--uts", "--mount", sys.executable, "-c", SILENT_SERVER, str(names)]
     if not shutil.which("unshare") or subprocess.run([*alone, "true"], capture_output=True).returncode:
         pytest.skip("needs `unshare`, `ip` and the right to make namespaces")
     run = config(text, parallel={"fsdp": 2}, steps=4, profile={"memory_steps": 0})

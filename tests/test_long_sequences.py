@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import tiny
+from conftest import gpu_bytes, tiny
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -248,14 +248,15 @@ def test_steps_on_a_gpu(precision: str, compiled: bool) -> None:
     shape = {"model": {"n_layers": 8, "d_model": 512, "n_heads": 8, "n_kv_heads": 8, "d_ff": 1024}, "seq_len": 2048}
     base = {**shape, "device": "cuda", "precision": precision, "compile": compiled, "grad_checkpoint": "full"}
     found, peaks = {}, {}
-    settings = {"gpu": {}, "some": {"saved_inputs": "host", "inputs_on_gpu": 3}, "host": {"saved_inputs": "host"}}
-    for where, changes in settings.items():
-        torch.cuda.empty_cache()
+    some = {"saved_inputs": "host", "inputs_on_gpu": 3}
+    for where, changes in {"gpu": {}, "again": {}, "some": some, "host": {"saved_inputs": "host"}}.items():
+        held = gpu_bytes()
         torch.cuda.reset_peak_memory_stats()
-        found[where] = steps(tiny(**base, **changes), "cuda", 6)
-        peaks[where] = torch.cuda.max_memory_allocated()
-    for where in ("some", "host"):
-        torch.testing.assert_close(found[where], found["gpu"], rtol=1e-4, atol=0)
+        found[where] = torch.stack(steps(tiny(**base, **changes), "cuda", 6)).double()
+        peaks[where] = torch.cuda.max_memory_allocated() - held
+    off = {where: float((values / found["gpu"] - 1).abs().max()) for where, values in found.items()}
+    assert off["again"] < 1e-2  # sums by atomic additions differ from run to run
+    assert max(off["some"], off["host"]) <= max(1e-4, 4 * off["again"]), off
     one = 4 * 2048 * 512 * (2 if precision == "bf16" else 4)
     assert peaks["gpu"] - peaks["host"] >= 4 * one
     assert peaks["host"] <= peaks["some"] <= peaks["gpu"] - one
