@@ -4,7 +4,7 @@ The caller (the run notebook's kernel) stays outside: it holds no GPU, follows t
 signals on. torchrun starts the workers and ends the others when one dies. Every worker leaves its output in
 `logs/rank-<N>.log`, what it is in `logs/rank-<N>.pid`, and, if it fails, why and when in `logs/rank-<N>.error.json`: the earliest
 of these is the cause, the others are its echo. A worker that was killed leaves none; torchrun knows it then. Workers that are silent
-for minutes are asked once where they are: their Python stacks stand in their logs, should somebody wonder what they wait for.
+for a minute are asked once where they are: their Python stacks stand in their logs, should somebody wonder what they wait for.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LAUNCHER_LOG = "launcher.log"
 # Told to the workers, so that they end when the launcher is gone.
 LAUNCHER = "LSAI_LAUNCHER"
 _POLL_S = 0.2
-_SILENCE_S = 120.0
+_SILENCE_S = 60.0
 _SAME_MOMENT = datetime.timedelta(seconds=10)
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 Rows = list[dict[str, Any]]
@@ -153,7 +153,7 @@ class _NewRows:
 
 
 class _Silence:
-    """Has workers of this machine that bring no new row for minutes write where they are into their logs, once a silence."""
+    """Has workers of this machine that bring no new row for a minute write where they are into their logs, once a silence."""
 
     def __init__(self, logs: Path) -> None:
         self.logs, self._since, self._asked = logs, time.monotonic(), False
