@@ -139,7 +139,7 @@ def _clip_and_update(optimizer: torch.optim.Optimizer, limit: float) -> Tensor:
 
 
 class EngineLinear(nn.Linear):
-    """Transformer Engine's linear layer: keeps the input and the weight in fp8, each in both layouts."""
+    """Transformer Engine's linear layer: keeps the input in fp8, transposed, and the weight in fp8 in both layouts."""
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_autocast_enabled(x.device.type):
@@ -154,18 +154,19 @@ def _engine(x_MK: Tensor, weight_NK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @_engine.register_fake
 def _(x_MK: Tensor, weight_NK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    x8, weight8 = (t.new_empty((2, *t.shape), dtype=torch.float8_e4m3fn) for t in (x_MK, weight_NK))
+    x8 = torch.empty_like(x_MK, dtype=torch.float8_e4m3fn)
+    weight8 = weight_NK.new_empty((2, *weight_NK.shape), dtype=torch.float8_e4m3fn)
     return x_MK.new_empty((x_MK.shape[0], weight_NK.shape[0])), x8, weight8
 
 
 @torch.library.custom_op("lsai::predicted_engine_backward", mutates_args=())
-def _engine_backward(grad_MN: Tensor, x8_2MK: Tensor, weight8_2NK: Tensor, weight_NK: Tensor) -> tuple[Tensor, Tensor]:
+def _engine_backward(grad_MN: Tensor, x8_MK: Tensor, weight8_2NK: Tensor, weight_NK: Tensor) -> tuple[Tensor, Tensor]:
     raise NotImplementedError("exists for fake tensors only")
 
 
 @_engine_backward.register_fake
-def _(grad_MN: Tensor, x8_2MK: Tensor, weight8_2NK: Tensor, weight_NK: Tensor) -> tuple[Tensor, Tensor]:
-    return grad_MN.new_empty(x8_2MK.shape[1:]), torch.empty_like(weight_NK)
+def _(grad_MN: Tensor, x8_MK: Tensor, weight8_2NK: Tensor, weight_NK: Tensor) -> tuple[Tensor, Tensor]:
+    return grad_MN.new_empty(x8_MK.shape), torch.empty_like(weight_NK)
 
 
 def _keep_fp8(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
