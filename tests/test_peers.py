@@ -21,7 +21,8 @@ from lsai_core.peers.config import PeerConfig
 from lsai_core.peers.process import PeerFailed, run_process, shown_command
 from lsai_core.peers.watch import FOLDER, Job, Watch
 from lsai_core.profiling.environment import package_version
-from lsai_core.report import peers as chapter
+from lsai_core.report.peers import chapter
+from lsai_core.report.selection import OWN
 from lsai_core.runs.kinds import Context
 from lsai_core.runs.outcome import outcome_of
 from lsai_core.runs.peer import run
@@ -307,7 +308,7 @@ def test_the_chapter_compares_at_equal_precision_and_names_what_failed(tmp_path,
     for variant, speed in {**speeds, "ours_2048": 11000.0, "plain_2048": 10000.0}.items():
         record(tmp_path, variant, speed)
     record(tmp_path, "hf_eager", None, outcome="oom", reason="CUDA out of memory")
-    found = [setting for setting in chapter.load([], "h200") if chapter.OWN in setting.machine]
+    found = [setting for setting in chapter.load([], "h200") if OWN in setting.machine]
     assert [len(setting.rows) for setting in found] == [6, 2] and found[1].reference == "ours_2048"
     said = chapter.conclusions(found[0])
     assert any("torchtitan, bf16" in text and "1.25 times as many" in text for text in said)

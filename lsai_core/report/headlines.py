@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from lsai_core.report import course, peers
+from lsai_core.report import course
 from lsai_core.report.attention.analysis import longest
 from lsai_core.report.attention.data import load_results as load_attention
 from lsai_core.report.context.analysis import ratios_to_torch
@@ -18,6 +18,8 @@ from lsai_core.report.context.data import load_shared
 from lsai_core.report.fp8.results import load_results as load_fp8
 from lsai_core.report.memory import chapter as memory_chapter
 from lsai_core.report.memory.analysis import headline as memory_headline
+from lsai_core.report.peers.settings import OURS
+from lsai_core.report.peers.settings import load_results as load_peers
 from lsai_core.report.show import run_link
 from lsai_core.report.speed.results import good, load_speed
 from lsai_core.runs.session import Session
@@ -127,11 +129,11 @@ def _fp8(own_runs: list[str], profile: str | None) -> Rows:
 
 def _peers(own_runs: list[str], profile: str | None) -> Rows:
     rows = []
-    for setting in peers.load_results(own_runs, profile):
+    for setting in load_peers(own_runs, profile):
         ok = setting.ok
         for precision in dict.fromkeys(ok["precision"]):
             same = ok[ok["precision"] == precision]
-            ours, theirs = same[same["framework"] == peers.OURS], same[same["framework"] != peers.OURS]
+            ours, theirs = same[same["framework"] == OURS], same[same["framework"] != OURS]
             if ours.empty or theirs.empty:
                 continue
             mine, other = (some.loc[some["tokens_per_s"].idxmax()] for some in (ours, theirs))

@@ -1,0 +1,1 @@
+"""The chapter on other trainers: what may be compared, and what is shown of it."""
