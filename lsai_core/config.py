@@ -245,10 +245,11 @@ class TrainConfig(Strict):
     blocks: Literal["fused", "plain"] = Field(
         "fused", description="fused: SwiGLU and RMSNorm with the project's gradient kernels; plain: torch's operations"
     )
-    grad_checkpoint: Literal["none", "selective", "attention", "full"] = Field(
+    grad_checkpoint: Literal["none", "selective", "alternating", "attention", "full"] = Field(
         "none",
         description="full: keep the input of each block and compute the block again in the backward pass; attention: keep the "
-        "output of the attention kernel, too; selective: and those of all matrix products",
+        "output of the attention kernel, too; selective: and those of all matrix products; alternating: but in every second block not "
+        "those of its feed-forward layer",
     )
     saved_inputs: Literal["gpu", "host"] = Field(
         "gpu",

@@ -28,7 +28,7 @@ from lsai_core.config import AttentionConfig, ModelConfig
 from lsai_core.loss import Reduction, linear_cross_entropy
 from lsai_core.mlp_chunks import swiglu_mlp
 from lsai_core.norm import norm_and_residual
-from lsai_core.recompute import GradCheckpoint, attention_contexts, selective_contexts
+from lsai_core.recompute import BlockCheckpoint, GradCheckpoint, attention_contexts, of_block, selective_contexts
 from lsai_core.rope import rope_tables, rotate
 from lsai_core.swiglu import swiglu_down
 
@@ -105,7 +105,9 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One decoder layer, (B, S, d) -> (B, S, d), with its gradient checkpointing inside."""
 
-    def __init__(self, config: ModelConfig, attention_config: AttentionConfig, grad_checkpoint: GradCheckpoint) -> None:
+    def __init__(
+        self, config: ModelConfig, attention_config: AttentionConfig, grad_checkpoint: BlockCheckpoint
+    ) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
         self.attention = Attention(config, attention_config)
@@ -115,21 +117,32 @@ class Block(nn.Module):
         self.fused = False
 
     def forward(self, x_BSD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        if self.grad_checkpoint == "none" or not torch.is_grad_enabled():
+        mode = self.grad_checkpoint
+        if mode == "none" or not torch.is_grad_enabled():
             return self._layer(x_BSD, cos, sin)
         # The model has no dropout, hence no random state to preserve.
-        recompute = partial(checkpoint, self._layer, x_BSD, cos, sin, use_reentrant=False, preserve_rng_state=False)
-        if self.grad_checkpoint == "full":
-            return recompute()
-        return recompute(context_fn=attention_contexts if self.grad_checkpoint == "attention" else selective_contexts)
+        recompute = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+        if mode == "full":
+            return recompute(self._layer, x_BSD, cos, sin)
+        if mode == "mlp":
+            x_BSD = recompute(self._attend, x_BSD, cos, sin, context_fn=selective_contexts)
+            return recompute(self._feed_forward, x_BSD)
+        contexts = attention_contexts if mode == "attention" else selective_contexts
+        return recompute(self._layer, x_BSD, cos, sin, context_fn=contexts)
 
     def _layer(self, x_BSD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return self._feed_forward(self._attend(x_BSD, cos, sin))
+
+    def _attend(self, x_BSD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if self.fused:
             normed_BSD, x_BSD = norm_and_residual(x_BSD, self.attention_norm)
-            x_BSD = x_BSD + self.attention(normed_BSD, cos, sin)
+            return x_BSD + self.attention(normed_BSD, cos, sin)
+        return x_BSD + self.attention(self.attention_norm(x_BSD), cos, sin)
+
+    def _feed_forward(self, x_BSD: Tensor) -> Tensor:
+        if self.fused:
             normed_BSD, x_BSD = norm_and_residual(x_BSD, self.mlp_norm)
             return x_BSD + self.mlp(normed_BSD)
-        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), cos, sin)
         return x_BSD + self.mlp(self.mlp_norm(x_BSD))
 
 
@@ -148,7 +161,7 @@ class Transformer(nn.Module):
         self.attention_config = attention or AttentionConfig(window=None)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.blocks = nn.ModuleList(
-            Block(config, self.attention_config, grad_checkpoint) for _ in range(config.n_layers)
+            Block(config, self.attention_config, of_block(grad_checkpoint, index)) for index in range(config.n_layers)
         )
         self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
         self.output = None if config.tie_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=False)

@@ -5,6 +5,9 @@ attention  also what the attention kernel returns, output and log-sum-exp, becau
            repeat, and its ring with it (Li et al. 2023, DistFlashAttn, arXiv:2310.03294, section 3.3)
 selective  also the results of matrix products, so that only cheap pointwise operations run twice (Korthikanti et al. 2022,
            arXiv:2205.05198)
+alternating
+           selective, but every second block computes its feed-forward layer again: gate and up are the widest results, and half
+           of them is much memory for a twentieth of the FLOPs (torchtitan's op mode repeats every second product, to the same end)
 """
 
 from __future__ import annotations
@@ -13,7 +16,10 @@ from typing import Any, Literal
 
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-GradCheckpoint = Literal["none", "selective", "attention", "full"]
+GradCheckpoint = Literal["none", "selective", "alternating", "attention", "full"]
+# What one block does; `mlp`: attention as in `selective`, the feed-forward layer as in `full`.
+BlockCheckpoint = Literal["none", "selective", "mlp", "attention", "full"]
+PERIOD = 2  # blocks that lie so far apart are alike in every mode
 
 # The attention kernels, beside every operation with "attention" in its name. Of `context_attend` both modes keep the results, so
 # that a block's recomputation never repeats a ring.
@@ -24,6 +30,13 @@ ATTENTION_NAMESPACES = frozenset({"flash_attn", "flash_attn_3"})
 KEPT_OPERATIONS = frozenset({
     "mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "fp8_product", "context_to_heads", "context_to_sequence",
 })  # fmt: skip
+
+
+def of_block(mode: GradCheckpoint, index: int) -> BlockCheckpoint:
+    """What block `index` does in `mode`."""
+    if mode == "alternating":
+        return "mlp" if index % PERIOD else "selective"
+    return mode
 
 
 # Functions with names, because torch.compile does not follow a partial here.

@@ -133,11 +133,11 @@ def test_points_that_end_their_processes_are_kept_and_the_rest_goes_on(tmp_path:
     """
     sweeps = [
         {"lengths": [2048, 4096], "methods": ["zigzag"]},
-        {"measure": "error", "lengths": [2048], "methods": ["zigzag", "torch"]},
+        {"measure": "error", "lengths": [2048], "methods": ["zigzag", "ring"]},
     ]
     results, rows = launched(tmp_path / "run", config(sweeps=sweeps, point_timeout_s=1e-6))
     assert [(row["method"], row["outcome"]) for row in rows] == [
-        ("zigzag", "timeout"), ("zigzag", "skipped"), ("zigzag", "skipped"), ("torch", "timeout"),
+        ("zigzag", "timeout"), ("zigzag", "skipped"), ("zigzag", "skipped"), ("ring", "timeout"),
     ]  # fmt: skip
     assert "no end within 1e-06 s" in rows[0]["reason"] and rows[1]["reason"] == "its processes ended at length 2048"
     assert results["points_ok"] == 0

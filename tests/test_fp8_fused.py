@@ -94,7 +94,7 @@ def test_what_is_larger_than_ever_before_saturates() -> None:
     assert linear.state[0, LARGEST, 0] == x[0, 0], "the next step's scale makes room for it"
 
 
-@pytest.mark.parametrize("mode", ["full", "selective"])
+@pytest.mark.parametrize("mode", ["full", "selective", "alternating"])
 def test_gradient_checkpointing_changes_nothing(mode: GradCheckpoint) -> None:
     kept, expected = model(mode), model()
     for found, wanted in zip(two_steps(kept), two_steps(expected), strict=True):
@@ -102,7 +102,7 @@ def test_gradient_checkpointing_changes_nothing(mode: GradCheckpoint) -> None:
     assert torch.equal(kept.fp8_scales.history_HT, expected.fp8_scales.history_HT)
 
 
-@pytest.mark.parametrize("mode", ["none", "full", "selective"])
+@pytest.mark.parametrize("mode", ["none", "full", "selective", "alternating"])
 def test_compiled_blocks_give_the_same_gradients(mode: GradCheckpoint) -> None:
     torch._dynamo.reset()
     compiled = model(mode)

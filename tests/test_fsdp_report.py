@@ -110,17 +110,21 @@ def test_efficiency_is_against_one_process(sharding: Sharding) -> None:
 
 def test_torchtitan_stands_beside_the_same_work(sharding: Sharding, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = titan.compared(sharding)
-    assert len(pairs) == 9 and "llama_8_kept" not in set(pairs["variant_ours"])
-    wanted = [f"titan_{variant.removeprefix('llama_')}" for variant in pairs["variant_ours"]]
+    assert len(pairs) == 12 and "llama_8_kept" not in set(pairs["variant_ours"])
+    wanted = [
+        f"titan_{variant.removeprefix('llama_').replace('alternating', 'selective')}"
+        for variant in pairs["variant_ours"]
+    ]
     assert list(pairs["variant_titan"]) == wanted
-    assert list(pairs["ratio"]) == pytest.approx([1.25] * 9)
+    assert list(pairs["ratio"]) == pytest.approx([1.25] * 12)
     bf16, fp8 = titan.sentences(sharding)
     assert "bf16, 8 GPUs" in bf16 and "1.25 times" in bf16 and "in 100% of its memory" in bf16 and "fp8, 8 GPUs" in fp8
     tables: list[Any] = []
     monkeypatch.setattr(titan, "show_table", lambda table, *_, **__: tables.append(table))
     monkeypatch.setattr(titan, "show_text", lambda text: None)
     titan.show_titan(sharding)
-    assert list(tables[0]["GPUs"]) == [2, 2, 4, 4, 8, 8, 2, 4, 8] and "ended" not in tables[0]
+    assert list(tables[0]["GPUs"]) == [2, 2, 2, 4, 4, 4, 8, 8, 8, 2, 4, 8] and "ended" not in tables[0]
+    assert set(tables[0]["checkpointing"]) == {"none", "selective", "alternating / selective"}
 
 
 def test_the_grid_says_where_memory_ends_and_what_both_techniques_do(sharding: Sharding) -> None:

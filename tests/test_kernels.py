@@ -130,7 +130,7 @@ def test_norm_and_residual_equals_the_norm_beside_its_input(width: int, dtype: t
     assert error(norm.weight.grad, exact.weight.grad) < limit
 
 
-@pytest.mark.parametrize("grad_checkpoint", ["none", "selective", "full"])
+@pytest.mark.parametrize("grad_checkpoint", ["none", "selective", "alternating", "full"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_model_with_fused_blocks_is_the_same_function(device: str, grad_checkpoint: str) -> None:
     config = tiny()

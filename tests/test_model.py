@@ -102,7 +102,7 @@ def test_initialisation_follows_seed_and_name_alone() -> None:
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("mode", ["selective", "full"])
+@pytest.mark.parametrize("mode", ["selective", "alternating", "full"])
 def test_checkpointing_does_not_change_gradients(mode: GradCheckpoint, autocast: bool) -> None:
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         plain, recomputed = gradients(build_model(SMALL)), gradients(build_model(SMALL, grad_checkpoint=mode))
@@ -122,9 +122,10 @@ class Calls(TorchDispatchMode):
 
 
 def test_checkpointing_recomputes_what_it_says() -> None:
-    """`full` runs every block's forward twice; `selective` repeats no matrix product and no attention kernel."""
+    """`full` runs every block's forward twice; `selective` repeats no matrix product and no attention kernel, `alternating`
+    the feed-forward layer's products of every second block."""
     counts: dict[str, Counter[str]] = {}
-    modes: tuple[GradCheckpoint, ...] = ("none", "selective", "full")
+    modes: tuple[GradCheckpoint, ...] = ("none", "selective", "alternating", "full")
     for mode in modes:
         with Calls() as calls:
             gradients(build_model(SMALL, grad_checkpoint=mode))
@@ -132,10 +133,15 @@ def test_checkpointing_recomputes_what_it_says() -> None:
     product, kernel = "aten::mm", "aten::_scaled_dot_product_flash_attention_for_cpu"
     assert counts["selective"][product] == counts["none"][product] < counts["full"][product]
     assert counts["selective"][kernel] == counts["none"][kernel] == 2 and counts["full"][kernel] == 4
+    assert counts["alternating"][kernel] == counts["none"][kernel]
+    again = [counts[mode][product] - counts["none"][product] for mode in ("alternating", "full")]
+    assert (
+        1 <= again[0] <= 2 and again[1] > 2 * again[0]
+    )  # gate and up, and down where nothing sees that it is not needed
     assert counts["selective"]["aten::silu"] == counts["full"]["aten::silu"] == 4
 
 
-@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+@pytest.mark.parametrize("mode", ["none", "selective", "alternating", "full"])
 def test_blocks_compile_without_graph_breaks(mode: GradCheckpoint) -> None:
     """aot_eager traces forward and backward as the real compiler does, without generating code."""
     torch._dynamo.reset()
@@ -207,7 +213,7 @@ def test_every_attention_variant_trains_like_the_fp32_reference_on_cuda(backend:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+@pytest.mark.parametrize("mode", ["none", "selective", "alternating", "full"])
 def test_compiled_training_on_cuda(mode: GradCheckpoint) -> None:
     """bf16, the fastest kernel here, compiled per block: gradients near those of the uncompiled fp32 model."""
     torch._dynamo.reset()

@@ -84,6 +84,7 @@ def test_eight_billion_parameters_take_less_than_a_minute() -> None:
         {"precision": "bf16_autocast"},
         {"grad_checkpoint": "full"},
         {"grad_checkpoint": "selective", "precision": "bf16"},
+        {"grad_checkpoint": "alternating", "precision": "bf16"},
         {"grad_checkpoint": "attention"},
         {"grad_checkpoint": "attention", "saved_inputs": "host", "mlp_chunk": 60, "precision": "bf16"},
         {"grad_checkpoint": "full", "mlp_chunk": 100, "grad_accum": 2},
@@ -198,8 +199,9 @@ def test_techniques_save_memory() -> None:
     big = {"model": TINY | {"n_layers": 6}, "precision": "bf16", "compile": True, "batch_size": 16}
     plain = predict(tiny(**big, loss="full", blocks="plain")).peak
     fused = predict(tiny(**big)).peak
-    selective, full = (predict(tiny(**big, grad_checkpoint=way)).peak for way in ("selective", "full"))
-    assert plain > fused > selective > full
+    ways = ("selective", "alternating", "full")
+    selective, alternating, full = (predict(tiny(**big, grad_checkpoint=way)).peak for way in ways)
+    assert plain > fused > selective > alternating > full
     eager = predict(tiny(**big | {"compile": False}, loss="full", blocks="plain")).peak
     assert eager > plain
     scores = predict(tiny(**big, attention={"backend": "eager"})).peak
@@ -342,6 +344,7 @@ def test_the_chapter_runs(tmp_path: Path) -> None:
         {"compile": True, "loss": "full", "blocks": "plain", "optim": {"kernel": "torch"}},
         {"compile": True, "grad_checkpoint": "full"},
         {"compile": True, "grad_checkpoint": "selective"},
+        {"compile": True, "grad_checkpoint": "alternating"},
         {"compile": True, "fp8": {"recipe": "fused"}},
         {"compile": True, "fp8": {"recipe": "tensorwise"}},
         {"precision": "bf16_autocast", "grad_accum": 2},

@@ -81,7 +81,9 @@ def test_accumulation_equals_the_large_batch(dataset: Dataset, tmp_path: Path) -
     assert {row["tokens_in_step"] for row in parts.rows} == {8 * 32}
 
 
-@pytest.mark.parametrize("changes", [{"grad_checkpoint": "full"}, {"grad_checkpoint": "selective"}])
+@pytest.mark.parametrize(
+    "changes", [{"grad_checkpoint": "full"}, {"grad_checkpoint": "selective"}, {"grad_checkpoint": "alternating"}]
+)
 def test_recomputation_changes_no_loss(dataset: Dataset, tmp_path: Path, changes: dict[str, Any]) -> None:
     train(tiny(), dataset, tmp_path / "plain")
     train(tiny(**changes), dataset, tmp_path / "other")

@@ -13,6 +13,7 @@ from typing import Literal
 from lsai_core.config import ModelConfig, TrainConfig
 from lsai_core.model import count_parameters
 from lsai_core.presets import scaled_shape
+from lsai_core.recompute import PERIOD
 from lsai_core.train.precision import compute_dtype, weight_dtype
 from lsai_core.train.saved_inputs import blocks_on_host
 
@@ -76,4 +77,5 @@ def _values_per_token(train: TrainConfig) -> float:
         inputs = model.n_layers - blocks_on_host(train)
         return model.d_model * (inputs + (model.n_layers if train.grad_checkpoint == "attention" else 0))
     keys = 2 * model.n_kv_heads * model.head_dim
-    return model.n_layers * (7 * model.d_model + 2 * keys + 3 * model.d_ff)
+    again = model.n_layers // PERIOD if train.grad_checkpoint == "alternating" else 0  # feed-forward layers
+    return model.n_layers * (7 * model.d_model + 2 * keys) + (model.n_layers - again) * 3 * model.d_ff

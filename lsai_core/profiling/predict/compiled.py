@@ -8,7 +8,7 @@ another opaque operator made it or reads it, or if it leaves the graph. `Replay`
 tensors and drops each after its last use.
 
 Gradient checkpointing reaches the partitioner as it does in torch.compile, as marks on the graph: recompute everything (`full`),
-or keep what the model's own policies keep (`selective`, `attention`).
+or keep what the model's own policies keep (`selective`, `attention`; `mlp` is `selective` without the product of gate and up).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import CheckpointPolicy
 
 from lsai_core.profiling.predict.tracker import SCRATCH
-from lsai_core.recompute import GradCheckpoint, keep_attention, keep_expensive
+from lsai_core.recompute import BlockCheckpoint, keep_attention, keep_expensive
 
 _VIEWS = frozenset({
     "view", "_unsafe_view", "reshape", "t", "permute", "transpose", "expand", "unsqueeze", "squeeze", "slice", "select",
@@ -33,8 +33,9 @@ _FUSED = frozenset({
     "full_like", "zeros_like", "empty", "arange", "iota", "scalar_tensor", "index", "gather", "select_scatter", "slice_scatter", "_to_copy",
     "convert_element_type", "copy", "lift_fresh_copy", "device_put", "where", "logsumexp", "_softmax", "prepare_softmax_online",
 })  # fmt: skip
-_POLICIES: dict[GradCheckpoint, Callable[..., CheckpointPolicy]] = {
+_POLICIES: dict[BlockCheckpoint, Callable[..., CheckpointPolicy]] = {
     "selective": keep_expensive,
+    "mlp": keep_expensive,
     "attention": keep_attention,
     "full": lambda *_: CheckpointPolicy.PREFER_RECOMPUTE,
 }
@@ -162,7 +163,7 @@ def _like(value: Any) -> Any:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
-def compiled(layer: nn.Module, grad_checkpoint: GradCheckpoint) -> Callable[..., Any]:
+def compiled(layer: nn.Module, grad_checkpoint: BlockCheckpoint) -> Callable[..., Any]:
     """`layer` (its plain forward) as torch.compile would run it, as far as memory is concerned.
 
     Call with the layer's parameters and buffers (`dict(named)`) and its arguments, all fake tensors.
@@ -181,27 +182,37 @@ def compiled(layer: nn.Module, grad_checkpoint: GradCheckpoint) -> Callable[...,
         fw_compiler=plan,
         bw_compiler=plan,
         inference_compiler=plan,
-        partition_fn=functools.partial(_partition, grad_checkpoint=grad_checkpoint, kept=_count(layer)),
+        partition_fn=functools.partial(_partition, layer=layer, grad_checkpoint=grad_checkpoint),
         decompositions=select_decomp_table(),
         keep_inference_input_mutations=True,
     )
 
 
 def _partition(
-    joint: fx.GraphModule, inputs: Sequence[Any], *, grad_checkpoint: GradCheckpoint, kept: int, **options: Any
+    joint: fx.GraphModule, inputs: Sequence[Any], *, layer: nn.Module, grad_checkpoint: BlockCheckpoint, **options: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """`kept`: the first inputs are parameters and buffers, which live anyway and cost nothing to save."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     if grad_checkpoint != "none":
+        wide = layer.get_parameter("mlp.gate_up.weight").shape[0]
         for node in joint.graph.nodes:
             if node.op == "call_function":
                 # A part of a result is kept as the whole is.
                 made: Any = node.args[0] if "getitem" in str(node.target) else node
-                node.meta["recompute"] = _POLICIES[grad_checkpoint](None, made.target)
+                again = grad_checkpoint == "mlp" and _width(made) == wide
+                policy = _POLICIES["full" if again else grad_checkpoint]
+                node.meta["recompute"] = policy(None, made.target)
                 node.meta["ac_graph_id"] = 0
-    options["static_lifetime_input_indices"] = list(range(kept))
+    # The first inputs are parameters and buffers, which live anyway and cost nothing to save.
+    options["static_lifetime_input_indices"] = list(range(_count(layer)))
     return min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **options)
+
+
+def _width(node: fx.Node) -> int | None:
+    """The last dimension of what a node makes."""
+    made = node.meta.get("val")
+    made = made[0] if isinstance(made, (tuple, list)) else made
+    return made.shape[-1] if isinstance(made, Tensor) and made.ndim else None
 
 
 def _count(layer: nn.Module) -> int:

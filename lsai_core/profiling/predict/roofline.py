@@ -24,11 +24,12 @@ from lsai_core.model import count_parameters
 from lsai_core.profiling.flops import MATMUL_DTYPE, flops_per_token, theoretical_peak
 from lsai_core.profiling.predict.gpus import Gpu
 from lsai_core.profiling.predict.prediction import predict
+from lsai_core.recompute import PERIOD
 from lsai_core.train.precision import compute_dtype, weight_dtype
 
 EFFICIENCY = 0.95
 MATMUL_SHARE, COPY_SHARE = 0.69, 0.88  # of the data sheet's figures, measured on the H200
-TRIPS = {"none": 4, "selective": 5, "attention": 6, "full": 6}
+TRIPS = {"none": 4, "selective": 5, "alternating": 5, "attention": 6, "full": 6}
 PCIE_GB_PER_S = 55.0  # host to device and back, measured on the H200
 
 
@@ -76,6 +77,10 @@ def estimate(
     linear += (8.0 if again else 6.0) * (
         (flops.counted_parameters - in_output - in_fp8) / plain + in_fp8 / (fast or plain)
     )
+    if config.grad_checkpoint == "alternating":  # gate and up once more in every second block
+        share = (config.model.n_layers // PERIOD) / config.model.n_layers
+        rate = fast if fast and in_fp8 and "gate_up" in config.fp8.layers else plain
+        linear += 2.0 * share * parameters_in(config.model, ("gate_up",)) / rate
     attention = ((flops.windowed or flops.causal_discounted) - 6.0 * flops.counted_parameters) / 3.0
     attention *= (4.5 if config.grad_checkpoint == "full" else 3.5) / plain
     matmul_s = tokens * (linear + attention) / 1e12 / EFFICIENCY

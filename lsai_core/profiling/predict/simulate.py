@@ -32,6 +32,7 @@ from lsai_core.profiling.predict.depth import Segment, Segments, at_any_depth
 from lsai_core.profiling.predict.purposes import named_purposes
 from lsai_core.profiling.predict.stand_ins import EngineLinear, FusedRMSNorm, behaviour, expected_kernel
 from lsai_core.profiling.predict.tracker import PurposeTracker
+from lsai_core.recompute import PERIOD, BlockCheckpoint, of_block
 from lsai_core.train import step
 from lsai_core.train.adam8bit import MOMENTS, moments_of
 from lsai_core.train.precision import residual_dtype, weight_dtype
@@ -39,6 +40,7 @@ from lsai_core.train.saved_inputs import HostInputs, blocks_on_host
 
 CPU = torch.device("cpu")
 Plan = Callable[..., Any]  # a compiled block: its tensors and its arguments
+Plans = dict[BlockCheckpoint, Plan]
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,16 @@ def simulate(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu
     if on == "cpu":
         config = config.model_copy(update={"compile": False})
     kernel = kernel or expected_kernel(config)
-    plans: list[Plan] = []
+    plans: Plans = {}
 
     def at_depth(n_layers: int) -> Segments:
         model = config.model.model_copy(update={"n_layers": n_layers})
         return _one_step(config.model_copy(update={"model": model}), on, plans)
 
     with _world(config), behaviour(kernel, on), torch.random.fork_rng(devices=[]):
-        highest = at_any_depth(at_depth, config.model.n_layers, unlike_at_the_end=config.inputs_on_gpu)
+        highest = at_any_depth(
+            at_depth, config.model.n_layers, unlike_at_the_end=config.inputs_on_gpu, period=_period(config)
+        )
     phases: dict[str, int] = {}
     for segment, bytes_of in highest.items():
         phases[segment.phase] = max(phases.get(segment.phase, 0), bytes_of.total())
@@ -92,8 +96,13 @@ def _world(config: TrainConfig) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _one_step(config: TrainConfig, on: str, plans: list[Plan]) -> Segments:
-    """What each segment of a step takes at its highest; `plans`: the plan of a compiled block, once it has been made."""
+def _period(config: TrainConfig) -> int:
+    """Blocks that lie so far apart are alike."""
+    return len({of_block(config.grad_checkpoint, index) for index in range(PERIOD)})
+
+
+def _one_step(config: TrainConfig, on: str, plans: Plans) -> Segments:
+    """What each segment of a step takes at its highest; `plans`: those of compiled blocks, once they have been made."""
     tracker = PurposeTracker(on_gpu=on == "gpu")
     model = _shaped(config, on, plans)
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -156,7 +165,7 @@ class _Meter:
             output.register_hook(lambda _: self._enter("back", block))
 
 
-def _shaped(config: TrainConfig, on: str, plans: list[Plan]) -> Transformer:
+def _shaped(config: TrainConfig, on: str, plans: Plans) -> Transformer:
     """The run's model on the meta device: fp8 layers, fused blocks, sharded; not yet compiled."""
     with torch.device("meta"):
         model = Transformer(config.model, config.attention, grad_checkpoint=config.grad_checkpoint)
@@ -213,20 +222,20 @@ def _convert(model: Transformer, config: TrainConfig) -> None:
         model.get_submodule(name).__class__ = EngineLinear
 
 
-def _compile(model: Transformer, config: TrainConfig, plans: list[Plan]) -> None:
-    """Let every block run by the plan that the partitioner makes for one of them; all blocks are alike."""
-    if not plans:
-        plans.append(_plan(model, config))
-    (plan,) = plans
-    for block in model.blocks:
+def _compile(model: Transformer, config: TrainConfig, plans: Plans) -> None:
+    """Let every block run by the plan that the partitioner makes for one of its kind; but for checkpointing all are alike."""
+    for index, block in enumerate(model.blocks):
+        mode = of_block(config.grad_checkpoint, index)
+        if mode not in plans:
+            plans[mode] = _plan(model, config, mode)
 
-        def run(x_BSD: Tensor, cos: Tensor, sin: Tensor, block: nn.Module = block) -> Any:
+        def run(x_BSD: Tensor, cos: Tensor, sin: Tensor, block: nn.Module = block, plan: Plan = plans[mode]) -> Any:
             return plan(_tensors(block), x_BSD, cos, sin)
 
         block.forward = run
 
 
-def _plan(model: Transformer, config: TrainConfig) -> Plan:
+def _plan(model: Transformer, config: TrainConfig, mode: BlockCheckpoint) -> Plan:
     with torch.device("meta"):
         plain = Transformer(config.model.model_copy(update={"n_layers": 1}), config.attention)
     gathered = residual_dtype(config)
@@ -239,7 +248,7 @@ def _plan(model: Transformer, config: TrainConfig) -> Plan:
     block, length = plain.blocks[0], config.seq_len // config.parallel.cp
     with FakeTensorMode():
         _fill(block)
-        plan = compiled(block, config.grad_checkpoint)
+        plan = compiled(block, mode)
         x_BSD = torch.empty(config.batch_size, length, config.model.d_model, dtype=gathered, requires_grad=True)
         table = torch.empty(length, 1, config.model.head_dim // 2)
         with step.autocast(config.precision, CPU) if not config.parallel.sharded else contextlib.nullcontext():

@@ -27,6 +27,7 @@ TECHNIQUES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fused, 8-bit AdamW", _FUSED | {"optim": {"states": "8bit", "kernel": "auto"}}),
     ("fused, fp8 products", _FUSED | {"fp8": {"recipe": "fused"}}),
     ("fused, selective checkpointing", _FUSED | {"grad_checkpoint": "selective"}),
+    ("fused, alternating checkpointing", _FUSED | {"grad_checkpoint": "alternating"}),
     ("fused, full checkpointing", _FUSED | {"grad_checkpoint": "full"}),
     (
         "fused, full checkpointing, CPU offload",
