@@ -17,7 +17,7 @@ from lsai_core.train.loop import train
 RUNS = {
     "fsdp": {"parallel": {"fsdp": 4}, "checkpoint": {"every": 3}},
     "kept": {"parallel": {"fsdp": 4, "reshard_after_forward": False}, "grad_checkpoint": "full"},
-    "hsdp": {"parallel": {"fsdp": 2, "replicate": 2}},
+    "hsdp": {"parallel": {"fsdp": 2, "replicate": 2}, "grad_checkpoint": "alternating"},
     "offload": {"parallel": {"fsdp": 4, "cpu_offload": True}},
     "tied": {"parallel": {"fsdp": 4}, "grad_accum": 2, "model": {"tie_embeddings": True}},
     "bf16_autocast": {"parallel": {"fsdp": 4}, "precision": "bf16_autocast"},
