@@ -7,7 +7,7 @@ selective  also the results of matrix products, so that only cheap pointwise ope
            arXiv:2205.05198)
 alternating
            selective, but every second block computes its feed-forward layer again: gate and up are the widest results, and half
-           of them is much memory for a twentieth of the FLOPs (torchtitan's op mode repeats every second product, to the same end)
+           of them is much memory for a fifteenth of the FLOPs (torchtitan's op mode repeats every second product, to the same end)
 """
 
 from __future__ import annotations
