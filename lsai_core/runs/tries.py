@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from lsai_core.parallel.launch import on_this_machine
 from lsai_core.runs.outcome import is_out_of_memory
 
 GIB = 2**30
@@ -104,7 +105,7 @@ def _died(code: int | None) -> dict[str, Any]:
 
 def _in_process(work: Work, argument: Any, rank: int, processes: int, port: int, answers: Any) -> None:
     """Body of one process: work, and answer with how that ended."""
-    os.environ |= {
+    os.environ |= on_this_machine() | {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes),
         "MASTER_ADDR": "localhost", "MASTER_PORT": str(port),
     }  # fmt: skip
