@@ -46,7 +46,9 @@ class _NormAndResidual(torch.autograd.Function):
         x_precise = x_BSD.to(precise)
         scale_BS1 = torch.rsqrt(x_precise.square().mean(-1, keepdim=True) + eps)
         ctx.save_for_backward(x_BSD, weight_D, scale_BS1)
-        normed_BSD = (x_precise * scale_BS1 * weight_D.to(precise)).to(x_BSD.dtype)
+        normed_BSD = x_precise * scale_BS1 * weight_D.to(precise)
+        if normed_BSD.dtype != x_BSD.dtype:  # `.to` that changes nothing would lose its gradient in torch.compile of PyTorch 2.11
+            normed_BSD = normed_BSD.to(x_BSD.dtype)
         return normed_BSD, x_BSD.view_as(x_BSD)
 
     @staticmethod

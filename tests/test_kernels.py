@@ -130,9 +130,12 @@ def test_norm_and_residual_equals_the_norm_beside_its_input(width: int, dtype: t
     assert error(norm.weight.grad, exact.weight.grad) < limit
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("grad_checkpoint", ["none", "selective", "alternating", "full"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_model_with_fused_blocks_is_the_same_function(device: str, grad_checkpoint: str) -> None:
+def test_a_model_with_fused_blocks_is_the_same_function(device: str, grad_checkpoint: str, compiled: bool) -> None:
+    """In fp32, where nothing is cast: PyTorch 2.11 once lost the gradient of a cast that changed nothing, when compiled."""
+    torch._dynamo.reset()
     config = tiny()
     tokens = torch.randint(320, (2, 33), generator=torch.Generator().manual_seed(1)).to(device)
     gradients = []
@@ -140,7 +143,13 @@ def test_a_model_with_fused_blocks_is_the_same_function(device: str, grad_checkp
         model = build_model(config.model, config.attention, grad_checkpoint=grad_checkpoint, device=device)
         if fused:
             model.fuse()
+        if fused and compiled:
+            for block in model.blocks:
+                block.compile(fullgraph=True, backend="aot_eager")
         F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
-    assert not torch.equal(*gradients)  # another order of operations: the kernels did run
-    assert error(gradients[1], gradients[0]) < (1e-6 if device == "cpu" else 2e-3)
+        gradients.append([p.grad for p in model.parameters()])
+    plain, made = (torch.cat([grad.flatten() for grad in each]) for each in gradients)
+    assert not torch.equal(plain, made)  # another order of operations: the kernels did run
+    limit = 1e-6 if device == "cpu" else 2e-3
+    assert error(made, plain) < limit
+    assert max(error(a, b) for a, b in zip(gradients[1], gradients[0], strict=True)) < 10 * limit  # also of the small ones
