@@ -47,7 +47,8 @@ class _NormAndResidual(torch.autograd.Function):
         scale_BS1 = torch.rsqrt(x_precise.square().mean(-1, keepdim=True) + eps)
         ctx.save_for_backward(x_BSD, weight_D, scale_BS1)
         normed_BSD = x_precise * scale_BS1 * weight_D.to(precise)
-        if normed_BSD.dtype != x_BSD.dtype:  # `.to` that changes nothing would lose its gradient in torch.compile of PyTorch 2.11
+        # Not always: compiled by PyTorch 2.11, the result of a `.to` that changes nothing loses its gradient.
+        if normed_BSD.dtype != x_BSD.dtype:
             normed_BSD = normed_BSD.to(x_BSD.dtype)
         return normed_BSD, x_BSD.view_as(x_BSD)
 
