@@ -101,8 +101,8 @@ def test_losses_are_compared_with_one_process_in_the_same_precision(sharding: Sh
 
 def test_efficiency_is_against_one_process(sharding: Sharding) -> None:
     weak = sharding.rows("fsdp", "weak")
-    assert list(weak["processes"]) == [1, 2, 4, 8]
-    assert list(scaling.efficiency(weak, on_gpu=True)) == pytest.approx([1, 0.95, 0.95, 0.95])
+    assert list(weak["processes"]) == [1, 2, 4, 8, 2, 4, 8]
+    assert list(scaling.efficiency(weak, on_gpu=True)) == pytest.approx([1] + 6 * [0.95])
     assert scaling.efficiency(weak[weak["processes"] > 1], on_gpu=True).isna().all()
     text = "\n".join(scaling.sentences(sharding))
     assert "run at 95.0% of 8 times the speed of one" in text and "25% of that, 5.0% of the step, is not hidden" in text
@@ -110,7 +110,7 @@ def test_efficiency_is_against_one_process(sharding: Sharding) -> None:
 
 def test_torchtitan_stands_beside_the_same_work(sharding: Sharding, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = titan.compared(sharding)
-    assert len(pairs) == 12 and "llama_8_kept" not in set(pairs["variant_ours"])
+    assert len(pairs) == 12 and "kept" not in " ".join(pairs["variant_ours"])
     wanted = [
         f"titan_{variant.removeprefix('llama_').replace('alternating', 'selective')}"
         for variant in pairs["variant_ours"]
@@ -144,7 +144,7 @@ def test_the_largest_models_are_compared_by_technique_and_odd_ends_are_said(shar
     assert "8 processes train a model 8.00 times as large as one does" in text
     assert "fill 98.0% of the memory" in text and "[10 B](#run-" in text
     assert "a try ended otherwise than by memory (failed: an illegal access)" in text
-    assert "*fp32 states, by layers:* 2 processes" in text  # on 8 it timed out
+    assert "*fp32 states, by layers:* 4 processes" in text  # on 8 it timed out
 
 
 def test_the_chapter_shows_everything_once_and_names_what_was_not_run(

@@ -24,9 +24,8 @@ def show_scaling(sharding: Sharding) -> None:
         rows = rows.sort_values(["processes", "label"])
         rows = rows.assign(efficiency=efficiency(rows, sharding.on_gpu) if part != "large" else None)
         _table(sharding, rows, part, words)
-        curve = good(rows).dropna(subset=["efficiency"]) if part != "large" else rows.head(0)
-        if len(curve) > 2:
-            curves[part] = curve
+        if part != "large":
+            curves |= _curves(good(rows).dropna(subset=["efficiency"]), f"{part}: {words}")
     if curves:
         show_figure(
             _figure(curves),
@@ -35,6 +34,15 @@ def show_scaling(sharding: Sharding) -> None:
         )
     if lines := sentences(sharding):
         show_text("\n".join(f"- {sentence}" for sentence in lines))
+
+
+def _curves(rows: pd.DataFrame, name: str) -> dict[str, pd.DataFrame]:
+    """One process, and all runs of several that free gathered weights, or keep them; a curve has three points or more."""
+    curves = {
+        name + words: rows[(rows["processes"] == 1) | (rows["resharded"] == resharded)]
+        for resharded, words in ((True, ""), (False, ", weights kept"))
+    }
+    return {name: curve for name, curve in curves.items() if len(curve) > 2}
 
 
 def efficiency(rows: pd.DataFrame, on_gpu: bool) -> pd.Series:
@@ -60,8 +68,10 @@ def sentences(sharding: Sharding) -> list[str]:
         rows = rows[rows["processes"] > 1]
         if rows.empty:
             continue
-        last = rows.loc[rows["processes"].idxmax()]
-        name = run_link(f"{last['processes']} processes", last["key"])
+        most = rows[rows["processes"] == rows["processes"].max()]
+        last = most.loc[most["efficiency"].idxmax()]
+        kept = "" if last["resharded"] else " that keep gathered weights"
+        name = run_link(f"{last['processes']} processes", last["key"]) + kept
         if sharding.on_gpu:
             text.append(
                 f"*{part.capitalize()} scaling:* {name} run at {last['efficiency']:.1%} of {last['processes']} times the speed of one."
@@ -133,8 +143,8 @@ def _table(sharding: Sharding, rows: pd.DataFrame, part: str, words: str) -> Non
 
 def _figure(curves: dict[str, pd.DataFrame]) -> Figure:
     fig, axes = plt.subplots(figsize=(4.5, 2.8))
-    for index, (part, rows) in enumerate(curves.items()):
-        axes.plot(rows["processes"], rows["efficiency"] * 100, label=f"{part}: {_PARTS[part]}", **series_style(index))
+    for index, (name, rows) in enumerate(curves.items()):
+        axes.plot(rows["processes"], rows["efficiency"] * 100, label=name, **series_style(index))
     axes.axhline(100, color="#444444", linewidth=0.8, linestyle=":")
     axes.set(
         xlabel="processes",
