@@ -15,7 +15,7 @@ _PARTS = {"weak": "the same batch on every process", "strong": "the same batch i
 
 def show_scaling(sharding: Sharding) -> None:
     """Tables, a figure and sentences of one machine; nothing if nothing was run there."""
-    curves = {}
+    curves: dict[str, pd.DataFrame] = {}
     for part, words in _PARTS.items():
         # On a CPU the tiny model is no larger than the others.
         rows = sharding.rows("fsdp", part) if part != "large" or sharding.on_gpu else pd.DataFrame()
