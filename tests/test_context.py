@@ -19,13 +19,35 @@ from torch import Tensor
 
 from lsai_core.context import METHODS, Setting
 from lsai_core.context.engine import planned_backward, planned_forward
-from lsai_core.context.exchange import Message, Wait
+from lsai_core.context.exchange import InFlight, Message, Wait
 from lsai_core.context.kernels import KERNELS, LocalKernel, allowed
 from lsai_core.context.merge import merge
 from lsai_core.errors import UserError
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 CUDA_KERNELS = ["eager", "sdpa_flash", "sdpa_cudnn", "fa2", "fa4"]
+
+
+# Messages
+
+
+def test_the_host_waits_for_the_gpu_once_too_much_is_in_flight() -> None:
+    class Event:
+        def __init__(self, name: int) -> None:
+            self.name = name
+
+        def synchronize(self) -> None:
+            happened.append(self.name)
+
+    happened: list[int] = []
+    flight = InFlight(limit_bytes=100)
+    for name, size in enumerate((60, 40, 30, 30)):
+        flight.make_room()
+        flight.waited(Event(name), size)
+    assert happened == [0] and flight.total_bytes == 100  # 60 + 40 fit, and 30 more were allowed to start
+    flight.waited(Event(4), 500)
+    flight.make_room()
+    assert happened == [0, 1, 2, 3, 4] and flight.total_bytes == 0
 
 
 # Plans
