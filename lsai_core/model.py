@@ -233,10 +233,12 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed: int = 0) -> None:
-        """Fill all parameters in place: norms 1, matrices normal(0, 0.02).
+        """Fill all parameters in place: norms 1, matrices normal(0, 0.02), the embedding normal(0, 1) unless it is tied.
 
         The two projections back into the residual stream are scaled by 1/sqrt(2 * n_layers) (GPT-2's rule: a sum of 2N
-        contributions keeps its size).
+        contributions keeps its size). The stream itself begins at size 1, as in torchtitan: the first norm divides by what it
+        begins at, so that 0.02 would make the embedding's gradient 50 times as large, and early training unstable. A tied
+        embedding is the output layer, too, which wants small weights.
 
         Each parameter draws from a generator seeded by (seed, its name): the values do not depend on the order of
         initialisation, and a sharded model (DTensor) gets its slice of the values that the whole model would have.
@@ -247,6 +249,8 @@ class Transformer(nn.Module):
                 continue
             residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
             std = 0.02 / (2 * self.config.n_layers) ** 0.5 if residual else 0.02
+            if name == "embedding.weight" and not self.config.tie_embeddings:
+                std = 1.0
             _fill_normal(parameter, std, f"{seed}/{name.replace('_orig_mod.', '')}")
 
 

@@ -96,9 +96,15 @@ def test_initialisation_follows_seed_and_name_alone() -> None:
             continue
         assert not torch.equal(parameter, dict(other.named_parameters())[name])
         residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
-        assert parameter.std().item() == pytest.approx(0.02 / 2 if residual else 0.02, rel=0.1)
+        std = 1 if name == "embedding.weight" else 0.02 / 2 if residual else 0.02
+        assert parameter.std().item() == pytest.approx(std, rel=0.1)
         if not residual:  # their scale depends on the depth
             assert torch.equal(parameter, dict(deeper.named_parameters())[name])
+
+
+def test_a_tied_embedding_starts_as_small_as_an_output_layer() -> None:
+    tied = build_model(SMALL.model_copy(update={"tie_embeddings": True}))
+    assert tied.embedding.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
 @pytest.mark.parametrize("autocast", [False, True])
