@@ -229,6 +229,24 @@ def test_value_and_largest(checkout: Path, records: Path) -> None:
     assert (plain.value, plain.verdict, plain.spread) == (202, "held", (200, 204))
 
 
+def test_results_of_one_run_against_one_another(checkout: Path, records: Path) -> None:
+    for repeat, ring in enumerate((90.0, 100.0, 95.0)):
+        results = train_results("bf16") | {"ring_tflops": ring, "usp_tflops": 80.0, "alone_tflops": 100.0}
+        write_run(records, "bf16", repeat, results)
+    rule = "kind: within, study: memory, machine: h200, variant: bf16, of: [usp_tflops, ring_tflops]"
+    write_claims(
+        checkout,
+        f"near: {{{rule}, over: [alone_tflops], at_least: 0.9, sentence: '{{best}} {{value:.2f}} {{of:.0f}} {{over:.0f}}'}}\n"
+        f"far: {{{rule}, over: [alone_tflops], at_least: 0.99, sentence: ''}}\n",
+    )
+    near, far = recorded_claims(checkout)
+    assert (near.sentence, near.verdict, near.spread) == ("ring_tflops 0.95 95 100", "held", (0.9, 1.0))
+    assert far.verdict == "fallen" and far.note == ""
+    write_claims(checkout, f"c: {{{rule}, over: [alone_tflop], at_least: 1, sentence: ''}}\n")
+    with pytest.raises(UserError, match="did you mean alone_tflops"):
+        recorded_claims(checkout)
+
+
 def test_report_table_links_to_the_runs(checkout: Path, records: Path) -> None:
     write_study(records)
     table = claims_table(recorded_claims(checkout))
@@ -249,7 +267,7 @@ def test_report_table_links_to_the_runs(checkout: Path, records: Path) -> None:
         ("of: bf16", "of: bf_16", "has no variant 'bf_16'; did you mean bf16"),
         ("of: bf16", "of: {smallest: all, largest: all}", "either smallest or largest"),
         ("kind: ratio", "name: c, kind: ratio", "a claim is called by its key"),
-        ("kind: ratio", "kind: ration", "unknown kind 'ration'; known: value, ratio, spread, count"),
+        ("kind: ratio", "kind: ration", "unknown kind 'ration'; known: value, ratio, spread, within, count"),
         ("study: memory", "study: memry", "unknown study 'memry'"),
         ("study: memory", "study: memory, part: trian", "has no part 'trian'; did you mean train"),
         ("at_least: 1", "at_least: 1, at_most: 2", "either at_least or at_most"),

@@ -18,7 +18,8 @@ from lsai_core.errors import hint
 from lsai_core.runs.records import over_repeats
 from lsai_core.strict import Strict
 
-Variants = Annotated[list[str], Field(min_length=1)]  # `all` in the YAML is filled in by `load_claims`
+Names = Annotated[list[str], Field(min_length=1)]
+Variants = Names  # `all` in the YAML is filled in by `load_claims`
 
 
 class NoData(Exception):
@@ -70,6 +71,11 @@ class Claim(Strict):
         """The variants that the claim is about."""
 
     @property
+    def metrics(self) -> list[str]:
+        """The results that runs must have to answer."""
+        return []
+
+    @property
     @abstractmethod
     def bound(self) -> str:
         """The bound as it is shown, for example `≥ 1.8`."""
@@ -105,10 +111,9 @@ class Pick(Strict):
         return choose((name for name in self.among if name in figures), key=lambda name: figures[name])
 
 
-class Measured(Claim):
-    """A claim on a metric: choose variants by their figures, then reduce one figure for each of them to one number."""
+class Bounded(Claim):
+    """A claim whose number has one bound."""
 
-    metric: str
     at_least: float | None = None
     at_most: float | None = None
 
@@ -125,6 +130,16 @@ class Measured(Claim):
     def holds(self, value: float) -> bool:
         low, high = self.at_least, self.at_most
         return (low is None or value >= low) and (high is None or value <= high)
+
+
+class Measured(Bounded):
+    """A claim on a metric: choose variants by their figures, then reduce one figure for each of them to one number."""
+
+    metric: str
+
+    @property
+    def metrics(self) -> list[str]:
+        return [self.metric]
 
     def required(self) -> list[str]:
         """The variants without which there is no answer."""
@@ -232,6 +247,35 @@ class Spread(Measured):
         return {"smallest": min(chosen_figures), "largest": max(chosen_figures), "total": len(chosen)}
 
 
+class Within(Bounded):
+    """Inside of the runs of one variant: the largest of some results over the largest of others."""
+
+    FACTS = {"best": "ulysses_32768_tflops", "of": 1.0, "over": 1.0}
+    kind: Literal["within"]
+    variant: str
+    of: Names
+    over: Names
+
+    @property
+    def variants(self) -> list[str]:
+        return [self.variant]
+
+    @property
+    def metrics(self) -> list[str]:
+        return list(dict.fromkeys([*self.of, *self.over]))
+
+    def find(self, rows: pd.DataFrame) -> Finding:
+        good = usable(rows, self.variants, None).dropna(subset=[name for name in self.metrics if name in rows])
+        if good.empty:
+            raise NoData(shortfall(rows, good, self.variant, None))
+        figures = {name: over_repeats(name, good[name]) for name in self.metrics}
+        best, other = (max(names, key=lambda name: figures[name]) for names in (self.of, self.over))
+        each = good[self.of].max(axis=1) / good[self.over].max(axis=1)
+        spread = (float(each.min()), float(each.max())) if len(each) > 1 else None
+        facts = {"best": best, "of": figures[best], "over": figures[other]}
+        return Finding(figures[best] / figures[other], spread, facts, good, "")
+
+
 class Count(Claim):
     """How many variants are complete; the bound is all of them.
 
@@ -249,6 +293,10 @@ class Count(Claim):
         return self.among
 
     @property
+    def metrics(self) -> list[str]:
+        return [] if self.metric is None else [self.metric]
+
+    @property
     def bound(self) -> str:
         return f"= {len(self.among)}"
 
@@ -263,7 +311,13 @@ class Count(Claim):
         return Finding(len(self.among) - len(missing), None, facts, used, "; ".join(missing))
 
 
-KINDS_OF_CLAIM: dict[str, type[Claim]] = {"value": Value, "ratio": Ratio, "spread": Spread, "count": Count}
+KINDS_OF_CLAIM: dict[str, type[Claim]] = {
+    "value": Value,
+    "ratio": Ratio,
+    "spread": Spread,
+    "within": Within,
+    "count": Count,
+}
 
 
 def usable(rows: pd.DataFrame, variants: list[str], metric: str | None) -> pd.DataFrame:

@@ -180,15 +180,10 @@ def _newest(frame: pd.DataFrame, claim: Claim, machine: str) -> pd.DataFrame:
     return rows.sort_values(["variant", "repeat"]).dropna(axis="columns", how="all").infer_objects()
 
 
-def _metrics(claim: Claim) -> list[str]:
-    metric: str | None = getattr(claim, "metric", None)
-    return [] if metric is None else [metric]
-
-
 def _check_metrics(claim: Claim, rows: pd.DataFrame) -> None:
     if rows.empty or not (rows["outcome"] == "ok").any():
         return
-    for metric in [*_metrics(claim), *claim.same]:
+    for metric in [*claim.metrics, *claim.same]:
         if metric not in rows:
             raise UserError(
                 f"claim {claim.name}: no {' or '.join(claim.parts)} run of study {claim.study} on {claim.machine} has a result "
@@ -220,7 +215,7 @@ def _find(claim: Claim, machine: str, rows: pd.DataFrame) -> Finding:
     """The claim's finding, if its runs exist, its metric is a number and its runs can be compared."""
     if rows.empty:
         raise NoData(f"no {' or '.join(claim.parts)} runs of study {claim.study} on {machine}")
-    for metric in _metrics(claim):
+    for metric in claim.metrics:
         if metric in rows and not pd.api.types.is_numeric_dtype(rows[metric]):
             raise UserError(f"claim {claim.name}: the result {metric!r} is not a number")
     finding = claim.find(rows)
