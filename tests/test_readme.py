@@ -89,6 +89,33 @@ def test_the_difference_of_fp8_is_what_the_records_say() -> None:
     assert f"those of eight ways to train in bf16 (0.7 B) by {spread:.2%}" in text
 
 
+def test_four_gpus_are_what_the_records_say() -> None:
+    found = {
+        run.summary.id.variant: run.summary.results
+        for run in recorded_runs(repo_root() / "reports")
+        if run.machine == "h200" and run.summary.id.study in ("fsdp", "longcontext")
+    }
+    text = " ".join((repo_root() / "README.md").read_text().split())
+    spread = 0.0
+    for products, fp8 in (("bf16", ""), ("fp8", "_fp8")):
+        ours = found[f"llama_4{fp8}"]["tokens_per_s"]
+        for trainer, name in (("ours", "llama_4"), ("torchtitan", "titan_4")):
+            results = found[name + fp8]
+            faster = "–" if trainer == "ours" else f"{ours / results['tokens_per_s']:.2f}x"
+            cells = [products, trainer, f"{results['tokens_per_s_per_gpu']:,.0f}", f"{results['mfu']:.1%}"]
+            assert "| " + " | ".join([*cells, f"{results['mem_peak_allocated_gib']:.1f}", faster]) + " |" in text
+            ends = (results[f"tokens_per_s_{end}"] / results["tokens_per_s"] for end in ("p25", "p75"))
+            spread = max(spread, *(abs(end - 1) for end in ends))
+    assert f"their quartiles within {spread:.1%}" in text
+    assert f"takes {found['llama2_7b_128k_4']['step_ms'] / 1e3:.1f} s on them" in text
+    claims = json.loads((repo_root() / "reports" / "recorded" / "claims.json").read_text())["claims"]
+    value = {claim["name"]: claim["value"] for claim in claims}
+    assert f"reaches {value['shared_sequence_128k']:.1%} of what one alone" in text
+    assert (
+        f"tokens {value['shared_sequence_32k']:.1%}, {value['shared_sequence_torch']:.2f} times PyTorch's own" in text
+    )
+
+
 def test_records_name_no_folder_of_the_machine_they_ran_on() -> None:
     for path in (repo_root() / "reports" / "recorded").glob("*/*/*/notebook.ipynb"):
         parameters = json.loads(path.read_text())["metadata"]["papermill"]["parameters"]

@@ -45,7 +45,7 @@ def show_machines(machines: list[Sharding]) -> None:
     """What the processes ran on, one row per machine."""
     rows = []
     for sharding in machines:
-        env = sharding.runs[0].env
+        env = max((run.env for run in sharding.runs), key=lambda env: env.get("gpu_count") or 0)
         rows.append(
             {
                 "machine": sharding.machine,
