@@ -15,6 +15,7 @@ from lsai_core.runs.kinds import Context
 from lsai_core.runs.model_search import ModelSearchConfig, run
 from lsai_core.runs.model_size import device_gib, largest_estimated, sized
 from lsai_core.runs.records import read_jsonl
+from lsai_core.runs.tries import attempt, limit_allocations, server
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +32,18 @@ def config(**changes: Any) -> ModelSearchConfig:
 
 def search(folder: Path, **changes: Any) -> dict[str, Any]:
     return run(config(**changes), Context(folder, folder, folder))
+
+
+def no_thread(rank: int, limited: bool) -> dict[str, float]:
+    if limited:
+        limit_allocations(1)
+    raise RuntimeError("Resource temporarily unavailable")  # what starting a thread raises; 2.11 starts one late
+
+
+@pytest.mark.parametrize(("limited", "outcome"), [(True, "oom"), (False, "failed")])
+def test_no_memory_for_a_thread_is_no_memory(limited: bool, outcome: str) -> None:
+    found = attempt(server([], on_gpu=True), no_thread, limited, processes=1, timeout_s=60)
+    assert found["outcome"] == outcome and "temporarily unavailable" in found["note"]
 
 
 @pytest.mark.parametrize("processes", [1, 2])

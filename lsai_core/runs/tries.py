@@ -114,12 +114,24 @@ def _in_process(work: Work, argument: Any, rank: int, processes: int, port: int,
         answer = {"outcome": "ok", "measured": work(rank, argument)}
     except Exception as error:
         note = " ".join(str(error).split())[:300]
-        answer = {"outcome": "oom" if is_out_of_memory(error) else "failed", "note": f"{type(error).__name__}: {note}"}
+        full = is_out_of_memory(error) or _no_thread(error)
+        answer = {"outcome": "oom" if full else "failed", "note": f"{type(error).__name__}: {note}"}
     _lift_limit()  # an answer needs memory, too
     answers.put((rank, answer))
     answers.close()
     answers.join_thread()
     os._exit(0)  # skip the teardown of a process that may be out of memory
+
+
+def _no_thread(error: Exception) -> bool:
+    """Whether a process under a limit of its own could not start a thread: there was no memory for its stack."""
+    if "Resource temporarily unavailable" not in str(error):
+        return False
+    with contextlib.suppress(ImportError):
+        import resource
+
+        return resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
+    return False
 
 
 def _free_port() -> int:
