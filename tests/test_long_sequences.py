@@ -213,7 +213,7 @@ def test_inputs_that_no_host_could_hold_are_refused(monkeypatch: pytest.MonkeyPa
     one = 4 * 32 * config.model.d_model * 4 / 2**30
     assert predict(config).host == pytest.approx(config.model.n_layers * one)
     assert predict(config.model_copy(update={"inputs_on_gpu": 1})).host == pytest.approx(one)
-    monkeypatch.setattr("lsai_core.train.saved_inputs.memory_gib", lambda: 2.0 * one)
+    monkeypatch.setattr("lsai_core.train.saved_inputs.host_limit_gib", lambda: 1.7 * one)
     with pytest.raises(MemoryError, match="saved_inputs: host needs"):
         step.prepare_model(config, torch.device("cpu"))
 

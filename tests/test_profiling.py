@@ -456,6 +456,18 @@ def test_limits_of_cgroup_v1_and_of_a_container(tmp_path: Path) -> None:
     assert memory_gib(tmp_path) == 0.25
 
 
+def test_memory_that_the_machine_does_not_know_of_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LSAI_MEMORY_GIB", "512")
+    assert memory_gib(tmp_path) == 512
+    write(tmp_path / "proc/self/cgroup", "0::/job_7")
+    write(tmp_path / "sys/fs/cgroup/job_7/memory.max", str(2**29))
+    assert memory_gib(tmp_path) == 0.5, "a limit that is enforced stays one"
+    for wrong in ("much", "0", "nan", "-1"):
+        monkeypatch.setenv("LSAI_MEMORY_GIB", wrong)
+        with pytest.raises(UserError, match=f"LSAI_MEMORY_GIB='{wrong}' must be this machine's memory in GiB"):
+            memory_gib(tmp_path)
+
+
 def test_without_cgroups_the_machine_itself_is_the_limit(tmp_path: Path) -> None:
     import os
 

@@ -4,6 +4,9 @@
 cores (the affinity mask), and control groups cap its CPU time and its memory. The cap can sit on any ancestor group
 (Slurm sets it on the job, the process lives in a step below), so all ancestors are read and the smallest cap wins.
 Both versions of the cgroup file layout are read; a machine without them (macOS) has no caps.
+
+Some virtual machines begin small and are given more memory as it is used, and none of this tells how much that will be. Who knows
+it says so: `LSAI_MEMORY_GIB=560`.
 """
 
 from __future__ import annotations
@@ -15,6 +18,10 @@ from pathlib import Path
 
 import psutil
 
+from lsai_core.errors import UserError
+
+MEMORY = "LSAI_MEMORY_GIB"
+_HOST_SHARE = 0.85
 _GIB = 2**30
 
 
@@ -25,8 +32,28 @@ def cpu_cores(root: Path = Path("/")) -> int:
 
 
 def memory_gib(root: Path = Path("/")) -> float:
-    """Memory in GiB that this process may use: the machine's, cut by the cgroup's limit."""
-    return min([psutil.virtual_memory().total, *_memory_limits(root)]) / _GIB
+    """Memory in GiB that this process may use: the machine's ($LSAI_MEMORY_GIB where that is set), cut by the cgroup's limit.
+
+    Raises UserError if the variable is not a positive number.
+    """
+    given = os.environ.get(MEMORY)
+    machine = _positive(given) if given else psutil.virtual_memory().total / _GIB
+    return min([machine, *(limit / _GIB for limit in _memory_limits(root))])
+
+
+def host_limit_gib() -> float:
+    """Of `memory_gib`, in GiB, what weights or block inputs that live on the host may take: 85 %."""
+    return _HOST_SHARE * memory_gib()
+
+
+def _positive(given: str) -> float:
+    try:
+        value = float(given)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise UserError(f"{MEMORY}={given!r} must be this machine's memory in GiB, such as 512")
+    return value
 
 
 def _cpu_quotas(root: Path) -> Iterator[float]:

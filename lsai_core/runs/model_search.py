@@ -6,7 +6,7 @@ parameter memory and a value; `train` builds the model, its optimizer and its gr
 search begins at an estimate (`model_size.py`), so that few tries are needed.
 
 With `cpu_offload` the host's memory is the edge. Running over it would end more than the try, so a model whose slices would take
-more than `HOST_SHARE` of it is refused before it is built; such a try says so.
+more than 85 % of it is refused before it is built; such a try says so.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lsai_core.config import TrainConfig
 from lsai_core.errors import Unavailable
 from lsai_core.model import Transformer, count_parameters
 from lsai_core.parallel.launch import require_devices
-from lsai_core.profiling.limits import memory_gib
+from lsai_core.profiling.limits import host_limit_gib
 from lsai_core.runs import tries as processes
 from lsai_core.runs.kinds import Context
 from lsai_core.runs.model_size import GIB, Grow, Measure, device_gib, host_gib, largest_estimated, sized
@@ -38,7 +38,6 @@ from lsai_core.train.precision import set_matmul_mode, weight_dtype
 if TYPE_CHECKING:
     from lsai_core.parallel.world import World
 
-HOST_SHARE = 0.85
 # A GPU holds some hundred MiB of libraries beside what can be allocated.
 _DEVICE_SHARE = 0.98
 _FIRST_STEP = 1.06
@@ -106,10 +105,10 @@ def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
     if not on_gpu and sys.platform != "linux":
         raise Unavailable("the search on a CPU limits memory with Linux's RLIMIT_DATA; this is not Linux")
     limit_gib = torch.cuda.get_device_properties(0).total_memory / GIB if on_gpu else config.cpu_limit_gib
-    host_limit_gib = memory_gib() * HOST_SHARE
+    on_host_gib = host_limit_gib()
     start = largest_estimated(
         train, config.grow, config.measure,
-        device_limit_gib=limit_gib * _DEVICE_SHARE, host_limit_gib=host_limit_gib, max_size=config.max_size,
+        device_limit_gib=limit_gib * _DEVICE_SHARE, host_limit_gib=on_host_gib, max_size=config.max_size,
     )  # fmt: skip
     if on_gpu and config.expandable_segments:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # read where tries import torch
@@ -122,7 +121,7 @@ def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
         if time.perf_counter() - started > config.budget_s and seen:
             left_out += 1
             return Try(size, "timeout", note="not tried")
-        argument = (config, size, host_limit_gib)
+        argument = (config, size, on_host_gib)
         answer = processes.attempt(workers, _one_try, argument, processes=nproc, timeout_s=config.try_timeout_s)
         seen.append(Try(size=size, **answer))
         parameters = count_parameters(sized(train.model, config.grow, size)).total
@@ -146,7 +145,7 @@ def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
         **_facts(config, largest, limit_gib),
         "world_size": nproc,
         "search_limit_gib": limit_gib,
-        "search_limit_kind": _limit_kind(train, on_gpu, host_limit_gib),
+        "search_limit_kind": _limit_kind(train, on_gpu, on_host_gib),
         "search_resolution": config.resolution,
         "search_capped": largest == config.max_size,
         "search_out_of_time": left_out > 0,
@@ -156,10 +155,10 @@ def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
     }
 
 
-def _limit_kind(train: TrainConfig, on_gpu: bool, host_limit_gib: float) -> str:
+def _limit_kind(train: TrainConfig, on_gpu: bool, on_host_gib: float) -> str:
     if not on_gpu:
         return "process allocation limit (RLIMIT_DATA)"
-    return f"GPU memory and {host_limit_gib:.0f} GiB of the host's" if train.parallel.cpu_offload else "GPU memory"
+    return f"GPU memory and {on_host_gib:.0f} GiB of the host's" if train.parallel.cpu_offload else "GPU memory"
 
 
 def _facts(config: ModelSearchConfig, size: int, limit_gib: float) -> dict[str, Any]:
@@ -194,14 +193,14 @@ def _one_try(rank: int, argument: tuple[ModelSearchConfig, int, float]) -> dict[
     from lsai_core.parallel.world import World
     from lsai_core.train import step
 
-    config, size, host_limit_gib = argument
+    config, size, on_host_gib = argument
     train = _grown(config, size)
     device = step.resolve_device(train.device)
     world = connect(device) if train.parallel.sharded else World()
     if device.type == "cpu":
         processes.limit_allocations(config.cpu_limit_gib)
-    elif train.parallel.cpu_offload and (needed := host_gib(train)) > host_limit_gib:
-        raise MemoryError(f"needs {needed:.0f} GiB of the host's memory, of which {host_limit_gib:.0f} may be used")
+    elif train.parallel.cpu_offload and (needed := host_gib(train)) > on_host_gib:
+        raise MemoryError(f"needs {needed:.0f} GiB of the host's memory, of which {on_host_gib:.0f} may be used")
     set_matmul_mode(train.precision)
     measured: dict[str, float] = {}
     if config.measure == "load":

@@ -30,11 +30,9 @@ import torch
 from torch import Tensor
 
 from lsai_core.config import TrainConfig
-from lsai_core.profiling.limits import memory_gib
+from lsai_core.profiling.limits import host_limit_gib
 from lsai_core.train.precision import residual_dtype
 
-# Of the host's memory, what block inputs may take.
-HOST_SHARE = 0.85
 Kind = tuple[torch.Size, torch.dtype]
 
 
@@ -163,7 +161,7 @@ def require_host_memory(config: TrainConfig) -> None:
     """MemoryError if this machine's memory cannot hold the inputs of its processes."""
     # As torchrun sets it, or Slurm.
     processes = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or 1)
-    needed, allowed = host_gib(config) * processes, HOST_SHARE * memory_gib()
+    needed, allowed = host_gib(config) * processes, host_limit_gib()
     if needed > allowed:
         raise MemoryError(
             f"saved_inputs: host needs {needed:.0f} GiB of host memory, of which {allowed:.0f} GiB may be used"
