@@ -11,9 +11,10 @@ from conftest import tiny
 
 from lsai_core.errors import UserError
 from lsai_core.files import deep_merge
+from lsai_core.profiling.predict import predict
 from lsai_core.runs.kinds import Context
 from lsai_core.runs.model_search import ModelSearchConfig, run
-from lsai_core.runs.model_size import device_gib, largest_estimated, sized
+from lsai_core.runs.model_size import device_gib, host_gib, largest_estimated, largest_predicted, sized
 from lsai_core.runs.records import read_jsonl
 from lsai_core.runs.tries import attempt, limit_allocations, server
 
@@ -102,6 +103,22 @@ def test_the_estimate_counts_what_is_kept() -> None:
     found = largest_estimated(plain, "n_layers", "load", device_limit_gib=device_gib(grown, "load"), **limits)
     assert found == 100
     assert largest_estimated(plain, "n_layers", "load", device_limit_gib=0.0, **limits) == 1
+
+
+@pytest.mark.parametrize("grow", ["all", "n_layers"])
+@pytest.mark.parametrize("parallel", [{}, {"fsdp": 2}, {"fsdp": 2, "cpu_offload": True}], ids=str)
+def test_on_gpus_the_search_begins_at_the_largest_step_that_is_predicted_to_fit(
+    grow: Any, parallel: dict[str, Any]
+) -> None:
+    train = config(train={"grad_checkpoint": "full", "parallel": parallel}).train
+    found = largest_predicted(train, grow, gpu_gib=0.5, host_limit_gib=0.25, max_size=400)
+    at, beyond = (train.model_copy(update={"model": sized(train.model, grow, n)}) for n in (found, found + 1))
+    if parallel.get("cpu_offload"):
+        assert host_gib(at) <= 0.25 < host_gib(beyond)
+    else:
+        assert predict(at).peak <= 0.96 * 0.5 and predict(beyond).peak > 0.99 * 0.96 * 0.5
+    assert largest_predicted(train, grow, gpu_gib=0.001, host_limit_gib=9, max_size=400) == 1
+    assert largest_predicted(train, grow, gpu_gib=99, host_limit_gib=99, max_size=2) == 2
 
 
 def test_a_search_keeps_what_decides_memory_only() -> None:

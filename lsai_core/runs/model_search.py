@@ -3,7 +3,7 @@
 A model grows by the scaling factor of `presets` (width, depth and heads together) or by its number of layers. Each try is a
 process group of its own (`tries.py`): an out-of-memory error of any process ends that try and is a data point. `load` gives every
 parameter memory and a value; `train` builds the model, its optimizer and its gradients in one real step on random tokens. The
-search begins at an estimate (`model_size.py`), so that few tries are needed.
+search begins at an estimate, of a training step on a GPU at its prediction (`model_size.py`), so that few tries are needed.
 
 With `cpu_offload` the host's memory is the edge. Running over it would end more than the try, so a model whose slices would take
 more than 85 % of it is refused before it is built; such a try says so.
@@ -30,7 +30,16 @@ from lsai_core.parallel.launch import require_devices
 from lsai_core.profiling.limits import host_limit_gib
 from lsai_core.runs import tries as processes
 from lsai_core.runs.kinds import Context
-from lsai_core.runs.model_size import GIB, Grow, Measure, device_gib, host_gib, largest_estimated, sized
+from lsai_core.runs.model_size import (
+    GIB,
+    Grow,
+    Measure,
+    device_gib,
+    host_gib,
+    largest_estimated,
+    largest_predicted,
+    sized,
+)
 from lsai_core.runs.search import Try, search_largest
 from lsai_core.strict import Strict, validated
 from lsai_core.train.precision import set_matmul_mode, weight_dtype
@@ -40,7 +49,8 @@ if TYPE_CHECKING:
 
 # A GPU holds some hundred MiB of libraries beside what can be allocated.
 _DEVICE_SHARE = 0.98
-_FIRST_STEP = 1.06
+# From the estimate to the second try: on a GPU it is a prediction or, of weights alone, exact.
+_FIRST_STEP_GPU, _FIRST_STEP_CPU = 1.02, 1.06
 _LOADING = ("model", "precision", "device", "parallel")
 _TRAINING = (
     *_LOADING,
@@ -106,10 +116,12 @@ def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
         raise Unavailable("the search on a CPU limits memory with Linux's RLIMIT_DATA; this is not Linux")
     limit_gib = torch.cuda.get_device_properties(0).total_memory / GIB if on_gpu else config.cpu_limit_gib
     on_host_gib = host_limit_gib()
-    start = largest_estimated(
-        train, config.grow, config.measure,
-        device_limit_gib=limit_gib * _DEVICE_SHARE, host_limit_gib=on_host_gib, max_size=config.max_size,
-    )  # fmt: skip
+    edges: Any = {"host_limit_gib": on_host_gib, "max_size": config.max_size}
+    if on_gpu and config.measure == "train":
+        start = largest_predicted(train, config.grow, gpu_gib=limit_gib, **edges)
+    else:
+        within = limit_gib * _DEVICE_SHARE
+        start = largest_estimated(train, config.grow, config.measure, device_limit_gib=within, **edges)
     if on_gpu and config.expandable_segments:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # read where tries import torch
     workers = processes.server([__name__, "lsai_core.train.step", "lsai_core.parallel.fsdp"], on_gpu=on_gpu)
@@ -136,7 +148,7 @@ def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
     largest, _ = search_largest(
         attempt, start=start, limit=config.max_size, resolution=config.resolution,
         capacity_gib=limit_gib * _DEVICE_SHARE if on_gpu and not train.parallel.cpu_offload else None,
-        first_step=_FIRST_STEP,
+        first_step=_FIRST_STEP_GPU if on_gpu else _FIRST_STEP_CPU,
     )  # fmt: skip
     return {
         "largest_size": largest,

@@ -1,8 +1,9 @@
-"""The size of a model that a search grows, and a first estimate of the memory it takes.
+"""The size of a model that a search grows, and where the search begins: at an estimate, which decides nothing else.
 
-The estimate decides where the search begins, and nothing else: every answer is measured. It adds up what is kept (weights,
-gradients and AdamW's two moments in the weight dtype, a slice of each per process), the weights that a sharded model gathers, and
-the activations that wait for the backward pass.
+A rough estimate adds up what is kept (weights, gradients and AdamW's two moments in the weight dtype, a slice of each per process),
+the weights that a sharded model gathers, and the activations that wait for the backward pass. For weights alone that is exact, and
+on a CPU a try costs less than anything better. A training step on several GPUs costs half a minute, so there the step is predicted
+(`profiling.predict`), at three or four sizes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from lsai_core.train.precision import compute_dtype, weight_dtype
 from lsai_core.train.saved_inputs import blocks_on_host
 
 GIB = 2**30
+_STRIDE = 1.25
 Grow = Literal["all", "n_layers"]
 Measure = Literal["load", "train"]
 
@@ -68,6 +70,28 @@ def largest_estimated(
         return not on_host and device_gib(grown, measure) <= device_limit_gib
 
     return max(1, bisect.bisect_left(range(1, max_size + 1), True, key=lambda size: not fits(size)))
+
+
+def largest_predicted(train: TrainConfig, grow: Grow, *, gpu_gib: float, host_limit_gib: float, max_size: int) -> int:
+    """The largest size in 1..max_size whose training step may fit GPUs of `gpu_gib`, as predictions go; 1 if none may."""
+    from lsai_core.profiling.predict.aim import largest_within
+    from lsai_core.profiling.predict.prediction import POSSIBLE, predict
+
+    def grown(size: int) -> TrainConfig:
+        return train.model_copy(update={"model": sized(train.model, grow, size)})
+
+    def too_much_for_host(size: int) -> bool:
+        return train.parallel.cpu_offload and host_gib(grown(size)) > host_limit_gib
+
+    limit = POSSIBLE * gpu_gib
+    last = max(1, bisect.bisect_left(range(1, max_size + 1), True, key=too_much_for_host))
+    begin = largest_estimated(
+        train, grow, "train", device_limit_gib=limit, host_limit_gib=host_limit_gib, max_size=last
+    )
+    found, _ = largest_within(
+        lambda size: predict(grown(size)).peak, limit, first=1, last=last, begin=begin, stride=_STRIDE
+    )
+    return max(1, found)
 
 
 def _values_per_token(train: TrainConfig) -> float:

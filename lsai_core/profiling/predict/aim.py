@@ -1,0 +1,43 @@
+"""The largest size of something whose predicted peak stays within a limit, found with few predictions.
+
+A peak is the largest of a step's moments, and each moment's memory is near a straight line over tokens or over layers. So the peak is
+a convex curve made of lines. Two predictions give a line; where it meets the limit is the next one made. A line through two sizes
+that fit aims too far if another moment takes over in between, and a line across the limit falls short; so the bracket closes after
+three or four predictions, and what is returned has itself been predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+CLOSE = 0.01  # of the limit: nearer than predictions are true
+
+
+def largest_within(
+    peak: Callable[[int], float], limit: float, *, first: int, last: int, begin: int, stride: float
+) -> tuple[int, dict[int, float]]:
+    """Largest size in `first`..`last` whose `peak` is at most `limit` (or one within 1 % of it), and every peak by size.
+
+    `first - 1` if not even the first fits. `begin`: the first size predicted; `stride`: the factor to the second, wide enough
+    that the line between them has the slope that holds at the limit.
+    """
+    fits, too_large = first - 1, last + 1
+    seen: dict[int, float] = {}
+    size = min(max(first, begin), last)
+    while True:
+        seen[size] = peak(size)
+        if seen[size] <= limit:
+            fits = size
+        else:
+            too_large = size
+        if too_large - fits <= 1 or (fits in seen and seen[fits] >= (1 - CLOSE) * limit):
+            return fits, seen
+        size = min(max(_next(seen, limit, fits, stride), fits + 1), too_large - 1)
+
+
+def _next(seen: dict[int, float], limit: float, fits: int, stride: float) -> int:
+    """Where the line through the two predictions nearest to the limit meets it."""
+    near = sorted(seen, key=lambda size: abs(seen[size] - limit))[:2]
+    if len(near) < 2 or (rise := seen[near[1]] - seen[near[0]]) / (near[1] - near[0]) <= 0:
+        return int(stride * max(seen)) if fits in seen else int(min(seen) / stride)
+    return int(near[0] + (limit - seen[near[0]]) * (near[1] - near[0]) / rise)
