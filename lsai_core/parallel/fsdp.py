@@ -17,6 +17,8 @@ The model is shaped on the meta device, sharded, and only then given memory and 
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -25,6 +27,12 @@ from lsai_core.config import ParallelConfig, Precision, TrainConfig
 from lsai_core.model import Transformer
 from lsai_core.train.adapt import adapt
 from lsai_core.train.precision import weight_dtype
+
+# The loss multiplies by the output layer's weight itself, so that layer's `forward` never runs. It is gathered with the norm before it and
+# stays whole until its gradient is there, which PyTorch up to 2.11 cannot know and warns of, once per model and process.
+logging.getLogger("torch.distributed.fsdp.fully_shard").addFilter(
+    lambda record: "did not run forward before backward" not in record.getMessage()
+)
 
 
 def build_sharded(config: TrainConfig, device: torch.device) -> Transformer:
