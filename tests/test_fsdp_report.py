@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,18 @@ def test_the_chapter_shows_everything_once_and_names_what_was_not_run(
     text = "\n".join(caption for _, caption in shown)
     assert "**unavailable**, the reason of unavailable: [fsdp2](#run-" in text and "**timeout**" in text
     assert "nan" not in text.replace("attenan", "")
+
+
+def test_parts_that_nobody_has_run_are_named(sharding: Sharding, capsys: pytest.CaptureFixture[str]) -> None:
+    chapter.show_missing([sharding])
+    assert "no record" not in capsys.readouterr().out
+    some = [
+        run for run in sharding.runs if run.summary.id.study == "ablation" or run.summary.id.part in ("weak", "titan")
+    ]
+    chapter.show_missing([replace(sharding, runs=some)])
+    shown = capsys.readouterr().out
+    missing = "no record** yet of grid and strong and large of study fsdp (`lsai study fsdp --parts grid,strong,large`)"
+    assert missing in shown and "; study largest (`lsai study largest`)." in shown
 
 
 def test_without_records_the_chapter_says_how_to_make_them(

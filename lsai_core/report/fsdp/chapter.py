@@ -81,6 +81,8 @@ def show_missing(machines: list[Sharding]) -> None:
                     run_link(run.summary.id.name, run.summary.id.key)
                 )
         lines = [f"- **{outcome}**, {reason}: {_first(names)}." for (outcome, reason), names in reasons.items()]
+        if sharding.on_gpu and (never := _without_record(sharding)):
+            lines.append(f"- **no record** yet of {never}.")
         if lines:
             show_text(f"On {sharding.machine}:\n\n" + "\n".join(lines))
     count = torch.cuda.device_count()
@@ -92,6 +94,19 @@ def show_missing(machines: list[Sharding]) -> None:
     show_text(
         f"The machine that executed this chapter has {here}. A run of more GPUs than there are ends as *unavailable* in seconds and is not lost: it is run where they are."
     )
+
+
+def _without_record(sharding: Sharding) -> str:
+    """The studies, or parts of them, that nobody has run on this machine, each with the command that does."""
+    found = []
+    for name, study in sharding.studies.items():
+        seen = {run.summary.id.part for run in sharding.runs if run.summary.id.study == name}
+        parts = [part for part in study.parts if part not in seen]
+        if parts and not seen:
+            found.append(f"study {name} (`lsai study {name}`)")
+        elif parts:
+            found.append(f"{' and '.join(parts)} of study {name} (`lsai study {name} --parts {','.join(parts)}`)")
+    return "; ".join(found)
 
 
 def _first(names: list[str], most: int = 6) -> str:

@@ -39,12 +39,12 @@ def show_titan(sharding: Sharding) -> None:
             pairs["grad_checkpoint_ours"] == pairs["grad_checkpoint_titan"],
             pairs["grad_checkpoint_ours"] + " / " + pairs["grad_checkpoint_titan"],
         ),
-        "ours (tokens/s per GPU)": pairs["tokens_per_s_per_gpu_ours"],
+        "ours": pairs["tokens_per_s_per_gpu_ours"],
         "MFU (%)": pairs["mfu_ours"] * 100,
-        "torchtitan (tokens/s per GPU)": pairs["tokens_per_s_per_gpu_titan"],
+        "torchtitan": pairs["tokens_per_s_per_gpu_titan"],
         "ours / torchtitan": pairs["ratio"],
-        "our peak (GiB)": pairs["mem_peak_allocated_gib_ours"],
-        "torchtitan's peak (GiB)": pairs["mem_peak_allocated_gib_titan"],
+        "peak (GiB)": pairs["mem_peak_allocated_gib_ours"],
+        "its peak (GiB)": pairs["mem_peak_allocated_gib_titan"],
         "ended": pairs["outcome_ours"].where(
             pairs["outcome_ours"] == pairs["outcome_titan"], pairs["outcome_ours"] + " / " + pairs["outcome_titan"]
         ),
@@ -59,12 +59,12 @@ def show_titan(sharding: Sharding) -> None:
         table,
         f"tbl-titan-{sharding.slug}",
         f"The larger model by our trainer and by torchtitan on {sharding.machine}: {config['model']['preset']}, {config['batch_size']} sequences of "
-        f"{config['seq_len']:,} tokens on each GPU, fp32 shards, sums of gradients in fp32, blocks compiled. Peaks are the largest of all GPUs.",
+        f"{config['seq_len']:,} tokens on each GPU, fp32 shards, sums of gradients in fp32, blocks compiled. In tokens/s per GPU; *its peak* is torchtitan's, and peaks are the largest of all GPUs.",
         formats={
-            "ours (tokens/s per GPU)": speed, "MFU (%)": memory, "torchtitan (tokens/s per GPU)": speed, "ours / torchtitan": ".2f",
-            "our peak (GiB)": memory, "torchtitan's peak (GiB)": memory,
+            "ours": speed, "MFU (%)": memory, "torchtitan": speed, "ours / torchtitan": ".2f",
+            "peak (GiB)": memory, "its peak (GiB)": memory,
         },
-        links={"ours (tokens/s per GPU)": "key", "torchtitan (tokens/s per GPU)": "key_titan"},
+        links={"ours": "key", "torchtitan": "key_titan"},
     )  # fmt: skip
     show_text("\n".join(f"- {line}" for line in sentences(sharding)))
 
