@@ -198,12 +198,18 @@ class ParallelConfig(Strict):
         True, description="free a block's full weights after its forward pass; false: keep them for the backward pass"
     )
     cpu_offload: bool = Field(False, description="keep weight, gradient and optimizer shards in host memory")
+    collectives: Literal["backend", "copies"] = Field(
+        "backend",
+        description="how weights are gathered and gradients summed; backend: by NCCL's kernels (gloo on a CPU); copies: by copies between "
+        "the memories of one host, which take no multiprocessors of a GPU",
+    )
     fp8_gather: bool = Field(False, description="fp8.recipe fused: gather the weights of its layers in fp8")
 
     @model_validator(mode="after")
     def _needs_shards(self) -> Self:
-        if self.shards == 1 and (self.replicate > 1 or not self.reshard_after_forward):
-            raise ValueError("replicate and reshard_after_forward need fsdp > 1 (or cp > 1)")
+        unused = self.replicate > 1 or not self.reshard_after_forward or self.collectives != "backend"
+        if self.shards == 1 and unused:
+            raise ValueError("replicate, reshard_after_forward and collectives need fsdp > 1 (or cp > 1)")
         return self
 
     @property

@@ -17,6 +17,8 @@ from lsai_core.train.loop import train
 RUNS = {
     "fsdp": {"parallel": {"fsdp": 4}, "checkpoint": {"every": 3}},
     "kept": {"parallel": {"fsdp": 4, "reshard_after_forward": False}, "grad_checkpoint": "full"},
+    "copies": {"parallel": {"fsdp": 4, "collectives": "copies"}},
+    "hsdp_copies": {"parallel": {"fsdp": 2, "replicate": 2, "collectives": "copies"}, "precision": "bf16_autocast"},
     "hsdp": {"parallel": {"fsdp": 2, "replicate": 2}, "grad_checkpoint": "alternating"},
     "offload": {"parallel": {"fsdp": 4, "cpu_offload": True}},
     "tied": {"parallel": {"fsdp": 4}, "grad_accum": 2, "model": {"tie_embeddings": True}},

@@ -25,10 +25,11 @@ from lsai_core.runs.records import read_jsonl
 from lsai_core.strict import validated
 from lsai_core.train.loop import Trained, train
 
-EXACT = ("fsdp", "kept", "hsdp", "offload", "tied")
+EXACT = ("fsdp", "kept", "hsdp", "offload", "tied", "copies")
 CLOSE = [
     ("bf16_autocast", 5e-3),
     ("bf16", 5e-3),
+    ("hsdp_copies", 5e-3),
     ("fp8", 1e-2),
     ("fp8_fused", 1e-2),
     ("fp8_gather", 1e-2),
@@ -220,12 +221,20 @@ def test_an_unfinished_checkpoint_does_not_count(job: Job, tmp_path: Path) -> No
     assert not half.exists()
 
 
+def test_copies_add_up_in_the_order_of_the_ranks(job: Job) -> None:
+    """The same numbers as gloo's sums but for their rounding."""
+    found, wanted = (curve(job.rows(name), "loss") for name in ("copies", "fsdp"))
+    assert ((found - wanted).abs() / wanted).max() < 1e-6
+
+
 def test_impossible_parallel_settings_are_refused() -> None:
     model = {"preset": "lab-tiny"}
     with pytest.raises(UserError, match="need fsdp > 1"):
         validated(TrainConfig, {"model": model, "parallel": {"replicate": 2}}, "test")
     with pytest.raises(UserError, match="need fsdp > 1"):
         validated(TrainConfig, {"model": model, "parallel": {"reshard_after_forward": False}}, "test")
+    with pytest.raises(UserError, match="need fsdp > 1"):
+        validated(TrainConfig, {"model": model, "parallel": {"collectives": "copies"}}, "test")
 
 
 ON_GPUS = {
@@ -233,7 +242,11 @@ ON_GPUS = {
     "fp8": {"precision": "bf16_autocast", "fp8": {"recipe": "fused"}},
     "fp8_gather": {"precision": "bf16_autocast", "fp8": {"recipe": "fused"}, "parallel": {"fp8_gather": True}},
     "adam8bit": {"precision": "bf16", "optim": {"states": "8bit"}},
-}
+    "copies": {"precision": "bf16_autocast", "parallel": {"collectives": "copies"}},
+    "fp8_copies": {
+        "precision": "bf16_autocast", "fp8": {"recipe": "fused"}, "parallel": {"fp8_gather": True, "collectives": "copies"},
+    },
+}  # fmt: skip
 
 
 def gpu_losses(tmp_path: Path, name: str, changes: dict[str, Any], processes: int) -> torch.Tensor:

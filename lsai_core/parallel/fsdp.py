@@ -25,6 +25,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from lsai_core.config import ParallelConfig, Precision, TrainConfig
 from lsai_core.model import Transformer
+from lsai_core.parallel.copies import CopiedAllGather, CopiedReduceScatter, Windows
 from lsai_core.train.adapt import adapt
 from lsai_core.train.precision import weight_dtype
 
@@ -99,7 +100,18 @@ def shard(model: Transformer, parallel: ParallelConfig, precision: Precision, de
         model.embedding.set_unshard_in_backward(False)  # type: ignore[operator]  # its gradient needs no table
         unit([model.norm, model.output], False)
     unit(model, False)
+    if parallel.collectives == "copies":
+        _use_copies(model, parallel.shards, policy.param_dtype or weight_dtype(precision))
     if device.type == "cpu":  # gloo sums, but cannot average while it sums
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_force_sum_reduction_for_comms(True)
+
+
+def _use_copies(model: Transformer, shards: int, gathered: torch.dtype) -> None:
+    largest = max(sum(p.numel() for p in unit.parameters()) for unit in (*model.blocks, model.embedding))
+    windows = Windows(-(-largest // shards) * gathered.itemsize, largest * torch.float32.itemsize)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_custom_all_gather(CopiedAllGather(windows))  # type: ignore[arg-type]
+            module.set_custom_reduce_scatter(CopiedReduceScatter(windows))  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
@@ -83,7 +84,7 @@ def _facts(run: Run) -> dict[str, object]:
         "attention": attention["backend"] if isinstance(attention, dict) else attention,
         "precision": train["precision"],
         "grad_checkpoint": train.get("grad_checkpoint", "none"),
-        "resharded": parallel["reshard_after_forward"],
+        "way": _way(parallel),
         "fp8": fp8 != "none",
         "fp8_gather": parallel.get("fp8_gather", False) or ("framework" in train and fp8 != "none"),
         "batch": train["batch_size"] * train.get("grad_accum", 1),
@@ -92,3 +93,9 @@ def _facts(run: Run) -> dict[str, object]:
         "width": model["d_model"],
         "factor": model["n_layers"] / 8,
     }
+
+
+def _way(parallel: dict[str, Any]) -> str:
+    """How weights travel, where that is not FSDP's default; records from before there was a choice had none."""
+    kept = [] if parallel["reshard_after_forward"] else ["weights kept"]
+    return ", ".join(kept + (["copies"] if parallel.get("collectives") == "copies" else []))
