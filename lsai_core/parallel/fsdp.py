@@ -7,7 +7,8 @@ back into slices. While one block computes, the next one's weights are on their 
 Units that are gathered together: the embedding, each block, and the last norm with the output layer. What the backward pass needs
 at once, the last block and the output layer, stays whole after the forward pass: the fused loss has its gradients already, so
 nothing would hide the gathering. The embedding's gradient does without the table. A tied embedding serves both ends and
-stays in the root. With `fp8_gather` the weights of fp8 layers travel in fp8 (`lsai_core.fp8.gather`).
+stays in the root. With `fp8_gather` the weights of fp8 layers travel in fp8 (`lsai_core.fp8.gather`). What moves them are NCCL's kernels
+(gloo on a CPU), or copies between the memories of one host (`copies.py`).
 
 Precision: `bf16_autocast` keeps fp32 shards, gathers and computes in bf16 and sums gradients in fp32. Unlike autocast in a
 single process it also carries the residual stream between blocks in bf16. `bf16` keeps bf16 shards, and sums gradients in fp32.
