@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from fsdp_fixture import config, dataset
@@ -30,8 +31,10 @@ RUNS = {
     },
 }  # fmt: skip
 RUNS["adam8bit"] = {"parallel": {"fsdp": 4}, "optim": {"states": "8bit"}, "checkpoint": {"every": 3}}
-for _name, _more in {"fp8_gather": {}, "fp8_gather_fp32": {"precision": "bf16_autocast"}}.items():
-    RUNS[_name] = {**RUNS["fp8_fused"], "parallel": {"fsdp": 4, "fp8_gather": True}, **_more}
+_GATHER: dict[str, Any] = {"fsdp": 4, "fp8_gather": True}
+RUNS["fp8_gather"] = {**RUNS["fp8_fused"], "parallel": _GATHER}
+RUNS["fp8_gather_fp32"] = {**RUNS["fp8_gather"], "precision": "bf16_autocast"}
+RUNS["fp8_copies"] = {**RUNS["fp8_gather_fp32"], "parallel": _GATHER | {"collectives": "copies"}}
 RESUMED = {
     "again": "fsdp",
     "fp8_again": "fp8_fused",
