@@ -56,7 +56,7 @@ def differences(rank: int, case: tuple[int, int, torch.dtype]) -> dict[str, floa
     ids=str,
 )
 def test_they_are_what_gloo_gives(processes: int, count: int, window_bytes: int, dtype: torch.dtype) -> None:
-    workers = server([__name__], on_gpu=True)
+    workers = server(["lsai_core.parallel.copies"], on_gpu=False)
     case = (count, window_bytes, dtype)
     found = attempt(workers, differences, case, processes=processes, timeout_s=100)
     assert found["outcome"] == "ok", found["note"]
@@ -77,6 +77,8 @@ def host_of_its_own(rank: int, _: Any) -> dict[str, float]:
 
 
 def test_processes_of_several_hosts_are_told() -> None:
-    found = attempt(server([__name__], on_gpu=True), host_of_its_own, None, processes=2, timeout_s=100)
+    found = attempt(
+        server(["lsai_core.parallel.copies"], on_gpu=False), host_of_its_own, None, processes=2, timeout_s=100
+    )
     assert found["outcome"] == "failed" and Unavailable.__name__ in found["note"]
     assert "copies need processes of one host, and these are on 2" in found["note"]

@@ -43,7 +43,9 @@ def no_thread(rank: int, limited: bool) -> dict[str, float]:
 
 @pytest.mark.parametrize(("limited", "outcome"), [(True, "oom"), (False, "failed")])
 def test_no_memory_for_a_thread_is_no_memory(limited: bool, outcome: str) -> None:
-    found = attempt(server([], on_gpu=True), no_thread, limited, processes=1, timeout_s=60)
+    found = attempt(
+        server(["lsai_core.runs.model_search"], on_gpu=False), no_thread, limited, processes=1, timeout_s=60
+    )
     assert found["outcome"] == outcome and "temporarily unavailable" in found["note"]
 
 

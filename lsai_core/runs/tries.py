@@ -11,6 +11,7 @@ On a CPU there is no natural edge before the machine suffers, so the edge is set
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing
 import os
 import queue
@@ -141,9 +142,14 @@ def _free_port() -> int:
 
 
 def limit_allocations(gib: float) -> None:
-    """Let this process allocate `gib` more than it has now; anything beyond fails."""
+    """Let this process allocate `gib` more than it has now; anything beyond fails.
+
+    What the first step imports comes before. It is there already, unless the process that this one was forked from had been
+    started earlier for other work.
+    """
     import resource
 
+    importlib.import_module(_COMPILER)
     total = _data_bytes() + int(gib * GIB)
     resource.setrlimit(resource.RLIMIT_DATA, (total, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
