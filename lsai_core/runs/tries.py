@@ -22,6 +22,7 @@ from typing import Any
 
 from lsai_core.parallel.launch import on_this_machine
 from lsai_core.runs.outcome import is_out_of_memory
+from lsai_core.train.host_memory import return_freed_memory
 
 GIB = 2**30
 _POLL_S = 0.2
@@ -150,6 +151,7 @@ def limit_allocations(gib: float) -> None:
     import resource
 
     importlib.import_module(_COMPILER)
+    return_freed_memory()
     total = _data_bytes() + int(gib * GIB)
     resource.setrlimit(resource.RLIMIT_DATA, (total, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
