@@ -201,7 +201,7 @@ class ParallelConfig(Strict):
     collectives: Literal["backend", "copies"] = Field(
         "backend",
         description="how weights are gathered and gradients summed; backend: by NCCL's kernels (gloo on a CPU); copies: by copies between "
-        "the memories of one host, which take no multiprocessors of a GPU",
+        "the memories of one host, on GPUs the work of copy engines",
     )
     fp8_gather: bool = Field(False, description="fp8.recipe fused: gather the weights of its layers in fp8")
 

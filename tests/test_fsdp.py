@@ -222,8 +222,7 @@ def test_an_unfinished_checkpoint_does_not_count(job: Job, tmp_path: Path) -> No
     assert not half.exists()
 
 
-def test_copies_add_up_in_the_order_of_the_ranks(job: Job) -> None:
-    """The same numbers as gloo's sums but for their rounding."""
+def test_copies_give_the_numbers_of_collectives_but_for_rounding(job: Job) -> None:
     for copies, collectives in (("copies", "fsdp"), ("fp8_copies", "fp8_gather_fp32")):
         found, wanted = (curve(job.rows(name), "loss") for name in (copies, collectives))
         assert ((found - wanted).abs() / wanted).max() < (1e-6 if copies == "copies" else 1e-4)

@@ -1,7 +1,7 @@
 """FSDP's two collectives as copies between neighbours, for its extension points (`set_custom_all_gather`, `set_custom_reduce_scatter`).
 
 NCCL's collectives are kernels: while they run they hold multiprocessors that the layers beside them would use, and a step whose
-communication is hidden completely still becomes slower. Copies are the work of copy engines. Gathering needs nothing else: each process
+communication is hidden completely can still become slower. Copies are the work of copy engines. Gathering needs nothing else: each process
 puts its slice into its window, and takes the others' from theirs. To sum, each process writes what belongs to a neighbour into that
 neighbour's window, and the neighbour adds up what has arrived, a short kernel of its own, in fp32 if that is the gradients' type and
 always in the order of the ranks.
@@ -89,7 +89,6 @@ class CopiedReduceScatter(_Copied):
         parts, count = input_tensor.view(size, -1), output_tensor.numel()
         room = window.size // (size * input_tensor.element_size())
         step = max(1, room // _ALIGNED * _ALIGNED)
-
         add_up = torch.mean if op == dist.ReduceOp.AVG else torch.sum
 
         def arrived(rank: int, held: int) -> Tensor:

@@ -35,6 +35,7 @@ from lsai_core.runs.model_size import (
     Grow,
     Measure,
     device_gib,
+    grown,
     host_gib,
     largest_estimated,
     largest_predicted,
@@ -116,12 +117,15 @@ def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
         raise Unavailable("the search on a CPU limits memory with Linux's RLIMIT_DATA; this is not Linux")
     limit_gib = torch.cuda.get_device_properties(0).total_memory / GIB if on_gpu else config.cpu_limit_gib
     on_host_gib = host_limit_gib()
-    edges: Any = {"host_limit_gib": on_host_gib, "max_size": config.max_size}
     if on_gpu and config.measure == "train":
-        start = largest_predicted(train, config.grow, gpu_gib=limit_gib, **edges)
+        start = largest_predicted(
+            train, config.grow, gpu_gib=limit_gib, host_limit_gib=on_host_gib, max_size=config.max_size
+        )
     else:
-        within = limit_gib * _DEVICE_SHARE
-        start = largest_estimated(train, config.grow, config.measure, device_limit_gib=within, **edges)
+        start = largest_estimated(
+            train, config.grow, config.measure,
+            device_limit_gib=limit_gib * _DEVICE_SHARE, host_limit_gib=on_host_gib, max_size=config.max_size,
+        )  # fmt: skip
     if on_gpu and config.expandable_segments:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # read where tries import torch
     workers = processes.server([__name__, "lsai_core.train.step", "lsai_core.parallel.fsdp"], on_gpu=on_gpu)
@@ -186,12 +190,8 @@ def _facts(config: ModelSearchConfig, size: int, limit_gib: float) -> dict[str, 
         "d_model": model.d_model,
         "weights_gib": weights_gib,
         "weights_share": weights_gib / (limit_gib * config.train.parallel.shards),
-        "estimate_gib": device_gib(_grown(config, size), config.measure),
+        "estimate_gib": device_gib(grown(config.train, config.grow, size), config.measure),
     }
-
-
-def _grown(config: ModelSearchConfig, size: int) -> TrainConfig:
-    return config.train.model_copy(update={"model": sized(config.train.model, config.grow, size)})
 
 
 def _one_try(rank: int, argument: tuple[ModelSearchConfig, int, float]) -> dict[str, float]:
@@ -206,7 +206,7 @@ def _one_try(rank: int, argument: tuple[ModelSearchConfig, int, float]) -> dict[
     from lsai_core.train import step
 
     config, size, on_host_gib = argument
-    train = _grown(config, size)
+    train = grown(config.train, config.grow, size)
     device = step.resolve_device(train.device)
     world = connect(device) if train.parallel.sharded else World()
     if device.type == "cpu":

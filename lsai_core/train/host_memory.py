@@ -2,7 +2,7 @@
 
 glibc gives large blocks straight back to the kernel and asks for them anew, and the kernel clears every page each time: on
 two cores a quarter of a training step went into that. Told to keep what is freed, the process reuses it. Only speed changes:
-the memory figures count live tensors, and the search for the largest batch does not use this.
+the memory figures count live tensors, and the searches within an allocation limit tell it the opposite.
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ def show_titan(sharding: Sharding) -> None:
         table,
         f"tbl-titan-{sharding.slug}",
         f"The larger model by our trainer and by torchtitan on {sharding.machine}: {config['model']['preset']}, {config['batch_size']} sequences of "
-        f"{config['seq_len']:,} tokens on each GPU, fp32 shards, sums of gradients in fp32, blocks compiled. In tokens/s per GPU; *its peak* is torchtitan's, and peaks are the largest of all GPUs.",
+        f"{config['seq_len']:,} tokens on each GPU, fp32 shards, sums of gradients in fp32, blocks compiled. Speeds in "
+        "tokens/s per GPU; peaks are the largest of all GPUs. MFU and *peak* are ours, *its peak* is torchtitan's.",
         formats={
             "ours": speed, "MFU (%)": memory, "torchtitan": speed, "ours / torchtitan": ".2f",
             "peak (GiB)": memory, "its peak (GiB)": memory,
