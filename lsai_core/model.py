@@ -28,7 +28,14 @@ from lsai_core.config import AttentionConfig, ModelConfig
 from lsai_core.loss import Reduction, linear_cross_entropy
 from lsai_core.mlp_chunks import swiglu_mlp
 from lsai_core.norm import norm_and_residual
-from lsai_core.recompute import BlockCheckpoint, GradCheckpoint, attention_contexts, of_block, selective_contexts
+from lsai_core.recompute import (
+    BlockCheckpoint,
+    GradCheckpoint,
+    attention_contexts,
+    full_contexts,
+    of_block,
+    selective_contexts,
+)
 from lsai_core.rope import rope_tables, rotate
 from lsai_core.swiglu import swiglu_down
 
@@ -122,11 +129,12 @@ class Block(nn.Module):
             return self._layer(x_BSD, cos, sin)
         # The model has no dropout, hence no random state to preserve.
         recompute = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+        whole = partial(recompute, context_fn=full_contexts) if torch.compiler.is_compiling() else recompute
         if mode == "full":
-            return recompute(self._layer, x_BSD, cos, sin)
+            return whole(self._layer, x_BSD, cos, sin)
         if mode == "mlp":
             x_BSD = recompute(self._attend, x_BSD, cos, sin, context_fn=selective_contexts)
-            return recompute(self._feed_forward, x_BSD)
+            return whole(self._feed_forward, x_BSD)
         contexts = attention_contexts if mode == "attention" else selective_contexts
         return recompute(self._layer, x_BSD, cos, sin, context_fn=contexts)
 

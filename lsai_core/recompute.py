@@ -40,6 +40,15 @@ def of_block(mode: GradCheckpoint, index: int) -> BlockCheckpoint:
 
 
 # Functions with names, because torch.compile does not follow a partial here.
+def full_contexts() -> Any:
+    """`context_fn` of torch's checkpoint for `full` in a compiled block.
+
+    Without one, PyTorch 2.11 does not mark the operations inside of an autograd.Function as to be repeated, and keeps the results of
+    both norms: twice the block's input.
+    """
+    return create_selective_checkpoint_contexts(keep_nothing)
+
+
 def selective_contexts() -> Any:
     """`context_fn` of torch's checkpoint for `selective`."""
     return create_selective_checkpoint_contexts(keep_expensive)
@@ -58,6 +67,11 @@ def keep_expensive(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -
 def keep_attention(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
     """The policy of `attention`."""
     return _kept(_is_attention(operation))
+
+
+def keep_nothing(_context: Any, _operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    """The policy of `full`."""
+    return _kept(False)
 
 
 def _kept(kept: bool) -> CheckpointPolicy:
