@@ -198,18 +198,20 @@ class ParallelConfig(Strict):
         True, description="free a block's full weights after its forward pass; false: keep them for the backward pass"
     )
     cpu_offload: bool = Field(False, description="keep weight, gradient and optimizer shards in host memory")
-    collectives: Literal["backend", "copies"] = Field(
-        "backend",
-        description="how weights are gathered and gradients summed; backend: by NCCL's kernels (gloo on a CPU); copies: by copies between "
-        "the memories of one host, on GPUs the work of copy engines",
-    )
     fp8_gather: bool = Field(False, description="fp8.recipe fused: gather the weights of its layers in fp8")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_way_stayed(cls, data: Any) -> Any:
+        """Records of the day on which weights could also travel by copies name the way that stayed (DESIGN.md)."""
+        if isinstance(data, dict) and data.get("collectives") == "backend":
+            return {key: value for key, value in data.items() if key != "collectives"}
+        return data
 
     @model_validator(mode="after")
     def _needs_shards(self) -> Self:
-        unused = self.replicate > 1 or not self.reshard_after_forward or self.collectives != "backend"
-        if self.shards == 1 and unused:
-            raise ValueError("replicate, reshard_after_forward and collectives need fsdp > 1 (or cp > 1)")
+        if self.shards == 1 and (self.replicate > 1 or not self.reshard_after_forward):
+            raise ValueError("replicate and reshard_after_forward need fsdp > 1 (or cp > 1)")
         return self
 
     @property

@@ -18,8 +18,6 @@ from lsai_core.train.loop import train
 RUNS = {
     "fsdp": {"parallel": {"fsdp": 4}, "checkpoint": {"every": 3}},
     "kept": {"parallel": {"fsdp": 4, "reshard_after_forward": False}, "grad_checkpoint": "full"},
-    "copies": {"parallel": {"fsdp": 4, "collectives": "copies"}},
-    "hsdp_copies": {"parallel": {"fsdp": 2, "replicate": 2, "collectives": "copies"}, "precision": "bf16_autocast"},
     "hsdp": {"parallel": {"fsdp": 2, "replicate": 2}, "grad_checkpoint": "alternating"},
     "offload": {"parallel": {"fsdp": 4, "cpu_offload": True}},
     "tied": {"parallel": {"fsdp": 4}, "grad_accum": 2, "model": {"tie_embeddings": True}},
@@ -34,7 +32,6 @@ RUNS["adam8bit"] = {"parallel": {"fsdp": 4}, "optim": {"states": "8bit"}, "check
 _GATHER: dict[str, Any] = {"fsdp": 4, "fp8_gather": True}
 RUNS["fp8_gather"] = {**RUNS["fp8_fused"], "parallel": _GATHER}
 RUNS["fp8_gather_fp32"] = {**RUNS["fp8_gather"], "precision": "bf16_autocast"}
-RUNS["fp8_copies"] = {**RUNS["fp8_gather_fp32"], "parallel": _GATHER | {"collectives": "copies"}}
 RESUMED = {
     "again": "fsdp",
     "fp8_again": "fp8_fused",

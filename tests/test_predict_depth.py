@@ -30,7 +30,6 @@ DEEP = {"n_layers": 14, "d_model": 256, "n_heads": 4, "n_kv_heads": 2, "d_ff": 5
         {"fp8": {"recipe": "tensorwise"}, "compile": True},
         {"parallel": {"fsdp": 4}, "precision": "bf16_autocast", "compile": True},
         {"parallel": {"fsdp": 2, "reshard_after_forward": False}},
-        {"parallel": {"fsdp": 2, "collectives": "copies"}},
         {"grad_checkpoint": "attention", "saved_inputs": "host", "inputs_on_gpu": 1},
         {"parallel": {"cp": 2}, "grad_checkpoint": "full", "saved_inputs": "host", "mlp_chunk": 64},
     ],

@@ -7,8 +7,7 @@ back into slices. While one block computes, the next one's weights are on their 
 Units that are gathered together: the embedding, each block, and the last norm with the output layer. What the backward pass needs
 at once, the last block and the output layer, stays whole after the forward pass: the fused loss has its gradients already, so
 nothing would hide the gathering. The embedding's gradient does without the table. A tied embedding serves both ends and
-stays in the root. With `fp8_gather` the weights of fp8 layers travel in fp8 (`lsai_core.fp8.gather`). What moves them are NCCL's kernels
-(gloo on a CPU), or copies between the memories of one host (`copies.py`).
+stays in the root. With `fp8_gather` the weights of fp8 layers travel in fp8 (`lsai_core.fp8.gather`).
 
 Precision: `bf16_autocast` keeps fp32 shards, gathers and computes in bf16 and sums gradients in fp32. Unlike autocast in a
 single process it also carries the residual stream between blocks in bf16. `bf16` keeps bf16 shards, and sums gradients in fp32.
@@ -26,7 +25,6 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from lsai_core.config import ParallelConfig, Precision, TrainConfig
 from lsai_core.model import Transformer
-from lsai_core.parallel.copies import CopiedAllGather, CopiedReduceScatter, Windows
 from lsai_core.train.adapt import adapt
 from lsai_core.train.precision import weight_dtype
 
@@ -101,18 +99,7 @@ def shard(model: Transformer, parallel: ParallelConfig, precision: Precision, de
         model.embedding.set_unshard_in_backward(False)  # type: ignore[operator]  # its gradient needs no table
         unit([model.norm, model.output], False)
     unit(model, False)
-    if parallel.collectives == "copies":
-        _use_copies(model, parallel.shards, policy.param_dtype or weight_dtype(precision))
     if device.type == "cpu":  # gloo sums, but cannot average while it sums
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_force_sum_reduction_for_comms(True)
-
-
-def _use_copies(model: Transformer, shards: int, gathered: torch.dtype) -> None:
-    largest = max(sum(p.numel() for p in unit.parameters()) for unit in (*model.blocks, model.embedding))
-    windows = Windows(-(-largest // shards) * gathered.itemsize, largest * torch.float32.itemsize)
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_custom_all_gather(CopiedAllGather(windows))  # type: ignore[arg-type]
-            module.set_custom_reduce_scatter(CopiedReduceScatter(windows))  # type: ignore[arg-type]

@@ -67,10 +67,9 @@ class PeerConfig(Strict):
     def _combination_possible(self) -> Self:
         if self.skip_steps >= self.steps:
             raise ValueError(f"skip_steps={self.skip_steps} leaves none of steps={self.steps} to be timed")
-        parallel = self.parallel
-        if parallel.cpu_offload or parallel.cp > 1 or parallel.fp8_gather or parallel.collectives != "backend":
+        if self.parallel.cpu_offload or self.parallel.cp > 1 or self.parallel.fp8_gather:
             raise ValueError(
-                "parallel.cpu_offload, cp, fp8_gather and collectives are not for a peer; torchtitan gathers in fp8 anyway"
+                "parallel.cpu_offload, cp and fp8_gather are not for a peer; torchtitan gathers in fp8 anyway"
             )
         if self.framework == "torchtitan":
             if self.liger or self.attention != "sdpa":

@@ -33,7 +33,6 @@ from lsai_core.files import atomic_writer
 # names, too, so casts come after them. Names are kernels (GPU) or operators (CPU), compared without case.
 _CLASSES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("communication", ("nccl", "gloo:", "c10d", "record_param_comms", "all_?reduce", "all_?gather", "reduce_?scatter")),
-    ("communication", ("memcpy ptop", "barrier_kernel")),  # copies between GPUs, and symmetric memory's barriers
     ("memcpy", ("memcpy", "memset", "^aten::copy_$", "^aten::_to_copy$")),
     ("optimizer", ("multi_tensor", "_foreach_", "adam", "sum_of_squares")),
     ("loss", ("log_?softmax", "nll_loss", "cross_entropy")),

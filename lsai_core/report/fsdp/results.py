@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
@@ -84,7 +83,7 @@ def _facts(run: Run) -> dict[str, object]:
         "attention": attention["backend"] if isinstance(attention, dict) else attention,
         "precision": train["precision"],
         "grad_checkpoint": train.get("grad_checkpoint", "none"),
-        "way": _way(parallel),
+        "resharded": parallel["reshard_after_forward"],
         "fp8": fp8 != "none",
         "fp8_gather": parallel.get("fp8_gather", False) or ("framework" in train and fp8 != "none"),
         "batch": train["batch_size"] * train.get("grad_accum", 1),
@@ -93,9 +92,3 @@ def _facts(run: Run) -> dict[str, object]:
         "width": model["d_model"],
         "factor": model["n_layers"] / 8,
     }
-
-
-def _way(parallel: dict[str, Any]) -> str:
-    """How weights travel, where that is not FSDP's default; records from before there was a choice had none."""
-    kept = [] if parallel["reshard_after_forward"] else ["weights kept"]
-    return ", ".join(kept + (["copies"] if parallel.get("collectives") == "copies" else []))

@@ -37,10 +37,10 @@ def show_scaling(sharding: Sharding) -> None:
 
 
 def _curves(rows: pd.DataFrame, name: str) -> dict[str, pd.DataFrame]:
-    """One process, and all runs of several whose weights travel alike; a curve has three points or more."""
+    """One process, and all runs of several that free gathered weights, or keep them; a curve has three points or more."""
     curves = {
-        name + (f", {way}" if way else ""): rows[(rows["processes"] == 1) | (rows["way"] == way)]
-        for way in sorted(rows["way"].unique())
+        name + words: rows[(rows["processes"] == 1) | (rows["resharded"] == resharded)]
+        for resharded, words in ((True, ""), (False, ", weights kept"))
     }
     return {name: curve for name, curve in curves.items() if len(curve) > 2}
 
@@ -70,7 +70,8 @@ def sentences(sharding: Sharding) -> list[str]:
             continue
         most = rows[rows["processes"] == rows["processes"].max()]
         last = most.loc[most["efficiency"].idxmax()]
-        name = run_link(f"{last['processes']} processes", last["key"]) + (f" ({last['way']})" if last["way"] else "")
+        kept = "" if last["resharded"] else " that keep gathered weights"
+        name = run_link(f"{last['processes']} processes", last["key"]) + kept
         if sharding.on_gpu:
             text.append(
                 f"*{part.capitalize()} scaling:* {name} run at {last['efficiency']:.1%} of {last['processes']} times the speed of one."

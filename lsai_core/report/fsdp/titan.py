@@ -7,9 +7,9 @@ import pandas as pd
 from lsai_core.report.fsdp.results import Sharding
 from lsai_core.report.show import run_link, show_table, show_text
 
-# Runs that agree in these do the same work: processes, what is recomputed, how weights travel, fp8 or not. torchtitan's fp8
+# Runs that agree in these do the same work: processes, what is recomputed, what stays gathered, fp8 or not. torchtitan's fp8
 # weights travel in fp8.
-_SAME = ("processes", "recomputed", "way", "fp8", "fp8_gather")
+_SAME = ("processes", "recomputed", "resharded", "fp8", "fp8_gather")
 # torchtitan's `selective` repeats every second matrix product, which is more than ours does and about as much as `alternating`.
 _LIKE = {"alternating": "selective"}
 
