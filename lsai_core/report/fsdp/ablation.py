@@ -1,4 +1,4 @@
-"""The section on the loss: the same run by one process and by several, step by step."""
+"""The section on the loss: the same run by one process and by several, and by several in bf16 and in fp8, step by step."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def show_ablation(sharding: Sharding) -> None:
         f"The same run by one process and by several on {sharding.machine}: {config['model']['n_layers']} layers of width "
         f"{config['model']['d_model']:,}, {int(rows['batch'].iloc[0] * rows['processes'].iloc[0])} sequences of {config['seq_len']} tokens a step in sum, "
         f"{config['steps']} steps, equal seed and data. Differences of the training loss are absolute, in nats per token, against one process in the "
-        f"same precision. MFU is computed from the unsharded model.",
+        f"same precision{', of fp8 against bf16 on as many processes' if merged['fp8'].any() else ''}. MFU is computed from the unsharded model.",
         formats={name: form for name, form in formats.items() if name in table},
         links={"run": "key"},
     )
@@ -61,22 +61,26 @@ def show_ablation(sharding: Sharding) -> None:
         show_figure(
             _figure(sharding, rows, found),
             f"fig-ablation-{sharding.slug}",
-            f"Training loss of each run on {sharding.machine} (left), and its absolute difference from one process in the same precision (right; "
+            f"Training loss of each run on {sharding.machine} (left), and its absolute difference from the run that it is held against (right; "
             f"differences below {_FLOOR:g} are drawn there).",
         )
         show_text("\n".join(f"- {sentence}" for sentence in sentences(sharding)))
 
 
 def compared(sharding: Sharding) -> pd.DataFrame:
-    """One row per sharded run that has a reference: variant, label, key, precision, largest, at_step, mean and relative difference.
+    """One row per sharded run that has a reference: variant, label, key, `in` what precision, and largest, mean, relative difference.
 
-    The reference is the run of one process in the same precision; runs of other sizes per step are left out.
+    The reference is the run of one process in the same precision, of fp8 that of as many processes in bf16; runs of other sizes per
+    step are left out.
     """
     rows = good(sharding.rows("ablation", "train"))
     found = []
     for row in rows[rows["processes"] > 1].itertuples() if len(rows) else ():
-        alone = rows[(rows["processes"] == 1) & (rows["precision"] == row.precision)]
-        alone = alone[alone["batch"] * alone["seq_len"] == row.batch * row.processes * row.seq_len]
+        alone = rows[(rows["processes"] == (row.processes if row.fp8 else 1)) & (rows["precision"] == row.precision)]
+        alone = alone[
+            ~alone["fp8"]
+            & (alone["batch"] * alone["processes"] * alone["seq_len"] == row.batch * row.processes * row.seq_len)
+        ]
         if alone.empty:
             continue
         wanted, seen = (_curve(sharding, key) for key in (alone.iloc[0]["key"], str(row.key)))
@@ -85,17 +89,19 @@ def compared(sharding: Sharding) -> pd.DataFrame:
             continue
         found.append(
             {
-                "variant": row.variant, "label": row.label, "key": row.key, "in": row.precision, "reference": alone.iloc[0]["key"],
+                "variant": row.variant, "label": row.label, "key": row.key, "in": "fp8" if row.fp8 else row.precision, "reference": alone.iloc[0]["key"],
                 "steps": len(difference), "largest": difference.max(), "at_step": difference.idxmax(), "mean": difference.mean(),
                 "relative": (difference / wanted).max(), "speed": row.tokens_per_s / alone.iloc[0]["tokens_per_s"],
+                "validation": abs(row.validation_loss / alone.iloc[0]["validation_loss"] - 1),
             }
         )  # fmt: skip
     return pd.DataFrame(found)
 
 
 def in_short(sharding: Sharding) -> list[str]:
-    """One sentence over all sharded runs."""
+    """One sentence over all sharded runs but those in fp8, which are not meant to be the same."""
     found = compared(sharding)
+    found = found[found["in"] != "fp8"] if len(found) else found
     if found.empty:
         return []
     worst = found.loc[found["largest"].idxmax()]
@@ -108,6 +114,9 @@ def in_short(sharding: Sharding) -> list[str]:
 def sentences(sharding: Sharding) -> list[str]:
     text = []
     for precision, some in compared(sharding).groupby("in", sort=False):
+        if precision == "fp8":
+            text += [_fp8_sentence(row) for _, row in some.iterrows()]
+            continue
         worst = some.loc[some["largest"].idxmax()]
         within = "stays within" if worst["largest"] <= BAR else "exceeds"
         text.append(
@@ -121,6 +130,13 @@ def sentences(sharding: Sharding) -> list[str]:
             f"*{precision}:* {run_link(fast['label'], fast['key'])} is {fast['speed']:.2f} times as fast as one process{shares}."
         )
     return text
+
+
+def _fp8_sentence(row: pd.Series) -> str:
+    return (
+        f"*fp8:* after {row['steps']} steps the validation loss of {run_link(row['label'], row['key'])} is {row['validation']:.2%} from that of the same "
+        f"processes in bf16; over the steps the training loss differs by {row['mean']:.1e} nats per token on average and {row['largest']:.1e} at most."
+    )
 
 
 def _curve(sharding: Sharding, key: str) -> pd.Series:
