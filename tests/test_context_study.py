@@ -459,13 +459,13 @@ def test_the_chapter_says_when_there_are_no_records(tmp_path: Path, monkeypatch:
     assert len(said) == 1 and "make run STUDY=context" in said[0]
 
 
-def trained_run(root: Path, variant: str, processes: int, offset: float) -> None:
+def trained_run(root: Path, variant: str, processes: int, offset: float, lr: float = 1e-5) -> None:
     """A training run of three steps over `processes`, its losses `offset` higher in the last."""
     run = RunId("longcontext", variant, "steps", 0, f"{variant}-key")
     folder = root / "longcontext" / run.folder
     folder.mkdir(parents=True)
     model, parallel = {"preset": "llama3.2-1b"}, {"fsdp": 1, "replicate": 1, "cp": processes, "cp_method": "zigzag"}
-    write_json(folder / "config.json", {"model": model, "parallel": parallel, "seq_len": 32768})
+    write_json(folder / "config.json", {"model": model, "parallel": parallel, "seq_len": 32768, "optim": {"lr": lr}})
     write_json(folder / "env.json", GPU)
     losses = [9.0, 8.0, 7.0 + offset]
     (folder / "metrics.jsonl").write_text(
@@ -487,6 +487,7 @@ def test_training_over_shared_sequences_is_held_against_one_process(
     monkeypatch.setenv("LSAI_RUNS", str(tmp_path))
     trained_run(tmp_path, "llama1b_32k_1", 1, 0.0)
     trained_run(tmp_path, "llama1b_32k_2", 2, 3e-4)
+    trained_run(tmp_path, "llama1b_128k_4", 4, 1.0, lr=1e-4)  # learns otherwise, and is compared with nothing
     search = RunId("longcontext", "longest_8b_1", "longest_8b", 0, "search-key")
     folder = tmp_path / "longcontext" / search.folder
     folder.mkdir(parents=True)
@@ -508,7 +509,8 @@ def test_training_over_shared_sequences_is_held_against_one_process(
     )
     training.show_training([trained])
     text = "\n".join(shown)
-    assert "at most 3.0e-04 nats per token over 3 steps" in text
+    assert "by 0.0e+00 nats per token in the first step" in text
+    assert "at most 3.0e-04 (4.3e-05 of the loss) over 3 steps" in text
     assert "32 of 32" in text and "460,800" in text and "120.5" in text and "462" in text and "zigzag" in text
     assert GPU["gpu"] == find_gpu("h200").driver_name
     link = longest.really_taken([trained], find_gpu("h200"), "llama3-8b", 1)

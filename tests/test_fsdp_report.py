@@ -77,7 +77,7 @@ def searched(run: Any) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
     results = {
         "largest_size": size, "estimated_size": size - 1, "parameters": size * 10**9, "n_layers": size, "d_model": 4096, "weights_share": 0.98,
         "search_resolution": 0.0, "search_s": 60.0, "search_capped": False, "search_out_of_time": False, "search_limit_gib": 140.0,
-        "search_limit_kind": "GPU memory", "tries": tries,
+        "search_limit_kind": "GPU memory" + " and 109 GiB of the host's" * run.config.train.parallel.cpu_offload, "tries": tries,
     }  # fmt: skip
     return "ok", results, []
 
@@ -103,7 +103,9 @@ def test_losses_are_compared_with_one_process_in_the_same_precision(sharding: Sh
     # fp8 is held against as many processes in bf16, and is no case of "the same run".
     assert found["largest"]["fp8_fsdp4"] == pytest.approx(2 * 4e-6 * 299)
     assert "is 0.40% from that of the same processes in bf16" in text
-    assert "4 sharded runs differ" in " ".join(ablation.in_short(sharding))
+    short = ablation.in_short(sharding)
+    assert [line.split(":*")[0] for line in short] == ["*Loss, fp32", "*Loss, bf16_autocast"]
+    assert all("2 sharded runs differ" in line for line in short)
 
 
 def test_efficiency_is_against_one_process(sharding: Sharding) -> None:
@@ -152,6 +154,8 @@ def test_the_largest_models_are_compared_by_technique_and_odd_ends_are_said(shar
     assert "fill 98.0% of the memory" in text and "[10 B](#run-" in text
     assert "a try ended otherwise than by memory (failed: an illegal access)" in text
     assert "*fp32 states, by layers:* 4 processes" in text  # on 8 it timed out
+    assert "*Checkpointing on 4:* the largest model is 1.00 to 1.00 times as large with it. What fills" in text
+    assert "*CPU offload, checkpointing:* the search was bounded by GPU memory and 109 GiB of the host's." in text
 
 
 def test_the_chapter_shows_everything_once_and_names_what_was_not_run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,20 @@ STUDY = "longcontext"
 _RESULTS = (
     "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "step_ms", "mem_peak_allocated_gib", "exposed_communication_ms", "train_loss",
 )  # fmt: skip
+
+
+_DECIDES_LOSS = (
+    "model",
+    "precision",
+    "init_from",
+    "data",
+    "seq_len",
+    "batch_size",
+    "grad_accum",
+    "steps",
+    "seed",
+    "optim",
+)
 
 
 @dataclass(frozen=True)
@@ -81,22 +96,26 @@ def _facts(config: dict[str, Any], run: Run) -> dict[str, Any]:
         "causal": flops.causal_discounted / flops.convention,
         "processes": parallel["fsdp"] * parallel["replicate"] * parallel.get("cp", 1),
         "method": parallel.get("cp_method") if parallel.get("cp", 1) > 1 else None,
+        # One process takes steps as several do if they agree in all of this.
+        "learned": json.dumps([config.get(name) for name in _DECIDES_LOSS], sort_keys=True),
     }
 
 
 def loss_differences(trained: Trained) -> pd.DataFrame:
     """Of each run over several processes, the largest absolute difference of its training loss from one process's at the same step
-    (nats per token), where there is one of the same model and length."""
+    (nats per token and as a share of it), where there is one that learns the same."""
     steps = trained.steps
     found = []
     for row in steps[steps["processes"] > 1].itertuples() if len(steps) else []:
-        same = steps[(steps["model"] == row.model) & (steps["tokens"] == row.tokens) & (steps["processes"] == 1)]
+        same = steps[(steps["learned"] == row.learned) & (steps["processes"] == 1)]
         if same.empty:
             continue
         ours, alone = (_losses(trained, key) for key in (row.key, same["key"].iloc[0]))
         gap = (ours - alone).abs().dropna()
         if len(gap):
-            found.append({**row._asdict(), "largest": float(gap.max()), "steps": len(gap)})
+            found.append(
+                {**row._asdict(), "first": float(gap.iloc[0]), "largest": float(gap.max()), "share": float((gap / alone).max()), "steps": len(gap)}
+            )  # fmt: skip
     return pd.DataFrame(found)
 
 
@@ -114,7 +133,8 @@ def show_training(machines: list[Trained]) -> None:
         for row in loss_differences(trained).itertuples():
             name = run_link(f"{row.model}, {row.tokens:,} tokens on {row.processes}", row.key)
             show_text(
-                f"- *The same loss* on {trained.machine}: {name} differs from one process by at most {row.largest:.1e} nats per token over {row.steps} steps."
+                f"- *The same loss* on {trained.machine}: {name} differs from one process by {row.first:.1e} nats per token in the first step, with the same weights, and by at most "
+                f"{row.largest:.1e} ({row.share:.1e} of the loss) over {row.steps} steps."
             )
         _longest(trained)
         for run in trained.runs:

@@ -99,16 +99,16 @@ def compared(sharding: Sharding) -> pd.DataFrame:
 
 
 def in_short(sharding: Sharding) -> list[str]:
-    """One sentence over all sharded runs but those in fp8, which are not meant to be the same."""
+    """One sentence for each precision; none of fp8, which is not meant to be the same."""
     found = compared(sharding)
-    found = found[found["in"] != "fp8"] if len(found) else found
-    if found.empty:
-        return []
-    worst = found.loc[found["largest"].idxmax()]
-    return [
-        f"*Loss:* {len(found)} sharded run{'s' if len(found) > 1 else ''} differ from one process by at most {worst['largest']:.1e} nats per token in "
-        f"{worst['steps']} steps ({run_link(worst['label'], worst['key'])})."
-    ]
+    text = []
+    for precision, some in found[found["in"] != "fp8"].groupby("in", sort=False) if len(found) else ():
+        worst = some.loc[some["largest"].idxmax()]
+        text.append(
+            f"*Loss, {precision}:* {_runs(some)} from one process by at most {worst['largest']:.1e} nats per token in {worst['steps']} steps "
+            f"({run_link(worst['label'], worst['key'])})."
+        )
+    return text
 
 
 def sentences(sharding: Sharding) -> list[str]:
@@ -120,9 +120,10 @@ def sentences(sharding: Sharding) -> list[str]:
         worst = some.loc[some["largest"].idxmax()]
         within = "stays within" if worst["largest"] <= BAR else "exceeds"
         text.append(
-            f"*{precision}:* over {worst['steps']} steps the loss of {len(some)} sharded run{'s' if len(some) > 1 else ''} differs from one process by at most "
+            f"*{precision}:* over {worst['steps']} steps {_runs(some)} from one process in the training loss by at most "
             f"{worst['largest']:.1e} nats per token ({run_link(worst['label'], worst['key'])}, step {worst['at_step']}; {worst['relative']:.1e} of the loss), "
-            f"on average by at most {some['mean'].max():.1e}. This {within} {BAR:g}."
+            f"on average by at most {some['mean'].max():.1e}. This {within} {BAR:g}. "
+            f"Relative to that of one process, the validation loss differs by at most {some['validation'].max():.1e}."
         )
         fast = some.loc[some["speed"].idxmax()]
         shares = "" if sharding.on_gpu else ", with all processes on one processor"
@@ -130,6 +131,10 @@ def sentences(sharding: Sharding) -> list[str]:
             f"*{precision}:* {run_link(fast['label'], fast['key'])} is {fast['speed']:.2f} times as fast as one process{shares}."
         )
     return text
+
+
+def _runs(some: pd.DataFrame) -> str:
+    return f"{len(some)} sharded runs differ" if len(some) > 1 else "the sharded run differs"
 
 
 def _fp8_sentence(row: pd.Series) -> str:

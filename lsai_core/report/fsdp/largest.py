@@ -17,6 +17,9 @@ _PARTS = {
     "train_layers": ("trains", "layers"),
 }
 
+# Techniques with checkpointing, and what they are without.
+_CHECKPOINTED = {"checkpointed": "plain", "bf16cp": "bf16", "adam8bitcp": "adam8bit"}
+
 
 def show_largest(sharding: Sharding) -> None:
     """Table, figure and sentences of one machine; nothing if no search was made there."""
@@ -84,7 +87,8 @@ def searched(sharding: Sharding) -> pd.DataFrame:
         if len(rows):
             tries = [len(sharding.run(key, "largest").summary.results.get("tries", [])) for key in rows["key"]]
             bad = [_odd(sharding.run(key, "largest").summary.results.get("tries", [])) for key in rows["key"]]
-            found.append(rows.assign(does=does, by=by, tries=tries, odd=bad, technique=rows["label"]))
+            limits = [sharding.run(key, "largest").summary.results.get("search_limit_kind") for key in rows["key"]]
+            found.append(rows.assign(does=does, by=by, tries=tries, odd=bad, limit=limits, technique=rows["label"]))
     return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
 
 
@@ -123,6 +127,11 @@ def sentences(rows: pd.DataFrame, on_gpu: bool) -> list[str]:
                 f"*{technique}, by {by}:* {most['processes']} processes train a model {ratio:.2f} times as large as one does "
                 f"({run_link(size_of(most['parameters']), most['key'])} against {run_link(size_of(alone.iloc[0]['parameters']), alone.iloc[0]['key'])})."
             )
+    text += _checkpointing(trains)
+    for limit, some in trains.groupby("limit"):
+        if "host" in str(limit):
+            names = ", ".join(dict.fromkeys(some["label"]))
+            text.append(f"*{names}:* the search was bounded by {limit}.")
     off = (fine["estimated_size"] / fine["largest_size"] - 1)[fine["largest_size"] > 0]
     if len(off):
         text.append(
@@ -137,6 +146,31 @@ def sentences(rows: pd.DataFrame, on_gpu: bool) -> list[str]:
             text.append(f"{name}: the search ran out of time, so that the answer is a lower bound.")
         if row.odd:
             text.append(f"{name}: a try ended otherwise than by memory ({row.odd}); the answer may be higher.")
+    return text
+
+
+def _checkpointing(trains: pd.DataFrame) -> list[str]:
+    """How much larger a model checkpointing lets train, over all techniques that were searched with it and without."""
+    sizes = trains.assign(base=[str(v).rpartition("_")[0] for v in trains["variant"]]).set_index(
+        ["processes", "by", "base"]
+    )["parameters"]
+    text = []
+    for processes in sorted(trains["processes"].unique()):
+        ratios = [
+            sizes[processes, by, more] / sizes[processes, by, less]
+            for more, less in _CHECKPOINTED.items()
+            for by in trains["by"].unique()
+            if (processes, by, more) in sizes.index and (processes, by, less) in sizes.index
+        ]
+        if ratios:
+            why = (
+                " What fills the memory is weights, gradients and optimizer states, not activations."
+                if max(ratios) < 1.1
+                else ""
+            )
+            text.append(
+                f"*Checkpointing on {processes}:* the largest model is {min(ratios):.2f} to {max(ratios):.2f} times as large with it.{why}"
+            )
     return text
 
 
