@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 
 from lsai_core.files import repo_root
+from lsai_core.report.context.training import load_trained, loss_differences
+from lsai_core.report.fsdp import ablation, largest
+from lsai_core.report.fsdp.results import load_sharding, size_of
 from lsai_core.report.memory.analysis import readme_table, speed_spread
 from lsai_core.report.memory.table import machine_results
 from lsai_core.runs.records import Run, recorded_runs
@@ -97,23 +100,52 @@ def test_four_gpus_are_what_the_records_say() -> None:
     }
     text = " ".join((repo_root() / "README.md").read_text().split())
     spread = 0.0
-    for products, fp8 in (("bf16", ""), ("fp8", "_fp8")):
-        ours = found[f"llama_4{fp8}"]["tokens_per_s"]
-        for trainer, name in (("ours", "llama_4"), ("torchtitan", "titan_4")):
-            results = found[name + fp8]
+    rows = {
+        "bf16": ("llama_4", "titan_4"),
+        "bf16, {} checkpointing": ("llama_4_alternating", "titan_4_selective"),
+        "fp8": ("llama_4_fp8", "titan_4_fp8"),
+    }
+    for row, names in rows.items():
+        ours = found[names[0]]["tokens_per_s"]
+        for trainer, name in zip(("ours", "torchtitan"), names, strict=True):
+            results, products = found[name], row.format("alternating" if trainer == "ours" else "operator-selective")
             faster = "–" if trainer == "ours" else f"{ours / results['tokens_per_s']:.2f}x"
             cells = [products, trainer, f"{results['tokens_per_s_per_gpu']:,.0f}", f"{results['mfu']:.1%}"]
             assert "| " + " | ".join([*cells, f"{results['mem_peak_allocated_gib']:.1f}", faster]) + " |" in text
             ends = (results[f"tokens_per_s_{end}"] / results["tokens_per_s"] for end in ("p25", "p75"))
             spread = max(spread, *(abs(end - 1) for end in ends))
     assert f"their quartiles within {spread:.1%}" in text
-    assert f"takes {found['llama2_7b_128k_4']['step_ms'] / 1e3:.1f} s on them" in text
+    alone, shared = (found[f"llama2_7b_128k_{n}"]["step_ms"] / 1e3 for n in (1, 4))
+    assert f"takes {shared:.1f} s on them and {alone:.1f} s on one" in text
+    longest = found["longest_1b_1"]
+    assert f"in {longest['step_s']:.0f} s, with {longest['host_gib']:.0f} GiB" in text and "over 1,003,520" in text
+    kept, freed = (
+        found[name]["tokens_per_s_per_gpu"] / found["weak_1"]["tokens_per_s"] for name in ("weak_4_kept", "weak_4")
+    )
+    assert f"at {kept:.1%} of the speed of one alone ({freed:.1%} if" in text
     claims = json.loads((repo_root() / "reports" / "recorded" / "claims.json").read_text())["claims"]
     value = {claim["name"]: claim["value"] for claim in claims}
     assert f"reaches {value['shared_sequence_128k']:.1%} of what one alone" in text
     assert (
         f"tokens {value['shared_sequence_32k']:.1%}, {value['shared_sequence_torch']:.2f} times PyTorch's own" in text
     )
+
+
+def test_sharded_losses_and_largest_models_are_what_the_records_say() -> None:
+    text = " ".join((repo_root() / "README.md").read_text().split())
+    sharding = next(found for found in load_sharding([], "h200") if found.machine == "h200")
+    losses = ablation.compared(sharding).set_index("variant")["largest"]
+    assert f"differs from one GPU's by at most {losses['fsdp4']:.1e} nats per token" in text
+    rows = largest.searched(sharding)
+    rows = rows[(rows["by"] == "layers") & (rows["processes"] == 1)].set_index("variant")
+    plain, both, eight, loaded = (
+        size_of(rows["parameters"][name]) for name in ("plain_1", "bf16cp_1", "adam8bitcp_1", "weights_1")
+    )
+    assert f"{plain} parameters with fp32 states, {both} in bf16 with checkpointing, {eight} with 8-bit AdamW" in text
+    assert f"{loaded} load, which fills {rows['weights_share']['weights_1']:.1%} of the memory" in text
+    trained = next(found for found in load_trained([], "h200") if found.machine == "h200")
+    gap = loss_differences(trained).set_index("model")["largest"]["llama2-7b"]
+    assert f"({gap:.1e} nats apart at most in ten steps)" in text
 
 
 def test_records_name_no_folder_of_the_machine_they_ran_on() -> None:
