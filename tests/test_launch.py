@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from fsdp_fixture import config, dataset, plan, write_text
 
 from lsai_core.errors import Preempted, Unavailable, UserError
@@ -65,6 +66,36 @@ def test_a_run_survives_a_stop_signal_and_the_kill_of_a_process(tmp_path: Path) 
     rows = read_jsonl(folder / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(60))
     assert max(abs(a["loss"] / b["loss"] - 1) for a, b in zip(rows, alone.rows, strict=True)) <= 1e-4
+
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
+    ),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_stop_signal_before_the_first_step_counts(device: str, tmp_path: Path) -> None:
+    """It comes while workers import, and is repeated while they compile; they end a few steps later."""
+    text, data = write_text(tmp_path), tmp_path / "data"
+    fp8 = {"precision": "bf16_autocast", "fp8": {"recipe": "fused"}} if device == "cuda" else {}
+    settings: dict[str, Any] = {"steps": 2000, "log_every": 50, "profile": {"memory_steps": 0}, "compile": True, **fp8}
+    run = config(text, device=device, parallel={"fsdp": 2, "fp8_gather": bool(fp8)}, **settings)
+    dataset(run, data)
+    folder = plan(run, tmp_path / "runs" / "test" / "early")
+    told: list[float] = []
+
+    def stop(_rows: list[dict[str, Any]]) -> None:
+        if len(pids(folder)) == 2 and not told:
+            told.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Preempted, match=r"after step \d+ of 2000 \(SIGTERM\)"):
+        launch(folder, data, 2, on_rows=stop)
+    assert time.monotonic() - told[0] < 60
+    assert len(read_jsonl(folder / "metrics.jsonl")) < 100
 
 
 def test_silent_workers_say_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
