@@ -85,9 +85,10 @@ def searched(sharding: Sharding) -> pd.DataFrame:
     for part, (does, by) in _PARTS.items():
         rows = sharding.rows("largest", part)
         if len(rows):
-            tries = [len(sharding.run(key, "largest").summary.results.get("tries", [])) for key in rows["key"]]
-            bad = [_odd(sharding.run(key, "largest").summary.results.get("tries", [])) for key in rows["key"]]
-            limits = [sharding.run(key, "largest").summary.results.get("search_limit_kind") for key in rows["key"]]
+            results = [sharding.run(key, "largest").summary.results for key in rows["key"]]
+            tries = [len(one.get("tries", [])) for one in results]
+            bad = [_odd(one.get("tries", [])) for one in results]
+            limits = [one.get("search_limit_kind") for one in results]
             found.append(rows.assign(does=does, by=by, tries=tries, odd=bad, limit=limits, technique=rows["label"]))
     return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
 
@@ -151,26 +152,18 @@ def sentences(rows: pd.DataFrame, on_gpu: bool) -> list[str]:
 
 def _checkpointing(trains: pd.DataFrame) -> list[str]:
     """How much larger a model checkpointing lets train, over all techniques that were searched with it and without."""
-    sizes = trains.assign(base=[str(v).rpartition("_")[0] for v in trains["variant"]]).set_index(
-        ["processes", "by", "base"]
-    )["parameters"]
+    sizes = trains[["processes", "by", "parameters"]].assign(
+        base=[str(v).rpartition("_")[0] for v in trains["variant"]]
+    )
+    saving = sizes.assign(base=sizes["base"].map(_CHECKPOINTED))
+    pairs = saving.merge(sizes, on=["processes", "by", "base"], suffixes=("", "_without"))
     text = []
-    for processes in sorted(trains["processes"].unique()):
-        ratios = [
-            sizes[processes, by, more] / sizes[processes, by, less]
-            for more, less in _CHECKPOINTED.items()
-            for by in trains["by"].unique()
-            if (processes, by, more) in sizes.index and (processes, by, less) in sizes.index
-        ]
-        if ratios:
-            why = (
-                " What fills the memory is weights, gradients and optimizer states, not activations."
-                if max(ratios) < 1.1
-                else ""
-            )
-            text.append(
-                f"*Checkpointing on {processes}:* the largest model is {min(ratios):.2f} to {max(ratios):.2f} times as large with it.{why}"
-            )
+    for processes, ratios in (pairs["parameters"] / pairs["parameters_without"]).groupby(pairs["processes"]):
+        states = " What fills the memory is weights, gradients and optimizer states, not activations."
+        text.append(
+            f"*Checkpointing on {processes}:* the largest model is {ratios.min():.2f} to {ratios.max():.2f} times as large with it."
+            + (states if ratios.max() < 1.1 else "")
+        )
     return text
 
 
