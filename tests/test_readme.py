@@ -118,11 +118,17 @@ def test_four_gpus_are_what_the_records_say() -> None:
     alone, shared = (found[f"llama2_7b_128k_{n}"]["step_ms"] / 1e3 for n in (1, 4))
     assert f"takes {shared:.1f} s on them and {alone:.1f} s on one" in text
     longest = found["longest_1b_1"]
-    assert f"in {longest['step_s']:.0f} s, with {longest['host_gib']:.0f} GiB" in text and "over 1,003,520" in text
+    assert (
+        f"in {longest['step_s']:.0f} s, with {longest['host_gib']:.0f} GiB of host memory" in text
+        and "over 1,003,520" in text
+    )
     kept, freed = (
         found[name]["tokens_per_s_per_gpu"] / found["weak_1"]["tokens_per_s"] for name in ("weak_4_kept", "weak_4")
     )
     assert f"at {kept:.1%} of the speed of one alone ({freed:.1%} if" in text
+    weak = [found[name] for name in ("weak_1", "weak_4", "weak_4_kept")]
+    off = max(abs(r[f"tokens_per_s_{end}"] / r["tokens_per_s"] - 1) for r in weak for end in ("p25", "p75"))
+    assert f"quartiles of the steps within {off:.1%}" in text
     claims = json.loads((repo_root() / "reports" / "recorded" / "claims.json").read_text())["claims"]
     value = {claim["name"]: claim["value"] for claim in claims}
     assert f"reaches {value['shared_sequence_128k']:.1%} of what one alone" in text
@@ -136,6 +142,7 @@ def test_sharded_losses_and_largest_models_are_what_the_records_say() -> None:
     sharding = next(found for found in load_sharding([], "h200") if found.machine == "h200")
     losses = ablation.compared(sharding).set_index("variant")["largest"]
     assert f"differs from one GPU's by at most {losses['fsdp4']:.1e} nats per token" in text
+    assert f"in bf16, where one seed was run, by at most {losses['bf16_fsdp4']:.1e} (" in text
     rows = largest.searched(sharding)
     rows = rows[(rows["by"] == "layers") & (rows["processes"] == 1)].set_index("variant")
     plain, both, eight, loaded = (
