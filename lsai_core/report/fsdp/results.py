@@ -79,6 +79,7 @@ def _facts(run: Run) -> dict[str, object]:
     fp8 = fp8["recipe"] if isinstance(fp8, dict) else fp8
     return {
         "processes": parallel["fsdp"] * parallel["replicate"],
+        "offload": parallel.get("cpu_offload", False),
         # A peer's config names its kernel in one word, and has no micro-batches.
         "attention": attention["backend"] if isinstance(attention, dict) else attention,
         "precision": train["precision"],
