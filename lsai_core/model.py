@@ -240,7 +240,7 @@ class Transformer(nn.Module):
         return self.norm(x_BSD)
 
     @torch.no_grad()
-    def init_weights(self, seed: int = 0) -> None:
+    def init_weights(self, seed: int = 0, draw_on: torch.device | None = None) -> None:
         """Fill all parameters in place: norms 1, matrices normal(0, 0.02), the embedding normal(0, 1) unless it is tied.
 
         The two projections back into the residual stream are scaled by 1/sqrt(2 * n_layers) (GPT-2's rule: a sum of 2N
@@ -250,6 +250,9 @@ class Transformer(nn.Module):
 
         Each parameter draws from a generator seeded by (seed, its name): the values do not depend on the order of
         initialisation, and a sharded model (DTensor) gets its slice of the values that the whole model would have.
+
+        Generators of CPUs and GPUs differ. Parameters that wait on the host for a GPU are drawn there (`draw_on`; by default, where
+        they are), so that offloading does not change what a run begins with.
         """
         for name, parameter in self.named_parameters():
             if name.endswith("norm.weight"):
@@ -259,22 +262,20 @@ class Transformer(nn.Module):
             std = 0.02 / (2 * self.config.n_layers) ** 0.5 if residual else 0.02
             if name == "embedding.weight" and not self.config.tie_embeddings:
                 std = 1.0
-            _fill_normal(parameter, std, f"{seed}/{name.replace('_orig_mod.', '')}")
+            _fill_normal(parameter, std, f"{seed}/{name.replace('_orig_mod.', '')}", draw_on or parameter.device)
 
 
-def _fill_normal(parameter: Tensor, std: float, key: str) -> None:
-    """normal(0, std) from a generator seeded by `key`, drawn in float32 on the parameter's device."""
+def _fill_normal(parameter: Tensor, std: float, key: str, device: torch.device) -> None:
+    """normal(0, std) from a generator seeded by `key`, drawn in float32 on `device`."""
     seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 1
-    generator = torch.Generator(parameter.device).manual_seed(seed)
-    values = torch.empty(parameter.shape, device=parameter.device, dtype=torch.float32).normal_(
-        0.0, std, generator=generator
-    )
+    generator = torch.Generator(device).manual_seed(seed)
+    values = torch.empty(parameter.shape, device=device, dtype=torch.float32).normal_(0.0, std, generator=generator)
     fill(parameter, values)
 
 
 @torch.no_grad()
 def fill(parameter: Tensor, values: Tensor) -> None:
-    """Copy whole `values` into a parameter, of which this process may hold a slice only; they are on the parameter's device."""
+    """Copy whole `values` into a parameter, of which this process may hold a slice only."""
     # Imported here: it takes a second, and most who import this module (chapters, predictions, commands) fill no weights.
     from torch.distributed.tensor import DTensor, distribute_tensor
 

@@ -41,7 +41,7 @@ def build_sharded(config: TrainConfig, device: torch.device) -> Transformer:
     Parameters are DTensors in the weight dtype, on `device`, or on the host with `cpu_offload`.
     """
     model = empty_sharded(config, device)
-    model.init_weights(config.seed)
+    model.init_weights(config.seed, draw_on=device)
     if model.fp8_scales is not None:
         model.fp8_scales.reset()
     return model
