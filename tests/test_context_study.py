@@ -505,12 +505,15 @@ def test_training_over_shared_sequences_is_held_against_one_process(
     shown: list[str] = []
     monkeypatch.setattr(training, "show_text", shown.append)
     monkeypatch.setattr(
-        training, "show_table", lambda table, label, caption, **_: shown.append(f"{label} {table.to_string()}")
+        training,
+        "show_table",
+        lambda table, label, caption, **_: shown.append(f"{label} {caption} {table.to_string()}"),
     )
     training.show_training([trained])
     text = "\n".join(shown)
     assert "by 0.0e+00 nats per token in the first step" in text
     assert "at most 3.0e-04 (4.3e-05 of the loss) over 3 steps" in text
+    assert "later steps need as much more" in text
     assert "32 of 32" in text and "460,800" in text and "120.5" in text and "462" in text and "zigzag" in text
     assert GPU["gpu"] == find_gpu("h200").driver_name
     link = longest.really_taken([trained], find_gpu("h200"), "llama3-8b", 1)

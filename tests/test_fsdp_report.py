@@ -81,7 +81,7 @@ def searched(run: Any) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
         tries.append({"size": size + 2, "outcome": "failed", "note": "an illegal access"})
     results = {
         "largest_size": size, "estimated_size": size - 1, "parameters": size * 10**9, "n_layers": size, "d_model": 4096, "weights_share": 0.98,
-        "search_resolution": 0.0, "search_s": 60.0, "search_capped": False, "search_out_of_time": False, "search_limit_gib": 140.0,
+        "search_resolution": 0.0, "search_s": 60.0, "search_capped": False, "search_out_of_time": False, "search_limit_gib": 140.0, "states_gib": None if run.id.variant == "bf16_2" else 1.0,
         "search_limit_kind": "GPU memory" + " and 109 GiB of the host's" * run.config.train.parallel.cpu_offload, "tries": tries,
     }  # fmt: skip
     return "ok", results, []
@@ -178,6 +178,8 @@ def test_the_largest_models_are_compared_by_technique_and_odd_ends_are_said(shar
     assert "a try ended otherwise than by memory (failed: an illegal access)" in text
     assert "*fp32 states, by layers:* 4 processes" in text  # on 8 it timed out
     assert "*Checkpointing on 4:* the largest model is 1.00 to 1.00 times as large with it. What fills" in text
+    trained = (rows["does"] == "trains") & (rows["outcome"] == "ok")
+    assert f"*First steps:* of {trained.sum()} training steps 2 were a model's very first" in text
     assert "*CPU offload, checkpointing:* the search was bounded by GPU memory and 109 GiB of the host's." in text
 
 

@@ -62,6 +62,8 @@ def test_the_found_model_fits_and_a_larger_one_does_not(tmp_path: Path, processe
     # Of the step itself: random tokens cost log(V) nats and a little; torch alone takes some 0.1 GiB of host memory.
     assert found["loss"] == pytest.approx(math.log(320), abs=0.5) and 0 < found["step_s"] < 60
     assert 0.1 * processes < found["host_gib"] < 10 * processes
+    # Both moments of this process's slice, in fp32.
+    assert found["states_gib"] == pytest.approx(8 * found["parameters"] / processes / 2**30, rel=0.05)
     assert all(("loss" in t) == (t["outcome"] == "ok") for t in found["tries"])
 
 

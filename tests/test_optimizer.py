@@ -12,7 +12,7 @@ from lsai_core.config import OptimConfig
 from lsai_core.data import Dataset
 from lsai_core.errors import Unavailable
 from lsai_core.train.loop import train
-from lsai_core.train.optimizer import build_optimizer, clip_and_update, gradient_norm, optimizer_kernel
+from lsai_core.train.optimizer import build_optimizer, clip_and_update, gradient_norm, make_states, optimizer_kernel
 
 CPU = torch.device("cpu")
 
@@ -46,6 +46,23 @@ def test_clipping_scales_to_the_limit(limit: float) -> None:
     after = torch.cat([p.grad.flatten() for p in module.parameters()])
     assert float(norm) == pytest.approx(float(before.norm()), rel=1e-5)
     assert float(after.norm()) == pytest.approx(min(float(norm), limit or float(norm)), rel=1e-4)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("states", ["full", "8bit"])
+def test_states_can_be_made_before_the_first_step(states: str, device: str) -> None:
+    module = model(device, torch.bfloat16)
+    before = [p.detach().clone() for p in module.parameters()]
+    optimizer = build_optimizer(module, OptimConfig(lr=1e-2, states=states))
+    made = make_states(optimizer)
+    assert all(torch.equal(p, old) and p.grad is None for p, old in zip(module.parameters(), before, strict=True))
+    weights = sum(p.nbytes for p in module.parameters())
+    assert made == pytest.approx(2 * weights if states == "full" else weights, rel=0.05)
+    fill_gradients(module, 0)
+    clip_and_update(optimizer, 1.0)
+    assert not any(torch.equal(p, old) for p, old in zip(module.parameters(), before, strict=True))
+    again = sum(v.nbytes for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor))
+    assert again == made
 
 
 @pytest.mark.gpu

@@ -26,7 +26,7 @@ from lsai_core.profiling.predict.techniques import first_that_fits, settings_of
 from lsai_core.report.prediction.chapter import accuracy
 from lsai_core.report.prediction.data import compare, config_of, out_of_memory
 from lsai_core.runs.driver import execute_notebook
-from lsai_core.runs.records import recorded_runs
+from lsai_core.runs.records import find_runs, recorded_runs
 from lsai_core.strict import validated
 from lsai_core.train import step
 from lsai_core.train.optimizer import build_optimizer
@@ -310,8 +310,6 @@ def test_the_chapter_without_and_with_own_runs(tmp_path: Path, monkeypatch: pyte
     write_run(tmp_path, "memory", "odd", results=results, config={"model": {"preset": "nope"}})
     monkeypatch.setenv("LSAI_RUNS", str(tmp_path))
     monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
-    from lsai_core.runs.records import find_runs
-
     write_run(tmp_path, "memory", "huge", outcome="oom", config=config)
     env = json.loads((path := next(tmp_path.glob("memory/huge*/env.json"))).read_text())
     path.write_text(json.dumps(env | {"gpu_memory_gib": 1e-3}))
@@ -320,6 +318,19 @@ def test_the_chapter_without_and_with_own_runs(tmp_path: Path, monkeypatch: pyte
     frame = compare(find_runs(tmp_path), CHECKOUT / "reports")
     assert frame["error"].tolist() == pytest.approx([1 / 1.2 - 1])
     assert "odd" in accuracy(frame) and "-16.7%" in accuracy(frame)
+
+
+def test_the_largest_models_are_predicted_too_unless_it_was_their_first_step(tmp_path: Path) -> None:
+    train = json.loads(tiny().model_dump_json())
+    config = {"train": train, "measure": "train", "grow": "n_layers"}
+    deeper = tiny(model={**train["model"], "n_layers": 5})
+    results = {"largest_size": 5, "allocated_gib": predict(deeper).peak * 1.25, "states_gib": 0.01}
+    write_run(tmp_path, "largest", "settled", kind="model_search", results=results, config=config)
+    first = {name: value for name, value in results.items() if name != "states_gib"}
+    write_run(tmp_path, "largest", "first", kind="model_search", results=first, config=config)
+    frame = compare(find_runs(tmp_path), CHECKOUT / "reports")
+    assert frame["variant"].tolist() == ["settled"] and not frame.attrs["unread"]
+    assert frame["error"].tolist() == pytest.approx([1 / 1.25 - 1])
 
 
 @pytest.mark.slow

@@ -2,8 +2,9 @@
 
 A model grows by the scaling factor of `presets` (width, depth and heads together) or by its number of layers. Each try is a
 process group of its own (`tries.py`): an out-of-memory error of any process ends that try and is a data point. `load` gives every
-parameter memory and a value; `train` builds the model, its optimizer and its gradients in one real step on random tokens. The
-search begins at an estimate, of a training step on a GPU at its prediction (`model_size.py`), so that few tries are needed.
+parameter memory and a value; `train` takes one real step on random tokens, with the optimizer's states there before it, as in every
+step but the first. The search begins at an estimate, of a training step on a GPU at its prediction (`model_size.py`), so that few
+tries are needed.
 
 With `cpu_offload` the host's memory is the edge. Running over it would end more than the try, so a model whose slices would take
 more than 85 % of it is refused before it is built; such a try says so.
@@ -199,6 +200,7 @@ def _one_try(rank: int, argument: tuple[ModelSearchConfig, int, float]) -> dict[
 
     - `step_s`: its time, which for a first step includes compilation and pinning host memory
     - `loss`: nats per token of random tokens, all processes' mean
+    - `states_gib`: the optimizer's states, which exist before the step
     - `host_gib`: what all processes have in host memory after it (resident pages: block inputs, libraries)
     """
     from lsai_core.parallel.processes import connect
@@ -228,7 +230,7 @@ def _one_try(rank: int, argument: tuple[ModelSearchConfig, int, float]) -> dict[
 
 def _train_one_step(train: TrainConfig, device: torch.device, rank: int, world: World) -> dict[str, float]:
     from lsai_core.train import step
-    from lsai_core.train.optimizer import build_optimizer
+    from lsai_core.train.optimizer import build_optimizer, make_states
 
     if train.parallel.cpu_offload:  # its values would be drawn on the host, whole on every rank, for minutes
         model = _empty(train, device)
@@ -236,6 +238,7 @@ def _train_one_step(train: TrainConfig, device: torch.device, rank: int, world: 
     else:
         model = step.prepare_model(train, device)
     optimizer = build_optimizer(model, train.optim)
+    states = make_states(optimizer)
     # Processes that share a sequence draw the same.
     generator = torch.Generator().manual_seed(train.seed + rank // train.parallel.cp)
     tokens = torch.randint(train.model.vocab_size, (train.batch_size, train.seq_len + 1), generator=generator)
@@ -249,7 +252,7 @@ def _train_one_step(train: TrainConfig, device: torch.device, rank: int, world: 
     if not math.isfinite(loss):
         raise RuntimeError(f"the loss of the step is {loss}")
     resident = torch.tensor([psutil.Process().memory_info().rss / GIB], device=device)
-    return {"step_s": seconds, "loss": loss, "host_gib": float(world.sum(resident))}
+    return {"step_s": seconds, "loss": loss, "states_gib": states / GIB, "host_gib": float(world.sum(resident))}
 
 
 def _empty(train: TrainConfig, device: torch.device) -> Transformer:

@@ -60,6 +60,25 @@ def optimizer_kernel(optim: OptimConfig, device: torch.device) -> Literal["torch
     return "triton" if possible and optim.kernel != "torch" else "torch"
 
 
+@torch.no_grad()
+def make_states(optimizer: torch.optim.Optimizer) -> int:
+    """Make the moments that the first update would make, and change no weight: as memory is in every step but the first.
+
+    Returns the bytes of this process's part.
+    """
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    states = (value for state in optimizer.state.values() for value in state.values())
+    return sum(local(value).nbytes for value in states if isinstance(value, torch.Tensor))
+
+
 def clip_and_update(optimizer: torch.optim.Optimizer, limit: float) -> torch.Tensor:
     """Scale all gradients, together, to a norm of at most `limit` (0: no limit) and update the parameters.
 

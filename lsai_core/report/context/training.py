@@ -72,7 +72,7 @@ class Trained(OfMachine):
                     "peak_gib": best.get("peak_gib"),
                     "seconds": best.get("seconds"),
                     # Missing in records of older code.
-                    **{name: best.get(name) for name in ("step_s", "allocated_gib", "host_gib", "loss")},
+                    **{name: best.get(name) for name in ("step_s", "allocated_gib", "states_gib", "host_gib", "loss")},
                 }
                 | {"outcome": run.summary.outcome}
             )
@@ -198,19 +198,26 @@ def _longest(trained: Trained) -> None:
             "s with the start": rows["seconds"],
             "peak each (GiB)": rows["allocated_gib"],
             "reserved each (GiB)": rows["peak_gib"],
+            "AdamW states each (GiB)": rows["states_gib"],
             "host, all (GiB)": rows["host_gib"],
             "loss": rows["loss"],
             "outcome": rows["outcome"],
         }
     ).dropna(axis="columns", how="all")
     formats = {"step (s)": ".0f", "s with the start": ".0f", "loss": ".2f"} | dict.fromkeys(
-        ("peak each (GiB)", "reserved each (GiB)", "host, all (GiB)"), ".1f"
+        ("peak each (GiB)", "reserved each (GiB)", "AdamW states each (GiB)", "host, all (GiB)"), ".1f"
+    )
+    stepped = rows[rows["outcome"] == "ok"]
+    later = (
+        " Where no AdamW states are listed, there were none before this step's update; later steps need as much more."
+        if stepped["states_gib"].isna().any()
+        else ""
     )
     show_table(
         table,
         f"tbl-context-longest-{trained.slug}",
         f"The longest sequences on {trained.machine}: a whole training step that was really taken, with AdamW, on random tokens. It is the first "
-        "one, so its time includes compilation and, where inputs wait on the host, the pinning of its memory.",
+        f"one, so its time includes compilation and, where inputs wait on the host, the pinning of its memory.{later}",
         formats={name: form for name, form in formats.items() if name in table},
         links={"model": "key"},
     )

@@ -161,7 +161,7 @@ def _same_run(sharding: Sharding, some: pd.DataFrame) -> list[str]:
     text = [
         f"*{precision}:* over {worst['steps']} steps{_seeds(some)} {_runs(some)} from one process in the training loss by at most "
         f"{worst['largest']:.1e} nats per token ({run_link(worst['label'], worst['key'])}, step {worst['at_step']}; {worst['relative']:.1e} of the loss), "
-        f"on average by at most {some['mean'].max():.1e}. This {within} {BAR:g}. "
+        f"on average by at most {some['mean'].max():.1e}. This {within} {BAR:g}.{_stream(some)} "
         f"Relative to that of one process, the validation loss differs by at most {validation:.1e}."
     ]
     if some["speed"].notna().any():
@@ -171,6 +171,16 @@ def _same_run(sharding: Sharding, some: pd.DataFrame) -> list[str]:
             f"*{precision}:* {run_link(fast['label'], fast['key'])} is {fast['speed']:.2f} times as fast as one process{shares}."
         )
     return text
+
+
+def _stream(some: pd.DataFrame) -> str:
+    """What beside sharding sets bf16 runs apart from one under autocast."""
+    under_autocast = (some["shows"] == "bf16_autocast") & ~some["reference"].str.contains("fsdp")
+    return (
+        " Not by sharding alone: one process under autocast carries the residual stream in fp32, several in bf16."
+        if under_autocast.any()
+        else ""
+    )
 
 
 def _runs(some: pd.DataFrame) -> str:

@@ -133,6 +133,8 @@ def sentences(rows: pd.DataFrame, on_gpu: bool) -> list[str]:
         if "host" in str(limit):
             names = ", ".join(dict.fromkeys(some["label"]))
             text.append(f"*{names}:* the search was bounded by {limit}.")
+    if trains["states_gib"].isna().any():
+        text.append(f"*First steps:* {_first_steps(trains)}")
     off = (fine["estimated_size"] / fine["largest_size"] - 1)[fine["largest_size"] > 0]
     if len(off):
         text.append(
@@ -148,6 +150,20 @@ def sentences(rows: pd.DataFrame, on_gpu: bool) -> list[str]:
         if row.odd:
             text.append(f"{name}: a try ended otherwise than by memory ({row.odd}); the answer may be higher.")
     return text
+
+
+def _first_steps(trains: pd.DataFrame) -> str:
+    """What is to be known of searches of older code, which took a model's very first step."""
+    older = trains[trains["states_gib"].isna()]
+    which = (
+        "these training steps were"
+        if len(older) == len(trains)
+        else f"of {len(trains)} training steps {len(older)} were"
+    )
+    return (
+        f"{which} a model's very first, in whose backward pass AdamW's states did not exist yet. Without checkpointing, whose saved activations count, "
+        "a second step needs more memory, so that the largest model that goes on training may be smaller."
+    )
 
 
 def _checkpointing(trains: pd.DataFrame) -> list[str]:

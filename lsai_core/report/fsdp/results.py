@@ -19,7 +19,7 @@ METRICS = (
 )  # fmt: skip
 SEARCHED = (
     "largest_size", "estimated_size", "parameters", "n_layers", "d_model", "weights_share", "search_resolution", "search_s",
-    "search_capped", "search_out_of_time",
+    "search_capped", "search_out_of_time", "states_gib",
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from lsai_core.config import TrainConfig
 from lsai_core.errors import Unavailable, UserError
 from lsai_core.files import deep_merge
 from lsai_core.profiling.predict import Estimate, Gpu, estimate, find_gpu, predict
+from lsai_core.runs.model_size import grown
 from lsai_core.runs.records import Run, recorded_runs
 from lsai_core.strict import validated
 
@@ -21,19 +22,28 @@ BEFORE: dict[str, Any] = {"loss": "full", "blocks": "plain", "optim": {"kernel":
 
 
 def config_of(run: Run) -> TrainConfig:
-    """The config of a recorded training run, in today's words. Raises UserError if today's words cannot say it."""
-    return validated(TrainConfig, deep_merge(BEFORE, run.config), f"the config of {run.summary.id.name}")
+    """The config of a recorded training run, in today's words; of a search for the largest model, with the model that it found.
+
+    Raises UserError if today's words cannot say it.
+    """
+    search = run.summary.kind == "model_search"
+    recorded = run.config["train"] if search else run.config
+    train = validated(TrainConfig, deep_merge(BEFORE, recorded), f"the config of {run.summary.id.name}")
+    return grown(train, run.config["grow"], run.summary.results["largest_size"]) if search else train
 
 
-def is_measured(run: Run) -> bool:
-    """A finished training run of this package's trainer whose memory was measured."""
-    good = run.summary.kind == "train" and run.summary.outcome == "ok"
-    return good and bool(run.summary.results.get("mem_peak_allocated_gib"))
+def measured_gib(run: Run) -> float:
+    """The peak that a prediction is held against, of a finished training step of this package's trainer; 0 if none was measured.
 
-
-def measured_gib(results: Mapping[str, Any]) -> float:
-    """The peak that a prediction is held against: active bytes, which on a CPU are the live tensors'."""
-    return float(results.get("mem_peak_active_gib") or results["mem_peak_allocated_gib"])
+    Active bytes, which on a CPU are the live tensors'. Of the largest model that a search found it is allocated bytes; one that was
+    measured in its first step, with no optimizer states before it, is left out.
+    """
+    results = run.summary.results
+    if run.summary.outcome != "ok" or run.summary.kind not in ("train", "model_search"):
+        return 0.0
+    if run.summary.kind == "model_search":
+        return float(results["allocated_gib"]) if "states_gib" in results and "allocated_gib" in results else 0.0
+    return float(results.get("mem_peak_active_gib") or results.get("mem_peak_allocated_gib") or 0.0)
 
 
 def compare(runs: Sequence[Run], reports: Path) -> pd.DataFrame:
@@ -42,9 +52,11 @@ def compare(runs: Sequence[Run], reports: Path) -> pd.DataFrame:
     Runs that cannot be predicted are left out; `frame.attrs["unread"]` says which and why.
     """
     rows, unread = [], []
-    for run in filter(is_measured, runs):
-        results = run.summary.results
-        on_gpu = str(results.get("memory_kind")).startswith("CUDA")
+    for run in runs:
+        measured, results = measured_gib(run), run.summary.results
+        if not measured:
+            continue
+        on_gpu = "allocated_gib" in results or str(results.get("memory_kind")).startswith("CUDA")
         try:
             config = config_of(run)
             prediction = predict(
@@ -57,12 +69,11 @@ def compare(runs: Sequence[Run], reports: Path) -> pd.DataFrame:
         ) as error:  # another version's config, or an operator without a fake
             unread.append(f"{run.summary.id.name} ({' '.join(str(error).split())[:120]})")
             continue
-        measured = measured_gib(results)
         time = _time(config, run, reports) if on_gpu else None
         rows.append(
             {"machine": run.machine, "study": run.summary.id.study, "variant": run.summary.id.variant,
              "part": run.summary.id.part, "key": run.summary.id.key, "measured": measured, "predicted": prediction.peak,
-             "error": prediction.peak / measured - 1, "older": "blocks" not in run.config,
+             "error": prediction.peak / measured - 1, "older": "blocks" not in run.config.get("train", run.config),
              "step_s": results["step_ms"] / 1e3 if time and "step_ms" in results else None,
              "estimated_s": time.step_s if time else None, "compiled": config.compile}
         )  # fmt: skip
