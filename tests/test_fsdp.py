@@ -109,6 +109,16 @@ def test_bf16_stays_close_to_one_process(job: Job, name: str, tolerance: float, 
     assert job.facts[name]["dtype"] == dtype
 
 
+def test_in_bf16_sharding_sets_runs_apart_less_than_the_residual_stream_does(job: Job, tmp_path: Path) -> None:
+    """One process computes as several do if FSDP holds its model; under autocast it keeps the residual stream in fp32."""
+    held = plan(config(job.text, precision="bf16_autocast", parallel={"cpu_offload": True}), tmp_path / "held")
+    launch(held, job.root / "data", 1)
+    alike = curve(read_jsonl(held / "metrics.jsonl"), "loss")
+    autocast = curve(job.alone("bf16_autocast", tmp_path / "alone").rows, "loss")
+    sharding = (curve(job.rows("bf16_autocast"), "loss") - alike).abs()
+    assert sharding.max() < 0.1 * (autocast - alike).abs().max()
+
+
 def test_every_process_holds_its_share_only(job: Job) -> None:
     total = sum(p.numel() for p in load_hf(job.root / "fsdp" / "model").parameters())
     assert sum(job.facts["fsdp"]["held"]) == total

@@ -7,7 +7,7 @@ import json
 from lsai_core.files import repo_root
 from lsai_core.report.context.training import load_trained, loss_differences
 from lsai_core.report.fsdp import ablation, largest
-from lsai_core.report.fsdp.results import load_sharding, size_of
+from lsai_core.report.fsdp.results import good, load_sharding, size_of
 from lsai_core.report.memory.analysis import readme_table, speed_spread
 from lsai_core.report.memory.table import machine_results
 from lsai_core.runs.records import Run, recorded_runs
@@ -117,11 +117,12 @@ def test_four_gpus_are_what_the_records_say() -> None:
     assert f"their quartiles within {spread:.1%}" in text
     alone, shared = (found[f"llama2_7b_128k_{n}"]["step_ms"] / 1e3 for n in (1, 4))
     assert f"takes {shared:.1f} s on them and {alone:.1f} s on one" in text
-    longest = found["longest_1b_1"]
-    assert (
-        f"in {longest['step_s']:.0f} s, with {longest['host_gib']:.0f} GiB of host memory" in text
-        and "over 1,003,520" in text
-    )
+    alone, shared = (found[f"llama1b_128k_{n}"]["step_ms"] / 1e3 for n in (1, 4))
+    assert f"one of Llama-3.2-1B takes {shared:.1f} s and {alone:.1f} s (" in text
+    small, large = found["longest_1b_1"], found["longest_8b_1"]
+    assert "over 1,003,520 tokens" in text and "over 450,560 tokens" in text
+    assert f"in {small['step_s']:.0f} s, with {small['host_gib']:.0f} GiB of host memory, and one of Llama-3-8B" in text
+    assert f"in {large['step_s']:.0f} s, with {large['host_gib']:.0f} GiB (" in text
     kept, freed = (
         found[name]["tokens_per_s_per_gpu"] / found["weak_1"]["tokens_per_s"] for name in ("weak_4_kept", "weak_4")
     )
@@ -140,19 +141,30 @@ def test_four_gpus_are_what_the_records_say() -> None:
 def test_sharded_losses_and_largest_models_are_what_the_records_say() -> None:
     text = " ".join((repo_root() / "README.md").read_text().split())
     sharding = next(found for found in load_sharding([], "h200") if found.machine == "h200")
-    losses = ablation.compared(sharding).set_index("variant")["largest"]
-    assert f"differs from one GPU's by at most {losses['fsdp4']:.1e} nats per token" in text
-    assert f"in bf16, where one seed was run, by at most {losses['bf16_fsdp4']:.1e} (" in text
+    found = ablation.compared(sharding).set_index("variant")
+    assert f"differs from one GPU's by at most {found['largest']['fsdp4']:.1e} nats per token (one seed)" in text
+    assert [len(seeds) for seeds in found["seeds"]] == [1, 3, 3]
+    losses = good(sharding.rows("ablation", "train")).set_index("variant")["validation_loss"]  # means over the seeds
+    in_bf16 = abs(losses["bf16_fsdp4"] / losses["bf16_one"] - 1)
+    assert f"single steps lie up to {found['largest']['bf16_fsdp4']:.1e} apart" in text
+    assert f"the means over three seeds, {in_bf16:.2%}; those of fp8 and bf16 on four" in text
+    assert f"GPUs {abs(losses['fp8_fsdp4'] / losses['bf16_fsdp4'] - 1):.2%} (" in text
     rows = largest.searched(sharding)
-    rows = rows[(rows["by"] == "layers") & (rows["processes"] == 1)].set_index("variant")
+    rows = rows[rows["by"] == "layers"].set_index("variant")
     plain, both, eight, loaded = (
         size_of(rows["parameters"][name]) for name in ("plain_1", "bf16cp_1", "adam8bitcp_1", "weights_1")
     )
     assert f"{plain} parameters with fp32 states, {both} in bf16 with checkpointing, {eight} with 8-bit AdamW" in text
     assert f"{loaded} load, which fills {rows['weights_share']['weights_1']:.1%} of the memory" in text
+    growth = rows["parameters"]["bf16cp_4"] / rows["parameters"]["bf16cp_1"]
+    assert (
+        f"On four GPUs {size_of(rows['parameters']['bf16cp_4'])} in bf16 with checkpointing, {growth:.2f} times as"
+        in text
+    )
     trained = next(found for found in load_trained([], "h200") if found.machine == "h200")
-    gap = loss_differences(trained).set_index("model")["largest"]["llama2-7b"]
-    assert f"({gap:.1e} nats apart at most in ten steps)" in text
+    gap = loss_differences(trained).set_index("model")["largest"]
+    assert f"({gap['llama2-7b']:.1e} nats apart at most in ten steps)" in text
+    assert f"({gap['llama3.2-1b']:.1e} nats apart)" in text
 
 
 def test_records_name_no_folder_of_the_machine_they_ran_on() -> None:

@@ -26,7 +26,7 @@ def show_grid(sharding: Sharding) -> None:
     if rows.empty:
         return
     config = sharding.run(rows.iloc[0]["key"], "fsdp").config
-    setting = f"{config['batch_size']} x {config['seq_len']} tokens a process and step, {config['precision']}"
+    setting = f"{config['batch_size']} x {config['seq_len']} tokens a process and step, {config['precision']}{', blocks compiled' if config['compile'] else ''}"
     for strategy, words in STRATEGIES.items():
         some = rows[rows["variant"].str.startswith(f"{strategy}_")]
         if some.empty:
