@@ -14,6 +14,7 @@ from conftest import CHECKOUT, Project, gpu_bytes, write_run
 from fsdp_fixture import config as fsdp_config
 from fsdp_fixture import dataset, plan, write_text
 
+from lsai_core.cli.prediction import Question, answer
 from lsai_core.config import TrainConfig
 from lsai_core.context import METHODS
 from lsai_core.errors import UserError
@@ -271,6 +272,17 @@ def test_command_line(shared: Project) -> None:
     assert code == 0 and "longest sequence on 1 x RTX 4090 (23.5 GiB)" in out and "host memory per GPU" in out
     code, out, _ = shared.lsai("predict", "--study", "memory", "--gpu", "h200")
     assert code == 0 and "fits" in out
+
+
+def test_of_a_search_the_model_is_predicted_with_which_it_begins(capsys: pytest.CaptureFixture[str]) -> None:
+    def ask(study: str, variant: str) -> None:
+        answer(Question(study, variant, None, {}), "h200", None, False, False, False)
+
+    ask("longcontext", "longest_1b_1")
+    out = capsys.readouterr().out
+    assert "1 x 1003520 tokens a GPU" in out and "In host memory" in out
+    with pytest.raises(UserError, match="trains no variant weights_1"):
+        ask("largest", "weights_1")
 
 
 @pytest.mark.parametrize(

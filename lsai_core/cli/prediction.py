@@ -64,16 +64,19 @@ def _config(session: Session, question: Question) -> TrainConfig:
         # Of the text nothing matters; the smallest vocabulary fits any model.
         data = deep_merge({"data": {"vocab_size": 257}}, data)
         return validated(TrainConfig, data, f"--model {model}")
+    from lsai_core.runs.model_search import ModelSearchConfig
     from lsai_core.runs.study import resolve, select_variants
 
     loaded = session.study(study)
     chosen = select_variants(loaded, [variant] if variant else [next(iter(loaded.variants))], [])[0]
-    parts = [name for name, part in loaded.parts.items() if part.kind == "train" and chosen in loaded.measured(name)]
-    if not parts:
-        raise UserError(f"study {study} trains no variant {chosen} with this package's trainer")
-    config = resolve(loaded, chosen, parts[0], 0, overrides)
-    assert isinstance(config, TrainConfig)
-    return config
+    for name, part in loaded.parts.items():
+        if part.kind in ("train", "model_search") and chosen in loaded.measured(name):
+            config = resolve(loaded, chosen, name, 0, overrides)
+            if isinstance(config, TrainConfig):
+                return config
+            if isinstance(config, ModelSearchConfig) and config.measure == "train":
+                return config.train  # with the study's model, from which the search lets it grow
+    raise UserError(f"study {study} trains no variant {chosen} with this package's trainer")
 
 
 def _this_gpu(session: Session) -> str:
