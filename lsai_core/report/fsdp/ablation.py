@@ -37,7 +37,6 @@ def show_ablation(sharding: Sharding) -> None:
             "run": merged["label"],
             "key": merged["key"],
             **({"seeds": merged["repeats"]} if (rows["repeats"] > 1).any() else {}),
-            "sequences each": merged["batch"],
             "tokens/s": merged["tokens_per_s"],
             "MFU (%)": merged["mfu"] * 100,
             "peak each (GiB)": merged["mem_peak_allocated_gib"],
@@ -219,7 +218,9 @@ def _figure(sharding: Sharding, rows: pd.DataFrame, found: pd.DataFrame) -> Figu
             change = (losses - curve(_by_seed(sharding, held.iloc[0]["reference"])[seed])).abs().clip(lower=_FLOOR)
             right.semilogy(change.index, change, markevery=marks, **{**style, "linewidth": 1.1})
     right.axhline(BAR, color="#444444", linewidth=0.9, linestyle=":")
-    right.annotate(f"{BAR:g}", (0, BAR), xytext=(2, 3), textcoords="offset points", fontsize=8)
+    right.annotate(
+        f"{BAR:g}", (1, BAR), xycoords=("axes fraction", "data"), xytext=(-2, 3), textcoords="offset points", ha="right", fontsize=8,
+    )  # fmt: skip
     left.set(xlabel="step", ylabel="training loss (nats per token)")
     right.set(xlabel="step", ylabel="difference (nats per token)")
     fig.legend(loc="outside lower center", ncols=3, fontsize=8)
