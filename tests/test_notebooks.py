@@ -110,6 +110,15 @@ def test_it_runs_from_top_to_bottom_with_its_defaults(executed: dict[str, tuple[
 
 
 @pytest.mark.slow
+def test_the_memory_models_chapter_shows_predictions_beside_records(executed: dict[str, tuple[Path, str]]) -> None:
+    code = (cell for cell in read(executed["50-memory-model"][0]).cells if cell.cell_type == "code")
+    shown = [output.metadata.get("lsai", {}) for cell in code for output in cell.outputs if "metadata" in output]
+    assert [one["label"] for one in shown if "label" in one] == [
+        "fig-prediction-scatter", "tbl-prediction-runs", "tbl-prediction-limits", "fig-prediction-parts", "tbl-prediction-fits",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
 def test_runs_by_hand_are_recorded_like_all_others(executed: dict[str, tuple[Path, str]]) -> None:
     folder = executed["run-training"][0].parent
     runs = {(run.summary.kind, run.summary.outcome) for run in find_runs(folder / "runs")}

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
 import torch
 from conftest import CHECKOUT, Project, gpu_bytes, write_run
@@ -26,7 +25,6 @@ from lsai_core.profiling.predict.techniques import compare as compare_techniques
 from lsai_core.profiling.predict.techniques import first_that_fits, settings_of
 from lsai_core.report.prediction.chapter import accuracy
 from lsai_core.report.prediction.data import compare, config_of, out_of_memory
-from lsai_core.runs.driver import execute_notebook
 from lsai_core.runs.records import find_runs, recorded_runs
 from lsai_core.strict import validated
 from lsai_core.train import step
@@ -343,19 +341,6 @@ def test_the_largest_models_are_predicted_too_unless_it_was_their_first_step(tmp
     frame = compare(find_runs(tmp_path), CHECKOUT / "reports")
     assert frame["variant"].tolist() == ["settled"] and not frame.attrs["unread"]
     assert frame["error"].tolist() == pytest.approx([1 / 1.25 - 1])
-
-
-@pytest.mark.slow
-def test_the_chapter_runs(tmp_path: Path) -> None:
-    source, target = CHECKOUT / "notebooks" / "50-memory-model.ipynb", tmp_path / "50-memory-model.ipynb"
-    parameters = {"own_runs": ["none"], "profile": "cpu"}
-    assert execute_notebook(source, target, parameters, root=CHECKOUT, timeout_s=300) is None
-    cells = nbformat.read(target, as_version=4).cells
-    outputs = [o for c in cells if c.cell_type == "code" for o in c.outputs if "metadata" in o]
-    labels = [o.metadata["lsai"]["label"] for o in outputs if "label" in o.metadata.get("lsai", {})]
-    assert labels == [
-        "fig-prediction-scatter", "tbl-prediction-runs", "tbl-prediction-limits", "fig-prediction-parts", "tbl-prediction-fits",
-    ]  # fmt: skip
 
 
 @pytest.mark.gpu
