@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 LSAI   := $(BIN)/lsai
-# PROFILE: machine profile (detected if empty). ONLY, SKIP: comma-separated studies or variants. STUDY: one study.
+# PROFILE: machine profile (detected if empty). ONLY, SKIP: comma-separated studies or variants, or patterns of them. STUDY: one study.
 PROFILE ?=
 ONLY    ?=
 SKIP    ?=
@@ -14,7 +14,7 @@ ARGS    ?=
 # TORCH_INDEX: package index to take torch from, for example https://download.pytorch.org/whl/cpu for the small CPU build.
 TORCH_INDEX ?=
 
-options = $(if $(PROFILE),--profile $(PROFILE)) $(if $(ONLY),--only $(ONLY)) $(if $(SKIP),--skip $(SKIP))
+options = $(if $(PROFILE),--profile $(PROFILE)) $(if $(ONLY),--only '$(ONLY)') $(if $(SKIP),--skip '$(SKIP)')
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lab report run submit claims test lint clean
@@ -53,7 +53,7 @@ run: setup  ## run one study (STUDY=...) without rendering
 
 submit: setup  ## submit STUDY to the cluster PROFILE (params/clusters), for example PROFILE=alps ARGS=--dry-run
 	@test -n "$(PROFILE)" || { echo "error: say which cluster: make submit STUDY=$(STUDY) PROFILE=alps (params/clusters)" >&2; exit 2; }
-	@$(LSAI) submit $(STUDY) --cluster $(PROFILE) $(if $(ONLY),--only $(ONLY)) $(if $(SKIP),--skip $(SKIP)) $(ARGS)
+	@$(LSAI) submit $(STUDY) --cluster $(PROFILE) $(if $(ONLY),--only '$(ONLY)') $(if $(SKIP),--skip '$(SKIP)') $(ARGS)
 
 claims: setup  ## recompute every headline statement from the committed records
 	@$(LSAI) claims

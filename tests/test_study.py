@@ -14,12 +14,13 @@ import yaml
 from conftest import CHECKOUT, Hazards, Project, write_run
 
 from lsai_core.report.appendix import appendix_markdown
+from lsai_core.report.make import plan_report
 from lsai_core.runs import code
 from lsai_core.runs.driver import run_one
 from lsai_core.runs.execute import write_plan
 from lsai_core.runs.records import Summary, find_runs
 from lsai_core.runs.session import Session
-from lsai_core.runs.study import PlannedRun, Profile, load_study, study_names
+from lsai_core.runs.study import PlannedRun, Profile, load_study, select_variants, study_names
 
 
 def plan(project: Project, *arguments: object) -> dict[str, tuple[str, str]]:
@@ -310,6 +311,25 @@ def test_a_sweep_does_not_replace_a_variant(new_project: Callable[..., Project])
     edit(project, "params/studies/memory.yaml", lambda s: s.update(sweeps={"grid": SWEEP}))
     code, _, err = project.lsai("study", "memory", "--dry-run")
     assert code == 2 and "sweep grid makes 'grid_1x_0.1', which is a variant already" in err
+
+
+def test_patterns_choose_variants_of_a_study_and_of_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
+    session = Session("h200")
+    session.dataset_id = lambda config: "none"  # type: ignore[method-assign]  # prepare no text for this
+    largest = session.study("largest")
+    assert select_variants(largest, ["plain_*", "bf16_1"], ["*_[48]"]) == ["plain_1", "plain_2", "bf16_1"]
+    assert select_variants(largest, [], ["*_[248]", "weights*", "adam*", "bf16*"]) == [
+        "plain_1",
+        "checkpointed_1",
+        "offload_1",
+    ]
+
+    def planned(only: list[str], skip: list[str]) -> dict[str, set[str]]:
+        return {study: {run.id.variant for run in runs} for study, runs in plan_report(session, only, skip, {}).items()}
+
+    assert planned(["fp8"], ["*"]) == {}
+    assert planned(["mach*", "baseline"], ["machine"]) == {"memory": {"baseline"}, "course": {"baseline"}}
 
 
 def test_every_shipped_study_resolves_under_every_shipped_profile(monkeypatch: pytest.MonkeyPatch) -> None:

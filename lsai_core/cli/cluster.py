@@ -17,8 +17,10 @@ def submit(
     study: Annotated[str, typer.Argument(help="Study in params/studies.")],
     cluster: Annotated[str, typer.Option(help="Cluster in params/clusters.")],
     profile: ProfileOption = None,
-    only: Annotated[str | None, typer.Option(help="Comma-separated variants to run.")] = None,
-    skip: Annotated[str | None, typer.Option(help="Comma-separated variants to leave out.")] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Comma-separated variants to run, or patterns such as '*_1'.")
+    ] = None,
+    skip: Annotated[str | None, typer.Option(help="Comma-separated variants to leave out, or patterns.")] = None,
     parts: Annotated[str | None, typer.Option(help="Comma-separated parts to measure.")] = None,
     set_: SetOption = None,
     per_variant: Annotated[

@@ -21,8 +21,12 @@ from lsai_core.errors import UserError
 
 def report(
     profile: ProfileOption = None,
-    only: Annotated[str | None, typer.Option(help="Comma-separated studies or variants to run.")] = None,
-    skip: Annotated[str | None, typer.Option(help="Comma-separated studies or variants to leave out.")] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Comma-separated studies or variants to run, or patterns such as 'fp8*'.")
+    ] = None,
+    skip: Annotated[
+        str | None, typer.Option(help="Comma-separated studies or variants to leave out, or patterns.")
+    ] = None,
     batch_size: BatchOption = None,
     dataset: DatasetOption = None,
     no_memory_profiling: NoMemoryOption = False,

@@ -88,8 +88,10 @@ def _part_of_kind(session: Session, name: str, kind: str, variant: str) -> str:
 
 def study(
     name: Annotated[str, typer.Argument(help="Study in params/studies.")],
-    only: Annotated[str | None, typer.Option(help="Comma-separated variants to run.")] = None,
-    skip: Annotated[str | None, typer.Option(help="Comma-separated variants to leave out.")] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Comma-separated variants to run, or patterns such as '*_1'.")
+    ] = None,
+    skip: Annotated[str | None, typer.Option(help="Comma-separated variants to leave out, or patterns.")] = None,
     parts: Annotated[str | None, typer.Option(help="Comma-separated parts to measure.")] = None,
     batch_size: BatchOption = None,
     dataset: DatasetOption = None,

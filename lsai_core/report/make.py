@@ -26,7 +26,7 @@ from lsai_core.runs.driver import cores_shared_by, execute_notebook
 from lsai_core.runs.records import Run
 from lsai_core.runs.session import Session
 from lsai_core.runs.stop import StopRequest
-from lsai_core.runs.study import PlannedRun, select_variants
+from lsai_core.runs.study import PlannedRun, matching
 from lsai_core.strict import Strict, validated
 
 CHAPTER_TIMEOUT_S = 900.0
@@ -60,17 +60,17 @@ def load_report(root: Path) -> ReportConfig:
 def plan_report(
     session: Session, only: list[str], skip: list[str], run_options: dict[str, object]
 ) -> dict[str, list[PlannedRun]]:
-    """The runs of every study of the report. `only` and `skip` name studies or variants; unknown names are errors."""
+    """The runs of every study of the report. `only` and `skip` name studies or variants, also by pattern; what means none is an error."""
     studies = {name: session.study(name) for name in load_report(session.root).studies}
     known = dict.fromkeys([*studies, *(variant for study in studies.values() for variant in study.variants)])
-    if unknown := [name for name in (*only, *skip) if name not in known]:
+    if unknown := [pattern for pattern in (*only, *skip) if not matching(known, [pattern])]:
         raise UserError(f"--only/--skip: no study or variant {unknown[0]!r}{hint(unknown[0], known)}")
     plans: dict[str, list[PlannedRun]] = {}
     for name, study in studies.items():
-        wanted = [v for v in study.variants if not only or v in only or name in only]
-        left = [v for v in wanted if v not in skip and name not in skip]
-        if left:
-            plans[name] = session.plan(name, only=select_variants(study, left, []), **run_options)
+        wanted = list(study.variants) if not only or matching([name], only) else matching(study.variants, only)
+        left_out = list(study.variants) if matching([name], skip) else matching(study.variants, skip)
+        if left := [variant for variant in wanted if variant not in left_out]:
+            plans[name] = session.plan(name, only=left, **run_options)
     return plans
 
 

@@ -8,6 +8,7 @@ planned run. Layers, later ones win: study base, profile base, variant, part set
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -120,7 +121,7 @@ class Study(Strict):
         if self.baseline is not None and self.baseline not in self.variants:
             raise ValueError(f"baseline {self.baseline!r} is no variant; there are {', '.join(self.variants)}")
         for name, part in self.parts.items():
-            if unknown := [pattern for pattern in part.variants if not self._matching([pattern])]:
+            if unknown := [pattern for pattern in part.variants if not matching(self.variants, [pattern])]:
                 raise ValueError(
                     f"part {name} names {unknown[0]!r}, which is no variant; there are {', '.join(self.variants)}"
                 )
@@ -129,10 +130,7 @@ class Study(Strict):
     def measured(self, part: str) -> list[str]:
         """The variants of which `part` is measured."""
         patterns = self.parts[part].variants
-        return self._matching(patterns) if patterns else list(self.variants)
-
-    def _matching(self, patterns: list[str]) -> list[str]:
-        return [name for name in self.variants if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        return matching(self.variants, patterns) if patterns else list(self.variants)
 
 
 class Profile(Strict):
@@ -208,12 +206,19 @@ def study_names(root: Path) -> list[str]:
     return sorted(path.stem for path in (root / "params" / "studies").glob("*.yaml"))
 
 
+def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
+    """Those of `names` that one of `patterns` is, or means (`plain_*`, with *, ? and [...] as in a shell), in their order."""
+    patterns = list(patterns)
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
 def select_variants(study: Study, only: list[str], skip: list[str]) -> list[str]:
-    """The variants to run, in the study's order; an unknown name is an error that lists the known ones."""
-    unknown = [name for name in (*only, *skip) if name not in study.variants]
+    """The variants to run, by name or pattern, in the study's order; what means none is an error that lists the known ones."""
+    unknown = [pattern for pattern in (*only, *skip) if not matching(study.variants, [pattern])]
     if unknown:
         raise UserError(f"study {study.study} has no variant {unknown[0]!r}{hint(unknown[0], study.variants)}")
-    chosen = [name for name in study.variants if (not only or name in only) and name not in skip]
+    left_out = matching(study.variants, skip)
+    chosen = [name for name in matching(study.variants, only or ["*"]) if name not in left_out]
     if not chosen:
         raise UserError(f"no variant of study {study.study} is left after --only and --skip")
     return chosen
