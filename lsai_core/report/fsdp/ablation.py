@@ -16,6 +16,7 @@ from lsai_core.runs.records import Run
 
 _OTHERS = ("fp8", "FSDP's bf16")  # computed otherwise than what they are held against, and not meant to be the same
 BAR = 1e-3  # nats per token: what the differences are held against
+EARLY = 10  # steps in which a difference is still that of the arithmetic; later ones are what training has made of it
 # What fp32 cannot tell from zero on a logarithmic axis.
 _FLOOR = 1e-8
 
@@ -42,22 +43,27 @@ def show_ablation(sharding: Sharding) -> None:
             "peak each (GiB)": merged["mem_peak_allocated_gib"],
             "val. loss": merged["validation_loss"],
             **(
-                {"against": merged["against"], "largest difference": merged["largest"], "mean": merged["mean"]}
+                {
+                    "against": merged["against"],
+                    "first steps": merged["early"],
+                    "largest difference": merged["largest"],
+                    "mean": merged["mean"],
+                }
                 if len(found)
                 else {}
             ),
         }
     ).dropna(axis="columns", how="all")
     formats = {
-        "tokens/s": "{:,.0f}", "MFU (%)": ".1f", "peak each (GiB)": ".3f", "val. loss": ".5f", "largest difference": ".2e", "mean": ".2e",
+        "tokens/s": "{:,.0f}", "MFU (%)": ".1f", "peak each (GiB)": ".3f", "val. loss": ".5f", "first steps": ".1e", "largest difference": ".1e", "mean": ".1e",
     }  # fmt: skip
     show_table(
         table,
         f"tbl-ablation-{sharding.slug}",
         f"The same run by one process and by several on {sharding.machine}: {config['model']['n_layers']} layers of width "
         f"{config['model']['d_model']:,}, {int(rows['batch'].iloc[0] * rows['processes'].iloc[0])} sequences of {config['seq_len']} tokens a step in sum, "
-        f"{config['steps']} steps, equal seeds and data. Differences of the training loss are absolute, in nats per token, step by step and seed by seed; "
-        f"the validation loss is the mean over the seeds. MFU is computed from the unsharded model.",
+        f"{config['steps']} steps, equal seeds and data. Differences of the training loss are absolute, in nats per token, step by step and seed by seed; *first steps* is the largest of the first {EARLY}. "
+        f"The validation loss is the mean over the seeds. MFU is computed from the unsharded model.",
         formats={name: form for name, form in formats.items() if name in table},
         links={"run": "key"},
     )
@@ -75,8 +81,8 @@ def compared(sharding: Sharding) -> pd.DataFrame:
     """One row per variant that is held against another (see `_reference`).
 
     Columns: variant, label, key, `shows` (a precision, `fp8` or `FSDP's bf16`), reference (variant), against (its label), seeds that
-    both have (a list) and steps; over all of them the training loss's largest difference, the step of that, the mean difference and the
-    largest relative one; of the validation loss the relative difference seed by seed (a list); the speed over one process's.
+    both have (a list) and steps; over all of them the training loss's largest difference, the step of that, the largest within the first
+    `EARLY` steps, the mean difference and the largest relative one; of the validation loss the relative difference seed by seed (a list); the speed over one process's.
     """
     rows = good(sharding.rows("ablation", "train"))
     found = []
@@ -95,7 +101,7 @@ def compared(sharding: Sharding) -> pd.DataFrame:
             {
                 "variant": row.variant, "label": row.label, "key": row.key, "shows": _shows(row), "reference": reference["variant"],
                 "against": reference["label"], "seeds": seeds, "steps": len(difference), "largest": difference.max(axis=None),
-                "at_step": difference.max(axis=1).idxmax(), "mean": difference.mean(axis=None), "relative": (difference / wanted).max(axis=None),
+                "at_step": difference.max(axis=1).idxmax(), "early": difference.iloc[:EARLY].max(axis=None), "mean": difference.mean(axis=None), "relative": (difference / wanted).max(axis=None),
                 "validation": [validation_loss(mine[seed]) / validation_loss(other[seed]) - 1 for seed in seeds],
                 "speed": row.tokens_per_s / alone.iloc[0]["tokens_per_s"] if len(alone) else None,
             }
@@ -160,7 +166,7 @@ def _same_run(sharding: Sharding, some: pd.DataFrame) -> list[str]:
     text = [
         f"*{precision}:* over {worst['steps']} steps{_seeds(some)} {_runs(some)} from one process in the training loss by at most "
         f"{worst['largest']:.1e} nats per token ({run_link(worst['label'], worst['key'])}, step {worst['at_step']}; {worst['relative']:.1e} of the loss), "
-        f"on average by at most {some['mean'].max():.1e}. This {within} {BAR:g}.{_stream(some)} "
+        f"on average by at most {some['mean'].max():.1e}, in the first {EARLY} steps by at most {some['early'].max():.1e}. The largest {within} {BAR:g}.{_stream(some)} "
         f"Relative to that of one process, the validation loss differs by at most {validation:.1e}."
     ]
     if some["speed"].notna().any():
@@ -200,7 +206,7 @@ def _other_arithmetic(row: pd.Series) -> str:
     return (
         f"*{row['shows']}:* after {row['steps']} steps the validation loss of {run_link(row['label'], row['key'])} differs from that of {row['against']} "
         f"by {sum(changes) / len(changes):+.2%}{', the mean' if each else ''}{each}; over the steps the training loss differs by {row['mean']:.1e} nats per "
-        f"token on average and {row['largest']:.1e} at most."
+        f"token on average, {row['largest']:.1e} at most and {row['early']:.1e} in the first {EARLY} steps."
     )
 
 

@@ -12,6 +12,7 @@ from lsai_core.report.show import run_link, show_figure, show_table, show_text
 from lsai_core.report.style import series_style
 
 STRATEGIES = {"all": "width, depth and heads grow", "layers": "only the layers grow"}
+WAITING = 0.8  # a GPU that works for less of a step waits for the host, which starts its kernels
 _PANELS = (
     ("tokens_per_s_per_gpu", "tokens/s per {process}", True),
     ("tflops", "TFLOP/s per {process}", False),
@@ -83,7 +84,15 @@ def sentences(sharding: Sharding) -> list[str]:
                 f" Peak memory of a process: eager {peak['eager', 1]:.3g} GiB alone, {peak['eager', most]:.3g} sharded; fused {peak['auto', 1]:.3g} and "
                 f"{peak['auto', most]:.3g}: both together take {peak['auto', most] / peak['eager', 1]:.0%} of neither."
             )
+        busy = four["gpu_busy_share"]
+        if busy.notna().all():
+            line += (
+                f" A GPU works for {busy['eager', 1]:.0%} of a step with eager and {busy['auto', 1]:.0%} with fused attention alone, "
+                f"{busy['eager', most]:.0%} and {busy['auto', most]:.0%} sharded."
+            )
         text.append(line)
+    if waiting := _waiting(good(rows)):
+        text.append(waiting)
     if not good(rows).empty:
         best = (
             good(rows).loc[good(rows)["mfu"].idxmax()] if sharding.on_gpu and good(rows)["mfu"].notna().any() else None
@@ -94,6 +103,20 @@ def sentences(sharding: Sharding) -> list[str]:
             "*Training tokens:* every batch is full sequences without padding, so all tokens counted in tokens/s are training tokens, in every run."
         )
     return text
+
+
+def _waiting(rows: pd.DataFrame) -> str | None:
+    """Where speeds are the host's and not the GPU's, and what a block costs the host there."""
+    some = rows[rows["gpu_busy_share"] < WAITING] if len(rows) else rows
+    if some.empty:
+        return None
+    block_ms = (some["step_ms"] / some["layers"]).groupby(some["processes"]).median()
+    each = " and ".join(f"{ms:.1f} ms on {processes}" for processes, ms in block_ms.items())
+    return (
+        f"*Waiting for the host:* in {len(some)} of {len(rows)} runs the GPU works for less than {WAITING:.0%} of a step ({some['gpu_busy_share'].min():.0%} "
+        f"in the least): it is through with its kernels before the host has started the next. A block then costs {each} of the host's "
+        f"time (median, the step over its blocks), however small it is, and that is what these speeds show. More tokens a step hide it, as in the next section."
+    )
 
 
 def _name(attention: str) -> str:
@@ -108,13 +131,14 @@ def _table(sharding: Sharding, rows: pd.DataFrame, strategy: str, setting: str) 
             "layers x width": [
                 f"{layers} x {width:,}" for layers, width in zip(rows["layers"], rows["width"], strict=True)
             ],
-            "parameters": [size_of(value) for value in rows["parameters"]],
+            "parameters": [size_of(value) for value in rows["parameters"].fillna(rows["planned_parameters"])],
             "attention": rows["attention"].map(_name),
             "on": rows["processes"],
             "tokens/s": rows["tokens_per_s"],
             "MFU (%)": rows["mfu"] * 100,
             "TFLOP/s": rows["tflops"],
             "peak (GiB)": rows["mem_peak_allocated_gib"],
+            "GPU busy": rows["gpu_busy_share"],
             "exposed": rows["exposed_communication_ms"] / rows["step_ms"],
             "outcome": rows["outcome"],
         }
@@ -122,15 +146,16 @@ def _table(sharding: Sharding, rows: pd.DataFrame, strategy: str, setting: str) 
     if (table["outcome"] == "ok").all():
         table = table.drop(columns="outcome")
     formats = {
-        "tokens/s": "{:,.0f}", "MFU (%)": ".1f", "TFLOP/s": ".3g", "peak (GiB)": ".3g", "exposed": ".1%",
+        "tokens/s": "{:,.0f}", "MFU (%)": ".1f", "TFLOP/s": ".3g", "peak (GiB)": ".3g", "GPU busy": ".0%", "exposed": ".1%",
     }  # fmt: skip
     device = "GPU" if sharding.on_gpu else "machine"
-    exposed = " *Exposed* is the share of a step in which nothing but communication ran." if "exposed" in table else ""
+    shares = " *GPU busy* is the share of a step in which any kernel ran." if "GPU busy" in table else ""
+    shares += " *Exposed* is the share in which nothing but communication ran." if "exposed" in table else ""
     show_table(
         table,
         f"tbl-fsdp-{strategy}-{sharding.slug}",
         f"Fused attention and FSDP on {sharding.machine}; {setting}. *On* is the number of processes, 1 without FSDP; tokens/s in sum, "
-        f"TFLOP/s per {device}, peak of the fullest process.{exposed}",
+        f"TFLOP/s per {device}, peak of the fullest process.{shares}",
         formats={name: form for name, form in formats.items() if name in table},
         links={"factor": "key"},
     )

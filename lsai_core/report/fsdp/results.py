@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from lsai_core.config import ModelConfig
+from lsai_core.model import count_parameters
 from lsai_core.report.selection import select_runs
 from lsai_core.report.variants import OfMachine, by_machine, variant_rows
 from lsai_core.runs.records import Run
@@ -15,7 +17,7 @@ from lsai_core.runs.study import Profile, Study, load_study
 STUDIES = ("ablation", "fsdp", "largest")
 METRICS = (
     "tokens_per_s", "tokens_per_s_per_gpu", "step_ms", "mfu", "tflops", "mem_peak_allocated_gib", "parameters",
-    "kernel_communication_ms", "exposed_communication_ms", "train_loss", "validation_loss",
+    "kernel_communication_ms", "exposed_communication_ms", "gpu_busy_share", "train_loss", "validation_loss",
 )  # fmt: skip
 SEARCHED = (
     "largest_size", "estimated_size", "parameters", "n_layers", "d_model", "weights_share", "search_resolution", "search_s",
@@ -92,4 +94,5 @@ def _facts(run: Run) -> dict[str, object]:
         "layers": model["n_layers"],
         "width": model["d_model"],
         "factor": model["n_layers"] / 8,
+        "planned_parameters": count_parameters(ModelConfig.model_validate(model)).total,
     }
