@@ -56,7 +56,9 @@ def made_up(run: Any) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
         "mem_peak_allocated_gib": peak, "parameters": size, "train_loss": 3.0, "validation_loss": 3.1, "kernel_communication_ms": 200.0,
     }  # fmt: skip
     results |= {"exposed_communication_ms": 50.0} if processes > 1 else {}
-    results |= {"gpu_busy_share": 0.3 if model.n_layers < 16 else 0.9} if run.kind == "train" else {}
+    if run.kind == "train":
+        results["gpu_busy_share"] = 0.3 if model.n_layers < 16 else 0.9
+        results |= {"host_forward_ms": 300.0, "host_backward_ms": 500.0, "host_optimizer_ms": 200.0}
     steps = 300 if run.id.study == "ablation" else 2
     off = 0.0 if processes == 1 else 1e-6 * processes
     seed = getattr(run.config, "seed", 0)  # another seed is another curve
@@ -174,6 +176,7 @@ def test_the_grid_says_where_memory_ends_and_what_both_techniques_do(sharding: S
         f"*Waiting for the host:* in {waiting} of {len(grid.good(rows))} runs the GPU works for less than 80%" in text
     )
     assert "costs 125.0 ms on 1 and 125.0 ms on 2" in text
+    assert "30% goes to the forward pass, 50% to the backward pass and 20% to clipping and the optimizer" in text
 
 
 def test_the_largest_models_are_compared_by_technique_and_odd_ends_are_said(sharding: Sharding) -> None:

@@ -20,7 +20,7 @@ from lsai_core.profiling.environment import environment, fingerprint, machine_la
 from lsai_core.profiling.flops import Peak, flops_per_token, mfu, peak_for, theoretical_peak
 from lsai_core.profiling.limits import cpu_cores, memory_gib
 from lsai_core.profiling.memory import PhaseMemory, rss_peak_gib
-from lsai_core.profiling.steptime import StepTimer, speed_summary
+from lsai_core.profiling.steptime import PhaseClock, StepTimer, speed_summary
 from lsai_core.profiling.trace import (
     KERNEL_CLASSES,
     KernelEvent,
@@ -197,6 +197,18 @@ def test_step_timer_times_the_steps_and_leaves_out_what_restart_covers() -> None
     durations = timer.durations_ms()
     assert len(durations) == 4
     assert all(20 <= duration < 200 for duration in durations)
+
+
+def test_the_phase_clock_adds_up_micro_batches_and_takes_the_median_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(1000))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(now)))  # a second a reading
+    clock = PhaseClock()
+    assert clock.summary() == {}
+    for micro_batches in (1, 2, 4):
+        for name in ["forward", "backward"] * micro_batches + ["optimizer"]:
+            with clock.phase(name):
+                pass
+    assert clock.summary() == {"host_forward_ms": 2000.0, "host_backward_ms": 2000.0, "host_optimizer_ms": 1000.0}
 
 
 def test_speed_summary_by_hand() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,13 @@ def test_measuring_changes_no_loss(dataset: Dataset, tmp_path: Path) -> None:
     measured = train(watched, dataset, tmp_path / "watched").measured
     assert losses(tmp_path / "plain") == losses(tmp_path / "watched")
     assert 0 < measured["mem_forward_peak_gib"] < 1
+
+
+def test_the_phases_of_timed_steps_make_up_their_time(dataset: Dataset, tmp_path: Path) -> None:
+    done = train(tiny(steps=30, seq_len=128), dataset, tmp_path / "run")
+    phases = [done.measured[f"host_{phase}_ms"] for phase in ("forward", "backward", "optimizer")]
+    assert all(phase > 0 for phase in phases)
+    assert 0.5 < sum(phases) / statistics.median(done.timed_ms) < 1.2
 
 
 def test_training_equals_a_plain_loop(dataset: Dataset, tmp_path: Path) -> None:

@@ -7,13 +7,18 @@ synchronous and `time.perf_counter` is exact.
 
 A duration is the time between two marks, so whatever happens between steps (loading the batch) is part of the step,
 as it is in real training. Work that is not a step (validation, a checkpoint) is kept out by `restart()` after it.
+
+What a step costs the host, `PhaseClock` tells: small kernels are done before the next ones are started, and then it is the
+host that decides how long a step lasts.
 """
 
 from __future__ import annotations
 
+import contextlib
+import statistics
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -69,6 +74,33 @@ class StepTimer:
             if end is not None:
                 self._durations.append(start.elapsed_time(end))
             self._spare.append(start)
+
+
+class PhaseClock:
+    """The host's time in each phase of a step (`train_step`), over the steps that it is given to.
+
+    On a CPU that is what the phase takes. A GPU works behind the host: there it is what starting the kernels takes, unless the GPU is the
+    slower and its queue full (about 1,000 kernels), where the host waits within whichever phase that happens in.
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[defaultdict[str, float]] = []
+        self._open = False
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time one phase; a step has any number of them and ends with `optimizer`."""
+        if not self._open:
+            self._steps.append(defaultdict(float))
+        begun = time.perf_counter()
+        yield
+        self._steps[-1][name] += (time.perf_counter() - begun) * 1e3
+        self._open = name != "optimizer"
+
+    def summary(self) -> dict[str, float]:
+        """`host_<phase>_ms`: the median over the steps; empty if there were none."""
+        phases = dict.fromkeys(name for step in self._steps for name in step)
+        return {f"host_{name}_ms": statistics.median(step[name] for step in self._steps) for name in phases}
 
 
 def speed_summary(durations_ms: Sequence[float], tokens_per_step: int, skip: int) -> dict[str, float]:

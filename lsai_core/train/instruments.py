@@ -2,7 +2,7 @@
 
 A few early steps run with the memory meter on. If asked for, four later steps run under the profiler, whose longest kernels go
 to `kernels.json`, and the whole run's allocations are recorded for a snapshot. The steps that an instrument slows down are left
-out of the speed figures.
+out of the speed figures; in the others a clock reads the host's time in each phase.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from lsai_core.config import ProfileConfig
 from lsai_core.files import write_json
 from lsai_core.profiling.memory import PhaseMemory
+from lsai_core.profiling.steptime import PhaseClock
 from lsai_core.profiling.trace import (
     busy_ms,
     exposed_ms,
@@ -38,7 +39,7 @@ class Instruments:
         self, config: ProfileConfig, device: torch.device, folder: Path, seeds: tuple[Any, ...], first: int
     ) -> None:
         self.config, self.folder = config, folder
-        self._meter = PhaseMemory(device, seeds=seeds)
+        self._meter, self._clock = PhaseMemory(device, seeds=seeds), PhaseClock()
         # From the second step on the optimizer has its states, so that every phase is seen at full size.
         self._metered = range(first + 1, first + 1 + config.memory_steps)
         start = max(self._metered.stop, config.skip_steps)
@@ -58,11 +59,13 @@ class Instruments:
         self._profiler.__exit__(*error)
         self._stack.__exit__(*error)
 
-    def before(self, step: int) -> PhaseMemory | None:
-        """To be called before a step; returns the memory meter if this step is to be metered."""
+    def before(self, step: int) -> PhaseMemory | PhaseClock | None:
+        """To be called before a step; returns what is to measure its phases: the memory meter, the clock in a timed step, or nothing."""
         if self._traced and step == self._traced.start:
             self._prof = self._profiler.enter_context(trace(self.folder / "trace.json.gz", TRACED_STEPS))
-        return self._meter if step in self._metered else None
+        if step in self._metered:
+            return self._meter
+        return None if step in self.untimed else self._clock
 
     def after(self, step: int) -> bool:
         """To be called after a step; True if that took time of its own (reading a trace takes seconds)."""
@@ -91,10 +94,10 @@ class Instruments:
         write_json(self.folder / "kernels.json", {"per": "step", "kernels": rows})
 
     def results(self) -> dict[str, Any]:
-        """Flat results: the memory meter's; per traced step `kernel_<class>_ms` and, on a GPU, `gpu_busy_ms` and, where
+        """Flat results: the memory meter's and the clock's; per traced step `kernel_<class>_ms` and, on a GPU, `gpu_busy_ms` and, where
         processes communicate, `exposed_communication_ms`."""
         memory = self._meter.summary() if self.config.memory_steps else {}
-        return {**memory, **self._kernels}
+        return {**memory, **self._clock.summary(), **self._kernels}
 
 
 def over_processes(results: list[dict[str, Any]]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from lsai_core.errors import Unavailable
 from lsai_core.loss import Reduction
 from lsai_core.model import Transformer, build_model
 from lsai_core.profiling.memory import PhaseMemory
+from lsai_core.profiling.steptime import PhaseClock
 from lsai_core.train.adapt import adapt
 from lsai_core.train.optimizer import clip_and_update
 from lsai_core.train.precision import autocast, compute_dtype, weight_dtype
@@ -122,7 +123,7 @@ def train_step(
     y_NS: torch.Tensor,
     config: TrainConfig,
     device: torch.device,
-    meter: PhaseMemory | None = None,
+    meter: PhaseMemory | PhaseClock | None = None,
 ) -> torch.Tensor:
     """One optimizer step over N = batch_size * grad_accum sequences of token ids (int64, host memory).
 

@@ -112,10 +112,18 @@ def _waiting(rows: pd.DataFrame) -> str | None:
         return None
     block_ms = (some["step_ms"] / some["layers"]).groupby(some["processes"]).median()
     each = " and ".join(f"{ms:.1f} ms on {processes}" for processes, ms in block_ms.items())
+    host = some[["host_forward_ms", "host_backward_ms", "host_optimizer_ms"]].dropna()
+    parts = host.div(host.sum(axis=1), axis=0).median()
+    where = (
+        f" Of that, {parts['host_forward_ms']:.0%} goes to the forward pass, {parts['host_backward_ms']:.0%} to the backward pass and "
+        f"{parts['host_optimizer_ms']:.0%} to clipping and the optimizer (medians of {len(host)} runs)."
+        if len(host)
+        else ""
+    )
     return (
         f"*Waiting for the host:* in {len(some)} of {len(rows)} runs the GPU works for less than {WAITING:.0%} of a step ({some['gpu_busy_share'].min():.0%} "
         f"in the least): it is through with its kernels before the host has started the next. A block then costs {each} of the host's "
-        f"time (median, the step over its blocks), however small it is, and that is what these speeds show. More tokens a step hide it, as in the next section."
+        f"time (median, the step over its blocks), however small it is, and that is what these speeds show.{where} More tokens a step hide it, as in the next section."
     )
 
 

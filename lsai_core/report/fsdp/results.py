@@ -17,7 +17,8 @@ from lsai_core.runs.study import Profile, Study, load_study
 STUDIES = ("ablation", "fsdp", "largest")
 METRICS = (
     "tokens_per_s", "tokens_per_s_per_gpu", "step_ms", "mfu", "tflops", "mem_peak_allocated_gib", "parameters",
-    "kernel_communication_ms", "exposed_communication_ms", "gpu_busy_share", "train_loss", "validation_loss",
+    "kernel_communication_ms", "exposed_communication_ms", "gpu_busy_share", "host_forward_ms", "host_backward_ms",
+    "host_optimizer_ms", "train_loss", "validation_loss",
 )  # fmt: skip
 SEARCHED = (
     "largest_size", "estimated_size", "parameters", "n_layers", "d_model", "weights_share", "search_resolution", "search_s",
