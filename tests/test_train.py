@@ -48,10 +48,10 @@ def test_measuring_changes_no_loss(dataset: Dataset, tmp_path: Path) -> None:
 
 
 def test_the_phases_of_timed_steps_make_up_their_time(dataset: Dataset, tmp_path: Path) -> None:
-    done = train(tiny(steps=30, seq_len=128), dataset, tmp_path / "run")
+    done = train(tiny(steps=30, seq_len=256, log_every=30), dataset, tmp_path / "run")
     phases = [done.measured[f"host_{phase}_ms"] for phase in ("forward", "backward", "optimizer")]
     assert all(phase > 0 for phase in phases)
-    assert 0.5 < sum(phases) / statistics.median(done.timed_ms) < 1.2
+    assert 0.4 < sum(phases) / statistics.median(done.timed_ms) < 1.25
 
 
 def test_training_equals_a_plain_loop(dataset: Dataset, tmp_path: Path) -> None:
