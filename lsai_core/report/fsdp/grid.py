@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from lsai_core.report.fsdp.results import Sharding, good, size_of
+from lsai_core.report.fsdp.results import Sharding, good, size_of, unsteady
 from lsai_core.report.show import run_link, show_figure, show_table, show_text
 from lsai_core.report.style import series_style
 
@@ -91,8 +91,7 @@ def sentences(sharding: Sharding) -> list[str]:
                 f"{busy['eager', most]:.0%} and {busy['auto', most]:.0%} sharded."
             )
         text.append(line)
-    if waiting := _waiting(good(rows)):
-        text.append(waiting)
+    text += [line for line in (_waiting(good(rows)), unsteady(good(rows))) if line]
     if not good(rows).empty:
         best = (
             good(rows).loc[good(rows)["mfu"].idxmax()] if sharding.on_gpu and good(rows)["mfu"].notna().any() else None

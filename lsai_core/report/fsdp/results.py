@@ -9,14 +9,16 @@ import pandas as pd
 from lsai_core.config import ModelConfig
 from lsai_core.model import count_parameters
 from lsai_core.report.selection import select_runs
+from lsai_core.report.show import run_link
 from lsai_core.report.variants import OfMachine, by_machine, variant_rows
 from lsai_core.runs.records import Run
 from lsai_core.runs.session import Session
 from lsai_core.runs.study import Profile, Study, load_study
 
 STUDIES = ("ablation", "fsdp", "largest")
+UNSTEADY = 0.2
 METRICS = (
-    "tokens_per_s", "tokens_per_s_per_gpu", "step_ms", "mfu", "tflops", "mem_peak_allocated_gib", "parameters",
+    "tokens_per_s", "tokens_per_s_per_gpu", "step_ms", "step_ms_p25", "step_ms_p75", "mfu", "tflops", "mem_peak_allocated_gib", "parameters",
     "kernel_communication_ms", "exposed_communication_ms", "gpu_busy_share", "host_forward_ms", "host_backward_ms",
     "host_optimizer_ms", "train_loss", "validation_loss",
 )  # fmt: skip
@@ -65,6 +67,19 @@ def load_sharding(own_runs: list[str], profile: str | None) -> list[Sharding]:
 def good(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows that ended well."""
     return rows[rows["outcome"] == "ok"] if len(rows) else rows
+
+
+def unsteady(rows: pd.DataFrame) -> str | None:
+    """Names the run whose steps vary most, if their quartiles lie further apart than `UNSTEADY` of the median."""
+    spread = (rows["step_ms_p75"] - rows["step_ms_p25"]) / rows["step_ms"] if len(rows) else pd.Series(dtype=float)
+    if not (many := int((spread > UNSTEADY).sum())):
+        return None
+    worst = rows.loc[spread.idxmax()]
+    return (
+        f"*Unsteady:* in {many} of {len(rows)} runs the quartiles of the steps lie more than {UNSTEADY:.0%} of the median apart, furthest in "
+        f"{run_link(worst['label'], worst['key'])} ({worst['step_ms_p25']:,.0f} to {worst['step_ms_p75']:,.0f} ms): comparisons with these are rough. "
+        "Another program at work on the machine does that."
+    )
 
 
 def size_of(parameters: float) -> str | None:

@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lsai_core.report.fsdp.results import Sharding, good
+from lsai_core.report.fsdp.results import Sharding, good, unsteady
 from lsai_core.report.show import run_link, show_figure, show_table, show_text
 from lsai_core.report.style import series_style
 
@@ -100,6 +100,9 @@ def sentences(sharding: Sharding) -> list[str]:
             f"*Fastest on the larger model:* {run_link(best['label'], best['key'])} with {best['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU, "
             f"MFU {best['mfu']:.1%}."
         )
+    measured = [rows for part in _PARTS if len(rows := good(sharding.rows("fsdp", part)))]
+    if measured and (line := unsteady(pd.concat(measured, ignore_index=True))):
+        text.append(line)
     return text
 
 
