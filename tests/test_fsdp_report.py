@@ -60,8 +60,8 @@ def made_up(run: Any) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
         results["gpu_busy_share"] = 0.3 if model.n_layers < 16 else 0.9
         apart = 300.0 if run.id.variant in ("all_1_eager_2", "weak_2") else 20.0
         results |= {
-            "step_ms_p25": 1000 - off,
-            "step_ms_p75": 1000 + off,
+            "step_ms_p25": 1000 - apart,
+            "step_ms_p75": 1000 + apart,
             "host_forward_ms": 300.0,
             "host_backward_ms": 500.0,
             "host_optimizer_ms": 200.0,
