@@ -69,6 +69,18 @@ def test_missing_or_outdated_packages_are_named(monkeypatch: pytest.MonkeyPatch)
     assert "torch" not in check.detail and "also-missing" not in check.detail
 
 
+def test_requirements_are_checked_where_the_package_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_installed(name: str) -> list[str]:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "requires", not_installed)
+    check = only("Python packages", "check_packages")
+    assert check.ok and check.detail.startswith("all ")
+    monkeypatch.setattr(checks, "_satisfied", lambda need: need.name != "papermill")
+    check = only("Python packages", "check_packages")
+    assert check.ok is False and "papermill" in check.detail
+
+
 def test_gpu_with_a_cpu_build_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)

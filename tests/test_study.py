@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import threading
 import time
@@ -13,6 +14,7 @@ import pytest
 import yaml
 from conftest import CHECKOUT, Hazards, Project, write_run
 
+from lsai_core.errors import UserError
 from lsai_core.report.appendix import appendix_markdown
 from lsai_core.report.make import plan_report
 from lsai_core.runs import code
@@ -166,6 +168,21 @@ def test_only_runs_without_speeds_share_the_machine(
     assert executed[:2] == [("train", "baseline", 0), ("train", "bf16", 0)]
     assert sorted(executed[2:]) == [("batch_search", "baseline", 1), ("batch_search", "bf16", 1)]
     assert {(summary.kind, summary.outcome) for summary in summaries} == {("train", "ok"), ("batch_search", "ok")}
+
+
+def test_what_no_run_can_do_without_is_asked_for_once_and_before_any(
+    new_project: Callable[..., Project], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = new_project({"baseline": {}, "bf16": {"config": {"precision": "bf16_autocast"}}})
+    for key, value in project.env.items():
+        monkeypatch.setenv(key, value)
+    session = Session("cpu")
+    plan = session.plan("memory")
+    there = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pypandoc" else there(name))
+    with pytest.raises(UserError, match="needs what is not installed here: pypandoc; pip install"):
+        session.run(plan)
+    assert not any(run.folder.exists() for run in plan)
 
 
 def test_a_run_that_another_process_finished_meanwhile_is_not_repeated(

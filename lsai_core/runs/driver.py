@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import importlib.util
 import json
 import os
 import shutil
@@ -40,6 +41,8 @@ from lsai_core.runs.study import PlannedRun
 # A finished run with one of these outcomes is not repeated; the others are tried again, from their checkpoint if any.
 FINAL: frozenset[Outcome] = frozenset({"ok", "oom", "unavailable"})
 _POLL_S = 0.25
+# What a run's notebook imports beside what a command has imported when it begins to run one.
+_NOTEBOOK_NEEDS = ("nbclient", "ipykernel", "pandas", "matplotlib", "seaborn", "pypandoc")
 
 
 def is_finished(run: PlannedRun) -> bool:
@@ -58,9 +61,13 @@ def run_plan(
     `jobs` runs at a time share the machine: for results that are no speeds, which such records leave out. `untimed_jobs`: the
     same for the kinds whose results never are (`Kind.timed`), which then come last.
 
-    Raises Stopped if SIGTERM or SIGUSR1 arrived and runs are left.
+    Raises Stopped if SIGTERM or SIGUSR1 arrived and runs are left, UserError before any run that could not even begin.
     """
     todo = [run for run in plan if not is_finished(run)]
+    if todo and (missing := [name for name in _NOTEBOOK_NEEDS if importlib.util.find_spec(name) is None]):
+        raise UserError(
+            f"a run's notebook needs what is not installed here: {', '.join(missing)}; pip install -e . brings it"
+        )
     untimed = [run for run in todo if untimed_jobs > jobs and not get_kind(run.kind).timed]
     todo = [*[run for run in todo if run not in untimed], *untimed]
     if len(todo) < len(plan):
