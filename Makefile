@@ -66,4 +66,4 @@ lint: $(VENV)/.dev  ## style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 clean:  ## remove what can be rebuilt: rendered reports, caches (records in runs/ and data/ stay)
-	rm -rf reports/_output reports/_build .pytest_cache .mypy_cache .ruff_cache build *.egg-info
+	rm -rf reports/_output reports/_build .cache .pytest_cache .mypy_cache .ruff_cache build *.egg-info

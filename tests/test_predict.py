@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,19 @@ from lsai_core.errors import UserError
 from lsai_core.model import count_parameters
 from lsai_core.parallel.launch import launch
 from lsai_core.profiling.memory import PhaseMemory
-from lsai_core.profiling.predict import GPUS, Gpu, estimate, find_gpu, longest, predict, verdict
+from lsai_core.profiling.predict import (
+    GPUS,
+    Gpu,
+    Prediction,
+    estimate,
+    find_gpu,
+    longest,
+    predict,
+    prediction,
+    remembered,
+    verdict,
+)
+from lsai_core.profiling.predict.simulate import simulate
 from lsai_core.profiling.predict.techniques import compare as compare_techniques
 from lsai_core.profiling.predict.techniques import first_that_fits, settings_of
 from lsai_core.report.prediction.chapter import accuracy
@@ -68,8 +81,39 @@ def test_readings_of_the_course_model(measured: float, changes: dict[str, Any]) 
     assert predict(course(**changes)).peak == pytest.approx(measured, rel=0.01)
 
 
+def test_a_prediction_is_made_once_for_the_same_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(remembered, "FOLDER", tmp_path / "kept")
+    old = tmp_path / "kept" / "of other code"
+    old.mkdir(parents=True)
+    os.utime(old, (0, 0))
+    made: list[TrainConfig] = []
+
+    def counted(config: TrainConfig, *arguments: Any, **options: Any) -> Any:
+        made.append(config)
+        return simulate(config, *arguments, **options)
+
+    monkeypatch.setattr(prediction, "simulate", counted)
+
+    def ask(**changes: Any) -> Prediction:
+        prediction._predicted.cache_clear()  # as in another process
+        return predict(tiny(**changes))
+
+    first = ask()
+    (kept,) = tmp_path.glob("kept/*/*.json")
+    assert ask() == first and len(made) == 1 and not old.exists()
+    assert ask(seq_len=128).peak > first.peak and len(made) == 2
+    kept.write_text(kept.read_text()[:20])
+    assert ask() == first and len(made) == 3
+    monkeypatch.setattr(remembered, "_version", lambda: "of newer code")
+    assert ask() == first and len(made) == 4
+    (tmp_path / "a file").write_text("")
+    monkeypatch.setattr(remembered, "FOLDER", tmp_path / "a file")
+    assert ask() == first and len(made) == 5
+
+
 @pytest.mark.slow
-def test_eight_billion_parameters_take_less_than_a_minute() -> None:
+def test_eight_billion_parameters_take_less_than_a_minute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(remembered, "FOLDER", tmp_path)
     started = time.perf_counter()
     predict(course(batch_size=3, grad_checkpoint="selective", parallel={"fsdp": 8}))
     assert time.perf_counter() - started < 60

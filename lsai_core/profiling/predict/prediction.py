@@ -16,6 +16,7 @@ from typing import Literal
 
 from lsai_core.config import TrainConfig
 from lsai_core.profiling.predict.gpus import Gpu
+from lsai_core.profiling.predict.remembered import remembered
 from lsai_core.profiling.predict.simulate import simulate
 from lsai_core.profiling.predict.stand_ins import FUSED_KERNELS, expected_kernel
 
@@ -65,7 +66,8 @@ def predict(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu"
 @functools.lru_cache(maxsize=256)
 def _predicted(decisive: str, vocab_size: int, kernel: str | None, on: Literal["gpu", "cpu"]) -> Prediction:
     config = TrainConfig.model_validate({**json.loads(decisive), "data": {"vocab_size": vocab_size}})
-    result = simulate(config, kernel, on=on)
+    question = json.dumps([decisive, vocab_size, kernel, on])
+    result = remembered(question, lambda: simulate(config, kernel, on=on))
     libraries = LIBRARIES_GIB if on == "gpu" else 0.0
     parts = (
         dict.fromkeys(PARTS, 0.0) | {name: size / GIB for name, size in result.parts.items()} | {"libraries": libraries}
