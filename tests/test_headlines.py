@@ -10,6 +10,8 @@ import pytest
 from conftest import CHECKOUT, write_run
 from test_attention_study import write_gpu_run
 from test_fp8_report import synthetic
+from test_fsdp_report import made_up
+from test_fsdp_report import write as write_sharded
 from test_peers import record
 from test_speed import write
 
@@ -63,6 +65,26 @@ def test_every_study_has_its_row(root: Path) -> None:
     assert attention["answer"] == "`eager`" and ") TFLOP/s, " in attention["result"]
     peers = rows["our trainer against the fastest other, bf16"]
     assert peers["answer"] == "ours" and "tokens/s, 1.25x [torchtitan, compiled](#run-" in peers["result"]
+
+
+def test_several_gpus_have_rows(root: Path) -> None:
+    write_sharded(root, made_up)
+    rows = own_rows("h200")
+    large = {
+        precision: rows[f"llama3-8b over 8 GPUs, sequences of 8,192, {precision}"] for precision in ("bf16", "fp8")
+    }
+    assert large["bf16"]["answer"] == "on 8" and "fp8" in large["fp8"]["answer"]
+    assert large["bf16"]["result"].endswith(") tokens/s per GPU, MFU 48.0%, 1.25x torchtitan")
+    assert "[80 B](#run-" in rows["largest model that takes a training step on 8 GPUs"]["result"]
+    assert rows["largest model that takes a training step on one GPU"]["answer"] == "fp32 states"
+    assert not any(re.search(r"\b(nan|None)\b", str(row)) for row in rows.values())
+
+
+def test_the_committed_records_have_a_row_for_every_study_of_gpus() -> None:
+    rows = [row for row in all_headlines([], "h200") if row["machine"] == "h200"]
+    questions = [row["question"] for row in rows]
+    assert "longest sequence of a training step on one GPU" in questions and len(rows) > len(HEADLINES)
+    assert not any(re.search(r"\b(nan|None)\b", str(row)) for row in rows)
 
 
 @pytest.mark.parametrize("outcome", ["failed", "oom", "unavailable"])

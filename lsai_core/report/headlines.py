@@ -15,7 +15,11 @@ from lsai_core.report.attention.analysis import longest
 from lsai_core.report.attention.data import load_results as load_attention
 from lsai_core.report.context.analysis import ratios_to_torch
 from lsai_core.report.context.data import load_shared
+from lsai_core.report.context.training import load_trained
 from lsai_core.report.fp8.results import load_results as load_fp8
+from lsai_core.report.fsdp import largest, titan
+from lsai_core.report.fsdp.results import Sharding, load_sharding, size_of
+from lsai_core.report.fsdp.results import good as ended_well
 from lsai_core.report.memory import chapter as memory_chapter
 from lsai_core.report.memory.analysis import headline as memory_headline
 from lsai_core.report.peers.settings import OURS
@@ -143,6 +147,71 @@ def _peers(own_runs: list[str], profile: str | None) -> Rows:
     return rows
 
 
+def _fsdp(own_runs: list[str], profile: str | None) -> Rows:
+    """The model that needs several GPUs, in bf16 and in fp8, over the most of them; processes on a CPU say nothing about speed."""
+    rows = []
+    for sharding in _sharded_gpus(own_runs, profile):
+        large, pairs = ended_well(sharding.rows("fsdp", "large")), titan.compared(sharding)
+        ratios = pairs.set_index("key_ours")["ratio"] if len(pairs) else {}
+        for fp8, products in ((False, "bf16"), (True, "fp8")) if len(large) else ():
+            some = large[(large["fp8"] == fp8) & (large["grad_checkpoint"] == "none")]
+            some = some[some["processes"] == some["processes"].max()]
+            if some.empty:
+                continue
+            best = some.loc[some["tokens_per_s_per_gpu"].idxmax()]
+            config = sharding.run(best["key"], "fsdp").config
+            ratio = ratios.get(best["key"])
+            times = f", {ratio:.2f}x torchtitan" if ratio is not None and pd.notna(ratio) else ""
+            rate = run_link(f"{best['tokens_per_s_per_gpu']:,.0f}", best["key"])
+            question = f"{config['model']['preset']} over {best['processes']} GPUs, sequences of {config['seq_len']:,}, {products}"
+            mfu = f", MFU {best['mfu']:.1%}" if pd.notna(best["mfu"]) else ""
+            rows.append(_row(sharding.machine, question, best["label"], f"{rate} tokens/s per GPU{mfu}{times}"))
+    return rows
+
+
+def _largest(own_runs: list[str], profile: str | None) -> Rows:
+    rows = []
+    for sharding in _sharded_gpus(own_runs, profile):
+        found = ended_well(largest.searched(sharding))
+        found = found[(found["does"] == "trains") & (found["parameters"] > 0)] if len(found) else found
+        for processes in dict.fromkeys((1, found["processes"].max())) if len(found) else ():
+            some = found[found["processes"] == processes]
+            if some.empty:
+                continue
+            best = some.loc[some["parameters"].idxmax()]
+            result = f"{run_link(size_of(best['parameters']), best['key'])} parameters"
+            question = f"largest model that takes a training step on {_gpus(processes)}"
+            rows.append(_row(sharding.machine, question, best["label"], result))
+    return rows
+
+
+def _longcontext(own_runs: list[str], profile: str | None) -> Rows:
+    rows = []
+    for trained in load_trained(own_runs, profile):
+        found = trained.longest if any(run.env.get("gpu") for run in trained.runs) else pd.DataFrame()
+        whole = found[(found["outcome"] == "ok") & (found["layers"] == found["wanted"])] if len(found) else found
+        for processes in dict.fromkeys((1, whole["processes"].max())) if len(whole) else ():
+            some = whole[whole["processes"] == processes]
+            if some.empty:
+                continue
+            best = some.loc[some["tokens"].idxmax()]
+            result = f"{run_link(f'{best.tokens:,}', best['key'])} tokens, {best['step_s']:.0f} s"
+            rows.append(
+                _row(
+                    trained.machine, f"longest sequence of a training step on {_gpus(processes)}", best["model"], result
+                )
+            )
+    return rows
+
+
+def _sharded_gpus(own_runs: list[str], profile: str | None) -> list[Sharding]:
+    return [sharding for sharding in load_sharding(own_runs, profile) if sharding.on_gpu]
+
+
+def _gpus(processes: int) -> str:
+    return "one GPU" if processes == 1 else f"{processes} GPUs"
+
+
 def _times(mine: pd.Series, other: pd.Series) -> str:
     return f"{mine['tokens_per_s'] / other['tokens_per_s']:.2f}x"
 
@@ -155,5 +224,8 @@ HEADLINES: dict[str, Callable[[list[str], str | None], Rows]] = {
     "speed": _speed,
     "fp8": _fp8,
     "peers": _peers,
+    "fsdp": _fsdp,
+    "largest": _largest,
     "context": _context,
+    "longcontext": _longcontext,
 }

@@ -40,7 +40,7 @@ from lsai_core.strict import validated
 
 Verdict = Literal["held", "fallen", "no data"]
 _DIGITS = 6  # of the numbers in a result; far finer than any bound, and the same on every platform
-_LINKS = 2  # runs named in the report's table; `lsai claims` and claims.json name them all
+_LINKS = 2  # variants named in the report's table; `lsai claims` and claims.json name all runs
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def evaluate_claims(
 def claims_table(results: Iterable[ClaimResult]) -> pd.DataFrame:
     """One row per result, as Markdown strings for `report.show.show_table`.
 
-    Columns: claim, value, over repeats (the spread), bound, verdict, runs (links to the first runs behind the value and how many more there are).
+    Columns: claim, value, over repeats (the spread), bound, verdict, runs (links to the first run of the first variants behind the value, and how many more there are).
     """
     columns = ["claim", "value", "over repeats", "bound", "verdict", "runs"]
     return pd.DataFrame([_cells(result) for result in results], columns=columns)
@@ -165,9 +165,15 @@ def _cells(result: ClaimResult) -> list[str]:
 def _links(runs: Iterable[str]) -> str:
     from lsai_core.report.show import run_link  # brings matplotlib, which only a report needs
 
-    names = [run.rpartition("/")[2].rpartition("-") for run in runs]
-    shown = [run_link(name, key) for name, _, key in names[:_LINKS]]
-    return ", ".join(shown) + (f" and {len(names) - _LINKS} more" if len(names) > _LINKS else "")
+    keys: dict[str, list[str]] = {}  # of each variant's runs
+    for run in runs:
+        name, _, key = run.rpartition("/")[2].rpartition("-")
+        keys.setdefault(name.partition(".")[0], []).append(key)
+    shown = [
+        run_link(variant, mine[0]) + (f" ×{len(mine)}" if len(mine) > 1 else "")
+        for variant, mine in list(keys.items())[:_LINKS]
+    ]
+    return ", ".join(shown) + (f" and {len(keys) - _LINKS} more" if len(keys) > _LINKS else "")
 
 
 def _newest(frame: pd.DataFrame, claim: Claim, machine: str) -> pd.DataFrame:
