@@ -69,9 +69,8 @@ def check_torch() -> Iterator[Check]:
 def check_packages() -> Iterator[Check]:
     try:
         lines = importlib.metadata.requires("lsai") or []
-    except (
-        importlib.metadata.PackageNotFoundError
-    ):  # used from its source folder, as on a machine that nothing can be installed on
+    except importlib.metadata.PackageNotFoundError:
+        # Used from its source folder, as on a machine that nothing can be installed on.
         lines = tomllib.loads((repo_root() / "pyproject.toml").read_text())["project"]["dependencies"]
     required = [need for need in map(Requirement, lines) if need.marker is None or need.marker.evaluate({"extra": ""})]
     wrong = [str(need) for need in required if not _satisfied(need)]

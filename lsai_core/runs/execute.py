@@ -29,7 +29,17 @@ from lsai_core.runs.study import PlannedRun
 from lsai_core.strict import Strict, validated
 
 BESIDE = "LSAI_BESIDE"  # how many other runs use the machine at the same time; the driver sets it
-_SPEEDS = ("tokens_per_s", "step_ms", "mfu", "tflops", "host_forward", "host_backward", "host_optimizer")
+_SPEEDS = (
+    "tokens_per_s",
+    "step_ms",
+    "mfu",
+    "tflops",
+    "host_forward",
+    "host_backward",
+    "host_optimizer",
+    "kernel_idle",
+    "gpu_busy_share",
+)
 
 
 def write_plan(run: PlannedRun, command: str) -> None:

@@ -78,7 +78,7 @@ def unsteady(rows: pd.DataFrame) -> str | None:
     return (
         f"*Unsteady:* in {many} of {len(rows)} runs the quartiles of the steps lie more than {UNSTEADY:.0%} of the median apart, furthest in "
         f"{run_link(worst['label'], worst['key'])} ({worst['step_ms_p25']:,.0f} to {worst['step_ms_p75']:,.0f} ms): comparisons with these are rough. "
-        "Another program at work on the machine does that."
+        "Another program at work on the machine can do that."
     )
 
 
