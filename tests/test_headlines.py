@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import CHECKOUT, write_run
@@ -17,6 +18,7 @@ from test_speed import write
 
 from lsai_core.report.headlines import HEADLINES, all_headlines
 from lsai_core.report.selection import select_runs
+from lsai_core.report.variants import by_machine
 from lsai_core.runs.records import Summary, find_runs
 from lsai_core.runs.study import study_names
 
@@ -93,6 +95,16 @@ def test_runs_that_ended_badly_make_no_row(root: Path, outcome: str) -> None:
         baseline = {"course": "baseline", "speed": "eager", "fp8": "bf16", "memory": "baseline"}[study]
         write(root, study, baseline, part, outcome=outcome)
     assert own_rows("h200") == {}
+
+
+def test_the_own_machine_comes_first_wherever_its_runs_begin(root: Path) -> None:
+    """The committed machine is the first to appear, because the first of the chapter's studies has no own run."""
+    write(root, "speed", "eager", "levers", step_ms=900)
+    write(root, "speed", "attention", "levers", step_ms=600)
+    assert "(this machine)" in all_headlines([], "h200")[0]["machine"]
+    runs = [SimpleNamespace(machine=name) for name in ("h200", "b", "a (this machine)", "b")]
+    found = by_machine(runs)  # type: ignore[arg-type]
+    assert list(found) == ["a (this machine)", "h200", "b"] and len(found["b"]) == 2
 
 
 def test_every_study_of_the_registry_exists() -> None:

@@ -26,6 +26,7 @@ from lsai_core.report.peers.settings import OURS
 from lsai_core.report.peers.settings import load_results as load_peers
 from lsai_core.report.show import run_link
 from lsai_core.report.speed.results import good, load_speed
+from lsai_core.report.variants import own_first
 from lsai_core.runs.session import Session
 from lsai_core.runs.study import study_names
 
@@ -36,7 +37,7 @@ def all_headlines(own_runs: list[str], profile: str | None) -> Rows:
     """The rows of every study that there is in `params/studies`, machine by machine."""
     there = study_names(Session(profile).root)
     rows = [row for study, headline in HEADLINES.items() if study in there for row in headline(own_runs, profile)]
-    machines = list(dict.fromkeys(row["machine"] for row in rows))
+    machines = own_first(row["machine"] for row in rows)
     return sorted(rows, key=lambda row: machines.index(row["machine"]))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -16,9 +16,14 @@ _SITTING = datetime.timedelta(hours=3)
 
 
 def by_machine(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The runs of each machine, in the order in which machines appear."""
-    machines = list(dict.fromkeys(run.machine for run in runs))
+    """The runs of each machine: the reader's own first, then in the order in which machines appear."""
+    machines = own_first(run.machine for run in runs)
     return {machine: [run for run in runs if run.machine == machine] for machine in machines}
+
+
+def own_first(machines: Iterable[str]) -> list[str]:
+    """Each machine once; the reader's own is the one with a remark in brackets (`report.selection`)."""
+    return sorted(dict.fromkeys(machines), key=lambda machine: "(" not in machine)
 
 
 class OfMachine:

@@ -152,7 +152,7 @@ def load_shared(own_runs: list[str], profile: str | None) -> list[Shared]:
     ]
     order = {name: index for index, name in enumerate(("mha128", "gqa128", "gqa64"))}
     runs.sort(key=lambda run: order.get(run.summary.id.variant.partition("_")[0], len(order)))
-    machines = by_machine(sorted(runs, key=lambda run: "(" not in run.machine))
+    machines = by_machine(runs)
     return [Shared(machine, some) for machine, some in machines.items()]
 
 
