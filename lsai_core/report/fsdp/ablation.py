@@ -143,7 +143,7 @@ def in_short(sharding: Sharding) -> list[str]:
     for precision, some in found[~found["shows"].isin(_OTHERS)].groupby("shows", sort=False) if len(found) else ():
         worst = some.loc[some["largest"].idxmax()]
         text.append(
-            f"*Loss, {precision}:* {_runs(some)} from one process by at most {worst['largest']:.1e} nats per token in {worst['steps']} steps "
+            f"*Loss, {precision}:* {_runs(some)} from one process by at most {worst['largest']:.1e} nats per token in {worst['steps']} steps, {some['early'].max():.1e} in the first {EARLY} "
             f"({run_link(worst['label'], worst['key'])})."
         )
     return text
