@@ -26,7 +26,7 @@ from lsai_core.report.peers.settings import OURS
 from lsai_core.report.peers.settings import load_results as load_peers
 from lsai_core.report.show import run_link
 from lsai_core.report.speed.results import good, load_speed
-from lsai_core.report.variants import own_first
+from lsai_core.report.variants import best_at_both_ends, own_first
 from lsai_core.runs.session import Session
 from lsai_core.runs.study import study_names
 
@@ -161,8 +161,7 @@ def _fsdp(own_runs: list[str], profile: str | None) -> Rows:
                 continue
             best = some.loc[some["tokens_per_s_per_gpu"].idxmax()]
             config = sharding.run(best["key"], "fsdp").config
-            ratio = ratios.get(best["key"])
-            times = f", {ratio:.2f}x torchtitan" if ratio is not None and pd.notna(ratio) else ""
+            times = f", {ratio:.2f}x torchtitan" if pd.notna(ratio := ratios.get(best["key"])) else ""
             rate = run_link(f"{best['tokens_per_s_per_gpu']:,.0f}", best["key"])
             question = f"{config['model']['preset']} over {best['processes']} GPUs, sequences of {config['seq_len']:,}, {products}"
             mfu = f", MFU {best['mfu']:.1%}" if pd.notna(best["mfu"]) else ""
@@ -171,19 +170,16 @@ def _fsdp(own_runs: list[str], profile: str | None) -> Rows:
 
 
 def _largest(own_runs: list[str], profile: str | None) -> Rows:
-    rows = []
-    for sharding in _sharded_gpus(own_runs, profile):
-        found = ended_well(largest.searched(sharding))
-        found = found[(found["does"] == "trains") & (found["parameters"] > 0)] if len(found) else found
-        for processes in dict.fromkeys((1, found["processes"].max())) if len(found) else ():
-            some = found[found["processes"] == processes]
-            if some.empty:
-                continue
-            best = some.loc[some["parameters"].idxmax()]
-            result = f"{run_link(size_of(best['parameters']), best['key'])} parameters"
-            question = f"largest model that takes a training step on {_gpus(processes)}"
-            rows.append(_row(sharding.machine, question, best["label"], result))
-    return rows
+    return [
+        _row(
+            sharding.machine,
+            f"largest model that takes a training step on {_gpus(best['processes'])}",
+            best["label"],
+            f"{run_link(size_of(best['parameters']), best['key'])} parameters",
+        )
+        for sharding in _sharded_gpus(own_runs, profile)
+        for best in largest.largest_trained(sharding)
+    ]
 
 
 def _longcontext(own_runs: list[str], profile: str | None) -> Rows:
@@ -191,17 +187,10 @@ def _longcontext(own_runs: list[str], profile: str | None) -> Rows:
     for trained in load_trained(own_runs, profile):
         found = trained.longest if any(run.env.get("gpu") for run in trained.runs) else pd.DataFrame()
         whole = found[(found["outcome"] == "ok") & (found["layers"] == found["wanted"])] if len(found) else found
-        for processes in dict.fromkeys((1, whole["processes"].max())) if len(whole) else ():
-            some = whole[whole["processes"] == processes]
-            if some.empty:
-                continue
-            best = some.loc[some["tokens"].idxmax()]
+        for best in best_at_both_ends(whole, "tokens"):
             result = f"{run_link(f'{best.tokens:,}', best['key'])} tokens, {best['step_s']:.0f} s"
-            rows.append(
-                _row(
-                    trained.machine, f"longest sequence of a training step on {_gpus(processes)}", best["model"], result
-                )
-            )
+            question = f"longest sequence of a training step on {_gpus(best['processes'])}"
+            rows.append(_row(trained.machine, question, best["model"], result))
     return rows
 
 

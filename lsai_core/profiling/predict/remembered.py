@@ -16,15 +16,13 @@ import json
 import shutil
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
-import lsai_core
 from lsai_core.files import write_json
 from lsai_core.profiling.predict.simulate import Simulated
+from lsai_core.runs.code import PACKAGE, code_hash
 
-PACKAGE = Path(lsai_core.__file__).parent
 FOLDER = PACKAGE.parent / ".cache" / "predictions"
 _SHOWS_ONLY = ("report", "cli", "cluster")
 _KEPT_S = 30 * 24 * 3600.0
@@ -46,11 +44,9 @@ def remembered(question: str, answer: Callable[[], Simulated]) -> Simulated:
 
 @functools.cache
 def _version() -> str:
-    digest = hashlib.sha256(f"{torch.__version__} {torch.cuda.is_available()}".encode())
-    for path in sorted(PACKAGE.rglob("*.*")):
-        if path.suffix in (".py", ".json") and path.relative_to(PACKAGE).parts[0] not in _SHOWS_ONLY:
-            digest.update(str(path.relative_to(PACKAGE)).encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
+    decide = [path.name for path in PACKAGE.iterdir() if path.name not in _SHOWS_ONLY]
+    code = code_hash((*decide, "attention/measured.json"))
+    return f"{code}-{torch.__version__}-{'gpu' if torch.cuda.is_available() else 'cpu'}"
 
 
 def _forget_old() -> None:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from lsai_core.attention.measured import Ranking, select_rankings, shipped
 from lsai_core.report.selection import select_runs
-from lsai_core.report.variants import OfMachine, heads_label
+from lsai_core.report.variants import OfMachine, heads_label, own_first
 from lsai_core.runs.attention_bench.config import AttentionBenchConfig
 from lsai_core.runs.attention_table import attention_runs, auto_choices, error_ratio, read_points
 from lsai_core.runs.records import Run
@@ -120,7 +120,7 @@ def load_results(own_runs: list[str], profile: str | None) -> list[MachineResult
     session = Session(profile)
     selected = select_runs("attention", session.runs_root, session.root / "reports", own_runs)
     runs, again = attention_runs(selected), attention_runs(selected, repeated=True)
-    machines = dict.fromkeys(run.machine for run in sorted(runs, key=lambda run: "(" not in run.machine))
+    machines = own_first(run.machine for run in runs)
     results = [MachineResults(machine, _variants(runs, machine), _variants(again, machine)) for machine in machines]
     return [found for found in results if found.variants]
 

@@ -91,12 +91,11 @@ def sentences(sharding: Sharding) -> list[str]:
                 f"{busy['eager', most]:.0%} and {busy['auto', most]:.0%} sharded."
             )
         text.append(line)
-    text += [line for line in (_waiting(good(rows)), unsteady(good(rows))) if line]
-    if not good(rows).empty:
-        best = (
-            good(rows).loc[good(rows)["mfu"].idxmax()] if sharding.on_gpu and good(rows)["mfu"].notna().any() else None
-        )
-        if best is not None:
+    fine = good(rows)
+    text += [line for line in (_waiting(fine), unsteady(fine)) if line]
+    if len(fine):
+        if sharding.on_gpu and fine["mfu"].notna().any():
+            best = fine.loc[fine["mfu"].idxmax()]
             text.append(f"*Highest utilization:* {run_link(best['label'], best['key'])}, MFU {best['mfu']:.1%}.")
         text.append(
             "*Training tokens:* every batch is full sequences without padding, so all tokens counted in tokens/s are training tokens, in every run."
@@ -138,7 +137,7 @@ def _table(sharding: Sharding, rows: pd.DataFrame, strategy: str, setting: str) 
             "layers x width": [
                 f"{layers} x {width:,}" for layers, width in zip(rows["layers"], rows["width"], strict=True)
             ],
-            "parameters": [size_of(value) for value in rows["parameters"].fillna(rows["planned_parameters"])],
+            "parameters": [size_of(value) for value in rows["planned_parameters"]],
             "attention": rows["attention"].map(_name),
             "on": rows["processes"],
             "tokens/s": rows["tokens_per_s"],

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from lsai_core.report.fsdp.results import Sharding, good, size_of
 from lsai_core.report.show import run_link, show_figure, show_table, show_text
 from lsai_core.report.style import HATCHES, PALETTE
+from lsai_core.report.variants import best_at_both_ends
 
 _PARTS = {
     "load_all": ("loads", "scaling factor"),
@@ -95,17 +96,17 @@ def searched(sharding: Sharding) -> pd.DataFrame:
 
 def in_short(sharding: Sharding) -> list[str]:
     """The largest model that trains, on one process and on most."""
-    rows = searched(sharding)
-    fine = good(rows)
-    trains = fine[fine["does"] == "trains"] if len(fine) else fine
-    ends = trains[trains["processes"].isin([1, trains["processes"].max()])] if len(trains) else trains
-    text = []
-    for processes, some in ends.groupby("processes") if len(ends) else ():
-        best = some.loc[some["parameters"].idxmax()]
-        text.append(
-            f"*Largest model that trains on {processes}:* {run_link(size_of(best['parameters']), best['key'])} parameters, with {best['label']}."
-        )
-    return text
+    return [
+        f"*Largest model that trains on {best['processes']}:* {run_link(size_of(best['parameters']), best['key'])} parameters, with {best['label']}."
+        for best in largest_trained(sharding)
+    ]
+
+
+def largest_trained(sharding: Sharding) -> list[pd.Series]:
+    """The searches that ended at the largest model that trains, on one process and on the most."""
+    fine = good(searched(sharding))
+    trains = fine[(fine["does"] == "trains") & (fine["parameters"] > 0)] if len(fine) else fine
+    return best_at_both_ends(trains, "parameters")
 
 
 def sentences(rows: pd.DataFrame, on_gpu: bool) -> list[str]:

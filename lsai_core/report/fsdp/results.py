@@ -18,7 +18,7 @@ from lsai_core.runs.study import Profile, Study, load_study
 STUDIES = ("ablation", "fsdp", "largest")
 UNSTEADY = 0.2
 METRICS = (
-    "tokens_per_s", "tokens_per_s_per_gpu", "step_ms", "step_ms_p25", "step_ms_p75", "mfu", "tflops", "mem_peak_allocated_gib", "parameters",
+    "tokens_per_s", "tokens_per_s_per_gpu", "step_ms", "step_ms_p25", "step_ms_p75", "mfu", "tflops", "mem_peak_allocated_gib",
     "kernel_communication_ms", "exposed_communication_ms", "gpu_busy_share", "host_forward_ms", "host_backward_ms",
     "host_optimizer_ms", "train_loss", "validation_loss",
 )  # fmt: skip

@@ -60,11 +60,11 @@ def in_short(sharding: Sharding) -> list[str]:
 
 def sentences(sharding: Sharding) -> list[str]:
     text = []
+    fine = {part: rows for part in _PARTS if len(rows := good(sharding.rows("fsdp", part)))}
     for part in ("weak", "strong"):
-        rows = sharding.rows("fsdp", part)
-        if good(rows).empty:
+        if part not in fine:
             continue
-        rows = good(rows.assign(efficiency=efficiency(rows, sharding.on_gpu))).dropna(subset=["efficiency"])
+        rows = fine[part].assign(efficiency=efficiency(fine[part], sharding.on_gpu)).dropna(subset=["efficiency"])
         rows = rows[rows["processes"] > 1]
         if rows.empty:
             continue
@@ -81,9 +81,8 @@ def sentences(sharding: Sharding) -> list[str]:
                 f"*{part.capitalize()} scaling:* {name} on this one processor train at {last['efficiency']:.0%} of the speed of one; the rest is what the "
                 "processes exchange and wait. It says nothing about GPUs, which are not shared."
             )
-    for part in _PARTS:
-        rows = good(sharding.rows("fsdp", part))
-        rows = rows.dropna(subset=["exposed_communication_ms"]) if len(rows) else rows
+    for part, rows in fine.items():
+        rows = rows.dropna(subset=["exposed_communication_ms"])
         if rows.empty:
             continue
         last = rows.loc[rows["processes"].idxmax()]
@@ -93,15 +92,14 @@ def sentences(sharding: Sharding) -> list[str]:
             f"{last['step_ms']:,.0f} ms; {share:.0%} of that, {last['exposed_communication_ms'] / last['step_ms']:.1%} of the step, is not hidden "
             "behind other work. A kernel that waits for a slower GPU counts as communication."
         )
-    rows = good(sharding.rows("fsdp", "large")) if sharding.on_gpu else pd.DataFrame()
+    rows = fine.get("large", pd.DataFrame()) if sharding.on_gpu else pd.DataFrame()
     if len(rows) and rows["mfu"].notna().any():
         best = rows.loc[rows["tokens_per_s_per_gpu"].idxmax()]
         text.append(
             f"*Fastest on the larger model:* {run_link(best['label'], best['key'])} with {best['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU, "
             f"MFU {best['mfu']:.1%}."
         )
-    measured = [rows for part in _PARTS if len(rows := good(sharding.rows("fsdp", part)))]
-    if measured and (line := unsteady(pd.concat(measured, ignore_index=True))):
+    if fine and (line := unsteady(pd.concat(fine.values(), ignore_index=True))):
         text.append(line)
     return text
 
