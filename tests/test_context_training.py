@@ -22,6 +22,7 @@ from fsdp_fixture import config, dataset, plan, write_text
 from lsai_core.errors import UserError
 from lsai_core.hf import load_hf, save_hf, to_hf
 from lsai_core.model import build_model
+from lsai_core.parallel import launch as launcher
 from lsai_core.parallel.launch import WorkerFailed, launch, torchrun
 from lsai_core.profiling.predict import predict
 from lsai_core.runs.execute import ActiveRun
@@ -217,11 +218,14 @@ main(Path(sys.argv[-2]), Path(sys.argv[-1]))
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_no_rank_waits_for_one_that_is_out_of_memory(device: str, tmp_path: Path) -> None:
+def test_no_rank_waits_for_one_that_is_out_of_memory(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, worker = faulty(tmp_path, device), tmp_path / "worker.py"
     worker.write_text(OUT_OF_MEMORY)
+    monkeypatch.setattr(launcher, "torchrun", lambda nproc: [*torchrun(nproc), str(worker)])
     with pytest.raises(MemoryError, match=r"rank 1: .*out of memory") as caught:
-        launch(folder, tmp_path / "data", 2, command=[*torchrun(2), str(worker)])
+        launch(folder, tmp_path / "data", 2)
     assert time.time() - float((folder / "raised").read_text()) < 60
     assert outcome_of(caught.value)[0] == "oom"
     assert not any(psutil.pid_exists(pid) for pid in pids(folder))

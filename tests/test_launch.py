@@ -19,7 +19,7 @@ from fsdp_fixture import config, dataset, plan, write_text
 
 from lsai_core.errors import Preempted, Unavailable, UserError
 from lsai_core.parallel import launch as launcher
-from lsai_core.parallel.launch import WorkerFailed, launch, on_this_machine, require_devices
+from lsai_core.parallel.launch import WorkerFailed, launch, on_this_machine, require_devices, torchrun
 from lsai_core.runs.execute import ActiveRun
 from lsai_core.runs.records import read_jsonl
 from lsai_core.train.loop import train
@@ -27,6 +27,11 @@ from lsai_core.train.loop import train
 
 def pids(folder: Path) -> list[int]:
     return [int(path.read_text()) for path in (folder / "logs").glob("rank-*.pid")]
+
+
+def error(rank: int, outcome: str, reason: str, at: float, user_error: bool = False) -> str:
+    facts = json.dumps({"time": at, "outcome": outcome, "reason": reason, "user_error": user_error})
+    return f"(logs / 'rank-{rank}.error.json').write_text({facts!r})"
 
 
 def test_a_run_survives_a_stop_signal_and_the_kill_of_a_process(tmp_path: Path) -> None:
@@ -68,6 +73,47 @@ def test_a_run_survives_a_stop_signal_and_the_kill_of_a_process(tmp_path: Path) 
     assert max(abs(a["loss"] / b["loss"] - 1) for a, b in zip(rows, alone.rows, strict=True)) <= 1e-4
 
 
+STUBBORN = """
+import os, signal, sys, time
+from pathlib import Path
+rank, logs = int(os.environ["RANK"]), Path(sys.argv[-2]) / "logs"
+(logs / f"rank-{rank}.pid").write_text(str(os.getpid()))
+if rank == 1:
+    time.sleep(1)
+    END
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "rank 1 was ended by SIGKILL"),
+        (error(1, "failed", "no such kernel", at=1.0) + "\n    sys.exit(1)", "rank 1: no such kernel; see"),
+    ],
+    ids=["killed", "failed"],
+)
+def test_who_waits_for_a_dead_neighbour_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, message: str
+) -> None:
+    """As in a kernel on a GPU that nothing interrupts: torchrun would wait 30 seconds, and the cause is the first death."""
+    script = tmp_path / "worker.py"
+    script.write_text(STUBBORN.replace("END", end).replace("import os", "import json, os"))
+    monkeypatch.setattr(launcher, "_GRACE_S", 2.0)
+    monkeypatch.setattr(launcher, "torchrun", lambda nproc: [*torchrun(nproc), str(script)])
+    first: list[float] = []
+
+    def look(_rows: list[dict[str, Any]]) -> None:
+        if len(pids(tmp_path)) == 2 and not first:
+            first.append(time.monotonic())
+
+    with pytest.raises(WorkerFailed, match=message):
+        launch(tmp_path, tmp_path, 2, on_rows=look)
+    assert time.monotonic() - first[0] < 15
+    assert not any(psutil.pid_exists(pid) for pid in pids(tmp_path))
+
+
 DEVICES = [
     "cpu",
     pytest.param(
@@ -100,7 +146,8 @@ def test_a_stop_signal_before_the_first_step_counts(device: str, tmp_path: Path)
 
 def test_silent_workers_say_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, data = write_text(tmp_path), tmp_path / "data"
-    run = config(text, parallel={"fsdp": 2}, steps=12, profile={"memory_steps": 0})
+    # Enough steps that they still run when the launcher, which looks five times a second, sees the first.
+    run = config(text, parallel={"fsdp": 2}, steps=200, profile={"memory_steps": 0})
     dataset(run, data)
     folder = plan(run, tmp_path / "runs" / "test" / "silent")
     monkeypatch.setattr(launcher, "_SILENCE_S", 2.0)
@@ -117,7 +164,7 @@ def test_silent_workers_say_where_they_are(tmp_path: Path, monkeypatch: pytest.M
             held.append(0)
 
     results = launch(folder, data, 2, on_rows=hold)
-    assert len(held) == 2 and results["steps"] == 12
+    assert len(held) == 2 and results["steps"] == 200
     assert "most recent call first" in log.read_text() and "in train" in log.read_text()
 
 
@@ -159,11 +206,6 @@ def fake_worker(folder: Path, body: str) -> list[str]:
         f"import json, sys, time\nfrom pathlib import Path\nlogs = Path({str(folder / 'logs')!r})\n{body}\nsys.exit(1)\n"
     )
     return [sys.executable, str(script)]
-
-
-def error(rank: int, outcome: str, reason: str, at: float, user_error: bool = False) -> str:
-    facts = json.dumps({"time": at, "outcome": outcome, "reason": reason, "user_error": user_error})
-    return f"(logs / 'rank-{rank}.error.json').write_text({facts!r})"
 
 
 @pytest.mark.parametrize(

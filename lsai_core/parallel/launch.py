@@ -3,8 +3,9 @@
 The caller (the run notebook's kernel) stays outside: it holds no GPU, follows the metrics file that rank 0 writes, and passes stop
 signals on. torchrun starts the workers and ends the others when one dies. Every worker leaves its output in
 `logs/rank-<N>.log`, what it is in `logs/rank-<N>.pid`, and, if it fails, why and when in `logs/rank-<N>.error.json`: the earliest
-of these is the cause, the others are its echo. A worker that was killed leaves none; torchrun knows it then. Workers that are silent
-for a minute are asked once where they are: their Python stacks stand in their logs, should somebody wonder what they wait for.
+of these is the cause, the others are its echo. A worker that was killed leaves none; torchrun knows it then. A worker on a GPU may wait
+for a dead neighbour in a kernel that nothing interrupts: it is killed after ten seconds (torchrun would ask it for thirty). Workers that
+are silent for a minute are asked once where they are: their Python stacks stand in their logs, should somebody wonder what they wait for.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ LAUNCHER_LOG = "launcher.log"
 LAUNCHER = "LSAI_LAUNCHER"
 _POLL_S = 0.2
 _SILENCE_S = 60.0
+_GRACE_S = 10.0
 _SAME_MOMENT = datetime.timedelta(seconds=10)
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 Rows = list[dict[str, Any]]
@@ -74,7 +76,7 @@ def launch(
         LAUNCHER: f"{os.getpid()}@{socket.gethostname()}",
         "PYTHONUNBUFFERED": "1",
     }
-    rows, silence = _NewRows(folder / "metrics.jsonl"), _Silence(logs)
+    rows, silence, survivors = _NewRows(folder / "metrics.jsonl"), _Silence(logs), _Survivors(logs)
     with (logs / LAUNCHER_LOG).open("wb") as log, _forwarded(logs, to_workers=here) as forward:
         process = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
@@ -86,6 +88,7 @@ def launch(
                 on_rows(new)
                 if here:
                     silence.heard(bool(new))
+                    survivors.look()
                 time.sleep(_POLL_S)
         finally:
             kill_family(process)
@@ -94,7 +97,7 @@ def launch(
         results = json.loads((folder / RESULTS).read_text())
         (folder / RESULTS).unlink()  # they go into summary.json
         return results
-    raise _cause(logs, process.returncode, forward.received)
+    raise _cause(logs, process.returncode, forward.received, survivors.ended)
 
 
 def torchrun(nproc: int) -> list[str]:
@@ -166,10 +169,43 @@ class _Silence:
             _signal_workers(self.logs, signal.SIGUSR2)
 
 
-def _signal_workers(logs: Path, number: int) -> None:
+class _Survivors:
+    """Kills the workers of this machine that are still there some seconds after one of them has died; `ended`: their ranks."""
+
+    def __init__(self, logs: Path) -> None:
+        self.logs, self.ended = logs, set[int]()
+        self._since: float | None = None
+
+    def look(self) -> None:
+        # A worker that leaves in good order takes the note of its process with it.
+        alive = {rank: _is_alive(pid) for rank, pid in _workers(self.logs).items()}
+        if all(alive.values()):
+            return
+        self._since = self._since or time.monotonic()
+        if time.monotonic() - self._since > _GRACE_S:
+            self.ended |= {rank for rank, there in alive.items() if there}
+            _signal_workers(self.logs, signal.SIGKILL)
+
+
+def _is_alive(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _workers(logs: Path) -> dict[int, int]:
+    """The workers' processes by rank."""
+    found = {}
     for path in logs.glob("rank-*.pid"):
+        with contextlib.suppress(FileNotFoundError):  # it has just left
+            found[int(path.stem.removeprefix("rank-"))] = int(path.read_text())
+    return found
+
+
+def _signal_workers(logs: Path, number: int) -> None:
+    for pid in _workers(logs).values():
         with contextlib.suppress(ProcessLookupError):
-            os.kill(int(path.read_text()), number)
+            os.kill(pid, number)
 
 
 class _Forwarder:
@@ -221,15 +257,15 @@ def kill_family(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _cause(logs: Path, code: int, asked: int) -> Exception:
-    """The exception that says why the workers ended without results."""
+def _cause(logs: Path, code: int, asked: int, ended: set[int]) -> Exception:
+    """The exception that says why the workers ended without results. `ended`: ranks that the launcher killed."""
     errors = [
         {"rank": int(path.name.split("-")[1].split(".")[0]), **json.loads(path.read_text())}
         for path in logs.glob("*.error.json")
     ]
     first = min(errors, key=lambda error: error["time"], default=None)
     log = (logs / LAUNCHER_LOG).read_text(errors="replace")
-    if killed := _killed_rank(log):
+    if killed := _killed_rank(log, ended):
         rank, number = killed
         # Whoever reports an error after a neighbour's death reports that death.
         if first is None or first["outcome"] == "failed":
@@ -252,8 +288,8 @@ def _cause(logs: Path, code: int, asked: int) -> Exception:
     return WorkerFailed(f"rank {first['rank']}: {reason}; see logs/rank-{first['rank']}.log")
 
 
-def _killed_rank(log: str) -> tuple[int, int] | None:
-    """(rank, signal) of the worker that died by a signal, from srun's messages or torchrun's closing report.
+def _killed_rank(log: str, ended: set[int]) -> tuple[int, int] | None:
+    """(rank, signal) of the worker that died by a signal not sent from here, from srun's messages or torchrun's closing report.
 
     torchrun itself ends the others with SIGTERM, and those that do not react with SIGKILL half a minute later.
     """
@@ -266,6 +302,6 @@ def _killed_rank(log: str) -> tuple[int, int] | None:
         for time_, rank, code in re.findall(found, root, re.DOTALL) + re.findall(found, others, re.DOTALL)
     ]
     for at, rank, number in dead:
-        if number > 0 and number != signal.SIGTERM and at - dead[0][0] < _SAME_MOMENT:
+        if number > 0 and number != signal.SIGTERM and rank not in ended and at - dead[0][0] < _SAME_MOMENT:
             return rank, number
     return None

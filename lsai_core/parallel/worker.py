@@ -41,6 +41,8 @@ def main(folder: Path, data_root: Path) -> None:
         code = 0
     except BaseException as error:
         code = _report(error, logs / f"rank-{rank}.error.json")
+    if code == 0:  # in good order: the launcher is not to look for the others' cause of death
+        (logs / f"rank-{rank}.pid").unlink(missing_ok=True)
     sys.stdout.flush()
     os._exit(code)
 
