@@ -123,11 +123,13 @@ def test_four_gpus_are_what_the_records_say() -> None:
     assert "over 1,003,520 tokens" in text and "over 450,560 tokens" in text
     assert f"in {small['step_s']:.0f} s, with {small['host_gib']:.0f} GiB of host memory, and one of Llama-3-8B" in text
     assert f"in {large['step_s']:.0f} s, with {large['host_gib']:.0f} GiB (" in text
-    kept, freed = (
-        found[name]["tokens_per_s_per_gpu"] / found["weak_1"]["tokens_per_s"] for name in ("weak_4_kept", "weak_4")
+    kept, freed, two = (
+        found[name]["tokens_per_s_per_gpu"] / found["weak_1"]["tokens_per_s"]
+        for name in ("weak_4_kept", "weak_4", "weak_2")
     )
     assert f"at {kept:.1%} of the speed of one alone ({freed:.1%} if" in text
-    weak = [found[name] for name in ("weak_1", "weak_4", "weak_4_kept")]
+    assert f"each of two, on another day and host, at {two:.1%};" in text
+    weak = [found[name] for name in ("weak_1", "weak_2", "weak_4", "weak_4_kept")]
     off = max(abs(r[f"tokens_per_s_{end}"] / r["tokens_per_s"] - 1) for r in weak for end in ("p25", "p75"))
     assert f"quartiles of the steps within {off:.1%}" in text
     claims = json.loads((repo_root() / "reports" / "recorded" / "claims.json").read_text())["claims"]

@@ -100,7 +100,7 @@ def sittings(runs: Sequence[Run]) -> str:
     ]
     return (
         f"*Not one sitting:* these runs began at {'; '.join(parts)} (UTC). Between them the GPU may be another one of its kind, "
-        "cooler or warmer: a small difference between runs of two sittings says little."
+        "cooler or warmer, and so may its host: a small difference between runs of two sittings says little."
     )
 
 

@@ -207,17 +207,11 @@ def _longest(trained: Trained) -> None:
     formats = {"step (s)": ".0f", "s with the start": ".0f", "loss": ".2f"} | dict.fromkeys(
         ("peak each (GiB)", "reserved each (GiB)", "AdamW states each (GiB)", "host, all (GiB)"), ".1f"
     )
-    stepped = rows[rows["outcome"] == "ok"]
-    later = (
-        " Where no AdamW states are listed, there were none before this step's update; later steps need as much more."
-        if stepped["states_gib"].isna().any()
-        else ""
-    )
     show_table(
         table,
         f"tbl-context-longest-{trained.slug}",
-        f"The longest sequences on {trained.machine}: a whole training step that was really taken, with AdamW, on random tokens. It is the first "
-        f"one, so its time includes compilation and, where inputs wait on the host, the pinning of its memory.{later}",
+        f"The longest sequences on {trained.machine}: a whole training step that was really taken, with AdamW's states in place, on random tokens. "
+        "It is the first one, so its time includes compilation and, where inputs wait on the host, the pinning of its memory.",
         formats={name: form for name, form in formats.items() if name in table},
         links={"model": "key"},
     )

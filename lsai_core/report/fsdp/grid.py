@@ -92,7 +92,7 @@ def sentences(sharding: Sharding) -> list[str]:
             )
         text.append(line)
     fine = good(rows)
-    text += [line for line in (_waiting(fine), unsteady(fine)) if line]
+    text += [line for line in (_waiting(fine), unsteady(fine), sharding.sittings("grid")) if line]
     if len(fine):
         if sharding.on_gpu and fine["mfu"].notna().any():
             best = fine.loc[fine["mfu"].idxmax()]

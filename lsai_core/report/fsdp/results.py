@@ -10,7 +10,7 @@ from lsai_core.config import ModelConfig
 from lsai_core.model import count_parameters
 from lsai_core.report.selection import select_runs
 from lsai_core.report.show import run_link
-from lsai_core.report.variants import OfMachine, by_machine, variant_rows
+from lsai_core.report.variants import OfMachine, by_machine, sittings, variant_rows
 from lsai_core.runs.records import Run
 from lsai_core.runs.session import Session
 from lsai_core.runs.study import Profile, Study, load_study
@@ -52,6 +52,10 @@ class Sharding(OfMachine):
             return table
         facts = pd.DataFrame([_facts(self.run(key, study)) for key in table["key"]])
         return pd.concat([table, facts], axis=1)
+
+    def sittings(self, *parts: str) -> str:
+        """See `variants.sittings`: the runs of some parts of the study of FSDP."""
+        return sittings([run for run in self.runs if run.summary.id.study == "fsdp" and run.summary.id.part in parts])
 
 
 def load_sharding(own_runs: list[str], profile: str | None) -> list[Sharding]:

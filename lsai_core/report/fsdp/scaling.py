@@ -101,6 +101,9 @@ def sentences(sharding: Sharding) -> list[str]:
         )
     if fine and (line := unsteady(pd.concat(fine.values(), ignore_index=True))):
         text.append(line)
+    # A larger model is held against torchtitan's run of the same sitting, not against other sizes.
+    if apart := sharding.sittings("weak", "strong"):
+        text.append(apart)
     return text
 
 
