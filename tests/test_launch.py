@@ -19,6 +19,7 @@ from fsdp_fixture import config, dataset, plan, write_text
 
 from lsai_core.errors import Preempted, Unavailable, UserError
 from lsai_core.parallel import launch as launcher
+from lsai_core.parallel import watch
 from lsai_core.parallel.launch import WorkerFailed, launch, on_this_machine, require_devices, torchrun
 from lsai_core.runs.execute import ActiveRun
 from lsai_core.runs.records import read_jsonl
@@ -100,7 +101,7 @@ def test_who_waits_for_a_dead_neighbour_is_ended(
     """As in a kernel on a GPU that nothing interrupts: torchrun would wait 30 seconds, and the cause is the first death."""
     script = tmp_path / "worker.py"
     script.write_text(STUBBORN.replace("END", end).replace("import os", "import json, os"))
-    monkeypatch.setattr(launcher, "_GRACE_S", 2.0)
+    monkeypatch.setattr(watch, "GRACE_S", 2.0)
     monkeypatch.setattr(launcher, "torchrun", lambda nproc: [*torchrun(nproc), str(script)])
     first: list[float] = []
 
@@ -150,7 +151,7 @@ def test_silent_workers_say_where_they_are(tmp_path: Path, monkeypatch: pytest.M
     run = config(text, parallel={"fsdp": 2}, steps=200, profile={"memory_steps": 0})
     dataset(run, data)
     folder = plan(run, tmp_path / "runs" / "test" / "silent")
-    monkeypatch.setattr(launcher, "_SILENCE_S", 2.0)
+    monkeypatch.setattr(watch, "SILENCE_S", 2.0)
     log, held = folder / "logs" / "rank-0.log", []
 
     def hold(rows: list[dict[str, Any]]) -> None:
