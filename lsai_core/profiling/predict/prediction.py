@@ -22,7 +22,9 @@ from lsai_core.profiling.predict.stand_ins import FUSED_KERNELS, expected_kernel
 
 GIB = 2**30
 LIBRARIES_GIB = 72 / 1024
-PARTS = ("weights", "gradients", "optimizer", "activations", "loss", "FSDP buffers", "kernel scratch", "libraries")
+PARTS = (
+    "weights", "gradients", "optimizer", "activations", "loss", "FSDP buffers", "messages", "kernel scratch", "libraries",
+)  # fmt: skip
 
 # Shares of a GPU's memory up to which a predicted peak is called to fit, and up to which it may. Most recorded searches for the
 # largest batch on an H200 ended at 0.94 to 0.96; two with gradient checkpointing at 0.75, in fragmented memory (the chapter

@@ -29,6 +29,7 @@ from lsai_core.errors import UserError
 from lsai_core.model import Transformer
 from lsai_core.profiling.predict.compiled import compiled
 from lsai_core.profiling.predict.depth import Segment, Segments, at_any_depth
+from lsai_core.profiling.predict.messages import held_back
 from lsai_core.profiling.predict.purposes import named_purposes
 from lsai_core.profiling.predict.stand_ins import EngineLinear, FusedRMSNorm, behaviour, expected_kernel
 from lsai_core.profiling.predict.tracker import PurposeTracker
@@ -73,7 +74,10 @@ def simulate(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu
             at_depth, config.model.n_layers, unlike_at_the_end=config.inputs_on_gpu, period=_period(config)
         )
     phases: dict[str, int] = {}
+    messages = held_back(config) if on == "gpu" else 0
     for segment, bytes_of in highest.items():
+        if segment.phase != "optimizer":
+            bytes_of["messages"] += messages
         phases[segment.phase] = max(phases.get(segment.phase, 0), bytes_of.total())
     largest = max(highest.values(), key=Counter.total)
     return Simulated(phases, largest.total(), {purpose: size for purpose, size in largest.items() if size})
