@@ -5,7 +5,7 @@ bytes cross (a minimum cut), and recomputes the rest: that is what a block keeps
 graph of fake tensors, with Inductor's decompositions. Then Inductor fuses pointwise operations and reductions into kernels,
 whose inner values exist in registers only. That is modelled: a result is memory if a matrix product, an attention kernel or
 another opaque operator made it or reads it, or if it leaves the graph. `Replay` then walks through the graph, makes exactly these
-tensors and drops each after its last use.
+tensors and drops each after its last use, the gradients that a backward pass is given at its end.
 
 Gradient checkpointing reaches the partitioner as it does in torch.compile, as marks on the graph: recompute everything (`full`),
 or keep what the model's own policies keep (`selective`, `attention`; `mlp` is `selective` without the product of gate and up).
@@ -114,6 +114,11 @@ class Replay:
                     last[source] = node
         for source in self._output.all_input_nodes:
             last.pop(self._root(source), None)
+        for node in (
+            nodes
+        ):  # PyTorch 2.11 holds the gradients that a block is given until its backward pass is over, 2.13 does not
+            if node.op == "placeholder" and node.name.startswith("tangents"):
+                last.pop(node, None)
         drop: dict[fx.Node, list[fx.Node]] = {}
         for source, user in last.items():
             drop.setdefault(user, []).append(source)
