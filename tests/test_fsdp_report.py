@@ -32,9 +32,9 @@ def write(root: Path, outcome_of: Any) -> None:
             if metrics:
                 (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
             reason = None if outcome == "ok" else f"the reason of {outcome}"
-            Summary(
-                run.id, run.kind, outcome, reason, "2025-01-01T00:00:00+00:00", 9.0, "lsai study", {}, results
-            ).write(folder)
+            day = 2 if run.id.variant in ("weak_2", "all_4_auto_1") else 1
+            started = f"2025-01-0{day}T00:00:00+00:00"
+            Summary(run.id, run.kind, outcome, reason, started, 9.0, "lsai study", {}, results).write(folder)
 
 
 def made_up(run: Any) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
@@ -186,6 +186,13 @@ def test_the_grid_says_where_memory_ends_and_what_both_techniques_do(sharding: S
     assert "costs 125.0 ms on 1 and 125.0 ms on 2" in text
     assert f"*Unsteady:* in 1 of {len(grid.good(rows))} runs" in text and "(700 to 1,300 ms)" in text
     assert "30% goes to the forward pass, 50% to the backward pass and 20% to clipping and the optimizer" in text
+
+
+def test_runs_of_another_day_are_named(sharding: Sharding) -> None:
+    for section, variant in ((grid, "all_4_auto_1"), (scaling, "weak_2")):
+        (line,) = [line for line in section.sentences(sharding) if line.startswith("*Not one sitting:*")]
+        assert f"2025-01-02 00:00 ({variant})" in line
+    assert sharding.sittings("large") == ""
 
 
 def test_the_largest_models_are_compared_by_technique_and_odd_ends_are_said(sharding: Sharding) -> None:

@@ -114,9 +114,8 @@ class Replay:
                     last[source] = node
         for source in self._output.all_input_nodes:
             last.pop(self._root(source), None)
-        for node in (
-            nodes
-        ):  # PyTorch 2.11 holds the gradients that a block is given until its backward pass is over, 2.13 does not
+        # PyTorch 2.11 holds the gradients that a block is given until its backward pass is over, 2.13 does not.
+        for node in nodes:
             if node.op == "placeholder" and node.name.startswith("tangents"):
                 last.pop(node, None)
         drop: dict[fx.Node, list[fx.Node]] = {}

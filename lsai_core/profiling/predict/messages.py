@@ -22,15 +22,8 @@ def held_back(config: TrainConfig) -> int:
         return 0
     pieces = setting(config).pieces(parallel.cp)
     ring = parallel.cp // pieces
-    # Of one head of this process's slice, sent and received.
-    head = (
-        2
-        * compute_dtype(config.precision).itemsize
-        * model.head_dim
-        * config.batch_size
-        * config.seq_len
-        // parallel.cp
-    )
+    tokens = config.batch_size * config.seq_len // parallel.cp
+    head = 2 * tokens * model.head_dim * compute_dtype(config.precision).itemsize  # of one head, sent and received
     first, last = key_heads(model.n_heads, model.n_kv_heads, pieces)[0]
     around = 2 * (last - first) * pieces * head if ring > 1 else 0  # keys and values of the neighbours in the ring
     queries = model.n_heads * head * (pieces - 1) // pieces  # and as much of the output, on the way back
