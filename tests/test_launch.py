@@ -100,7 +100,7 @@ def test_who_waits_for_a_dead_neighbour_is_ended(
 ) -> None:
     """As in a kernel on a GPU that nothing interrupts: torchrun would wait 30 seconds, and the cause is the first death."""
     script = tmp_path / "worker.py"
-    script.write_text(STUBBORN.replace("END", end).replace("import os", "import json, os"))
+    script.write_text(STUBBORN.replace("END", end))
     monkeypatch.setattr(watch, "GRACE_S", 2.0)
     monkeypatch.setattr(launcher, "torchrun", lambda nproc: [*torchrun(nproc), str(script)])
     first: list[float] = []

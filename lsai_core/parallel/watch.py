@@ -1,8 +1,8 @@
 """What the launcher of a run's processes watches while they work: new rows, silence, deaths, and requests to stop.
 
-A worker on a GPU may wait for a dead neighbour in a kernel that nothing interrupts: it is killed after ten seconds (torchrun would ask
-it for thirty). Workers that are silent for a minute are asked once where they are: their Python stacks stand in their logs, should
-somebody wonder what they wait for.
+A worker on a GPU may wait for a dead neighbour in a kernel that nothing interrupts: it is killed after ten seconds. torchrun would ask
+it for thirty, whatever its `--shutdown-timeout`, which holds for stop signals alone (2.13). Workers that are silent for a minute are
+asked once where they are: their Python stacks stand in their logs, should somebody wonder what they wait for.
 """
 
 from __future__ import annotations
