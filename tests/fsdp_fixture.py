@@ -10,6 +10,8 @@ import numpy as np
 from lsai_core.config import TrainConfig
 from lsai_core.data import Dataset, prepare
 from lsai_core.files import deep_merge
+from lsai_core.model import count_parameters
+from lsai_core.profiling.predict import predict
 from lsai_core.runs.execute import write_plan
 from lsai_core.runs.records import RunId
 from lsai_core.runs.study import PlannedRun
@@ -56,3 +58,17 @@ def plan(config: TrainConfig, folder: Path) -> Path:
     run_id = RunId(study="test", variant=folder.name, key="0")
     write_plan(PlannedRun(run_id, "train", config, "test", 60.0, folder, {}), "pytest")
     return folder
+
+
+def assert_predicted(config: TrainConfig, peak_gib: float) -> None:
+    """The live tensors of processes that talk over gloo: what the step needs, and what a thread of gloo still holds.
+
+    Each of gloo's two threads lets go of a message some time after it has arrived: as a rule at once, on a busy
+    machine after the step has gone on. No message is larger than the gathered weights of a block, or the embedding.
+    """
+    model = config.model
+    parameters = count_parameters(model)
+    block = (parameters.non_embedding - parameters.embedding) // model.n_layers  # the output layer is as large as it
+    message = 4 * max(block, parameters.embedding) / 2**30
+    predicted = predict(config, on="cpu").peak
+    assert 0.99 * predicted <= peak_gib <= 1.01 * predicted + 2 * message

@@ -17,14 +17,13 @@ import psutil
 import pytest
 import torch
 from context_training_job import LEAN, RUNS, STEPS
-from fsdp_fixture import config, dataset, plan, write_text
+from fsdp_fixture import assert_predicted, config, dataset, plan, write_text
 
 from lsai_core.errors import UserError
 from lsai_core.hf import load_hf, save_hf, to_hf
 from lsai_core.model import build_model
 from lsai_core.parallel import launch as launcher
 from lsai_core.parallel.launch import WorkerFailed, launch, torchrun
-from lsai_core.profiling.predict import predict
 from lsai_core.runs.execute import ActiveRun
 from lsai_core.runs.outcome import outcome_of
 from lsai_core.runs.records import read_jsonl
@@ -113,9 +112,7 @@ def test_weights_are_sharded_over_all_processes_of_a_copy(job: Job) -> None:
 
 @pytest.mark.parametrize("name", ["zigzag-4", "ulysses-2", "sharded", "full", "lean"])
 def test_memory_is_predicted(job: Job, name: str) -> None:
-    assert predict(config(job.text, **RUNS[name]), on="cpu").peak == pytest.approx(
-        job.facts[name]["peak_gib"], rel=0.05
-    )
+    assert_predicted(config(job.text, **RUNS[name]), job.facts[name]["peak_gib"])
 
 
 @pytest.mark.parametrize("processes", [1, 4])
