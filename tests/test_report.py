@@ -147,6 +147,10 @@ def test_nothing_is_wider_than_the_window(report, open_page, width):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     box = page.locator("#tbl-wide .table-box")
     assert box.evaluate("b => b.scrollWidth > b.clientWidth"), "a wide table scrolls in its own box"
+    text = page.locator("main > p").first.evaluate("p => p.clientWidth")
+    assert (box.evaluate("b => b.clientWidth") > text + 100) == (width == 1280), (
+        "wide tables use the room beside the text"
+    )
     assert not page.is_visible("details.code pre"), "code is folded"
 
 
