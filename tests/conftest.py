@@ -275,7 +275,7 @@ def new_project(
             "variants": {name: {"label": name, **v} for name, v in (variants or {"baseline": {}}).items()},
         }
         project.write_yaml("params/studies/memory.yaml", study)
-        machine = {"study": "machine", "title": "Machine", "question": "How fast?"}
+        machine: dict[str, Any] = {"study": "machine", "title": "Machine", "question": "How fast?"}
         machine |= {"parts": {"ceilings": {"kind": "ceilings"}}, "base": {"budget_s": 0.2, "device": "cpu"}}
         project.write_yaml("params/studies/machine.yaml", {**machine, "variants": {"machine": {"label": "this"}}})
         write_run(project.runs, "machine", "machine", "ceilings", kind="ceilings", results=ceilings)

@@ -60,6 +60,11 @@ def plan(config: TrainConfig, folder: Path) -> Path:
     return folder
 
 
+def pids(folder: Path) -> list[int]:
+    """The processes of a run that have started and not left in good order."""
+    return [int(path.read_text()) for path in (folder / "logs").glob("rank-*.pid")]
+
+
 def assert_predicted(config: TrainConfig, peak_gib: float) -> None:
     """The live tensors of processes that talk over gloo: what the step needs, and what a thread of gloo still holds.
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 from context_training_job import LEAN, RUNS, STEPS
-from fsdp_fixture import assert_predicted, config, dataset, plan, write_text
+from fsdp_fixture import assert_predicted, config, dataset, pids, plan, write_text
 
 from lsai_core.errors import UserError
 from lsai_core.hf import load_hf, save_hf, to_hf
@@ -161,10 +161,6 @@ def test_training_starts_from_the_weights_of_a_folder(
 
 
 # Faults
-
-
-def pids(folder: Path) -> list[int]:
-    return [int(path.read_text()) for path in (folder / "logs").glob("rank-*.pid")]
 
 
 def faulty(root: Path, device: str) -> Path:

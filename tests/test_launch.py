@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from fsdp_fixture import config, dataset, plan, write_text
+from fsdp_fixture import config, dataset, pids, plan, write_text
 
 from lsai_core.errors import Preempted, Unavailable, UserError
 from lsai_core.parallel import launch as launcher
@@ -24,10 +24,6 @@ from lsai_core.parallel.launch import WorkerFailed, launch, on_this_machine, req
 from lsai_core.runs.execute import ActiveRun
 from lsai_core.runs.records import read_jsonl
 from lsai_core.train.loop import train
-
-
-def pids(folder: Path) -> list[int]:
-    return [int(path.read_text()) for path in (folder / "logs").glob("rank-*.pid")]
 
 
 def error(rank: int, outcome: str, reason: str, at: float, user_error: bool = False) -> str:
