@@ -374,7 +374,7 @@ def hazards(new_project: Callable[..., Project]) -> Hazards:
 
 @pytest.fixture(scope="session")
 def quick(ceilings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """The shipped studies under the `quick` profile, two variants executed and rendered as a report (about a minute)."""
+    """The shipped studies under the `quick` profile, two variants executed, all chapters rendered as a report (minutes)."""
     root = tmp_path_factory.mktemp("quick")
     environment = {"LSAI_ROOT": str(CHECKOUT), "LSAI_DATA": str(CHECKOUT / "data")}
     project = Project(root, environment)

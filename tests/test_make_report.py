@@ -19,6 +19,8 @@ from lsai_core.files import load_yaml, repo_root
 from lsai_core.report.memory import chapter
 from lsai_core.runs.stop import StopRequest
 
+pytestmark = pytest.mark.timeout(1800)  # all chapters and run pages from nothing: 3 minutes alone on two cores
+
 
 class Page(HTMLParser):
     """The links and ids of an HTML file, and its text."""
