@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fsdp_fixture import config, dataset
+from fsdp_fixture import METERED, config, dataset
 
 from lsai_core.context import METHODS
 from lsai_core.parallel.export import export_hf
@@ -48,7 +48,7 @@ def main(root: Path, text: Path) -> None:
     world = connect(torch.device("cpu"))
     facts = {}
     for name, changes in RUNS.items():
-        chosen, folder = config(text, **changes), root / name
+        chosen, folder = config(text, **changes, profile=METERED), root / name
         if chosen.parallel.world_size != world.size:
             continue
         folder.mkdir(exist_ok=True)
@@ -59,7 +59,7 @@ def main(root: Path, text: Path) -> None:
             "validation_loss": trained.validation_loss,
             "held": world.gather(held),
             "kernel": trained.attention_kernel,
-            "peak_gib": trained.measured["mem_peak_allocated_gib"],
+            "peak_gib": trained.measured["mem_peak_allocated_gib_mean"],
         }
     world.close()
     if world.is_main:

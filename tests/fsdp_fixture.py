@@ -10,7 +10,6 @@ import numpy as np
 from lsai_core.config import TrainConfig
 from lsai_core.data import Dataset, prepare
 from lsai_core.files import deep_merge
-from lsai_core.model import count_parameters
 from lsai_core.profiling.predict import predict
 from lsai_core.runs.execute import write_plan
 from lsai_core.runs.records import RunId
@@ -19,6 +18,7 @@ from lsai_core.strict import validated
 
 STEPS = 6
 SEQUENCES = 8  # per optimizer step, over all processes
+METERED = {"memory_steps": 4}
 
 
 def write_text(folder: Path) -> Path:
@@ -65,15 +65,11 @@ def pids(folder: Path) -> list[int]:
     return [int(path.read_text()) for path in (folder / "logs").glob("rank-*.pid")]
 
 
-def assert_predicted(config: TrainConfig, peak_gib: float) -> None:
-    """The live tensors of processes that talk over gloo: what the step needs, and what a thread of gloo still holds.
+def assert_predicted(config: TrainConfig, mean_peak_gib: float) -> None:
+    """The mean of the peaks of `METERED` steps by processes that talk over gloo, in live tensors.
 
-    Each of gloo's two threads lets go of a message some time after it has arrived: as a rule at once, on a busy
-    machine after the step has gone on. No message is larger than the gathered weights of a block, or the embedding.
+    One step may show too much: on a busy machine a thread of gloo sometimes holds a message, the gathered weights of a
+    block, after the step has gone on.
     """
-    model = config.model
-    parameters = count_parameters(model)
-    block = (parameters.non_embedding - parameters.embedding) // model.n_layers  # the output layer is as large as it
-    message = 4 * max(block, parameters.embedding) / 2**30
     predicted = predict(config, on="cpu").peak
-    assert 0.99 * predicted <= peak_gib <= 1.01 * predicted + 2 * message
+    assert 0.99 * predicted <= mean_peak_gib <= 1.05 * predicted
