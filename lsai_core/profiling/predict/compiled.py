@@ -112,12 +112,10 @@ class Replay:
                 last[node] = node
                 for source in self._reads(node):
                     last[source] = node
-        for source in self._output.all_input_nodes:
-            last.pop(self._root(source), None)
         # PyTorch 2.11 holds the gradients that a block is given until its backward pass is over, 2.13 does not.
-        for node in nodes:
-            if node.op == "placeholder" and node.name.startswith("tangents"):
-                last.pop(node, None)
+        given = [node for node in nodes if node.op == "placeholder" and node.name.startswith("tangents")]
+        for kept in (*map(self._root, self._output.all_input_nodes), *given):
+            last.pop(kept, None)
         drop: dict[fx.Node, list[fx.Node]] = {}
         for source, user in last.items():
             drop.setdefault(user, []).append(source)
