@@ -1,3 +1,3 @@
-"""lsai_core: how the lab runs. Model, kernels, data, training, profiling, records and the report's plumbing."""
+"""lsai_core: model, attention, kernels, fp8, context parallelism, FSDP2, training and profiling, usable alone."""
 
 __version__ = "0.1.0"

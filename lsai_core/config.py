@@ -1,7 +1,7 @@
 """What one training run is: a strict, fully resolved description.
 
 Every key is declared here, with its default and its bounds; an unknown key, a wrong type or an impossible combination is an
-error that names the key, before anything starts. The resolved config is what the run key hashes (`lsai_core.runs.code`), so
+error that names the key, before anything starts. The resolved config is what the run key hashes (`lsai_core.code`), so
 two runs with equal configs, code and hardware are the same run.
 """
 
@@ -98,7 +98,7 @@ class AttentionConfig(Strict):
 
 
 class DataConfig(Strict):
-    """Which text, and how it becomes tokens. See `lsai_core.data`."""
+    """Which text, and how it becomes tokens. See `lsai_lab.data`."""
 
     source: str = Field("stdlib", description="stdlib | polish-docs | speakleash:<name> | file:<path or glob>")
     vocab_size: int = Field(10_000, gt=256, le=65_536, description="BPE vocabulary, trained on the training split only")

@@ -24,7 +24,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lsai_core.config import AttentionConfig, ModelConfig
-from lsai_core.data import data_root
 from lsai_core.errors import Unavailable, UserError
 from lsai_core.files import write_json
 from lsai_core.model import Transformer, fill
@@ -127,7 +126,7 @@ def fill_from(model: Transformer, folder: Path) -> None:
 
 def find_checkpoint(name: str) -> Path:
     """The folder that `init_from` means: a path, else one below `models/` of the data root. Unavailable if there is none."""
-    known = data_root() / "models" / name
+    known = Path(os.environ.get("LSAI_DATA", "data")) / "models" / name
     folder = known if known.is_dir() else Path(name).expanduser()
     if not folder.is_dir():
         raise Unavailable(f"needs the weights {name!r}: no such folder, here or in {known.parent}")

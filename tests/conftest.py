@@ -33,15 +33,15 @@ import pytest
 import torch
 import yaml
 
-from lsai_core.cli import main
 from lsai_core.config import DataConfig, TrainConfig
-from lsai_core.data import Dataset, prepare
 from lsai_core.files import deep_merge
 from lsai_core.profiling.ceilings import measure_ceilings
-from lsai_core.profiling.environment import environment
 from lsai_core.profiling.limits import cpu_cores
-from lsai_core.runs.records import Run, RunId, Summary, find_runs, run_key
 from lsai_core.strict import validated
+from lsai_lab.cli import main
+from lsai_lab.data import Dataset, prepare
+from lsai_lab.environment import environment
+from lsai_lab.runs.records import Run, RunId, Summary, find_runs, run_key
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 TINY_MODEL = {"n_layers": 2, "d_model": 32, "n_heads": 2, "n_kv_heads": 1, "d_ff": 64, "vocab_size": 320}
@@ -221,7 +221,7 @@ class Project:
     def start(self, *arguments: object, **options: Any) -> subprocess.Popen[str]:
         """`lsai <arguments>` as a process of its own."""
         return subprocess.Popen(
-            [sys.executable, "-m", "lsai_core.cli", *map(str, arguments)],
+            [sys.executable, "-m", "lsai_lab.cli", *map(str, arguments)],
             env={**os.environ, "PYTHONPATH": str(CHECKOUT), **self.env},
             cwd=self.root,
             stdout=subprocess.PIPE,

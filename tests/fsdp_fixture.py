@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from lsai_core.config import TrainConfig
-from lsai_core.data import Dataset, prepare
 from lsai_core.files import deep_merge
 from lsai_core.profiling.predict import predict
-from lsai_core.runs.execute import write_plan
-from lsai_core.runs.records import RunId
-from lsai_core.runs.study import PlannedRun
 from lsai_core.strict import validated
+from lsai_lab.data import Dataset, prepare
+from lsai_lab.runs.execute import write_plan
+from lsai_lab.runs.records import RunId
+from lsai_lab.runs.study import PlannedRun
 
 STEPS = 6
 SEQUENCES = 8  # per optimizer step, over all processes

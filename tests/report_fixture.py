@@ -9,7 +9,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from lsai_core.runs.records import RunId, Summary, find_runs
+from lsai_lab.runs.records import RunId, Summary, find_runs
 
 KEYS = ("0a1b2c3d4e5f", "1a1b2c3d4e5f", "2a1b2c3d4e5f")
 
@@ -22,8 +22,8 @@ This page answers the question: which technique makes training faster? See @tbl-
 """
 
 SETUP = """import numpy as np, pandas as pd, matplotlib.pyplot as plt
-from lsai_core.report.show import run_link, show_figure, show_table, show_text
-from lsai_core.report.style import apply_style, hatch_bars, series_style
+from lsai_lab.report.show import run_link, show_figure, show_table, show_text
+from lsai_lab.report.style import apply_style, hatch_bars, series_style
 apply_style()"""
 
 HEADLINE = f"""df = pd.DataFrame({{

@@ -10,12 +10,12 @@ from conftest import losses, tiny
 from test_checkpoint import Interrupted, stop_at, weights
 
 from lsai_core.config import OptimConfig
-from lsai_core.data import Dataset
 from lsai_core.errors import UserError
 from lsai_core.profiling.predict.prediction import predict
 from lsai_core.train.adam8bit import AdamW8bit, moments_of, quantized, restored, type_values
 from lsai_core.train.loop import train
 from lsai_core.train.optimizer import build_optimizer, clip_and_update
+from lsai_lab.data import Dataset
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 EIGHT = {"states": "8bit"}

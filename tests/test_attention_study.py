@@ -13,20 +13,20 @@ from conftest import CHECKOUT
 
 from lsai_core.attention import Case, attention, available_backends, choose
 from lsai_core.attention.measured import TABLE, nearest, read_table, select_rankings, table_text
-from lsai_core.cli.attention_table import committed_rankings
 from lsai_core.errors import UserError
 from lsai_core.files import write_json
-from lsai_core.report.attention import chapter
-from lsai_core.report.attention.analysis import auto_sentence
-from lsai_core.report.attention.data import load_results
-from lsai_core.runs.attention_bench import bench, errors
-from lsai_core.runs.attention_bench.clock import random_inputs
-from lsai_core.runs.attention_bench.config import AttentionBenchConfig, Shape
-from lsai_core.runs.attention_table import auto_choices, recorded_rankings
-from lsai_core.runs.driver import execute_notebook
-from lsai_core.runs.kinds import Context, get_kind
-from lsai_core.runs.records import Run, RunId, Summary, find_runs, recorded_runs
 from lsai_core.strict import validated
+from lsai_lab.benches.attention import bench, errors
+from lsai_lab.benches.attention.clock import random_inputs
+from lsai_lab.benches.attention.config import AttentionBenchConfig, Shape
+from lsai_lab.benches.attention_table import auto_choices, recorded_rankings
+from lsai_lab.cli.attention_table import committed_rankings
+from lsai_lab.report.attention import chapter
+from lsai_lab.report.attention.analysis import auto_sentence
+from lsai_lab.report.attention.data import load_results
+from lsai_lab.runs.driver import execute_notebook
+from lsai_lab.runs.kinds import Context, get_kind
+from lsai_lab.runs.records import Run, RunId, Summary, find_runs, recorded_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 CPU = torch.device("cpu")
@@ -282,7 +282,7 @@ def test_the_newest_run_counts_and_a_cpu_makes_no_table(tmp_path: Path, monkeypa
     write_gpu_run(tmp_path, started="2026-02-01")
     rankings = recorded_rankings(find_runs(tmp_path))
     assert len(rankings) == 3 and rankings[0].training == ("fa2",)
-    monkeypatch.setattr("lsai_core.runs.attention_table.run_rankings", lambda run: [])
+    monkeypatch.setattr("lsai_lab.benches.attention_table.run_rankings", lambda run: [])
     assert recorded_rankings(find_runs(tmp_path)) == []
 
 

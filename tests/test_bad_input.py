@@ -15,8 +15,8 @@ from conftest import Project, write_corpus, write_run
 
 from lsai_core.config import TrainConfig
 from lsai_core.errors import UserError
-from lsai_core.runs.records import find_runs
 from lsai_core.strict import validated
+from lsai_lab.runs.records import find_runs
 
 STUDY = "params/studies/memory.yaml"
 

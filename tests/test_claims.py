@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from lsai_core.cli import main
-from lsai_core.cli.claims import claims_file, claims_json, recorded_claims
 from lsai_core.errors import UserError
-from lsai_core.report.show import table_markdown
-from lsai_core.runs.claims import ClaimResult, claims_table, evaluate_claims, load_claims
-from lsai_core.runs.records import RunId, Summary, find_runs, recorded_runs, run_key, runs_frame
+from lsai_lab.cli import main
+from lsai_lab.cli.claims import claims_file, claims_json, recorded_claims
+from lsai_lab.report.show import table_markdown
+from lsai_lab.runs.claims import ClaimResult, claims_table, evaluate_claims, load_claims
+from lsai_lab.runs.records import RunId, Summary, find_runs, recorded_runs, run_key, runs_frame
 
 ROOT = Path(__file__).resolve().parent.parent
 #                  tokens/s, peak GiB, perplexity, largest batch

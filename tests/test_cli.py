@@ -64,7 +64,7 @@ def test_ctrl_c_is_one_line_and_exit_code_130(shared: Project, monkeypatch: pyte
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lsai_core.cli.prediction.predict", interrupted)
+    monkeypatch.setattr("lsai_lab.cli.prediction.predict", interrupted)
     code, _, err = shared.lsai("predict", "--model", "lab-tiny")
     assert (
         code == 130
@@ -78,7 +78,7 @@ def test_ctrl_c_is_one_line_and_exit_code_130(shared: Project, monkeypatch: pyte
 def test_ctrl_c_while_libraries_are_imported_leaves_no_traceback(library: str, said: str, tmp_path: Path) -> None:
     (tmp_path / f"{library}.py").write_text("raise KeyboardInterrupt")
     done = subprocess.run(
-        [sys.executable, "-m", "lsai_core.cli", "study", "memory"],
+        [sys.executable, "-m", "lsai_lab.cli", "study", "memory"],
         capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{CHECKOUT}"},
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (130, "")
@@ -90,7 +90,7 @@ def test_the_installed_command_is_the_package(shared: Project) -> None:
         [sys.executable, "-c", "from importlib.metadata import entry_points as e; print(e(name='lsai'))"],
         capture_output=True, text=True, cwd=CHECKOUT, check=True,
     )  # fmt: skip
-    assert "lsai_core.cli:main" in done.stdout
+    assert "lsai_lab.cli:main" in done.stdout
 
 
 def test_compare_shows_every_outcome(hazards: Hazards) -> None:
@@ -153,9 +153,9 @@ def test_find_batch(new_project: Callable[..., Project]) -> None:
 def test_a_command_does_not_wait_for_the_compiler() -> None:
     """torch's compiler and its tensors over many processes take longer to import than all the rest of a command or a chapter."""
     loaded = "[name for name in ('torch._dynamo', 'torch.distributed.tensor', 'sympy') if name in sys.modules]"
-    chapters = "lsai_core.report.memory.chapter, lsai_core.report.course, lsai_core.report.summary"
+    chapters = "lsai_lab.report.memory.chapter, lsai_lab.report.course, lsai_lab.report.summary"
     done = subprocess.run(
-        [sys.executable, "-c", f"import sys, lsai_core.cli, {chapters}; print({loaded})"],
+        [sys.executable, "-c", f"import sys, lsai_lab.cli, {chapters}; print({loaded})"],
         capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
     )  # fmt: skip
     assert done.stdout.strip() == "[]"

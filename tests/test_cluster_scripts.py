@@ -21,9 +21,9 @@ from conftest import CHECKOUT, Project
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from lsai_core.cluster.launch_srun import srun_command
 from lsai_core.errors import UserError
-from lsai_core.files import load_yaml
+from lsai_lab.cluster.launch_srun import srun_command
+from lsai_lab.files import load_yaml
 
 ACCOUNTS = ("LSAI_ACCOUNT", "SBATCH_ACCOUNT")
 GENERIC = {"cluster": "plain", "description": "test", "profile": "cpu", "gpus_per_node": 2, "cpus_per_node": 16}
@@ -87,7 +87,7 @@ def test_alps_script_follows_the_site(project: Project) -> None:
         "output": str(project.runs / "jobs/logs/%x-%j.out"),
     }
     assert "export OMP_NUM_THREADS=72 " in script
-    assert "command=(numactl --membind=0-3 python -m lsai_core.cli\n  study memory\n  --profile gh200\n" in script
+    assert "command=(numactl --membind=0-3 python -m lsai_lab.cli\n  study memory\n  --profile gh200\n" in script
     follower = directives(report)
     assert (follower["dependency"], follower["kill-on-invalid-dep"]) == ("afterany:JOB", "yes")
     assert "  report --no-run\n  --profile gh200\n" in report
@@ -357,7 +357,7 @@ def test_the_script_ends_with_the_study_s_exit_code(script: Callable[[str], Scri
     done = script(f'echo "$@"; exit {code}')
     out, _ = done.process.communicate(timeout=30)
     assert done.process.returncode == code
-    assert out.split()[:4] == ["-m", "lsai_core.cli", "study", "memory"]
+    assert out.split()[:4] == ["-m", "lsai_lab.cli", "study", "memory"]
     assert done.events() == [("started", None), ("ended", code)]
     assert not done.requeued.exists()
 

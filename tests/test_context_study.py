@@ -16,21 +16,21 @@ from conftest import CHECKOUT
 from lsai_core.context.methods import Setting
 from lsai_core.context.peer import torch_sent_bytes
 from lsai_core.errors import UserError
-from lsai_core.files import write_json
+from lsai_core.files import read_jsonl, write_json
 from lsai_core.profiling.predict import find_gpu
-from lsai_core.report.context import analysis, chapter, figures, longest, training
-from lsai_core.report.context.data import Shared, load_shared
-from lsai_core.report.headlines import HEADLINES
-from lsai_core.runs.attention_bench.config import Shape
-from lsai_core.runs.context_bench.config import ALONE, ContextBenchConfig
-from lsai_core.runs.context_bench.rows import outlook, row_of
-from lsai_core.runs.context_bench.traced import merged
-from lsai_core.runs.driver import execute_notebook, run_one
-from lsai_core.runs.execute import write_plan
-from lsai_core.runs.kinds import Context, get_kind
-from lsai_core.runs.records import RunId, Summary, find_runs, read_jsonl
-from lsai_core.runs.session import Session
 from lsai_core.strict import validated
+from lsai_lab.benches.attention.config import Shape
+from lsai_lab.benches.context.config import ALONE, ContextBenchConfig
+from lsai_lab.benches.context.rows import outlook, row_of
+from lsai_lab.benches.context.traced import merged
+from lsai_lab.report.context import analysis, chapter, figures, longest, training
+from lsai_lab.report.context.data import Shared, load_shared
+from lsai_lab.report.headlines import HEADLINES
+from lsai_lab.runs.driver import execute_notebook, run_one
+from lsai_lab.runs.execute import write_plan
+from lsai_lab.runs.kinds import Context, get_kind
+from lsai_lab.runs.records import RunId, Summary, find_runs
+from lsai_lab.runs.session import Session
 
 CPU = torch.device("cpu")
 TINY = {"heads": 4, "kv_heads": 2, "head_dim": 16, "processes": 2, "dtype": "float32", "device": "cpu", "point_ms": 1.0}

@@ -20,14 +20,14 @@ from context_training_job import LEAN, RUNS, STEPS
 from fsdp_fixture import assert_predicted, config, dataset, pids, plan, write_text
 
 from lsai_core.errors import UserError
+from lsai_core.files import read_jsonl
 from lsai_core.hf import load_hf, save_hf, to_hf
 from lsai_core.model import build_model
-from lsai_core.parallel import launch as launcher
-from lsai_core.parallel.launch import WorkerFailed, launch, torchrun
-from lsai_core.runs.execute import ActiveRun
-from lsai_core.runs.outcome import outcome_of
-from lsai_core.runs.records import read_jsonl
 from lsai_core.train.loop import Trained, train
+from lsai_lab.launch import launch as launcher
+from lsai_lab.launch.launch import WorkerFailed, launch, torchrun
+from lsai_lab.runs.execute import ActiveRun
+from lsai_lab.runs.outcome import outcome_of
 
 needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
@@ -192,7 +192,7 @@ import os, sys, time
 from pathlib import Path
 import torch
 from lsai_core.context import operators
-from lsai_core.parallel.worker import main
+from lsai_lab.launch.worker import main
 
 attend, calls = operators.planned_forward, []
 

@@ -15,11 +15,11 @@ import pytest
 from speakleash_server import compress
 
 from lsai_core.config import DataConfig
-from lsai_core.data import Dataset, prepare
-from lsai_core.data.split import SPLITS
-from lsai_core.data.tokenizer import EOT, pieces, train_tokenizer
 from lsai_core.errors import UserError
 from lsai_core.strict import validated
+from lsai_lab.data import Dataset, prepare
+from lsai_lab.data.split import SPLITS
+from lsai_lab.data.tokenizer import EOT, pieces, train_tokenizer
 
 WORDS = ["zażółć", "gęślą", "jaźń", "kot", "pies", "dom", "las", "rzeka", "góra", "chmura", "wiatr", "deszcz", "słońce"]
 
@@ -257,7 +257,7 @@ CHILD = """
 import sys
 from pathlib import Path
 from lsai_core.config import DataConfig
-from lsai_core.data import prepare
+from lsai_lab.data import prepare
 from lsai_core.errors import UserError
 {before}
 try:
@@ -274,7 +274,7 @@ def child(path: Path, root: Path, before: str = "") -> subprocess.Popen[str]:
 
 def test_two_at_once_prepare_once(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", texts(2000))
-    slow = "import importlib, time\np = importlib.import_module('lsai_core.data.prepare')\nold = p.survey\n"
+    slow = "import importlib, time\np = importlib.import_module('lsai_lab.data.prepare')\nold = p.survey\n"
     slow += "p.survey = lambda *a: (time.sleep(1), "
     slow += "Path(sys.argv[2], f'built-{time.time_ns()}').touch(), old(*a))[2]"
     outputs = [process.communicate()[0] for process in [child(path, tmp_path / "root", slow) for _ in range(2)]]
@@ -307,7 +307,7 @@ def test_stdlib_works_and_leaves_tests_and_packages_out(tmp_path: Path) -> None:
 
 def test_a_log_file_gets_no_progress_bars(tmp_path: Path, corpus: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from lsai_core.config import DataConfig; from lsai_core.data import prepare;"
+        "import sys; from pathlib import Path; from lsai_core.config import DataConfig; from lsai_lab.data import prepare;"
         "prepare(DataConfig(source=sys.argv[1], vocab_size=400), Path(sys.argv[2]))"
     )
     command = [sys.executable, "-c", program, f"file:{corpus}", str(tmp_path)]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from lsai_core.data import BatchStream, sequential_batches
-from lsai_core.data.batches import permute
 from lsai_core.errors import UserError
+from lsai_core.train.batches import permute
+from lsai_lab.data import BatchStream, sequential_batches
 
 TOKENS = np.arange(1001, dtype=np.uint16)  # 100 windows of 10, and the last target
 

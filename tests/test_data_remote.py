@@ -16,10 +16,10 @@ from speakleash_server import SpeakleashServer, compress
 from typer.testing import CliRunner
 
 from lsai_core.config import DataConfig
-from lsai_core.data import Dataset, download, prepare, speakleash
-from lsai_core.data.plaintext import html_to_text, roff_to_text
 from lsai_core.errors import UserError
 from lsai_core.strict import validated
+from lsai_lab.data import Dataset, download, prepare, speakleash
+from lsai_lab.data.plaintext import html_to_text, roff_to_text
 
 RECORDS = [{"text": f"Dokument numer {i}. " + f"Zdanie o liczbie {i * i}. " * 20, "meta": {"n": i}} for i in range(200)]
 
@@ -148,7 +148,7 @@ def test_wrong_size_truncated_and_damaged_files_never_become_datasets(server: Sp
 def test_list_reads_the_index_alone_and_no_server_is_one_line(
     server: SpeakleashServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lsai_core.cli.data import app
+    from lsai_lab.cli.data import app
 
     for name in ("plwiki", "thesis"):
         server.add(name, RECORDS)
@@ -162,7 +162,7 @@ def test_list_reads_the_index_alone_and_no_server_is_one_line(
 
 
 def test_command_line_prepares_and_shows(tmp_path: Path) -> None:
-    from lsai_core.cli.data import app
+    from lsai_lab.cli.data import app
 
     (tmp_path / "a.txt").write_text("\n\n".join(f"akapit {i} " * 20 for i in range(200)))
     source, root = f"file:{tmp_path}/a.txt", ["--root", str(tmp_path / "root")]

@@ -13,9 +13,9 @@ import typer
 from typer.testing import CliRunner
 
 import lsai_core.attention
-from lsai_core.cli.doctor import doctor
-from lsai_core.profiling import checks
-from lsai_core.profiling.checks import Check, run_checks
+from lsai_lab import checks
+from lsai_lab.checks import Check, run_checks
+from lsai_lab.cli.doctor import doctor
 
 app = typer.Typer()
 app.command()(doctor)

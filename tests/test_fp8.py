@@ -13,19 +13,19 @@ from torch._dynamo.testing import CompileCounter
 
 from lsai_core import fp8
 from lsai_core.config import Fp8Config, ModelConfig, TrainConfig
-from lsai_core.data import Dataset
 from lsai_core.errors import Unavailable, UserError
 from lsai_core.fp8 import packages
 from lsai_core.fp8.recipes import RECIPES, names_of
 from lsai_core.fp8.tensorwise import GRAD_DTYPE, INPUT_DTYPE, Fp8Linear, cast, cast_transposed, scale_of
 from lsai_core.hf import to_hf
 from lsai_core.model import Transformer, build_model
-from lsai_core.profiling.checks import check_fp8
 from lsai_core.rope import rope_tables
-from lsai_core.runs.kinds import Context
-from lsai_core.runs.training import run
 from lsai_core.strict import validated
 from lsai_core.train.step import compute_context
+from lsai_lab.benches.training import run
+from lsai_lab.checks import check_fp8
+from lsai_lab.data import Dataset
+from lsai_lab.runs.kinds import Context
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 WIDE = dict(n_layers=2, d_model=64, n_heads=4, n_kv_heads=2, d_ff=128, vocab_size=320)

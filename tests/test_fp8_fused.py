@@ -14,7 +14,6 @@ from torch import Tensor
 
 from lsai_core import fp8
 from lsai_core.config import Fp8Config, ModelConfig, TrainConfig
-from lsai_core.data import Dataset
 from lsai_core.errors import UserError
 from lsai_core.fp8 import scales
 from lsai_core.fp8.fused import FusedFp8Linear, FusedFp8MLP
@@ -22,10 +21,11 @@ from lsai_core.fp8.gather import GatheredWeight
 from lsai_core.fp8.scales import HISTORY, INVERSE, LARGEST, SCALE, Scales
 from lsai_core.hf import load_hf, save_hf
 from lsai_core.model import GradCheckpoint, Transformer, build_model
-from lsai_core.report.fp8.training import kept_inputs
 from lsai_core.rope import rope_tables
 from lsai_core.strict import validated
 from lsai_core.train.loop import train
+from lsai_lab.data import Dataset
+from lsai_lab.report.fp8.training import kept_inputs
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

@@ -12,18 +12,19 @@ import pytest
 import torch
 from conftest import CHECKOUT, write_run
 
-from lsai_core.report.fp8.chapter import conclusions
-from lsai_core.report.fp8.products import block_times, ceilings
-from lsai_core.report.fp8.results import Fp8Results, results_of
-from lsai_core.report.fp8.training import memory_account
-from lsai_core.runs import gemm_bench
-from lsai_core.runs.driver import execute_notebook
-from lsai_core.runs.gemm_bench import GemmConfig, Point
-from lsai_core.runs.kinds import Context
-from lsai_core.runs.records import find_runs, read_jsonl
-from lsai_core.runs.session import Session
-from lsai_core.runs.study import resolve
+from lsai_core.files import read_jsonl
 from lsai_core.strict import validated
+from lsai_lab.benches import gemm as gemm_bench
+from lsai_lab.benches.gemm import GemmConfig, Point
+from lsai_lab.report.fp8.chapter import conclusions
+from lsai_lab.report.fp8.products import block_times, ceilings
+from lsai_lab.report.fp8.results import Fp8Results, results_of
+from lsai_lab.report.fp8.training import memory_account
+from lsai_lab.runs.driver import execute_notebook
+from lsai_lab.runs.kinds import Context
+from lsai_lab.runs.records import find_runs
+from lsai_lab.runs.session import Session
+from lsai_lab.runs.study import resolve
 
 SMALL = {"n_layers": 2, "d_model": 64, "n_heads": 4, "n_kv_heads": 2, "d_ff": 128, "vocab_size": 320}
 WAYS = ("bf16", "fp8", "fp8_rowwise", "fp8_casts")
@@ -190,8 +191,8 @@ def test_the_chapter_renders_and_says_when_there_is_nothing(
     pictures = [o.data["image/png"] for o in outputs if "data" in o and "image/png" in o.data]
     assert len(pictures) >= 3 and all(len(base64.b64decode(picture)) > 10_000 for picture in pictures)
     said: list[str] = []
-    monkeypatch.setattr("lsai_core.report.fp8.chapter.show_text", said.append)
-    monkeypatch.setattr("lsai_core.report.fp8.results.select_runs", lambda *_: [])
-    from lsai_core.report.fp8 import chapter
+    monkeypatch.setattr("lsai_lab.report.fp8.chapter.show_text", said.append)
+    monkeypatch.setattr("lsai_lab.report.fp8.results.select_runs", lambda *_: [])
+    from lsai_lab.report.fp8 import chapter
 
     assert chapter.load([], "cpu") == [] and "lsai study fp8" in said[0]

@@ -18,12 +18,12 @@ from fsdp_job import RESUMED, RUNS
 
 from lsai_core.config import ParallelConfig, TrainConfig
 from lsai_core.errors import UserError
+from lsai_core.files import read_jsonl
 from lsai_core.hf import load_hf, to_hf
-from lsai_core.parallel.launch import launch, torchrun
 from lsai_core.parallel.world import World
-from lsai_core.runs.records import read_jsonl
 from lsai_core.strict import validated
 from lsai_core.train.loop import Trained, train
+from lsai_lab.launch.launch import launch, torchrun
 
 EXACT = ("fsdp", "kept", "hsdp", "offload", "tied")
 CLOSE = [

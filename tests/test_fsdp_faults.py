@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from fsdp_fixture import config, dataset, plan, write_text
 
+from lsai_core.files import read_jsonl
 from lsai_core.parallel.checkpoint import sharded_checkpoints
-from lsai_core.parallel.launch import WorkerFailed, launch, torchrun
-from lsai_core.runs.records import read_jsonl
+from lsai_lab.launch.launch import WorkerFailed, launch, torchrun
 
 STEPS = 14
 # Starts a worker whose rank 1 dies while it writes its slices of step 8.
@@ -19,7 +19,7 @@ DYING = """
 import os, signal, sys
 from pathlib import Path
 from torch.distributed.checkpoint import filesystem
-from lsai_core.parallel.worker import main
+from lsai_lab.launch.worker import main
 
 write = filesystem.FileSystemWriter.write_data
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from conftest import CHECKOUT
 
-from lsai_core.report.fsdp import ablation, chapter, grid, largest, scaling, titan
-from lsai_core.report.fsdp.results import Sharding, load_sharding
-from lsai_core.runs.records import Summary
-from lsai_core.runs.session import Session
+from lsai_lab.report.fsdp import ablation, chapter, grid, largest, scaling, titan
+from lsai_lab.report.fsdp.results import Sharding, load_sharding
+from lsai_lab.runs.records import Summary
+from lsai_lab.runs.session import Session
 
 GPU = {"machine": "h200", "gpu": "NVIDIA H200", "gpu_count": 8, "cpu": "a CPU", "cpu_cores": 64, "torch": "2.11.0"}
 

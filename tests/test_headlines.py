@@ -16,11 +16,11 @@ from test_fsdp_report import write as write_sharded
 from test_peers import record
 from test_speed import write
 
-from lsai_core.report.headlines import HEADLINES, all_headlines
-from lsai_core.report.selection import select_runs
-from lsai_core.report.variants import by_machine
-from lsai_core.runs.records import Summary, find_runs
-from lsai_core.runs.study import study_names
+from lsai_lab.report.headlines import HEADLINES, all_headlines
+from lsai_lab.report.selection import select_runs
+from lsai_lab.report.variants import by_machine
+from lsai_lab.runs.records import Summary, find_runs
+from lsai_lab.runs.study import study_names
 
 
 @pytest.fixture

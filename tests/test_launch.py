@@ -18,12 +18,12 @@ import torch
 from fsdp_fixture import config, dataset, pids, plan, write_text
 
 from lsai_core.errors import Preempted, Unavailable, UserError
-from lsai_core.parallel import launch as launcher
-from lsai_core.parallel import watch
-from lsai_core.parallel.launch import WorkerFailed, launch, on_this_machine, require_devices, torchrun
-from lsai_core.runs.execute import ActiveRun
-from lsai_core.runs.records import read_jsonl
+from lsai_core.files import read_jsonl
 from lsai_core.train.loop import train
+from lsai_lab.launch import launch as launcher
+from lsai_lab.launch import watch
+from lsai_lab.launch.launch import WorkerFailed, launch, on_this_machine, require_devices, torchrun
+from lsai_lab.runs.execute import ActiveRun
 
 
 def error(rank: int, outcome: str, reason: str, at: float, user_error: bool = False) -> str:
@@ -186,7 +186,7 @@ def test_no_name_server_has_to_answer(tmp_path: Path, monkeypatch: pytest.Monkey
     run = config(text, parallel={"fsdp": 2}, steps=4, profile={"memory_steps": 0})
     dataset(run, data)
     folder = plan(run, tmp_path / "runs" / "test" / "apart")
-    code = f"from pathlib import Path; from lsai_core.parallel.launch import launch; launch(Path({str(folder)!r}), Path({str(data)!r}), 2)"
+    code = f"from pathlib import Path; from lsai_lab.launch.launch import launch; launch(Path({str(folder)!r}), Path({str(data)!r}), 2)"
     started = time.monotonic()
     subprocess.run([*alone, sys.executable, "-c", code], check=True, timeout=300)
     assert len(read_jsonl(folder / "metrics.jsonl")) == 4

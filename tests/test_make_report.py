@@ -15,9 +15,9 @@ import pytest
 from conftest import QUICK_REPORT, Project, write_run
 
 from lsai_core.errors import UserError
-from lsai_core.files import load_yaml, repo_root
-from lsai_core.report.memory import chapter
-from lsai_core.runs.stop import StopRequest
+from lsai_lab.files import load_yaml, repo_root
+from lsai_lab.report.memory import chapter
+from lsai_lab.runs.stop import StopRequest
 
 pytestmark = pytest.mark.timeout(1800)  # all chapters and run pages from nothing: 3 minutes alone on two cores
 
@@ -118,8 +118,8 @@ def test_chapters_are_executed_side_by_side_and_a_mistake_ends_them(
             time.sleep(0.01)
         in_time[source.name] = time.monotonic() < deadline
 
-    monkeypatch.setattr("lsai_core.report.make.execute_notebook", fake)
-    monkeypatch.setattr("lsai_core.report.make.cpu_cores", lambda: 2)
+    monkeypatch.setattr("lsai_lab.report.make.execute_notebook", fake)
+    monkeypatch.setattr("lsai_lab.report.make.cpu_cores", lambda: 2)
     code, _, err = project.lsai("report", "--no-run", "--out", out(project))
     assert (code, err) == (2, "error: a mistake in a chapter\n")
     assert in_time["01-machine.ipynb"] and all(in_time.values())
@@ -191,7 +191,7 @@ def test_the_chapter_can_be_written_whatever_happened(
     for (variant, part), change in changes.items():
         if change is FAILED and part == "train":
             assert f"*{variant}* ended as **oom**: out of memory." in text
-    from lsai_core.report.memory.analysis import headline
+    from lsai_lab.report.memory.analysis import headline
 
     for machine in results:
         assert "nan" not in str(headline(machine)) and "inf" not in str(headline(machine))

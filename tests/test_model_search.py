@@ -10,13 +10,12 @@ import pytest
 from conftest import tiny
 
 from lsai_core.errors import UserError
-from lsai_core.files import deep_merge
+from lsai_core.files import deep_merge, read_jsonl
 from lsai_core.profiling.predict import predict
-from lsai_core.runs.kinds import Context
-from lsai_core.runs.model_search import ModelSearchConfig, run
-from lsai_core.runs.model_size import device_gib, host_gib, largest_estimated, largest_predicted, sized
-from lsai_core.runs.records import read_jsonl
-from lsai_core.runs.tries import attempt, limit_allocations, server
+from lsai_lab.runs.kinds import Context
+from lsai_lab.searches.model_search import ModelSearchConfig, run
+from lsai_lab.searches.model_size import device_gib, host_gib, largest_estimated, largest_predicted, sized
+from lsai_lab.searches.tries import attempt, limit_allocations, server
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +43,7 @@ def no_thread(rank: int, limited: bool) -> dict[str, float]:
 @pytest.mark.parametrize(("limited", "outcome"), [(True, "oom"), (False, "failed")])
 def test_no_memory_for_a_thread_is_no_memory(limited: bool, outcome: str) -> None:
     found = attempt(
-        server(["lsai_core.runs.model_search"], on_gpu=False), no_thread, limited, processes=1, timeout_s=60
+        server(["lsai_lab.searches.model_search"], on_gpu=False), no_thread, limited, processes=1, timeout_s=60
     )
     assert found["outcome"] == outcome and "temporarily unavailable" in found["note"]
 

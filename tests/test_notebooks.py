@@ -17,10 +17,10 @@ import pytest
 from conftest import CHECKOUT, write_run
 from IPython.core.interactiveshell import InteractiveShell
 
-from lsai_core.files import load_yaml
-from lsai_core.runs.interactive import open_run
-from lsai_core.runs.kinds import KINDS
-from lsai_core.runs.records import find_runs
+from lsai_lab.files import load_yaml
+from lsai_lab.runs.interactive import open_run
+from lsai_lab.runs.kinds import KINDS
+from lsai_lab.runs.records import find_runs
 
 NOTEBOOKS = sorted((CHECKOUT / "notebooks").glob("*.ipynb"))
 names = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

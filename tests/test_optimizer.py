@@ -9,10 +9,10 @@ import torch
 from conftest import losses, tiny
 
 from lsai_core.config import OptimConfig
-from lsai_core.data import Dataset
 from lsai_core.errors import Unavailable
 from lsai_core.train.loop import train
 from lsai_core.train.optimizer import build_optimizer, clip_and_update, gradient_norm, make_states, optimizer_kernel
+from lsai_lab.data import Dataset
 
 CPU = torch.device("cpu")
 

@@ -12,23 +12,24 @@ import torch
 from conftest import CHECKOUT, TINY_MODEL, write_run
 
 from lsai_core.config import TrainConfig
-from lsai_core.data import Dataset
 from lsai_core.errors import Unavailable, UserError
-from lsai_core.files import load_yaml, write_json
+from lsai_core.files import write_json
 from lsai_core.model import count_parameters
-from lsai_core.peers import hf, titan
-from lsai_core.peers.config import PeerConfig
-from lsai_core.peers.process import PeerFailed, run_process, shown_command
-from lsai_core.peers.watch import FOLDER, Job, Watch
-from lsai_core.profiling.environment import package_version
-from lsai_core.report.peers import chapter
-from lsai_core.report.selection import OWN
-from lsai_core.runs.kinds import Context
-from lsai_core.runs.outcome import outcome_of
-from lsai_core.runs.peer import run
-from lsai_core.runs.session import Session
-from lsai_core.runs.study import resolve
 from lsai_core.strict import validated
+from lsai_lab.data import Dataset
+from lsai_lab.environment import package_version
+from lsai_lab.files import load_yaml
+from lsai_lab.peers import hf, titan
+from lsai_lab.peers.config import PeerConfig
+from lsai_lab.peers.process import PeerFailed, run_process, shown_command
+from lsai_lab.peers.run import run
+from lsai_lab.peers.watch import FOLDER, Job, Watch
+from lsai_lab.report.peers import chapter
+from lsai_lab.report.selection import OWN
+from lsai_lab.runs.kinds import Context
+from lsai_lab.runs.outcome import outcome_of
+from lsai_lab.runs.session import Session
+from lsai_lab.runs.study import resolve
 
 SMALL = {
     "model": TINY_MODEL,
@@ -109,7 +110,7 @@ def test_the_hugging_face_trainer_does_our_work_on_a_cpu(tmp_path, corpus, ceili
     rows = [json.loads(line) for line in (where.folder / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 40 and rows[0]["loss"] > 5.5 > results["train_loss"], "it learns"
     assert "lsai: step 40 of 40" in (where.folder / "peer.log").read_text()
-    assert results["command"] == "LSAI_PEER=$RUN/peer python -m lsai_core.peers.worker"
+    assert results["command"] == "LSAI_PEER=$RUN/peer python -m lsai_lab.peers.worker"
     assert "adamw_torch_fused" in results["arguments"] and "accelerate" in results["versions"]
 
 
@@ -124,7 +125,7 @@ def test_what_needs_a_gpu_is_unavailable_without_one(tmp_path, ceilings, changes
 
 
 def test_a_missing_package_is_unavailable_and_named(tmp_path, ceilings, monkeypatch):
-    monkeypatch.setattr("lsai_core.runs.peer.package_version", lambda name: None if name == "accelerate" else "1")
+    monkeypatch.setattr("lsai_lab.peers.run.package_version", lambda name: None if name == "accelerate" else "1")
     with pytest.raises(Unavailable, match="accelerate is not installed; pip install accelerate"):
         run(peer(peer={"framework": "hf"}, device="cpu"), context(tmp_path, ceilings))
 
@@ -235,7 +236,7 @@ def test_torchtitan_understands_its_options_and_builds_our_model(tmp_path):
     from torchtitan.config import ConfigManager
     from torchtitan.models.llama3 import Transformer
 
-    from lsai_core.peers.titan_train import flavor
+    from lsai_lab.peers.titan_train import flavor
 
     for model in (TINY_MODEL, {"preset": "course"}, {"preset": "lab"}):
         config = peer(peer={"framework": "torchtitan"}, model=model, compile=True, fp8={"recipe": "tensorwise"})
@@ -255,7 +256,7 @@ def test_hugging_face_arguments(tmp_path):
     fp8 = peer(peer={"framework": "hf"}, precision="bf16_autocast", fp8={"recipe": "tensorwise"})
     assert not hf.training_arguments(fp8, tmp_path, on_gpu=True)["bf16"], "it would win over fp8"
     assert hf.environment(fp8)["ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER"] == "false"
-    assert hf.command(fp8, tmp_path)[1:] == ["-m", "lsai_core.peers.worker"]
+    assert hf.command(fp8, tmp_path)[1:] == ["-m", "lsai_lab.peers.worker"]
 
 
 @pytest.mark.gpu

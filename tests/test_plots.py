@@ -12,8 +12,8 @@ import yaml
 from conftest import CHECKOUT, Project, write_run
 
 from lsai_core.errors import UserError
-from lsai_core.report.memory.figures import pareto_front
-from lsai_core.report.plots import load_plots
+from lsai_lab.report.memory.figures import pareto_front
+from lsai_lab.report.plots import load_plots
 
 PLOTS: dict[str, Any] = {
     "study": "memory",

@@ -14,12 +14,10 @@ from conftest import CHECKOUT, Project, gpu_bytes, write_run
 from fsdp_fixture import METERED, assert_predicted, dataset, plan, write_text
 from fsdp_fixture import config as fsdp_config
 
-from lsai_core.cli.prediction import Question, answer
 from lsai_core.config import TrainConfig
 from lsai_core.context import METHODS
 from lsai_core.errors import UserError
 from lsai_core.model import count_parameters
-from lsai_core.parallel.launch import launch
 from lsai_core.profiling.memory import PhaseMemory
 from lsai_core.profiling.predict import (
     GPUS,
@@ -37,12 +35,14 @@ from lsai_core.profiling.predict.messages import held_back
 from lsai_core.profiling.predict.simulate import simulate
 from lsai_core.profiling.predict.techniques import compare as compare_techniques
 from lsai_core.profiling.predict.techniques import first_that_fits, settings_of
-from lsai_core.report.prediction.chapter import accuracy
-from lsai_core.report.prediction.data import compare, config_of, out_of_memory
-from lsai_core.runs.records import find_runs, recorded_runs
 from lsai_core.strict import validated
 from lsai_core.train import step
 from lsai_core.train.optimizer import build_optimizer
+from lsai_lab.cli.prediction import Question, answer
+from lsai_lab.launch.launch import launch
+from lsai_lab.report.prediction.chapter import accuracy
+from lsai_lab.report.prediction.data import compare, config_of, out_of_memory
+from lsai_lab.runs.records import find_runs, recorded_runs
 
 TINY = {"n_layers": 2, "d_model": 64, "n_heads": 4, "n_kv_heads": 2, "d_ff": 128, "vocab_size": 512}
 CPU = torch.device("cpu")

@@ -14,9 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lsai_core.config import ModelConfig
 from lsai_core.errors import Unavailable, UserError
-from lsai_core.profiling import environment as environment_module
 from lsai_core.profiling.ceilings import measure_ceilings
-from lsai_core.profiling.environment import environment, fingerprint, machine_label
 from lsai_core.profiling.flops import Peak, flops_per_token, mfu, peak_for, theoretical_peak
 from lsai_core.profiling.limits import cpu_cores, memory_gib
 from lsai_core.profiling.memory import PhaseMemory, rss_peak_gib
@@ -34,6 +32,8 @@ from lsai_core.profiling.trace import (
     top_kernels,
     trace,
 )
+from lsai_lab import environment as environment_module
+from lsai_lab.environment import environment, fingerprint, machine_label
 
 GIB = 2**30
 MIB = 2**20
@@ -694,7 +694,7 @@ def test_gpu_environment_reads_nvml_and_leaves_cuda_alone() -> None:
     import sys
 
     program = (
-        "import json, time, torch; from lsai_core.profiling.environment import environment;"
+        "import json, time, torch; from lsai_lab.environment import environment;"
         "start = time.perf_counter();"
         "env = environment(); print(json.dumps([env, torch.cuda.is_initialized(), time.perf_counter() - start]))"
     )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 
-from lsai_core.files import repo_root
-from lsai_core.report.context.training import load_trained, loss_differences
-from lsai_core.report.fsdp import ablation, largest
-from lsai_core.report.fsdp.results import good, load_sharding, size_of
-from lsai_core.report.memory.analysis import readme_table, speed_spread
-from lsai_core.report.memory.table import machine_results
-from lsai_core.runs.records import Run, recorded_runs
-from lsai_core.runs.session import Session
+from lsai_lab.files import repo_root
+from lsai_lab.report.context.training import load_trained, loss_differences
+from lsai_lab.report.fsdp import ablation, largest
+from lsai_lab.report.fsdp.results import good, load_sharding, size_of
+from lsai_lab.report.memory.analysis import readme_table, speed_spread
+from lsai_lab.report.memory.table import machine_results
+from lsai_lab.runs.records import Run, recorded_runs
+from lsai_lab.runs.session import Session
 
 
 def test_headline_table_is_what_the_records_say() -> None:

@@ -14,13 +14,13 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from report_fixture import KEYS, write_chapters, write_runs
 
 from lsai_core.errors import UserError
-from lsai_core.report.appendix import appendix_markdown
-from lsai_core.report.bind import Meta, bind
-from lsai_core.report.build import build_report
-from lsai_core.report.chapter import fit_headings
-from lsai_core.report.outputs import plain_text
-from lsai_core.report.render import RenderResult, render
-from lsai_core.report.show import show_table, table_markdown
+from lsai_lab.report.appendix import appendix_markdown
+from lsai_lab.report.bind import Meta, bind
+from lsai_lab.report.build import build_report
+from lsai_lab.report.chapter import fit_headings
+from lsai_lab.report.outputs import plain_text
+from lsai_lab.report.render import RenderResult, render
+from lsai_lab.report.show import show_table, table_markdown
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 

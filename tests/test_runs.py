@@ -76,7 +76,7 @@ def test_a_kernel_ends_with_the_driver_that_was_killed(tmp_path: Path) -> None:
     cell = f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(300)"
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)]), tmp_path / "in.ipynb")
     code = (
-        "import sys; from pathlib import Path; from lsai_core.runs.driver import execute_notebook; root = Path(sys.argv[1]);"
+        "import sys; from pathlib import Path; from lsai_lab.runs.driver import execute_notebook; root = Path(sys.argv[1]);"
         "execute_notebook(root / 'in.ipynb', root / 'out.ipynb', {}, root=root, timeout_s=300)"
     )
     driver = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=CHECKOUT)

@@ -14,14 +14,14 @@ from conftest import CHECKOUT, write_run
 
 from lsai_core.config import ModelConfig
 from lsai_core.errors import UserError
-from lsai_core.files import load_yaml
 from lsai_core.model import count_parameters
-from lsai_core.report import scale as chapter
-from lsai_core.report.scale_model import daly, fit, state_bytes, step_seconds, step_traffic
-from lsai_core.runs.driver import execute_notebook
-from lsai_core.runs.scale import Assumptions, ScaleConfig
-from lsai_core.runs.session import Session
 from lsai_core.strict import validated
+from lsai_lab.benches.scale import Assumptions, ScaleConfig
+from lsai_lab.files import load_yaml
+from lsai_lab.report import scale as chapter
+from lsai_lab.report.scale_model import daly, fit, state_bytes, step_seconds, step_traffic
+from lsai_lab.runs.driver import execute_notebook
+from lsai_lab.runs.session import Session
 
 TINY = {"n_layers": 2, "d_model": 8, "n_heads": 2, "n_kv_heads": 1, "d_ff": 16, "vocab_size": 32}
 
@@ -98,7 +98,7 @@ def test_real_processes_send_and_save_what_is_predicted(tmp_path):
     )
     (tmp_path / "config.json").write_text(config.model_dump_json())
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
-    command = [sys.executable, "-m", "lsai_core.runs.scale_child", str(tmp_path)]
+    command = [sys.executable, "-m", "lsai_lab.benches.scale_child", str(tmp_path)]
     done = subprocess.run(command, env=environment, cwd=CHECKOUT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "results.json").read_text())

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from conftest import tiny
 
-from lsai_core.runs.batch_search import BatchSearchConfig, run
-from lsai_core.runs.kinds import Context
-from lsai_core.runs.search import Try, search_largest
+from lsai_lab.runs.kinds import Context
+from lsai_lab.searches.batch_search import BatchSearchConfig, run
+from lsai_lab.searches.search import Try, search_largest
 
 
 class Machine:

@@ -19,8 +19,8 @@ import pytest
 from conftest import CHECKOUT, Project, losses
 from slurm_cluster import NODES, running_cluster, why_not
 
-from lsai_core.cluster import slurm
-from lsai_core.runs.records import Summary
+from lsai_lab.cluster import slurm
+from lsai_lab.runs.records import Summary
 
 pytestmark = [pytest.mark.skipif(why_not() is not None, reason=str(why_not())), pytest.mark.timeout(800)]
 

@@ -12,20 +12,20 @@ import torch
 from conftest import CHECKOUT, tiny, write_run
 
 from lsai_core.config import ModelConfig
-from lsai_core.data import Dataset
 from lsai_core.model import count_parameters
 from lsai_core.profiling.trace import result_name
-from lsai_core.report import course
-from lsai_core.report.speed import chapter
-from lsai_core.report.speed.analysis import on_attention, on_levers
-from lsai_core.report.speed.ideal import Ceilings, fp8_parameters, ideal_step, linear_tflops
-from lsai_core.report.speed.loss import curves_of, sentences, show_losses
-from lsai_core.report.speed.results import Speed, class_ms, load_speed
-from lsai_core.runs.keep import record_runs
-from lsai_core.runs.records import find_runs
-from lsai_core.runs.study import load_profile, load_study, resolve
 from lsai_core.strict import validated
 from lsai_core.train.loop import train
+from lsai_lab.data import Dataset
+from lsai_lab.report import course
+from lsai_lab.report.speed import chapter
+from lsai_lab.report.speed.analysis import on_attention, on_levers
+from lsai_lab.report.speed.ideal import Ceilings, fp8_parameters, ideal_step, linear_tflops
+from lsai_lab.report.speed.loss import curves_of, sentences, show_losses
+from lsai_lab.report.speed.results import Speed, class_ms, load_speed
+from lsai_lab.runs.keep import record_runs
+from lsai_lab.runs.records import find_runs
+from lsai_lab.runs.study import load_profile, load_study, resolve
 
 CLASSES = {"matmul": 600.0, "attention": 70.0, "norm/pointwise": 60.0, "optimizer": 40.0, "memcpy": 5.0}
 CEILINGS = {"matmul_bf16_tflops": 700.0, "matmul_fp8_tflops": 1400.0}

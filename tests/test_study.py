@@ -14,15 +14,15 @@ import pytest
 import yaml
 from conftest import CHECKOUT, Hazards, Project, write_run
 
+from lsai_core import code
 from lsai_core.errors import UserError
-from lsai_core.report.appendix import appendix_markdown
-from lsai_core.report.make import plan_report
-from lsai_core.runs import code
-from lsai_core.runs.driver import run_one
-from lsai_core.runs.execute import write_plan
-from lsai_core.runs.records import Summary, find_runs
-from lsai_core.runs.session import Session
-from lsai_core.runs.study import PlannedRun, Profile, load_study, select_variants, study_names
+from lsai_lab.report.appendix import appendix_markdown
+from lsai_lab.report.make import plan_report
+from lsai_lab.runs.driver import run_one
+from lsai_lab.runs.execute import write_plan
+from lsai_lab.runs.records import Summary, find_runs
+from lsai_lab.runs.session import Session
+from lsai_lab.runs.study import PlannedRun, Profile, load_study, select_variants, study_names
 
 
 def plan(project: Project, *arguments: object) -> dict[str, tuple[str, str]]:
@@ -135,7 +135,7 @@ def test_equal_runs_of_one_plan_are_measured_once(
         summary.write(run.folder)
         return summary
 
-    monkeypatch.setattr("lsai_core.runs.driver.run_one", fake)
+    monkeypatch.setattr("lsai_lab.runs.driver.run_one", fake)
     summaries = session.run(session.plan("memory", parts=["train"]))
     assert executed == ["baseline", "other"]
     assert [summary.id.variant for summary in summaries] == ["baseline", "same", "other"]
@@ -163,7 +163,7 @@ def test_only_runs_without_speeds_share_the_machine(
         summary.write(run.folder)
         return summary
 
-    monkeypatch.setattr("lsai_core.runs.driver.run_one", fake)
+    monkeypatch.setattr("lsai_lab.runs.driver.run_one", fake)
     summaries = session.run(session.plan("memory", parts=["batch", "train"]), untimed_jobs=2)
     assert executed[:2] == [("train", "baseline", 0), ("train", "bf16", 0)]
     assert sorted(executed[2:]) == [("batch_search", "baseline", 1), ("batch_search", "bf16", 1)]
@@ -221,7 +221,7 @@ def twins(new_project: Callable[..., Project], monkeypatch: pytest.MonkeyPatch) 
         summary.write(run.folder)
         return summary
 
-    monkeypatch.setattr("lsai_core.runs.driver.run_one", record)
+    monkeypatch.setattr("lsai_lab.runs.driver.run_one", record)
     return project
 
 
@@ -367,9 +367,9 @@ def test_a_result_belongs_to_what_the_code_does_not_to_its_words(
     def hash_of(text: str) -> str:
         (tmp_path / "module.py").write_text(text)
         code._normalized.cache_clear()
-        return code.code_hash(("module.py",))
+        return code.code_hash([tmp_path / "module.py"])
 
-    monkeypatch.setattr(code, "PACKAGE", tmp_path)
+    monkeypatch.setattr(code, "ROOT", tmp_path)
     first = hash_of('def f(x):\n    """Words."""\n    return x + 1  # why\n')
     assert hash_of('def f(x):\n    """Other words."""\n\n    return (x + 1)\n') == first
     assert hash_of('def f(x):\n    """Words."""\n    return x + 2\n') != first

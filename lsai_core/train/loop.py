@@ -25,12 +25,12 @@ from typing import Any
 import torch
 
 from lsai_core.config import TrainConfig
-from lsai_core.data import BatchStream, Dataset, sequential_batches
 from lsai_core.errors import Preempted, UserError
 from lsai_core.model import Transformer
 from lsai_core.parallel.world import World
 from lsai_core.profiling.steptime import StepTimer
 from lsai_core.train import checkpoint
+from lsai_core.train.batches import BatchStream, TokenSource, sequential_batches
 from lsai_core.train.host_memory import keep_freed_memory
 from lsai_core.train.instruments import Instruments, over_processes
 from lsai_core.train.metrics import MetricsFile
@@ -72,7 +72,7 @@ class Trained:
 
 @torch.no_grad()
 def validate(
-    model: Transformer, config: TrainConfig, dataset: Dataset, device: torch.device, world: World | None = None
+    model: Transformer, config: TrainConfig, dataset: TokenSource, device: torch.device, world: World | None = None
 ) -> float:
     """Mean loss (nats per token) over the held-out split, every token weighted the same; batches go round the readers."""
     world = world or World()
@@ -117,7 +117,7 @@ def _stop_requests() -> Iterator[list[int]]:
 
 def train(
     config: TrainConfig,
-    dataset: Dataset,
+    dataset: TokenSource,
     folder: Path,
     on_rows: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
     mfu_per_rate: float | None = None,

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from lsai_core.files import write_text
+from lsai_core.files import read_jsonl, write_text
 from lsai_core.parallel.world import World
-from lsai_core.runs.records import read_jsonl
 
 
 class MetricsFile:

@@ -1,8 +1,7 @@
 """Simulated steps, kept on disk: under the same code and PyTorch the same step takes the same memory.
 
 A report predicts every recorded run, which takes minutes, and most of them it has predicted before. Each answer is a small file,
-named by what was asked, in a folder that is named by what could answer otherwise: the package's code but for what only shows
-results, PyTorch's version, and whether it sees a GPU. A folder of code that is not there any more goes after a month. Without a
+named by what was asked, in a folder that is named by what could answer otherwise: the code that simulates, PyTorch's version, and whether it sees a GPU. A folder of code that is not there any more goes after a month. Without a
 place to write, nothing is kept.
 """
 
@@ -19,12 +18,11 @@ from collections.abc import Callable
 
 import torch
 
+from lsai_core.code import ROOT, closure, code_hash
 from lsai_core.files import write_json
 from lsai_core.profiling.predict.simulate import Simulated
-from lsai_core.runs.code import PACKAGE, code_hash
 
-FOLDER = PACKAGE.parent / ".cache" / "predictions"
-_SHOWS_ONLY = ("report", "cli", "cluster")
+FOLDER = ROOT / ".cache" / "predictions"
 _KEPT_S = 30 * 24 * 3600.0
 
 
@@ -44,8 +42,7 @@ def remembered(question: str, answer: Callable[[], Simulated]) -> Simulated:
 
 @functools.cache
 def _version() -> str:
-    decide = [path.name for path in PACKAGE.iterdir() if path.name not in _SHOWS_ONLY]
-    code = code_hash((*decide, "attention/measured.json"))
+    code = code_hash(closure(["lsai_core.profiling.predict.simulate"]))
     return f"{code}-{torch.__version__}-{'gpu' if torch.cuda.is_available() else 'cpu'}"
 
 

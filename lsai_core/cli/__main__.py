@@ -1,3 +1,0 @@
-from lsai_core.cli import main
-
-main()

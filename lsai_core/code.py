@@ -1,0 +1,112 @@
+"""Which code can change a result: the files that a module reaches by its imports, and a hash of what they do.
+
+The files are found by reading, not by importing: every import statement counts, also one inside a function, and so does a
+string that names a module (`python -m lsai_core...`). The hash covers syntax trees without docstrings, so rewording a comment
+or formatting a file throws no measured result away, and changing a line that runs does. A JSON file that lies beside a module
+and is named in it counts as it stands.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import re
+import threading
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent  # the folder that holds the packages
+_MODULE = re.compile(r"lsai_\w+(\.\w+)+")
+# Python 3.11 counts the depth of a syntax tree for all threads together and fails when two parse at the same time:
+# "AST constructor recursion depth mismatch".
+_ONE_PARSER = threading.Lock()
+
+
+def closure(modules: Iterable[str], within: Collection[str] = ("lsai_",)) -> list[Path]:
+    """The files of `modules` and of all that they reach by imports, as far as a module's name begins with one of `within`."""
+    found: set[Path] = set()
+    left = [path for name in modules if (path := _file(name)) is not None]
+    while left:
+        path = left.pop()
+        if path in found:
+            continue
+        found.add(path)
+        for name in _names(path):
+            reached = path.with_name(name) if name.endswith(".json") else _file(name)
+            if reached is not None and (reached.suffix != ".py" or name.startswith(tuple(within))):
+                left.append(reached)
+    return sorted(found)
+
+
+def code_hash(files: Iterable[Path]) -> str:
+    """Twelve hex digits over what `files` do."""
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        digest.update(str(path.relative_to(ROOT)).encode())
+        digest.update(_normalized(path).encode())
+    return digest.hexdigest()[:12]
+
+
+def _file(module: str) -> Path | None:
+    """The file of a module, or of the longest beginning of its name that is one (the rest is a name in it)."""
+    while "." in module or module.startswith("lsai_"):
+        path = ROOT / module.replace(".", "/")
+        for candidate in (path.with_suffix(".py"), path / "__init__.py"):
+            if candidate.is_file():
+                return candidate
+        if "." not in module:
+            return None
+        module = module.rpartition(".")[0]
+    return None
+
+
+@functools.cache
+def _names(path: Path) -> frozenset[str]:
+    """What a file names: modules (`package.module` or `package.module.name`), and JSON files that lie beside it."""
+    return frozenset(_each_name(path)) if path.suffix == ".py" else frozenset()
+
+
+def _each_name(path: Path) -> Iterator[str]:
+    tree = _tree(path)
+    for guard in (node for node in ast.walk(tree) if isinstance(node, ast.If)):
+        if "TYPE_CHECKING" in ast.dump(guard.test):
+            guard.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = node.value
+            if _MODULE.fullmatch(text) or (re.fullmatch(r"[\w-]+\.json", text) and path.with_name(text).is_file()):
+                yield text
+
+
+def _tree(path: Path) -> ast.Module:
+    with _ONE_PARSER:
+        return ast.parse(path.read_text())
+
+
+@functools.cache
+def _normalized(path: Path) -> str:
+    if path.suffix != ".py":
+        return path.read_text()
+    tree = _tree(path)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
+            node
+        ):
+            node.body[0] = ast.Pass()
+    return _dump(tree)
+
+
+def _dump(node: Any) -> str:
+    """A syntax tree in one line, without its empty fields: newer versions of Python add some, and a result is not theirs."""
+    if isinstance(node, ast.AST):
+        fields = (
+            f"{name}={_dump(value)}" for name, value in ast.iter_fields(node) if value is not None and value != []
+        )
+        return f"{type(node).__name__}({', '.join(fields)})"
+    return f"[{', '.join(map(_dump, node))}]" if isinstance(node, list) else repr(node)

@@ -1,0 +1,1 @@
+"""lsai_lab: the laboratory around the core. Studies, runs, records, searches, benches, peers, clusters and the report."""

@@ -1,0 +1,222 @@
+"""The `attention` kind's work: go through the sweeps, measure, and keep every point at once.
+
+Each point is a line of `metrics.jsonl`, written when it is measured; a run that is killed and started again goes on where
+it was. A point that cannot be measured is a line, too, with its outcome (`oom`, `unsupported`, `failed`, `skipped`) and
+the reason. A backend whose next length would take too long, judged by its last, or whose memory has ended is not tried
+at longer ones. What the machine lacks altogether is said once (`measure: backend`).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lsai_core.attention import Case, available_backends, get_backend
+from lsai_core.attention.measured import rankings_for
+from lsai_core.files import read_jsonl, write_text
+from lsai_lab.benches.attention.clock import Call, Clock, measure, random_inputs
+from lsai_lab.benches.attention.config import AttentionBenchConfig, Shape
+from lsai_lab.benches.attention.errors import eager_values, exact_attention, relative_errors, values
+from lsai_lab.benches.attention_table import auto_choices
+from lsai_lab.runs.kinds import Context
+from lsai_lab.runs.outcome import outcome_of
+
+Row = dict[str, Any]
+
+
+class Points:
+    """The rows of a run, in memory and in a file that holds each as soon as it is added."""
+
+    def __init__(self, path: Path, on_rows: Callable[[list[Row]], None]) -> None:
+        self.path, self.on_rows = path, on_rows
+        self.rows: list[Row] = read_jsonl(path) if path.exists() else []
+        write_text(path, "".join(json.dumps(row) + "\n" for row in self.rows))  # without a torn last line
+
+    def add(self, row: Row) -> Row:
+        """Keep `row` under the next number."""
+        row = {"step": len(self.rows), **row}
+        self.rows.append(row)
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.on_rows([row])
+        return row
+
+    def find(self, **values: Any) -> list[Row]:
+        """The rows that have these values."""
+        return [row for row in self.rows if all(row.get(key) == value for key, value in values.items())]
+
+
+def run(config: AttentionBenchConfig, context: Context) -> dict[str, Any]:
+    """Measure; returns counts, the device, what `auto` chose, and `<mask>_<length>_<backend>_tflops` of every point."""
+    from lsai_core.train.step import resolve_device
+
+    device = resolve_device(config.device)
+    points = Points(context.folder / "metrics.jsonl", context.on_rows)
+    bench = _Bench(config, device, points)
+    for sweep in config.sweeps:
+        for length in sweep.lengths:
+            shape, names = config.shape(sweep, length), sweep.backends or config.backends
+            done = (bench.time if sweep.measure == "time" else bench.compare)(shape, names)
+            if done:
+                print(f"{bench.elapsed_s:5.1f} s  {shape.describe()}: {', '.join(map(_short, done))}", flush=True)
+    return _results(config, device, points.rows)
+
+
+class _Bench:
+    def __init__(self, config: AttentionBenchConfig, device: torch.device, points: Points) -> None:
+        self.config, self.device, self.points = config, device, points
+        self.began, self.clock = time.perf_counter(), Clock(device)
+        self.inference = available_backends(device, training=False)
+        self.training = available_backends(device)
+        for name in dict.fromkeys([*config.backends, *(b for s in config.sweeps for b in s.backends or [])]):
+            if not points.find(measure="backend", backend=name):
+                reason = self.inference[name] or self.training[name]
+                outcome = "unavailable" if self.inference[name] else "forward only" if reason else "ok"
+                points.add({"measure": "backend", "backend": name, "outcome": outcome, "reason": reason})
+        # Library workspaces are taken by the first matrix product; no point's memory shall contain them.
+        small = torch.ones(64, 64, dtype=config.torch_dtype, device=device)
+        torch.mm(small, small)
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.perf_counter() - self.began
+
+    def time(self, shape: Shape, names: list[str]) -> list[Row]:
+        """One row for each backend that this machine has and that is not measured yet."""
+        rows = []
+        for name in self._todo("time", shape, names):
+            expected_ms, hopeless = self._outlook(shape, name)
+            row = self._row("time", shape, name, hopeless or self._refusal(shape, name))
+            if row["outcome"] == "ok":
+                row |= self._guarded(partial(self._measure, shape, name, expected_ms))
+            rows.append(self.points.add(row))
+            self._context_lives()
+        return rows
+
+    def compare(self, shape: Shape, names: list[str]) -> list[Row]:
+        """One row of errors for each such backend, with eager's own error (`bound_*`) beside it."""
+        names = self._todo("error", shape, names)
+        refusals = {name: self._refusal(shape, name) for name in names}
+        exact: list[torch.Tensor] = []
+        reference: Row = {}
+
+        def prepare() -> Row:
+            exact.extend(exact_attention(shape, inputs))
+            return relative_errors(eager_values(shape, inputs), exact, "bound_")
+
+        if not all(refusals.values()):
+            inputs = random_inputs(shape, self.config.torch_dtype, self.device, self.config.seed)
+            reference = self._guarded(prepare)
+        rows = []
+        for name in names:
+            row = self._row("error", shape, name, refusals[name]) | (reference if not refusals[name] else {})
+            if row["outcome"] == "ok":
+                row |= self._guarded(partial(self._errors, shape, name, inputs, exact))
+            rows.append(self.points.add(row))
+            self._context_lives()
+        return rows
+
+    def _measure(self, shape: Shape, name: str, expected_ms: float | None) -> Row:
+        inputs = random_inputs(shape, self.config.torch_dtype, self.device, self.config.seed + len(self.points.rows))
+        call = Call(name, shape, inputs, self.training[name] is None)
+        return measure(call, self.clock, point_ms=self.config.point_ms, expected_ms=expected_ms)
+
+    def _errors(self, shape: Shape, name: str, inputs: list[torch.Tensor], exact: list[torch.Tensor]) -> Row:
+        began = time.perf_counter()
+        found = relative_errors(values(Call(name, shape, inputs, self.training[name] is None)), exact)
+        return {"first_call_s": round(time.perf_counter() - began, 3), **found}
+
+    def _todo(self, measure: str, shape: Shape, names: list[str]) -> list[str]:
+        here = {"measure": measure, "mask": shape.mask, "window": shape.window, "length": shape.length}
+        return [name for name in names if self.inference[name] is None and not self.points.find(**here, backend=name)]
+
+    def _row(self, measure: str, shape: Shape, name: str, refusal: tuple[str, str] | None) -> Row:
+        outcome, reason = refusal or ("ok", None)
+        place = {"mask": shape.mask, "window": shape.window, "length": shape.length, "batch": shape.batch}
+        return {"measure": measure, **place, "backend": name, "outcome": outcome, "reason": reason}
+
+    def _refusal(self, shape: Shape, name: str) -> tuple[str, str] | None:
+        """Outcome and reason of a point that is not to be started."""
+        dtype, window = self.config.torch_dtype, shape.window
+        case = Case(self.device.type, dtype, shape.head_dim, window, causal=shape.causal)
+        if reason := get_backend(name).unsupported(case):
+            return "unsupported", reason
+        if self.elapsed_s > self.config.budget_s:
+            return "skipped", f"the {self.config.budget_s:g} s of this run were over"
+        return None
+
+    def _outlook(self, shape: Shape, name: str) -> tuple[float | None, tuple[str, str] | None]:
+        """Expected milliseconds of a call, from the longest shorter length; and why not to try, if there is a reason."""
+        shorter = self.points.find(measure="time", mask=shape.mask, window=shape.window, backend=name)
+        shorter = [row for row in shorter if row["length"] < shape.length]
+        if ended := next((row for row in shorter if row["outcome"] == "oom"), None):
+            return None, ("oom", f"out of memory already at length {ended['length']}")
+        timed = [row for row in shorter if row["outcome"] == "ok"]
+        if not timed:
+            return None, None
+        last = timed[-1]
+        ms: float = last["training_ms"] if "training_ms" in last else last["forward_ms"]
+        before = Shape(
+            last["batch"], last["length"], shape.heads, shape.kv_heads, shape.head_dim, shape.causal, shape.window
+        )
+        ms *= shape.forward_flops / before.forward_flops
+        if ms > 1e3 * self.config.max_call_s:
+            return ms, ("skipped", f"about {ms / 1e3:.1f} s a call expected, the limit is {self.config.max_call_s:g} s")
+        return ms, None
+
+    def _guarded(self, work: Callable[[], Row]) -> Row:
+        """What `work` returns, or the outcome and reason of the error that ended it."""
+        try:
+            return work()
+        except Exception as error:
+            outcome, reason = outcome_of(error)
+        gc.collect()  # tracebacks hold tensors
+        if self.clock.on_gpu and outcome == "oom":
+            torch.cuda.empty_cache()
+        return {"outcome": outcome, "reason": reason}
+
+    def _context_lives(self) -> None:
+        """After an illegal memory access nothing runs any more in this process: end here, the points are kept."""
+        if self.clock.on_gpu:
+            torch.cuda.synchronize()
+
+
+def _short(row: Row) -> str:
+    if row["outcome"] != "ok":
+        return f"{row['backend']} {row['outcome']}"
+    if row["measure"] == "error":
+        return f"{row['backend']} {max(row[key] for key in ('out', 'dq', 'dk', 'dv') if key in row):.1e}"
+    return f"{row['backend']} {row.get('training_ms', row['forward_ms']):.3g} ms"
+
+
+def _results(config: AttentionBenchConfig, device: torch.device, rows: list[Row]) -> dict[str, Any]:
+    timed = [row for row in rows if row["measure"] == "time"]
+    good = [row for row in timed if row["outcome"] == "ok"]
+    on_gpu = device.type == "cuda"
+    capability = ".".join(map(str, torch.cuda.get_device_capability(device))) if on_gpu else None
+    results = {
+        "device_name": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "compute_capability": capability,
+        "points": len(timed),
+        "points_ok": len(good),
+    }
+    # What `auto` chose when this was measured, among what was measured; the chapter asks the table of today.
+    choices = auto_choices(config, rows, device.type, rankings_for(device))
+    for purpose in ("training", "inference"):
+        shares = [choice["share"] for choice in choices if choice["purpose"] == purpose and choice["share"] is not None]
+        results[f"auto_worst_share_{purpose}"] = round(min(shares), 4) if shares else None
+    for row in good:
+        rate = row.get("training_tflops", row["forward_tflops"])
+        window = row["window"] or ""
+        results[f"{row['mask']}{window}_{row['length']}_{row['backend']}_tflops"] = rate
+    return results

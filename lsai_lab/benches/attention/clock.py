@@ -1,0 +1,167 @@
+"""Time and memory of one attention call, forward and backward apart.
+
+Before each timed pass a gigabyte is overwritten. That empties the caches, as the rest of a training step does, and keeps
+the GPU busy while Python issues the pass, so that what the CUDA events enclose is the kernels and not the interpreter.
+Inputs are random: a GPU multiplies zeros with less power and at higher clocks.
+
+The first call of a point compiles or chooses a kernel and is kept apart; the second one tells the peak memory beyond the
+inputs and how many repeats fit into the time of a point. Where a call is known to be long the first does both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lsai_core.attention import attention
+from lsai_core.profiling.live_tensors import LiveTensors
+from lsai_lab.benches.attention.config import BACKWARD_FLOPS, Shape
+
+MIB = 2**20
+LONG_MS = 200.0  # from here on one repeat is enough: the call itself averages
+_MIN_REPEATS, _MAX_REPEATS = 3, 20
+_OVERWRITTEN = {"cuda": 2**30, "cpu": 2**26}
+
+
+def mark(on_gpu: bool) -> Any:
+    """A moment: an event in the GPU's stream, or the host's clock in seconds."""
+    if not on_gpu:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+class Clock:
+    """Times functions on `device` with cold caches. Holds the memory that it overwrites, up to 1 GiB on a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.on_gpu = device.type == "cuda"
+        size = _OVERWRITTEN[device.type]
+        if self.on_gpu:
+            size = min(size, torch.cuda.mem_get_info(device)[0] // 8)
+        self._overwritten = torch.empty(size, dtype=torch.uint8, device=device)
+
+    def repeat(self, passes: Sequence[Callable[[], None]], times: int) -> list[list[float]]:
+        """Milliseconds of each of `passes`, which run one after the other, `times` times over."""
+        marks = []
+        for _ in range(times):
+            for one in passes:
+                self._overwritten.zero_()
+                start = mark(self.on_gpu)
+                one()
+                marks.append((start, mark(self.on_gpu)))
+        if self.on_gpu:
+            torch.cuda.synchronize()
+        found = [start.elapsed_time(end) if self.on_gpu else (end - start) * 1e3 for start, end in marks]
+        return [found[index :: len(passes)] for index in range(len(passes))]
+
+
+def random_inputs(shape: Shape, dtype: torch.dtype, device: torch.device, seed: int) -> list[Tensor]:
+    """q (B, S, H, D), k and v (B, S, K, D) and the output's gradient (B, S, H, D), standard normal."""
+    generator = torch.Generator(device).manual_seed(seed)
+    heads = (shape.heads, shape.kv_heads, shape.kv_heads, shape.heads)
+    sizes = [(shape.batch, shape.length, count, shape.head_dim) for count in heads]
+    return [torch.randn(size, dtype=dtype, device=device, generator=generator) for size in sizes]
+
+
+class Call:
+    """One attention call on given inputs: `passes` are its forward and, for `training`, its backward."""
+
+    def __init__(self, backend: str, shape: Shape, inputs: list[Tensor], training: bool) -> None:
+        self.backend, self.shape, self.training = backend, shape, training
+        self.qkv, self.dout_BSHD = [x.detach().requires_grad_(training) for x in inputs[:3]], inputs[3]
+        self.out_BSHD: Tensor | None = None
+        self.gradients: tuple[Tensor, ...] = ()
+        self.passes = [self.forward, self.backward] if training else [self.forward]
+
+    def forward(self) -> None:
+        self.gradients = ()
+        with torch.set_grad_enabled(self.training):
+            self.out_BSHD = attention(
+                *self.qkv, backend=self.backend, window=self.shape.window, causal=self.shape.causal
+            )
+
+    def backward(self) -> None:
+        """Keeps the gradients, so that they count as memory; `release` drops them."""
+        assert self.out_BSHD is not None
+        self.gradients = torch.autograd.grad(self.out_BSHD, self.qkv, self.dout_BSHD)
+        self.out_BSHD = None
+
+    def release(self) -> None:
+        self.out_BSHD, self.gradients = None, ()
+
+
+def measure(call: Call, clock: Clock, *, point_ms: float, expected_ms: float | None) -> dict[str, Any]:
+    """Time and memory of `call` as one flat row.
+
+    `forward_ms`, `backward_ms` and their sum `training_ms` are medians of the repeats (on a CPU, where other work comes
+    and goes and only ever slows a repeat, the fastest), with `_p25` and `_p75`; `*_tflops` by the formulas of `config`; `memory_forward_mib` and `memory_training_mib` are peaks beyond the inputs,
+    None where they cannot be counted. Without gradients there are the forward figures alone. `first_call_s` is the wall
+    time of the first call. `expected_ms`: what one call should take, if an earlier point tells.
+    """
+    known_long = expected_ms is not None and expected_ms > LONG_MS
+    began = time.perf_counter()
+    if known_long:
+        memory, estimate_ms = _with_memory(call, clock)
+    else:
+        clock.repeat(call.passes, 1)
+    first_call_s = time.perf_counter() - began
+    if not known_long:
+        memory, estimate_ms = _with_memory(call, clock)
+    least = 1 if estimate_ms > LONG_MS else _MIN_REPEATS
+    repeats = max(least, min(_MAX_REPEATS, int(point_ms / max(estimate_ms, 1e-3))))
+    forward, *backward = (np.array(ms) for ms in clock.repeat(call.passes, repeats))
+    call.release()
+    flops = call.shape.forward_flops
+    passes = {"forward": (forward, flops)}
+    if backward:
+        passes["backward"] = (backward[0], BACKWARD_FLOPS * flops)
+        passes["training"] = (forward + backward[0], (1 + BACKWARD_FLOPS) * flops)
+    row = {"repeats": repeats, "first_call_s": round(first_call_s, 3)}
+    for name, (ms, work) in passes.items():
+        row |= _figures(name, ms, work, 50 if clock.on_gpu else 0)
+    return row | memory
+
+
+def _figures(name: str, ms: np.ndarray, flops: float, typical: int) -> dict[str, float]:
+    """`typical`: the percentile of the repeats that counts."""
+    low, value, high = (float(f"{value:.5g}") for value in np.percentile(ms, [25, typical, 75]))
+    rate = float(f"{flops / value / 1e9:.4g}")
+    return {f"{name}_ms": value, f"{name}_ms_p25": low, f"{name}_ms_p75": high, f"{name}_tflops": rate}
+
+
+def _with_memory(call: Call, clock: Clock) -> tuple[dict[str, float | None], float]:
+    """Peaks in MiB beyond what lies in memory before the call, and the call's milliseconds."""
+    call.release()
+    peaks, ms = _gpu_peaks(call, clock) if clock.on_gpu else _cpu_peaks(call, clock)
+    call.release()
+    return dict(zip(("memory_forward_mib", "memory_training_mib"), peaks, strict=False)), ms
+
+
+def _gpu_peaks(call: Call, clock: Clock) -> tuple[list[float | None], float]:
+    torch.cuda.reset_peak_memory_stats()
+    before, ms = torch.cuda.memory_allocated(), 0.0
+    peaks: list[float | None] = []
+    for one in call.passes:
+        ms += clock.repeat([one], 1)[0][0]
+        peaks.append((torch.cuda.max_memory_allocated() - before) / MIB)
+    return peaks, ms
+
+
+def _cpu_peaks(call: Call, clock: Clock) -> tuple[list[float | None], float]:
+    peaks: list[float | None] = []
+    if call.backend != "flex":  # it runs inside an operator that no dispatch mode may look into
+        tracker = LiveTensors()
+        tracker.add([*call.qkv, call.dout_BSHD])
+        before = tracker.live
+        with tracker:
+            for one in call.passes:
+                one()
+                peaks.append((tracker.peak - before) / MIB)
+    return peaks, sum(times[0] for times in clock.repeat(call.passes, 1))

@@ -1,0 +1,177 @@
+"""The `context` kind's work: go through the points, keep every one at once, and outlive those that end a process.
+
+The run's own process launches the others (`parallel.launch`), and all of them come back to `run`. The first process decides what is
+measured next and says so to the others; each point is a line of `metrics.jsonl`, written when it is measured. A refusal is the same on
+every process and comes before anything is sent, so it is a line with its reason and the rest goes on. Any other error of one
+process leaves its neighbours waiting for it: it ends with its reason, the others are ended, the point that was pending gets that
+outcome, and new processes go on with what is left. A process that has been in one point for too long ends itself. A method
+is not tried at longer lengths once its memory was out, and not at all once its processes ended for another reason.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lsai_core.errors import Unavailable, UserError
+from lsai_core.files import write_json
+from lsai_lab.benches.attention.bench import Points, Row
+from lsai_lab.benches.context.config import ContextBenchConfig, Measure
+from lsai_lab.benches.context.rank import Rank
+from lsai_lab.benches.context.rows import describe, outlook, row_of, summary
+from lsai_lab.cluster.launch_srun import srun_command
+from lsai_lab.launch.launch import WorkerFailed, launch, require_devices
+from lsai_lab.runs.kinds import Context
+from lsai_lab.runs.outcome import is_out_of_memory, outcome_of
+
+_PENDING = "pending.json"
+_TOO_LONG = "no end within"
+
+
+def run(config: ContextBenchConfig, context: Context) -> dict[str, Any]:
+    """Measure; returns counts, the device and `<method>_<length>_tflops` (forward plus backward, per GPU) of every point.
+
+    Raises Unavailable if this machine lacks the processes' GPUs, and what ended the processes if it happened before a point.
+    """
+    if config.processes == 1 or context.world.size > 1:
+        return _measured(config, context)
+    command = srun_command(config.processes)
+    if command is None:
+        require_devices(config.device, config.processes)
+    shown: set[int] = set()
+
+    def on_rows(rows: list[Row]) -> None:
+        new = [row for row in rows if row["step"] not in shown]
+        shown.update(row["step"] for row in new)
+        for row in new:
+            print(describe(row), flush=True)
+        context.on_rows(new)
+
+    pending = context.folder / _PENDING
+    pending.unlink(missing_ok=True)  # of an attempt that was itself ended
+    while True:
+        try:
+            return launch(context.folder, context.data_root, config.processes, on_rows=on_rows, command=command)
+        except (MemoryError, WorkerFailed) as error:
+            if not pending.exists():
+                raise
+            _keep_failure(context.folder, error)
+
+
+def _keep_failure(folder: Path, error: Exception) -> None:
+    """The pending point gets the outcome that ended its processes, so that the next ones pass it by."""
+    place: Row = json.loads((folder / _PENDING).read_text())
+    reason = " ".join(str(error).split())[:400]
+    outcome = "oom" if is_out_of_memory(error) else "timeout" if _TOO_LONG in reason else "failed"
+    took_s = round(time.time() - place.pop("began"), 3)
+    points = Points(folder / "metrics.jsonl", lambda rows: None)
+    if not points.find(**place):  # else it was kept, and the end came right after
+        points.add({**place, "outcome": outcome, "reason": reason, "took_s": took_s})
+    (folder / _PENDING).unlink()
+
+
+def _measured(config: ContextBenchConfig, context: Context) -> dict[str, Any]:
+    from lsai_core.train.loop import Preempted
+    from lsai_core.train.step import resolve_device
+
+    world, device = context.world, resolve_device(config.device)
+    stop = _StopFlag(config.processes > 1)
+    # The first process alone writes, and knows what was measured before.
+    points = Points(context.folder / "metrics.jsonl", context.on_rows) if world.is_main else None
+    rank = Rank(config, world, device)
+    for measure, method, length in config.points():
+        decision = _decision(config, points, measure, method, length, device) if points else None
+        answers = world.gather((decision, stop.asked))
+        if any(asked for _, asked in answers):
+            raise Preempted("stopped between two points; those measured are kept")
+        todo, expected_ms = answers[0][0] or (False, None)
+        if not todo:
+            continue
+        place = {"measure": measure, "method": method, "length": length, "batch": config.batch}
+        if points:
+            write_json(context.folder / _PENDING, {**place, "began": time.time()})
+        began = time.perf_counter()
+        with _Limit(config.point_timeout_s if config.processes > 1 else None, context.folder, world.rank):
+            answer = _attempt(rank, measure, method, length, expected_ms)
+            everybody = world.gather(answer)
+        if points:
+            took = {"took_s": round(time.perf_counter() - began, 3)}
+            row = points.add({**place, **row_of(config, measure, method, length, everybody, device), **took})
+            (context.folder / _PENDING).unlink()
+            if config.processes == 1:
+                print(describe(row), flush=True)
+    return summary(config, device, points.rows) if points else {}
+
+
+def _decision(
+    config: ContextBenchConfig, points: Points, measure: Measure, method: str, length: int, device: torch.device
+) -> tuple[bool, float | None]:
+    """Whether to measure a point now, and the milliseconds that its step should take. Notes why not."""
+    place: Row = {"measure": measure, "method": method, "length": length}
+    if points.find(**place):
+        return False, None
+    total_gib = torch.cuda.get_device_properties(device).total_memory / 2**30 if device.type == "cuda" else None
+    expected_ms, refusal = outlook(config, points.rows, measure, method, length, total_gib)
+    if refusal:
+        row = points.add({**place, "batch": config.batch, "outcome": refusal[0], "reason": refusal[1], "took_s": 0.0})
+        if config.processes == 1:
+            print(describe(row), flush=True)
+    return refusal is None, expected_ms
+
+
+def _attempt(rank: Rank, measure: Measure, method: str, length: int, expected_ms: float | None) -> Row:
+    """One process's answer, or how a refusal ended it. Alone, any error is an answer, since nobody waits."""
+    try:
+        return rank.measure(measure, method, length, expected_ms)
+    except (UserError, Unavailable) as error:
+        outcome, reason = outcome_of(error)
+        return {"outcome": "unsupported" if outcome == "failed" else outcome, "reason": reason}
+    except Exception as error:
+        if rank.world.size > 1:
+            raise
+        outcome, reason = outcome_of(error)
+    gc.collect()  # tracebacks hold tensors
+    if rank.device.type == "cuda" and outcome == "oom":
+        torch.cuda.empty_cache()
+    return {"outcome": outcome, "reason": reason}
+
+
+class _Limit:
+    """Ends this process, with the reason where the launcher looks for it, if the block takes longer than `seconds`."""
+
+    def __init__(self, seconds: float | None, folder: Path, rank: int) -> None:
+        self._seconds, self._path = seconds, folder / "logs" / f"rank-{rank}.error.json"
+        self._timer = threading.Timer(seconds or 0.0, self._expire)
+        self._timer.daemon = True
+
+    def __enter__(self) -> None:
+        if self._seconds is not None:
+            self._timer.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._timer.cancel()
+
+    def _expire(self) -> None:
+        reason = f"{_TOO_LONG} {self._seconds:g} s"
+        write_json(self._path, {"time": time.time(), "outcome": "failed", "reason": reason, "user_error": False})
+        os._exit(1)
+
+
+class _StopFlag:
+    """`asked` once the launcher has passed a stop signal on to this worker."""
+
+    def __init__(self, worker: bool) -> None:
+        self.asked = False
+        if worker:
+            signal.signal(signal.SIGUSR1, self._ask)
+
+    def _ask(self, _number: int, _frame: object) -> None:
+        self.asked = True

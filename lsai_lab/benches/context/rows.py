@@ -1,0 +1,143 @@
+"""From the processes' answers to one row, what earlier rows say of a point that is to come, and a run's results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from lsai_lab.benches.attention.bench import Row
+from lsai_lab.benches.attention.config import BACKWARD_FLOPS
+from lsai_lab.benches.context.config import ALONE, ContextBenchConfig, Measure
+
+Refusal = tuple[str, str]
+_ENDED = ("failed", "timeout")
+
+
+def row_of(
+    config: ContextBenchConfig, measure: Measure, method: str, length: int, answers: Sequence[Row], device: torch.device
+) -> Row:
+    """The row of a point from each process's answer; how a refusal ended it."""
+    first = answers[0]
+    if "outcome" in first:
+        return {"outcome": first["outcome"], "reason": first["reason"]}
+    row: Row = {"outcome": "ok", "reason": None, "kernel": first["kernel"], "plan_imbalance": first["plan_imbalance"]}
+    if measure == "error":
+        return row | {name: value for name, value in first.items() if name not in row}
+    if measure == "trace":
+        return row | _traced(answers)
+    return row | _timed(config.work(method, length), answers, 50 if device.type == "cuda" else 0)
+
+
+def _timed(flops: float, answers: Sequence[Row], typical: int) -> Row:
+    """Milliseconds are the slowest process's of each repeat: median (on a CPU, where other work only ever slows a repeat, the
+    fastest) and quartiles. `rank_*`: each process's own. `typical`: the percentile that counts."""
+    row: Row = {
+        "repeats": len(answers[0]["training_ms"]),
+        "first_call_s": round(max(a["first_call_s"] for a in answers), 3),
+    }
+    for name, work in (("forward", flops), ("training", (1 + BACKWARD_FLOPS) * flops)):
+        each = np.array([answer[f"{name}_ms"] for answer in answers])
+        low, ms, high = (_short(value) for value in np.percentile(each.max(axis=0), [25, typical, 75]))
+        row |= {f"{name}_ms": ms, f"{name}_ms_p25": low, f"{name}_ms_p75": high}
+        row[f"{name}_tflops"] = float(f"{work / ms / 1e9:.4g}")
+        row[f"rank_{name}_ms"] = [_short(value) for value in np.percentile(each, typical, axis=1)]
+        row[f"sent_{name}_mib"] = round(max(answer[f"sent_{name}_mib"] for answer in answers), 3)
+    row["rank_sent_training_mib"] = [round(answer["sent_training_mib"], 3) for answer in answers]
+    memory = [answer["memory_gib"] for answer in answers]
+    known = None not in memory
+    row["memory_gib"] = round(max(memory), 4) if known else None
+    row["rank_memory_gib"] = [round(gib, 4) for gib in memory] if known else None
+    return row
+
+
+def _traced(answers: Sequence[Row]) -> Row:
+    """The traced step: each process's times, their balance, and on GPUs what communication cost.
+
+    Bandwidth is what all processes sent over the time in which their communication kernels ran: a kernel that waits counts, so
+    the links are at least as fast."""
+    row: Row = {"step_ms": _short(max(answer["step_ms"] for answer in answers))}
+    for name in ("compute_ms", "communication_ms", "exposed_ms", "sent_training_mib"):
+        values = [answer[name] for answer in answers]
+        row[f"rank_{name}"] = None if None in values else [_short(value) for value in values]
+    compute, communication = row["rank_compute_ms"], row["rank_communication_ms"]
+    row["busy_balance"] = _short(max(compute) / min(compute)) if min(compute) else None
+    row["exposed_share"] = row["sent_gb_per_s"] = None
+    if communication is not None:
+        row["exposed_share"] = _short(max(row["rank_exposed_ms"]) / row["step_ms"])
+        sent, ms = sum(row["rank_sent_training_mib"]), sum(communication)
+        row["sent_gb_per_s"] = _short(sent * 2**20 / ms / 1e6) if ms else None
+    return row | {"timeline": [answer["timeline"] for answer in answers]}
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def outlook(
+    config: ContextBenchConfig, rows: Sequence[Row], measure: Measure, method: str, length: int, total_gib: float | None
+) -> tuple[float | None, Refusal | None]:
+    """Expected milliseconds of a step, from the method's longest shorter one; and why not to try, if there is a reason."""
+    spent_s = sum(row["took_s"] for row in rows)
+    if spent_s > config.budget_s:
+        return None, ("skipped", f"the {config.budget_s:g} s of this run were over")
+    mine = [row for row in rows if row["method"] == method]
+    if ended := next((row for row in mine if row["outcome"] in _ENDED), None):
+        return None, ("skipped", f"its processes ended at length {ended['length']}")
+    if missing := next((row for row in mine if row["outcome"] == "unavailable"), None):
+        return None, ("unavailable", missing["reason"])
+    if full := next((row for row in mine if row["outcome"] == "oom" and row["length"] <= length), None):
+        return None, ("oom", f"out of memory already at length {full['length']}")
+    timed = [row for row in mine if row["measure"] == "time" and row["outcome"] == "ok" and row["length"] <= length]
+    last = max(timed, key=lambda row: row["length"], default=None)
+    if measure == "error":
+        return None, None
+    if total_gib is not None:
+        needed = _least_gib(config, method, length)
+        if last is not None and last["memory_gib"]:
+            needed = max(needed, last["memory_gib"] * length / last["length"])
+        if needed > config.memory_share * total_gib:
+            return None, ("skipped", f"about {needed:.0f} GiB expected, the GPU has {total_gib:.0f} GiB")
+    if last is None:
+        return None, None
+    expected_ms = last["training_ms"] * (length / last["length"]) ** 2
+    if expected_ms > 1e3 * config.max_call_s:
+        limit = f"the limit is {config.max_call_s:g} s"
+        return expected_ms, ("skipped", f"about {expected_ms / 1e3:.1f} s a step expected, {limit}")
+    return expected_ms, None
+
+
+def _least_gib(config: ContextBenchConfig, method: str, length: int) -> float:
+    """Inputs, output and gradients of one process: what no method can do without."""
+    positions = config.batch * length / (1 if method in ALONE else config.processes)
+    values = positions * config.head_dim * (4 * config.heads + 4 * config.kv_heads)
+    return values * config.torch_dtype.itemsize / 2**30
+
+
+def summary(config: ContextBenchConfig, device: torch.device, rows: Sequence[Row]) -> dict[str, Any]:
+    """The flat results of a run from its rows."""
+    on_gpu = device.type == "cuda"
+    timed = [row for row in rows if row["measure"] == "time"]
+    good = [row for row in timed if row["outcome"] == "ok"]
+    results: dict[str, Any] = {
+        "device_name": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "world_size": config.processes,
+        "points": len(timed),
+        "points_ok": len(good),
+        "measuring_s": round(sum(row["took_s"] for row in rows), 3),
+    }
+    return results | {f"{row['method']}_{row['length']}_tflops": row["training_tflops"] for row in good}
+
+
+def describe(row: Row) -> str:
+    """One line of progress."""
+    place = f"{row['measure']} {row['method']} {row['length']:,}"
+    if row["outcome"] != "ok":
+        return f"{place}: {row['outcome']} ({row['reason']})"
+    if row["measure"] == "time":
+        return f"{place}: {row['training_ms']:.4g} ms, {row['training_tflops']:.4g} TFLOP/s per process"
+    if row["measure"] == "error":
+        return f"{place}: {max(row[name] for name in ('out', 'dq', 'dk', 'dv')):.1e}"
+    return f"{place}: compute of a process {row['rank_compute_ms'][0]:.4g} ms, balance {row['busy_balance']}"

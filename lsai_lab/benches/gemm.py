@@ -1,0 +1,230 @@
+"""The `gemm` kind: how fast this machine multiplies the matrices of a model, shape by shape, in bf16 and in fp8.
+
+A linear layer with weight (N, K) over M tokens is three products of 2 M N K FLOPs each, on matrices that lie differently:
+
+    forward  (M, K) x (K, N)      dgrad  (M, N) x (N, K)      wgrad  (N, M) x (M, K)
+
+Four ways to do each, and square products beside them as the ceiling of each type:
+
+    bf16         torch.mm on tensors as they lie in training
+    fp8          torch._scaled_mm with one scale per operand, on fp8 operands that are already there, already transposed
+    fp8_rowwise  the same with one scale per row of each operand, e4m3 and fast accumulation throughout
+    fp8_casts    what the layer of `fp8/tensorwise.py` really does: maxima, casts and transposed casts of the bf16 tensors,
+                 compiled, and the fp8 product; the maximum of the gradient counts with dgrad, those of input and weight
+                 with forward, as each is taken once
+
+All data is random: a chip at its power limit multiplies zeros faster. Each point runs for `point_s` seconds, long enough for
+the clocks to settle to that limit, after a fifth of that unmeasured. Points are taken in order of importance and written
+to `metrics.jsonl` as they are finished; what no longer fits into `budget_s` is recorded as skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from lsai_core.config import ModelConfig
+from lsai_core.fp8 import linear_shapes, missing, tensorwise
+from lsai_core.profiling.ceilings import timed
+from lsai_core.strict import Strict
+from lsai_lab.runs.kinds import Context
+from lsai_lab.runs.outcome import is_out_of_memory
+
+PRODUCTS = ("forward", "dgrad", "wgrad")
+_FAST = {"forward": tensorwise.FAST_OUTPUT, "dgrad": tensorwise.FAST_DGRAD, "wgrad": tensorwise.FAST_WGRAD}
+_MIN_REPEATS, _MAX_REPEATS = 3, 5000
+E4M3 = torch.float8_e4m3fn
+
+
+class GemmConfig(Strict):
+    """Whose linear layers, over how many tokens, and for how long."""
+
+    model: ModelConfig
+    tokens: list[int] = Field([8192, 4096], min_length=1, description="the first is measured in every way")
+    squares: list[int] = Field([4096, 8192, 16_384], description="n of the n x n x n products")
+    point_s: float = Field(0.3, gt=0, description="seconds of each point")
+    budget_s: float = Field(60.0, gt=0, description="points that would begin later are skipped")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement: a product of a layer with n outputs and k inputs over m tokens, in one way. `layer` is `square` for
+    the ceilings."""
+
+    layer: str
+    product: str
+    way: str
+    m: int
+    n: int
+    k: int
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.m * self.n * self.k
+
+
+def run(config: GemmConfig, context: Context) -> dict[str, Any]:
+    """Measure; the points go to `metrics.jsonl`, the results hold the ceilings and how the points ended."""
+    from lsai_core.train.step import resolve_device
+
+    device, began = resolve_device(config.device), time.perf_counter()
+    reason = missing("tensorwise", device)
+    if device.type == "cpu":
+        reason = "a CPU multiplies fp8 by converting it first; its speed says nothing"
+    torch._dynamo.reset()  # the casts are compiled for each shape
+    rows: list[dict[str, Any]] = []
+    with (context.folder / "metrics.jsonl").open("w") as file:
+        for point in points(config, _ways(device, reason)):
+            if time.perf_counter() - began > config.budget_s:
+                found: dict[str, Any] = {"outcome": "skipped", "reason": f"the {config.budget_s:g} s were over"}
+            else:
+                found = measure(point, device, config.point_s)
+            rows.append({"step": len(rows), **point.__dict__, **found})
+            file.write(json.dumps(rows[-1]) + "\n")
+            file.flush()
+            print(_line(rows[-1]), flush=True)
+    good = [row for row in rows if row["outcome"] == "ok"]
+    if not good:
+        raise RuntimeError(f"no product could be measured: {rows[0]['reason']}")
+    results: dict[str, Any] = {
+        "gemm_device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "gemm_s": time.perf_counter() - began,
+        "points": len(rows),
+        "points_ok": len(good),
+        "points_skipped": sum(row["outcome"] == "skipped" for row in rows),
+        "fp8_unavailable": reason,
+    }
+    squares = [row for row in good if row["layer"] == "square"]
+    for way in dict.fromkeys(row["way"] for row in squares):
+        best = max((row for row in squares if row["way"] == way), key=lambda row: row["tflops"])
+        results |= {f"square_{way}_tflops": best["tflops"], f"square_{way}_n": best["n"]}
+    return results
+
+
+def _ways(device: torch.device, no_fp8: str | None) -> tuple[str, ...]:
+    if device.type == "cpu":
+        return ("fp32", "bf16")
+    return ("bf16",) if no_fp8 else ("bf16", "fp8", "fp8_rowwise", "fp8_casts")
+
+
+def points(config: GemmConfig, ways: tuple[str, ...]) -> Iterator[Point]:
+    """Every point, the most telling first: ceilings, products, products with casts, then the other numbers of tokens."""
+    layers, (first, *others) = linear_shapes(config.model), config.tokens
+    plain = tuple(way for way in ways if way != "fp8_casts")
+    essential = tuple(way for way in plain if way != "fp8_rowwise")
+    for n in config.squares:
+        for way in essential:
+            yield Point("square", "forward", way, n, n, n)
+    rounds = [(first, plain), (first, tuple(way for way in ways if way == "fp8_casts"))]
+    for m, some in [*rounds, *((m, essential) for m in others)]:
+        for layer, (n, k) in layers.items():
+            for product in PRODUCTS:
+                for way in some:
+                    yield Point(layer, product, way, m, n, k)
+
+
+@torch.no_grad()
+def measure(point: Point, device: torch.device, seconds: float) -> dict[str, Any]:
+    """Median seconds and TFLOP/s with quartiles, or how it failed; frees what it took."""
+    try:
+        work = _work(point, device)
+        work()
+        estimate = max(1e-6, min(timed([work] * 2, device)))
+        warm, repeats = (int(min(max(s / estimate, _MIN_REPEATS), _MAX_REPEATS)) for s in (seconds / 5, seconds))
+        timed([work] * warm, device)
+        slow, middle, quick = (float(q) for q in np.percentile(timed([work] * repeats, device), [75, 50, 25]))
+    except Exception as error:  # one impossible point must not cost the others
+        oom = is_out_of_memory(error)
+        return {"outcome": "oom" if oom else "failed", "reason": " ".join(str(error).split())[:300]}
+    finally:
+        work = None  # type: ignore[assignment]
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    rate = {
+        name: point.flops / s / 1e12 for name, s in (("tflops", middle), ("tflops_p25", slow), ("tflops_p75", quick))
+    }
+    return {"outcome": "ok", "reason": None, "ms": middle * 1e3, **rate, "repeats": repeats}
+
+
+def _work(point: Point, device: torch.device) -> Callable[[], object]:
+    dtype = torch.float32 if point.way == "fp32" else torch.bfloat16
+    m, n, k = point.m, point.n, point.k
+    # Of input (M, K), weight (N, K) and output gradient (M, N), the two that this product multiplies.
+    first = (m, k) if point.product == "forward" else (m, n)
+    second = (m, k) if point.product == "wgrad" else (n, k)
+    a, b = (torch.randn(shape, device=device, dtype=dtype) for shape in (first, second))
+    if point.way in ("fp32", "bf16"):
+        return _plain(point.product, a, b)
+    if point.way == "fp8_casts":
+        return _with_casts(point.product, a, b)
+    return _fp8(point, a, b)
+
+
+def _plain(product: str, a: Tensor, b: Tensor) -> Callable[[], object]:
+    left = a.t() if product == "wgrad" else a
+    right = b.t() if product == "forward" else b
+    out = torch.empty(left.shape[0], right.shape[1], device=a.device, dtype=a.dtype)
+    return lambda: torch.mm(left, right, out=out)
+
+
+def _fp8(point: Point, a: Tensor, b: Tensor) -> Callable[[], object]:
+    rowwise = point.way == "fp8_rowwise"
+    # The summed dimension last, in both operands.
+    a_AC = a.t() if point.product == "wgrad" else a
+    b_BC = b if point.product == "forward" else b.t()
+    gradient = tensorwise.GRAD_DTYPE if point.product != "forward" and not rowwise else E4M3
+    a8_AC, a_inverse = _quantized(a_AC, gradient, rowwise)
+    b8_BC, b_inverse = _quantized(b_BC, E4M3, rowwise)
+    fast = rowwise or _FAST[point.product]
+    return lambda: torch._scaled_mm(
+        a8_AC, b8_BC.t(), scale_a=a_inverse, scale_b=b_inverse.t(), out_dtype=torch.bfloat16, use_fast_accum=fast
+    )
+
+
+def _quantized(x_AC: Tensor, dtype: torch.dtype, rowwise: bool) -> tuple[Tensor, Tensor]:
+    """`x` in fp8, row-major, and its inverse scale: a scalar, or (A, 1) by rows."""
+    if not rowwise:
+        scale = tensorwise.scale_of(x_AC, dtype)
+        return tensorwise.cast(x_AC, scale, dtype).contiguous(), scale.reciprocal()
+    scale_A1 = torch.finfo(dtype).max / x_AC.abs().amax(1, keepdim=True).float()
+    return tensorwise.cast(x_AC, scale_A1, dtype).contiguous(), scale_A1.reciprocal()
+
+
+def _with_casts(product: str, a: Tensor, b: Tensor) -> Callable[[], object]:
+    """The layer's own product, compiled; scales that another product of the layer has found already are given."""
+    given_a = tensorwise.scale_of(a, tensorwise.GRAD_DTYPE)
+    given_b = tensorwise.scale_of(b, E4M3)
+    compiled = torch.compile(_COMPILED[product], dynamic=False)
+    return lambda: compiled(a, b, given_a, given_b)
+
+
+def _forward(x_MK: Tensor, w_NK: Tensor, _given_a: Tensor, _given_b: Tensor) -> Tensor:
+    x_scale = tensorwise.scale_of(x_MK, tensorwise.INPUT_DTYPE)
+    return tensorwise.output_product(x_MK, w_NK, x_scale, tensorwise.scale_of(w_NK, tensorwise.WEIGHT_DTYPE))
+
+
+def _dgrad(g_MN: Tensor, w_NK: Tensor, _given_g: Tensor, w_scale: Tensor) -> Tensor:
+    return tensorwise.dgrad_product(g_MN, w_NK, tensorwise.scale_of(g_MN, tensorwise.GRAD_DTYPE), w_scale)
+
+
+def _wgrad(g_MN: Tensor, x_MK: Tensor, g_scale: Tensor, x_scale: Tensor) -> Tensor:
+    return tensorwise.wgrad_product(g_MN, x_MK, g_scale, x_scale, g_MN.dtype)
+
+
+_COMPILED = {"forward": _forward, "dgrad": _dgrad, "wgrad": _wgrad}
+
+
+def _line(row: dict[str, Any]) -> str:
+    what = f"{row['layer']} {row['product']} {row['way']} {row['m']} x {row['n']} x {row['k']}"
+    return f"{what}: " + (
+        f"{row['tflops']:.4g} TFLOP/s" if row["outcome"] == "ok" else f"{row['outcome']}, {row['reason']}"
+    )

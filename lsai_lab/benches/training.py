@@ -1,0 +1,118 @@
+"""The `train` kind: train one configuration and reduce what happened to results.
+
+Results carry their unit in the name. Speed is the median over steps outside warm-up and memory measurement; MFU follows the
+definitions in DESIGN.md: FLOPs of the unsharded config, the dense peak of the GPU, or this machine's own measured
+matmul ceiling, said so.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lsai_core import fp8
+from lsai_core.config import TrainConfig
+from lsai_core.model import count_parameters
+from lsai_core.profiling import flops
+from lsai_core.profiling.limits import cpu_cores
+from lsai_core.profiling.steptime import speed_summary
+from lsai_core.train import checkpoint
+from lsai_core.train.loop import train
+from lsai_core.train.step import resolve_device
+from lsai_lab.benches.machine import peak_of_this_machine
+from lsai_lab.cluster.launch_srun import srun_command
+from lsai_lab.data import prepare
+from lsai_lab.launch.launch import launch, require_devices
+from lsai_lab.runs.kinds import Context
+
+
+def run(config: TrainConfig, context: Context) -> dict[str, Any]:
+    """Train and measure; returns the flat results of `summary.json`.
+
+    A run of several processes, or of a sharded model in one, calls this in the notebook's kernel, which launches them, and then in
+    each of them.
+    """
+    if config.parallel.sharded and not context.world.launched:
+        nproc = config.parallel.world_size
+        command = srun_command(nproc)
+        if command is None:
+            require_devices(config.device, nproc)
+        prepare(config.data, context.data_root)  # once, before all need it at the same time
+        return launch(context.folder, context.data_root, nproc, on_rows=context.on_rows, command=command)
+    device = resolve_device(config.device)  # these two say "unavailable" before any work is done
+    fp8.require(config, device)
+    world = context.world
+    dataset = prepare(config.data, context.data_root)
+    per_token = flops.flops_per_token(config.model, config.seq_len, config.attention.window)
+    peak = _peak(config, context, device)
+    # Each rank has a GPU of its own; CPU processes share one processor.
+    devices = world.size if device.type == "cuda" else 1
+    mfu_per_rate = flops.mfu(1.0, per_token.convention, peak) / devices if peak else None
+    trained = train(config, dataset, context.folder, context.on_rows, mfu_per_rate, world)
+    if config.checkpoint.export:
+        from lsai_core.parallel.export import export_hf  # loads what most runs never need
+
+        export_hf(trained.model, context.folder / "model", world, max_seq_len=config.seq_len)
+    if world.is_main:
+        checkpoint.remove_all(context.folder)
+
+    parameters = count_parameters(config.model)
+    speed = speed_summary(trained.timed_ms, config.tokens_per_step, skip=0)
+    rate = speed.get("tokens_per_s")
+    last = [row["loss"] for row in trained.rows[-10:]]
+    return {
+        **speed,
+        "tokens_per_s_per_gpu": rate / world.size if rate else None,
+        "world_size": world.size,
+        "mfu": rate * mfu_per_rate if rate and mfu_per_rate else None,
+        "mfu_peak_tflops": peak.tflops if peak else None,
+        "mfu_peak_source": peak.source if peak else "no datasheet peak and no measured ceiling for this device",
+        "tflops": rate * per_token.convention / 1e12 / devices if rate else None,
+        "flops_per_token": per_token.convention,
+        "parameters": parameters.total,
+        "parameters_non_embedding": parameters.non_embedding,
+        "steps": config.steps,
+        "tokens": config.steps * config.tokens_per_step,
+        "train_loss": sum(last) / len(last),
+        "validation_loss": trained.validation_loss,
+        "validation_perplexity": math.exp(min(trained.validation_loss, 50.0)),
+        "train_s": trained.train_s,
+        "setup_s": trained.setup_s,
+        "first_step_s": trained.first_step_s,
+        "resumed_at": trained.resumed_at,
+        "attention_kernel": trained.attention_kernel,
+        "weights": Path(config.init_from).name if config.init_from else "random",
+        **fp8.facts(config),
+        "dataset": dataset.folder.name,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        **trained.measured,
+        **_idle(speed, trained.measured),
+    }
+
+
+def _idle(speed: dict[str, float], measured: dict[str, Any]) -> dict[str, float]:
+    """How much of an undisturbed step the GPU waits: the step's time less the time in which traced kernels ran.
+
+    Not the gaps in the trace itself, since the profiler makes the host slower. Empty without a trace of a GPU.
+    """
+    step_ms, busy_ms = speed.get("step_ms"), measured.get("gpu_busy_ms")
+    if step_ms is None or busy_ms is None:
+        return {}
+    return {"kernel_idle_ms": max(0.0, step_ms - busy_ms), "gpu_busy_share": min(1.0, busy_ms / step_ms)}
+
+
+def _peak(config: TrainConfig, context: Context, device: torch.device) -> flops.Peak | None:
+    """The MFU denominator, on rank 0. Of CPU processes, which share a processor, it may measure with all cores."""
+    peak = None
+    context.world.barrier()
+    if context.world.is_main:
+        threads = torch.get_num_threads()
+        if context.world.size > 1:
+            torch.set_num_threads(cpu_cores())
+        peak = peak_of_this_machine(device, config.precision, context.runs_root)
+        torch.set_num_threads(threads)
+    context.world.barrier()
+    return peak

@@ -1,0 +1,39 @@
+"""The command line: `lsai <command>`. The commands are bound in `app.py`; this file turns what ends them into one line.
+
+Exit codes: 0 done, 1 something ran and failed (or a claim fell), 2 the request was wrong, 130 interrupted by Ctrl-C. The commands
+are imported when they are called for, so that Ctrl-C in these seconds ends with a line, too.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Entry point of the `lsai` command."""
+    try:
+        _run()
+    except KeyboardInterrupt:
+        print("interrupted before anything began", file=sys.stderr)
+        sys.exit(130)
+
+
+def _run() -> None:
+    from lsai_core.errors import Unavailable, UserError
+    from lsai_lab.cli.app import Interrupted, app
+    from lsai_lab.runs.stop import Stopped
+
+    try:
+        app()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except Unavailable as error:
+        print(f"unavailable here: {error}", file=sys.stderr)
+        sys.exit(2)
+    except Stopped as stopped:
+        print(stopped, file=sys.stderr)
+        sys.exit(stopped.exit_code)
+    except Interrupted:
+        print("\ninterrupted; finished runs are kept, the same command goes on from there", file=sys.stderr)
+        sys.exit(130)

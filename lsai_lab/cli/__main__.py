@@ -1,0 +1,3 @@
+from lsai_lab.cli import main
+
+main()

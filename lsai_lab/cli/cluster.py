@@ -1,0 +1,139 @@
+"""`lsai submit`, `jobs`, `cancel`: studies as cluster jobs."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lsai_core.errors import UserError
+from lsai_lab.cli.options import ProfileOption, SetOption, names
+
+
+def submit(
+    study: Annotated[str, typer.Argument(help="Study in params/studies.")],
+    cluster: Annotated[str, typer.Option(help="Cluster in params/clusters.")],
+    profile: ProfileOption = None,
+    only: Annotated[
+        str | None, typer.Option(help="Comma-separated variants to run, or patterns such as '*_1'.")
+    ] = None,
+    skip: Annotated[str | None, typer.Option(help="Comma-separated variants to leave out, or patterns.")] = None,
+    parts: Annotated[str | None, typer.Option(help="Comma-separated parts to measure.")] = None,
+    set_: SetOption = None,
+    per_variant: Annotated[
+        bool, typer.Option("--per-variant", help="One array task for each variant instead of one job for the study.")
+    ] = False,
+    account: Annotated[
+        str | None, typer.Option(help="Account; else $LSAI_ACCOUNT, $SBATCH_ACCOUNT, local.yaml.")
+    ] = None,
+    partition: Annotated[str | None, typer.Option(help="Partition instead of the cluster file's.")] = None,
+    time: Annotated[str | None, typer.Option(help="Time limit, for example 02:00:00.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes of the study's job.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=0, help="GPUs a node; all of them if not given.")] = None,
+    requeue: Annotated[
+        bool | None,
+        typer.Option("--requeue/--no-requeue", help="Back into the queue after the warning before the time limit."),
+    ] = None,
+    after: Annotated[str | None, typer.Option(metavar="JOB", help="Start only when this job has succeeded.")] = None,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Do not render the report afterwards.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Even if a job of this study waits or runs.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the scripts and stop.")] = False,
+) -> None:
+    from lsai_lab.cluster.config import load_cluster
+    from lsai_lab.cluster.submit import Request, prepare_submission
+    from lsai_lab.cluster.submit import submit as submit_jobs
+    from lsai_lab.files import parse_overrides, repo_root
+    from lsai_lab.runs.session import Session
+
+    if after is not None and not after.isdigit():
+        raise UserError(f"--after wants the number of a job, got {after!r}")
+    changes = {
+        "account": account, "partition": partition, "time": time, "nodes": nodes, "requeue": requeue, "profile": profile,
+    }  # fmt: skip
+    chosen = load_cluster(repo_root(), cluster, changes)
+    request = Request(
+        study=study,
+        only=names(only),
+        skip=names(skip),
+        parts=names(parts),
+        overrides=parse_overrides(set_ or []),
+        options=[["--set", pair] for pair in set_ or []],
+        per_variant=per_variant,
+        gpus=gpus,
+        after=after,
+        report=not no_report,
+    )
+    submission = prepare_submission(request, chosen, Session(chosen.profile))
+    if dry_run:
+        print(submission.script, end="")
+        if submission.report_job:
+            print(
+                f"\n# ---- and then, when that job has ended, however it did ----\n\n{submission.report_script('JOB')}",
+                end="",
+            )
+        return
+    job, report = submit_jobs(submission, shlex.join(["lsai", *sys.argv[1:]]), again)
+    if job.code["dirty"]:
+        print("note: the checkout has changes that are not committed; the job's record says so", file=sys.stderr)
+    tasks = f", {len(job.variants)} array tasks" if job.variants else ""
+    print(f"submitted job {job.job}: study {study} on {cluster}{tasks}; output: {job.log}")
+    if report:
+        print(f"submitted job {report.job}: the report, when {job.job} has ended; output: {report.log}")
+
+
+def jobs(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    import dataclasses
+    import json
+
+    import pandas as pd
+
+    from lsai_lab.cluster.jobs import read_jobs, rows
+    from lsai_lab.runs.driver import portable
+    from lsai_lab.runs.session import Session
+
+    folder = Session().runs_root / "jobs"
+    lines = [dataclasses.asdict(row) for record in read_jobs(folder) for row in rows(record, folder)]
+    for line in lines:
+        line["log"] = portable(Path(line["log"]), Path.cwd())
+    if as_json:
+        for line in lines:
+            print(json.dumps(line))
+    elif lines:
+        print(pd.DataFrame(lines).to_string(index=False))
+    else:
+        print("no jobs were submitted from here; `lsai submit STUDY --cluster NAME` does")
+
+
+def cancel(
+    job: Annotated[
+        list[str] | None, typer.Argument(metavar="[JOB]...", help="Numbers of jobs, as in `lsai jobs`.")
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every job that waits or runs.")] = False,
+) -> None:
+    from lsai_lab.cluster import slurm
+    from lsai_lab.cluster.jobs import read_jobs, states
+    from lsai_lab.runs.session import Session
+
+    if bool(job) == all_:
+        raise UserError("say which jobs to cancel: their numbers, or --all")
+    slurm.require()
+    folder = Session().runs_root / "jobs"
+    records = {record.job: record for record in read_jobs(folder)}
+    for number in job or []:
+        if number not in records:
+            raise UserError(f"no job {number} was submitted from here; `lsai jobs` lists them")
+    wanted = list(records) if all_ else list(job or [])
+    wanted += [report for number in wanted if (report := records[number].report) and report not in wanted]
+    active = [n for n in wanted if any(not state.ended for state in states(records[n], folder))]
+    if active:
+        slurm.cancel(*active)
+        print(f"cancelled {', '.join(active)}")
+    elif job:
+        print(f"{', '.join(job)} had ended already")
+    else:
+        print("no job waits or runs")

@@ -1,0 +1,103 @@
+"""`lsai data`: see, fetch, prepare and measure the text that training reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lsai_core.config import DataConfig
+from lsai_core.errors import UserError
+from lsai_core.strict import validated
+from lsai_lab.data.bench import bench as run_bench
+from lsai_lab.data.dataset import Dataset, data_root, find_datasets, read_meta
+from lsai_lab.data.prepare import prepare as prepare_dataset
+from lsai_lab.data.sources import KINDS
+from lsai_lab.data.speakleash import base_url, get_manifest, list_names
+
+app = typer.Typer(no_args_is_help=True, help="Text for training: list, prepare, inspect, measure.")
+
+RootOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder for downloads and datasets. [default: $LSAI_DATA, else data/ in the checkout]"),
+]
+
+
+@app.command("list")
+def list_(
+    root: RootOption = None,
+    speakleash: Annotated[bool, typer.Option("--speakleash", help="Also list what Speakleash offers.")] = False,
+) -> None:
+    """Sources, and the datasets that are prepared here."""
+    print("sources")
+    for kind, what in KINDS.items():
+        print(f"  {kind:22} {what}")
+    folders = find_datasets(root or data_root())
+    print(f"\nprepared datasets in {(root or data_root()) / 'datasets'}" + ("" if folders else ": none"))
+    for folder in folders:
+        meta = read_meta(folder)
+        print(f"  {folder.name:45} {_counts(meta)}")
+    if speakleash:
+        print(f"\nSpeakleash ({base_url()}); `lsai data info speakleash:<name>` shows one")
+        for name in list_names():
+            print(f"  speakleash:{name}")
+
+
+@app.command()
+def prepare(
+    source: Annotated[str, typer.Argument(help="stdlib, polish-docs, speakleash:<name> or file:<path or glob>.")],
+    vocab_size: Annotated[int, typer.Option(help="Size of the BPE vocabulary.")] = 10_000,
+    max_mb: Annotated[float | None, typer.Option(help="Use at most this much text (MB).")] = None,
+    root: RootOption = None,
+) -> None:
+    """Fetch a source, train its tokenizer and write the token files; quick if that has been done before."""
+    values = {"source": source, "vocab_size": vocab_size, "max_mb": max_mb}
+    config = validated(DataConfig, values, "lsai data prepare")
+    _show(prepare_dataset(config, root or data_root()))
+
+
+@app.command()
+def info(
+    name: Annotated[str, typer.Argument(help="A prepared dataset (folder or its name), or speakleash:<name>.")],
+    root: RootOption = None,
+) -> None:
+    """What a prepared dataset holds (its files are verified), or what Speakleash says about one of its own."""
+    if name.startswith("speakleash:"):
+        print(json.dumps(get_manifest(name.removeprefix("speakleash:")), indent=1, ensure_ascii=False))
+        return
+    folders = {folder.name: folder for folder in find_datasets(root or data_root())}
+    matches = [folder for key, folder in folders.items() if key == name or key.endswith(f"-{name}")]
+    if not matches and not Path(name).is_dir():
+        known = ", ".join(folders) or "none"
+        raise UserError(f"no prepared dataset {name!r} in {root or data_root()}; there is: {known}")
+    _show(Dataset(matches[0] if matches else Path(name)))
+
+
+@app.command()
+def bench(
+    mb: Annotated[float, typer.Option(min=1, help="How much text (MB).")] = 500,
+    source: Annotated[str, typer.Option(help="Source whose text is repeated with variations.")] = "stdlib",
+    vocab_size: Annotated[int, typer.Option(help="Size of the BPE vocabulary.")] = 10_000,
+    root: RootOption = None,
+) -> None:
+    """Speed of `prepare` against `tokenizers.encode_batch` alone on the same text, and peak memory."""
+    for key, value in run_bench(source, mb, vocab_size, root or data_root()).items():
+        print(f"{key:22} {value}")
+
+
+def _show(dataset: Dataset) -> None:
+    meta = dataset.meta
+    print(f"dataset     {dataset.folder}")
+    print(f"source      {meta['config']['source']}  {json.dumps(meta['source'], ensure_ascii=False)}")
+    print(f"tokenizer   {meta['tokenizer']['kind']}, {dataset.vocab_size} tokens")
+    for split, facts in meta["splits"].items():
+        size = f"{facts['documents']:>9,} documents {facts['bytes'] / 1e6:>9,.2f} MB {facts['tokens']:>13,} tokens"
+        print(f"{split:11} {size}  {facts['bytes_per_token']:.2f} bytes/token")
+
+
+def _counts(meta: dict[str, Any]) -> str:
+    splits = meta["splits"].values()
+    size, tokens = sum(s["bytes"] for s in splits) / 1e6, sum(s["tokens"] for s in splits)
+    return f"{size:,.1f} MB, {tokens:,} tokens, vocabulary {meta['tokenizer']['vocab_size']}"

@@ -1,0 +1,183 @@
+"""`lsai predict`: peak memory and step time of a training run on any GPU, computed on any machine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from tqdm import tqdm
+
+from lsai_core.config import TrainConfig
+from lsai_core.errors import UserError
+from lsai_core.files import deep_merge
+from lsai_core.profiling.predict import GPUS, Estimate, Gpu, Prediction, estimate, find_gpu, longest, predict, verdict
+from lsai_core.profiling.predict import techniques as known_techniques
+from lsai_core.strict import validated
+from lsai_lab.report.prediction.data import measured_ceilings
+from lsai_lab.runs.session import Session
+from lsai_lab.runs.study import detect_profile
+
+_DEFAULTS: dict[str, Any] = {"precision": "bf16", "compile": True, "seq_len": 4096, "batch_size": 1}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to predict: a study's variant, or a model by its preset's name, with overrides."""
+
+    study: str | None
+    variant: str | None
+    model: str | None
+    overrides: dict[str, Any]
+
+
+def answer(
+    question: Question, gpu: str | None, profile: str | None, find_longest: bool, techniques: bool, as_json: bool
+) -> None:
+    """Print what is asked for: memory and time, or the longest sequence, or a comparison of techniques."""
+    target = None if gpu is None else find_gpu(gpu)
+    session = Session(profile)
+    if profile is None:  # the study as the GPU would run it, not as this machine would
+        name = target.driver_name if target else session.env["gpu"] or "any GPU"
+        session = Session(detect_profile(session.root, name))
+    config = _config(session, question)
+    if find_longest:
+        if techniques:
+            raise UserError("--longest and --techniques are two questions; ask one of them")
+        _show_longest(config, target or find_gpu(_this_gpu(session)), session, as_json)
+        return
+    if techniques:
+        _show_techniques(config, target or find_gpu(_this_gpu(session)), session)
+        return
+    _show(config, predict(config), [target] if target else list(GPUS), session, as_json)
+
+
+def _config(session: Session, question: Question) -> TrainConfig:
+    study, variant, model, overrides = question.study, question.variant, question.model, question.overrides
+    if (study is None) == (model is None):
+        raise UserError("say what to predict: --study with --variant, or --model with a preset's name")
+    if study is None:
+        if variant is not None:
+            raise UserError("--variant belongs to a study; add --study, or leave it out")
+        data = deep_merge(_DEFAULTS | {"model": {"preset": model}}, overrides)
+        # Of the text nothing matters; the smallest vocabulary fits any model.
+        data = deep_merge({"data": {"vocab_size": 257}}, data)
+        return validated(TrainConfig, data, f"--model {model}")
+    from lsai_lab.runs.study import resolve, select_variants
+    from lsai_lab.searches.model_search import ModelSearchConfig
+
+    loaded = session.study(study)
+    chosen = select_variants(loaded, [variant] if variant else [next(iter(loaded.variants))], [])[0]
+    for name, part in loaded.parts.items():
+        if part.kind in ("train", "model_search") and chosen in loaded.measured(name):
+            config = resolve(loaded, chosen, name, 0, overrides)
+            if isinstance(config, TrainConfig):
+                return config
+            if isinstance(config, ModelSearchConfig) and config.measure == "train":
+                return config.train  # with the study's model, from which the search lets it grow
+    raise UserError(f"study {study} trains no variant {chosen} with this package's trainer")
+
+
+def _this_gpu(session: Session) -> str:
+    name = session.env["gpu"]
+    if name is None:
+        raise UserError(f"this machine has no GPU; say which one with --gpu: {', '.join(gpu.name for gpu in GPUS)}")
+    return str(name)
+
+
+def _show(config: TrainConfig, prediction: Prediction, gpus: list[Gpu], session: Session, as_json: bool) -> None:
+    rows = []
+    for gpu in gpus:
+        time = estimate(config, gpu, measured_ceilings(gpu, session.root / "reports"))
+        rows.append({"GPU": gpu.name, "memory GiB": gpu.memory_gib, "share": prediction.peak / gpu.memory_gib,
+                     "verdict": verdict(prediction.peak, gpu), **_time_columns(time)})  # fmt: skip
+    if as_json:
+        print(json.dumps({"peak_gib": prediction.peak, "phases_gib": prediction.phases, "parts_gib": prediction.parts,
+                          "host_gib": prediction.host, "gpus": rows}, indent=1))  # fmt: skip
+        return
+    print(describe(config))
+    print(f"\nPredicted peak per GPU: {prediction.peak:.2f} GiB, at that moment")
+    for name, size in prediction.parts.items():
+        print(f"  {name:18}{size:9.2f}")
+    print("Peaks of the phases: " + ", ".join(f"{name} {size:.2f}" for name, size in prediction.phases.items()))
+    if prediction.host:
+        print(f"In host memory, per GPU: {prediction.host:.2f} GiB")
+    print("\n" + _table(pd.DataFrame(rows)))
+    print("tight: fragmentation decides. tokens/s of one GPU: estimated from its matmul, copy and link ceilings.")
+    if all(row["verdict"] == "too large" for row in rows):
+        print("Too large: --techniques with --gpu shows what would fit, and how.")
+
+
+def _time_columns(time: Estimate | None) -> dict[str, Any]:
+    if time is None:
+        return {"step s": None, "tokens/s": None, "ceilings": "none known"}
+    return {"step s": time.step_s, "tokens/s": time.tokens_per_s, "ceilings": time.source}
+
+
+def _show_techniques(task: TrainConfig, gpu: Gpu, session: Session) -> None:
+    with tqdm(total=len(known_techniques.TECHNIQUES) + 1, unit="technique", leave=False, disable=None) as bar:
+
+        def on_next(name: str) -> None:
+            bar.set_postfix_str(name)
+            bar.update()
+
+        rows = known_techniques.compare(task, gpu, on_next)
+    ceilings = measured_ceilings(gpu, session.root / "reports")
+    table = pd.DataFrame(
+        {"technique": row.name, "GPUs": row.config.parallel.world_size, "peak GiB": row.prediction.peak,
+         "host GiB": row.prediction.host or None, "verdict": verdict(row.prediction.peak, gpu),
+         **_time_columns(estimate(row.config, gpu, ceilings))}
+        for row in rows
+    )  # fmt: skip
+    print(f"{describe(task)}\n\nOn {gpu.name} ({gpu.memory_gib:g} GiB):\n" + _table(table))
+    first = known_techniques.first_that_fits(rows, gpu)
+    if first is None:
+        print("Nothing fits: take a shorter sequence, a smaller batch, a smaller model, or a larger GPU.")
+    else:
+        print(f"The first that fits: {first.name}, {first.prediction.peak:.1f} GiB.")
+        if settings := known_techniques.settings_of(task, first):
+            print("Its settings: " + " ".join(f"--set {pair}" for pair in settings))
+
+
+def _show_longest(config: TrainConfig, gpu: Gpu, session: Session, as_json: bool) -> None:
+    found = longest(config, gpu)
+    time = _time_columns(estimate(found.config, gpu, measured_ceilings(gpu, session.root / "reports")))
+    peak, gpus = found.prediction.peak, found.config.parallel.world_size
+    if as_json:
+        print(json.dumps({"tokens": found.tokens, "limited_by_memory": found.limited, "gpus": gpus, "peak_gib": peak,
+                          "host_gib": found.prediction.host, "gpu": gpu.name, **time}, indent=1))  # fmt: skip
+        return
+    print(describe(found.config))
+    print(f"\nThe longest sequence on {gpus} x {gpu.name} ({gpu.memory_gib:g} GiB): {found.tokens:,} tokens")
+    print(f"  predicted peak per GPU {peak:9.1f} GiB ({peak / gpu.memory_gib:.0%})")
+    print(f"  host memory per GPU    {found.prediction.host:9.1f} GiB, in all {found.host_gib:.1f} GiB")
+    if time["step s"] is not None:
+        print(f"  a step, estimated      {time['step s']:9.0f} s ({time['ceilings']})")
+    if not found.limited:
+        print("Memory would take longer ones; positions beyond are not exact in the rotary embedding's fp32.")
+
+
+def _table(frame: pd.DataFrame) -> str:
+    formats = {"share": "{:.0%}".format, "step s": "{:.3g}".format, "tokens/s": "{:,.0f}".format, "peak GiB": "{:.1f}".format,
+               "host GiB": "{:.1f}".format}  # fmt: skip
+    text = frame.dropna(axis="columns", how="all")
+    return text.to_string(index=False, na_rep="", formatters={k: v for k, v in formats.items() if k in text})
+
+
+def describe(config: TrainConfig) -> str:
+    """One line: what is predicted."""
+    model = config.model
+    words = [
+        f"{model.preset} ({model.n_layers} layers, width {model.d_model})",
+        f"{config.batch_size} x {config.seq_len} tokens "
+        + ("a GPU" if config.parallel.cp == 1 else f"over {config.parallel.cp} GPUs"),
+        config.precision if config.fp8.recipe == "none" else f"{config.precision} with fp8 ({config.fp8.recipe})",
+        f"loss {config.loss}",
+        f"blocks {config.blocks}",
+        "compiled" if config.compile else "eager",
+        f"checkpointing {config.grad_checkpoint}"
+        + (" with inputs on the host" if config.saved_inputs == "host" else ""),
+        f"{config.parallel.world_size} GPU{'s' if config.parallel.world_size > 1 else ''}",
+    ]
+    return ", ".join(words)

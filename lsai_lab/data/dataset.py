@@ -1,0 +1,125 @@
+"""A prepared dataset: a folder of token files that training memory-maps.
+
+    datasets/<source>-<id>/{train,validation,test}.bin   uint16 little-endian tokens; documents end with <|endoftext|>
+                           tokenizer.json                Hugging Face tokenizers
+                           meta.json                     what it is, counts, sizes, checksums; written last
+
+`<id>` is a hash over the data config, the content of the source and the version of this pipeline. Opening a dataset
+compares all sizes with meta.json and checks the token files' checksums (BLAKE2b per 16 MiB block): all blocks of files
+up to 2 GiB (a billion tokens; about a second a GiB and core), of larger ones 128 evenly spaced blocks with the first
+and the last. So a cut-off or damaged file is one clear error and never a strange loss, and no token reaches or passes
+the vocabulary's size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from lsai_core.errors import UserError
+from lsai_lab.data.split import SPLITS
+from lsai_lab.data.tokenizer import load_tokenizer
+from lsai_lab.files import repo_root
+
+Split = Literal["train", "validation", "test"]
+BLOCK = 16 << 20
+MAX_BLOCKS_CHECKED = 128
+
+
+class Dataset:
+    """An opened and verified dataset folder: `folder`, `id` (12 hex digits of content hash), `meta` (meta.json).
+
+    Raises `UserError` if a file is missing, cut off or damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.meta = read_meta(folder)
+        self.id: str = self.meta["id"]
+        self._verify()
+
+    def tokens(self, split: Split) -> np.memmap:
+        """The tokens of a split: read-only memory map, uint16, shape (N,)."""
+        if split not in SPLITS:
+            raise UserError(f"no split {split!r}; there are {', '.join(SPLITS)}")
+        return np.memmap(self.folder / f"{split}.bin", dtype="<u2", mode="r")
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that these tokens were made with."""
+        return load_tokenizer(self.folder / "tokenizer.json")
+
+    @property
+    def vocab_size(self) -> int:
+        """Every token is below this; at most the config's vocab_size."""
+        return cast(int, self.meta["tokenizer"]["vocab_size"])
+
+    def _verify(self) -> None:
+        for name, facts in self.meta["files"].items():
+            path = self.folder / name
+            size = path.stat().st_size if path.exists() else 0
+            if size != facts["bytes"]:
+                raise UserError(f"{path}: {size} bytes instead of {facts['bytes']}; {self._remedy()}")
+            blocks = _some(len(facts["blake2b"]))
+            for block, digest in zip(blocks, block_digests(path, blocks), strict=True):
+                if digest != facts["blake2b"][block]:
+                    raise UserError(f"{path}: damaged (checksum of block {block} differs); {self._remedy()}")
+
+    def _remedy(self) -> str:
+        return f"delete {self.folder} and prepare the data again"
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """meta.json of a dataset folder, unverified."""
+    path = folder / "meta.json"
+    try:
+        meta = json.loads(path.read_text())
+        if {"id", "files", "tokenizer", "splits"} <= set(meta):
+            return cast(dict[str, Any], meta)
+    except FileNotFoundError:
+        raise UserError(f"{folder} is no prepared dataset: it has no meta.json") from None
+    except ValueError:
+        pass
+    raise UserError(f"{path}: damaged; delete {folder} and prepare the data again")
+
+
+def file_facts(path: Path) -> dict[str, Any]:
+    """Size and block checksums of a file, as meta.json keeps them."""
+    size = path.stat().st_size
+    return {"bytes": size, "blake2b": block_digests(path, range(-(-size // BLOCK)))}
+
+
+def block_digests(path: Path, blocks: Iterable[int]) -> list[str]:
+    """BLAKE2b (16 bytes, hex) of the 16 MiB blocks with these numbers; a few at a time, on all of up to four cores."""
+
+    def digest(block: int) -> str:
+        with path.open("rb") as file:
+            file.seek(block * BLOCK)
+            return hashlib.blake2b(file.read(BLOCK), digest_size=16).hexdigest()
+
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        return list(pool.map(digest, blocks))
+
+
+def _some(count: int) -> list[int]:
+    """At most `MAX_BLOCKS_CHECKED` of the blocks 0 to count-1, evenly spaced, the first and the last among them."""
+    if count <= MAX_BLOCKS_CHECKED:
+        return list(range(count))
+    return [round(i * (count - 1) / (MAX_BLOCKS_CHECKED - 1)) for i in range(MAX_BLOCKS_CHECKED)]
+
+
+def data_root() -> Path:
+    """Where data is kept: $LSAI_DATA, else `data/` in the checkout."""
+    return Path(os.environ["LSAI_DATA"]) if os.environ.get("LSAI_DATA") else repo_root() / "data"
+
+
+def find_datasets(root: Path) -> list[Path]:
+    """The folders of all prepared datasets below `root`, by name."""
+    return sorted(path.parent for path in (root / "datasets").glob("[!.]*/meta.json"))

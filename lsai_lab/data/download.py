@@ -1,0 +1,154 @@
+"""Downloads that end whole or not at all.
+
+A file is fetched into `<name>.part` and renamed when its size agrees with the server's and its content passes the
+caller's check. A broken connection is retried with growing pauses and continues where it stopped (HTTP Range, RFC 9110
+section 14); so does a later process. `If-Range` with the stored validator makes the server start over if the file has
+changed meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from time import sleep
+from typing import Any, TypeVar
+
+import requests
+from filelock import FileLock
+
+from lsai_core.errors import UserError
+from lsai_core.files import write_text
+from lsai_lab.data.progress import progress_bar
+
+T = TypeVar("T")
+ATTEMPTS = 5
+BACKOFF_S = 0.5
+TIMEOUT_S = (10, 60)  # connect, read
+CHUNK = 64 << 10  # a broken connection loses less than one chunk
+RETRY_STATUS = {408, 425, 429, 500, 502, 503, 504}
+
+
+class NotFound(UserError):
+    """The server answered 404."""
+
+
+class _Broken(Exception):
+    """A fault that a retry may mend."""
+
+
+def get_json(url: str) -> Any:
+    """Fetch and parse a small JSON file. Raises `NotFound`, or `UserError` for any other failure."""
+
+    def get() -> Any:
+        with requests.get(url, timeout=TIMEOUT_S) as response:
+            _check_status(response, url)
+            try:
+                return json.loads(response.content)
+            except ValueError:
+                raise UserError(f"{url}: the answer is not JSON; is this the right server?") from None
+
+    return _retry(url, get)
+
+
+def download(url: str, path: Path, *, expected: int | None, check: Callable[[Path], None], progress: bool) -> Path:
+    """Fetch `url` to `path` unless it is there already.
+
+    `expected` is the size in bytes that another authority states, `check` raises `UserError` if the content is not
+    whole. One process downloads, others wait. Raises `NotFound`, or `UserError` for any other failure; then `path` does
+    not exist.
+    """
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        if path.exists():
+            return path
+        _retry(url, lambda: _fetch(url, part, expected, progress), lambda: part.stat().st_size if part.exists() else 0)
+        try:
+            check(part)
+        except UserError as error:
+            part.unlink()
+            raise UserError(f"{url}: the download is damaged ({error}); try again") from None
+        part.rename(path)
+        _validator(part).unlink(missing_ok=True)
+    return path
+
+
+def _fetch(url: str, part: Path, expected: int | None, progress: bool) -> None:
+    """One request that completes `part`, or leaves it longer than before and raises `_Broken`."""
+    have = part.stat().st_size if part.exists() else 0
+    headers = {"Accept-Encoding": "identity"}
+    validator = _validator(part).read_text() if _validator(part).exists() else ""
+    if have and validator:
+        headers |= {"Range": f"bytes={have}-", "If-Range": validator}
+    with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT_S) as response:
+        if response.status_code == 416:  # nothing beyond what is here: complete, or the file has become shorter
+            if response.headers.get("Content-Range") == f"bytes */{have}" and expected in (None, have):
+                return
+            part.unlink()
+            raise _Broken("the file changed on the server")
+        _check_status(response, url)
+        resumed = response.status_code == 206
+        if resumed and not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
+            part.unlink()
+            raise _Broken("the server continued at the wrong place")
+        start = have if resumed else 0
+        length = response.headers.get("Content-Length")
+        total = start + int(length) if length is not None else None
+        if expected is not None and total is not None and total != expected:
+            part.unlink(missing_ok=True)
+            raise UserError(
+                f"{url}: the server sends {total} bytes but its manifest says {expected}; it may be updating, try later"
+            )
+        if not resumed:
+            part.unlink(missing_ok=True)  # before its tag changes, so that the two always belong together
+            # A weak ETag must not be used with If-Range; the date is the next best (RFC 9110, section 13.1.5).
+            tag = response.headers.get("ETag", "")
+            write_text(
+                _validator(part), tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified", "")
+            )
+        with (
+            part.open("ab" if resumed else "wb") as file,
+            progress_bar(progress, desc=part.stem, total=total, initial=start, unit="B", unit_scale=True) as bar,
+        ):
+            for chunk in response.iter_content(CHUNK):
+                file.write(chunk)
+                bar.update(len(chunk))
+    size = part.stat().st_size
+    wanted = expected if total is None else total
+    if wanted is not None and size != wanted:
+        raise _Broken(f"{size} of {wanted} bytes arrived")
+
+
+def _retry(url: str, action: Callable[[], T], done: Callable[[], int] = lambda: 0) -> T:
+    """The result of `action`, tried again after faults of the network; a try that moved `done` further than ever resets
+    the count."""
+    failures, most = 0, done()
+    while True:
+        try:
+            return action()
+        except (_Broken, requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError) as error:
+            now = done()
+            failures, most = (1 if now > most else failures + 1), max(most, now)
+            if failures >= ATTEMPTS:
+                reason = "no connection" if isinstance(error, requests.ConnectionError) else error
+                raise UserError(f"{url}: gave up after {ATTEMPTS} attempts ({reason}); try again later") from error
+            sleep(BACKOFF_S * 2 ** (failures - 1))
+        except requests.RequestException as error:
+            raise UserError(f"{url}: {error}") from error
+
+
+def _check_status(response: requests.Response, url: str) -> None:
+    if response.status_code == 404:
+        raise NotFound(f"{url}: not found on the server (404)")
+    if response.status_code in RETRY_STATUS:
+        raise _Broken(f"status {response.status_code} {response.reason}")
+    if response.status_code not in (200, 206):
+        raise UserError(f"{url}: the server answered {response.status_code} {response.reason}")
+
+
+def _validator(part: Path) -> Path:
+    """The file beside `part` that keeps the ETag or date of what is being fetched."""
+    return part.with_name(f"{part.name}.tag")

@@ -1,0 +1,217 @@
+"""Preparing a dataset: fetch, split, train the tokenizer, encode, publish; once for each content.
+
+Three passes over the corpus, each streamed: a survey of at most 1000 documents that fixes the split thresholds, the
+tokenizer's training text, and the encoding. Everything is written into a hidden folder that is renamed when it is
+complete, meta.json last, so a dataset folder is whole or does not exist.
+
+Which dataset answers a config?
+- Local sources (stdlib, file:) are hashed on every call, so that a changed corpus makes a new dataset.
+- Remote sources (polish-docs, speakleash) are found by the request alone, a hash over the config that each meta.json
+  carries: the meta.json files are the index. So a prepared dataset works offline, and on any machine that `datasets/`
+  is copied to. Delete its folder (and its raw download) to fetch anew.
+
+Two preparations of the same dataset at once: the second waits at a file lock and then finds the first one's result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from tqdm import tqdm
+
+from lsai_core.config import DataConfig
+from lsai_core.errors import UserError
+from lsai_core.files import write_json, write_text
+from lsai_lab.data.dataset import Dataset, file_facts, find_datasets, read_meta
+from lsai_lab.data.documents import MB, Corpus, documents
+from lsai_lab.data.encode import SplitStats, encode_documents
+from lsai_lab.data.progress import progress_bar
+from lsai_lab.data.sources import Source, parse_source
+from lsai_lab.data.split import SPLITS, Splitter, survey
+from lsai_lab.data.tokenizer import EOT, EOT_ID, train_tokenizer
+
+PIPELINE = 1  # raise it when a change in this package changes the tokens of the same text
+DISK_ERRNOS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EFBIG,
+    errno.EIO,
+    errno.ENOTDIR,
+}
+
+
+def prepare(config: DataConfig, root: Path, *, progress: bool = True) -> Dataset:
+    """The dataset that `config` describes, below `root`; built if it is not there yet, reused if it is.
+
+    Raises `UserError` when the source is unknown, unreachable, empty or too small, when a prepared file is damaged, and
+    when `root` cannot be written.
+    """
+    source = parse_source(config.source)
+    request = _digest([PIPELINE, config.model_dump()])
+    with _disk_errors(root):
+        if source.remote:
+            if found := _find(root, source.slug, "request", request):
+                return Dataset(found)
+            with _lock(root, f"{source.slug}-{request}", progress):
+                if found := _find(root, source.slug, "request", request):
+                    return Dataset(found)
+                corpus = source.open(root / "raw", progress)
+                return _build(config, request, source, corpus, root, progress)
+        corpus = source.open(root / "raw", progress)
+        dataset_id = _dataset_id(request, corpus)
+        if found := _find(root, source.slug, "id", dataset_id):
+            return Dataset(found)
+        with _lock(root, f"{source.slug}-{dataset_id}", progress):
+            if found := _find(root, source.slug, "id", dataset_id):
+                return Dataset(found)
+            return _build(config, request, source, corpus, root, progress)
+
+
+def _build(config: DataConfig, request: str, source: Source, corpus: Corpus, root: Path, progress: bool) -> Dataset:
+    dataset_id = _dataset_id(request, corpus)
+    final = root / "datasets" / f"{source.slug}-{dataset_id}"
+    if final.exists():  # it was not found, so its meta.json is missing or damaged: opening it says so
+        return Dataset(final)
+    building = final.parent / f".{final.name}.part"
+    shutil.rmtree(building, ignore_errors=True)  # left by a killed process; ours, because we hold the lock
+    building.mkdir(parents=True)
+    try:
+        meta = _write_files(config, corpus, building, progress)
+        if not corpus.unchanged():
+            raise UserError(f"{config.source} changed while it was being read; try again when it is complete")
+        meta = {"pipeline": PIPELINE, "id": dataset_id, "request": request, "created": _now(), **meta}
+        write_json(building / "meta.json", meta)
+        os.rename(building, final)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return Dataset(final)
+
+
+def _write_files(config: DataConfig, corpus: Corpus, folder: Path, progress: bool) -> dict[str, Any]:
+    """Write tokenizer.json and the token files; return the body of meta.json."""
+    started = time.perf_counter()
+
+    def read() -> Iterator[Any]:
+        return documents(corpus, config.max_mb, config.split_seed)
+
+    splitter = survey(read(), config.source)
+    budget = [0]
+    with progress_bar(progress, desc="tokenizer", unit="B", unit_scale=True) as bar:
+        tokenizer = train_tokenizer(
+            training_text(read(), splitter, config.tokenizer_mb, budget, bar), config.vocab_size
+        )
+    write_text(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
+    trained = time.perf_counter()
+    with progress_bar(progress, desc="encoding", unit="B", unit_scale=True) as bar:
+        stats = encode_documents(read(), splitter, tokenizer, folder, bar)
+    files = {name: file_facts(folder / name) for name in [*(f"{split}.bin" for split in SPLITS), "tokenizer.json"]}
+    for split, stat in zip(SPLITS, stats, strict=True):
+        if not stat.tokens:
+            raise UserError(
+                f"{config.source}: no document fell into the {split} split; use another split_seed or more text"
+            )
+    return {
+        "config": config.model_dump(),
+        "source": corpus.description,
+        "fingerprint": corpus.fingerprint,
+        "tokenizer": {
+            "kind": "byte-level BPE",
+            "vocab_size": tokenizer.get_vocab_size(),
+            "end_of_text": {"token": EOT, "id": EOT_ID},
+            "trained_on_bytes": budget[0],
+        },
+        "splits": {name: _split_meta(stat) for name, stat in zip(SPLITS, stats, strict=True)},
+        "files": files,
+        "seconds": {"tokenizer": round(trained - started, 3), "encoding": round(time.perf_counter() - trained, 3)},
+    }
+
+
+def training_text(
+    read: Iterator[Any], splitter: Splitter, limit_mb: float, used: list[int], bar: tqdm
+) -> Iterator[str]:
+    """Texts of training documents, in order, up to `limit_mb` (at least one); `used[0]` counts their bytes."""
+    for document in read:
+        if splitter.split(document.key) != 0:
+            continue
+        if used[0] and used[0] + document.size > limit_mb * MB:
+            return
+        used[0] += document.size
+        bar.update(document.size)
+        yield document.text
+
+
+def _split_meta(stat: SplitStats) -> dict[str, Any]:
+    return {**stat.__dict__, "bytes_per_token": stat.bytes / stat.tokens}
+
+
+def _find(root: Path, slug: str, key: str, value: str) -> Path | None:
+    """The newest dataset folder of this source whose meta.json holds `value` under `key`."""
+    matches = []
+    for folder in find_datasets(root):
+        if folder.name.startswith(f"{slug}-"):
+            with contextlib.suppress(UserError):  # a damaged neighbour is reported when it is opened itself
+                meta = read_meta(folder)
+                if meta.get(key) == value:
+                    matches.append((str(meta.get("created", "")), folder))
+    return max(matches)[1] if matches else None
+
+
+def _dataset_id(request: str, corpus: Corpus) -> str:
+    return _digest([request, corpus.fingerprint])
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+@contextlib.contextmanager
+def _lock(root: Path, name: str, progress: bool) -> Iterator[None]:
+    """Hold the lock of this name; says so once if another process holds it."""
+    folder = root / "datasets"
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / f".{name}.lock")
+    for attempt in itertools.count():
+        try:
+            lock.acquire(timeout=0.2 if attempt == 0 else -1)
+            break
+        except TimeoutError:
+            if progress:
+                tqdm.write(f"waiting for another process that prepares {name}")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def _disk_errors(root: Path) -> Iterator[None]:
+    """A full or read-only disk is the user's to mend: one line that names it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_ERRNOS:
+            raise
+        where = error.filename or root
+        raise UserError(
+            f"cannot prepare the data at {where}: {error.strerror}; free space, mend its permissions, or set "
+            "LSAI_DATA to another folder"
+        ) from error

@@ -1,0 +1,106 @@
+"""Speakleash (speakleash.org): a public collection of Polish text, as its own client finds it.
+
+    <base>/speakleash.json      the index: [{"name": ...}, ...]
+    <base>/<name>.manifest      JSON: description, license, sources, category, stats (documents, characters, ...), and
+                                file_size, the size in bytes of the next
+    <base>/<name>.jsonl.zst     records {"text": str or list of str, "meta": {...}}, zstd (lm_dataformat)
+
+Source of the layout: the client's repository github.com/speakleash/speakleash. Unlike that client, every answer's
+status is checked, a download is complete and decodes or does not exist, and listing reads the index alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lsai_core.errors import UserError
+from lsai_core.files import write_json
+from lsai_lab.data.documents import Corpus, slug_of
+from lsai_lab.data.download import NotFound, download, get_json
+from lsai_lab.data.readers import BUFFER, json_texts, open_stream
+
+DEFAULT_URL = "https://d6t0.c15.e2-2.dev/speakleash-ds-pub/datasets_text/"  # since May 2024; before: speakleash.space
+
+
+def base_url() -> str:
+    """Where the collection is: $LSAI_SPEAKLEASH_URL, else the public place; ends with a slash."""
+    return (os.environ.get("LSAI_SPEAKLEASH_URL") or DEFAULT_URL).rstrip("/") + "/"
+
+
+def list_names() -> list[str]:
+    """The names of all datasets: one request."""
+    url = base_url() + "speakleash.json"
+    index = get_json(url)
+    if not isinstance(index, list):
+        raise UserError(f"{url}: expected a list of datasets; is LSAI_SPEAKLEASH_URL right?")
+    return sorted(str(item["name"]) for item in index if isinstance(item, dict) and "name" in item)
+
+
+def get_manifest(name: str) -> dict[str, Any]:
+    """The manifest of one dataset. Raises `UserError` with the nearest names if there is none of this name."""
+    try:
+        manifest = get_json(base_url() + f"{name}.manifest")
+    except NotFound:
+        near = difflib.get_close_matches(name, list_names(), n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else "see `lsai data list --speakleash`"
+        raise UserError(f"Speakleash has no dataset {name!r}; {hint}") from None
+    if not isinstance(manifest, dict):
+        raise UserError(f"{base_url()}{name}.manifest: expected a JSON object")
+    return manifest
+
+
+class SpeakleashSource:
+    """One dataset of the collection. What is in the raw cache is complete and is used without asking the network."""
+
+    remote = True
+
+    def __init__(self, name: str) -> None:
+        if not re.fullmatch(r"[\w.\-]+", name) or name.startswith("."):
+            raise UserError(f"speakleash:{name}: a name has letters, digits, dots, dashes and underscores only")
+        self.name = name
+        self.slug = "speakleash-" + slug_of(name)
+
+    def open(self, raw: Path, progress: bool) -> Corpus:
+        folder = raw / "speakleash"
+        data, manifest_file = folder / f"{self.name}.jsonl.zst", folder / f"{self.name}.manifest"
+        if data.exists() and manifest_file.exists():
+            manifest = json.loads(manifest_file.read_text())
+        else:
+            manifest = get_manifest(self.name)
+            size = int(manifest.get("file_size") or 0) or None
+            download(base_url() + data.name, data, expected=size, check=_decodes, progress=progress)
+            write_json(manifest_file, manifest)
+
+        def texts() -> Iterator[str]:
+            return json_texts(data)
+
+        with data.open("rb") as file:
+            fingerprint = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        return Corpus(fingerprint, _describe(self.name, manifest), texts)
+
+
+def _decodes(path: Path) -> None:
+    """Raise `UserError` unless every zstd frame is complete."""
+    with open_stream(path, compressed=True) as file:
+        try:
+            while file.read(BUFFER):
+                pass
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            raise UserError(str(error)) from None
+
+
+def _describe(name: str, manifest: dict[str, Any]) -> dict[str, Any]:
+    """The facts of a manifest that a reader of results wants."""
+    stats = manifest.get("stats") or {}
+    facts = {key: manifest.get(key) for key in ("description", "license", "category", "file_size")}
+    counts = {key: stats.get(key) for key in ("documents", "characters")}
+    return {"kind": "speakleash", "name": name, "url": base_url(), **facts, **counts}

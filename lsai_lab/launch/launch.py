@@ -1,0 +1,192 @@
+"""Starting the processes of a run, watching them, and saying in one line how they ended.
+
+The caller (the run notebook's kernel) stays outside: it holds no GPU, follows the metrics file that rank 0 writes, and passes stop
+signals on. torchrun starts the workers and ends the others when one dies. Every worker leaves its output in
+`logs/rank-<N>.log`, what it is in `logs/rank-<N>.pid`, and, if it fails, why and when in `logs/rank-<N>.error.json`: the earliest
+of these is the cause, the others are its echo. A worker that was killed leaves none; torchrun knows it then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from lsai_core.errors import Preempted, Unavailable, UserError
+from lsai_core.profiling.limits import cpu_cores
+from lsai_lab.launch.watch import NewRows, Rows, Silence, Survivors, forwarded
+
+RESULTS = "results.json"
+LAUNCHER_LOG = "launcher.log"
+# Told to the workers, so that they end when the launcher is gone.
+LAUNCHER = "LSAI_LAUNCHER"
+_POLL_S = 0.2
+_SAME_MOMENT = datetime.timedelta(seconds=10)
+
+
+class WorkerFailed(Exception):
+    """A process of the run failed; the message says which, and how."""
+
+
+def launch(
+    folder: Path,
+    data_root: Path,
+    nproc: int,
+    *,
+    on_rows: Callable[[Rows], None] = lambda rows: None,
+    command: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """Execute the planned run in `folder` with `nproc` processes; returns the results that rank 0 wrote.
+
+    `command`: what starts `nproc` times "python -m lsai_lab.launch.worker <folder> <data root>" when the words from `-m` on are
+    appended, ends them all when one fails, and passes signals on to them (srun, in an allocation of several nodes); None is
+    torchrun on this machine. Workers want RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, or Slurm's own variables.
+
+    Raises what ended the run: MemoryError, Unavailable, Preempted, UserError or WorkerFailed. Whatever happens, no process is left
+    on this machine afterwards.
+    """
+    logs = folder / "logs"
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir(parents=True)
+    (folder / RESULTS).unlink(missing_ok=True)
+    here = command is None
+    words = [*(command or torchrun(nproc)), "-m", "lsai_lab.launch.worker", str(folder), str(data_root)]
+    environment = {
+        "OMP_NUM_THREADS": str(max(1, cpu_cores() // nproc)),
+        **(on_this_machine() if here else os.environ),
+        LAUNCHER: f"{os.getpid()}@{socket.gethostname()}",
+        "PYTHONUNBUFFERED": "1",
+    }
+    rows, silence, survivors = NewRows(folder / "metrics.jsonl"), Silence(logs), Survivors(logs)
+    with (logs / LAUNCHER_LOG).open("wb") as log, forwarded(logs, to_workers=here) as forward:
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+        )
+        try:
+            while process.poll() is None:
+                forward(process.pid)
+                new = rows.read()
+                on_rows(new)
+                if here:
+                    silence.heard(bool(new))
+                    survivors.look()
+                time.sleep(_POLL_S)
+        finally:
+            kill_family(process)
+    on_rows(rows.read())
+    if (folder / RESULTS).exists():
+        results = json.loads((folder / RESULTS).read_text())
+        (folder / RESULTS).unlink()  # they go into summary.json
+        return results
+    raise _cause(logs, process.returncode, forward.received, survivors.ended)
+
+
+def torchrun(nproc: int) -> list[str]:
+    """The command that starts `nproc` workers on this machine, on a free port."""
+    return [
+        sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={nproc}", "--nnodes=1", "--max-restarts=0",
+        "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=localhost",
+    ]  # fmt: skip
+
+
+def on_this_machine() -> dict[str, str]:
+    """The environment of processes that meet on this machine only; what the caller has set stays.
+
+    They talk over the loopback interface, and hardly wait for a name server: gloo looks up the machine's name for every group,
+    PyTorch's sockets the name behind each address. Where no server answers (a node of a cluster, a container), each costs ten
+    seconds, and the start of two processes 95 s (12 s so, measured with a server that stays silent).
+    """
+    loopback = [
+        name
+        for name, addresses in psutil.net_if_addrs().items()
+        if any(address.family == socket.AF_INET and address.address == "127.0.0.1" for address in addresses)
+    ]
+    defaults = {"RES_OPTIONS": "timeout:1 attempts:1"}
+    if loopback:
+        defaults["GLOO_SOCKET_IFNAME"] = loopback[0]
+    return {**defaults, **os.environ}
+
+
+def require_devices(device: str, nproc: int) -> None:
+    """Raise Unavailable unless this machine has what `nproc` processes on `device` need (leaves CUDA uninitialized)."""
+    count = torch.cuda.device_count()
+    if device == "cpu" or (device == "auto" and count == 0):
+        return
+    if count < nproc:
+        raise Unavailable(f"needs {nproc} GPUs and torch sees {count} here; device: cpu runs on CPU processes")
+
+
+def kill_family(process: subprocess.Popen[bytes]) -> None:
+    """Leave nothing behind: torchrun has ended its workers, unless the caller was interrupted or torchrun was killed."""
+    family: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    for member in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    psutil.wait_procs(family, timeout=10)
+    process.wait()
+
+
+def _cause(logs: Path, code: int, asked: int, ended: set[int]) -> Exception:
+    """The exception that says why the workers ended without results. `ended`: ranks that the launcher killed."""
+    errors = [
+        {"rank": int(path.name.split("-")[1].split(".")[0]), **json.loads(path.read_text())}
+        for path in logs.glob("*.error.json")
+    ]
+    first = min(errors, key=lambda error: error["time"], default=None)
+    log = (logs / LAUNCHER_LOG).read_text(errors="replace")
+    if killed := _killed_rank(log, ended):
+        rank, number = killed
+        # Whoever reports an error after a neighbour's death reports that death.
+        if first is None or first["outcome"] == "failed":
+            hint = " (by hand, or by the system when memory ran out)" if number == signal.SIGKILL else ""
+            return WorkerFailed(
+                f"rank {rank} was ended by {signal.Signals(number).name}{hint}; see logs/rank-{rank}.log"
+            )
+    if first is None:
+        lines = [line for line in log.splitlines() if line.strip()]
+        return WorkerFailed(f"the workers ended with exit code {code}: {lines[-1] if lines else 'no output'}")
+    reason = first["reason"]
+    if first["outcome"] == "preempted":
+        return Preempted(reason + (f" ({signal.Signals(asked).name})" if asked else ""))
+    if first["outcome"] == "oom":
+        return MemoryError(f"rank {first['rank']}: {reason}")
+    if first["outcome"] == "unavailable":
+        return Unavailable(reason)
+    if first["user_error"]:
+        return UserError(reason)
+    return WorkerFailed(f"rank {first['rank']}: {reason}; see logs/rank-{first['rank']}.log")
+
+
+def _killed_rank(log: str, ended: set[int]) -> tuple[int, int] | None:
+    """(rank, signal) of the worker that died by a signal not sent from here, from srun's messages or torchrun's closing report.
+
+    torchrun itself ends the others with SIGTERM, and those that do not react with SIGKILL half a minute later.
+    """
+    if match := re.search(r"task (\d+): Killed", log):
+        return int(match[1]), signal.SIGKILL
+    others, _, root = log.partition("Root Cause (first observed failure):")
+    found = r"time\s*: (\S+)\n.*?rank\s*: (\d+).*?exitcode\s*: (-?\d+)"
+    dead = [
+        (datetime.datetime.strptime(time_, "%Y-%m-%d_%H:%M:%S"), int(rank), -int(code))
+        for time_, rank, code in re.findall(found, root, re.DOTALL) + re.findall(found, others, re.DOTALL)
+    ]
+    for at, rank, number in dead:
+        if number > 0 and number != signal.SIGTERM and rank not in ended and at - dead[0][0] < _SAME_MOMENT:
+            return rank, number
+    return None

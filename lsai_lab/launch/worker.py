@@ -1,0 +1,101 @@
+"""One process of a run: `python -m lsai_lab.launch.worker <run folder> <data root>`, started by `lsai_lab.launch.launch`.
+
+It joins the others, calls the same function that a run of one process calls, and rank 0 writes `results.json`. If anything is
+raised, it notes what and when, and leaves at once, without the farewells that could wait for a dead neighbour.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+import psutil
+
+from lsai_core.files import write_json, write_text
+from lsai_lab.launch.launch import LAUNCHER, RESULTS
+
+_WATCH_S = 1.0
+
+
+def main(folder: Path, data_root: Path) -> None:
+    """Execute the planned run in `folder` as one of its processes; never returns."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the training loop can act on it
+    _environment_from_slurm()
+    rank = int(os.environ["RANK"])
+    logs = folder / "logs"
+    with (logs / f"rank-{rank}.log").open("ab", buffering=0) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    faulthandler.register(signal.SIGUSR2)  # says where every thread is
+    write_text(logs / f"rank-{rank}.pid", str(os.getpid()))
+    threading.Thread(target=leave_with_launcher, daemon=True).start()
+    try:
+        _work(folder, data_root)
+        code = 0
+    except BaseException as error:
+        code = _report(error, logs / f"rank-{rank}.error.json")
+    if code == 0:  # in good order: the launcher is not to look for the others' cause of death
+        (logs / f"rank-{rank}.pid").unlink(missing_ok=True)
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def _work(folder: Path, data_root: Path) -> None:
+    from lsai_core.parallel.processes import connect
+    from lsai_core.train.step import resolve_device
+    from lsai_lab.runs.execute import ActiveRun
+    from lsai_lab.runs.kinds import Context, get_kind
+
+    run = ActiveRun(folder, data_root)
+    world = connect(resolve_device(getattr(run.config, "device", "auto")))
+    context = Context(run.folder, run.data_root, run.folder.parent.parent, world=world)
+    results = get_kind(run.kind).function()(run.config, context)
+    world.close()
+    if world.is_main:
+        write_json(folder / RESULTS, results)
+
+
+def _report(error: BaseException, path: Path) -> int:
+    """Write down why this process ends; returns its exit code (0 if all processes end like this, in good order)."""
+    from lsai_core.errors import UserError
+    from lsai_lab.runs.outcome import outcome_of
+
+    at = time.time()
+    traceback.print_exception(error)
+    outcome, reason = outcome_of(error)
+    facts = {"time": at, "outcome": outcome, "reason": reason, "user_error": isinstance(error, UserError)}
+    write_json(path, facts)
+    return 0 if outcome == "preempted" else 1
+
+
+def _environment_from_slurm() -> None:
+    """Who is who where srun started the workers: its names for what torchrun would set.
+
+    MASTER_ADDR and MASTER_PORT must come from whoever called srun.
+    """
+    names = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
+    for ours, theirs in names.items():
+        if ours not in os.environ and theirs in os.environ:
+            os.environ[ours] = os.environ[theirs]
+
+
+def leave_with_launcher() -> None:
+    """End this process when its parent or, on the same machine, the launcher is gone: nobody would ever end it."""
+    parent = os.getppid()
+    pid, _, host = os.environ.get(LAUNCHER, "").partition("@")
+    launcher = int(pid) if host == socket.gethostname() else None
+    while os.getppid() == parent and (launcher is None or psutil.pid_exists(launcher)):
+        time.sleep(_WATCH_S)
+    print("the process that started this one is gone; leaving", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

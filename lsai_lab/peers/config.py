@@ -1,0 +1,101 @@
+"""What one run of another trainer is. It takes the shape of the work from the study's training config, so that both do the
+same, and from the key `peer` what only the peer has.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from lsai_core.config import DataConfig, ModelConfig, OptimConfig, ParallelConfig
+from lsai_core.files import deep_merge
+from lsai_core.strict import Strict
+from lsai_lab.environment import package_version
+
+# The module that every peer's process executes.
+WORKER = "lsai_lab.peers.worker"
+# What both descriptions call the same. `attention` is not among them: the frameworks name their kernels otherwise.
+_SHARED = (
+    "model", "precision", "grad_checkpoint", "compile", "device", "data", "seq_len", "batch_size", "steps", "seed", "parallel",
+)  # fmt: skip
+
+
+class PeerConfig(Strict):
+    """`precision: bf16`: weights, gradients and AdamW states in bf16; `bf16_autocast`: these in fp32, matrix products in bf16.
+
+    `batch_size` counts per process, as in `TrainConfig`.
+    """
+
+    framework: Literal["hf", "torchtitan"]
+    model: ModelConfig
+    precision: Literal["bf16", "bf16_autocast"] = "bf16"
+    fp8: Literal["none", "tensorwise"] = Field("none", description="by torchao; the output layer stays in bf16")
+    attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
+    liger: bool = Field(
+        False, description="hf: use_liger_kernel, fused Triton kernels for loss, norms, rotary and SwiGLU"
+    )
+    compile: bool = False
+    grad_checkpoint: Literal["none", "selective", "full"] = "none"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    data: DataConfig = DataConfig()
+    seq_len: int = Field(512, gt=1)
+    batch_size: int = Field(8, gt=0)
+    steps: int = Field(60, gt=0)
+    skip_steps: int = Field(5, ge=1, description="first steps that speed figures leave out (warm-up, compilation)")
+    seed: int = Field(0, ge=0)
+    optim: OptimConfig = OptimConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    packages: dict[str, str | None] = Field(
+        {}, description="versions of the peer's packages when the run was planned: another version is another run"
+    )
+
+    @classmethod
+    def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+        """The shape of the work from the training config, what is special from its key `peer`."""
+        shared = {key: config[key] for key in _SHARED if key in config}
+        if "skip_steps" in config.get("profile", {}):
+            shared["skip_steps"] = config["profile"]["skip_steps"]
+        if "recipe" in config.get("fp8", {}):
+            shared["fp8"] = config["fp8"]["recipe"]
+        # Which of our kernels updates the weights is nothing to a peer.
+        shared["optim"] = {key: value for key, value in config.get("optim", {}).items() if key != "kernel"}
+        merged = deep_merge(deep_merge(shared, config.get("peer", {})), settings)
+        return {**merged, "packages": {name: package_version(name) for name in needed_packages(merged)}}
+
+    @model_validator(mode="after")
+    def _combination_possible(self) -> Self:
+        if self.skip_steps >= self.steps:
+            raise ValueError(f"skip_steps={self.skip_steps} leaves none of steps={self.steps} to be timed")
+        if self.parallel.cpu_offload or self.parallel.cp > 1 or self.parallel.fp8_gather:
+            raise ValueError(
+                "parallel.cpu_offload, cp and fp8_gather are not for a peer; torchtitan gathers in fp8 anyway"
+            )
+        if self.framework == "torchtitan":
+            if self.liger or self.attention != "sdpa":
+                raise ValueError("torchtitan has attention: sdpa and no liger")
+            if self.model.tie_embeddings:
+                raise ValueError("torchtitan's Llama does not tie its embeddings; use tie_embeddings: false")
+        elif self.grad_checkpoint == "selective" or self.parallel.replicate > 1:
+            raise ValueError("the Hugging Face Trainer has neither grad_checkpoint: selective nor parallel.replicate")
+        if self.precision == "bf16" and self.parallel.world_size > 1:
+            raise ValueError("over several processes the weights are fp32 shards; use precision: bf16_autocast")
+        return self
+
+    @property
+    def world_size(self) -> int:
+        return self.parallel.world_size
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one optimizer step trains on, over all processes."""
+        return self.batch_size * self.seq_len * self.world_size
+
+
+def needed_packages(config: dict[str, Any]) -> list[str]:
+    """Distributions that a run needs beside torch; `config` are the keys of a `PeerConfig`."""
+    names = ["torchtitan"] if config.get("framework") == "torchtitan" else ["transformers", "accelerate"]
+    names += ["liger-kernel"] if config.get("liger") else []
+    names += ["flash-attn"] if config.get("attention") == "flash_attention_2" else []
+    names += ["torchao"] if config.get("fp8", "none") != "none" else []
+    return names

@@ -1,0 +1,110 @@
+"""torchtitan: its command line, and the tokenizer and the text that it wants to find on disk.
+
+The options are those of its documentation (README, docs/fsdp.md, docs/float8.md): per-block torch.compile and a compiled loss,
+fused AdamW, `quantize.linear.float8` without the output layer, for several GPUs FSDP2 with fp8 gathers, and its launch script's
+`expandable_segments`. It starts through torchrun, as its documentation says, also for one GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from lsai_core.errors import Unavailable
+from lsai_core.files import atomic_writer
+from lsai_lab.data import Dataset
+from lsai_lab.launch.launch import torchrun
+from lsai_lab.peers.config import WORKER, PeerConfig
+
+FLAVOR = "lsai"
+_DOCUMENT_TOKENS = 2048
+
+
+def require(config: PeerConfig, on_gpu: bool) -> None:
+    """Raise Unavailable for what the processor in use cannot do."""
+    if not on_gpu:
+        raise Unavailable("torchtitan trains on GPUs only and torch sees none here")
+
+
+def prepare(config: PeerConfig, dataset: Dataset, folder: Path) -> None:
+    """Write `tokenizer/tokenizer.json` and `text/data.json` (one {"text": ...} a line) into `folder`.
+
+    The text is the beginning of the training split, decoded, as much as the run trains on (torchtitan goes round if it is
+    short); it comes back as the same tokens, except where a document was cut.
+    """
+    (folder / "tokenizer").mkdir(parents=True)
+    shutil.copyfile(dataset.folder / "tokenizer.json", folder / "tokenizer" / "tokenizer.json")
+    tokens = dataset.tokens("train")[: (config.steps + 1) * config.tokens_per_step]
+    pieces = [tokens[start : start + _DOCUMENT_TOKENS].tolist() for start in range(0, len(tokens), _DOCUMENT_TOKENS)]
+    with atomic_writer(folder / "text" / "data.json") as file:
+        for text in dataset.tokenizer().decode_batch(pieces, skip_special_tokens=True):
+            file.write((json.dumps({"text": text}) + "\n").encode())
+
+
+def command(config: PeerConfig, folder: Path) -> list[str]:
+    """What starts it."""
+    return [*torchrun(config.world_size), "-m", WORKER, *options(config, folder)]
+
+
+def environment(config: PeerConfig) -> dict[str, str]:
+    """Variables that are part of how it is meant to be run (its run_train.sh)."""
+    return {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
+
+def options(config: PeerConfig, folder: Path) -> list[str]:
+    """torchtitan's own options. Its checkpoints, TensorBoard and profiling are off unless asked for.
+
+    Metrics are logged, which waits for the GPU, in the first and the last step only.
+    """
+    optim, parallel = config.optim, config.parallel
+    values: dict[str, object] = {
+        "job.dump_folder": folder / "out",
+        "model.name": "llama3",
+        "model.flavor": FLAVOR,
+        "model.hf_assets_path": folder / "tokenizer",
+        "training.dataset": "c4_test",
+        "training.dataset_path": folder / "text",
+        "training.seq_len": config.seq_len,
+        "training.local_batch_size": config.batch_size,
+        "training.steps": config.steps,
+        "training.max_norm": optim.grad_clip,
+        "training.dtype": "bfloat16" if config.precision == "bf16" else "float32",
+        "training.mixed_precision_param": "bfloat16",
+        "optimizer.name": "AdamW",
+        "optimizer.lr": optim.lr,
+        "optimizer.beta1": optim.betas[0],
+        "optimizer.beta2": optim.betas[1],
+        "optimizer.eps": optim.eps,
+        "optimizer.weight_decay": optim.weight_decay,
+        "optimizer.implementation": "fused",
+        "lr_scheduler.warmup_steps": optim.warmup_steps,
+        "lr_scheduler.decay_type": "cosine",
+        "lr_scheduler.min_lr_factor": optim.min_lr_ratio,
+        "activation_checkpoint.mode": config.grad_checkpoint,
+        "parallelism.data_parallel_shard_degree": parallel.fsdp,
+        "parallelism.data_parallel_replicate_degree": parallel.replicate,
+        "parallelism.fsdp_reshard_after_forward": "default" if parallel.reshard_after_forward else "never",
+        "metrics.log_freq": config.steps,
+        "debug.seed": config.seed,
+    }
+    if config.grad_checkpoint == "selective":
+        values["activation_checkpoint.selective_ac_option"] = "op"
+    flags = ["metrics.disable_color_printing"]
+    if config.compile:
+        flags.append("compile.enable")
+        values["compile.components"] = "model,loss"
+    if config.fp8 != "none":
+        values |= {"model.converters": "quantize.linear.float8", "quantize.linear.float8.filter_fqns": "output"}
+        if config.world_size > 1:
+            flags += [
+                "quantize.linear.float8.enable_fsdp_float8_all_gather",
+                "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp",
+            ]
+    words = [word for key, value in values.items() for word in (f"--{key}", str(value))]
+    return [*words, *(f"--{flag}" for flag in flags)]
+
+
+def tuning(config: PeerConfig, on_gpu: bool) -> str:
+    """The options in one line."""
+    return " ".join(options(config, Path(".")))

@@ -1,0 +1,148 @@
+"""Watching another trainer from inside its process: it is told when a step ends, and everything else it reads itself.
+
+At a step's end an event goes into the stream and the loss tensor is kept; the host never waits, so the trainer runs as it
+would unwatched. Only after the first step, which is not timed, it waits once. `finish` puts the pieces together and rank 0
+writes `results.json` and `metrics.jsonl` beside `job.json`, which says what the run is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lsai_core.files import write_json, write_text
+from lsai_core.model import count_parameters
+from lsai_core.profiling.steptime import StepTimer, speed_summary
+from lsai_core.strict import validated
+from lsai_core.train.metrics import finite
+from lsai_lab.peers.config import PeerConfig
+
+FOLDER = "LSAI_PEER"
+STEP_LINE = "lsai: step"
+GIB = 2**30
+_LAST = 10  # steps that the training loss is the mean of, as in the train kind
+
+
+class Job:
+    """What a peer's process is to do: `job.json` in the folder that $LSAI_PEER names."""
+
+    def __init__(self) -> None:
+        self.folder = Path(os.environ[FOLDER])
+        job = json.loads((self.folder / "job.json").read_text())
+        self.config: PeerConfig = validated(PeerConfig, job["config"], str(self.folder / "job.json"))
+        self.dataset = Path(job["dataset"])
+        self.rank = int(os.environ.get("RANK", 0))
+        self.begun = time.perf_counter()
+
+
+class Watch:
+    """Step times, losses and memory of this process. `begin`, `step` after every step, then `finish`."""
+
+    def __init__(self, job: Job, device: torch.device, *, loss_is_share: bool = False) -> None:
+        """`loss_is_share`: the losses of all processes add up to the mean loss; else each is a mean of its own."""
+        self.job, self.device, self.loss_is_share = job, device, loss_is_share
+        self.timer = StepTimer(device)
+        self.losses: list[torch.Tensor] = []
+        self.memory: list[tuple[float, float]] = []
+        self.begun, self.first_step_s, self.parameters = 0.0, 0.0, 0
+
+    def check(self, parameters: int) -> None:
+        """Raise RuntimeError unless the peer's model is as large as ours: it would not be the same work."""
+        ours = count_parameters(self.job.config.model).total
+        if parameters != ours:
+            raise RuntimeError(f"the peer's model has {parameters:,} parameters, this package's {ours:,}")
+        self.parameters = parameters
+
+    def check_fp8(self, *models: torch.nn.Module) -> None:
+        """Raise RuntimeError if fp8 was asked for and the model that is about to be trained has no such layer."""
+        kinds = {type(module).__name__ for model in models for module in model.modules()}
+        if self.job.config.fp8 != "none" and "Float8Linear" not in kinds:
+            raise RuntimeError("fp8 was asked for, but the peer's model has no Float8Linear")
+
+    def begin(self) -> None:
+        """The first step is about to begin."""
+        self.begun = time.perf_counter()
+        self.timer.mark()
+
+    def loss(self, loss: torch.Tensor) -> None:
+        """The loss of the running step: a scalar that stays where it is."""
+        self.losses.append(loss.detach().float())
+
+    def step(self) -> None:
+        """A step has been queued."""
+        self.timer.mark()
+        done, first = len(self.memory) + 1, not self.memory
+        if self.device.type == "cuda":
+            if first:
+                torch.cuda.synchronize(self.device)
+            # Read at every step, since a trainer may reset the peaks for figures of its own.
+            allocated = torch.cuda.max_memory_allocated(self.device) / GIB
+            self.memory.append((allocated, torch.cuda.max_memory_reserved(self.device) / GIB))
+            if first:  # what compiling needed is not what training needs
+                torch.cuda.reset_peak_memory_stats(self.device)
+        else:
+            self.memory.append((0.0, 0.0))
+        if first:
+            self.first_step_s = time.perf_counter() - self.begun
+        if self.job.rank == 0 and (first or done % 10 == 0):
+            print(f"{STEP_LINE} {done} of {self.job.config.steps}", flush=True)
+
+    def finish(self, **facts: Any) -> None:
+        """Write what was seen; `facts` join the results. To be called by all processes."""
+        durations_ms = self.timer.durations_ms()
+        config = self.job.config
+        losses = self._over_processes(torch.stack(self.losses), "sum")
+        if not self.loss_is_share:
+            losses = losses / config.world_size
+        steady = self.memory[config.skip_steps :] or self.memory
+        peaks = torch.tensor(steady, device=self.device).amax(0)
+        allocated, reserved = self._over_processes(peaks, "max").tolist()
+        if self.job.rank != 0:
+            return
+        loss = losses.tolist()
+        on_gpu = self.device.type == "cuda"
+        self._write_rows(durations_ms, loss)
+        last = loss[-_LAST:]
+        results = {
+            **speed_summary(durations_ms, config.tokens_per_step, config.skip_steps),
+            "parameters": self.parameters,
+            "steps": len(durations_ms),
+            "tokens": len(durations_ms) * config.tokens_per_step,
+            "train_loss": sum(last) / len(last),
+            "train_s": sum(durations_ms) / 1e3,
+            "setup_s": self.begun - self.job.begun,
+            "first_step_s": self.first_step_s,
+            "mem_peak_allocated_gib": allocated if on_gpu else None,
+            "mem_peak_reserved_gib": reserved if on_gpu else None,
+            "memory_kind": "CUDA caching allocator" if on_gpu else "not measured on a CPU",
+            "device": torch.cuda.get_device_name(self.device) if on_gpu else "cpu",
+            "host_threads": torch.get_num_threads(),
+            **facts,
+        }
+        write_json(self.job.folder / "results.json", finite(results))
+
+    def _write_rows(self, durations_ms: list[float], losses: list[float]) -> None:
+        config, lines = self.job.config, []
+        for step, (ms, loss, memory) in enumerate(zip(durations_ms, losses, self.memory, strict=True)):
+            row: dict[str, Any] = {
+                "step": step,
+                "tokens_in_step": config.tokens_per_step,
+                "steady": step >= config.skip_steps,
+            }
+            row |= {"loss": loss, "step_ms": ms, "tokens_per_s": config.tokens_per_step * 1e3 / ms}
+            if self.device.type == "cuda":
+                row |= dict(zip(("memory_allocated_gib", "memory_reserved_gib"), memory, strict=True))
+            lines.append(json.dumps(finite(row)) + "\n")
+        write_text(self.job.folder / "metrics.jsonl", "".join(lines))
+
+    def _over_processes(self, values: torch.Tensor, how: str) -> torch.Tensor:
+        import torch.distributed as dist
+
+        if self.job.config.world_size > 1:
+            dist.all_reduce(values, op=dist.ReduceOp.SUM if how == "sum" else dist.ReduceOp.MAX)
+        return values

@@ -1,0 +1,221 @@
+"""The headline of each study on each machine: the rows of the front page's table, one function per study.
+
+A row answers one question in one line and links its number to the run that produced it. `HEADLINES` is the registry, in the
+order of the chapters; a study without results contributes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pandas as pd
+
+from lsai_lab.report import course
+from lsai_lab.report.attention.analysis import longest
+from lsai_lab.report.attention.data import load_results as load_attention
+from lsai_lab.report.context.analysis import ratios_to_torch
+from lsai_lab.report.context.data import load_shared
+from lsai_lab.report.context.training import load_trained
+from lsai_lab.report.fp8.results import load_results as load_fp8
+from lsai_lab.report.fsdp import largest, titan
+from lsai_lab.report.fsdp.results import Sharding, load_sharding, size_of
+from lsai_lab.report.fsdp.results import good as ended_well
+from lsai_lab.report.memory import chapter as memory_chapter
+from lsai_lab.report.memory.analysis import headline as memory_headline
+from lsai_lab.report.peers.settings import OURS
+from lsai_lab.report.peers.settings import load_results as load_peers
+from lsai_lab.report.show import run_link
+from lsai_lab.report.speed.results import good, load_speed
+from lsai_lab.report.variants import best_at_both_ends, own_first
+from lsai_lab.runs.session import Session
+from lsai_lab.runs.study import study_names
+
+Rows = list[dict[str, str]]
+
+
+def all_headlines(own_runs: list[str], profile: str | None) -> Rows:
+    """The rows of every study that there is in `params/studies`, machine by machine."""
+    there = study_names(Session(profile).root)
+    rows = [row for study, headline in HEADLINES.items() if study in there for row in headline(own_runs, profile)]
+    machines = own_first(row["machine"] for row in rows)
+    return sorted(rows, key=lambda row: machines.index(row["machine"]))
+
+
+def _row(machine: str, question: str, answer: str, result: str) -> dict[str, str]:
+    return {"machine": machine, "question": question, "answer": answer, "result": result}
+
+
+def _memory(own_runs: list[str], profile: str | None) -> Rows:
+    return [row for results in memory_chapter.load(own_runs, profile) for row in memory_headline(results)]
+
+
+def _course(own_runs: list[str], profile: str | None) -> Rows:
+    rows = []
+    for jobs in course.load_results(own_runs, profile):
+        if (ok := jobs.ok).empty:
+            continue
+        best = ok.loc[ok["tokens_per_s"].idxmax()]
+        times = f", {best['speedup']:.2f}x baseline" if best["speedup"] == best["speedup"] else ""
+        rate = run_link(f"{best['tokens_per_s']:,.0f}", best["key"])
+        rows.append(_row(jobs.machine, "fastest of the course's jobs", best["label"], f"{rate} tokens/s{times}"))
+    return rows
+
+
+def _attention(own_runs: list[str], profile: str | None) -> Rows:
+    rows = []
+    for results in load_attention(own_runs, profile):
+        variant = results.variants[0]
+        length = longest(variant)
+        if length is None:
+            continue
+        points = variant.at("causal", length).dropna(subset=["training_ms"]).sort_values("training_ms")
+        unit, factor = results.rate
+        rate = run_link(f"{factor * points['training_tflops'].iloc[0]:,.3g}", variant.run.summary.id.key)
+        ahead = points["training_ms"].iloc[1] / points["training_ms"].iloc[0]
+        question = f"fastest attention, causal, {length:,} tokens, {variant.label}"
+        result = f"{rate} {unit}, {ahead:.2f}x `{points.index[1]}`"
+        rows.append(_row(results.machine, question, f"`{points.index[0]}`", result))
+    return rows
+
+
+def _context(own_runs: list[str], profile: str | None) -> Rows:
+    """Of every machine with GPUs: its first heads over the most of them; processes on a CPU say nothing about speed."""
+    rows = []
+    for shared in load_shared(own_runs, profile):
+        first = [group for group in shared.shared if group.heads == shared.shared[0].heads] if shared.on_gpu else []
+        if not first or (length := first[-1].compared_length) is None:
+            continue
+        group = first[-1]
+        best = group.at(length).iloc[0]
+        share = f", {best['efficiency']:.0%} of a GPU alone" if pd.notna(best["efficiency"]) else ""
+        ratios = ratios_to_torch(group).set_index("length")["ratio"]
+        times = f", {ratios[length]:.2f}x torch's own" if length in ratios.index else ""
+        question = f"fastest attention over {group.processes} GPUs, {length:,} tokens, {group.heads}"
+        rate = run_link(f"{best['training_tflops']:,.3g}", best["key"])
+        rows.append(_row(shared.machine, question, f"`{best.name}`", f"{rate} TFLOP/s per GPU{share}{times}"))
+    return rows
+
+
+def _speed(own_runs: list[str], profile: str | None) -> Rows:
+    rows = []
+    for speed in load_speed(own_runs, profile):
+        levers = good(speed.levers)
+        if len(levers) < 2:
+            continue
+        first, best = levers.iloc[0], levers.loc[levers["tokens_per_s"].idxmax()]
+        rate = run_link(f"{best['tokens_per_s']:,.0f}", best["key"])
+        ratio = best["tokens_per_s"] / first["tokens_per_s"]
+        times = f"{ratio:.2f}x {first['label']}" if best["key"] != first["key"] else "no lever makes it faster"
+        ideal = speed.ideal(best["key"])
+        share = f", {ideal.ms / best['step_ms']:.0%} of the ideal speed" if ideal else ""
+        answer = best["label"].removeprefix("+ ")
+        rows.append(_row(speed.machine, "fastest step, lever by lever", answer, f"{rate} tokens/s, {times}{share}"))
+    return rows
+
+
+def _fp8(own_runs: list[str], profile: str | None) -> Rows:
+    rows = []
+    for results in load_fp8(own_runs, profile):
+        tried = results.speed
+        tried = (
+            tried[(tried["variant"] != results.study.baseline) & (tried["outcome"] == "ok")] if len(tried) else tried
+        )
+        if tried.empty or not tried["speedup"].notna().any():
+            continue
+        best = tried.loc[tried["speedup"].idxmax()]
+        result = f"{run_link(f'{best.tokens_per_s:,.0f}', best['key'])} tokens/s, {best['speedup']:.2f}x bf16"
+        losses = results.losses
+        mine = losses[losses["variant"] == best["variant"]] if len(losses) else losses
+        if len(mine):
+            result += f", validation loss {mine['validation_difference'].mean():+.2%}"
+        rows.append(_row(results.machine, "fastest fp8 recipe", best["label"], result))
+    return rows
+
+
+def _peers(own_runs: list[str], profile: str | None) -> Rows:
+    rows = []
+    for setting in load_peers(own_runs, profile):
+        ok = setting.ok
+        for precision in dict.fromkeys(ok["precision"]):
+            same = ok[ok["precision"] == precision]
+            ours, theirs = same[same["framework"] == OURS], same[same["framework"] != OURS]
+            if ours.empty or theirs.empty:
+                continue
+            mine, other = (some.loc[some["tokens_per_s"].idxmax()] for some in (ours, theirs))
+            result = f"{run_link(f'{mine.tokens_per_s:,.0f}', mine['key'])} tokens/s, {_times(mine, other)} {setting.link(other)}"
+            question = f"our trainer against the fastest other, {precision}"
+            rows.append(_row(setting.machine, question, mine["label"], result))
+    return rows
+
+
+def _fsdp(own_runs: list[str], profile: str | None) -> Rows:
+    """The model that needs several GPUs, in bf16 and in fp8, over the most of them; processes on a CPU say nothing about speed."""
+    rows = []
+    for sharding in _sharded_gpus(own_runs, profile):
+        large, pairs = ended_well(sharding.rows("fsdp", "large")), titan.compared(sharding)
+        ratios = pairs.set_index("key_ours")["ratio"] if len(pairs) else {}
+        for fp8, products in ((False, "bf16"), (True, "fp8")) if len(large) else ():
+            some = large[(large["fp8"] == fp8) & (large["grad_checkpoint"] == "none")]
+            some = some[some["processes"] == some["processes"].max()]
+            if some.empty:
+                continue
+            best = some.loc[some["tokens_per_s_per_gpu"].idxmax()]
+            config = sharding.run(best["key"], "fsdp").config
+            times = f", {ratio:.2f}x torchtitan" if pd.notna(ratio := ratios.get(best["key"])) else ""
+            rate = run_link(f"{best['tokens_per_s_per_gpu']:,.0f}", best["key"])
+            question = f"{config['model']['preset']} over {best['processes']} GPUs, sequences of {config['seq_len']:,}, {products}"
+            mfu = f", MFU {best['mfu']:.1%}" if pd.notna(best["mfu"]) else ""
+            rows.append(_row(sharding.machine, question, best["label"], f"{rate} tokens/s per GPU{mfu}{times}"))
+    return rows
+
+
+def _largest(own_runs: list[str], profile: str | None) -> Rows:
+    return [
+        _row(
+            sharding.machine,
+            f"largest model that takes a training step on {_gpus(best['processes'])}",
+            best["label"],
+            f"{run_link(size_of(best['parameters']), best['key'])} parameters",
+        )
+        for sharding in _sharded_gpus(own_runs, profile)
+        for best in largest.largest_trained(sharding)
+    ]
+
+
+def _longcontext(own_runs: list[str], profile: str | None) -> Rows:
+    rows = []
+    for trained in load_trained(own_runs, profile):
+        found = trained.longest if any(run.env.get("gpu") for run in trained.runs) else pd.DataFrame()
+        whole = found[(found["outcome"] == "ok") & (found["layers"] == found["wanted"])] if len(found) else found
+        for best in best_at_both_ends(whole, "tokens"):
+            result = f"{run_link(f'{best.tokens:,}', best['key'])} tokens, {best['step_s']:.0f} s"
+            question = f"longest sequence of a training step on {_gpus(best['processes'])}"
+            rows.append(_row(trained.machine, question, best["model"], result))
+    return rows
+
+
+def _sharded_gpus(own_runs: list[str], profile: str | None) -> list[Sharding]:
+    return [sharding for sharding in load_sharding(own_runs, profile) if sharding.on_gpu]
+
+
+def _gpus(processes: int) -> str:
+    return "one GPU" if processes == 1 else f"{processes} GPUs"
+
+
+def _times(mine: pd.Series, other: pd.Series) -> str:
+    return f"{mine['tokens_per_s'] / other['tokens_per_s']:.2f}x"
+
+
+# The scale study has no headline: its figures are computed from assumptions, or measured to check a formula.
+HEADLINES: dict[str, Callable[[list[str], str | None], Rows]] = {
+    "memory": _memory,
+    "course": _course,
+    "attention": _attention,
+    "speed": _speed,
+    "fp8": _fp8,
+    "peers": _peers,
+    "fsdp": _fsdp,
+    "largest": _largest,
+    "context": _context,
+    "longcontext": _longcontext,
+}

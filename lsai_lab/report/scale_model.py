@@ -1,0 +1,120 @@
+"""What a training job moves, keeps and waits for on many nodes: the formulas of the chapter `lsai_lab.report.scale`.
+
+Communication is the alpha-beta model (Hockney 1994; Thakur et al. 2005): a ring collective of n ranks over a buffer of S bytes
+takes (n - 1) alpha + (n - 1)/n S / B to gather or to reduce-scatter, and twice that to all-reduce. A step of FSDP gathers each
+unit once or twice and reduce-scatters it once, over the shard group; HSDP adds an all-reduce of each gradient shard over the
+replicas. FSDP2 cuts each parameter along its first dimension and pads to equal slices. Checkpoint intervals: Young 1974,
+Daly 2006, first order.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+
+from lsai_core.config import ModelConfig
+from lsai_core.model import Transformer
+from lsai_lab.benches.scale import Assumptions
+
+GATHER_BYTES = {"fp32": 4, "tf32": 4, "bf16_autocast": 2, "bf16": 2}  # of an element; gradients are summed in fp32
+WEIGHT_BYTES = {"fp32": 4, "tf32": 4, "bf16_autocast": 4, "bf16": 2}
+REDUCE_BYTES = 4
+CALLS = ("all_gather", "reduce_scatter", "all_reduce")
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """One optimizer step on one process: bytes of the full buffers and number of calls, by collective."""
+
+    shard: int
+    replicas: int
+    bytes: dict[str, int]
+    calls: dict[str, int]
+
+    @property
+    def sent(self) -> dict[str, float]:
+        """Bytes that each process sends in ring collectives."""
+        n, r = self.shard, self.replicas
+        share = {"all_gather": (n - 1) / n, "reduce_scatter": (n - 1) / n, "all_reduce": 2 * (r - 1) / r}
+        return {name: self.bytes[name] * share[name] for name in CALLS}
+
+    @property
+    def sent_by_gloo(self) -> float:
+        """The same over gloo, which reduce-scatters by a whole all-reduce: twice a ring's bytes."""
+        return sum(self.sent.values()) + self.sent["reduce_scatter"]
+
+
+@cache
+def _units(model: ModelConfig) -> list[tuple[list[tuple[int, ...]], int, int]]:
+    """(parameter shapes, times gathered per step, how many such units): the units of `parallel.fsdp.shard`."""
+    with torch.device("meta"):
+        one = Transformer(model.model_copy(update={"n_layers": 1}))
+    block = [tuple(p.shape) for p in one.blocks.parameters()]
+    ends = [tuple(p.shape) for p in [*one.norm.parameters(), one.output_weight]]
+    blocks = [(block, 2, model.n_layers - 1), (block, 1, 1)]  # the last one stays gathered between the passes
+    if one.output is None:
+        return [*blocks, (ends, 1, 1)]
+    return [*blocks, ([tuple(one.embedding.weight.shape)], 1, 1), (ends, 1, 1)]
+
+
+def _padded(shapes: list[tuple[int, ...]], n: int) -> int:
+    """Elements of all `n` equal slices together, each parameter cut along its first dimension."""
+    return sum(math.ceil(shape[0] / n) * n * math.prod(shape[1:]) for shape in shapes)
+
+
+def step_traffic(model: ModelConfig, shard: int, replicas: int, precision: str = "bf16_autocast") -> Traffic:
+    """What one step moves under FSDP over `shard` processes with `replicas` copies of the model."""
+    size, calls = dict.fromkeys(CALLS, 0), dict.fromkeys(CALLS, 0)
+    for shapes, gathers, count in _units(model):
+        elements = _padded(shapes, shard)
+        size["all_gather"] += elements * GATHER_BYTES[precision] * gathers * count
+        size["reduce_scatter"] += elements * REDUCE_BYTES * count
+        calls["all_gather"] += gathers * count
+        calls["reduce_scatter"] += count
+        if replicas > 1:
+            size["all_reduce"] += elements * REDUCE_BYTES * count // shard
+            calls["all_reduce"] += count
+    return Traffic(shard, replicas, size, calls)
+
+
+def state_bytes(model: ModelConfig, shard: int, precision: str = "bf16_autocast") -> int:
+    """Bytes of weights, gradients and both AdamW moments on one GPU."""
+    elements = sum(_padded(shapes, shard) * count for shapes, _, count in _units(model))
+    return elements // shard * 4 * WEIGHT_BYTES[precision]
+
+
+def step_seconds(traffic: Traffic, assume: Assumptions) -> tuple[float, float]:
+    """(bandwidth, latency) seconds of communication per step, nothing hidden behind computation.
+
+    A shard group beyond one node runs one ring per network adapter, so it moves `gpus_per_node` times one adapter's rate, at
+    most NVLink's; the replicas of one shard sit on different nodes, one adapter each.
+    """
+    a, n, r = assume, traffic.shard, traffic.replicas
+    within = n <= a.gpus_per_node
+    rate = a.nvlink_gb_per_s if within else min(a.nvlink_gb_per_s, a.gpus_per_node * a.network_gb_per_s)
+    hop = (a.nvlink_latency_us if within else a.network_latency_us) / 1e6
+    sent, calls = traffic.sent, traffic.calls
+    bandwidth = (sent["all_gather"] + sent["reduce_scatter"]) / (rate * 1e9)
+    bandwidth += sent["all_reduce"] / (a.network_gb_per_s * 1e9)
+    latency = (calls["all_gather"] + calls["reduce_scatter"]) * (n - 1) * hop
+    latency += calls["all_reduce"] * 2 * (r - 1) * a.network_latency_us / 1e6
+    return bandwidth, latency
+
+
+def daly(write_s: float, mtbf_s: float) -> tuple[float, float]:
+    """(best interval in s, share of time lost at it): sqrt(2 d M), and d/t + t/2M = sqrt(2 d / M)."""
+    interval = math.sqrt(2 * write_s * mtbf_s)
+    return interval, write_s / interval + interval / (2 * mtbf_s)
+
+
+def fit(n: list[int], seconds: list[float], power: int) -> tuple[float, float]:
+    """(a, b) of seconds = a + b n^power by least squares of the relative error; neither is below 0."""
+    x, y = np.asarray(n, float) ** power, np.asarray(seconds)
+    b, a = np.polyfit(x, y, 1, w=1 / y)
+    if b < 0:
+        return float(y.mean()), 0.0
+    return (float(a), float(b)) if a >= 0 else (0.0, float((x / y).sum() / ((x / y) ** 2).sum()))

@@ -1,0 +1,108 @@
+"""The kinds of run: what can be measured, each one entry of a registry.
+
+A kind names its config, the function that does the work and the notebook that shows it. The source files that can change its
+result, which enter the run key, are those that the function reaches. Adding a kind is one entry here, one function and one notebook.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lsai_core.code import closure
+from lsai_core.errors import UserError
+from lsai_core.parallel.world import World
+from lsai_core.strict import Strict
+
+
+@dataclass
+class Context:
+    """What a kind's function may use: its own folder, where data and other records lie, and a way to show progress.
+
+    `world`: the processes that execute this run together; of one, until a kind launches more (`parallel.launch`).
+    """
+
+    folder: Path
+    data_root: Path
+    runs_root: Path
+    on_rows: Callable[[list[dict[str, Any]]], None] = lambda rows: None
+    world: World = field(default_factory=World)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`config` and `run` are `module:name`, so that listing kinds imports nothing heavy. `without`: names of files that are no
+    part of the run key although the code reaches them.
+
+    `timed`: False if what it finds is no time or speed (a largest size), so that on a CPU two such runs can share the machine.
+    """
+
+    config: str
+    run: str
+    notebook: str
+    without: tuple[str, ...] = ()
+    uses_data: bool = False
+    timed: bool = True
+
+    def config_class(self) -> type[Strict]:
+        return _load(self.config)
+
+    @property
+    def code(self) -> list[Path]:
+        """The files that can change a result: what the kind's own code reaches."""
+        start = [name.partition(":")[0] for name in (self.config, self.run)]
+        return [path for path in closure(start, within=_DECIDES) if path.name not in self.without]
+
+    def function(self) -> Callable[[Any, Context], dict[str, Any]]:
+        return _load(self.run)
+
+
+KINDS: dict[str, Kind] = {
+    "train": Kind(
+        "lsai_core.config:TrainConfig", "lsai_lab.benches.training:run", "run-training.ipynb", uses_data=True
+    ),
+    "batch_search": Kind(
+        "lsai_lab.searches.batch_search:BatchSearchConfig",
+        "lsai_lab.searches.batch_search:run",
+        "run-batch-search.ipynb",
+        timed=False,
+    ),
+    "model_search": Kind(
+        "lsai_lab.searches.model_search:ModelSearchConfig",
+        "lsai_lab.searches.model_search:run",
+        "run-model-search.ipynb",
+        timed=False,
+    ),
+    "ceilings": Kind("lsai_lab.benches.machine:CeilingsConfig", "lsai_lab.benches.machine:run", "run-machine.ipynb"),
+    "gemm": Kind("lsai_lab.benches.gemm:GemmConfig", "lsai_lab.benches.gemm:run", "run-gemm.ipynb"),
+    # The measured table is made from these runs and changes none of their times.
+    "attention": Kind(
+        "lsai_lab.benches.attention.config:AttentionBenchConfig",
+        "lsai_lab.benches.attention.bench:run",
+        "run-attention.ipynb",
+        without=("measured.json",),
+    ),
+    "context": Kind(
+        "lsai_lab.benches.context.config:ContextBenchConfig", "lsai_lab.benches.context.bench:run", "run-context.ipynb"
+    ),
+    "scale": Kind("lsai_lab.benches.scale:ScaleConfig", "lsai_lab.benches.scale:run", "run-scale.ipynb"),
+    "peer": Kind("lsai_lab.peers.config:PeerConfig", "lsai_lab.peers.run:run", "run-peer.ipynb", uses_data=True),
+}
+
+# How runs are planned, started, watched and written down changes no result: only this code can.
+_DECIDES = ("lsai_core", "lsai_lab.benches", "lsai_lab.searches", "lsai_lab.peers")
+
+
+def get_kind(name: str) -> Kind:
+    """The kind called `name`; UserError lists the known ones."""
+    if name not in KINDS:
+        raise UserError(f"unknown kind of run {name!r}; known: {', '.join(KINDS)}")
+    return KINDS[name]
+
+
+def _load(path: str) -> Any:
+    module, name = path.split(":")
+    return getattr(importlib.import_module(module), name)

@@ -1,0 +1,278 @@
+"""From `params/` to a plan: which runs a study consists of on this machine, each fully resolved.
+
+A study file names the question, a base config, the parts to measure (training, largest batch, ...) and the variants, each
+a small difference to the base; a sweep makes many of them from a grid of values. A profile file lays a machine's sizes over it. One variant x one part x one repeat is one
+planned run. Layers, later ones win: study base, profile base, variant, part settings, command line.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from lsai_core.code import code_hash
+from lsai_core.config import DataConfig
+from lsai_core.errors import UserError, hint
+from lsai_core.files import deep_merge, nested
+from lsai_core.strict import Strict, validated
+from lsai_lab.files import load_yaml
+from lsai_lab.runs.code import code_facts
+from lsai_lab.runs.kinds import get_kind
+from lsai_lab.runs.records import RunId, run_key
+
+
+class Part(Strict):
+    """One thing that is measured of every variant, or of some."""
+
+    kind: str = "train"
+    variants: list[str] = Field(
+        [], description="the variants that it is measured of, also as a pattern like grid_*; empty: all"
+    )
+    repeats: int = Field(1, gt=0, description="runs with seeds seed, seed+1, ...")
+    timeout_s: float = Field(3600.0, gt=0, description="a run that takes longer is ended and recorded as timeout")
+    settings: dict[str, Any] = {}
+
+
+class Variant(Strict):
+    """One technique: how it is called in tables and what it changes in the base config."""
+
+    label: str
+    note: str = ""
+    config: dict[str, Any] = {}
+
+
+class Axis(Strict):
+    """One key of the config that a sweep varies."""
+
+    key: str = Field(description="with dots, as for --set: parallel.fsdp")
+    values: list[str | int | float | bool] = Field(min_length=1)
+
+
+class Sweep(Strict):
+    """A variant for every combination of the axes' values; `name` and `label` hold the axes' names in braces."""
+
+    name: str
+    label: str
+    note: str = ""
+    config: dict[str, Any] = Field({}, description="what all of its variants change in the base config")
+    axes: dict[str, Axis] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _every_axis_is_named(self) -> Self:
+        for what, text in (("name", self.name), ("label", self.label)):
+            try:
+                text.format(**{axis: spec.values[0] for axis, spec in self.axes.items()})
+            except (KeyError, IndexError, ValueError) as error:
+                raise ValueError(f"{what} {text!r} refers to {error}, which is no axis") from None
+        if missing := [axis for axis in self.axes if f"{{{axis}}}" not in self.name]:
+            raise ValueError(f"name {self.name!r} does not hold {{{missing[0]}}}, so variants would share a name")
+        return self
+
+    def variants(self) -> dict[str, dict[str, Any]]:
+        """The variants as a study file would hold them, the last axis fastest."""
+        made = {}
+        for values in itertools.product(*(axis.values for axis in self.axes.values())):
+            words = dict(zip(self.axes, values, strict=True))
+            config = self.config
+            for axis, value in zip(self.axes.values(), values, strict=True):
+                config = deep_merge(config, nested(axis.key, value))
+            made[self.name.format(**words)] = {
+                "label": self.label.format(**words),
+                "note": self.note,
+                "config": config,
+            }
+        return made
+
+
+class Study(Strict):
+    """`params/studies/<study>.yaml` with the profile laid over it."""
+
+    study: str
+    title: str
+    question: str
+    baseline: str | None = Field(None, description="the variant that the others are compared with")
+    parts: dict[str, Part]
+    base: dict[str, Any] = {}
+    sweeps: dict[str, Sweep] = {}
+    variants: dict[str, Variant]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sweep(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or not isinstance(data.get("sweeps"), dict):
+            return data
+        variants = dict(data.get("variants") or {})
+        for name, spec in data["sweeps"].items():
+            try:
+                made = Sweep.model_validate(spec).variants()
+            except ValidationError:
+                return data  # is told with its place when the field is validated
+            if twice := [variant for variant in made if variant in variants]:
+                raise ValueError(f"sweep {name} makes {twice[0]!r}, which is a variant already")
+            variants |= made
+        return {**data, "variants": variants}
+
+    @model_validator(mode="after")
+    def _baseline_exists(self) -> Self:
+        if self.baseline is not None and self.baseline not in self.variants:
+            raise ValueError(f"baseline {self.baseline!r} is no variant; there are {', '.join(self.variants)}")
+        for name, part in self.parts.items():
+            if unknown := [pattern for pattern in part.variants if not matching(self.variants, [pattern])]:
+                raise ValueError(
+                    f"part {name} names {unknown[0]!r}, which is no variant; there are {', '.join(self.variants)}"
+                )
+        return self
+
+    def measured(self, part: str) -> list[str]:
+        """The variants of which `part` is measured."""
+        patterns = self.parts[part].variants
+        return matching(self.variants, patterns) if patterns else list(self.variants)
+
+
+class Profile(Strict):
+    """`params/profiles/<profile>.yaml`: the sizes that suit a machine."""
+
+    profile: str
+    description: str
+    gpu: str | None = Field(None, description="detected where the GPU's name contains this; null: no GPU; '*': any GPU")
+    studies: dict[str, dict[str, Any]] = {}
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run, ready to be executed in `folder`."""
+
+    id: RunId
+    kind: str
+    config: Strict
+    label: str
+    timeout_s: float
+    folder: Path
+    code: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return f"{self.id.study}.{self.id.name}"
+
+    @property
+    def steps(self) -> int | None:
+        return getattr(self.config, "steps", None) if self.kind == "train" else None
+
+
+def load_profile(root: Path, name: str) -> Profile:
+    """Read a profile by name; UserError lists the known ones."""
+    path = root / "params" / "profiles" / f"{name}.yaml"
+    if not path.exists():
+        known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
+        raise UserError(f"unknown profile {name!r}; known: {known}")
+    where = str(path.relative_to(root))
+    profile = validated(Profile, load_yaml(path), where)
+    studies = study_names(root)
+    if unknown := [study for study in profile.studies if study not in studies]:
+        raise UserError(f"{where}: there is no study {unknown[0]!r} to change; known: {', '.join(studies)}")
+    return profile
+
+
+def detect_profile(root: Path, gpu_name: str | None) -> str:
+    """The profile for this machine: one whose `gpu` is part of the GPU's name, else `gpu` for any, else `cpu`."""
+    if gpu_name is None:
+        return "cpu"
+    for path in sorted((root / "params" / "profiles").glob("*.yaml")):
+        wanted = load_profile(root, path.stem).gpu
+        if wanted not in (None, "*") and wanted.lower() in gpu_name.lower().replace(" ", ""):
+            return path.stem
+    return "gpu"
+
+
+def load_study(root: Path, name: str, profile: Profile) -> Study:
+    """Read a study with the profile's changes laid over it; UserError names the file and key that is wrong."""
+    path = root / "params" / "studies" / f"{name}.yaml"
+    if not path.exists():
+        raise UserError(f"unknown study {name!r}; known: {', '.join(study_names(root))}")
+    changes = profile.studies.get(name, {})
+    where = str(path.relative_to(root)) + (f" with profile {profile.profile}" if changes else "")
+    study = validated(Study, deep_merge(load_yaml(path), changes), where)
+    if study.study != name:
+        raise UserError(f"{where}: study is {study.study!r}, but the file is called {name}.yaml; make them equal")
+    return study
+
+
+def study_names(root: Path) -> list[str]:
+    """Every study there is a file for."""
+    return sorted(path.stem for path in (root / "params" / "studies").glob("*.yaml"))
+
+
+def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
+    """Those of `names` that one of `patterns` is, or means (`plain_*`, with *, ? and [...] as in a shell), in their order."""
+    patterns = list(patterns)
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def select_variants(study: Study, only: list[str], skip: list[str]) -> list[str]:
+    """The variants to run, by name or pattern, in the study's order; what means none is an error that lists the known ones."""
+    unknown = [pattern for pattern in (*only, *skip) if not matching(study.variants, [pattern])]
+    if unknown:
+        raise UserError(f"study {study.study} has no variant {unknown[0]!r}{hint(unknown[0], study.variants)}")
+    left_out = matching(study.variants, skip)
+    chosen = [name for name in matching(study.variants, only or ["*"]) if name not in left_out]
+    if not chosen:
+        raise UserError(f"no variant of study {study.study} is left after --only and --skip")
+    return chosen
+
+
+def resolve(study: Study, variant: str, part: str, repeat: int, overrides: dict[str, Any]) -> Strict:
+    """The validated config of one run."""
+    spec = study.parts[part]
+    cls = get_kind(spec.kind).config_class()
+    # What the part sets can be overridden, too; everything else from the command line belongs to the variant's config.
+    for_part = {key: value for key, value in overrides.items() if key in spec.settings}
+    for_config = {key: value for key, value in overrides.items() if key not in spec.settings}
+    config = deep_merge(deep_merge(study.base, study.variants[variant].config), for_config)
+    merged = cls.from_study(config, deep_merge(spec.settings, for_part))
+    seed = merged.get("seed", 0)
+    if "seed" in cls.model_fields and isinstance(seed, int):
+        merged["seed"] = seed + repeat
+    return validated(cls, merged, f"study {study.study}, variant {variant}, part {part}")
+
+
+def plan_study(
+    study: Study,
+    *,
+    root: Path,
+    runs_root: Path,
+    fingerprint: str,
+    dataset_id: Any,
+    only: list[str] | None = None,
+    skip: list[str] | None = None,
+    parts: list[str] | None = None,
+    overrides: dict[str, Any] | None = None,
+) -> list[PlannedRun]:
+    """Every run of `study`, in order. `dataset_id(DataConfig) -> str` prepares a dataset and names its content."""
+    wanted = parts or list(study.parts)
+    unknown = [part for part in wanted if part not in study.parts]
+    if unknown:
+        raise UserError(f"study {study.study} has no part {unknown[0]!r}; known: {', '.join(study.parts)}")
+    # Resolve everything before anything is prepared: a wrong key of the last variant must not cost the first an hour.
+    resolved = [
+        (variant, part, repeat, resolve(study, variant, part, repeat, overrides or {}))
+        for part in wanted
+        for variant in select_variants(study, only or [], skip or [])
+        if variant in study.measured(part)
+        for repeat in range(study.parts[part].repeats)
+    ]
+    plan = []
+    for variant, part, repeat, config in resolved:
+        spec, kind = study.parts[part], get_kind(study.parts[part].kind)
+        data = config.data if kind.uses_data else None  # type: ignore[attr-defined]
+        facts = (code_hash(kind.code), fingerprint, dataset_id(data) if isinstance(data, DataConfig) else "")
+        run_id = RunId(study.study, variant, part, repeat, run_key(config.model_dump(mode="json"), spec.kind, *facts))
+        folder = runs_root / study.study / run_id.folder
+        label = study.variants[variant].label
+        plan.append(PlannedRun(run_id, spec.kind, config, label, spec.timeout_s, folder, code_facts(kind.code, root)))
+    return plan

@@ -1,0 +1,277 @@
+"""The `model_search` kind: the largest model that loads or trains on some processes, found by really doing it.
+
+A model grows by the scaling factor of `presets` (width, depth and heads together) or by its number of layers. Each try is a
+process group of its own (`tries.py`): an out-of-memory error of any process ends that try and is a data point. `load` gives every
+parameter memory and a value; `train` takes one real step on random tokens, with the optimizer's states there before it, as in every
+step but the first. The search begins at an estimate, of a training step on a GPU at its prediction (`model_size.py`), so that few
+tries are needed.
+
+With `cpu_offload` the host's memory is the edge. Running over it would end more than the try, so a model whose slices would take
+more than 85 % of it is refused before it is built; such a try says so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import torch
+from pydantic import Field
+from torch.distributed.tensor import DTensor
+
+from lsai_core.config import TrainConfig
+from lsai_core.errors import Unavailable
+from lsai_core.model import Transformer, count_parameters
+from lsai_core.profiling.limits import host_limit_gib
+from lsai_core.strict import Strict, validated
+from lsai_core.train.precision import set_matmul_mode, weight_dtype
+from lsai_lab.launch.launch import require_devices
+from lsai_lab.runs.kinds import Context
+from lsai_lab.searches import tries as processes
+from lsai_lab.searches.model_size import (
+    GIB,
+    Grow,
+    Measure,
+    device_gib,
+    grown,
+    host_gib,
+    largest_estimated,
+    largest_predicted,
+    sized,
+)
+from lsai_lab.searches.search import Try, search_largest
+
+if TYPE_CHECKING:
+    from lsai_core.parallel.world import World
+
+# A GPU holds some hundred MiB of libraries beside what can be allocated.
+_DEVICE_SHARE = 0.98
+# From the estimate to the second try: on a GPU it is a prediction or, of weights alone, exact.
+_FIRST_STEP_GPU, _FIRST_STEP_CPU = 1.02, 1.06
+_LOADING = ("model", "precision", "device", "parallel")
+_TRAINING = (
+    *_LOADING,
+    "attention",
+    "fp8",
+    "loss",
+    "blocks",
+    "grad_checkpoint",
+    "saved_inputs",
+    "inputs_on_gpu",
+    "mlp_chunk",
+    "compile",
+    "seq_len",
+    "batch_size",
+    "seed",
+)
+
+
+class ModelSearchConfig(Strict):
+    """Which run, by what its model grows, and how finely to search."""
+
+    train: TrainConfig
+    measure: Measure = Field(description="load: the weights alone; train: one whole step")
+    grow: Grow = Field(description="all: the scaling factor; n_layers: the layers of the given model")
+    max_size: int = Field(4096, gt=0, description="largest scaling factor or number of layers tried")
+    resolution: float = Field(0.0, ge=0, lt=1, description="stop at this relative width; 0 finds the exact size")
+    try_timeout_s: float = Field(120.0, gt=0)
+    budget_s: float = Field(600.0, gt=0, description="no try begins later than this")
+    cpu_limit_gib: float = Field(0.5, gt=0, description="on a CPU: what one process of a try may allocate")
+    expandable_segments: bool = Field(
+        False, description="on a GPU: the allocator's setting under which free pieces of memory serve any size"
+    )
+
+    @classmethod
+    def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+        """Keep of the training config what decides memory, so that a new learning rate does not repeat the search."""
+        validated(TrainConfig, config, "the training config of a model search")
+        kept = _LOADING if settings.get("measure") == "load" else _TRAINING
+        train = {key: value for key, value in config.items() if key in kept}
+        optim = {key: config["optim"][key] for key in ("kernel", "states") if key in config.get("optim", {})}
+        if optim and kept is _TRAINING:
+            train["optim"] = optim
+        if "vocab_size" in config.get("data", {}):
+            train["data"] = {"vocab_size": config["data"]["vocab_size"]}
+        return {"train": train, **settings}
+
+
+def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
+    """Search; returns the largest size and its model, what was measured of it (`_one_try`), what it was limited by, the estimate,
+    and every try.
+
+    Rows of `metrics.jsonl` are the tries, written as they end. Raises Unavailable if the machine lacks the processes' GPUs.
+    """
+    from lsai_core.train.step import attention_kernel, resolve_device
+
+    train, nproc = config.train, config.train.parallel.world_size
+    require_devices(train.device, nproc)
+    device = resolve_device(train.device)
+    if config.measure == "train":
+        attention_kernel(train, device)
+    on_gpu = device.type == "cuda"
+    if not on_gpu and sys.platform != "linux":
+        raise Unavailable("the search on a CPU limits memory with Linux's RLIMIT_DATA; this is not Linux")
+    limit_gib = torch.cuda.get_device_properties(0).total_memory / GIB if on_gpu else config.cpu_limit_gib
+    on_host_gib = host_limit_gib()
+    if on_gpu and config.measure == "train":
+        start = largest_predicted(
+            train, config.grow, gpu_gib=limit_gib, host_limit_gib=on_host_gib, max_size=config.max_size
+        )
+    else:
+        start = largest_estimated(
+            train, config.grow, config.measure,
+            device_limit_gib=limit_gib * _DEVICE_SHARE, host_limit_gib=on_host_gib, max_size=config.max_size,
+        )  # fmt: skip
+    if on_gpu and config.expandable_segments:
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # read where tries import torch
+    workers = processes.server([__name__, "lsai_core.train.step", "lsai_core.parallel.fsdp"], on_gpu=on_gpu)
+    seen: list[Try] = []
+    started, left_out = time.perf_counter(), 0
+
+    def attempt(size: int) -> Try:
+        nonlocal left_out
+        if time.perf_counter() - started > config.budget_s and seen:
+            left_out += 1
+            return Try(size, "timeout", note="not tried")
+        argument = (config, size, on_host_gib)
+        answer = processes.attempt(workers, _one_try, argument, processes=nproc, timeout_s=config.try_timeout_s)
+        seen.append(Try(size=size, **answer))
+        parameters = count_parameters(sized(train.model, config.grow, size)).total
+        row = {"step": len(seen), **seen[-1].row, "parameters": parameters}
+        with (context.folder / "metrics.jsonl").open("a" if len(seen) > 1 else "w") as file:
+            file.write(json.dumps(row) + "\n")
+        context.on_rows([row])
+        if size == 1 and seen[-1].outcome == "failed":
+            raise RuntimeError(f"a model of size 1 does not run: {seen[-1].note}")
+        return seen[-1]
+
+    largest, _ = search_largest(
+        attempt, start=start, limit=config.max_size, resolution=config.resolution,
+        capacity_gib=limit_gib * _DEVICE_SHARE if on_gpu and not train.parallel.cpu_offload else None,
+        first_step=_FIRST_STEP_GPU if on_gpu else _FIRST_STEP_CPU,
+    )  # fmt: skip
+    return {
+        "largest_size": largest,
+        **next((t.measured for t in seen if t.size == largest), {}),
+        "estimated_size": start,
+        **_facts(config, largest, limit_gib),
+        "world_size": nproc,
+        "search_limit_gib": limit_gib,
+        "search_limit_kind": _limit_kind(train, on_gpu, on_host_gib),
+        "search_resolution": config.resolution,
+        "search_capped": largest == config.max_size,
+        "search_out_of_time": left_out > 0,
+        "search_s": time.perf_counter() - started,
+        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "tries": [t.row for t in seen],
+    }
+
+
+def _limit_kind(train: TrainConfig, on_gpu: bool, on_host_gib: float) -> str:
+    if not on_gpu:
+        return "process allocation limit (RLIMIT_DATA)"
+    return f"GPU memory and {on_host_gib:.0f} GiB of the host's" if train.parallel.cpu_offload else "GPU memory"
+
+
+def _facts(config: ModelSearchConfig, size: int, limit_gib: float) -> dict[str, Any]:
+    """What the largest model is, and the share of all processes' memory that its weights take."""
+    if size == 0:
+        return {"parameters": 0}
+    model = sized(config.train.model, config.grow, size)
+    parameters = count_parameters(model).total
+    weights_gib = parameters * weight_dtype(config.train.precision).itemsize / GIB
+    return {
+        "parameters": parameters,
+        "n_layers": model.n_layers,
+        "d_model": model.d_model,
+        "weights_gib": weights_gib,
+        "weights_share": weights_gib / (limit_gib * config.train.parallel.shards),
+        "estimate_gib": device_gib(grown(config.train, config.grow, size), config.measure),
+    }
+
+
+def _one_try(rank: int, argument: tuple[ModelSearchConfig, int, float]) -> dict[str, float]:
+    """One process of a try; returns of a GPU `peak_gib` (reserved) and `allocated_gib`, and of a training step
+
+    - `step_s`: its time, which for a first step includes compilation and pinning host memory
+    - `loss`: nats per token of random tokens, all processes' mean
+    - `states_gib`: the optimizer's states, which exist before the step
+    - `host_gib`: what all processes have in host memory after it (resident pages: block inputs, libraries)
+    """
+    from lsai_core.parallel.processes import connect
+    from lsai_core.parallel.world import World
+    from lsai_core.train import step
+
+    config, size, on_host_gib = argument
+    train = grown(config.train, config.grow, size)
+    device = step.resolve_device(train.device)
+    world = connect(device) if train.parallel.sharded else World()
+    if device.type == "cpu":
+        processes.limit_allocations(config.cpu_limit_gib)
+    elif train.parallel.cpu_offload and (needed := host_gib(train)) > on_host_gib:
+        raise MemoryError(f"needs {needed:.0f} GiB of the host's memory, of which {on_host_gib:.0f} may be used")
+    set_matmul_mode(train.precision)
+    measured: dict[str, float] = {}
+    if config.measure == "load":
+        _fill(_empty(train, device))
+    else:
+        measured = _train_one_step(train, device, rank, world)
+    if device.type == "cpu":
+        return measured
+    torch.cuda.synchronize()
+    allocated, reserved = torch.cuda.max_memory_allocated() / GIB, torch.cuda.max_memory_reserved() / GIB
+    return {"peak_gib": reserved, "allocated_gib": allocated, **measured}
+
+
+def _train_one_step(train: TrainConfig, device: torch.device, rank: int, world: World) -> dict[str, float]:
+    from lsai_core.train import step
+    from lsai_core.train.optimizer import build_optimizer, make_states
+
+    if train.parallel.cpu_offload:  # its values would be drawn on the host, whole on every rank, for minutes
+        model = _empty(train, device)
+        _fill(model)
+    else:
+        model = step.prepare_model(train, device)
+    optimizer = build_optimizer(model, train.optim)
+    states = make_states(optimizer)
+    # Processes that share a sequence draw the same.
+    generator = torch.Generator().manual_seed(train.seed + rank // train.parallel.cp)
+    tokens = torch.randint(train.model.vocab_size, (train.batch_size, train.seq_len + 1), generator=generator)
+    if device.type == "cuda":
+        torch.cuda.synchronize()  # the weights' values are drawn outside of the measured time
+    world.barrier()
+    started = time.perf_counter()
+    own_loss = step.train_step(model, optimizer, tokens[:, :-1], tokens[:, 1:], train, device)[:1]
+    loss = float(world.mean(own_loss))  # waits for the step's end
+    seconds = time.perf_counter() - started
+    if not math.isfinite(loss):
+        raise RuntimeError(f"the loss of the step is {loss}")
+    resident = torch.tensor([psutil.Process().memory_info().rss / GIB], device=device)
+    return {"step_s": seconds, "loss": loss, "states_gib": states / GIB, "host_gib": float(world.sum(resident))}
+
+
+def _empty(train: TrainConfig, device: torch.device) -> Transformer:
+    """The model with memory and no values in it, sharded if asked."""
+    from lsai_core.parallel.fsdp import empty_sharded
+
+    if train.parallel.sharded:
+        return empty_sharded(train, device)
+    with torch.device("meta"):
+        model = Transformer(train.model, train.attention, grad_checkpoint=train.grad_checkpoint)
+    return model.to(weight_dtype(train.precision)).to_empty(device=device)
+
+
+@torch.no_grad()
+def _fill(model: Transformer) -> None:
+    """Write to every slice that this process holds: norms 1, matrices normal(0, 0.02)."""
+    for parameter in model.parameters():
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        if parameter.ndim == 1:
+            local.fill_(1.0)
+        else:
+            local.normal_(0.0, 0.02)
