@@ -115,7 +115,7 @@ def test_compare_takes_medians_over_repeats(new_project: Callable[..., Project])
     project = new_project()
     for repeat, speed in enumerate((100.0, 300.0, 110.0)):
         write_run(project.runs, "memory", "baseline", repeat=repeat, results={"tokens_per_s": speed})
-    code, out, _ = project.lsai("compare", "memory", "--runs", project.runs)
+    code, out, _ = project.lsai("compare", "memory", "--all")
     assert code == 0
     row = next(line for line in out.splitlines() if "baseline" in line).split()
     assert "3" in row and "110" in row

@@ -243,7 +243,7 @@ def test_a_run_that_another_study_has_finished_is_copied(twins: Project) -> None
         assert copy.summary.results == first.summary.results and copy.summary.command == first.summary.command
         assert copy.config == first.config and copy.metrics.equals(first.metrics) and copy.env == first.env
         files = {path.name for path in copy.folder.iterdir()} - {".lock"}
-        assert files == {"config.json", "env.json", "metrics.jsonl", "model", "summary.json"}
+        assert files == {"config.json", "env.json", "metrics.jsonl", "model", "run.json", "summary.json"}
     code, out, _ = twins.lsai("study", "speed")
     assert code == 0 and "reusing 2 of 2 runs" in out and "copied" not in out
 

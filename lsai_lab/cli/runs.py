@@ -20,6 +20,7 @@ from lsai_lab.cli.options import (
     overrides_from,
 )
 from lsai_lab.runs.records import Run, find_runs, over_repeats, recorded_runs, runs_frame
+from lsai_lab.runs.selection import current_runs, differing_settings
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import PlannedRun
 
@@ -135,12 +136,15 @@ _COLUMNS = {
     "largest_batch": "max batch",
     "validation_loss": "val loss",
     "validation_perplexity": "val ppl",
+    "settings": "settings that differ",
+    "disturbed": "disturbed",
     "reason": "reason",
 }
 
 
 def show(runs: list[Run], as_json: bool = False) -> None:
-    """Print runs as a table (one figure over repeats, see `over_repeats`), or as JSON lines."""
+    """Print runs as a table (one figure over repeats, see `over_repeats`), or as JSON lines. Other settings are other rows."""
+    settings = differing_settings(runs)
     frame = runs_frame(runs)
     if frame.empty:
         print("no finished runs")
@@ -148,10 +152,11 @@ def show(runs: list[Run], as_json: bool = False) -> None:
     if as_json:
         print(frame.drop(columns=[c for c in ("tries",) if c in frame]).to_json(orient="records", indent=1))
         return
+    frame = frame.assign(settings=[settings[run.folder] for run in runs])
     frame = frame.assign(mfu=frame["mfu"] * 100) if "mfu" in frame else frame
     columns = [name for name in _COLUMNS if name in frame and frame[name].notna().any()]
     numbers = [name for name in columns if pd.api.types.is_numeric_dtype(frame[name])]
-    keys = [name for name in ("machine", "study", "variant", "part", "outcome") if name in frame]
+    keys = ["machine", "study", "variant", "part", *(["settings"] if any(settings.values()) else []), "outcome"]
     grouped = frame.groupby(keys, sort=False)
     sizes = grouped.size()
     figures = {name: grouped[name].agg(partial(over_repeats, name)) for name in numbers}
@@ -159,8 +164,9 @@ def show(runs: list[Run], as_json: bool = False) -> None:
         figures, index=sizes.index
     ).reset_index()  # with its index: runs that all failed have no figures
     table.insert(len(keys), "runs", sizes.to_numpy())
-    if "reason" in columns:
-        table["reason"] = grouped["reason"].first().fillna("").str.slice(0, 60).to_numpy()
+    for name in ("disturbed", "reason"):
+        if name in columns:
+            table[name] = grouped[name].first().fillna("").str.slice(0, 60).to_numpy()
     table = table.rename(columns=_COLUMNS)
     print(
         table.to_string(
@@ -176,10 +182,20 @@ def compare(
     ] = False,
     machine: Annotated[str | None, typer.Option(help="Only this machine's runs.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Every result as JSON.")] = False,
-    runs_dir: Annotated[Path | None, typer.Option("--runs", help="Folder of records; default runs/.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Your runs of other settings and earlier code, too.")] = False,
+    runs_dir: Annotated[Path | None, typer.Option("--runs", help="All records in this folder.")] = None,
+    profile: ProfileOption = None,
 ) -> None:
-    session = Session()
-    runs = recorded_runs(session.root / "reports") if recorded else _runs_in(runs_dir, session)
+    session = Session(profile)
+    if recorded:
+        runs = recorded_runs(session.root / "reports")
+    elif every or runs_dir is not None:
+        runs = _runs_in(runs_dir, session)
+    else:
+        runs = current_runs(session)
+        more = len(find_runs(session.runs_root)) - len(runs)
+        if more and not runs:
+            raise UserError(f"no finished runs of the current plan; `lsai compare --all` shows {more} others")
     _require_match(runs, study_name, machine, recorded)
     runs = [r for r in runs if study_name in (None, r.summary.id.study) and machine in (None, r.machine)]
     show(runs, as_json)

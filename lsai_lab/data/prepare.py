@@ -82,6 +82,20 @@ def prepare(config: DataConfig, root: Path, *, progress: bool = True) -> Dataset
             return _build(config, request, source, corpus, root, progress)
 
 
+def prepared_id(config: DataConfig, root: Path) -> str | None:
+    """The id of the prepared dataset that `config` means now, or None if there is none; it fetches, builds and writes nothing."""
+    try:
+        source = parse_source(config.source)
+        request = _digest([PIPELINE, config.model_dump()])
+        facts = (
+            ("request", request) if source.remote else ("id", _dataset_id(request, source.open(root / "raw", False)))
+        )
+        found = _find(root, source.slug, *facts)
+        return read_meta(found)["id"] if found else None
+    except (UserError, OSError):
+        return None
+
+
 def _build(config: DataConfig, request: str, source: Source, corpus: Corpus, root: Path, progress: bool) -> Dataset:
     dataset_id = _dataset_id(request, corpus)
     final = root / "datasets" / f"{source.slug}-{dataset_id}"

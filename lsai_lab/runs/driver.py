@@ -131,6 +131,7 @@ def _take_over(run: PlannedRun, twin: Run) -> bool:
                 if path.name[0] == "." or path.name in ("summary.json", "run.json"):
                     continue
                 (shutil.copytree if path.is_dir() else shutil.copy2)(path, run.folder / path.name)
+            write_plan(run, twin.summary.command)
             first = twin.summary.measured_as or f"{twin.summary.id.study}.{twin.summary.id.name}"
             dataclasses.replace(twin.summary, id=run.id, measured_as=first).write(run.folder)
     except Timeout:

@@ -46,6 +46,7 @@ def write_plan(run: PlannedRun, command: str) -> None:
     """Put into the run's folder what `ActiveRun` needs to execute it."""
     write_json(run.folder / "config.json", run.config.model_dump(mode="json"))
     plan = {"id": run.id.__dict__, "kind": run.kind, "label": run.label, "command": command, "code": run.code}
+    plan |= {"machine": run.machine, "data": run.data}
     write_json(run.folder / "run.json", plan)
 
 

@@ -100,6 +100,12 @@ class Run:
         return _read_object(self.folder / "env.json")
 
     @property
+    def plan(self) -> dict[str, Any]:
+        """`run.json`: how the run was planned; empty for a record without it."""
+        path = self.folder / "run.json"
+        return _read_object(path) if path.exists() else {}
+
+    @property
     def metrics(self) -> pd.DataFrame:
         """One row per training step (empty if the run wrote none); a torn last line is left out."""
         path = self.folder / "metrics.jsonl"
@@ -134,13 +140,13 @@ def run_key(config: dict[str, Any], *facts: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def find_runs(root: Path, machine: str | None = None) -> list[Run]:
-    """All finished runs below `root` (`runs/` or `reports/recorded/<machine>/`), sorted by folder.
+def find_runs(root: Path, machine: str | None = None, study: str = "*") -> list[Run]:
+    """All finished runs (of one study, or all) below `root` (`runs/` or `reports/recorded/<machine>/`), sorted by folder.
 
     `machine` is the label of the recorded folder; without it each run's own `env.json` names its machine.
     """
     runs = []
-    for path in sorted(root.glob("*/*/summary.json")):
+    for path in sorted(root.glob(f"{study}/*/summary.json")):
         run = Run(path.parent, machine or "", Summary.read(path.parent))
         run.machine = machine or run.env.get("machine", "this machine")
         runs.append(run)

@@ -16,6 +16,7 @@ from typing import Any
 
 from lsai_core.config import DataConfig
 from lsai_lab.data import prepare
+from lsai_lab.data.prepare import prepared_id
 from lsai_lab.environment import environment, fingerprint
 from lsai_lab.files import repo_root
 from lsai_lab.runs.driver import run_plan
@@ -59,6 +60,11 @@ class Session:
     @functools.cache  # noqa: B019  (one session per process)
     def _dataset_id(self, config_json: str) -> str:
         return prepare(DataConfig.model_validate_json(config_json), self.data_root).id
+
+    @functools.cache  # noqa: B019
+    def prepared_id(self, config: DataConfig) -> str:
+        """The hash of a prepared dataset's content, or nothing: unlike `dataset_id` it prepares none."""
+        return prepared_id(config, self.data_root) or ""
 
     def study(self, name: str) -> Study:
         """A study's description under this session's profile."""

@@ -16,7 +16,6 @@ from typing import Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from lsai_core.code import code_hash
 from lsai_core.config import DataConfig
 from lsai_core.errors import UserError, hint
 from lsai_core.files import deep_merge, nested
@@ -155,6 +154,8 @@ class PlannedRun:
     timeout_s: float
     folder: Path
     code: dict[str, Any]
+    machine: str = ""  # the machine's fingerprint, and the id of the text: both are in the key
+    data: str = ""
 
     @property
     def name(self) -> str:
@@ -266,13 +267,13 @@ def plan_study(
         if variant in study.measured(part)
         for repeat in range(study.parts[part].repeats)
     ]
+    codes = {kind: code_facts(get_kind(kind).code, root) for kind in {study.parts[part].kind for part in wanted}}
     plan = []
     for variant, part, repeat, config in resolved:
-        spec, kind = study.parts[part], get_kind(study.parts[part].kind)
-        data = config.data if kind.uses_data else None  # type: ignore[attr-defined]
-        facts = (code_hash(kind.code), fingerprint, dataset_id(data) if isinstance(data, DataConfig) else "")
+        spec, code = study.parts[part], codes[study.parts[part].kind]
+        data = getattr(config, "data", None) if get_kind(spec.kind).uses_data else None
+        facts = (code["hash"], fingerprint, dataset_id(data) if isinstance(data, DataConfig) else "")
         run_id = RunId(study.study, variant, part, repeat, run_key(config.model_dump(mode="json"), spec.kind, *facts))
-        folder = runs_root / study.study / run_id.folder
-        label = study.variants[variant].label
-        plan.append(PlannedRun(run_id, spec.kind, config, label, spec.timeout_s, folder, code_facts(kind.code, root)))
+        folder, label = runs_root / study.study / run_id.folder, study.variants[variant].label
+        plan.append(PlannedRun(run_id, spec.kind, config, label, spec.timeout_s, folder, code, *facts[1:]))
     return plan
