@@ -1,1 +1,38 @@
-"""lsai_lab: the laboratory around the core. Studies, runs, records, searches, benches, peers, clusters and the report."""
+"""lsai_lab: the laboratory around the core, and what a notebook takes from it: `import lsai_lab as lab`.
+
+    runs = lab.load("memory")            one row a run: results, config by dotted key, machine, label, folder
+    lab.steps(run), lab.kernels(run)     one row a training step, a kernel
+    lab.summarize, relative, pareto, equal_to_best, spread    from frames to frames and numbers (lsai_lab.analysis)
+    lab.table(frame), lab.figure(fig), lab.say("...")         what a reader sees (lsai_lab.kit.show)
+    lab.study(name)                      a study's title, question, baseline and variants
+    lab.style()                          the report's plot style, for figures of your own
+
+Everything is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_FACE = {
+    "lsai_lab.kit.load": ("load", "steps", "kernels", "study"),
+    "lsai_lab.kit.show": ("table", "figure", "say", "run_link"),
+    "lsai_lab.analysis": ("over_repeats", "summarize", "relative", "pareto", "equal_to_best", "spread"),
+}
+__all__ = ["equal_to_best", "figure", "kernels", "load", "over_repeats", "pareto", "relative", "run_link", "say", "spread", "steps", "study", "style", "summarize", "table"]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name == "style":
+        from lsai_lab.kit.style import apply_style
+
+        return apply_style
+    for module, names in _FACE.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module 'lsai_lab' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

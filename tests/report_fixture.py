@@ -23,7 +23,7 @@ This page answers the question: which technique makes training faster? See @tbl-
 
 SETUP = """import numpy as np, pandas as pd, matplotlib.pyplot as plt
 from lsai_lab.report.show import run_link, show_figure, show_table, show_text
-from lsai_lab.report.style import apply_style, hatch_bars, series_style
+from lsai_lab.kit.style import apply_style, hatch_bars, series_style
 apply_style()"""
 
 HEADLINE = f"""df = pd.DataFrame({{

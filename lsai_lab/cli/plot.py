@@ -21,9 +21,9 @@ def plot(
     ] = False,
     machine: Annotated[str | None, typer.Option(help="This machine's runs, where there are several machines'.")] = None,
 ) -> None:
+    from lsai_lab.kit.style import apply_style
     from lsai_lab.report.plots import caption, check_plots, draw, load_plots, save
     from lsai_lab.report.selection import newest
-    from lsai_lab.report.style import apply_style
     from lsai_lab.runs.records import find_runs, recorded_runs
     from lsai_lab.runs.session import Session
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from lsai_lab.kit.style import apply_style
 from lsai_lab.report.plots import PlotConfig, Published, caption, check_plots, draw, load_plots
 from lsai_lab.report.selection import select_runs
 from lsai_lab.report.show import run_link, show_figure, show_table, show_text
-from lsai_lab.report.style import apply_style
 from lsai_lab.report.variants import OfMachine, by_machine, endings, setting_row, variant_rows
 from lsai_lab.runs.records import Run, recorded_runs
 from lsai_lab.runs.session import Session

@@ -6,9 +6,9 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from lsai_core.profiling.flops import theoretical_peak
+from lsai_lab.kit.style import apply_style, series_style
 from lsai_lab.report.selection import select_runs
 from lsai_lab.report.show import show_figure, show_table, show_text
-from lsai_lab.report.style import apply_style, series_style
 from lsai_lab.runs.records import Run
 from lsai_lab.runs.session import Session
 

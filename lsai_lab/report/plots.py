@@ -21,8 +21,8 @@ from lsai_core.errors import UserError, hint
 from lsai_core.files import atomic_writer
 from lsai_core.strict import Strict, validated
 from lsai_lab.files import load_yaml
+from lsai_lab.kit.style import HATCHES, PALETTE, series_style
 from lsai_lab.report.show import PNG_DPI
-from lsai_lab.report.style import HATCHES, PALETTE, series_style
 from lsai_lab.report.variants import variant_rows
 from lsai_lab.runs.records import Run
 from lsai_lab.runs.study import Study

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 
 from lsai_core.files import flatten
 from lsai_lab.environment import environment
+from lsai_lab.kit.style import apply_style, series_style
 from lsai_lab.report.fp8.products import most_measured, show_points
 from lsai_lab.report.show import show_figure, show_table, show_text
-from lsai_lab.report.style import apply_style, series_style
 from lsai_lab.runs.execute import ActiveRun
 from lsai_lab.runs.records import Run
 

@@ -16,10 +16,10 @@ from lsai_core.model import count_parameters
 from lsai_core.profiling.flops import flops_per_token
 from lsai_lab.benches.scale import Assumptions, ScaleConfig, read_config
 from lsai_lab.data.dataset import BLOCK, MAX_BLOCKS_CHECKED
+from lsai_lab.kit.style import apply_style, series_style
 from lsai_lab.report.scale_model import CALLS, WEIGHT_BYTES, daly, fit, state_bytes, step_seconds, step_traffic
 from lsai_lab.report.selection import OWN, select_runs
 from lsai_lab.report.show import run_link, show_figure, show_table, show_text
-from lsai_lab.report.style import apply_style, series_style
 from lsai_lab.runs.records import Run, recorded_runs
 from lsai_lab.runs.session import Session
 

@@ -7,11 +7,11 @@ from typing import Any
 import pandas as pd
 
 from lsai_lab.benches.attention.errors import ALLOWED, NAMES
+from lsai_lab.kit.style import apply_style
 from lsai_lab.report.attention import figures
 from lsai_lab.report.attention.analysis import ACCEPTED, analysis, auto_sentence, pair_share, window_length
 from lsai_lab.report.attention.data import MachineResults, Variant, load_results
 from lsai_lab.report.show import run_link, show_figure, show_table, show_text
-from lsai_lab.report.style import apply_style
 
 _WHAT = {
     "eager": "all scores in memory: the definition, and the reference for errors",

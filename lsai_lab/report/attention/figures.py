@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from lsai_lab.kit.style import series_style
 from lsai_lab.report.attention.data import MachineResults, Variant
-from lsai_lab.report.style import series_style
 
 # Drawn in this order, each with its own style in every figure.
 ORDER = ("fa4", "sdpa_cudnn", "fa3", "fa2", "sdpa_flash", "flex", "sdpa_efficient", "sdpa_math", "eager")

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from lsai_lab.benches.attention.errors import ALLOWED, NAMES
+from lsai_lab.kit.style import apply_style
 from lsai_lab.report.context import figures
 from lsai_lab.report.context.analysis import (
     error_rows,
@@ -23,7 +24,6 @@ from lsai_lab.report.context.longest import show_longest
 from lsai_lab.report.context.missing import show_missing
 from lsai_lab.report.context.training import load_trained, show_training
 from lsai_lab.report.show import run_link, show_figure, show_table, show_text
-from lsai_lab.report.style import apply_style
 
 _METHODS = {
     "ring": "contiguous slices; keys and values pass every GPU; under a causal mask the first GPUs soon idle",

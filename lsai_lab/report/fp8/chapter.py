@@ -6,12 +6,12 @@ import pandas as pd
 import torch
 
 from lsai_core.fp8 import available_recipes
+from lsai_lab.kit.style import apply_style
 from lsai_lab.report.fp8.loss import in_short, show_loss
 from lsai_lab.report.fp8.products import block_times, ceilings, most_measured, show_products
 from lsai_lab.report.fp8.results import Fp8Results, load_results
 from lsai_lab.report.fp8.training import more, show_training
 from lsai_lab.report.show import run_link, show_table, show_text
-from lsai_lab.report.style import apply_style
 from lsai_lab.runs.session import Session
 
 __all__ = [

@@ -6,10 +6,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
+from lsai_lab.kit.style import series_style
 from lsai_lab.report.fp8.results import Fp8Results
 from lsai_lab.report.losses import curve, final_loss, last_steps, mean_curve, smoothed, smoothing, validation_loss
 from lsai_lab.report.show import show_figure, show_table, show_text
-from lsai_lab.report.style import series_style
 
 _TITLES = {"train": "final training loss", "validation": "validation loss"}
 

@@ -7,9 +7,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lsai_core.profiling.flops import theoretical_peak
+from lsai_lab.kit.style import series_style
 from lsai_lab.report.fp8.results import Fp8Results
 from lsai_lab.report.show import run_link, show_figure, show_table, show_text
-from lsai_lab.report.style import series_style
 from lsai_lab.runs.records import Run
 
 WAYS = {

@@ -8,10 +8,10 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
+from lsai_lab.kit.style import series_style
 from lsai_lab.report.fsdp.results import Sharding, good
 from lsai_lab.report.losses import curve, validation_loss
 from lsai_lab.report.show import run_link, show_figure, show_table, show_text
-from lsai_lab.report.style import series_style
 from lsai_lab.runs.records import Run
 
 _OTHERS = ("fp8", "FSDP's bf16")  # computed otherwise than what they are held against, and not meant to be the same

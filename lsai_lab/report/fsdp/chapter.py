@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import torch
 
+from lsai_lab.kit.style import apply_style
 from lsai_lab.report.fsdp import ablation, largest, scaling, titan
 from lsai_lab.report.fsdp.ablation import show_ablation
 from lsai_lab.report.fsdp.grid import show_grid
@@ -13,7 +14,6 @@ from lsai_lab.report.fsdp.results import STUDIES, Sharding, load_sharding
 from lsai_lab.report.fsdp.scaling import show_scaling
 from lsai_lab.report.fsdp.titan import show_titan
 from lsai_lab.report.show import run_link, show_table, show_text
-from lsai_lab.report.style import apply_style
 
 __all__ = [
     "load",

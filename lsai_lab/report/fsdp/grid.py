@@ -7,9 +7,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from lsai_lab.kit.style import series_style
 from lsai_lab.report.fsdp.results import Sharding, good, size_of, unsteady
 from lsai_lab.report.show import run_link, show_figure, show_table, show_text
-from lsai_lab.report.style import series_style
 
 STRATEGIES = {"all": "width, depth and heads grow", "layers": "only the layers grow"}
 WAITING = 0.8  # a GPU that works for less of a step waits for the host, which starts its kernels

@@ -6,9 +6,9 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
+from lsai_lab.kit.style import HATCHES, PALETTE
 from lsai_lab.report.fsdp.results import Sharding, good, size_of
 from lsai_lab.report.show import run_link, show_figure, show_table, show_text
-from lsai_lab.report.style import HATCHES, PALETTE
 from lsai_lab.report.variants import best_at_both_ends
 
 _PARTS = {

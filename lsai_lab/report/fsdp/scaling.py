@@ -6,9 +6,9 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
+from lsai_lab.kit.style import series_style
 from lsai_lab.report.fsdp.results import Sharding, good, unsteady
 from lsai_lab.report.show import run_link, show_figure, show_table, show_text
-from lsai_lab.report.style import series_style
 
 _PARTS = {"weak": "the same batch on every process", "strong": "the same batch in sum", "large": "a larger model"}
 

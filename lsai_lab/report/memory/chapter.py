@@ -11,12 +11,12 @@ from pathlib import Path
 import pandas as pd
 
 from lsai_core.files import write_json, write_text
+from lsai_lab.kit.style import apply_style
 from lsai_lab.report.memory import figures
 from lsai_lab.report.memory.analysis import analysis, speed_spread
 from lsai_lab.report.memory.table import MachineResults, machine_results
 from lsai_lab.report.selection import select_runs
 from lsai_lab.report.show import show_figure, show_table, show_text
-from lsai_lab.report.style import apply_style
 from lsai_lab.runs.session import Session
 
 

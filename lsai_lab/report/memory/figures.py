@@ -10,8 +10,8 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
 
+from lsai_lab.kit.style import DASHES, PALETTE, hatch_bars, series_style
 from lsai_lab.report.memory.table import MachineResults
-from lsai_lab.report.style import DASHES, PALETTE, hatch_bars, series_style
 
 _PHASES = {
     "mem_forward_peak_gib": "forward",

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from lsai_lab.kit.style import apply_style, series_style
 from lsai_lab.report.pandoc import code_block
 from lsai_lab.report.peers.settings import FRAMEWORKS, NAMES, OURS, Setting, load_results
 from lsai_lab.report.show import show_figure, show_table, show_text
-from lsai_lab.report.style import apply_style, series_style
 from lsai_lab.report.variants import brief, sittings
 from lsai_lab.runs.session import Session
 

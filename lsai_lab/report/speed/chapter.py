@@ -7,12 +7,12 @@ from typing import Any
 
 import pandas as pd
 
+from lsai_lab.kit.style import apply_style
 from lsai_lab.report.pandoc import code_span
 from lsai_lab.report.show import run_link, show_figure, show_table, show_text
 from lsai_lab.report.speed.analysis import on_attention, on_levers
 from lsai_lab.report.speed.figures import kernel_bars
 from lsai_lab.report.speed.results import Speed, good, load_speed
-from lsai_lab.report.style import apply_style
 from lsai_lab.report.variants import setting_row, sittings
 
 TOP = 10

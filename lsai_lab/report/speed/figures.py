@@ -6,8 +6,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
+from lsai_lab.kit.style import HATCHES, PALETTE
 from lsai_lab.report.speed.results import SHOWN, Speed, class_ms
-from lsai_lab.report.style import HATCHES, PALETTE
 
 _IDLE = len(SHOWN) - 1
 

@@ -13,10 +13,10 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
+from lsai_lab.kit.style import series_style
 from lsai_lab.report.losses import final_loss, last_steps, mean_curve, smoothed, smoothing, validation_loss
 from lsai_lab.report.show import show_figure, show_table, show_text
 from lsai_lab.report.speed.results import Speed
-from lsai_lab.report.style import series_style
 from lsai_lab.runs.records import Run
 
 PART = "loss"

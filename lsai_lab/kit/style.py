@@ -59,7 +59,7 @@ def apply_style() -> None:
             "grid.linewidth": 0.6,
             "hatch.linewidth": 0.7,
             "patch.edgecolor": "#222222",
-            "svg.fonttype": "path",  # text as outlines: needs no font where it is read
+            "svg.fonttype": "none",  # text stays text: searchable, selectable
             "svg.hashsalt": "lsai",  # equal figures are equal files
         },
     )

@@ -1,0 +1,90 @@
+"""Tested analysis that several chapters share: functions from frames to frames or numbers. Nothing here displays.
+
+The rules that every comparison obeys stand here once: how repeats become one figure, when two variants are equal, what "best" means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+# Two sittings of one H200 at identical work differ by this much (torchtitan at 8 B, eager): nothing below it is a difference.
+SITTING_SPREAD = 0.017
+VARIANT = ("machine", "variant", "label")
+
+
+def over_repeats(metric: str, values: pd.Series) -> float:
+    """One figure from repeats: the mean for losses and perplexities, the median for everything else.
+
+    Repeats differ in their seed. For quality the question is what to expect over seeds; for speed and memory it is the typical run,
+    which one disturbed repeat must not move.
+    """
+    quality = metric.endswith(("_loss", "_perplexity"))
+    return float(values.mean() if quality else values.median())
+
+
+def summarize(runs: pd.DataFrame, metrics: Sequence[str], by: Sequence[str] = VARIANT) -> pd.DataFrame:
+    """One row per variant and machine, in the order of `runs`: each metric over the good repeats, its smallest and largest repeat.
+
+    Columns: `by`, `n` (runs that ended ok), `outcome` (ok if any did), `reason`, `run` (the first good run's folder), and for each metric
+    `<metric>`, `<metric>_low`, `<metric>_high`; missing where no good run has it.
+    """
+    rows = []
+    for names, group in runs.groupby(list(by), sort=False):
+        good = group[group["outcome"] == "ok"]
+        first = (good if len(good) else group).iloc[0]
+        row: dict[str, Any] = dict(zip(by, names, strict=True))
+        row |= {"n": len(good), "outcome": first["outcome"], "reason": first["reason"], "run": first["run"]}
+        for metric in metrics:
+            values = pd.to_numeric(good[metric]).dropna() if metric in good else pd.Series(dtype=float)
+            row[metric] = over_repeats(metric, values) if len(values) else float("nan")
+            row[f"{metric}_low"], row[f"{metric}_high"] = values.min(), values.max()
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def relative(rows: pd.DataFrame, metric: str, baseline: str | None) -> pd.Series:
+    """Each row's `metric` over that of variant `baseline` on the same machine; missing where there is none."""
+    base = rows[rows["variant"] == baseline].drop_duplicates("machine").set_index("machine")[metric]
+    return rows[metric] / rows["machine"].map(base)
+
+
+def equal_to_best(
+    rows: pd.DataFrame, metric: str, *, larger: bool = True, within: float = SITTING_SPREAD
+) -> pd.DataFrame:
+    """The rows that nothing beats: the best one and those that cannot be told from it, best first.
+
+    Two rows are equal if their figures differ by less than `within`, or if their repeats overlap (`<metric>_low`, `<metric>_high`).
+    """
+    rows = rows.dropna(subset=[metric]).sort_values(metric, ascending=not larger, kind="stable")
+    if rows.empty:
+        return rows
+    best = rows.iloc[0]
+    near = (rows[metric] / best[metric] - 1).abs() < within
+    if f"{metric}_low" in rows:
+        near |= (rows[f"{metric}_high"] >= best[f"{metric}_low"]) & (rows[f"{metric}_low"] <= best[f"{metric}_high"])
+    return rows[near]
+
+
+def pareto(rows: pd.DataFrame, cost: str, gain: str, *, larger: bool = True, same: float = 0.01) -> pd.DataFrame:
+    """The rows that no other beats in both `cost` (less is better) and `gain`, by rising cost.
+
+    Costs that differ by less than `same` count as equal: of two such rows only the better one is kept.
+    """
+    front: list[Any] = []  # index labels
+    best = None
+    for row in rows.dropna(subset=[cost, gain]).sort_values([cost, gain], ascending=[True, not larger]).index:
+        value = rows.loc[row, gain]
+        if best is None or (value > best if larger else value < best):
+            best = value
+            while front and rows.loc[row, cost] < (1 + same) * rows.loc[front[-1], cost]:
+                front.pop()
+            front.append(row)
+    return rows.loc[front]
+
+
+def spread(values: pd.Series) -> float:
+    """(largest - smallest) / smallest."""
+    return float(values.max() / values.min() - 1)

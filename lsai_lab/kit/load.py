@@ -1,0 +1,131 @@
+"""Records as frames: one row a run, one row a step, one row a kernel.
+
+`load` gives the runs of the current plan on this machine and the committed ones, so that a run by hand with other settings never
+slips into a table. `load(study, mine=True)` gives every own run instead, with a column that says in which settings it differs.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lsai_core.errors import UserError, hint
+from lsai_core.files import flatten
+from lsai_lab.runs.records import Run, Summary, find_runs, recorded_runs
+from lsai_lab.runs.selection import current_runs, differing_settings
+from lsai_lab.runs.session import Session
+from lsai_lab.runs.study import Study, study_names
+
+OWN = "this machine"
+# The columns that every row has; results and config keys follow.
+IDENTITY = ("machine", "own", "study", "variant", "label", "part", "repeat", "outcome", "reason", "key", "kind", "started", "wall_s", "run")  # fmt: skip
+
+
+@functools.cache
+def session() -> Session:
+    """This process's session: `$LSAI_PROFILE`, else the profile of this machine."""
+    return Session(os.environ.get("LSAI_PROFILE") or None)
+
+
+def load(*studies: str, mine: bool = False) -> pd.DataFrame:
+    """The runs of `studies` (none: of all), one row each: own runs first, each machine's in the order of the study.
+
+    Columns: `IDENTITY`; every result by its name, with the unit in it (`tokens_per_s`, `mem_peak_allocated_gib`); every config key with
+    its dots (`optim.lr`, `model.n_layers`; `config.steps` where a result has the same name); the environment as `env.gpu`, `env.torch`.
+    `label` is the variant's name for people, `run` the run's folder, for `steps` and `kernels`.
+
+    `mine=True`: every own run, whatever its settings, and a column `differs` that says how they differ; no committed ones.
+    Raises UserError for an unknown study.
+    """
+    known = study_names(session().root)
+    if unknown := [name for name in studies if name not in known]:
+        raise UserError(f"there is no study {unknown[0]!r}{hint(unknown[0], known)}")
+    own, committed = _own(studies, mine), []
+    if not mine:
+        committed = [run for run in _committed() if not studies or run.summary.id.study in studies]
+    there = {(run.summary.id.study, run.folder.name) for run in committed}
+    own = [run for run in own if (run.summary.id.study, run.folder.name) not in there]
+    differs = differing_settings(own) if mine else {}
+    rows = [_row(run, True) | ({"differs": differs.get(run.folder, "")} if mine else {}) for run in own]
+    rows += sorted((_row(run, False) for run in committed), key=_place)
+    frame = pd.DataFrame(rows)
+    return frame if len(frame) else pd.DataFrame(columns=list(IDENTITY))
+
+
+def study(name: str) -> Study:
+    """The description of a study under this machine's profile: title, question, baseline, parts, variants."""
+    return session().study(name)
+
+
+def steps(run: str | Path | Mapping[str, Any]) -> pd.DataFrame:
+    """One row per training step of a run (a row of `load`, or its folder): loss, step_ms, tokens_per_s, memory, and
+
+    `tokens` and `elapsed_s`, both up to the end of the step (the sum of the steps' own times, without validation).
+    Empty if the run took no training steps.
+    """
+    frame = _run(run).metrics
+    if len(frame):
+        frame["tokens"] = frame["tokens_in_step"].cumsum()
+        frame["elapsed_s"] = frame["step_ms"].cumsum() / 1e3
+    return frame
+
+
+def kernels(run: str | Path | Mapping[str, Any]) -> pd.DataFrame:
+    """The kernels with the most time of a traced run: name, class, ms and calls per step, longest first."""
+    return _run(run).kernels
+
+
+def _own(studies: tuple[str, ...], mine: bool) -> list[Run]:
+    if mine:
+        runs = [run for run in find_runs(session().runs_root) if not studies or run.summary.id.study in studies]
+    else:
+        runs = [run for name in studies or (None,) for run in current_runs(session(), name)]
+    for run in runs:
+        run.machine = f"{run.machine} ({OWN})"
+    return runs
+
+
+@functools.cache
+def _committed() -> list[Run]:
+    return recorded_runs(session().root / "reports")
+
+
+def _row(run: Run, own: bool) -> dict[str, Any]:
+    summary, name = run.summary, run.summary.id
+    identity = (run.machine, own, name.study, name.variant, _label(name.study, name.variant), name.part, name.repeat, summary.outcome,
+                summary.reason, name.key, summary.kind, summary.started, summary.wall_s, str(run.folder))  # fmt: skip
+    row = dict(zip(IDENTITY, identity, strict=True)) | summary.results
+    for key, value in flatten(run.config).items():
+        row[f"config.{key}" if key in row else key] = value
+    return row | {f"env.{key}": value for key, value in run.env.items() if key != "packages"}
+
+
+@functools.cache
+def _variants(name: str) -> dict[str, str]:
+    """Labels of a study's variants, in its order; of one that this machine's profile does not have, nothing."""
+    try:
+        return {variant: spec.label for variant, spec in study(name).variants.items()}
+    except UserError:
+        return {}
+
+
+def _label(name: str, variant: str) -> str:
+    return _variants(name).get(variant, variant)
+
+
+def _place(row: dict[str, Any]) -> tuple[Any, ...]:
+    order = list(_variants(row["study"]))
+    place = order.index(row["variant"]) if row["variant"] in order else len(order)
+    return (row["machine"], row["study"], row["part"], place, row["repeat"])
+
+
+def _run(run: str | Path | Mapping[str, Any]) -> Run:
+    folder = Path(run if isinstance(run, (str, Path)) else run["run"])
+    if not (folder / "summary.json").exists():
+        raise UserError(f"{folder} is no finished run; take a row of lab.load(...), or its column `run`")
+    return Run(folder, "", Summary.read(folder))
