@@ -7,10 +7,11 @@ two runs with equal configs, code and hardware are the same run.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from lsai_core.facts import Decides
 from lsai_core.strict import Strict
 
 AttentionName = Literal[
@@ -28,6 +29,9 @@ ContextMethod = Literal["ring", "zigzag", "lightseq", "ulysses", "usp", "torch"]
 HALF_ONLY: frozenset[str] = frozenset({"sdpa_flash", "sdpa_cudnn", "fa2", "fa3", "fa4"})
 # Backends that can restrict attention to the last `window` positions.
 WINDOWED: frozenset[str] = frozenset({"auto", "eager", "sdpa_math", "sdpa_efficient", "flex", "fa2", "fa3", "fa4"})
+
+# What fields decide (`lsai_core.facts`); those without a mark decide everything.
+RESULT, STEP, NOTHING = Decides("result"), Decides("memory", "speed"), Decides()
 
 
 class RopeScaling(Strict):
@@ -100,11 +104,17 @@ class AttentionConfig(Strict):
 class DataConfig(Strict):
     """Which text, and how it becomes tokens. See `lsai_lab.data`."""
 
-    source: str = Field("stdlib", description="stdlib | polish-docs | speakleash:<name> | file:<path or glob>")
+    source: Annotated[str, RESULT] = Field(
+        "stdlib", description="stdlib | polish-docs | speakleash:<name> | file:<path or glob>"
+    )
     vocab_size: int = Field(10_000, gt=256, le=65_536, description="BPE vocabulary, trained on the training split only")
-    max_mb: float | None = Field(None, gt=0, description="use at most this much text (MB of UTF-8), whole documents")
-    tokenizer_mb: float = Field(64.0, gt=0, description="train the BPE on at most this much of the training split (MB)")
-    split_seed: int = 0
+    max_mb: Annotated[float | None, RESULT] = Field(
+        None, gt=0, description="use at most this much text (MB of UTF-8), whole documents"
+    )
+    tokenizer_mb: Annotated[float, RESULT] = Field(
+        64.0, gt=0, description="train the BPE on at most this much of the training split (MB)"
+    )
+    split_seed: Annotated[int, RESULT] = 0
 
 
 class Fp8Config(Strict):
@@ -126,14 +136,14 @@ class Fp8Config(Strict):
 class OptimConfig(Strict):
     """AdamW with linear warm-up and cosine decay."""
 
-    lr: float = Field(3e-4, gt=0)
-    min_lr_ratio: float = Field(0.1, ge=0, le=1, description="final learning rate as a share of lr")
-    warmup_steps: int = Field(20, ge=0)
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.1, ge=0)
+    lr: Annotated[float, RESULT] = Field(3e-4, gt=0)
+    min_lr_ratio: Annotated[float, RESULT] = Field(0.1, ge=0, le=1, description="final learning rate as a share of lr")
+    warmup_steps: Annotated[int, RESULT] = Field(20, ge=0)
+    betas: Annotated[tuple[float, float], RESULT] = (0.9, 0.95)
+    eps: Annotated[float, RESULT] = Field(1e-8, gt=0)
+    weight_decay: Annotated[float, RESULT] = Field(0.1, ge=0)
     grad_clip: float = Field(1.0, ge=0, description="largest gradient norm; 0 switches clipping off")
-    kernel: Literal["auto", "torch", "triton"] = Field(
+    kernel: Annotated[Literal["auto", "torch", "triton"], STEP] = Field(
         "auto", description="torch: torch's fused AdamW; triton: clipping and update in one pass; auto: triton on GPUs"
     )
     states: Literal["full", "8bit"] = Field("full", description="moments in the weights' dtype, or in blocks of 8 bits")
@@ -157,25 +167,31 @@ class OptimConfig(Strict):
 class EvalConfig(Strict):
     """Validation on held-out text: every `every` steps (0: at the end only), over `batches` batches (0: the whole split)."""
 
-    every: int = Field(0, ge=0)
-    batches: int = Field(0, ge=0)
+    every: Annotated[int, RESULT] = Field(0, ge=0)
+    batches: Annotated[int, RESULT] = Field(0, ge=0)
 
 
 class ProfileConfig(Strict):
     """What is measured beside loss and time."""
 
-    memory_steps: int = Field(5, ge=0, description="steps whose forward/backward/optimizer peaks are recorded; 0: none")
-    skip_steps: int = Field(5, ge=0, description="first steps that speed figures leave out (warm-up, compilation)")
-    trace: bool = Field(False, description="write a torch profiler trace of three steps")
-    snapshot: bool = Field(False, description="write a CUDA memory snapshot")
+    memory_steps: Annotated[int, NOTHING] = Field(
+        5, ge=0, description="steps whose forward/backward/optimizer peaks are recorded; 0: none"
+    )
+    skip_steps: Annotated[int, NOTHING] = Field(
+        5, ge=0, description="first steps that speed figures leave out (warm-up, compilation)"
+    )
+    trace: Annotated[bool, NOTHING] = Field(False, description="write a torch profiler trace of three steps")
+    snapshot: Annotated[bool, NOTHING] = Field(False, description="write a CUDA memory snapshot")
 
 
 class CheckpointConfig(Strict):
     """Exact-resume checkpoints: every `every` steps (0: none), the newest `keep` are kept until the run has ended."""
 
-    every: int = Field(0, ge=0)
-    keep: int = Field(1, ge=1)
-    export: bool = Field(False, description="write the trained model as a Hugging Face checkpoint, <run>/model")
+    every: Annotated[int, NOTHING] = Field(0, ge=0)
+    keep: Annotated[int, NOTHING] = Field(1, ge=1)
+    export: Annotated[bool, NOTHING] = Field(
+        False, description="write the trained model as a Hugging Face checkpoint, <run>/model"
+    )
 
 
 class ParallelConfig(Strict):
@@ -191,13 +207,15 @@ class ParallelConfig(Strict):
     )
     replicate: int = Field(1, gt=0, description="copies of the model (HSDP)")
     cp: int = Field(1, gt=0, description="processes that share each sequence (context parallelism)")
-    cp_method: ContextMethod = Field(
+    cp_method: Annotated[ContextMethod, STEP] = Field(
         "zigzag", description="how they compute attention; zigzag serves any number of heads"
     )
-    reshard_after_forward: bool = Field(
+    reshard_after_forward: Annotated[bool, STEP] = Field(
         True, description="free a block's full weights after its forward pass; false: keep them for the backward pass"
     )
-    cpu_offload: bool = Field(False, description="keep weight, gradient and optimizer shards in host memory")
+    cpu_offload: Annotated[bool, STEP] = Field(
+        False, description="keep weight, gradient and optimizer shards in host memory"
+    )
     fp8_gather: bool = Field(False, description="fp8.recipe fused: gather the weights of its layers in fp8")
 
     @model_validator(mode="before")
@@ -246,47 +264,47 @@ class TrainConfig(Strict):
     attention: AttentionConfig = AttentionConfig()
     precision: Precision = "fp32"
     fp8: Fp8Config = Fp8Config()
-    loss: Literal["fused", "full"] = Field(
+    loss: Annotated[Literal["fused", "full"], STEP] = Field(
         "fused",
         description="fused: output layer and cross-entropy in chunks, without keeping all logits; full: with them",
     )
-    blocks: Literal["fused", "plain"] = Field(
+    blocks: Annotated[Literal["fused", "plain"], STEP] = Field(
         "fused", description="fused: SwiGLU and RMSNorm with the project's gradient kernels; plain: torch's operations"
     )
-    grad_checkpoint: Literal["none", "selective", "alternating", "attention", "full"] = Field(
+    grad_checkpoint: Annotated[Literal["none", "selective", "alternating", "attention", "full"], STEP] = Field(
         "none",
         description="full: keep the input of each block and compute the block again in the backward pass; attention: keep the "
         "output of the attention kernel, too; selective: and those of all matrix products; alternating: but in every second block not "
         "those of its feed-forward layer",
     )
-    saved_inputs: Literal["gpu", "host"] = Field(
+    saved_inputs: Annotated[Literal["gpu", "host"], STEP] = Field(
         "gpu",
         description="where the inputs of checkpointed blocks wait for the backward pass; host: in pinned host memory",
     )
-    inputs_on_gpu: int = Field(
+    inputs_on_gpu: Annotated[int, STEP] = Field(
         0,
         ge=0,
         description="saved_inputs host: so many of the last blocks keep theirs on the GPU, which needs them first",
     )
-    mlp_chunk: int | None = Field(
+    mlp_chunk: Annotated[int | None, STEP] = Field(
         None,
         gt=0,
         description="tokens that go through the feed-forward layer at a time, again in the backward pass; null: all",
     )
-    init_from: str | None = Field(
+    init_from: Annotated[str | None, RESULT] = Field(
         None,
         description="Hugging Face Llama checkpoint to start from: a folder, or a name below models/ of the data root; its tokenizer "
         "is not used. null: random weights",
     )
-    compile: bool = False
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    compile: Annotated[bool, STEP] = False
+    device: Annotated[Literal["auto", "cpu", "cuda"], STEP] = "auto"
     data: DataConfig = DataConfig()
     seq_len: int = Field(512, gt=1)
     batch_size: int = Field(8, gt=0, description="sequences per micro-batch and process")
     grad_accum: int = Field(1, gt=0, description="micro-batches per optimizer step")
-    steps: int = Field(100, gt=0)
-    seed: int = Field(0, ge=0)
-    log_every: int = Field(10, gt=0)
+    steps: Annotated[int, RESULT] = Field(100, gt=0)
+    seed: Annotated[int, RESULT] = Field(0, ge=0)
+    log_every: Annotated[int, NOTHING] = Field(10, gt=0)
     optim: OptimConfig = OptimConfig()
     eval: EvalConfig = EvalConfig()
     profile: ProfileConfig = ProfileConfig()

@@ -41,7 +41,7 @@ from lsai_core.swiglu import swiglu_down
 
 if TYPE_CHECKING:
     from lsai_core.context import ContextParallel
-    from lsai_core.train.saved_inputs import HostInputs
+    from lsai_core.training.saved_inputs import HostInputs
 
 
 @dataclass(frozen=True)

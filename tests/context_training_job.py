@@ -16,7 +16,7 @@ from fsdp_fixture import METERED, config, dataset
 from lsai_core.context import METHODS
 from lsai_core.parallel.export import export_hf
 from lsai_core.parallel.processes import connect
-from lsai_core.train.loop import train
+from lsai_core.training.loop import train
 
 STEPS = 20
 METHODS_OF_OURS = [name for name, method in METHODS.items() if not method.peer]

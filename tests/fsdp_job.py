@@ -13,7 +13,7 @@ from fsdp_fixture import config, dataset
 
 from lsai_core.parallel.export import export_hf
 from lsai_core.parallel.processes import connect
-from lsai_core.train.loop import train
+from lsai_core.training.loop import train
 
 RUNS = {
     "fsdp": {"parallel": {"fsdp": 4}, "checkpoint": {"every": 3}},

@@ -18,8 +18,8 @@ import torch
 from conftest import CHECKOUT, Project, losses, tiny
 
 from lsai_core.errors import UserError
-from lsai_core.train import checkpoint
-from lsai_core.train.loop import Trained, train
+from lsai_core.training import checkpoint
+from lsai_core.training.loop import Trained, train
 from lsai_lab.data import Dataset
 
 CONFIG = tiny(steps=40, checkpoint={"every": 5}, profile={"memory_steps": 2, "skip_steps": 2})
@@ -30,7 +30,7 @@ import sys, time, torch
 from pathlib import Path
 from lsai_core.config import TrainConfig
 from lsai_lab.data import Dataset
-from lsai_core.train.loop import train
+from lsai_core.training.loop import train
 config = TrainConfig.model_validate_json(sys.argv[1])
 train(config, Dataset(Path(sys.argv[2])), Path(sys.argv[3]), on_rows=lambda rows: time.sleep(0.05))
 """

@@ -23,7 +23,7 @@ from lsai_core.errors import UserError
 from lsai_core.files import read_jsonl
 from lsai_core.hf import load_hf, save_hf, to_hf
 from lsai_core.model import build_model
-from lsai_core.train.loop import Trained, train
+from lsai_core.training.loop import Trained, train
 from lsai_lab.launch import launch as launcher
 from lsai_lab.launch.launch import WorkerFailed, launch, torchrun
 from lsai_lab.runs.execute import ActiveRun

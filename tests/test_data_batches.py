@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lsai_core.errors import UserError
-from lsai_core.train.batches import permute
+from lsai_core.training.batches import permute
 from lsai_lab.data import BatchStream, sequential_batches
 
 TOKENS = np.arange(1001, dtype=np.uint16)  # 100 windows of 10, and the last target

@@ -21,7 +21,7 @@ from lsai_core.hf import to_hf
 from lsai_core.model import Transformer, build_model
 from lsai_core.rope import rope_tables
 from lsai_core.strict import validated
-from lsai_core.train.step import compute_context
+from lsai_core.training.step import compute_context
 from lsai_lab.benches.training import run
 from lsai_lab.checks import check_fp8
 from lsai_lab.data import Dataset

@@ -23,7 +23,7 @@ from lsai_core.hf import load_hf, save_hf
 from lsai_core.model import GradCheckpoint, Transformer, build_model
 from lsai_core.rope import rope_tables
 from lsai_core.strict import validated
-from lsai_core.train.loop import train
+from lsai_core.training.loop import train
 from lsai_lab.data import Dataset
 from lsai_lab.report.fp8.training import kept_inputs
 

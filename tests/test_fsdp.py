@@ -22,7 +22,7 @@ from lsai_core.files import read_jsonl
 from lsai_core.hf import load_hf, to_hf
 from lsai_core.parallel.world import World
 from lsai_core.strict import validated
-from lsai_core.train.loop import Trained, train
+from lsai_core.training.loop import Trained, train
 from lsai_lab.launch.launch import launch, torchrun
 
 EXACT = ("fsdp", "kept", "hsdp", "offload", "tied")

@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import resource, sys, torch
-from lsai_core.train.host_memory import keep_freed_memory
+from lsai_core.training.host_memory import keep_freed_memory
 kept = keep_freed_memory() if sys.argv[1] == "keep" else True
 torch.ones(128 << 20)  # 512 MiB, touched and freed: room for the next ones, whatever lies between
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

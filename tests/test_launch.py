@@ -19,7 +19,7 @@ from fsdp_fixture import config, dataset, pids, plan, write_text
 
 from lsai_core.errors import Preempted, Unavailable, UserError
 from lsai_core.files import read_jsonl
-from lsai_core.train.loop import train
+from lsai_core.training.loop import train
 from lsai_lab.launch import launch as launcher
 from lsai_lab.launch import watch
 from lsai_lab.launch.launch import WorkerFailed, launch, on_this_machine, require_devices, torchrun

@@ -9,7 +9,7 @@ from conftest import tiny
 
 from lsai_core.loss import linear_cross_entropy
 from lsai_core.model import build_model
-from lsai_core.train.step import loss_fn
+from lsai_core.training.step import loss_fn
 
 
 def case(device: str = "cpu", dtype: torch.dtype = torch.float32, tokens: int = 37, words: int = 301, width: int = 24):

@@ -10,8 +10,8 @@ from conftest import losses, tiny
 
 from lsai_core.config import OptimConfig
 from lsai_core.errors import Unavailable
-from lsai_core.train.loop import train
-from lsai_core.train.optimizer import build_optimizer, clip_and_update, gradient_norm, make_states, optimizer_kernel
+from lsai_core.training.loop import train
+from lsai_core.training.optimizer import build_optimizer, clip_and_update, gradient_norm, make_states, optimizer_kernel
 from lsai_lab.data import Dataset
 
 CPU = torch.device("cpu")

@@ -36,8 +36,8 @@ from lsai_core.profiling.predict.simulate import simulate
 from lsai_core.profiling.predict.techniques import compare as compare_techniques
 from lsai_core.profiling.predict.techniques import first_that_fits, settings_of
 from lsai_core.strict import validated
-from lsai_core.train import step
-from lsai_core.train.optimizer import build_optimizer
+from lsai_core.training import step
+from lsai_core.training.optimizer import build_optimizer
 from lsai_lab.cli.prediction import Question, answer
 from lsai_lab.launch.launch import launch
 from lsai_lab.report.prediction.chapter import accuracy

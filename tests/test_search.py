@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import tiny
+from conftest import CHECKOUT, tiny
 
+from lsai_core.config import TrainConfig
+from lsai_core.files import deep_merge, flatten
 from lsai_lab.runs.kinds import Context
+from lsai_lab.runs.study import load_profile, load_study, resolve, study_names
 from lsai_lab.searches.batch_search import BatchSearchConfig, run
 from lsai_lab.searches.search import Try, search_largest
 
@@ -129,3 +133,42 @@ def test_a_try_that_hangs_ends_as_a_timeout(tmp_path: Path) -> None:
     found = search(tmp_path, start=2, max_batch=2, steps=10**6, try_timeout_s=1.0)
     assert [t["outcome"] for t in found["tries"]] == ["timeout", "timeout"]
     assert found["largest_batch"] == 0
+
+
+# What a search may leave out of its row's config: these change what is learned, or what is written down, and no step's memory.
+NO_MEMORY = {
+    "init_from", "steps", "seed", "log_every", "data.source", "data.max_mb", "data.tokenizer_mb", "data.split_seed", "optim.lr",
+    "optim.min_lr_ratio", "optim.warmup_steps", "optim.betas", "optim.eps", "optim.weight_decay",
+}  # fmt: skip
+NO_MEMORY_SECTIONS = ("eval.", "profile.", "checkpoint.")
+PROFILES = sorted(path.stem for path in (CHECKOUT / "params" / "profiles").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_search_trains_what_its_row_trains(profile: str) -> None:
+    laid_over, compared = load_profile(CHECKOUT, profile), 0
+    for name in study_names(CHECKOUT):
+        study = load_study(CHECKOUT, name, laid_over)
+        for part, spec in study.parts.items():
+            if spec.kind not in ("batch_search", "model_search"):
+                continue
+            for variant in study.measured(part):
+                row = TrainConfig.model_validate(deep_merge(study.base, study.variants[variant].config))
+                searched: Any = resolve(study, variant, part, 0, {})
+                before, after = (flatten(config.model_dump(mode="json")) for config in (row, searched.train))
+                other = {key for key in before | after if before.get(key) != after.get(key)}
+                sought = {"batch_size"} if spec.kind == "batch_search" else set()
+                assert {key for key in other if not key.startswith(NO_MEMORY_SECTIONS)} <= NO_MEMORY | sought, variant
+                compared += 1
+    assert compared
+
+
+def test_a_search_leaves_out_no_setting_of_the_step() -> None:
+    row = tiny(
+        loss="full", blocks="plain", precision="bf16", grad_accum=3, grad_checkpoint="full", saved_inputs="host", inputs_on_gpu=1,
+        optim={"states": "8bit", "grad_clip": 0.0},
+    )  # fmt: skip
+    searched = BatchSearchConfig.model_validate(BatchSearchConfig.from_study(row.model_dump(mode="json"), {})).train
+    for name in ("loss", "blocks", "precision", "grad_accum", "grad_checkpoint", "saved_inputs", "inputs_on_gpu"):
+        assert getattr(searched, name) == getattr(row, name)
+    assert (searched.optim.states, searched.optim.grad_clip) == ("8bit", 0.0)

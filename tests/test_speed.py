@@ -15,7 +15,7 @@ from lsai_core.config import ModelConfig
 from lsai_core.model import count_parameters
 from lsai_core.profiling.trace import result_name
 from lsai_core.strict import validated
-from lsai_core.train.loop import train
+from lsai_core.training.loop import train
 from lsai_lab.data import Dataset
 from lsai_lab.report import course
 from lsai_lab.report.speed import chapter

@@ -18,8 +18,8 @@ from conftest import losses, tiny, write_corpus
 from lsai_core.config import DataConfig, OptimConfig
 from lsai_core.errors import Unavailable, UserError
 from lsai_core.model import build_model
-from lsai_core.train.loop import Diverged, train
-from lsai_core.train.step import learning_rate
+from lsai_core.training.loop import Diverged, train
+from lsai_core.training.step import learning_rate
 from lsai_lab.data import BatchStream, Dataset, prepare
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -2,7 +2,7 @@
 
 A block is 256 neighbouring values of a row (fewer at a row's end) with one fp32 scale, its largest magnitude. 7 bytes of traffic per
 parameter become 4 to 12 with the weight and the gradient; what this is for is memory: 2.03 bytes a parameter for the moments instead
-of 4 (bf16) or 8 (fp32). Values and codes are those of `lsai_core.train.adam8bit`, found by arithmetic instead of a table.
+of 4 (bf16) or 8 (fp32). Values and codes are those of `lsai_core.training.adam8bit`, found by arithmetic instead of a table.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from lsai_core.config import ParallelConfig, Precision, TrainConfig
 from lsai_core.model import Transformer
-from lsai_core.train.adapt import adapt
-from lsai_core.train.precision import weight_dtype
+from lsai_core.training.adapt import adapt
+from lsai_core.training.precision import weight_dtype
 
 # The loss multiplies by the output layer's weight itself, so that layer's `forward` never runs. It is gathered with the norm before it and
 # stays whole until its gradient is there, which PyTorch up to 2.11 cannot know and warns of, once per model and process.

@@ -18,7 +18,7 @@ from lsai_core.context.heads import key_heads
 from lsai_core.context.kernels import KERNELS, local_kernel
 from lsai_core.errors import UserError
 from lsai_core.parallel.processes import TIMEOUT
-from lsai_core.train.precision import compute_dtype
+from lsai_core.training.precision import compute_dtype
 
 if TYPE_CHECKING:
     from lsai_core.config import TrainConfig

@@ -74,7 +74,7 @@ class Point:
 
 def run(config: GemmConfig, context: Context) -> dict[str, Any]:
     """Measure; the points go to `metrics.jsonl`, the results hold the ceilings and how the points ended."""
-    from lsai_core.train.step import resolve_device
+    from lsai_core.training.step import resolve_device
 
     device, began = resolve_device(config.device), time.perf_counter()
     reason = missing("tensorwise", device)

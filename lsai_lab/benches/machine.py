@@ -30,7 +30,7 @@ class CeilingsConfig(Strict):
 
 def run(config: CeilingsConfig, context: Context) -> dict[str, Any]:
     """Measure and return the flat results."""
-    from lsai_core.train.step import resolve_device
+    from lsai_core.training.step import resolve_device
 
     return measure_ceilings(resolve_device(config.device), budget_s=config.budget_s)
 

@@ -19,9 +19,9 @@ from lsai_core.model import count_parameters
 from lsai_core.profiling import flops
 from lsai_core.profiling.limits import cpu_cores
 from lsai_core.profiling.steptime import speed_summary
-from lsai_core.train import checkpoint
-from lsai_core.train.loop import train
-from lsai_core.train.step import resolve_device
+from lsai_core.training import checkpoint
+from lsai_core.training.loop import train
+from lsai_core.training.step import resolve_device
 from lsai_lab.benches.machine import peak_of_this_machine
 from lsai_lab.cluster.launch_srun import srun_command
 from lsai_lab.data import prepare

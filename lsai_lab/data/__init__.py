@@ -7,7 +7,7 @@ source (stdlib, polish-docs, speakleash:<name>, file:<glob>)   sources.py and on
   -> batches, a pure function of (seed, step)                    batches.py
 """
 
-from lsai_core.train.batches import BatchStream, sequential_batches
+from lsai_core.training.batches import BatchStream, sequential_batches
 from lsai_lab.data.dataset import Dataset, Split, data_root, find_datasets
 from lsai_lab.data.prepare import prepare
 

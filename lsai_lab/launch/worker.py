@@ -49,7 +49,7 @@ def main(folder: Path, data_root: Path) -> None:
 
 def _work(folder: Path, data_root: Path) -> None:
     from lsai_core.parallel.processes import connect
-    from lsai_core.train.step import resolve_device
+    from lsai_core.training.step import resolve_device
     from lsai_lab.runs.execute import ActiveRun
     from lsai_lab.runs.kinds import Context, get_kind
 

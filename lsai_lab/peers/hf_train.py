@@ -14,8 +14,8 @@ import torch
 from torch.utils.data import Dataset as TorchDataset
 from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainerCallback, TrainingArguments
 
-from lsai_core.train.host_memory import keep_freed_memory
-from lsai_core.train.step import resolve_device
+from lsai_core.training.host_memory import keep_freed_memory
+from lsai_core.training.step import resolve_device
 from lsai_lab.data import BatchStream, Dataset
 from lsai_lab.peers.hf import model_arguments, training_arguments
 from lsai_lab.peers.watch import Job, Watch

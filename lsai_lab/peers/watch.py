@@ -19,7 +19,7 @@ from lsai_core.files import write_json, write_text
 from lsai_core.model import count_parameters
 from lsai_core.profiling.steptime import StepTimer, speed_summary
 from lsai_core.strict import validated
-from lsai_core.train.metrics import finite
+from lsai_core.training.metrics import finite
 from lsai_lab.peers.config import PeerConfig
 
 FOLDER = "LSAI_PEER"

@@ -14,14 +14,11 @@ from pydantic import Field
 
 from lsai_core.config import TrainConfig
 from lsai_core.errors import Unavailable, UserError
+from lsai_core.facts import deciding
 from lsai_core.strict import Strict, validated
 from lsai_lab.runs.kinds import Context
 from lsai_lab.searches import tries as processes
 from lsai_lab.searches.search import Try, search_largest
-
-_DECIDES_MEMORY = (
-    "model", "attention", "precision", "fp8", "grad_checkpoint", "saved_inputs", "inputs_on_gpu", "mlp_chunk", "compile", "device", "seq_len", "seed",
-)  # fmt: skip
 
 
 class BatchSearchConfig(Strict):
@@ -37,24 +34,22 @@ class BatchSearchConfig(Strict):
 
     @classmethod
     def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-        """Keep of the training config what decides memory, so that a new learning rate does not repeat the search."""
-        if validated(TrainConfig, config, "the training config of a batch search").parallel.sharded:
+        """The row's training config, as far as it decides memory: a new learning rate does not repeat the search."""
+        row = validated(TrainConfig, config, "the training config of a batch search")
+        if row.parallel.sharded:
             raise UserError(
                 "the search for the largest batch is for one process; leave out parallel.fsdp and cpu_offload, or "
                 "measure the other parts alone (--parts train)"
             )
-        train = {key: value for key, value in config.items() if key in _DECIDES_MEMORY}
-        if "vocab_size" in config.get("data", {}):
-            train["data"] = {"vocab_size": config["data"]["vocab_size"]}
-        if "states" in config.get("optim", {}):
-            train["optim"] = {"states": config["optim"]["states"]}
+        train = deciding(row, "memory")
+        del train["batch_size"]  # what is searched for
         return {"train": train, **settings}
 
 
 def run(config: BatchSearchConfig, context: Context) -> dict[str, Any]:
     """Search; returns `largest_batch`, `largest_batch_tokens`, the limit, and every try."""
     from lsai_core import fp8
-    from lsai_core.train.step import attention_kernel, resolve_device
+    from lsai_core.training.step import attention_kernel, resolve_device
 
     device = resolve_device(config.train.device)
     kernel = attention_kernel(config.train, device)
@@ -62,7 +57,7 @@ def run(config: BatchSearchConfig, context: Context) -> dict[str, Any]:
     on_gpu = device.type == "cuda"
     if not on_gpu and sys.platform != "linux":
         raise Unavailable("the search on a CPU limits memory with Linux's RLIMIT_DATA; this is not Linux")
-    workers = processes.server([__name__, "lsai_core.train.step"], on_gpu=on_gpu)
+    workers = processes.server([__name__, "lsai_core.training.step"], on_gpu=on_gpu)
     limit_gib = _gpu_memory_gib() if on_gpu else config.cpu_limit_gib
     seen: list[Try] = []
 
@@ -98,12 +93,14 @@ def _gpu_memory_gib() -> float:
 
 def _train_random_tokens(rank: int, argument: tuple[BatchSearchConfig, int]) -> dict[str, float]:
     """Train `steps` steps at a batch size; returns the peak of reserved GPU memory in GiB, on a CPU nothing."""
-    from lsai_core.train import step
-    from lsai_core.train.optimizer import build_optimizer
-    from lsai_core.train.precision import set_matmul_mode
+    from lsai_core.training import step
+    from lsai_core.training.optimizer import build_optimizer
+    from lsai_core.training.precision import set_matmul_mode
 
     config, size = argument
-    train = config.train.model_copy(update={"batch_size": size, "grad_accum": 1})
+    train = config.train
+    # From the second micro-batch on all are alike.
+    train = train.model_copy(update={"batch_size": size, "grad_accum": min(2, train.grad_accum)})
     device = step.resolve_device(train.device)
     if device.type == "cpu":
         processes.limit_allocations(config.cpu_limit_gib)
@@ -111,11 +108,12 @@ def _train_random_tokens(rank: int, argument: tuple[BatchSearchConfig, int]) -> 
     model = step.prepare_model(train, device)
     optimizer = build_optimizer(model, train.optim)
     generator = torch.Generator().manual_seed(train.seed)
-    tokens = torch.randint(train.model.vocab_size, (size, train.seq_len + 1), generator=generator)
+    tokens = torch.randint(train.model.vocab_size, (size * train.grad_accum, train.seq_len + 1), generator=generator)
     # One sequence first: library handles and optimizer states take their memory while there is some, as they do in a run
     # that warms up, and the allocator can then give back what it cached for them.
-    for rows in (1, *[size] * config.steps):
-        step.train_step(model, optimizer, tokens[:rows, :-1], tokens[:rows, 1:], train, device)
+    for sequences in (1, *[len(tokens)] * config.steps):
+        x, y = tokens[:sequences, :-1], tokens[:sequences, 1:]
+        step.train_step(model, optimizer, x, y, train, device)
     if device.type == "cpu":
         return {}
     torch.cuda.synchronize()

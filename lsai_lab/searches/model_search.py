@@ -26,10 +26,11 @@ from torch.distributed.tensor import DTensor
 
 from lsai_core.config import TrainConfig
 from lsai_core.errors import Unavailable
+from lsai_core.facts import deciding
 from lsai_core.model import Transformer, count_parameters
 from lsai_core.profiling.limits import host_limit_gib
 from lsai_core.strict import Strict, validated
-from lsai_core.train.precision import set_matmul_mode, weight_dtype
+from lsai_core.training.precision import set_matmul_mode, weight_dtype
 from lsai_lab.launch.launch import require_devices
 from lsai_lab.runs.kinds import Context
 from lsai_lab.searches import tries as processes
@@ -53,22 +54,6 @@ if TYPE_CHECKING:
 _DEVICE_SHARE = 0.98
 # From the estimate to the second try: on a GPU it is a prediction or, of weights alone, exact.
 _FIRST_STEP_GPU, _FIRST_STEP_CPU = 1.02, 1.06
-_LOADING = ("model", "precision", "device", "parallel")
-_TRAINING = (
-    *_LOADING,
-    "attention",
-    "fp8",
-    "loss",
-    "blocks",
-    "grad_checkpoint",
-    "saved_inputs",
-    "inputs_on_gpu",
-    "mlp_chunk",
-    "compile",
-    "seq_len",
-    "batch_size",
-    "seed",
-)
 
 
 class ModelSearchConfig(Strict):
@@ -88,16 +73,9 @@ class ModelSearchConfig(Strict):
 
     @classmethod
     def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-        """Keep of the training config what decides memory, so that a new learning rate does not repeat the search."""
-        validated(TrainConfig, config, "the training config of a model search")
-        kept = _LOADING if settings.get("measure") == "load" else _TRAINING
-        train = {key: value for key, value in config.items() if key in kept}
-        optim = {key: config["optim"][key] for key in ("kernel", "states") if key in config.get("optim", {})}
-        if optim and kept is _TRAINING:
-            train["optim"] = optim
-        if "vocab_size" in config.get("data", {}):
-            train["data"] = {"vocab_size": config["data"]["vocab_size"]}
-        return {"train": train, **settings}
+        """The row's training config, as far as it decides memory: a new learning rate does not repeat the search."""
+        row = validated(TrainConfig, config, "the training config of a model search")
+        return {"train": deciding(row, "memory"), **settings}
 
 
 def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
@@ -106,7 +84,7 @@ def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
 
     Rows of `metrics.jsonl` are the tries, written as they end. Raises Unavailable if the machine lacks the processes' GPUs.
     """
-    from lsai_core.train.step import attention_kernel, resolve_device
+    from lsai_core.training.step import attention_kernel, resolve_device
 
     train, nproc = config.train, config.train.parallel.world_size
     require_devices(train.device, nproc)
@@ -129,7 +107,7 @@ def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
         )  # fmt: skip
     if on_gpu and config.expandable_segments:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # read where tries import torch
-    workers = processes.server([__name__, "lsai_core.train.step", "lsai_core.parallel.fsdp"], on_gpu=on_gpu)
+    workers = processes.server([__name__, "lsai_core.training.step", "lsai_core.parallel.fsdp"], on_gpu=on_gpu)
     seen: list[Try] = []
     started, left_out = time.perf_counter(), 0
 
@@ -205,7 +183,7 @@ def _one_try(rank: int, argument: tuple[ModelSearchConfig, int, float]) -> dict[
     """
     from lsai_core.parallel.processes import connect
     from lsai_core.parallel.world import World
-    from lsai_core.train import step
+    from lsai_core.training import step
 
     config, size, on_host_gib = argument
     train = grown(config.train, config.grow, size)
@@ -229,8 +207,8 @@ def _one_try(rank: int, argument: tuple[ModelSearchConfig, int, float]) -> dict[
 
 
 def _train_one_step(train: TrainConfig, device: torch.device, rank: int, world: World) -> dict[str, float]:
-    from lsai_core.train import step
-    from lsai_core.train.optimizer import build_optimizer, make_states
+    from lsai_core.training import step
+    from lsai_core.training.optimizer import build_optimizer, make_states
 
     if train.parallel.cpu_offload:  # its values would be drawn on the host, whole on every rank, for minutes
         model = _empty(train, device)

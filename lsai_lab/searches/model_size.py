@@ -16,8 +16,8 @@ from lsai_core.config import ModelConfig, TrainConfig
 from lsai_core.model import count_parameters
 from lsai_core.presets import scaled_shape
 from lsai_core.recompute import PERIOD
-from lsai_core.train.precision import compute_dtype, weight_dtype
-from lsai_core.train.saved_inputs import blocks_on_host
+from lsai_core.training.precision import compute_dtype, weight_dtype
+from lsai_core.training.saved_inputs import blocks_on_host
 
 GIB = 2**30
 _STRIDE = 1.25  # between the first two sizes predicted; estimates for H200s were up to 45 % off

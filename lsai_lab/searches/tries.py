@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from lsai_core.train.host_memory import return_freed_memory
+from lsai_core.training.host_memory import return_freed_memory
 from lsai_lab.launch.launch import on_this_machine
 from lsai_lab.runs.outcome import is_out_of_memory
 

@@ -12,7 +12,7 @@ from lsai_core.context import get_method
 from lsai_core.context.exchange import IN_FLIGHT_BYTES
 from lsai_core.context.heads import key_heads
 from lsai_core.parallel.sequence import setting
-from lsai_core.train.precision import compute_dtype
+from lsai_core.training.precision import compute_dtype
 
 
 def held_back(config: TrainConfig) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lsai_core.config import TrainConfig
+from lsai_core.facts import deciding
 from lsai_core.profiling.predict.gpus import Gpu
 from lsai_core.profiling.predict.remembered import remembered
 from lsai_core.profiling.predict.simulate import simulate
@@ -32,11 +33,6 @@ PARTS = (
 SURE, POSSIBLE = 0.90, 0.96
 
 Verdict = Literal["fits", "tight", "too large"]
-
-_DECIDES = {
-    "model", "attention", "precision", "fp8", "loss", "blocks", "grad_checkpoint", "compile", "seq_len", "batch_size",
-    "grad_accum", "parallel", "saved_inputs", "inputs_on_gpu", "mlp_chunk",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,19 +52,19 @@ def predict(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu"
     bytes of a run on a CPU. Raises UserError inside of a distributed run.
     """
     # Reduced to what decides memory, so that runs which differ in the rest are predicted once.
-    decisive = config.model_dump(mode="json", include=_DECIDES, exclude={"model": {"preset"}})
-    decisive["optim"] = {"states": config.optim.states}
+    decisive = deciding(config, "memory")
+    del decisive["device"], decisive["model"]["preset"]  # `on` stands for the one, and the other is a name
     if on == "gpu":
         kernel = kernel or expected_kernel(config)
         if kernel in FUSED_KERNELS and config.parallel.cp == 1:
             kernel, decisive["attention"] = "fused", {}
-    return _predicted(json.dumps(decisive), config.data.vocab_size, kernel, on)
+    return _predicted(json.dumps(decisive), kernel, on)
 
 
 @functools.lru_cache(maxsize=256)
-def _predicted(decisive: str, vocab_size: int, kernel: str | None, on: Literal["gpu", "cpu"]) -> Prediction:
-    config = TrainConfig.model_validate({**json.loads(decisive), "data": {"vocab_size": vocab_size}})
-    question = json.dumps([decisive, vocab_size, kernel, on])
+def _predicted(decisive: str, kernel: str | None, on: Literal["gpu", "cpu"]) -> Prediction:
+    config = TrainConfig.model_validate(json.loads(decisive))
+    question = json.dumps([decisive, kernel, on])
     result = remembered(question, lambda: simulate(config, kernel, on=on))
     libraries = LIBRARIES_GIB if on == "gpu" else 0.0
     parts = (
@@ -84,8 +80,8 @@ def _predicted(decisive: str, vocab_size: int, kernel: str | None, on: Literal["
 
 def _host_gib(config: TrainConfig) -> float:
     from lsai_core.model import count_parameters
-    from lsai_core.train.precision import weight_dtype
-    from lsai_core.train.saved_inputs import host_gib
+    from lsai_core.training.precision import weight_dtype
+    from lsai_core.training.saved_inputs import host_gib
 
     total = 0.0
     if config.parallel.cpu_offload:

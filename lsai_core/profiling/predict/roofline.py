@@ -25,7 +25,7 @@ from lsai_core.profiling.flops import MATMUL_DTYPE, flops_per_token, theoretical
 from lsai_core.profiling.predict.gpus import Gpu
 from lsai_core.profiling.predict.prediction import predict
 from lsai_core.recompute import PERIOD
-from lsai_core.train.precision import compute_dtype, weight_dtype
+from lsai_core.training.precision import compute_dtype, weight_dtype
 
 EFFICIENCY = 0.95
 MATMUL_SHARE, COPY_SHARE = 0.69, 0.88  # of the data sheet's figures, measured on the H200

@@ -34,10 +34,10 @@ from lsai_core.profiling.predict.purposes import named_purposes
 from lsai_core.profiling.predict.stand_ins import EngineLinear, FusedRMSNorm, behaviour, expected_kernel
 from lsai_core.profiling.predict.tracker import PurposeTracker
 from lsai_core.recompute import PERIOD, BlockCheckpoint, of_block
-from lsai_core.train import step
-from lsai_core.train.adam8bit import MOMENTS, moments_of
-from lsai_core.train.precision import residual_dtype, weight_dtype
-from lsai_core.train.saved_inputs import HostInputs, blocks_on_host
+from lsai_core.training import step
+from lsai_core.training.adam8bit import MOMENTS, moments_of
+from lsai_core.training.precision import residual_dtype, weight_dtype
+from lsai_core.training.saved_inputs import HostInputs, blocks_on_host
 
 CPU = torch.device("cpu")
 Plan = Callable[..., Any]  # a compiled block: its tensors and its arguments
@@ -129,7 +129,7 @@ def _one_step(config: TrainConfig, on: str, plans: Plans) -> Segments:
                 tracker.move_to_host(buffer)
             return buffer
 
-        buffers = mock.patch("lsai_core.train.saved_inputs.host_buffer", host_buffer)
+        buffers = mock.patch("lsai_core.training.saved_inputs.host_buffer", host_buffer)
         with named_purposes(model, tracker, config.parallel.cpu_offload), buffers:
             step.train_step(model, optimizer, tokens[:, :-1], tokens[:, 1:], config, CPU, meter)  # type: ignore[arg-type]
     return dict(tracker.highest)

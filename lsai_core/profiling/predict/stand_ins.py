@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from lsai_core.attention.eager import eager_attention
 from lsai_core.attention.registry import repeat_kv
 from lsai_core.config import TrainConfig
-from lsai_core.train.precision import compute_dtype
+from lsai_core.training.precision import compute_dtype
 
 
 @torch.library.custom_op("lsai::predicted_attention", mutates_args=())
@@ -187,7 +187,7 @@ def behaviour(kernel: str, on: str) -> Iterator[None]:
     On a CPU only that is replaced whose arithmetic fake tensors refuse.
     """
     patches: dict[str, Any] = {
-        "lsai_core.train.step.clip_and_update": _clip_and_update,
+        "lsai_core.training.step.clip_and_update": _clip_and_update,
         "lsai_core.fp8.begin_step": lambda _model: None,
         "lsai_core.fp8.context": lambda _fp8: contextlib.nullcontext(),
         # Ranks that only pretend to exist agree with everything.

@@ -58,7 +58,7 @@ class Points:
 
 def run(config: AttentionBenchConfig, context: Context) -> dict[str, Any]:
     """Measure; returns counts, the device, what `auto` chose, and `<mask>_<length>_<backend>_tflops` of every point."""
-    from lsai_core.train.step import resolve_device
+    from lsai_core.training.step import resolve_device
 
     device = resolve_device(config.device)
     points = Points(context.folder / "metrics.jsonl", context.on_rows)

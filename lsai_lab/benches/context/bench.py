@@ -79,8 +79,8 @@ def _keep_failure(folder: Path, error: Exception) -> None:
 
 
 def _measured(config: ContextBenchConfig, context: Context) -> dict[str, Any]:
-    from lsai_core.train.loop import Preempted
-    from lsai_core.train.step import resolve_device
+    from lsai_core.training.loop import Preempted
+    from lsai_core.training.step import resolve_device
 
     world, device = context.world, resolve_device(config.device)
     stop = _StopFlag(config.processes > 1)

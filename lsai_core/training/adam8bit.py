@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from lsai_core import kernels
-from lsai_core.train.adamw import FactorAdamW, local
+from lsai_core.training.adamw import FactorAdamW, local
 
 VALUES = 256  # of one block
 _PLUS_ONE = 128  # code of +1 in the signed type, where -0 would be

@@ -17,8 +17,8 @@ import torch
 from lsai_core import kernels
 from lsai_core.config import OptimConfig
 from lsai_core.errors import Unavailable
-from lsai_core.train.adam8bit import MOMENTS, AdamW8bit
-from lsai_core.train.adamw import FactorAdamW, Groups, local
+from lsai_core.training.adam8bit import MOMENTS, AdamW8bit
+from lsai_core.training.adamw import FactorAdamW, Groups, local
 
 
 class TritonAdamW(FactorAdamW):

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from lsai_core.config import TrainConfig
 from lsai_core.profiling.limits import host_limit_gib
-from lsai_core.train.precision import residual_dtype
+from lsai_core.training.precision import residual_dtype
 
 Kind = tuple[torch.Size, torch.dtype]
 

@@ -22,9 +22,9 @@ from lsai_core.loss import Reduction
 from lsai_core.model import Transformer, build_model
 from lsai_core.profiling.memory import PhaseMemory
 from lsai_core.profiling.steptime import PhaseClock
-from lsai_core.train.adapt import adapt
-from lsai_core.train.optimizer import clip_and_update
-from lsai_core.train.precision import autocast, compute_dtype, weight_dtype
+from lsai_core.training.adapt import adapt
+from lsai_core.training.optimizer import clip_and_update
+from lsai_core.training.precision import autocast, compute_dtype, weight_dtype
 
 
 def resolve_device(name: str) -> torch.device:

@@ -29,14 +29,14 @@ from lsai_core.errors import Preempted, UserError
 from lsai_core.model import Transformer
 from lsai_core.parallel.world import World
 from lsai_core.profiling.steptime import StepTimer
-from lsai_core.train import checkpoint
-from lsai_core.train.batches import BatchStream, TokenSource, sequential_batches
-from lsai_core.train.host_memory import keep_freed_memory
-from lsai_core.train.instruments import Instruments, over_processes
-from lsai_core.train.metrics import MetricsFile
-from lsai_core.train.optimizer import build_optimizer
-from lsai_core.train.precision import set_matmul_mode
-from lsai_core.train.step import (
+from lsai_core.training import checkpoint
+from lsai_core.training.batches import BatchStream, TokenSource, sequential_batches
+from lsai_core.training.host_memory import keep_freed_memory
+from lsai_core.training.instruments import Instruments, over_processes
+from lsai_core.training.metrics import MetricsFile
+from lsai_core.training.optimizer import build_optimizer
+from lsai_core.training.precision import set_matmul_mode
+from lsai_core.training.step import (
     attention_kernel,
     compute_context,
     learning_rate,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lsai_core import fp8
 from lsai_core.config import TrainConfig
 from lsai_core.model import Transformer
-from lsai_core.train.saved_inputs import HostInputs, blocks_on_host, require_host_memory
+from lsai_core.training.saved_inputs import HostInputs, blocks_on_host, require_host_memory
 
 
 def adapt(model: Transformer, config: TrainConfig) -> None:
