@@ -22,6 +22,7 @@ Fp8Recipe = Literal[
     "none", "fused", "tensorwise", "torchao_tensorwise", "torchao_rowwise", "te_delayed", "te_current", "te_block"
 ]
 LinearName = Literal["qkv", "attention_output", "gate_up", "down", "output"]
+Share = Annotated[float, Field(ge=0, lt=1)]
 ContextMethod = Literal["ring", "zigzag", "lightseq", "ulysses", "usp", "torch"]
 
 # Fused kernels that exist for 16-bit inputs only (on GPUs). Asking for one in fp32 is refused on every machine, so that a
@@ -139,7 +140,7 @@ class OptimConfig(Strict):
     lr: Annotated[float, RESULT] = Field(3e-4, gt=0)
     min_lr_ratio: Annotated[float, RESULT] = Field(0.1, ge=0, le=1, description="final learning rate as a share of lr")
     warmup_steps: Annotated[int, RESULT] = Field(20, ge=0)
-    betas: Annotated[tuple[float, float], RESULT] = (0.9, 0.95)
+    betas: Annotated[tuple[Share, Share], RESULT] = (0.9, 0.95)
     eps: Annotated[float, RESULT] = Field(1e-8, gt=0)
     weight_decay: Annotated[float, RESULT] = Field(0.1, ge=0)
     grad_clip: float = Field(1.0, ge=0, description="largest gradient norm; 0 switches clipping off")
@@ -303,7 +304,7 @@ class TrainConfig(Strict):
     batch_size: int = Field(8, gt=0, description="sequences per micro-batch and process")
     grad_accum: int = Field(1, gt=0, description="micro-batches per optimizer step")
     steps: Annotated[int, RESULT] = Field(100, gt=0)
-    seed: Annotated[int, RESULT] = Field(0, ge=0)
+    seed: Annotated[int, RESULT] = Field(0, ge=0, lt=2**32)
     log_every: Annotated[int, NOTHING] = Field(10, gt=0)
     optim: OptimConfig = OptimConfig()
     eval: EvalConfig = EvalConfig()

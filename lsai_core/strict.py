@@ -13,7 +13,7 @@ from lsai_core.files import deep_merge
 class Strict(BaseModel):
     """Base of all configs: unknown keys and silent type conversions are errors; instances are immutable."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     @classmethod
     def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:

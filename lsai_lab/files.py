@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from pathlib import Path
@@ -14,7 +15,7 @@ from lsai_core.files import deep_merge, nested
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 floats (`3e-4` is a number) and no silently repeated keys."""
+    """YAML 1.2 floats (`3e-4` is a number), finite and of at most 64 bits; dates are text; no silently repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -25,7 +26,24 @@ class _Loader(yaml.SafeLoader):
             seen.add(key)
         return super().construct_mapping(node, deep)
 
+    def construct_number(self, node: yaml.ScalarNode) -> Any:
+        """A number that JSON, torch and C can hold."""
+        try:
+            integer = node.tag.endswith(":int")
+            value = self.construct_yaml_int(node) if integer else self.construct_yaml_float(node)
+            if abs(value) < (2**63 if integer else math.inf):
+                return value
+        except ValueError:
+            pass
+        raise yaml.constructor.ConstructorError(
+            None, None, f"{node.value[:30]!r} is no finite number of 64 bits", node.start_mark
+        )
 
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(
@@ -33,16 +51,29 @@ _Loader.add_implicit_resolver(
     ),
     list("-+0123456789."),
 )
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
+
+
+def _parse(text: str, what: str) -> Any:
+    """The YAML value of `text`; UserError in one line that begins with `what`, whatever is wrong with it."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except RecursionError:
+        raise UserError(f"{what}: nested too deeply") from None
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError) as error:  # the last ones by wrong tags
+        raise UserError(f"{what}: {' '.join(str(error).split())[:500]}") from None
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML mapping; a missing or malformed file is a `UserError` that names the file and the line."""
     try:
-        value = yaml.load(path.read_text(), Loader=_Loader)
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"no such file: {path}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: cannot be read as YAML: {' '.join(str(error).split())}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as YAML: {error}") from None
+    value = _parse(text, f"{path}: cannot be read as YAML")
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected a mapping of keys to values at the top level")
     return value
@@ -50,10 +81,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
 
 def parse_value(text: str) -> Any:
     """One YAML scalar or flow value, as given on a command line (`--set optim.lr=3e-4`); UserError if it is none."""
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise UserError(f"{text!r} cannot be read as a YAML value: {' '.join(str(error).split())}") from None
+    return _parse(text, f"{text[:100]!r} cannot be read as a YAML value")
 
 
 def parse_overrides(pairs: list[str]) -> dict[str, Any]:

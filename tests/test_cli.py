@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,31 +14,81 @@ from pathlib import Path
 import pytest
 from conftest import CHECKOUT, Hazards, Project, write_run
 
-COMMANDS = [
-    "doctor",
-    "train",
-    "find-batch",
-    "predict",
-    "study",
-    "compare",
-    "claims",
-    "report",
-    "data prepare",
-    "data list",
-    "data info",
-]
+from lsai_core.config import ModelConfig
+from lsai_lab.cli import app
+from lsai_lab.runs.session import Session
+
+COMMANDS = [name for name in app.COMMANDS if name != "data"] + ["data prepare", "data list", "data info"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(shared: Project, command: str) -> None:
     code, out, _ = shared.lsai(*command.split(), "--help")
     assert code == 0 and "Usage: " in out and len(out.splitlines()) > 5
+    assert f"lsai {command}" in " ".join(out.split())
 
 
-def test_the_list_of_commands(shared: Project) -> None:
-    code, out, _ = shared.lsai("--help")
-    assert code == 0
-    assert all(command.split()[0] in out for command in COMMANDS)
+def test_the_list_of_commands_needs_no_large_library_and_names_what_the_environment_sets(tmp_path: Path) -> None:
+    large = "[name for name in ('torch', 'numpy', 'pandas', 'pydantic', 'papermill', 'IPython') if name in sys.modules]"
+    code = f"import atexit, sys\nfrom lsai_lab.cli import main\natexit.register(lambda: print({large}))\nmain()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--help"],
+        capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]"
+    assert all(command.split()[0] in done.stdout for command in COMMANDS)
+    read = {
+        name
+        for folder in ("lsai_core", "lsai_lab")
+        for path in (CHECKOUT / folder).rglob("*.py")
+        for name in re.findall(r"environ(?:\.get\(|\[)\"(LSAI_\w+)", path.read_text(encoding="utf-8"))
+    }
+    inner = {"LSAI_PEER", "LSAI_BESIDE", "LSAI_LAUNCHER"}  # set by lsai for its processes
+    assert read - inner and all(name in done.stdout for name in read - inner), read
+
+
+def test_version_and_completion(shared: Project) -> None:
+    assert re.fullmatch(r"lsai \S+", shared.lsai("--version")[1].strip())
+    environment = {
+        **os.environ,
+        **shared.env,
+        "_LSAI_COMPLETE": "complete_bash",
+        "COMP_WORDS": "lsai co",
+        "COMP_CWORD": "1",
+    }
+    program = "import sys; sys.argv[0] = 'lsai'; from lsai_lab.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert done.stdout.split() == ["compare"]
+
+
+def test_a_model_is_predicted_without_a_checkout(tmp_path: Path) -> None:
+    shutil.copytree(CHECKOUT / "lsai_core", tmp_path / "site" / "lsai_core")
+    shutil.copytree(CHECKOUT / "lsai_lab", tmp_path / "site" / "lsai_lab")
+    words = [
+        "predict",
+        "--model",
+        "lab-tiny",
+        "--gpu",
+        "24GB",
+        "--json",
+        "--set",
+        "compile=false",
+        "--set",
+        "seq_len=64",
+    ]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("LSAI_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "lsai_lab.cli", *words],
+        capture_output=True, text=True, cwd=tmp_path, env={**environment, "PYTHONPATH": str(tmp_path / "site")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["peak_gib"] > 0
+
+
+def test_a_preset_from_the_command_line_is_the_whole_shape(new_project: Callable[..., Project]) -> None:
+    session = Session("cpu", root=new_project().root)
+    config = session.plan("memory", parts=["train"], overrides={"model": {"preset": "lab"}})[0].config
+    assert config.model.model_dump() == ModelConfig.model_validate({"preset": "lab"}).model_dump()
 
 
 def test_a_mistake_is_one_line_and_exit_code_2_of_a_real_process(shared: Project) -> None:
@@ -72,17 +124,15 @@ def test_ctrl_c_is_one_line_and_exit_code_130(shared: Project, monkeypatch: pyte
     )
 
 
-@pytest.mark.parametrize(
-    ("library", "said"), [("pandas", "before anything began"), ("torch", "finished runs are kept")]
-)
-def test_ctrl_c_while_libraries_are_imported_leaves_no_traceback(library: str, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("library", ["pandas", "torch", "typer"])
+def test_ctrl_c_while_libraries_are_imported_leaves_no_traceback(library: str, tmp_path: Path) -> None:
     (tmp_path / f"{library}.py").write_text("raise KeyboardInterrupt")
     done = subprocess.run(
         [sys.executable, "-m", "lsai_lab.cli", "study", "memory"],
         capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{CHECKOUT}"},
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (130, "")
-    assert done.stderr.strip().startswith("interrupted") and said in done.stderr and "Traceback" not in done.stderr
+    assert done.stderr.strip().startswith("interrupted") and "Traceback" not in done.stderr
 
 
 def test_the_installed_command_is_the_package(shared: Project) -> None:

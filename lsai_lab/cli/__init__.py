@@ -6,11 +6,15 @@ are imported when they are called for, so that Ctrl-C in these seconds ends with
 
 from __future__ import annotations
 
+import io
 import sys
 
 
 def main() -> None:
     """Entry point of the `lsai` command."""
+    for stream in (sys.stdout, sys.stderr):  # a locale that lacks a character must not end a command
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         _run()
     except KeyboardInterrupt:

@@ -1,19 +1,91 @@
-"""The commands of `lsai`, bound together; each group of them is one file here."""
+"""The commands of `lsai`. Each is imported when it is called: `lsai --help` loads neither torch nor pandas."""
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from lsai_lab.cli import cluster, data, runs
-from lsai_lab.cli.attention_table import attention_table
-from lsai_lab.cli.claims import claims
-from lsai_lab.cli.doctor import doctor
-from lsai_lab.cli.plot import plot
-from lsai_lab.cli.predict import predict_command
-from lsai_lab.cli.report import report
+# Name: (function, what it does, examples and further paragraphs).
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "doctor": ("doctor:doctor", "What this machine can and cannot run, why, and how to fix it.", "lsai doctor --json"),
+    "data": ("data:app", "Text for training: list, prepare, inspect.", "lsai data prepare stdlib --max-mb 5"),
+    "train": (
+        "runs:train",
+        "Train one variant of a study with your own settings and show what came out.",
+        "lsai train --technique flash_gradcp --batch-size 8 --dataset polish-docs\n\n"
+        "8-bit AdamW: --set optim.states=8bit; all states in host memory, also on one GPU: --set parallel.cpu_offload=true"
+        "\n\nFSDP2 over four GPUs or CPU processes: --set parallel.fsdp=4\n\n"
+        "Four processes share each long sequence: --technique flash_gradcp --set parallel.cp=4 --set seq_len=65536; for "
+        "still longer ones add --set saved_inputs=host --set blocks=fused --set mlp_chunk=8192",
+    ),
+    "find-batch": (
+        "runs:find_batch",
+        "Find the largest batch of a variant that trains on this machine.",
+        "lsai find-batch --technique bf16",
+    ),
+    "predict": (
+        "predict:predict_command",
+        "Predict peak memory and step time of a training run on any GPU, without one.",
+        "Will it fit, and with which technique? lsai predict --model llama3-8b --gpu rtx4090 --techniques\n\n"
+        "The longest sequence that memory allows, and the host memory it needs: lsai predict --model llama3-8b --gpu h200 "
+        "--longest --set grad_checkpoint=full\n\nA study's run: lsai predict --study speed --variant attention",
+    ),
+    "study": (
+        "runs:study",
+        "Run every variant of a study that is not recorded yet.",
+        "lsai study memory --only 'bf16,*_gradcp' --dry-run\n\n"
+        "lsai study ablation (the same loss), lsai study fsdp --parts weak (scaling), lsai study largest --parts train_layers"
+        "\n\nThe studies are the files of params/studies.",
+    ),
+    "compare": (
+        "runs:compare",
+        "Compare the recorded runs of a study in a table.",
+        "lsai compare memory --recorded --machine h200",
+    ),
+    "record": (
+        "runs:record",
+        "Copy finished runs into reports/recorded/, to be committed.",
+        "lsai record memory --machine h200",
+    ),
+    "submit": (
+        "cluster:submit",
+        "Submit a study to a Slurm cluster, and a report job after it.",
+        "lsai submit course --cluster slurm --per-variant --dry-run",
+    ),
+    "jobs": ("cluster:jobs", "List the submitted jobs: state, elapsed time, outcome, log.", "lsai jobs --json"),
+    "cancel": ("cluster:cancel", "Cancel submitted jobs, with the report jobs that follow them.", "lsai cancel 4711"),
+    "claims": ("claims:claims", "Recompute every headline statement from the records.", "lsai claims --json"),
+    "attention-table": (
+        "attention_table:attention_table",
+        "The table behind attention's auto, made from the records.",
+        "lsai attention-table --write",
+    ),
+    "report": (
+        "report:report",
+        "Run the studies, execute the chapters and render the report.",
+        "lsai report --only machine,memory\n\nlsai report --no-run",
+    ),
+}
+
+ENVIRONMENT = """Environment variables:
+
+LSAI_ROOT: the project's folder, with params/ and notebooks/ (default: at or above the current folder)
+
+LSAI_RUNS, LSAI_DATA: records of runs; datasets and downloads (default: runs/ and data/ in the project)
+
+LSAI_MACHINE: name of this machine in the records (default: from its GPU or its number of cores)
+
+LSAI_MEMORY_GIB: this machine's memory, where the system reports less than there is
+
+LSAI_COMMIT: the commit that records name, where the project is no git checkout
+
+LSAI_PROFILE: profile of notebooks, instead of the one detected; LSAI_STOP_GRACE_S: seconds that a stopped run has to save
+
+LSAI_ACCOUNT: account for cluster jobs; LSAI_SPEAKLEASH_URL: another server for Speakleash's datasets"""
 
 
 class Interrupted(Exception):
@@ -21,6 +93,37 @@ class Interrupted(Exception):
 
 
 class _Commands(TyperGroup):
+    """Imports a command when it is called; for a list of commands their one line each is enough."""
+
+    _listing = False
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        place, what, examples = COMMANDS[cmd_name]
+        if self._listing:
+            return TyperCommand(cmd_name, help=what)
+        module, _, name = place.partition(":")
+        found = getattr(importlib.import_module(f"lsai_lab.cli.{module}"), name)
+        options = {"help": f"{what}\n\nExamples:\n\n{examples}", "short_help": what}
+        if isinstance(found, typer.Typer):
+            found.info.help = options["help"]
+            return typer.main.get_group(found)
+        one = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        one.command(cmd_name, **options)(found)  # type: ignore[arg-type]
+        return typer.main.get_command(one)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self._listing = True
+        super().format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        self._listing = True
+        return super().shell_complete(ctx, incomplete)
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -31,48 +134,25 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Run experiments on large-scale AI engineering and write the lab report, every number traceable to its run.",
+    epilog=ENVIRONMENT,
 )
-app.command("doctor", help="What this machine can and cannot run, why, and how to fix it.")(doctor)
-app.add_typer(data.app, name="data")
-app.command(
-    "train",
-    help="Train one variant of a study with your own settings and show what came out.\n\nExamples:\n\n"
-    "lsai train --technique flash_gradcp --batch-size 8 --dataset polish-docs\n\n"
-    "8-bit AdamW: --set optim.states=8bit; all states in host memory, also on one GPU: --set parallel.cpu_offload=true\n\n"
-    "FSDP2 over four GPUs or CPU processes: --set parallel.fsdp=4\n\n"
-    "Four processes share each long sequence: --technique flash_gradcp --set parallel.cp=4 --set seq_len=65536; for still "
-    "longer ones add --set saved_inputs=host --set blocks=fused --set mlp_chunk=8192",
-)(runs.train)
-app.command("find-batch", help="Find the largest batch of a variant that trains on this machine.")(runs.find_batch)
-app.command(
-    "predict",
-    help="Predict peak memory and step time of a training run on any GPU, without one.\n\nExamples:\n\n"
-    "Will it fit, and with which technique? lsai predict --model llama3-8b --gpu rtx4090 --techniques\n\n"
-    "The longest sequence that memory allows, and the host memory it needs: lsai predict --model llama3-8b --gpu h200 "
-    "--longest --set grad_checkpoint=full\n\n"
-    "A study's run: lsai predict --study speed --variant attention",
-)(predict_command)
-app.command(
-    "study",
-    help="Run every variant of a study that is not recorded yet.\n\nThe studies are the files of params/studies; among them: "
-    "memory, course, attention, speed, fp8, and for several GPUs\n\n"
-    "lsai study ablation (the same loss), lsai study fsdp --parts weak (scaling), lsai study largest --parts train_layers",
-)(runs.study)
-app.command("compare", help="Compare the recorded runs of a study in a table.")(runs.compare)
-app.command(
-    "plot",
-    help="Draw the plots of a plot configuration from the newest runs of its study.\n\nThe file lists plots: lines (a "
-    "column of metrics.jsonl against step, tokens or time) and bars (a result of summary.json, with its spread over repeats), "
-    "each with label, unit, smoothing, log scale and variants; params/plots/course.yaml explains the keys.",
-    short_help="Draw the plots of a plot configuration.",
-)(plot)
-app.command("record", help="Copy finished runs into reports/recorded/, to be committed.")(runs.record)
-app.command("submit", help="Submit a study to a Slurm cluster, and a report job after it.")(cluster.submit)
-app.command("jobs", help="List the submitted jobs: state, elapsed time, outcome, log.")(cluster.jobs)
-app.command("cancel", help="Cancel submitted jobs, with the report jobs that follow them.")(cluster.cancel)
-app.command("claims", help="Recompute every headline statement from the records.")(claims)
-app.command("attention-table", help="The table behind attention's auto, made from the records.")(attention_table)
-app.command("report", help="Run the studies, execute the chapters and render the report.")(report)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            print(f"lsai {version('lsai')}")
+        except PackageNotFoundError:
+            print("lsai (not installed; used from its folder)")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version.")
+    ] = False,
+) -> None:
+    pass

@@ -1,4 +1,4 @@
-"""`lsai data`: see, fetch, prepare and measure the text that training reads."""
+"""`lsai data`: see, fetch and prepare the text that training reads."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import typer
 from lsai_core.config import DataConfig
 from lsai_core.errors import UserError
 from lsai_core.strict import validated
-from lsai_lab.data.bench import bench as run_bench
 from lsai_lab.data.dataset import Dataset, data_root, find_datasets, read_meta
 from lsai_lab.data.prepare import prepare as prepare_dataset
 from lsai_lab.data.sources import KINDS
 from lsai_lab.data.speakleash import base_url, get_manifest, list_names
 
-app = typer.Typer(no_args_is_help=True, help="Text for training: list, prepare, inspect, measure.")
+app = typer.Typer(no_args_is_help=True)
 
 RootOption = Annotated[
     Path | None,
@@ -73,18 +72,6 @@ def info(
         known = ", ".join(folders) or "none"
         raise UserError(f"no prepared dataset {name!r} in {root or data_root()}; there is: {known}")
     _show(Dataset(matches[0] if matches else Path(name)))
-
-
-@app.command()
-def bench(
-    mb: Annotated[float, typer.Option(min=1, help="How much text (MB).")] = 500,
-    source: Annotated[str, typer.Option(help="Source whose text is repeated with variations.")] = "stdlib",
-    vocab_size: Annotated[int, typer.Option(help="Size of the BPE vocabulary.")] = 10_000,
-    root: RootOption = None,
-) -> None:
-    """Speed of `prepare` against `tokenizers.encode_batch` alone on the same text, and peak memory."""
-    for key, value in run_bench(source, mb, vocab_size, root or data_root()).items():
-        print(f"{key:22} {value}")
 
 
 def _show(dataset: Dataset) -> None:

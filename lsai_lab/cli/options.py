@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from lsai_core.errors import UserError
 from lsai_core.files import deep_merge
 from lsai_lab.files import parse_overrides
 
@@ -33,5 +34,8 @@ def overrides_from(
 
 
 def names(text: str | None) -> list[str]:
-    """A comma-separated list as given on the command line."""
-    return [name.strip() for name in (text or "").split(",") if name.strip()]
+    """A comma-separated list as given on the command line. Raises UserError for a list of nothing, which would select all."""
+    found = [name.strip() for name in (text or "").split(",") if name.strip()]
+    if text is not None and not found:
+        raise UserError(f"expected names separated by commas, got {text!r}; leave the option out to select everything")
+    return found

@@ -12,12 +12,12 @@ from tqdm import tqdm
 from lsai_core.config import TrainConfig
 from lsai_core.errors import UserError
 from lsai_core.files import deep_merge
-from lsai_core.profiling.predict import GPUS, Estimate, Gpu, Prediction, estimate, find_gpu, longest, predict, verdict
+from lsai_core.profiling.predict import GPUS, Gpu, Prediction, estimate, find_gpu, longest, predict, verdict
 from lsai_core.profiling.predict import techniques as known_techniques
 from lsai_core.strict import validated
+from lsai_lab.environment import gpu_facts
+from lsai_lab.files import repo_root
 from lsai_lab.report.prediction.data import measured_ceilings
-from lsai_lab.runs.session import Session
-from lsai_lab.runs.study import detect_profile
 
 _DEFAULTS: dict[str, Any] = {"precision": "bf16", "compile": True, "seq_len": 4096, "batch_size": 1}
 
@@ -37,36 +37,39 @@ def answer(
 ) -> None:
     """Print what is asked for: memory and time, or the longest sequence, or a comparison of techniques."""
     target = None if gpu is None else find_gpu(gpu)
-    session = Session(profile)
-    if profile is None:  # the study as the GPU would run it, not as this machine would
-        name = target.driver_name if target else session.env["gpu"] or "any GPU"
-        session = Session(detect_profile(session.root, name))
-    config = _config(session, question)
+    config = _of_model(question) if question.study is None else _of_study(question, target, profile)
+    if find_longest and techniques:
+        raise UserError("--longest and --techniques are two questions; ask one of them")
     if find_longest:
-        if techniques:
-            raise UserError("--longest and --techniques are two questions; ask one of them")
-        _show_longest(config, target or find_gpu(_this_gpu(session)), session, as_json)
-        return
-    if techniques:
-        _show_techniques(config, target or find_gpu(_this_gpu(session)), session)
-        return
-    _show(config, predict(config), [target] if target else list(GPUS), session, as_json)
+        _show_longest(config, target or _this_gpu(), as_json)
+    elif techniques:
+        _show_techniques(config, target or _this_gpu())
+    else:
+        _show(config, predict(config), [target] if target else list(GPUS), as_json)
 
 
-def _config(session: Session, question: Question) -> TrainConfig:
-    study, variant, model, overrides = question.study, question.variant, question.model, question.overrides
-    if (study is None) == (model is None):
+def _of_model(question: Question) -> TrainConfig:
+    """A preset's model; needs no checkout."""
+    if question.model is None:
         raise UserError("say what to predict: --study with --variant, or --model with a preset's name")
-    if study is None:
-        if variant is not None:
-            raise UserError("--variant belongs to a study; add --study, or leave it out")
-        data = deep_merge(_DEFAULTS | {"model": {"preset": model}}, overrides)
-        # Of the text nothing matters; the smallest vocabulary fits any model.
-        data = deep_merge({"data": {"vocab_size": 257}}, data)
-        return validated(TrainConfig, data, f"--model {model}")
-    from lsai_lab.runs.study import resolve, select_variants
+    if question.variant is not None:
+        raise UserError("--variant belongs to a study; add --study, or leave it out")
+    # Of the text nothing matters; the smallest vocabulary fits any model.
+    data = {"data": {"vocab_size": 257}, **_DEFAULTS, "model": {"preset": question.model}}
+    return validated(TrainConfig, deep_merge(data, question.overrides), f"--model {question.model}")
+
+
+def _of_study(question: Question, target: Gpu | None, profile: str | None) -> TrainConfig:
+    """A variant of a study as the GPU would run it, not as this machine would, unless a profile is named."""
+    from lsai_lab.runs.session import Session
+    from lsai_lab.runs.study import detect_profile, resolve, select_variants
     from lsai_lab.searches.model_search import ModelSearchConfig
 
+    study, variant, overrides = question.study, question.variant, question.overrides
+    if study is None or question.model is not None:
+        raise UserError("say what to predict: --study with --variant, or --model with a preset's name")
+    name = target.driver_name if target else gpu_facts()["gpu"] or "any GPU"
+    session = Session(profile or detect_profile(repo_root(), name))
     loaded = session.study(study)
     chosen = select_variants(loaded, [variant] if variant else [next(iter(loaded.variants))], [])[0]
     for name, part in loaded.parts.items():
@@ -79,19 +82,31 @@ def _config(session: Session, question: Question) -> TrainConfig:
     raise UserError(f"study {study} trains no variant {chosen} with this package's trainer")
 
 
-def _this_gpu(session: Session) -> str:
-    name = session.env["gpu"]
+def _this_gpu() -> Gpu:
+    name = gpu_facts()["gpu"]
     if name is None:
         raise UserError(f"this machine has no GPU; say which one with --gpu: {', '.join(gpu.name for gpu in GPUS)}")
-    return str(name)
+    return find_gpu(str(name))
 
 
-def _show(config: TrainConfig, prediction: Prediction, gpus: list[Gpu], session: Session, as_json: bool) -> None:
-    rows = []
-    for gpu in gpus:
-        time = estimate(config, gpu, measured_ceilings(gpu, session.root / "reports"))
-        rows.append({"GPU": gpu.name, "memory GiB": gpu.memory_gib, "share": prediction.peak / gpu.memory_gib,
-                     "verdict": verdict(prediction.peak, gpu), **_time_columns(time)})  # fmt: skip
+def _time(config: TrainConfig, gpu: Gpu) -> dict[str, Any]:
+    """Columns of an estimated step, by ceilings that the committed records of this GPU hold, where there is a checkout."""
+    try:
+        ceilings = measured_ceilings(gpu, repo_root() / "reports")
+    except UserError:
+        ceilings = {}
+    time = estimate(config, gpu, ceilings)
+    if time is None:
+        return {"step s": None, "tokens/s": None, "ceilings": "none known"}
+    return {"step s": time.step_s, "tokens/s": time.tokens_per_s, "ceilings": time.source}
+
+
+def _show(config: TrainConfig, prediction: Prediction, gpus: list[Gpu], as_json: bool) -> None:
+    rows = [
+        {"GPU": gpu.name, "memory GiB": gpu.memory_gib, "share": prediction.peak / gpu.memory_gib,
+         "verdict": verdict(prediction.peak, gpu), **_time(config, gpu)}
+        for gpu in gpus
+    ]  # fmt: skip
     if as_json:
         print(json.dumps({"peak_gib": prediction.peak, "phases_gib": prediction.phases, "parts_gib": prediction.parts,
                           "host_gib": prediction.host, "gpus": rows}, indent=1))  # fmt: skip
@@ -109,13 +124,7 @@ def _show(config: TrainConfig, prediction: Prediction, gpus: list[Gpu], session:
         print("Too large: --techniques with --gpu shows what would fit, and how.")
 
 
-def _time_columns(time: Estimate | None) -> dict[str, Any]:
-    if time is None:
-        return {"step s": None, "tokens/s": None, "ceilings": "none known"}
-    return {"step s": time.step_s, "tokens/s": time.tokens_per_s, "ceilings": time.source}
-
-
-def _show_techniques(task: TrainConfig, gpu: Gpu, session: Session) -> None:
+def _show_techniques(task: TrainConfig, gpu: Gpu) -> None:
     with tqdm(total=len(known_techniques.TECHNIQUES) + 1, unit="technique", leave=False, disable=None) as bar:
 
         def on_next(name: str) -> None:
@@ -123,11 +132,10 @@ def _show_techniques(task: TrainConfig, gpu: Gpu, session: Session) -> None:
             bar.update()
 
         rows = known_techniques.compare(task, gpu, on_next)
-    ceilings = measured_ceilings(gpu, session.root / "reports")
     table = pd.DataFrame(
         {"technique": row.name, "GPUs": row.config.parallel.world_size, "peak GiB": row.prediction.peak,
          "host GiB": row.prediction.host or None, "verdict": verdict(row.prediction.peak, gpu),
-         **_time_columns(estimate(row.config, gpu, ceilings))}
+         **_time(row.config, gpu)}
         for row in rows
     )  # fmt: skip
     print(f"{describe(task)}\n\nOn {gpu.name} ({gpu.memory_gib:g} GiB):\n" + _table(table))
@@ -140,9 +148,9 @@ def _show_techniques(task: TrainConfig, gpu: Gpu, session: Session) -> None:
             print("Its settings: " + " ".join(f"--set {pair}" for pair in settings))
 
 
-def _show_longest(config: TrainConfig, gpu: Gpu, session: Session, as_json: bool) -> None:
+def _show_longest(config: TrainConfig, gpu: Gpu, as_json: bool) -> None:
     found = longest(config, gpu)
-    time = _time_columns(estimate(found.config, gpu, measured_ceilings(gpu, session.root / "reports")))
+    time = _time(found.config, gpu)
     peak, gpus = found.prediction.peak, found.config.parallel.world_size
     if as_json:
         print(json.dumps({"tokens": found.tokens, "limited_by_memory": found.limited, "gpus": gpus, "peak_gib": peak,

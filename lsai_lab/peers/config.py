@@ -40,7 +40,7 @@ class PeerConfig(Strict):
     batch_size: int = Field(8, gt=0)
     steps: int = Field(60, gt=0)
     skip_steps: int = Field(5, ge=1, description="first steps that speed figures leave out (warm-up, compilation)")
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**32)
     optim: OptimConfig = OptimConfig()
     parallel: ParallelConfig = ParallelConfig()
     packages: dict[str, str | None] = Field(

@@ -234,7 +234,12 @@ def resolve(study: Study, variant: str, part: str, repeat: int, overrides: dict[
     # What the part sets can be overridden, too; everything else from the command line belongs to the variant's config.
     for_part = {key: value for key, value in overrides.items() if key in spec.settings}
     for_config = {key: value for key, value in overrides.items() if key not in spec.settings}
-    config = deep_merge(deep_merge(study.base, study.variants[variant].config), for_config)
+    config = deep_merge(study.base, study.variants[variant].config)
+    if {"preset", "scaling_factor"} & set(
+        for_config.get("model") or {}
+    ):  # a whole shape: none of the study's keys stay
+        config = {**config, "model": {}}
+    config = deep_merge(config, for_config)
     merged = cls.from_study(config, deep_merge(spec.settings, for_part))
     seed = merged.get("seed", 0)
     if "seed" in cls.model_fields and isinstance(seed, int):

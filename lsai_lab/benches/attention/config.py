@@ -69,7 +69,7 @@ class AttentionBenchConfig(Strict):
         2.0, gt=0, description="no forward plus backward that is expected to take longer is started"
     )
     budget_s: float = Field(300.0, gt=0, description="after this time no new point is started")
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**32)
 
     _known_backends = field_validator("backends")(_known)
 

@@ -58,7 +58,7 @@ class ContextBenchConfig(Strict):
         60.0, gt=0, description="a point that takes longer has failed, and its processes are ended"
     )
     budget_s: float = Field(100.0, gt=0, description="of measuring, without starts; after it no point is started")
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**32)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
