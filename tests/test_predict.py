@@ -32,6 +32,7 @@ from lsai_core.profiling.predict import (
     verdict,
 )
 from lsai_core.profiling.predict.messages import held_back
+from lsai_core.profiling.predict.prediction import OUTSIDE_GIB
 from lsai_core.profiling.predict.simulate import simulate
 from lsai_core.profiling.predict.techniques import compare as compare_techniques
 from lsai_core.profiling.predict.techniques import first_that_fits, settings_of
@@ -216,7 +217,7 @@ def test_450_thousand_tokens_on_one_gpu() -> None:
     base = {"model": {"preset": "llama3-8b"}, "seq_len": 450_560, "batch_size": 1, "grad_checkpoint": "full"}
     h200, saving = find_gpu("h200"), {"mlp_chunk": 8192, "saved_inputs": "host"}
     whole = [predict(course(**base)), predict(course(**base, mlp_chunk=8192)), predict(course(**base, **saving))]
-    assert [verdict(found.peak, h200) for found in whole] == ["too large", "too large", "fits"]
+    assert [verdict(found, h200) for found in whole] == ["too large", "too large", "fits"]
     assert whole[2].host == pytest.approx(32 * 450_560 * 4096 * 2 / 2**30)
     inputs = 450_560 * 4096 * 2 / 2**30
     assert whole[2].phases["forward"] < 45 + 3 + 6 * inputs  # weights, moments; logits of a chunk, the head's gradient
@@ -233,14 +234,16 @@ def test_450_thousand_tokens_on_one_gpu() -> None:
     ids=str,
 )
 def test_the_longest_sequence_fits_and_a_longer_one_does_not(changes: dict[str, Any]) -> None:
-    gpu, unit = Gpu("small", "small", 0.75, 100, 10, False), 1024 * (8 if "parallel" in changes else 1)
+    gpu, unit = Gpu("small", "small", 1.35, 100, 10, False), 1024 * (8 if "parallel" in changes else 1)
     found = longest(tiny(**changes), gpu)
     assert found.limited and found.tokens % unit == 0 and found.tokens >= changes.get("attention", {}).get("window", 0)
-    assert found.prediction == predict(found.config) and verdict(found.prediction.peak, gpu) == "fits"
+    assert found.prediction == predict(found.config) and verdict(found.prediction, gpu) == "fits"
     assert found.tokens > unit
-    step_up = max(unit, -(-found.tokens // 100 // unit) * unit)  # 1 %, or the next possible length
+    step_up = (
+        -(-found.tokens // 10 // unit) * unit
+    )  # memory falls into pieces otherwise at every length: a tenth is clear
     longer = predict(tiny(**{**changes, "seq_len": found.tokens + step_up}))
-    assert verdict(longer.peak, gpu) != "fits"
+    assert verdict(longer, gpu) != "fits"
     assert found.host_gib == found.prediction.host * found.config.parallel.world_size
 
 
@@ -294,7 +297,9 @@ def test_every_fp8_recipe_is_predicted_without_its_package(recipe: str) -> None:
 def test_verdicts_and_names_of_gpus() -> None:
     h200 = find_gpu("nvidia h200")
     assert find_gpu("H200") is h200 and find_gpu("rtx4090").memory_gib < 24
-    assert [verdict(h200.memory_gib * share, h200) for share in (0.5, 0.93, 0.99)] == ["fits", "tight", "too large"]
+    found = predict(tiny())
+    sizes = [Gpu("", "", share * found.needs + OUTSIDE_GIB, 1, 1, False) for share in (0.95, 1.01, 1.5)]
+    assert [verdict(found, gpu) for gpu in sizes] == ["too large", "tight", "fits"]
     with pytest.raises(UserError, match="known: RTX 4090") as error:
         find_gpu("voodoo2")
     assert "\n" not in str(error.value)

@@ -104,7 +104,7 @@ def _time(config: TrainConfig, gpu: Gpu) -> dict[str, Any]:
 def _show(config: TrainConfig, prediction: Prediction, gpus: list[Gpu], as_json: bool) -> None:
     rows = [
         {"GPU": gpu.name, "memory GiB": gpu.memory_gib, "share": prediction.peak / gpu.memory_gib,
-         "verdict": verdict(prediction.peak, gpu), **_time(config, gpu)}
+         "verdict": verdict(prediction, gpu), **_time(config, gpu)}
         for gpu in gpus
     ]  # fmt: skip
     if as_json:
@@ -134,7 +134,7 @@ def _show_techniques(task: TrainConfig, gpu: Gpu) -> None:
         rows = known_techniques.compare(task, gpu, on_next)
     table = pd.DataFrame(
         {"technique": row.name, "GPUs": row.config.parallel.world_size, "peak GiB": row.prediction.peak,
-         "host GiB": row.prediction.host or None, "verdict": verdict(row.prediction.peak, gpu),
+         "host GiB": row.prediction.host or None, "verdict": verdict(row.prediction, gpu),
          **_time(row.config, gpu)}
         for row in rows
     )  # fmt: skip

@@ -77,13 +77,13 @@ def largest_predicted(train: TrainConfig, grow: Grow, *, gpu_gib: float, host_li
     """The largest size in 1..max_size whose training step may fit GPUs of `gpu_gib`, as predictions go; 1 if none may."""
     # Not needed by the processes of a try.
     from lsai_core.profiling.predict.aim import largest_within
-    from lsai_core.profiling.predict.prediction import POSSIBLE, predict
+    from lsai_core.profiling.predict.prediction import OUTSIDE_GIB, predict
 
-    limit = POSSIBLE * gpu_gib
+    limit = gpu_gib - OUTSIDE_GIB
     last = _largest(max_size, lambda size: _fits_host(grown(train, grow, size), host_limit_gib))
     begin = _largest(last, lambda size: device_gib(grown(train, grow, size), "train") <= limit)
     found, _ = largest_within(
-        lambda size: predict(grown(train, grow, size)).peak, limit, first=1, last=last, begin=begin, stride=_STRIDE
+        lambda size: predict(grown(train, grow, size)).needs, limit, first=1, last=last, begin=begin, stride=_STRIDE
     )
     return max(1, found)
 

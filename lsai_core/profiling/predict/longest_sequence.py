@@ -12,7 +12,7 @@ from lsai_core.config import TrainConfig
 from lsai_core.errors import UserError
 from lsai_core.profiling.predict.aim import largest_within
 from lsai_core.profiling.predict.gpus import Gpu
-from lsai_core.profiling.predict.prediction import SURE, Prediction, predict
+from lsai_core.profiling.predict.prediction import Prediction, predict, usable_gib
 
 # Tokens: where the search begins, per GPU, and where it ends. Positions up to 2^24 are exact in the fp32 of rotary tables.
 FIRST, LAST = 2**16, 2**24
@@ -45,14 +45,14 @@ def longest(config: TrainConfig, gpu: Gpu) -> Longest:
     the shortest is too long.
     """
     unit = _STEP * (2 * config.parallel.cp if config.parallel.cp > 1 else 1)
-    limit = SURE * gpu.memory_gib
+    limit = usable_gib(gpu)
     smallest, largest = -(-(config.attention.window or 1) // unit), LAST // unit
 
     def at(units: int) -> TrainConfig:
         return config.model_copy(update={"seq_len": units * unit})
 
     fits, seen = largest_within(
-        lambda units: predict(at(units)).peak, limit,
+        lambda units: predict(at(units)).needs, limit,
         first=smallest, last=largest, begin=FIRST * config.parallel.cp // unit, stride=_STRIDE,
     )  # fmt: skip
     if fits not in seen:

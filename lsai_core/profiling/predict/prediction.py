@@ -1,36 +1,35 @@
 """Peak memory of a run on each GPU, with its parts, and whether that fits.
 
-The simulated step knows tensors only. What a run's libraries take from the same allocator is one constant, measured: two
-cuBLAS workspaces of 32 MiB (one for the thread of the forward pass, one for autograd's) and small change; it is the difference
-between the optimizer phase of the recorded memory study on an H200 and the bytes of weights, gradients and states. The driver's own
-context and NCCL's buffers lie outside the allocator, and so does what it reserves beyond what is allocated: hence the
-margins of `verdict`.
+The simulated step knows tensors only. What a run's libraries take from the same allocator is one constant: two cuBLAS workspaces of
+32 MiB, one for the thread of the forward pass, one for autograd's. What the allocator reserves beyond that, and whether it gets by with
+a GPU's memory, is found by replaying the step (`replay.py`). The driver's own context lies outside (`OUTSIDE_GIB`).
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Literal
 
 from lsai_core.config import TrainConfig
 from lsai_core.facts import deciding
 from lsai_core.profiling.predict.gpus import Gpu
 from lsai_core.profiling.predict.remembered import remembered
+from lsai_core.profiling.predict.replay import WORKSPACE, Replayed, replay
 from lsai_core.profiling.predict.simulate import simulate
 from lsai_core.profiling.predict.stand_ins import FUSED_KERNELS, expected_kernel
+from lsai_core.training.precision import weight_dtype
 
 GIB = 2**30
-LIBRARIES_GIB = 72 / 1024
+LIBRARIES_GIB = 2 * WORKSPACE / GIB
 PARTS = (
     "weights", "gradients", "optimizer", "activations", "loss", "FSDP buffers", "messages", "kernel scratch", "libraries",
 )  # fmt: skip
 
-# Shares of a GPU's memory up to which a predicted peak is called to fit, and up to which it may. Most recorded searches for the
-# largest batch on an H200 ended at 0.94 to 0.96; two with gradient checkpointing at 0.75, in fragmented memory (the chapter
-# shows them).
-SURE, POSSIBLE = 0.90, 0.96
+OUTSIDE_GIB = 0.6  # the driver's context and the kernels' code
+MARGIN = 0.03  # of a GPU's memory: predictions of reserved memory are that true
 
 Verdict = Literal["fits", "tight", "too large"]
 
@@ -43,6 +42,29 @@ class Prediction:
     phases: dict[str, float]
     parts: dict[str, float]
     host: float  # in host memory: slices of weights, gradients and optimizer states (CPU offload), block inputs
+    reserved: float  # what the caching allocator takes from a GPU with memory to spare; 0 on a CPU
+    _replay: Callable[..., Replayed] | None = field(default=None, repr=False, compare=False)
+    _messages: float = field(default=0.0, repr=False, compare=False)
+
+    def on_gpu_with(self, available_gib: float, *, expandable: bool = False, collect_above: float = 0.0) -> Replayed:
+        """The first steps where the allocator may reserve `available_gib`; with its settings `expandable_segments` and
+        `garbage_collection_threshold`."""
+        assert self._replay is not None, "predicted for a CPU"
+        limit = max(0, int((available_gib - self._messages) * GIB))
+        return self._replay(limit=limit, expandable=expandable, collect_above=collect_above)
+
+    @functools.cached_property
+    def needs(self) -> float:
+        """The least that the allocator must be able to reserve, so that later steps need not give memory back and take it again.
+
+        Where it can have more it reserves more: gaps that it could do without.
+        """
+        low, high = self.peak, max(self.peak, self.reserved)
+        while high - low > 0.003 * high:
+            middle = (low + high) / 2
+            found = self.on_gpu_with(middle)
+            low, high = (low, middle) if found.fits and not found.flushes_late else (middle, high)
+        return high
 
 
 def predict(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu", "cpu"] = "gpu") -> Prediction:
@@ -70,17 +92,23 @@ def _predicted(decisive: str, kernel: str | None, on: Literal["gpu", "cpu"]) -> 
     parts = (
         dict.fromkeys(PARTS, 0.0) | {name: size / GIB for name, size in result.parts.items()} | {"libraries": libraries}
     )
+    # Initial values are drawn in fp32, whole, also where a process keeps a slice.
+    drawn = 4 / weight_dtype(config.precision).itemsize * config.parallel.shards
+    again = functools.partial(replay, result, drawn=drawn) if on == "gpu" else None
+    messages = result.parts.get("messages", 0) / GIB
     return Prediction(
         peak=result.peak / GIB + libraries,
         phases={name: size / GIB + libraries for name, size in result.phases.items()},
         parts=parts,
         host=_host_gib(config),
+        reserved=again().reserved / GIB + messages if again else 0.0,
+        _replay=again,
+        _messages=messages,
     )
 
 
 def _host_gib(config: TrainConfig) -> float:
     from lsai_core.model import count_parameters
-    from lsai_core.training.precision import weight_dtype
     from lsai_core.training.saved_inputs import host_gib
 
     total = 0.0
@@ -90,7 +118,17 @@ def _host_gib(config: TrainConfig) -> float:
     return total / GIB + host_gib(config)
 
 
-def verdict(peak_gib: float, gpu: Gpu) -> Verdict:
-    """Whether a predicted peak fits `gpu`; `tight`: fragmentation decides."""
-    share = peak_gib / gpu.memory_gib
-    return "fits" if share <= SURE else "tight" if share <= POSSIBLE else "too large"
+def verdict(prediction: Prediction, gpu: Gpu) -> Verdict:
+    """Whether a run fits `gpu`, by replaying it there.
+
+    `fits`: it gets through with 3 % of the memory to spare. `tight`: it gets through, but with less, or only by giving cached memory
+    back to the driver in every step, which is slow. Otherwise `too large`.
+    """
+    if prediction.reserved <= usable_gib(gpu) or prediction.needs <= usable_gib(gpu):
+        return "fits"
+    return "tight" if prediction.on_gpu_with(gpu.memory_gib - OUTSIDE_GIB).fits else "too large"
+
+
+def usable_gib(gpu: Gpu) -> float:
+    """What a run may need and surely fit."""
+    return (1 - MARGIN) * gpu.memory_gib - OUTSIDE_GIB

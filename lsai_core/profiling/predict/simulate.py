@@ -3,15 +3,11 @@
 The model is shaped on the meta device, given fake parameters, converted, fused and sharded by the project's own code, and
 `train_step` runs over it. Where the model is sharded FSDP2 itself runs, as rank 0 of a process group that only pretends to
 communicate. The optimizer's states exist from the start, as they do in every step but the first.
-
-Blocks are alike, so a deep model is not run at its depth. The step is cut into segments, a block's forward pass or its backward
-pass, counted from the model's first block or from its last (`depth.py`): two shallow models give each segment's peak at any depth.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,12 +24,11 @@ from lsai_core.config import TrainConfig
 from lsai_core.errors import UserError
 from lsai_core.model import Transformer
 from lsai_core.profiling.predict.compiled import compiled
-from lsai_core.profiling.predict.depth import Segment, Segments, at_any_depth
 from lsai_core.profiling.predict.messages import held_back
 from lsai_core.profiling.predict.purposes import named_purposes
 from lsai_core.profiling.predict.stand_ins import EngineLinear, FusedRMSNorm, behaviour, expected_kernel
 from lsai_core.profiling.predict.tracker import PurposeTracker
-from lsai_core.recompute import PERIOD, BlockCheckpoint, of_block
+from lsai_core.recompute import BlockCheckpoint, of_block
 from lsai_core.training import step
 from lsai_core.training.adam8bit import MOMENTS, moments_of
 from lsai_core.training.precision import residual_dtype, weight_dtype
@@ -41,16 +36,21 @@ from lsai_core.training.saved_inputs import HostInputs, blocks_on_host
 
 CPU = torch.device("cpu")
 Plan = Callable[..., Any]  # a compiled block: its tensors and its arguments
-Plans = dict[BlockCheckpoint, Plan]
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """Bytes of one process: the peak of each phase, the largest of them, and how that one divides over purposes."""
+    """Bytes of one process: the peak of each phase, the largest of them, and how that one divides over purposes.
+
+    `events`: all births and deaths (see `PurposeTracker`); `marks`: how many came before the weights, the optimizer's states,
+    the step's input ("activations"), and its phases.
+    """
 
     phases: dict[str, int]
     peak: int
     parts: dict[str, int]
+    events: list[int]
+    marks: dict[str, int]
 
 
 def simulate(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu", "cpu"] = "gpu") -> Simulated:
@@ -63,24 +63,20 @@ def simulate(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu
     if on == "cpu":
         config = config.model_copy(update={"compile": False})
     kernel = kernel or expected_kernel(config)
-    plans: Plans = {}
-
-    def at_depth(n_layers: int) -> Segments:
-        model = config.model.model_copy(update={"n_layers": n_layers})
-        return _one_step(config.model_copy(update={"model": model}), on, plans)
-
     with _world(config), behaviour(kernel, on), torch.random.fork_rng(devices=[]):
-        highest = at_any_depth(
-            at_depth, config.model.n_layers, unlike_at_the_end=config.inputs_on_gpu, period=_period(config)
-        )
-    phases: dict[str, int] = {}
+        highest, events, marks = _one_step(config, on)
     messages = held_back(config) if on == "gpu" else 0
-    for segment, bytes_of in highest.items():
-        if segment.phase != "optimizer":
+    for phase, bytes_of in highest.items():
+        if phase != "optimizer":
             bytes_of["messages"] += messages
-        phases[segment.phase] = max(phases.get(segment.phase, 0), bytes_of.total())
     largest = max(highest.values(), key=Counter.total)
-    return Simulated(phases, largest.total(), {purpose: size for purpose, size in largest.items() if size})
+    return Simulated(
+        phases={phase: bytes_of.total() for phase, bytes_of in highest.items()},
+        peak=largest.total(),
+        parts={purpose: size for purpose, size in largest.items() if size},
+        events=events,
+        marks=marks,
+    )
 
 
 @contextlib.contextmanager
@@ -100,28 +96,25 @@ def _world(config: TrainConfig) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _period(config: TrainConfig) -> int:
-    """Blocks that lie so far apart are alike."""
-    return len({of_block(config.grad_checkpoint, index) for index in range(PERIOD)})
-
-
-def _one_step(config: TrainConfig, on: str, plans: Plans) -> Segments:
-    """What each segment of a step takes at its highest; `plans`: those of compiled blocks, once they have been made."""
+def _one_step(config: TrainConfig, on: str) -> tuple[dict[str, Counter[str]], list[int], dict[str, int]]:
+    """The highest moment of each phase, the step's events, and how many of them came before each of its parts."""
     tracker = PurposeTracker(on_gpu=on == "gpu")
-    model = _shaped(config, on, plans)
+    model = _shaped(config, on)
+    marks: dict[str, int] = {}
     with FakeTensorMode(allow_non_fake_inputs=True):
         _give_memory(model, config)
         optimizer = torch.optim.AdamW(model.parameters(), fused=False, foreach=True)
-        for parameter in model.parameters():
+        for parameter in sorted(model.parameters(), key=lambda p: p.ndim < 2):  # in the order of the run's groups
             optimizer.state[parameter] = _moments(parameter, config)
         tokens = torch.empty(config.batch_size * config.grad_accum, config.seq_len + 1, dtype=torch.int64)
         for purpose, seed in (("weights", model), ("optimizer", optimizer), ("activations", tokens)):
+            marks[f"{purpose} made"] = len(tracker.events)
             with tracker.purpose(purpose):
                 tracker.add([seed])
         if config.parallel.cpu_offload:
             for tensor in (*model.parameters(), *(t for state in optimizer.state.values() for t in state.values())):
                 tracker.move_to_host(tensor)
-        meter = _Meter(tracker, model)
+        meter = _Meter(tracker, marks)
 
         def host_buffer(like: Tensor) -> Tensor:
             buffer = torch.empty_like(like)
@@ -132,7 +125,8 @@ def _one_step(config: TrainConfig, on: str, plans: Plans) -> Segments:
         buffers = mock.patch("lsai_core.training.saved_inputs.host_buffer", host_buffer)
         with named_purposes(model, tracker, config.parallel.cpu_offload), buffers:
             step.train_step(model, optimizer, tokens[:, :-1], tokens[:, 1:], config, CPU, meter)  # type: ignore[arg-type]
-    return dict(tracker.highest)
+            events = tracker.events.copy()  # before the model dies
+    return tracker.highest, events, marks
 
 
 def _moments(parameter: nn.Parameter, config: TrainConfig) -> dict[str, Tensor]:
@@ -142,34 +136,20 @@ def _moments(parameter: nn.Parameter, config: TrainConfig) -> dict[str, Tensor]:
 
 
 class _Meter:
-    """Stands where `PhaseMemory` does: counts within phases, and says which block has its turn."""
+    """Stands where `PhaseMemory` does: counts within phases, and notes where each begins for the first time."""
 
-    def __init__(self, tracker: PurposeTracker, model: Transformer) -> None:
-        self._tracker = tracker
-        self._now = Segment("", 0)
-        for index, block in enumerate(model.blocks):
-            block.register_forward_pre_hook(lambda *_, i=index: self._enter("into", i))
-            block.register_forward_hook(lambda *call, i=index: self._watch(call[-1], i))
+    def __init__(self, tracker: PurposeTracker, marks: dict[str, int]) -> None:
+        self._tracker, self._marks = tracker, marks
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        # The second micro-batch's passes follow the first one's.
-        again = self._now.micro_batch + (name == "forward" and self._now.phase != "")
-        self._now = Segment(name, again)
+        self._marks.setdefault(name, len(self._tracker.events))
         with self._tracker, self._tracker.purpose("activations"):
-            self._tracker.enter(self._now)
+            self._tracker.enter(name)
             yield
 
-    def _enter(self, way: str, block: int) -> None:
-        self._tracker.enter(dataclasses.replace(self._now, way=way, block=block))
 
-    def _watch(self, output: Tensor, block: int) -> None:
-        """A block's backward pass begins when the gradient of its output is there."""
-        if output.requires_grad:
-            output.register_hook(lambda _: self._enter("back", block))
-
-
-def _shaped(config: TrainConfig, on: str, plans: Plans) -> Transformer:
+def _shaped(config: TrainConfig, on: str) -> Transformer:
     """The run's model on the meta device: fp8 layers, fused blocks, sharded; not yet compiled."""
     with torch.device("meta"):
         model = Transformer(config.model, config.attention, grad_checkpoint=config.grad_checkpoint)
@@ -187,7 +167,7 @@ def _shaped(config: TrainConfig, on: str, plans: Plans) -> Transformer:
 
         model.share_sequence(join(config, CPU))
     if config.compile:
-        _compile(model, config, plans)
+        _compile(model, config)
     if config.parallel.sharded:
         from lsai_core.parallel.fsdp import shard
 
@@ -226,8 +206,9 @@ def _convert(model: Transformer, config: TrainConfig) -> None:
         model.get_submodule(name).__class__ = EngineLinear
 
 
-def _compile(model: Transformer, config: TrainConfig, plans: Plans) -> None:
+def _compile(model: Transformer, config: TrainConfig) -> None:
     """Let every block run by the plan that the partitioner makes for one of its kind; but for checkpointing all are alike."""
+    plans: dict[BlockCheckpoint, Plan] = {}
     for index, block in enumerate(model.blocks):
         mode = of_block(config.grad_checkpoint, index)
         if mode not in plans:

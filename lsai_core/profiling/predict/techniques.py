@@ -93,4 +93,4 @@ def first_that_fits(rows: list[Technique], gpu: Gpu) -> Technique | None:
     """The first row whose peak fits `gpu`."""
     if not rows:
         raise UserError("nothing to choose from")
-    return next((row for row in rows if verdict(row.prediction.peak, gpu) == "fits"), None)
+    return next((row for row in rows if verdict(row.prediction, gpu) == "fits"), None)

@@ -4,9 +4,9 @@ The bytes are those of `live_tensors`, here of fake tensors: storages that know 
 added. The allocator hands out multiples of 512 bytes. And some operators need scratch memory while they run, which no tensor
 shows: `SCRATCH` says how much.
 
-Every storage is born with a purpose, the innermost `purpose(...)` block that was open, so that the highest moment of a step
-can be taken apart. What lies in host memory (CPU offload) is not counted. A step is cut into segments (`enter`), for instance the
-forward pass of one block, and each keeps its highest moment.
+Every storage is born with a purpose, the innermost `purpose(...)` block that was open, so that the highest moment of a phase
+can be taken apart. What lies in host memory (CPU offload) is not counted. All births and deaths are kept in their order, with the
+stream that was current (FSDP2 sets streams on a CPU, too), for the allocator's model (`replay.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import contextlib
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -84,15 +84,20 @@ SCRATCH: dict[str, Callable[[tuple[Any, ...]], int]] = {
 class PurposeTracker(LiveTensors):
     """`LiveTensors` over fake tensors, in allocator bytes, with a purpose for every storage. `on_gpu=False`: plain bytes, no scratch.
 
-    `highest`: bytes by purpose of the highest moment of each segment. Nothing is kept before the first `enter`.
+    `highest`: bytes by purpose of the highest moment of each phase; nothing is kept before the first `enter`. `events`: size plus
+    stream number (sizes are multiples of 512) of each birth, and -n for the death of what was born as the nth.
     """
 
     def __init__(self, on_gpu: bool = True) -> None:
         super().__init__()
         self._multiple, self._on_gpu = ALLOCATION if on_gpu else 1, on_gpu
-        self.highest: dict[Any, Counter[str]] = {}
-        self._segment: Hashable = None
-        self._level = 0  # of the segment, so far
+        self.highest: dict[str, Counter[str]] = {}
+        self.events: list[int] = []
+        self._births = 0
+        self._numbers: dict[int, int] = {}  # of living storages
+        self._streams: dict[Any, int] = {torch.cpu.current_stream(): 0}
+        self._phase = ""
+        self._level = 0  # of the phase, so far
         self._by_purpose: Counter[str] = Counter()
         self._purposes: dict[int, str] = {}
         self._on_host: set[int] = set()
@@ -107,9 +112,9 @@ class PurposeTracker(LiveTensors):
         finally:
             self._open.pop()
 
-    def enter(self, segment: Hashable) -> None:
-        """From now on moments belong to `segment`, which may be entered again."""
-        self._segment, self._level = segment, self.highest[segment].total() if segment in self.highest else -1
+    def enter(self, phase: str) -> None:
+        """From now on moments belong to `phase`, which may be entered again."""
+        self._phase, self._level = phase, self.highest[phase].total() if phase in self.highest else -1
         self._note()
 
     def mark(self, tensor: Tensor, name: str) -> None:
@@ -126,6 +131,7 @@ class PurposeTracker(LiveTensors):
         key = _storage(tensor)._cdata
         reference, size = self._known[key]
         self._known[key] = (reference, 0)
+        self._died(key)
         self.live -= size
         self._by_purpose[self._purposes[key]] -= size
         self._on_host.add(key)
@@ -133,6 +139,19 @@ class PurposeTracker(LiveTensors):
     def scratch(self, size: int, purpose: str = KERNEL_SCRATCH) -> None:
         """Something takes `size` bytes and gives them back at once."""
         self._note(size, purpose)
+        self._born(-1, size)
+        self._died(-1)
+
+    def _born(self, key: int, size: int) -> None:
+        if size:
+            self._births += 1
+            self._numbers[key] = self._births
+            stream = torch.cpu.current_stream()
+            self.events.append(size + self._streams.setdefault(stream, len(self._streams)))
+
+    def _died(self, key: int) -> None:
+        if number := self._numbers.pop(key, 0):
+            self.events.append(-number)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # A fake tensor is what is counted here; other subclasses (a sharded DTensor) unpack themselves, as in the base class.
@@ -154,6 +173,8 @@ class PurposeTracker(LiveTensors):
         else:
             reference, before = known
         self._known[key] = (reference, size)
+        self._died(key)  # a resized one gets other memory
+        self._born(key, size)
         self.live += size - before
         self._by_purpose[self._purposes[key]] += size - before
         self._note()
@@ -161,14 +182,15 @@ class PurposeTracker(LiveTensors):
     def _freed(self, key: int, reference: weakref.ref[torch.UntypedStorage]) -> None:
         self._by_purpose[self._purposes.pop(key)] -= self._known[key][1]
         self._on_host.discard(key)
+        self._died(key)
         super()._freed(key, reference)
 
     def _note(self, scratch: int = 0, purpose: str = "") -> None:
         level = self.live + scratch
-        if level > self._level and self._segment is not None:
-            self._level, self.highest[self._segment] = level, self._by_purpose.copy()
+        if level > self._level and self._phase:
+            self._level, self.highest[self._phase] = level, self._by_purpose.copy()
             if scratch:
-                self.highest[self._segment][purpose] += scratch
+                self.highest[self._phase][purpose] += scratch
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage:

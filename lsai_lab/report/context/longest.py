@@ -14,7 +14,7 @@ from lsai_core.config import TrainConfig
 from lsai_core.errors import UserError
 from lsai_core.files import deep_merge
 from lsai_core.profiling.predict import Gpu, find_gpu, longest
-from lsai_core.profiling.predict.prediction import SURE
+from lsai_core.profiling.predict.prediction import MARGIN
 from lsai_lab.report.context.training import Trained
 from lsai_lab.report.show import run_link, show_table
 from lsai_lab.runs.session import Session
@@ -57,7 +57,7 @@ def show_longest(machines: list[Trained], profile: str | None) -> None:
         table,
         "tbl-context-longest-predicted",
         f"The longest sequence that memory allows on {gpu.name} ({gpu.memory_gib:g} GiB), predicted: one sequence, bf16 weights and "
-        f"AdamW states, a peak of at most {SURE:.0%} of each GPU. Host memory is what all processes need together, however much a "
+        f"AdamW states, {MARGIN:.0%} of each GPU to spare. Host memory is what all processes need together, however much a "
         f"machine has.{beside}{none}",
         formats={"tokens": "{:,.0f}", "peak each (GiB)": ".1f", "host, all (GiB)": "{:,.0f}"},
     )

@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from lsai_core.config import TrainConfig
 from lsai_core.profiling.predict import GPUS, estimate, find_gpu, verdict
-from lsai_core.profiling.predict.prediction import PARTS, POSSIBLE, SURE
+from lsai_core.profiling.predict.prediction import MARGIN, PARTS
 from lsai_core.profiling.predict.techniques import Technique, compare, first_that_fits
 from lsai_lab.kit.style import HATCHES, PALETTE, apply_style, series_style
 from lsai_lab.report.prediction.data import compare as against_records
@@ -149,18 +149,8 @@ def show_limits(compared: Compared) -> None:
     show_text(
         f"The largest batches that really trained are predicted to need {low['share']:.0%} ({low['variant']}) to "
         f"{high['share']:.0%} ({high['variant']}) of their GPU. What is missing to 100% is what the allocator reserves and "
-        f"cannot use, because free blocks lie in pieces. In this report `fits` means up to {SURE:.0%}, `tight` up to "
-        f"{POSSIBLE:.0%}. {_too_kind(table)}"
-    )
-
-
-def _too_kind(table: pd.DataFrame) -> str:
-    early = table[table["share"] < SURE]
-    if early.empty:
-        return "No search ended earlier."
-    return (
-        f"{len(early)} of {len(table)} searches ended earlier ({', '.join(early['variant'])}): for these `fits` is too kind. "
-        "The allocator's setting `PYTORCH_ALLOC_CONF=expandable_segments:True` is meant for such a case."
+        "cannot use, because free blocks lie in pieces, and the driver's context. `fits` in this report is the answer of a replay of "
+        f"the allocator with {MARGIN:.0%} of the GPU to spare; `tight` is the same without."
     )
 
 
@@ -228,5 +218,5 @@ def show_fits(rows: list[Technique], compared: Compared) -> None:
 def _word(row: Technique, gpu: Any) -> str | None:
     if "fp8" in row.name and not gpu.fp8:
         return None
-    said = verdict(row.prediction.peak, gpu)
+    said = verdict(row.prediction, gpu)
     return None if said == "too large" else said

@@ -1,0 +1,89 @@
+"""The first steps of a run, replayed through the allocator's model: what they reserve, and whether they run out of memory.
+
+A simulated step gives births and deaths in their order. A run is made of them as follows: the weights, each after another; their
+values, each drawn in fp32 as a whole tensor; a first step, whose update makes the optimizer's states and whose first products
+take cuBLAS's workspaces, one for the thread of the forward pass and one for autograd's; then steps that are alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lsai_core.profiling.predict.allocator import Allocator, Block, OutOfMemory
+from lsai_core.profiling.predict.simulate import Simulated
+
+WORKSPACE = 32 * 2**20  # cuBLAS's on a Hopper GPU
+STEPS = 3
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Bytes of one process: peak of what was allocated after the first step, of all that was reserved; whether the steps got through.
+
+    `flushes`: how often cached memory had to go back to the driver; `flushes_late`: in the last step, so in every one.
+    """
+
+    allocated: int
+    reserved: int
+    fits: bool
+    flushes: int
+    flushes_late: int
+
+
+def replay(
+    step: Simulated,
+    *,
+    drawn: float = 0.0,
+    limit: int | None = None,
+    expandable: bool = False,
+    collect_above: float = 0.0,
+) -> Replayed:
+    """`drawn`: bytes that a weight's initial values take while they are drawn, per byte of the weight. `limit`: that may be reserved."""
+    allocator = Allocator(limit, expandable, collect_above)
+    flushes, fits = [0], True
+    try:
+        for _ in _steps(allocator, step, drawn):
+            flushes.append(allocator.retries)
+    except OutOfMemory:
+        fits = False
+    late = allocator.retries - flushes[-2] if fits else 0
+    return Replayed(allocator.peak_allocated, allocator.peak_reserved, fits, allocator.retries, late)
+
+
+def _steps(allocator: Allocator, step: Simulated, drawn: float) -> Iterator[None]:
+    """Runs the steps, and stops after each."""
+    marks, lasting = step.marks, dict[int, Block]()
+    dead = {-event for event in step.events[: marks["forward"]] if event < 0}  # on the host
+    before = [event for event in step.events[: marks["forward"]] if event > 0]
+    numbered = list(enumerate(before, 1))
+    weights, states = numbered[: marks["optimizer made"]], numbered[marks["optimizer made"] : marks["activations made"]]
+
+    def make(which: list[tuple[int, int]]) -> None:
+        for number, event in which:
+            if number not in dead:
+                lasting[number] = allocator.malloc(event)
+
+    make(weights)
+    for _, event in weights if drawn else ():
+        allocator.free(allocator.malloc(int(event * drawn)))
+    for index in range(STEPS):
+        if index == 1:
+            allocator.peak_allocated = allocator.allocated
+        blocks: dict[int, Block] = {}
+        born = len(before)
+        for at, event in enumerate(step.events[marks["forward"] :], marks["forward"]):
+            if index == 0 and at in (marks["forward"], marks["backward"]):
+                allocator.malloc(WORKSPACE)
+            if index == 0 and at == marks["optimizer"]:
+                make(states)
+            if event > 0:
+                born += 1
+                blocks[born] = allocator.malloc(event // 512 * 512, event % 512)
+            elif -event in blocks:
+                allocator.free(blocks.pop(-event))
+            elif -event in lasting:
+                allocator.free(lasting.pop(-event))
+        for block in blocks.values():
+            allocator.free(block)
+        yield
