@@ -1,8 +1,8 @@
 """Which code can change a result: the files that a module reaches by its imports, and a hash of what they do.
 
 The files are found by reading, not by importing: every import statement counts, also one inside a function, and so does a
-string that names a module (`python -m lsai_core...`). The hash covers syntax trees without docstrings, so rewording a comment
-or formatting a file throws no measured result away, and changing a line that runs does. A JSON file that lies beside a module
+string that names a module (`python -m lsai_core...`). The hash covers syntax trees without docstrings, descriptions of fields and
+what an error says, so rewording a comment or formatting a file throws no measured result away, and changing a line that runs does. A JSON file that lies beside a module
 and is named in it counts as it stands.
 """
 
@@ -33,7 +33,7 @@ def closure(modules: Iterable[str], within: Collection[str] = ("lsai_",)) -> lis
         if path in found:
             continue
         found.add(path)
-        for name in _names(path):
+        for name in _names(path, _stamp(path)):
             reached = path.with_name(name) if name.endswith(".json") else _file(name)
             if reached is not None and (reached.suffix != ".py" or name.startswith(tuple(within))):
                 left.append(reached)
@@ -45,7 +45,7 @@ def code_hash(files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     for path in sorted(files):
         digest.update(str(path.relative_to(ROOT)).encode())
-        digest.update(_normalized(path).encode())
+        digest.update(_normalized(path, _stamp(path)).encode())
     return digest.hexdigest()[:12]
 
 
@@ -62,8 +62,13 @@ def _file(module: str) -> Path | None:
     return None
 
 
+def _stamp(path: Path) -> tuple[int, int]:
+    """Changes with the file, so that an edit during a run is seen."""
+    return path.stat().st_size, path.stat().st_mtime_ns
+
+
 @functools.cache
-def _names(path: Path) -> frozenset[str]:
+def _names(path: Path, stamp: tuple[int, int]) -> frozenset[str]:
     """What a file names: modules (`package.module` or `package.module.name`), and JSON files that lie beside it."""
     return frozenset(_each_name(path)) if path.suffix == ".py" else frozenset()
 
@@ -90,7 +95,7 @@ def _tree(path: Path) -> ast.Module:
 
 
 @functools.cache
-def _normalized(path: Path) -> str:
+def _normalized(path: Path, stamp: tuple[int, int]) -> str:
     if path.suffix != ".py":
         return path.read_text()
     tree = _tree(path)
@@ -99,6 +104,10 @@ def _normalized(path: Path) -> str:
             node
         ):
             node.body[0] = ast.Pass()
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Field":
+            node.keywords = [keyword for keyword in node.keywords if keyword.arg != "description"]
+        elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            node.exc.args = []
     return _dump(tree)
 
 

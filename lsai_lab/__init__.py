@@ -4,6 +4,7 @@
     lab.steps(run), lab.kernels(run)     one row a training step, a kernel
     lab.summarize, relative, pareto, equal_to_best, spread    from frames to frames and numbers (lsai_lab.analysis)
     lab.table(frame), lab.figure(fig), lab.say("...")         what a reader sees (lsai_lab.kit.show)
+    run = lab.open_run(study=..., variant=..., part=...)    a run of your own: run.execute(), run.results
     lab.study(name)                      a study's title, question, baseline and variants
     lab.style()                          the report's plot style, for figures of your own
 
@@ -18,9 +19,10 @@ from typing import Any
 _FACE = {
     "lsai_lab.kit.load": ("load", "steps", "kernels", "study"),
     "lsai_lab.kit.show": ("table", "figure", "say", "run_link"),
+    "lsai_lab.runs.interactive": ("open_run",),
     "lsai_lab.analysis": ("over_repeats", "summarize", "relative", "pareto", "equal_to_best", "spread"),
 }
-__all__ = ["equal_to_best", "figure", "kernels", "load", "over_repeats", "pareto", "relative", "run_link", "say", "spread", "steps", "study", "style", "summarize", "table"]  # fmt: skip
+__all__ = ["equal_to_best", "figure", "kernels", "load", "open_run", "over_repeats", "pareto", "relative", "run_link", "say", "spread", "steps", "study", "style", "summarize", "table"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -2,8 +2,8 @@
 
 Reading it must cost nothing and disturb nothing: it takes milliseconds, starts no process on usual machines, and
 leaves CUDA uninitialized, since a process that once touched the GPU holds memory there and cannot fork workers that
-use it. The GPU's name, memory and driver therefore come from NVML (the library under `nvidia-smi`). The host's name
-is left out on purpose: records are published.
+use it. The GPU's name, memory, driver and UUID therefore come from NVML (the library under `nvidia-smi`). UUID and host tell whether
+two runs had the same machine, which the names of two equal GPUs do not.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from lsai_core.errors import UserError
 from lsai_core.profiling.limits import cpu_cores, memory_gib
@@ -26,6 +29,8 @@ PACKAGES = (
     "lsai", "torch", "triton", "numpy", "flash-attn", "flash-attn-3", "flash-attn-4", "transformer-engine", "torchao",
     "transformers", "accelerate", "liger-kernel", "torchtitan", "tokenizers", "safetensors", "papermill",
 )  # fmt: skip
+# Of these, a run takes what is installed; another version can change its result.
+USED = ("triton", "flash-attn", "flash-attn-3", "flash-attn-4", "transformer-engine", "torchao")
 
 
 def environment() -> dict[str, Any]:
@@ -41,6 +46,7 @@ def environment() -> dict[str, Any]:
     gpu = gpu_facts()
     return {
         "machine": machine_label(gpu["gpu"], cores),
+        "host": platform.node(),
         "os": _os_name(),
         "kernel": platform.release(),
         "python": platform.python_version(),
@@ -52,6 +58,7 @@ def environment() -> dict[str, Any]:
         "cpu": cpu_model(),
         "cpu_cores": cores,
         "threads": torch.get_num_threads(),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "memory_gib": round(memory_gib(), 1),
         "packages": {name: version for name in PACKAGES if (version := package_version(name))},
     }
@@ -60,7 +67,9 @@ def environment() -> dict[str, Any]:
 def fingerprint(env: dict[str, Any]) -> str:
     """The part of an `environment()` that can change timings, as one line; it goes into the run key."""
     gpu = f"{env['gpu']} x{env['gpu_count']}" if env["gpu"] else f"{env['cpu_cores']} cores"
-    return f"{env['cpu']} | {gpu} | torch {env['torch']} | cuda {env['cuda']}"
+    used = "".join(f" | {name} {env['packages'][name]}" for name in USED if name in env["packages"])
+    threads = f" | threads {env['omp_num_threads']}" if env["omp_num_threads"] else ""
+    return f"{env['cpu']} | {gpu} | torch {env['torch']} | cuda {env['cuda']}{used}{threads}"
 
 
 def machine_label(gpu: str | None, cores: int) -> str:
@@ -89,36 +98,70 @@ def package_version(name: str) -> str | None:
 
 
 def gpu_facts() -> dict[str, Any]:
-    """`gpu`, `gpu_count`, `gpu_memory_gib`, `driver` of the GPUs this process may use; the first stands for all."""
+    """`gpu`, `gpu_count`, `gpu_memory_gib`, `driver`, `gpu_uuids` of the GPUs this process may use; the first stands for all."""
     import torch
 
     count = torch.cuda.device_count()  # reads NVML and CUDA_VISIBLE_DEVICES
     if not count:
-        return {"gpu": None, "gpu_count": 0, "gpu_memory_gib": None, "driver": None}
-    name, total, driver = _from_nvml() or _from_torch()
-    return {"gpu": name, "gpu_count": count, "gpu_memory_gib": round(total / 2**30, 1), "driver": driver}
+        return {"gpu": None, "gpu_count": 0, "gpu_memory_gib": None, "driver": None, "gpu_uuids": []}
+    name, total, driver, uuids = _from_nvml(count) or (*_from_torch(), [])
+    memory = round(total / 2**30, 1)
+    return {"gpu": name, "gpu_count": count, "gpu_memory_gib": memory, "driver": driver, "gpu_uuids": uuids}
 
 
-def _from_nvml() -> tuple[str, int, str | None] | None:
-    """Name, memory in bytes and driver version of the first visible GPU, or None where NVML cannot tell."""
+def _from_nvml(count: int) -> tuple[str, int, str | None, list[str]] | None:
+    """Name and memory in bytes of the first visible GPU, the driver's version and all visible UUIDs; None where NVML cannot tell."""
+    with _visible_gpus(count) as (nvml, gpus):
+        if not gpus:
+            return None
+        name, total = _text(nvml.nvmlDeviceGetName(gpus[0])), int(nvml.nvmlDeviceGetMemoryInfo(gpus[0]).total)
+        uuids = [_text(nvml.nvmlDeviceGetUUID(gpu)) for gpu in gpus]
+        return name, total, _text(nvml.nvmlSystemGetDriverVersion()), uuids
+    return None
+
+
+def gpu_neighbours() -> int | None:
+    """How many other processes compute on the GPUs that this one may use; None where NVML cannot tell. CUDA stays untouched.
+
+    In a container NVML names processes by numbers that mean nothing there: then this process is one of them if it has used CUDA.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not (count := torch.cuda.device_count()):
+        return None
+    with _visible_gpus(count) as (nvml, gpus):
+        if not gpus:
+            return None
+        pids = {process.pid for gpu in gpus for process in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
+        family = {process.pid for process in psutil.Process().children(recursive=True)} | {os.getpid()}
+        own = len(pids & family) or int(torch.cuda.is_initialized())
+        return max(0, len(pids) - own)
+    return None
+
+
+@contextlib.contextmanager
+def _visible_gpus(count: int) -> Iterator[tuple[Any, list[Any]]]:
+    """NVML and the handles of the visible GPUs; no handles where it is missing or refuses (ROCm, a shortened UUID, a MIG slice)."""
     try:
         import pynvml
     except ImportError:
-        return None
-    first = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0].strip()
+        yield None, []
+        return
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = given.split(",") if given else [str(number) for number in range(count)]
     try:
         pynvml.nvmlInit()
-        try:
-            by_uuid = not first.isdigit()
-            handle = (
-                pynvml.nvmlDeviceGetHandleByUUID(first) if by_uuid else pynvml.nvmlDeviceGetHandleByIndex(int(first))
-            )
-            total = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-            return _text(pynvml.nvmlDeviceGetName(handle)), total, _text(pynvml.nvmlSystemGetDriverVersion())
-        finally:
-            pynvml.nvmlShutdown()
+        gpus = [
+            pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(name)
+            for name in map(str.strip, names[:count])
+        ]
     except pynvml.NVMLError:
-        return None  # no NVML here (ROCm, a shortened UUID, a MIG slice): CUDA itself must be asked
+        yield None, []
+        return
+    try:
+        with contextlib.suppress(pynvml.NVMLError):
+            yield pynvml, gpus
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def _from_torch() -> tuple[str, int, str | None]:

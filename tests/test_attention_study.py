@@ -24,8 +24,8 @@ from lsai_lab.cli.attention_table import committed_rankings
 from lsai_lab.report.attention import chapter
 from lsai_lab.report.attention.analysis import auto_sentence
 from lsai_lab.report.attention.data import load_results
-from lsai_lab.runs.driver import execute_notebook
 from lsai_lab.runs.kinds import Context, get_kind
+from lsai_lab.runs.notebook import execute_notebook
 from lsai_lab.runs.records import Run, RunId, Summary, find_runs, recorded_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

@@ -124,7 +124,7 @@ def test_sigterm_leaves_a_checkpoint_and_the_next_command_goes_on(
     # Meanwhile a second command for the same run is refused in one line, and the first is unharmed.
     code, _, err = project.lsai("study", "memory", "--parts", "train")
     assert code == 2 and len(err.splitlines()) == 1, err
-    assert "memory.baseline is being run by another process right now" in err
+    assert f"memory.baseline is being run by process {process.pid} on " in err and " since " in err
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=100)
     assert process.returncode == 128 + signal.SIGTERM, (out, err)

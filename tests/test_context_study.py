@@ -26,9 +26,10 @@ from lsai_lab.benches.context.traced import merged
 from lsai_lab.report.context import analysis, chapter, figures, longest, training
 from lsai_lab.report.context.data import Shared, load_shared
 from lsai_lab.report.headlines import HEADLINES
-from lsai_lab.runs.driver import execute_notebook, run_one
+from lsai_lab.runs.driver import run_one
 from lsai_lab.runs.execute import write_plan
 from lsai_lab.runs.kinds import Context, get_kind
+from lsai_lab.runs.notebook import execute_notebook
 from lsai_lab.runs.records import RunId, Summary, find_runs
 from lsai_lab.runs.session import Session
 

@@ -20,8 +20,8 @@ from lsai_lab.report.fp8.chapter import conclusions
 from lsai_lab.report.fp8.products import block_times, ceilings
 from lsai_lab.report.fp8.results import Fp8Results, results_of
 from lsai_lab.report.fp8.training import memory_account
-from lsai_lab.runs.driver import execute_notebook
 from lsai_lab.runs.kinds import Context
+from lsai_lab.runs.notebook import execute_notebook
 from lsai_lab.runs.records import find_runs
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import resolve

@@ -399,7 +399,7 @@ def test_rss_peak_covers_what_the_process_holds_and_outlives_it() -> None:
 # Environment and limits
 
 
-def test_environment_is_complete_json_quick_and_private(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_is_complete_json_and_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     import platform
 
     monkeypatch.delenv("LSAI_MACHINE", raising=False)
@@ -407,7 +407,7 @@ def test_environment_is_complete_json_quick_and_private(monkeypatch: pytest.Monk
     start = time.perf_counter()
     env = environment()
     assert time.perf_counter() - start < 0.5
-    assert platform.node() not in json.dumps(env, allow_nan=False)
+    assert env["host"] == platform.node() and json.dumps(env, allow_nan=False)
     for key in ("machine", "os", "kernel", "python", "torch", "cuda", "cudnn", "driver", "nccl", "gpu", "gpu_count",
                 "gpu_memory_gib", "cpu", "cpu_cores", "threads", "memory_gib", "packages"):  # fmt: skip
         assert key in env
@@ -416,6 +416,10 @@ def test_environment_is_complete_json_quick_and_private(monkeypatch: pytest.Monk
     assert env["torch"] in fingerprint(env) and env["cpu"] in fingerprint(env)
     assert fingerprint(env) != fingerprint(env | {"torch": "9.9"})
     assert fingerprint(env) != fingerprint(env | {"gpu": "NVIDIA X9", "gpu_count": 1})
+    assert fingerprint(env) != fingerprint(env | {"omp_num_threads": "7"})
+    for package in ("flash-attn", "torchao", "transformer-engine", "triton"):
+        assert fingerprint(env) != fingerprint(env | {"packages": {**env["packages"], package: "99"}}), package
+    assert fingerprint(env) == fingerprint(env | {"host": "other", "packages": {**env["packages"], "papermill": "99"}})
     monkeypatch.setenv("LSAI_MACHINE", "my-box")
     assert environment()["machine"] == "my-box"
     monkeypatch.setenv("LSAI_MACHINE", "../up")
@@ -438,10 +442,10 @@ def test_machine_labels(name: str | None, label: str, monkeypatch: pytest.Monkey
 def test_a_gpu_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LSAI_MACHINE", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setattr(environment_module, "_from_nvml", lambda: ("NVIDIA H200", 143_771 * MIB, "580.1"))
+    monkeypatch.setattr(environment_module, "_from_nvml", lambda _: ("NVIDIA H200", 143_771 * MIB, "580.1", ["GPU-1"]))
     env = environment()
     assert (env["machine"], env["gpu_count"], env["gpu_memory_gib"], env["driver"]) == ("h200", 4, 140.4, "580.1")
-    assert "NVIDIA H200 x4" in fingerprint(env)
+    assert "NVIDIA H200 x4" in fingerprint(env) and env["gpu_uuids"] == ["GPU-1"]
 
 
 def write(path: Path, text: str) -> None:

@@ -20,7 +20,7 @@ from lsai_lab.benches.scale import Assumptions, ScaleConfig
 from lsai_lab.files import load_yaml
 from lsai_lab.report import scale as chapter
 from lsai_lab.report.scale_model import daly, fit, state_bytes, step_seconds, step_traffic
-from lsai_lab.runs.driver import execute_notebook
+from lsai_lab.runs.notebook import execute_notebook
 from lsai_lab.runs.session import Session
 
 TINY = {"n_layers": 2, "d_model": 8, "n_heads": 2, "n_kv_heads": 1, "d_ff": 16, "vocab_size": 32}

@@ -93,7 +93,7 @@ def jobs(
     import pandas as pd
 
     from lsai_lab.cluster.jobs import read_jobs, rows
-    from lsai_lab.runs.driver import portable
+    from lsai_lab.runs.notebook import portable
     from lsai_lab.runs.session import Session
 
     folder = Session().runs_root / "jobs"

@@ -30,11 +30,13 @@ StudyOption = Annotated[str, typer.Option("--study", help="Study in params/studi
 
 def _finish(session: Session, plan: list[PlannedRun], jobs: int = 1) -> None:
     """Execute, show the table, and exit with 1 if a run did not end as it should."""
-    summaries = session.run(plan, jobs)
+    summaries = session.run(plan, jobs=jobs)
     folders = {run.folder for run in plan}
     show([run for run in find_runs(session.runs_root) if run.folder in folders])
     if any(summary.outcome in ("failed", "timeout", "preempted") for summary in summaries):
         raise typer.Exit(1)
+    if all(summary.outcome == "unavailable" for summary in summaries):
+        raise typer.Exit(2)
 
 
 def _planned(session: Session, study: str, **selection: Any) -> list[PlannedRun]:
@@ -115,10 +117,10 @@ def study(
         overrides=overrides_from(set_, batch_size, dataset, no_memory_profiling),
     )
     if dry_run:
-        from lsai_lab.runs.driver import is_finished
+        from lsai_lab.runs.records import is_finished
 
         for run in plan:
-            print(f"{'recorded' if is_finished(run) else 'to run':9} {run.name:32} {run.folder}")
+            print(f"{'recorded' if is_finished(run.folder) else 'to run':9} {run.name:32} {run.folder}")
         return
     _finish(session, plan, jobs)
 

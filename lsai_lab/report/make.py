@@ -24,7 +24,8 @@ from lsai_lab.files import load_yaml
 from lsai_lab.report.build import build_report
 from lsai_lab.report.render import HTML, PDF, Engine
 from lsai_lab.report.selection import select_runs
-from lsai_lab.runs.driver import cores_shared_by, execute_notebook
+from lsai_lab.runs.driver import cores_shared_by
+from lsai_lab.runs.notebook import execute_notebook
 from lsai_lab.runs.records import Run
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.stop import StopRequest

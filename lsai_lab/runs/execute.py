@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import sys
 import time
 import traceback
@@ -19,16 +18,19 @@ from typing import Any
 
 from tqdm import tqdm
 
+from lsai_core.code import code_hash
 from lsai_core.errors import UserError
 from lsai_core.files import write_json
 from lsai_core.strict import Strict, validated
 from lsai_lab.environment import environment
+from lsai_lab.runs.inputs import present_inputs
 from lsai_lab.runs.kinds import Context, get_kind
 from lsai_lab.runs.outcome import outcome_of
-from lsai_lab.runs.records import Outcome, Run, RunId, Summary
+from lsai_lab.runs.quiet import Quiet
+from lsai_lab.runs.records import FINAL, Outcome, Run, RunId, Summary, is_finished, set_aside
 from lsai_lab.runs.study import PlannedRun
+from lsai_lab.runs.writer import only_writer
 
-BESIDE = "LSAI_BESIDE"  # how many other runs use the machine at the same time; the driver sets it
 _SPEEDS = (
     "tokens_per_s",
     "step_ms",
@@ -43,11 +45,11 @@ _SPEEDS = (
 
 
 def write_plan(run: PlannedRun, command: str) -> None:
-    """Put into the run's folder what `ActiveRun` needs to execute it."""
-    write_json(run.folder / "config.json", run.config.model_dump(mode="json"))
+    """Put into the run's folder what `ActiveRun` needs to execute it. UserError if another process is writing this run."""
     plan = {"id": run.id.__dict__, "kind": run.kind, "label": run.label, "command": command, "code": run.code}
-    plan |= {"machine": run.machine, "data": run.data}
-    write_json(run.folder / "run.json", plan)
+    with only_writer(run.folder, run.name):
+        write_json(run.folder / "config.json", run.config.model_dump(mode="json"))
+        write_json(run.folder / "run.json", plan | {"machine": run.machine, "inputs": run.inputs})
 
 
 class ActiveRun:
@@ -62,26 +64,42 @@ class ActiveRun:
             raise UserError(f"{self.folder} holds no planned run ({error}); start runs with `lsai study`") from None
         self.id, self.kind, self.label = RunId(**plan["id"]), plan["kind"], plan["label"]
         self.command, self.code = plan["command"], plan["code"]
+        self.inputs: dict[str, str] = plan.get("inputs", {})
         self.config: Strict = validated(get_kind(self.kind).config_class(), config, str(self.folder / "config.json"))
 
-    def execute(self) -> Summary:
-        """Do the work unless it is already done; returns the summary that is on disk afterwards."""
-        if (self.folder / "summary.json").exists():
-            print(f"{self.id.folder} is finished already; delete its folder to run it again.")
-            return Summary.read(self.folder)
-        started, clock = datetime.datetime.now(datetime.UTC), time.perf_counter()
-        write_json(self.folder / "env.json", environment())
+    def execute(self, again: bool = False) -> Summary:
+        """Do the work unless it is already done; returns the summary that is on disk afterwards.
+
+        `again` repeats a finished run; what it had found moves into `earlier/`. UserError if another process is executing it.
+        """
+        with only_writer(self.folder, f"{self.id.study}.{self.id.name}"):
+            if is_finished(self.folder) and not again:
+                print(
+                    f"{self.id.folder} is finished already, in {self.folder}; to repeat it: run.execute(again=True), "
+                    "or --again on the command line"
+                )
+                return Summary.read(self.folder)
+            kept = [(self.folder / name, (self.folder / name).read_bytes()) for name in ("config.json", "run.json")]
+            set_aside(self.folder)
+            for path, content in kept:
+                path.write_bytes(content)
+            return self._execute()
+
+    def _execute(self) -> Summary:
+        started, clock, quiet = datetime.datetime.now(datetime.UTC), time.perf_counter(), Quiet()
+        write_json(self.folder / "env.json", environment() | quiet.before)
         results: dict[str, Any] = {}
         outcome: Outcome = "ok"
-        reason: str | None = None
-        with _ProgressBar(getattr(self.config, "steps", None) if self.kind == "train" else None) as bar:
-            context = Context(self.folder, self.data_root, self.folder.parent.parent, bar.update)
-            try:
-                results = get_kind(self.kind).function()(self.config, context)
-            except Exception as error:
-                outcome, reason = outcome_of(error)
-                if outcome == "failed" and not isinstance(error, UserError):
-                    traceback.print_exc(file=sys.stdout)
+        reason = self._changed("was planned")
+        if reason is not None:
+            outcome = "failed"
+        else:
+            outcome, reason, results = self._work()
+            if outcome in FINAL and (changed := self._changed("began")):
+                outcome, reason, results = "failed", changed, {}
+        if quiet.beside:
+            results = {name: value for name, value in results.items() if not name.startswith(_SPEEDS)}
+            results["ran_beside"] = quiet.beside
         summary = Summary(
             id=self.id,
             kind=self.kind,
@@ -91,25 +109,41 @@ class ActiveRun:
             wall_s=round(time.perf_counter() - clock, 3),
             command=self.command,
             code=self.code,
-            results=_honest(results),
+            results=results | (quiet.results(results) if results else {}),
         )
         summary.write(self.folder)
         print(f"outcome: {outcome}" + (f" ({reason})" if reason else "") + f", {summary.wall_s:.1f} s")
+        if "disturbed" in summary.results:
+            print(f"disturbed: {summary.results['disturbed']}")
         return summary
+
+    def _work(self) -> tuple[Outcome, str | None, dict[str, Any]]:
+        with _ProgressBar(getattr(self.config, "steps", None) if self.kind == "train" else None) as bar:
+            context = Context(self.folder, self.data_root, self.folder.parent.parent, bar.update)
+            try:
+                return "ok", None, get_kind(self.kind).function()(self.config, context)
+            except Exception as error:
+                outcome, reason = outcome_of(error)
+                if outcome == "failed" and not isinstance(error, UserError):
+                    traceback.print_exc(file=sys.stdout)
+                return outcome, reason, {}
+
+    def _changed(self, since: str) -> str | None:
+        """One line if the code or what the run reads is not what its key says any more, else None."""
+        kind = get_kind(self.kind)
+        planned = {**self.inputs, **({"code": self.code["hash"]} if "hash" in self.code else {})}
+        now = {**present_inputs(self.config, self.data_root, kind.uses_data), "code": code_hash(kind.code)}
+        for name, value in planned.items():
+            if now.get(name) and value and now[name] != value:
+                return (
+                    f"the {name} changed since the run {since} ({value}, now {now[name]}); run the same command again"
+                )
+        return None
 
     def record(self) -> Run:
         """The finished run, as the report reads it."""
         summary = Summary.read(self.folder)
         return Run(self.folder, json.loads((self.folder / "env.json").read_text()).get("machine", ""), summary)
-
-
-def _honest(results: dict[str, Any]) -> dict[str, Any]:
-    """Results without speeds if other runs were using the machine."""
-    beside = int(os.environ.get(BESIDE, 0))
-    if not beside:
-        return results
-    kept = {name: value for name, value in results.items() if not name.startswith(_SPEEDS)}
-    return {**kept, "ran_beside": beside}
 
 
 class _ProgressBar:

@@ -1,52 +1,159 @@
-"""Runs by hand: what a run notebook calls when a person opened it instead of the driver."""
+"""Runs in a notebook: what `import lsai_lab as lab; run = lab.open_run(...)` gives, and how such a run shows itself.
+
+A run notebook has four cells of code: its parameters, this call, `run.execute()` and `run.results`. The driver fills in `folder`; a person
+or papermill leaves it empty and chooses study, variant, part, profile and overrides.
+"""
 
 from __future__ import annotations
 
+import ast
+import itertools
+import re
+import sys
 from typing import Any
 
-from lsai_core.errors import UserError
-from lsai_core.files import deep_merge, nested
+import pandas as pd
+
+from lsai_core.errors import UserError, hint
+from lsai_core.files import deep_merge, flatten, nested
+from lsai_core.strict import Strict, validated
+from lsai_lab.environment import environment
 from lsai_lab.files import repo_root
 from lsai_lab.runs.execute import ActiveRun, write_plan
+from lsai_lab.runs.records import is_finished
 from lsai_lab.runs.session import Session
+
+_FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+
+
+class _Parameters(Strict):
+    """What a run notebook can be given; papermill itself only warns of names that it does not know."""
+
+    folder: str
+    study: str
+    variant: str
+    part: str
+    profile: str | None
+    overrides: dict[str, Any]
+
+
+class OpenRun(ActiveRun):
+    """A run in a notebook: shown as its settings and machine, with `results` and `steps` once it has ended."""
+
+    def _repr_markdown_(self) -> str:
+        facts = {key: value for key, value in flatten(environment()).items() if value not in (None, "", [])}
+        title = f"**{_text(self.label)}**: run `{self.id.folder}` of study `{self.id.study}`. Command: `{self.command}`"
+        settings = _table("setting", "value", flatten(self.config.model_dump(mode="json")))
+        return f"{title}\n\n{settings}\n\nWhere it runs:\n\n{_table('fact', 'value', facts)}\n"
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """One row for each step, or for each point of a measurement."""
+        return self.record().metrics
+
+    @property
+    def results(self) -> Results:
+        """What came out; the notebook shows it as a table."""
+        return Results(self.record().summary.__dict__)
+
+    def plot(self, *columns: str) -> None:
+        """Draw columns of `steps` against the step, where matplotlib is installed; nothing for a run without steps."""
+        steps, names = self.steps, [name for name in columns if name in self.steps]
+        try:
+            if names:
+                size = (3.3 * len(names), 2.5)
+                steps.plot(x="step", y=names, subplots=True, layout=(1, len(names)), figsize=size, marker=".")
+        except ImportError as error:
+            print(f"no figure: {error}")
+
+
+class Results(dict[str, Any]):
+    """A summary as a mapping; its `results` are a table, tries a second one."""
+
+    def _repr_markdown_(self) -> str:
+        end = "" if self["outcome"] == "ok" else f"This run ended as **{self['outcome']}**: {_text(self['reason'])}\n\n"
+        results = {name: value for name, value in self["results"].items() if value is not None}
+        text = end + _table("result", "value", {n: v for n, v in results.items() if not isinstance(v, list)})
+        for name, rows in results.items():
+            if isinstance(rows, list) and rows and isinstance(rows[0], dict):
+                heads = list(dict.fromkeys(key for row in rows for key in row))
+                text += f"\n\n{name}:\n\n" + _rows(heads, [[row.get(head) for head in heads] for row in rows])
+        return text + "\n"
 
 
 def open_run(
-    folder: str,
-    data_root: str,
+    folder: str = "",
     *,
     study: str,
     variant: str,
     part: str,
-    profile: str | None,
+    profile: str | None = None,
     overrides: dict[str, Any] | None = None,
-) -> ActiveRun:
-    """The run that the driver planned in `folder`; with an empty `folder`, a small one planned here and now.
+) -> OpenRun:
+    """The run that the driver planned in `folder`; with an empty `folder`, one planned here and now.
 
-    `overrides` are keys of the config with dots (`{"optim.lr": 1e-3}`), as `--set` takes them; they are for runs planned here.
-    Relative folders are seen from the project's root, wherever the notebook is open.
+    `profile`: a name in params/profiles, `""` or None for this machine's. `overrides` are settings with dots
+    (`{"optim.lr": 1e-3}`), as `--set` takes them; they are for runs planned here. A relative `folder` is seen from the project's root.
+
+    Raises UserError for a wrong name or value, also of a parameter that papermill passed, and if another process is executing the run.
     """
-    session = Session(profile)
-    root = repo_root()
+    given = {"folder": folder, "study": study, "variant": variant, "part": part, "profile": profile}
+    parameters = validated(_Parameters, {**given, "overrides": {} if overrides is None else overrides}, "parameters")
+    _refuse_unknown_parameters()
+    session = Session(parameters.profile or None)
     if folder:
-        return ActiveRun(root / folder, root / data_root)
-    plan = session.plan(study, only=[variant], parts=[part], overrides=_nested(overrides))
+        return OpenRun(repo_root() / folder, session.data_root)
+    changes: dict[str, Any] = {}
+    for key, value in parameters.overrides.items():
+        changes = deep_merge(changes, nested(key, _number(value)))
+    plan = session.plan(study, only=[variant], parts=[part], overrides=changes)
     if not plan:
         known = ", ".join(session.study(study).measured(part))
         raise UserError(f"part {part} of study {study} does not measure {variant}; it measures {known}")
-    if not (plan[0].folder / "summary.json").exists():
+    if not is_finished(plan[0].folder):
         changed = f", overrides {overrides}" if overrides else ""
-        write_plan(
-            plan[0],
-            f"notebook, study {study}, variant {variant}, part {part}, profile {session.profile.profile}{changed}",
-        )
-    return ActiveRun(plan[0].folder, session.data_root)
+        where = f"study {study}, variant {variant}, part {part}, profile {session.profile.profile}{changed}"
+        write_plan(plan[0], f"notebook, {where}")
+    return OpenRun(plan[0].folder, session.data_root)
 
 
-def _nested(overrides: dict[str, Any] | None) -> dict[str, Any]:
-    if not isinstance(overrides or {}, dict):
-        raise UserError(f'overrides wants a dict of keys and values, such as {{"optim.lr": 1e-3}}, got {overrides!r}')
-    merged: dict[str, Any] = {}
-    for key, value in (overrides or {}).items():
-        merged = deep_merge(merged, nested(str(key), value))
-    return merged
+def _refuse_unknown_parameters() -> None:
+    """UserError if papermill injected a name that the notebook's parameters cell, the one before it, does not have."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    cells = shell.user_ns.get("In", []) if shell is not None else []
+    for before, cell in itertools.pairwise(cells):
+        known = _assigned(before)
+        if cell.startswith("# Parameters\n") and (unknown := [name for name in _assigned(cell) if name not in known]):
+            raise UserError(f"the notebook has no parameter {unknown[0]!r}{hint(unknown[0], known)}")
+
+
+def _assigned(cell: str) -> list[str]:
+    try:
+        tree = ast.parse(cell)
+    except SyntaxError:
+        return []
+    targets = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
+    targets += [node.target for node in tree.body if isinstance(node, ast.AnnAssign)]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def _number(value: Any) -> Any:
+    """papermill reads `1e-3` as YAML 1.1 does, as a string; here it is the number that was meant."""
+    if isinstance(value, dict):
+        return {key: _number(item) for key, item in value.items()}
+    return float(value) if isinstance(value, str) and _FLOAT.fullmatch(value) else value
+
+
+def _table(key: str, value: str, facts: dict[str, Any]) -> str:
+    return _rows([key, value], [[name, item] for name, item in facts.items()])
+
+
+def _rows(heads: list[str], rows: list[list[Any]]) -> str:
+    lines = [heads, ["---"] * len(heads), *[[_text(item) for item in row] for row in rows]]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _text(value: Any) -> str:
+    """One cell of a Markdown table; nothing in it is markup."""
+    short = f"{value:,.5g}" if isinstance(value, float) else "" if value is None else str(value)
+    return re.sub(r"([\\`*_{}\[\]<>#|$@~^])", r"\\\1", " ".join(short.split())[:200])

@@ -83,6 +83,33 @@ class Summary:
             raise UserError(f"{path} is no run summary of this version ({error}); {_REMEDY}") from None
 
 
+# A run that ended like this is finished; any other is tried again, from its checkpoint if it has one.
+FINAL: frozenset[Outcome] = frozenset({"ok", "oom"})
+EARLIER = "earlier"  # in a run's folder: what it had found before it was repeated
+
+
+def is_finished(folder: Path) -> bool:
+    """True if the record in `folder` is complete and its outcome is one that a repetition would not change."""
+    try:
+        return Summary.read(folder).outcome in FINAL
+    except (FileNotFoundError, NotADirectoryError, UserError):
+        return False
+
+
+def set_aside(folder: Path) -> None:
+    """Make room for another attempt: a finished record moves into a folder below, the summary of another one goes.
+
+    Checkpoints stay, so that an attempt that was stopped goes on.
+    """
+    if is_finished(folder):
+        target = folder / EARLIER / Summary.read(folder).started.replace(":", "")
+        target.mkdir(parents=True, exist_ok=True)
+        for path in sorted(folder.iterdir(), key=lambda path: path.name != "summary.json"):
+            if path.name not in (EARLIER, ".lock"):
+                path.rename(target / path.name)
+    (folder / "summary.json").unlink(missing_ok=True)
+
+
 @dataclass
 class Run:
     """A finished run on disk, with its files read when asked for."""

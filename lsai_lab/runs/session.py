@@ -81,11 +81,9 @@ class Session:
             **selection,
         )
 
-    def run(self, plan: list[PlannedRun], jobs: int = 1, untimed_jobs: int = 1) -> list[Summary]:
-        """Execute a plan with this session's folders, `jobs` runs at a time (see `run_plan`)."""
-        return run_plan(
-            plan, root=self.root, data_root=self.data_root, command=self.command, jobs=jobs, untimed_jobs=untimed_jobs
-        )
+    def run(self, plan: list[PlannedRun], **options: Any) -> list[Summary]:
+        """Execute a plan with this session's folders (see `run_plan` for the options)."""
+        return run_plan(plan, root=self.root, data_root=self.data_root, command=self.command, **options)
 
     def __hash__(self) -> int:
         return id(self)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Self
@@ -22,6 +22,7 @@ from lsai_core.files import deep_merge, nested
 from lsai_core.strict import Strict, validated
 from lsai_lab.files import load_yaml
 from lsai_lab.runs.code import code_facts
+from lsai_lab.runs.inputs import key_config, resolved_paths, weights_input
 from lsai_lab.runs.kinds import get_kind
 from lsai_lab.runs.records import RunId, run_key
 
@@ -154,8 +155,8 @@ class PlannedRun:
     timeout_s: float
     folder: Path
     code: dict[str, Any]
-    machine: str = ""  # the machine's fingerprint, and the id of the text: both are in the key
-    data: str = ""
+    machine: str = ""  # the machine's fingerprint and the ids of what the run reads: both are in the key
+    inputs: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -227,8 +228,10 @@ def select_variants(study: Study, only: list[str], skip: list[str]) -> list[str]
     return chosen
 
 
-def resolve(study: Study, variant: str, part: str, repeat: int, overrides: dict[str, Any]) -> Strict:
-    """The validated config of one run."""
+def resolve(
+    study: Study, variant: str, part: str, repeat: int, overrides: dict[str, Any], root: Path | None = None
+) -> Strict:
+    """The validated config of one run; with `root`, its relative paths made to mean there what they mean here."""
     spec = study.parts[part]
     cls = get_kind(spec.kind).config_class()
     # What the part sets can be overridden, too; everything else from the command line belongs to the variant's config.
@@ -244,6 +247,7 @@ def resolve(study: Study, variant: str, part: str, repeat: int, overrides: dict[
     seed = merged.get("seed", 0)
     if "seed" in cls.model_fields and isinstance(seed, int):
         merged["seed"] = seed + repeat
+    merged = merged if root is None else resolved_paths(merged, root)
     return validated(cls, merged, f"study {study.study}, variant {variant}, part {part}")
 
 
@@ -266,7 +270,7 @@ def plan_study(
         raise UserError(f"study {study.study} has no part {unknown[0]!r}; known: {', '.join(study.parts)}")
     # Resolve everything before anything is prepared: a wrong key of the last variant must not cost the first an hour.
     resolved = [
-        (variant, part, repeat, resolve(study, variant, part, repeat, overrides or {}))
+        (variant, part, repeat, resolve(study, variant, part, repeat, overrides or {}, root))
         for part in wanted
         for variant in select_variants(study, only or [], skip or [])
         if variant in study.measured(part)
@@ -277,8 +281,10 @@ def plan_study(
     for variant, part, repeat, config in resolved:
         spec, code = study.parts[part], codes[study.parts[part].kind]
         data = getattr(config, "data", None) if get_kind(spec.kind).uses_data else None
-        facts = (code["hash"], fingerprint, dataset_id(data) if isinstance(data, DataConfig) else "")
-        run_id = RunId(study.study, variant, part, repeat, run_key(config.model_dump(mode="json"), spec.kind, *facts))
+        inputs = {"data": dataset_id(data)} if isinstance(data, DataConfig) else {}
+        inputs |= weights_input(config)
+        key = run_key(key_config(config), spec.kind, code["hash"], fingerprint, *inputs.values())
+        run_id = RunId(study.study, variant, part, repeat, key)
         folder, label = runs_root / study.study / run_id.folder, study.variants[variant].label
-        plan.append(PlannedRun(run_id, spec.kind, config, label, spec.timeout_s, folder, code, *facts[1:]))
+        plan.append(PlannedRun(run_id, spec.kind, config, label, spec.timeout_s, folder, code, fingerprint, inputs))
     return plan

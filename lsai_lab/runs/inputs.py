@@ -1,0 +1,86 @@
+"""What a run reads from outside its config and code, by content: the text, and the weights that it begins from.
+
+Their ids are part of the run key and stand in `run.json`; they are compared again before and after the run, so that a result never stands
+under the key of other inputs.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import hashlib
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from lsai_core.config import DataConfig
+from lsai_core.errors import Unavailable
+from lsai_core.strict import Strict
+from lsai_lab.data.prepare import prepared_id
+
+
+def resolved_paths(config: dict[str, Any], root: Path) -> dict[str, Any]:
+    """`config` with its relative paths resolved: they are seen from the folder of the person who plans, a run works in `root`.
+
+    A path below `root` is written as seen from there, so that records name no folder of one machine.
+    """
+    source, weights = (config.get("data") or {}), config.get("init_from")
+    changed = dict(config)
+    if isinstance(source, dict) and str(source.get("source", "")).startswith("file:"):
+        pattern = os.path.expanduser(source["source"].removeprefix("file:"))
+        if not os.path.isabs(pattern) and glob.glob(pattern, recursive=True):
+            path = Path(os.path.abspath(pattern))
+            seen = path.relative_to(root.resolve()) if path.is_relative_to(root.resolve()) else path
+            changed["data"] = {**source, "source": f"file:{seen}"}
+    if isinstance(weights, str) and (folder := _checkpoint(weights)) is not None:
+        named = Path(os.environ.get("LSAI_DATA", "data")) / "models" / weights
+        changed["init_from"] = weights if folder == named else os.path.abspath(folder)
+    return changed
+
+
+def key_config(config: Strict) -> dict[str, Any]:
+    """The config as the run key sees it: without the places of inputs, whose content the key has anyway."""
+    value = config.model_dump(mode="json")
+    if isinstance(data := value.get("data"), dict) and str(data.get("source")).startswith("file:"):
+        value["data"] = {**data, "source": "file"}
+    if value.get("init_from"):
+        value["init_from"] = "weights"
+    return value
+
+
+def present_inputs(config: Strict, data_root: Path, uses_data: bool) -> dict[str, str]:
+    """The ids of a run's inputs as they are now, `""` for what is not there. Nothing is prepared."""
+    data = getattr(config, "data", None) if uses_data else None
+    found = {"data": prepared_id(data, data_root) or ""} if isinstance(data, DataConfig) else {}
+    return found | weights_input(config)
+
+
+def weights_input(config: Strict) -> dict[str, str]:
+    """`{"weights": hash}` of the checkpoint that a config begins from, if it names one; `""` if it is not there."""
+    name = getattr(config, "init_from", None)
+    if not name:
+        return {}
+    if (folder := _checkpoint(name)) is None:
+        return {"weights": ""}
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".bin"))
+    stamps = [(path, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    with ThreadPoolExecutor(4) as pool:
+        digests = list(pool.map(lambda stamp: _digest(*stamp), stamps))
+    text = repr([(path.name, digest) for path, digest in zip(files, digests, strict=True)])
+    return {"weights": hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}
+
+
+def _checkpoint(name: str) -> Path | None:
+    from lsai_core.hf import find_checkpoint  # with torch, for which not every command has the time
+
+    try:
+        return find_checkpoint(name)
+    except Unavailable:
+        return None
+
+
+@functools.cache
+def _digest(path: Path, size: int, changed_ns: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

@@ -1,0 +1,83 @@
+"""One writer a run: who writes into a run's folder holds its lock, whoever started it; the second one is told who has it.
+
+The lock is the operating system's (`flock` on `<run>/.lock`), so it ends with the process that holds it, however that ends. The driver
+holds it and hands it to the process that executes the notebook, which keeps it until the kernel is gone, even if the driver was killed.
+The kernel of such a run recognizes its driver as the holder; a kernel that a person or papermill started takes the lock itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import fcntl
+import json
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from lsai_core.errors import UserError
+
+_DRIVER = "LSAI_WRITER"  # for the kernel: which process holds the lock for it
+_held: set[Path] = set()
+
+
+@contextlib.contextmanager
+def only_writer(folder: Path, name: str) -> Iterator[int | None]:
+    """Hold the lock of the run `name` in `folder` while the block runs; yields its file descriptor (None: somebody holds it for us).
+
+    Raises UserError, which says who has it and since when, if another process is writing this run; OSError if `folder` cannot be
+    written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    key = folder.resolve()
+    if key in _held:  # by the caller
+        yield None
+        return
+    with (folder / ".lock").open("a+") as file:
+        if not _locked(file):
+            holder = _holder(file)
+            if os.environ.get(_DRIVER) != _who(holder):
+                since = f" since {holder['since']}" if "since" in holder else ""
+                raise UserError(
+                    f"{name} is being run by process {holder.get('pid', '?')} on {holder.get('host', '?')}{since}; "
+                    f"wait for it, or end that process ({folder})"
+                )
+            yield None
+            return
+        _held.add(key)
+        try:
+            now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            file.truncate(0)
+            file.write(json.dumps({"pid": os.getpid(), "host": platform.node(), "since": now}))
+            file.flush()
+            yield file.fileno()
+        finally:
+            _held.discard(key)
+
+
+def as_driver() -> dict[str, str]:
+    """The environment that tells a kernel that this process holds the lock for it."""
+    return {_DRIVER: _who({"pid": os.getpid(), "host": platform.node()})}
+
+
+def _locked(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)  # a file system without locks has none to wait for
+    return True
+
+
+def _holder(file: IO[str]) -> dict[str, Any]:
+    file.seek(0)
+    try:
+        return dict(json.loads(file.read(1000)))
+    except (ValueError, TypeError):
+        return {}  # it has just begun
+
+
+def _who(holder: dict[str, Any]) -> str:
+    return f"{holder.get('pid')}@{holder.get('host')}"
