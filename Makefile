@@ -13,15 +13,21 @@ STUDY   ?= memory
 ARGS    ?=
 # TORCH_INDEX: package index to take torch from, for example https://download.pytorch.org/whl/cpu for the small CPU build.
 TORCH_INDEX ?=
+# LOCK: the tested versions of all packages but torch; `make setup LOCK=` takes the newest that pyproject.toml allows.
+LOCK ?= envs/constraints.txt
+# PORT, LAB_ARGS: of `make lab`, for example PORT=8890 LAB_ARGS="--no-browser --allow-root".
+PORT ?=
+LAB_ARGS ?=
 
+pip = $(BIN)/python -m pip install -q $(if $(LOCK),-c $(LOCK))
 options = $(if $(PROFILE),--profile $(PROFILE)) $(if $(ONLY),--only '$(ONLY)') $(if $(SKIP),--skip '$(SKIP)')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab report run submit claims test lint clean
+.PHONY: help setup lock lab report run submit claims test lint clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/\1\t\2/' | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
-	@echo "  options: PROFILE=cpu|gpu|h200|quick|... ONLY=a,b SKIP=c STUDY=memory (run, submit) TORCH_INDEX=url VENV=folder"
+	@echo "  options: PROFILE=cpu|gpu|h200|quick|... ONLY=a,b SKIP=c STUDY=memory (run, submit) TORCH_INDEX=url VENV=folder PORT=8890 LAB_ARGS=--no-browser (lab) LOCK= (newest packages)"
 
 setup: $(VENV)/.base  ## create the virtual environment and install the package
 
@@ -31,18 +37,26 @@ $(VENV)/.base: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing packages into $(VENV) (minutes the first time) ..."
 	@$(if $(TORCH_INDEX),$(BIN)/python -m pip install -q --index-url $(TORCH_INDEX) "torch>=2.11$(comma)<2.14")
-	@$(BIN)/python -m pip install -q -e .
+	@$(pip) -e .
 	@touch $@
 
 $(VENV)/.%: $(VENV)/.base
 	@echo "installing the extra '$*' ..."
-	@$(BIN)/python -m pip install -q -e '.[$*]'
+	@$(pip) -e '.[$*]'
 	@touch $@
 
 comma := ,
 
+# Two steps: a fresh environment with the newest versions, and what is in it without torch and its CUDA libraries.
+lock:  ## refresh envs/constraints.txt with the newest versions that are allowed (then run `make test`)
+	@rm -rf .cache/lock && $(MAKE) --no-print-directory .cache/lock/.base VENV=.cache/lock LOCK=
+	@.cache/lock/bin/python -m pip install -q -e '.[lab,test,dev]'
+	@{ grep '^#' envs/constraints.txt; .cache/lock/bin/python -m pip freeze --exclude-editable | \
+	  grep -viE '^(torch|triton|setuptools|pip|cuda-[a-z]+|nvidia-(cu|nccl|nvjit|nvsh|nvtx)[a-z0-9-]*)(==| @)'; } > .cache/lock/constraints.txt
+	@mv .cache/lock/constraints.txt envs/constraints.txt
+
 lab: $(VENV)/.lab  ## JupyterLab with the notebooks and the project's kernel
-	$(BIN)/jupyter lab --notebook-dir=.
+	$(BIN)/jupyter lab --notebook-dir=. $(if $(PORT),--port $(PORT)) $(LAB_ARGS)
 
 report: setup  ## run the studies for this machine and render the lab report (HTML and PDF)
 	@test "$(origin STUDY)" != "command line" || { echo "error: make report takes ONLY=$(STUDY) (STUDY is for run and submit)" >&2; exit 2; }

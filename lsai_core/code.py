@@ -91,13 +91,13 @@ def _each_name(path: Path) -> Iterator[str]:
 
 def _tree(path: Path) -> ast.Module:
     with _ONE_PARSER:
-        return ast.parse(path.read_text())
+        return ast.parse(path.read_text(encoding="utf-8"))
 
 
 @functools.cache
 def _normalized(path: Path, stamp: tuple[int, int]) -> str:
     if path.suffix != ".py":
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     tree = _tree(path)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(

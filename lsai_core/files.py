@@ -47,7 +47,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The complete lines of a JSONL file; an unfinished last line (a killed writer) is ignored."""
     rows = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError:

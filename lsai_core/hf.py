@@ -265,7 +265,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"no such file: {path}") from None
     except (OSError, ValueError) as error:

@@ -71,7 +71,7 @@ def check_packages() -> Iterator[Check]:
         lines = importlib.metadata.requires("lsai") or []
     except importlib.metadata.PackageNotFoundError:
         # Used from its source folder, as on a machine that nothing can be installed on.
-        lines = tomllib.loads((repo_root() / "pyproject.toml").read_text())["project"]["dependencies"]
+        lines = tomllib.loads((repo_root() / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
     required = [need for need in map(Requirement, lines) if need.marker is None or need.marker.evaluate({"extra": ""})]
     wrong = [str(need) for need in required if not _satisfied(need)]
     detail = f"missing or of another version: {', '.join(wrong)}" if wrong else f"all {len(required)} requirements"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import re
 import resource
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Project, write_corpus, write_run
+from conftest import CHECKOUT, Project, write_corpus, write_run
 
 from lsai_core.config import TrainConfig
 from lsai_core.errors import UserError
@@ -316,3 +318,30 @@ def test_a_project_folder_that_is_none(tmp_path: Path) -> None:
 def test_several_mistakes_are_named_together() -> None:
     with pytest.raises(UserError, match=r"test: steps: .*; unknown key 'colour'"):
         validated(TrainConfig, {"model": {"preset": "lab"}, "steps": -1, "colour": 1}, "test")
+
+
+def test_text_is_read_and_written_as_utf8_whatever_the_locale(tmp_path: Path) -> None:
+    unnamed = []
+    for path in [*(CHECKOUT / "lsai_core").rglob("*.py"), *(CHECKOUT / "lsai_lab").rglob("*.py")]:
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute | ast.Name):
+                continue
+            name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id
+            modes = [a.value for a in call.args if isinstance(a, ast.Constant) and str(a.value).strip("rwab+x") == ""]
+            encoded = any(k.arg == "encoding" for k in call.keywords) or "utf-8" in ast.unparse(call)
+            if name == "read_text" and not encoded:
+                unnamed.append(f"{path}:{call.lineno}")
+            if name == "open" and not encoded and len(modes) == len(call.args) and not any("b" in m for m in modes):
+                unnamed.append(f"{path}:{call.lineno}")
+    assert not unnamed
+
+
+@pytest.mark.parametrize("words", ["doctor", "data list", "study memory --dry-run --parts train", "compare --runs r"])
+def test_an_ascii_locale_ends_no_command(shared: Project, words: str, tmp_path: Path) -> None:
+    write_run(tmp_path / "r", "memory", "baseline", results={"note": "zażółć"})
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
+    done = subprocess.run(
+        [sys.executable, "-m", "lsai_lab.cli", *words.replace("--runs r", f"--runs {tmp_path}/r --all").split()],
+        capture_output=True, cwd=shared.root, env={**os.environ, **shared.env, **ascii_only},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -12,17 +13,19 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import CHECKOUT, Project
 from packaging.requirements import Requirement
-from packaging.version import Version
+from packaging.utils import canonicalize_name
 
 from lsai_core.errors import UserError
+from lsai_lab.cluster.config import load_cluster
 from lsai_lab.cluster.launch_srun import srun_command
+from lsai_lab.cluster.script import Job, Places, render
 from lsai_lab.files import load_yaml
 
 ACCOUNTS = ("LSAI_ACCOUNT", "SBATCH_ACCOUNT")
@@ -426,17 +429,53 @@ def test_the_shipped_files_fit_together() -> None:
     assert tag and f"NGC_TAG={tag[1]}-py3" in (CHECKOUT / "envs/Containerfile").read_text()
 
 
-def test_the_pinned_versions_are_allowed() -> None:
-    lines = (CHECKOUT / "envs/constraints.txt").read_text().splitlines()
-    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
-    wanted = [
-        Requirement(text)
-        for text in tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["dependencies"]
+def test_the_lock_holds_every_package_but_torch_and_setup_uses_it() -> None:
+    lines = (CHECKOUT / "envs/constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = {
+        canonicalize_name(name): pin for name, _, pin in (line.partition("==") for line in lines if line[:1] != "#")
+    }
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    for text in [*project["dependencies"], *extras["lab"], *extras["test"], *extras["dev"]]:
+        wanted = Requirement(text)
+        if wanted.name != "torch":
+            assert wanted.specifier.contains(pins[canonicalize_name(wanted.name)], prereleases=True), text
+    # torch and what belongs to its build come from the index that fits the machine.
+    assert not [
+        name
+        for name in pins
+        if name in ("torch", "triton", "setuptools", "lsai") or name.startswith(("nvidia-cu", "nvidia-nccl"))
     ]
-    assert {requirement.name for requirement in wanted} == set(pins)
-    for requirement in wanted:
-        assert requirement.specifier.contains(pins[requirement.name]), requirement
-    assert Version(version("torch")) >= Version("2.11")
+    for name, pin in pins.items():  # transitive: what the pinned packages need is pinned, too
+        with contextlib.suppress(PackageNotFoundError):
+            for need in map(Requirement, requires(name) or []):
+                if need.marker is None or need.marker.evaluate({"extra": ""}):
+                    assert canonicalize_name(need.name) in {*pins, "torch", "setuptools", "pip", "triton"}, (
+                        name,
+                        pin,
+                        need,
+                    )
+
+    def commands(*options: str) -> str:
+        words = ["make", "-n", "-B", "setup", *options]
+        return subprocess.run(words, cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout
+
+    assert "-c envs/constraints.txt" in commands()
+    assert "-c envs/constraints.txt" not in commands("LOCK=")
+
+
+def test_a_title_stays_in_its_line(tmp_path: Path) -> None:
+    job = Job(
+        name="lsai-x",
+        title="One\nrm -rf /\r\n#SBATCH --nodes=9",
+        arguments=[["study", "x"]],
+        nodes=1,
+        gpus=0,
+        time="01:00:00",
+    )
+    cluster = load_cluster(CHECKOUT, "slurm", {})
+    lines = render(job, cluster, Places(CHECKOUT, tmp_path, tmp_path)).splitlines()
+    assert lines[1] == "# One rm -rf / #SBATCH --nodes=9" and not [line for line in lines if line.startswith("rm")]
 
 
 def test_the_course_runs_as_one_job_for_each_variant(tmp_path: Path) -> None:

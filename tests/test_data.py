@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -185,6 +186,38 @@ def test_one_text_file_of_any_shape_is_cut_without_loss(tmp_path: Path, end: str
     dataset = quick(tmp_path / "book.txt", tmp_path / "root")
     splits = dataset.meta["splits"].values()
     assert sum(facts["bytes"] for facts in splits) == len(text.encode())
+
+
+def test_all_documents_of_a_text_file_land_in_one_split_where_there_are_many_files(tmp_path: Path) -> None:
+    for number in range(30):
+        lines = "".join(f"plik{number:02} wiersz {i}.\n\n" for i in range(400))
+        (tmp_path / f"{number:02}.txt").write_text(lines)
+    for max_mb in (None, 0.015):  # the first two files alone would not fill three splits
+        dataset = quick(f"file:{tmp_path}/*.txt", tmp_path / "root", max_mb=max_mb)
+        seen = {s: {text[:6] for text in documents_of(dataset, s)} for s in SPLITS}
+        assert all(seen.values())
+        if max_mb is None:
+            assert (
+                not seen["train"] & seen["validation"]
+                | seen["train"] & seen["test"]
+                | seen["validation"] & seen["test"]
+            )
+            assert dataset.meta["splits"]["train"]["documents"] > len(seen["train"]) > 15
+
+
+@pytest.mark.parametrize(
+    "constant", ["tokenizer.EOT", "tokenizer.MIN_FREQUENCY", "split.TEST_SHARE", "readers.MAX_DOCUMENT"]
+)
+def test_another_rule_of_making_tokens_makes_another_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, constant: str
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", texts(30))
+    before = quick(path, tmp_path / "root").id
+    module, name = constant.split(".")
+    place = f"lsai_lab.data.{module}.{name}"
+    old = getattr(importlib.import_module(f"lsai_lab.data.{module}"), name)
+    monkeypatch.setattr(place, "<|end|>" if isinstance(old, str) else old / 2 if isinstance(old, float) else old + 1)
+    assert quick(path, tmp_path / "root").id != before
 
 
 def test_glob_takes_files_in_order_and_names_what_it_cannot_read(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ stand-ins for apt-get and dpkg-deb."""
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import random
@@ -145,6 +146,47 @@ def test_wrong_size_truncated_and_damaged_files_never_become_datasets(server: Sp
     assert not list(tmp_path.glob("raw/speakleash/*.part"))
 
 
+HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
+    "length": ({"headers": {"Content-Length": "abc"}}, "Content-Length is 'abc'"),
+    "huge length": ({"headers": {"Content-Length": "9" * 40}}, "Content-Length is '9999"),
+    "wrong place": ({"status": 206, "headers": {"Content-Range": "bytes 5-9/10"}}, "continued at the wrong place"),
+    "416": ({"status": 416}, "file changed on the server"),
+    "endless": ({"body": b"x" * 1_000_000, "headers": {}}, r"\d+ of 40\d* bytes arrived|download is damaged"),
+    "nan": ({"manifest": b'{"file_size": NaN}'}, "not JSON"),
+    "infinite": ({"manifest": b'{"file_size": 1e999}'}, "'inf', not a size"),
+    "negative": ({"manifest": b'{"file_size": -5}'}, "'-5', not a size"),
+    "list": ({"manifest": b'{"file_size": [1]}'}, "not a size"),
+    "deep": ({"manifest": b"[" * 200_000}, "not JSON"),
+    "no object": ({"manifest": b"[]"}, "expected a JSON object"),
+    "large": ({"manifest": b" " * 200_000_000}, "more than 16 MiB"),
+    "stats": ({"manifest": b'{"stats": [1], "file_size": 3}', "body": b"abc"}, "download is damaged"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_server_that_lies_is_one_line(server: SpeakleashServer, tmp_path: Path, case: str) -> None:
+    lie, message = HOSTILE[case]
+    good = compress(RECORDS)[:4000]
+
+    def answer(request: Any) -> None:
+        manifest = request.path.endswith("manifest")
+        body = lie.get("manifest", b'{"file_size": 4000}') if manifest else lie.get("body", good)
+        request.send_response(200 if manifest else lie.get("status", 200))
+        headers = {"Content-Length": str(len(body))} if manifest else lie.get("headers", {})
+        for key, value in headers.items():
+            request.send_header(key, value)
+        request.end_headers()
+        with contextlib.suppress(OSError):
+            request.wfile.write(body)
+        request.close_connection = True
+
+    server._answer = answer  # type: ignore[method-assign]
+    with pytest.raises(UserError, match=message):
+        quick("speakleash:d", tmp_path)
+    assert_nothing(tmp_path)
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*.part")) < 100_000
+
+
 def test_list_reads_the_index_alone_and_no_server_is_one_line(
     server: SpeakleashServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,8 +215,6 @@ def test_command_line_prepares_and_shows(tmp_path: Path) -> None:
     assert "tokens" in CliRunner().invoke(app, ["info", folder, *root]).output
     wrong = CliRunner().invoke(app, ["prepare", source, "--vocab-size", "5", *root])
     assert isinstance(wrong.exception, UserError) and "vocab_size" in str(wrong.exception)
-    measured = CliRunner().invoke(app, ["bench", "--mb", "1", "--source", source, "--vocab-size", "300", *root])
-    assert measured.exit_code == 0 and "encoding_ratio" in measured.output
 
 
 APT = """#!/bin/sh

@@ -56,7 +56,7 @@ def table_text(rankings: Sequence[Ranking]) -> str:
 @functools.cache
 def shipped() -> tuple[Ranking, ...]:
     """The table that comes with the package."""
-    return read_table(TABLE.read_text())
+    return read_table(TABLE.read_text(encoding="utf-8"))
 
 
 @functools.cache

@@ -118,7 +118,7 @@ class ShardedCheckpoints:
     def _facts(self, path: Path) -> dict[str, Any]:
         advice = f"delete the folder {path.name} to resume from the one before it, or to start again"
         try:
-            facts = json.loads((path / COMPLETE).read_text())
+            facts = json.loads((path / COMPLETE).read_text(encoding="utf-8"))
             sizes = {name: (path / name).stat().st_size for name in facts["files"]}
         except (OSError, ValueError, KeyError) as error:
             raise UserError(f"{path} cannot be read ({error}); {advice}") from None

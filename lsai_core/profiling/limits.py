@@ -94,6 +94,6 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
 def _read(path: Path) -> str:
     """A small kernel file, or nothing where the kernel has none (or hides it): then it states no limit."""
     try:
-        return path.read_text().strip()
+        return path.read_text(encoding="utf-8").strip()
     except OSError:
         return ""

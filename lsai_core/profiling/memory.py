@@ -153,7 +153,7 @@ def rss_peak_gib() -> float:
     """Largest resident set of this process since it started, in GiB."""
     status = Path("/proc/self/status")
     if status.exists():  # ru_maxrss survives exec on Linux and would show the parent's peak
-        for line in status.read_text().splitlines():
+        for line in status.read_text(encoding="utf-8").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024 / _GIB
     unit = 1 if sys.platform == "darwin" else 1024

@@ -83,7 +83,7 @@ def load(path: Path) -> dict[str, Any]:
     """
     advice = f"delete {path.with_suffix('').name}.* to resume from the one before it, or to start again"
     try:
-        facts = json.loads(path.with_suffix(".json").read_text())
+        facts = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
         digest, size = hashlib.blake2b(), 0
         with path.open("rb") as file:
             while chunk := file.read(_CHUNK):

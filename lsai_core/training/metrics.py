@@ -54,7 +54,7 @@ class MetricsFile:
             rows.append(row)
         rows[-1] |= extra
         if self.world.is_main:
-            with self.path.open("a") as file:
+            with self.path.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(finite(row)) + "\n" for row in rows)
                 file.flush()
                 os.fsync(file.fileno())

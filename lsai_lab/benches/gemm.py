@@ -82,7 +82,7 @@ def run(config: GemmConfig, context: Context) -> dict[str, Any]:
         reason = "a CPU multiplies fp8 by converting it first; its speed says nothing"
     torch._dynamo.reset()  # the casts are compiled for each shape
     rows: list[dict[str, Any]] = []
-    with (context.folder / "metrics.jsonl").open("w") as file:
+    with (context.folder / "metrics.jsonl").open("w", encoding="utf-8") as file:
         for point in points(config, _ways(device, reason)):
             if time.perf_counter() - began > config.budget_s:
                 found: dict[str, Any] = {"outcome": "skipped", "reason": f"the {config.budget_s:g} s were over"}

@@ -93,7 +93,7 @@ def _in_child(config: ScaleConfig, folder: Path) -> dict[str, Any]:
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"the measuring process ended with {done.returncode}: {done.stderr[-2000:]}")
-        return json.loads((Path(work) / "results.json").read_text())
+        return json.loads((Path(work) / "results.json").read_text(encoding="utf-8"))
 
 
 def read_config(recorded: dict[str, Any]) -> ScaleConfig:

@@ -40,7 +40,7 @@ def main(folder: Path) -> None:
     """Read `config.json`, write `results.json`, both in `folder`."""
     for module in ("lsai_core.parallel.checkpoint", "lsai_core.parallel.fsdp", "torch._dynamo"):
         importlib.import_module(module)  # once, before the forks
-    config = read_config(json.loads((folder / "config.json").read_text()))
+    config = read_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     layouts = [measure_layout(config, shard, replicate, folder) for shard, replicate in config.layouts]
     agents = [{"agents": n, "seconds": meet_agents(n)} for n in config.agents]
     clients = []
@@ -92,9 +92,9 @@ def measure_layout(config: ScaleConfig, shard: int, replicate: int, folder: Path
         children.append(pid)
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
     if any(codes):
-        errors = [path.read_text() for path in sorted(work.glob("*.error"))]
+        errors = [path.read_text(encoding="utf-8") for path in sorted(work.glob("*.error"))]
         raise RuntimeError(f"processes of layout {shard} x {replicate} ended with {codes}: {' '.join(errors)[-1000:]}")
-    ranks = [json.loads(path.read_text()) for path in sorted(work.glob("rank-*.json"))]
+    ranks = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(work.glob("rank-*.json"))]
     checkpoint = next(work.glob("sharded-*"))
     shards = [path.stat().st_size for path in checkpoint.glob("*.distcp")]
     every = list(checkpoint.iterdir())
@@ -168,7 +168,7 @@ def _step_and_save(config: ScaleConfig, shard: int, replicate: int, work: Path) 
 def _written() -> int | None:
     """Bytes that this process has passed to write calls so far, sockets included; None where the system does not say."""
     with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/self/io").read_text().splitlines()
+        lines = Path("/proc/self/io").read_text(encoding="utf-8").splitlines()
         return int(next(line.split()[1] for line in lines if line.startswith("wchar:")))
     return None
 

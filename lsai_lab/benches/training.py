@@ -62,6 +62,7 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
     parameters = count_parameters(config.model)
     speed = speed_summary(trained.timed_ms, config.tokens_per_step, skip=0)
     rate = speed.get("tokens_per_s")
+    causal = per_token.causal_discounted / per_token.convention
     last = [row["loss"] for row in trained.rows[-10:]]
     return {
         **speed,
@@ -71,6 +72,8 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
         "mfu_peak_tflops": peak.tflops if peak else None,
         "mfu_peak_source": peak.source if peak else "no datasheet peak and no measured ceiling for this device",
         "tflops": rate * per_token.convention / 1e12 / devices if rate else None,
+        "mfu_causal": rate * mfu_per_rate * causal if rate and mfu_per_rate else None,
+        "tflops_causal": rate * per_token.causal_discounted / 1e12 / devices if rate else None,
         "flops_per_token": per_token.convention,
         "parameters": parameters.total,
         "parameters_non_embedding": parameters.non_embedding,

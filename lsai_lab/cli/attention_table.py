@@ -27,7 +27,7 @@ def attention_table(
     if write:
         write_text(TABLE, table_text(found))
     _show(found)
-    if TABLE.read_text() != table_text(found):
+    if TABLE.read_text(encoding="utf-8") != table_text(found):
         print("the table that ships differs from the records: run `lsai attention-table --write` and commit it")
         raise typer.Exit(1)
 

@@ -44,7 +44,7 @@ Expanded = Annotated[str, AfterValidator(_expand)]
 class Cluster(Strict):
     """`params/clusters/<cluster>.yaml`."""
 
-    cluster: str
+    cluster: Word
     description: str
     profile: str = Field(description="machine profile in params/profiles: the sizes of the studies")
     account: Word | None = None

@@ -73,7 +73,7 @@ class JobRow:
 
 def read_jobs(folder: Path) -> list[JobRecord]:
     """Every recorded job, in the order of submission."""
-    records = [JobRecord(**json.loads(path.read_text())) for path in folder.glob("*.json")]
+    records = [JobRecord(**json.loads(path.read_text(encoding="utf-8"))) for path in folder.glob("*.json")]
     return sorted(records, key=lambda record: (record.submitted, int(record.job)))
 
 

@@ -67,7 +67,7 @@ def render(job: Job, cluster: Cluster, places: Places) -> str:
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     environment.filters["sh"] = lambda value: shlex.quote(str(value))
     try:
-        compiled = environment.from_string(template.read_text())
+        compiled = environment.from_string(template.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"the job template cannot be read: {error}") from None
     lines = [shlex.join(words) for words in job.arguments]
@@ -77,7 +77,7 @@ def render(job: Job, cluster: Cluster, places: Places) -> str:
     return compiled.render(
         cluster=cluster,
         name=job.name,
-        title=job.title,
+        title=" ".join(job.title.split()),  # a comment of one line, whatever a study is called
         nodes=job.nodes,
         gpus=job.gpus,
         cpus=cpus,

@@ -80,7 +80,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
     """meta.json of a dataset folder, unverified."""
     path = folder / "meta.json"
     try:
-        meta = json.loads(path.read_text())
+        meta = json.loads(path.read_text(encoding="utf-8"))
         if {"id", "files", "tokenizer", "splits"} <= set(meta):
             return cast(dict[str, Any], meta)
     except FileNotFoundError:

@@ -9,6 +9,7 @@ changed meanwhile.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from time import sleep
@@ -26,6 +27,7 @@ ATTEMPTS = 5
 BACKOFF_S = 0.5
 TIMEOUT_S = (10, 60)  # connect, read
 CHUNK = 64 << 10  # a broken connection loses less than one chunk
+MAX_JSON = 16 << 20
 RETRY_STATUS = {408, 425, 429, 500, 502, 503, 504}
 
 
@@ -41,14 +43,32 @@ def get_json(url: str) -> Any:
     """Fetch and parse a small JSON file. Raises `NotFound`, or `UserError` for any other failure."""
 
     def get() -> Any:
-        with requests.get(url, timeout=TIMEOUT_S) as response:
+        with requests.get(url, timeout=TIMEOUT_S, stream=True) as response:
             _check_status(response, url)
+            body = b""
+            for chunk in response.iter_content(CHUNK):
+                body += chunk
+                if len(body) > MAX_JSON:
+                    raise UserError(f"{url}: more than {MAX_JSON >> 20} MiB of JSON; is this the right server?")
             try:
-                return json.loads(response.content)
-            except ValueError:
+                return json.loads(body, parse_constant=_no_number)
+            except (ValueError, RecursionError):
                 raise UserError(f"{url}: the answer is not JSON; is this the right server?") from None
 
     return _retry(url, get)
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def size_in_bytes(value: Any, where: str) -> int | None:
+    """A size that a server states, None if it states none. Raises `UserError` for what is no whole number."""
+    if value in (None, "", 0):
+        return None
+    if re.fullmatch("[0-9]{1,18}", str(value)):
+        return int(value)
+    raise UserError(f"{where} is {str(value)[:40]!r}, not a size in bytes; try again later")
 
 
 def download(url: str, path: Path, *, expected: int | None, check: Callable[[Path], None], progress: bool) -> Path:
@@ -80,23 +100,23 @@ def _fetch(url: str, part: Path, expected: int | None, progress: bool) -> None:
     """One request that completes `part`, or leaves it longer than before and raises `_Broken`."""
     have = part.stat().st_size if part.exists() else 0
     headers = {"Accept-Encoding": "identity"}
-    validator = _validator(part).read_text() if _validator(part).exists() else ""
+    validator = _validator(part).read_text(encoding="utf-8") if _validator(part).exists() else ""
     if have and validator:
         headers |= {"Range": f"bytes={have}-", "If-Range": validator}
     with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT_S) as response:
         if response.status_code == 416:  # nothing beyond what is here: complete, or the file has become shorter
             if response.headers.get("Content-Range") == f"bytes */{have}" and expected in (None, have):
                 return
-            part.unlink()
+            part.unlink(missing_ok=True)
             raise _Broken("the file changed on the server")
         _check_status(response, url)
         resumed = response.status_code == 206
         if resumed and not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
-            part.unlink()
+            part.unlink(missing_ok=True)
             raise _Broken("the server continued at the wrong place")
         start = have if resumed else 0
-        length = response.headers.get("Content-Length")
-        total = start + int(length) if length is not None else None
+        length = size_in_bytes(response.headers.get("Content-Length"), f"{url}: Content-Length")
+        total = start + length if length is not None else None
         if expected is not None and total is not None and total != expected:
             part.unlink(missing_ok=True)
             raise UserError(
@@ -105,10 +125,8 @@ def _fetch(url: str, part: Path, expected: int | None, progress: bool) -> None:
         if not resumed:
             part.unlink(missing_ok=True)  # before its tag changes, so that the two always belong together
             # A weak ETag must not be used with If-Range; the date is the next best (RFC 9110, section 13.1.5).
-            tag = response.headers.get("ETag", "")
-            write_text(
-                _validator(part), tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified", "")
-            )
+            tags = (response.headers.get("ETag", ""), response.headers.get("Last-Modified", ""))
+            write_text(_validator(part), next((t for t in tags if t.isascii() and t and not t.startswith("W/")), ""))
         with (
             part.open("ab" if resumed else "wb") as file,
             progress_bar(progress, desc=part.stem, total=total, initial=start, unit="B", unit_scale=True) as bar,
@@ -116,9 +134,13 @@ def _fetch(url: str, part: Path, expected: int | None, progress: bool) -> None:
             for chunk in response.iter_content(CHUNK):
                 file.write(chunk)
                 bar.update(len(chunk))
+                if expected is not None and file.tell() > expected:
+                    break  # of a length that the server did not state
     size = part.stat().st_size
     wanted = expected if total is None else total
     if wanted is not None and size != wanted:
+        if size > wanted:
+            part.unlink()
         raise _Broken(f"{size} of {wanted} bytes arrived")
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lsai_core.errors import UserError
-from lsai_lab.data.documents import Corpus, slug_of
+from lsai_lab.data.documents import Corpus, Part, slug_of
 from lsai_lab.data.readers import SUFFIXES, TEXT_SUFFIXES, document_target, read_texts
 from lsai_lab.files import repo_root
 
@@ -66,15 +66,20 @@ class FileSource:
         before = [_stamp(path) for path in files]
         fingerprint = _fingerprint(files, None)
 
-        def texts() -> Iterator[str]:
+        def texts() -> Iterator[str | Part]:
             for path in files:
-                yield from read_texts(path, target)
+                if path.name.lower().endswith(TEXT_SUFFIXES):
+                    content = _content(path)
+                    yield from (Part(text, content) for text in read_texts(path, target))
+                else:
+                    yield from read_texts(path, target)
 
         def unchanged() -> bool:
             return [_stamp(path) for path in files] == before
 
         description = {"kind": "file", "pattern": self.pattern, "files": len(files), "bytes": sum(b for b, _ in before)}
-        return Corpus(fingerprint, description, texts, unchanged)
+        cut_files = sum(path.name.lower().endswith(TEXT_SUFFIXES) for path in files)
+        return Corpus(fingerprint, description, texts, unchanged, cut_files)
 
     def _files(self) -> list[Path]:
         pattern = os.path.expanduser(self.pattern)
@@ -96,10 +101,13 @@ def _fingerprint(files: list[Path], root: Path | None) -> str:
     total = hashlib.blake2b(digest_size=16)
     for path in files:
         name = path.relative_to(root).as_posix() if root else path.name
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest()
-        total.update(f"{name}\0".encode() + content)
+        total.update(f"{name}\0".encode() + _content(path))
     return total.hexdigest()
+
+
+def _content(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest()
 
 
 def _stamp(path: Path) -> tuple[int, int]:

@@ -10,26 +10,7 @@ import re
 from html.parser import HTMLParser
 
 SKIPPED = {"head", "script", "style", "nav", "header", "footer", "aside", "button", "noscript", "svg"}
-BLOCKS = {
-    "p",
-    "div",
-    "li",
-    "ul",
-    "ol",
-    "dl",
-    "dt",
-    "dd",
-    "h1",
-    "h2",
-    "h3",
-    "h4",
-    "h5",
-    "h6",
-    "tr",
-    "table",
-    "pre",
-    "br",
-}
+BLOCKS = {"p", "div", "li", "ul", "ol", "dl", "dt", "dd", "tr", "table", "pre", "br"} | {f"h{n}" for n in range(1, 7)}
 
 
 class _Text(HTMLParser):

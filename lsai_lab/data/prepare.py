@@ -34,24 +34,20 @@ from tqdm import tqdm
 from lsai_core.config import DataConfig
 from lsai_core.errors import UserError
 from lsai_core.files import write_json, write_text
+from lsai_lab.data import documents as documents_module
+from lsai_lab.data import readers, split
+from lsai_lab.data import tokenizer as tokenizer_module
 from lsai_lab.data.dataset import Dataset, file_facts, find_datasets, read_meta
 from lsai_lab.data.documents import MB, Corpus, documents
 from lsai_lab.data.encode import SplitStats, encode_documents
 from lsai_lab.data.progress import progress_bar
 from lsai_lab.data.sources import Source, parse_source
-from lsai_lab.data.split import SPLITS, Splitter, survey
+from lsai_lab.data.split import MIN_FILES, SPLITS, Splitter, survey
 from lsai_lab.data.tokenizer import EOT, EOT_ID, train_tokenizer
 
-PIPELINE = 1  # raise it when a change in this package changes the tokens of the same text
+PIPELINE = 2  # raise it when a change of code in this package, not of a constant, changes the tokens of the same text
 DISK_ERRNOS = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EFBIG,
-    errno.EIO,
-    errno.ENOTDIR,
+    getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EFBIG", "EIO", "ENOTDIR")
 }
 
 
@@ -62,7 +58,7 @@ def prepare(config: DataConfig, root: Path, *, progress: bool = True) -> Dataset
     when `root` cannot be written.
     """
     source = parse_source(config.source)
-    request = _digest([PIPELINE, config.model_dump()])
+    request = _request(config)
     with _disk_errors(root):
         if source.remote:
             if found := _find(root, source.slug, "request", request):
@@ -86,7 +82,7 @@ def prepared_id(config: DataConfig, root: Path) -> str | None:
     """The id of the prepared dataset that `config` means now, or None if there is none; it fetches, builds and writes nothing."""
     try:
         source = parse_source(config.source)
-        request = _digest([PIPELINE, config.model_dump()])
+        request = _request(config)
         facts = (
             ("request", request) if source.remote else ("id", _dataset_id(request, source.open(root / "raw", False)))
         )
@@ -120,10 +116,18 @@ def _write_files(config: DataConfig, corpus: Corpus, folder: Path, progress: boo
     """Write tokenizer.json and the token files; return the body of meta.json."""
     started = time.perf_counter()
 
-    def read() -> Iterator[Any]:
-        return documents(corpus, config.max_mb, config.split_seed)
+    whole_files = corpus.cut_files >= MIN_FILES
 
-    splitter = survey(read(), config.source)
+    def read() -> Iterator[Any]:
+        return documents(corpus, config.max_mb, config.split_seed, whole_files)
+
+    try:
+        splitter = survey(read(), config.source)
+    except UserError:
+        if not whole_files:
+            raise
+        whole_files = False  # max_mb ends the text in one of the first files
+        splitter = survey(read(), config.source)
     budget = [0]
     with progress_bar(progress, desc="tokenizer", unit="B", unit_scale=True) as bar:
         tokenizer = train_tokenizer(
@@ -133,11 +137,11 @@ def _write_files(config: DataConfig, corpus: Corpus, folder: Path, progress: boo
     trained = time.perf_counter()
     with progress_bar(progress, desc="encoding", unit="B", unit_scale=True) as bar:
         stats = encode_documents(read(), splitter, tokenizer, folder, bar)
-    files = {name: file_facts(folder / name) for name in [*(f"{split}.bin" for split in SPLITS), "tokenizer.json"]}
-    for split, stat in zip(SPLITS, stats, strict=True):
+    files = {name: file_facts(folder / name) for name in [*(f"{name}.bin" for name in SPLITS), "tokenizer.json"]}
+    for name, stat in zip(SPLITS, stats, strict=True):
         if not stat.tokens:
             raise UserError(
-                f"{config.source}: no document fell into the {split} split; use another split_seed or more text"
+                f"{config.source}: no document fell into the {name} split; use another split_seed or more text"
             )
     return {
         "config": config.model_dump(),
@@ -183,6 +187,13 @@ def _find(root: Path, slug: str, key: str, value: str) -> Path | None:
                 if meta.get(key) == value:
                     matches.append((str(meta.get("created", "")), folder))
     return max(matches)[1] if matches else None
+
+
+def _request(config: DataConfig) -> str:
+    """A hash over all that decides the tokens of a text: the config, and the constants of the modules that make tokens."""
+    modules = (documents_module, readers, split, tokenizer_module)
+    rules = {f"{m.__name__}.{name}": repr(v) for m in modules for name, v in vars(m).items() if name.isupper()}
+    return _digest([PIPELINE, rules, config.model_dump()])
 
 
 def _dataset_id(request: str, corpus: Corpus) -> str:

@@ -11,6 +11,7 @@ status is checked, a download is complete and decodes or does not exist, and lis
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import json
@@ -23,7 +24,7 @@ from typing import Any
 from lsai_core.errors import UserError
 from lsai_core.files import write_json
 from lsai_lab.data.documents import Corpus, slug_of
-from lsai_lab.data.download import NotFound, download, get_json
+from lsai_lab.data.download import NotFound, download, get_json, size_in_bytes
 from lsai_lab.data.readers import BUFFER, json_texts, open_stream
 
 DEFAULT_URL = "https://d6t0.c15.e2-2.dev/speakleash-ds-pub/datasets_text/"  # since May 2024; before: speakleash.space
@@ -70,11 +71,10 @@ class SpeakleashSource:
     def open(self, raw: Path, progress: bool) -> Corpus:
         folder = raw / "speakleash"
         data, manifest_file = folder / f"{self.name}.jsonl.zst", folder / f"{self.name}.manifest"
-        if data.exists() and manifest_file.exists():
-            manifest = json.loads(manifest_file.read_text())
-        else:
+        manifest = _cached(manifest_file) if data.exists() else None
+        if manifest is None:
             manifest = get_manifest(self.name)
-            size = int(manifest.get("file_size") or 0) or None
+            size = size_in_bytes(manifest.get("file_size"), f"{base_url()}{self.name}.manifest: file_size")
             download(base_url() + data.name, data, expected=size, check=_decodes, progress=progress)
             write_json(manifest_file, manifest)
 
@@ -84,6 +84,13 @@ class SpeakleashSource:
         with data.open("rb") as file:
             fingerprint = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
         return Corpus(fingerprint, _describe(self.name, manifest), texts)
+
+
+def _cached(path: Path) -> dict[str, Any] | None:
+    with contextlib.suppress(OSError, ValueError):
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        return manifest if isinstance(manifest, dict) else None
+    return None
 
 
 def _decodes(path: Path) -> None:
@@ -100,7 +107,7 @@ def _decodes(path: Path) -> None:
 
 def _describe(name: str, manifest: dict[str, Any]) -> dict[str, Any]:
     """The facts of a manifest that a reader of results wants."""
-    stats = manifest.get("stats") or {}
+    stats = manifest["stats"] if isinstance(manifest.get("stats"), dict) else {}
     facts = {key: manifest.get(key) for key in ("description", "license", "category", "file_size")}
     counts = {key: stats.get(key) for key in ("documents", "characters")}
     return {"kind": "speakleash", "name": name, "url": base_url(), **facts, **counts}

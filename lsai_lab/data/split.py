@@ -3,7 +3,8 @@
 A document's 64-bit key (a hash of the split seed and its text) is compared with two thresholds, so the decision needs
 no state, and equal texts always land in the same split: no copy of a training document is ever tested on. For a corpus
 of at least `SURVEY` distinct documents the thresholds are the fixed quantiles, so adding documents moves none of the
-others. A smaller one would risk an empty split, so there the thresholds are taken from its sorted keys: the shares are
+others. Documents cut from one of `MIN_FILES` or more files of plain text stay together; fewer files could not fill three
+splits, so there each document is for itself. A smaller one would risk an empty split, so there the thresholds are taken from its sorted keys: the shares are
 then exact to one document, and validation and test hold at least one each.
 """
 
@@ -18,6 +19,7 @@ from lsai_lab.data.documents import Document
 SPLITS = ("train", "validation", "test")
 VALIDATION_SHARE, TEST_SHARE = 0.10, 0.05
 SURVEY = 1000
+MIN_FILES = 20  # the smallest split of so many files is one of them
 
 
 class Splitter(NamedTuple):

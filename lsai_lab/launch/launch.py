@@ -89,7 +89,7 @@ def launch(
             kill_family(process)
     on_rows(rows.read())
     if (folder / RESULTS).exists():
-        results = json.loads((folder / RESULTS).read_text())
+        results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
         (folder / RESULTS).unlink()  # they go into summary.json
         return results
     raise _cause(logs, process.returncode, forward.received, survivors.ended)
@@ -145,11 +145,11 @@ def kill_family(process: subprocess.Popen[bytes]) -> None:
 def _cause(logs: Path, code: int, asked: int, ended: set[int]) -> Exception:
     """The exception that says why the workers ended without results. `ended`: ranks that the launcher killed."""
     errors = [
-        {"rank": int(path.name.split("-")[1].split(".")[0]), **json.loads(path.read_text())}
+        {"rank": int(path.name.split("-")[1].split(".")[0]), **json.loads(path.read_text(encoding="utf-8"))}
         for path in logs.glob("*.error.json")
     ]
     first = min(errors, key=lambda error: error["time"], default=None)
-    log = (logs / LAUNCHER_LOG).read_text(errors="replace")
+    log = (logs / LAUNCHER_LOG).read_text(encoding="utf-8", errors="replace")
     if killed := _killed_rank(log, ended):
         rank, number = killed
         # Whoever reports an error after a neighbour's death reports that death.

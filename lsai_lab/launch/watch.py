@@ -87,7 +87,7 @@ def _workers(logs: Path) -> dict[int, int]:
     found = {}
     for path in logs.glob("rank-*.pid"):
         with contextlib.suppress(FileNotFoundError):  # it has just left
-            found[int(path.stem.removeprefix("rank-"))] = int(path.read_text())
+            found[int(path.stem.removeprefix("rank-"))] = int(path.read_text(encoding="utf-8"))
     return found
 
 

@@ -79,7 +79,7 @@ def run_process(
         finally:
             kill_family(process)
     if process.returncode == 0 and (folder / "results.json").exists():
-        return json.loads((folder / "results.json").read_text())
+        return json.loads((folder / "results.json").read_text(encoding="utf-8"))
     raise _cause(folder, log, process.returncode)
 
 
@@ -98,7 +98,7 @@ def _end_of(log: Path, size: int = 20_000) -> str:
 
 def _cause(folder: Path, log: Path, code: int) -> Exception:
     """What ended the process. The earliest error of its processes is the cause, the others are its echo."""
-    errors = [json.loads(path.read_text()) for path in folder.glob("rank-*.error.json")]
+    errors = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("rank-*.error.json")]
     first = min(errors, key=lambda error: error["time"], default=None)
     if first is not None:
         kinds: dict[str, type[Exception]] = {"oom": MemoryError, "unavailable": Unavailable}

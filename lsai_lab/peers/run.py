@@ -90,6 +90,8 @@ def _rated(config: PeerConfig, context: Context, measured: dict[str, Any], on_gp
         "mfu_peak_tflops": peak.tflops if peak else None,
         "mfu_peak_source": peak.source if peak else "no datasheet peak and no measured ceiling for this device",
         "tflops": rate * per_token.convention / 1e12 / devices if rate else None,
+        "mfu_causal": flops.mfu(rate, per_token.causal_discounted, peak) / devices if rate and peak else None,
+        "tflops_causal": rate * per_token.causal_discounted / 1e12 / devices if rate else None,
         "flops_per_token": per_token.convention,
         "parameters_non_embedding": parameters.non_embedding,
     }

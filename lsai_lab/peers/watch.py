@@ -33,7 +33,7 @@ class Job:
 
     def __init__(self) -> None:
         self.folder = Path(os.environ[FOLDER])
-        job = json.loads((self.folder / "job.json").read_text())
+        job = json.loads((self.folder / "job.json").read_text(encoding="utf-8"))
         self.config: PeerConfig = validated(PeerConfig, job["config"], str(self.folder / "job.json"))
         self.dataset = Path(job["dataset"])
         self.rank = int(os.environ.get("RANK", 0))

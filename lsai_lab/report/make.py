@@ -171,7 +171,7 @@ def _execute_chapter(
     inputs = [source, *_record_files(runs), *sorted((session.root / "params").rglob("*.yaml"))]
     key = _digest(inputs, repr((own_runs, session.profile.profile)), code_hash(closure(["lsai_lab.report.make"])))
     stamp = target.with_suffix(".key")
-    if target.exists() and stamp.exists() and stamp.read_text() == key:
+    if target.exists() and stamp.exists() and stamp.read_text(encoding="utf-8") == key:
         print(f"chapter {chapter.notebook}: reused (nothing that it reads has changed)", flush=True)
         return target, None
     print(f"chapter {chapter.notebook}: executing", flush=True)
@@ -200,7 +200,7 @@ def _render(
     key = _digest(inputs, repr((formats, config.title, used)), code_hash(closure(["lsai_lab.report.build"])))
     stamp = build / "rendered.key"
     wanted = [out / {"html": HTML, "pdf": PDF}[name] for name in formats]
-    if stamp.exists() and stamp.read_text() == key and all(path.exists() for path in wanted):
+    if stamp.exists() and stamp.read_text(encoding="utf-8") == key and all(path.exists() for path in wanted):
         print(f"report: up to date, reused: {', '.join(map(str, wanted))}", flush=True)
         return
     stamp.unlink(missing_ok=True)

@@ -119,7 +119,7 @@ def _with_quarto(quarto: str, version: str, source: Path, scratch: Path, formats
     reports = repo_root() / "reports"
     for path in (reports / "_quarto.yml", reports / "report.css", *(DATA / name for name in SHARED)):
         shutil.copy(path, scratch)
-    _, header, body = source.read_text().split("---\n", 2)
+    _, header, body = source.read_text(encoding="utf-8").split("---\n", 2)
     facts = yaml.safe_load(header)
     # Quarto's title block has no place for the engine's name and the PDF but the subtitle.
     subtitle = " · ".join([*filter(None, [facts.get("subtitle")]), f"Rendered by {version}"])

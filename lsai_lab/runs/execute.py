@@ -58,8 +58,8 @@ class ActiveRun:
     def __init__(self, folder: Path | str, data_root: Path | str) -> None:
         self.folder, self.data_root = Path(folder), Path(data_root)
         try:
-            plan = json.loads((self.folder / "run.json").read_text())
-            config = json.loads((self.folder / "config.json").read_text())
+            plan = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))
+            config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise UserError(f"{self.folder} holds no planned run ({error}); start runs with `lsai study`") from None
         self.id, self.kind, self.label = RunId(**plan["id"]), plan["kind"], plan["label"]
@@ -143,7 +143,9 @@ class ActiveRun:
     def record(self) -> Run:
         """The finished run, as the report reads it."""
         summary = Summary.read(self.folder)
-        return Run(self.folder, json.loads((self.folder / "env.json").read_text()).get("machine", ""), summary)
+        return Run(
+            self.folder, json.loads((self.folder / "env.json").read_text(encoding="utf-8")).get("machine", ""), summary
+        )
 
 
 class _ProgressBar:

@@ -60,7 +60,7 @@ def execute_notebook(
     words = [str(os.getpid()), portable(source, root), portable(target, root), *arguments]
     target.parent.mkdir(parents=True, exist_ok=True)
     log = target.with_suffix(".log")
-    with log.open("w+") as errors:
+    with log.open("w+", encoding="utf-8") as errors:
         child = subprocess.Popen(
             [sys.executable, "-m", "lsai_lab.runs.notebook", *words],
             cwd=root,
@@ -87,7 +87,7 @@ def execute_notebook(
         return None
     if child.returncode < 0:
         return f"the process that executes the notebook was killed by {signal.Signals(-child.returncode).name}"
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     return lines[-1] if lines else f"the notebook process ended with exit code {child.returncode}"
 
 

@@ -153,7 +153,7 @@ class Run:
 def _read_object(path: Path) -> dict[str, Any]:
     """A JSON object of a record. Raises FileNotFoundError if there is none, UserError if it cannot be read as one."""
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path} is damaged ({error}); {_REMEDY}") from None
     if not isinstance(value, dict):

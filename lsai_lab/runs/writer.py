@@ -36,7 +36,7 @@ def only_writer(folder: Path, name: str) -> Iterator[int | None]:
     if key in _held:  # by the caller
         yield None
         return
-    with (folder / ".lock").open("a+") as file:
+    with (folder / ".lock").open("a+", encoding="utf-8") as file:
         if not _locked(file):
             holder = _holder(file)
             if os.environ.get(_DRIVER) != _who(holder):

@@ -30,7 +30,7 @@ def remembered(question: str, answer: Callable[[], Simulated]) -> Simulated:
     """What `answer()` returned for `question` the last time, or returns now."""
     path = FOLDER / _version() / f"{hashlib.sha256(question.encode()).hexdigest()[:32]}.json"
     with contextlib.suppress(OSError, ValueError, TypeError):  # not there, or not whole
-        return Simulated(**json.loads(path.read_text()))
+        return Simulated(**json.loads(path.read_text(encoding="utf-8")))
     simulated = answer()
     with contextlib.suppress(OSError):
         if not path.parent.exists():

@@ -44,7 +44,7 @@ class Points:
         """Keep `row` under the next number."""
         row = {"step": len(self.rows), **row}
         self.rows.append(row)
-        with self.path.open("a") as file:
+        with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
             file.flush()
             os.fsync(file.fileno())

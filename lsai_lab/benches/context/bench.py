@@ -68,7 +68,7 @@ def run(config: ContextBenchConfig, context: Context) -> dict[str, Any]:
 
 def _keep_failure(folder: Path, error: Exception) -> None:
     """The pending point gets the outcome that ended its processes, so that the next ones pass it by."""
-    place: Row = json.loads((folder / _PENDING).read_text())
+    place: Row = json.loads((folder / _PENDING).read_text(encoding="utf-8"))
     reason = " ".join(str(error).split())[:400]
     outcome = "oom" if is_out_of_memory(error) else "timeout" if _TOO_LONG in reason else "failed"
     took_s = round(time.time() - place.pop("began"), 3)
