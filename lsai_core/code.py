@@ -1,8 +1,9 @@
 """Which code can change a result: the files that a module reaches by its imports, and a hash of what they do.
 
 The files are found by reading, not by importing: every import statement counts, also one inside a function, and so does a
-string that names a module (`python -m lsai_core...`). The hash covers syntax trees without docstrings, descriptions of fields and
-what an error says, so rewording a comment or formatting a file throws no measured result away, and changing a line that runs does. A JSON file that lies beside a module
+string that names a module (`python -m lsai_core...`), or with a star all files of a package (`plugins.py`). The hash covers
+syntax trees without docstrings, descriptions of fields and what an error says, so rewording a comment or formatting a file throws no
+measured result away, and changing a line that runs does. A JSON file that lies beside a module
 and is named in it counts as it stands.
 """
 
@@ -17,8 +18,10 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from lsai_core import plugins
+
 ROOT = Path(__file__).resolve().parent.parent  # the folder that holds the packages
-_MODULE = re.compile(r"lsai_\w+(\.\w+)+")
+_MODULE = re.compile(r"lsai_\w+(\.\w+)+(\.\*)?")
 # Python 3.11 counts the depth of a syntax tree for all threads together and fails when two parse at the same time:
 # "AST constructor recursion depth mismatch".
 _ONE_PARSER = threading.Lock()
@@ -85,7 +88,9 @@ def _each_name(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             text = node.value
-            if _MODULE.fullmatch(text) or (re.fullmatch(r"[\w-]+\.json", text) and path.with_name(text).is_file()):
+            if _MODULE.fullmatch(text) and text.endswith(".*"):
+                yield from (text.replace("*", name) for name in plugins.names(text))
+            elif _MODULE.fullmatch(text) or (re.fullmatch(r"[\w-]+\.json", text) and path.with_name(text).is_file()):
                 yield text
 
 

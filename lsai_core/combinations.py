@@ -1,14 +1,12 @@
 """Which settings of a training run cannot go together, and what to change: checked before anything starts.
 
 A config means the same on every machine, so what a kernel or a recipe demands is refused everywhere, not only where it would run.
-A refusal changes no result, so this file is no part of a run's key (`runs/kinds.py`).
+A refusal changes no result, so this file is no part of a run's key (`lsai_lab/runs/kinds.py`).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-
-from lsai_core.config import HALF_ONLY
 
 if TYPE_CHECKING:
     from lsai_core.config import TrainConfig
@@ -16,11 +14,15 @@ if TYPE_CHECKING:
 
 def refusal(config: TrainConfig) -> str | None:
     """Why `config` is impossible, and what would be possible; None if it is not."""
-    if config.attention.backend in HALF_ONLY and config.precision in ("fp32", "tf32"):
-        return (
-            f"attention backend {config.attention.backend!r} needs 16-bit inputs but precision is {config.precision!r}; "
-            "use precision bf16_autocast or bf16, or backend auto, sdpa_efficient, sdpa_math, flex or eager"
-        )
+    if config.attention.backend != "auto" and config.precision in ("fp32", "tf32"):
+        from lsai_core.attention import BACKENDS, get_backend
+
+        if get_backend(config.attention.backend).half_only:
+            others = ", ".join(name for name, backend in BACKENDS.items() if not backend.half_only)
+            return (
+                f"attention backend {config.attention.backend!r} needs 16-bit inputs but precision is {config.precision!r}; "
+                f"use precision bf16_autocast or bf16, or backend auto, {others}"
+            )
     window = config.attention.window
     if window is not None and window > config.seq_len:
         return f"attention.window={window} is longer than seq_len={config.seq_len}; use window: null for full attention"
@@ -30,7 +32,7 @@ def refusal(config: TrainConfig) -> str | None:
             "use precision bf16 or bf16_autocast, or fp8.recipe none"
         )
     if config.fp8.recipe != "none":
-        from lsai_core.fp8.shapes import refusal as refusal_of_fp8
+        from lsai_core.shapes import refusal as refusal_of_fp8
 
         if (reason := refusal_of_fp8(config)) is not None:
             return reason

@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from lsai_core.errors import hint
 from lsai_core.facts import Decides
+from lsai_core.plugins import declared, names
+from lsai_core.presets import ModelConfig
 from lsai_core.strict import Strict
 
-AttentionName = Literal[
-    "auto", "eager", "sdpa_math", "sdpa_efficient", "sdpa_flash", "sdpa_cudnn", "flex", "fa2", "fa3", "fa4"
-]
 Precision = Literal["fp32", "tf32", "bf16_autocast", "bf16"]
 Fp8Recipe = Literal[
     "none", "fused", "tensorwise", "torchao_tensorwise", "torchao_rowwise", "te_delayed", "te_current", "te_block"
@@ -25,80 +25,29 @@ LinearName = Literal["qkv", "attention_output", "gate_up", "down", "output"]
 Share = Annotated[float, Field(ge=0, lt=1)]
 ContextMethod = Literal["ring", "zigzag", "lightseq", "ulysses", "usp", "torch"]
 
-# Fused kernels that exist for 16-bit inputs only (on GPUs). Asking for one in fp32 is refused on every machine, so that a
-# config means the same everywhere.
-HALF_ONLY: frozenset[str] = frozenset({"sdpa_flash", "sdpa_cudnn", "fa2", "fa3", "fa4"})
-# Backends that can restrict attention to the last `window` positions.
-WINDOWED: frozenset[str] = frozenset({"auto", "eager", "sdpa_math", "sdpa_efficient", "flex", "fa2", "fa3", "fa4"})
-
 # What fields decide (`lsai_core.facts`); those without a mark decide everything.
 RESULT, STEP, NOTHING = Decides("result"), Decides("memory", "speed"), Decides()
-
-
-class RopeScaling(Strict):
-    """Llama 3.1's stretching of the rotary embeddings to longer contexts; the names are Hugging Face's."""
-
-    factor: float = Field(gt=0)
-    low_freq_factor: float = Field(1.0, gt=0)
-    high_freq_factor: float = Field(4.0, gt=0)
-    original_max_position_embeddings: int = Field(8192, gt=0)
-
-    @model_validator(mode="after")
-    def _band_not_empty(self) -> Self:
-        if self.high_freq_factor <= self.low_freq_factor:
-            raise ValueError(
-                f"high_freq_factor={self.high_freq_factor} must exceed low_freq_factor={self.low_freq_factor}"
-            )
-        return self
-
-
-class ModelConfig(Strict):
-    """Shape of a Llama-style decoder. `preset` fills what is not given (see `lsai_core.presets`)."""
-
-    preset: str = Field("custom", description="name of the preset this shape came from")
-    n_layers: int = Field(gt=0)
-    d_model: int = Field(gt=0)
-    n_heads: int = Field(gt=0)
-    n_kv_heads: int = Field(gt=0)
-    d_ff: int = Field(gt=0)
-    vocab_size: int = Field(gt=0)
-    rope_theta: float = Field(1e4, gt=0)
-    rope_scaling: RopeScaling | None = None
-    norm_eps: float = Field(1e-5, gt=0)
-    tie_embeddings: bool = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_from_preset(cls, data: Any) -> Any:
-        from lsai_core.presets import expand_preset
-
-        return expand_preset(data) if isinstance(data, dict) else data
-
-    @model_validator(mode="after")
-    def _divides(self) -> Self:
-        if self.d_model % self.n_heads:
-            raise ValueError(f"d_model={self.d_model} is not divisible by n_heads={self.n_heads}")
-        if self.n_heads % self.n_kv_heads:
-            raise ValueError(f"n_heads={self.n_heads} is not divisible by n_kv_heads={self.n_kv_heads}")
-        if (self.d_model // self.n_heads) % 2:
-            raise ValueError(f"head dimension {self.d_model // self.n_heads} must be even for rotary embeddings")
-        return self
-
-    @property
-    def head_dim(self) -> int:
-        return self.d_model // self.n_heads
 
 
 class AttentionConfig(Strict):
     """Which attention kernel. `window=W`: each position sees itself and the W-1 before it; None is full causal attention."""
 
-    backend: AttentionName = "auto"
+    backend: str = Field("auto", description="a file of lsai_core/attention/backends, or auto: the fastest known")
     window: int | None = Field(None, gt=0)
 
     @model_validator(mode="after")
-    def _window_possible(self) -> Self:
-        if self.window is not None and self.backend not in WINDOWED:
-            raise ValueError(f"attention backend {self.backend!r} has no sliding window; use one of {sorted(WINDOWED)}")
+    def _possible(self) -> Self:
+        known = names("lsai_core.attention.backends.*")
+        if self.backend not in ("auto", *known):
+            raise ValueError(f"unknown attention backend {self.backend!r}{hint(self.backend, ('auto', *known))}")
+        if self.window is not None and self.backend != "auto":
+            from lsai_core.attention import BACKENDS
+
+            able = [name for name, backend in BACKENDS.items() if backend.windowed]
+            if self.backend not in able:
+                raise ValueError(
+                    f"attention backend {self.backend!r} has no sliding window; use auto, {', '.join(able)}"
+                )
         return self
 
 
@@ -106,14 +55,14 @@ class DataConfig(Strict):
     """Which text, and how it becomes tokens. See `lsai_lab.data`."""
 
     source: Annotated[str, RESULT] = Field(
-        "stdlib", description="stdlib | polish-docs | speakleash:<name> | file:<path or glob>"
+        "stdlib", description="stdlib | polish-docs | speakleash:<name> | file:<glob>"
     )
     vocab_size: int = Field(10_000, gt=256, le=65_536, description="BPE vocabulary, trained on the training split only")
     max_mb: Annotated[float | None, RESULT] = Field(
-        None, gt=0, description="use at most this much text (MB of UTF-8), whole documents"
+        None, gt=0, description="at most this much text (MB), whole documents"
     )
     tokenizer_mb: Annotated[float, RESULT] = Field(
-        64.0, gt=0, description="train the BPE on at most this much of the training split (MB)"
+        64.0, gt=0, description="train the BPE on at most this much text (MB)"
     )
     split_seed: Annotated[int, RESULT] = 0
 
@@ -122,25 +71,22 @@ class Fp8Config(Strict):
     """Which matrix products run in fp8, and how their inputs are scaled. See `lsai_core.fp8`."""
 
     recipe: Fp8Recipe = "none"
-    layers: tuple[LinearName, ...] = Field(
-        ("qkv", "attention_output", "gate_up", "down"), min_length=1, description="linear layers that are converted"
+    layers: tuple[LinearName, ...] = Field(  # not strict: YAML has lists
+        ("qkv", "attention_output", "gate_up", "down"),
+        min_length=1,
+        strict=False,
+        description="converted linear layers",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _yaml_list_is_a_tuple(cls, data: Any) -> Any:
-        if isinstance(data, dict) and isinstance(data.get("layers"), list):
-            return {**data, "layers": tuple(data["layers"])}
-        return data
 
 
 class OptimConfig(Strict):
-    """AdamW with linear warm-up and cosine decay."""
+    """The optimizer, with linear warm-up and cosine decay."""
 
+    name: str = Field("adamw", description="a file below lsai_core/training/optimizers")
     lr: Annotated[float, RESULT] = Field(3e-4, gt=0)
     min_lr_ratio: Annotated[float, RESULT] = Field(0.1, ge=0, le=1, description="final learning rate as a share of lr")
     warmup_steps: Annotated[int, RESULT] = Field(20, ge=0)
-    betas: Annotated[tuple[Share, Share], RESULT] = (0.9, 0.95)
+    betas: Annotated[tuple[Share, Share], RESULT] = Field((0.9, 0.95), strict=False)
     eps: Annotated[float, RESULT] = Field(1e-8, gt=0)
     weight_decay: Annotated[float, RESULT] = Field(0.1, ge=0)
     grad_clip: float = Field(1.0, ge=0, description="largest gradient norm; 0 switches clipping off")
@@ -149,19 +95,14 @@ class OptimConfig(Strict):
     )
     states: Literal["full", "8bit"] = Field("full", description="moments in the weights' dtype, or in blocks of 8 bits")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _yaml_list_is_a_tuple(cls, data: Any) -> Any:
-        if isinstance(data, dict) and isinstance(data.get("betas"), list):
-            return {**data, "betas": tuple(data["betas"])}
-        return data
-
     @model_validator(mode="after")
-    def _one_way_to_8_bits(self) -> Self:
-        if self.states == "8bit" and self.kernel == "torch":
-            raise ValueError(
-                "states 8bit are the project's own update; torch's AdamW has none: use kernel auto or triton"
-            )
+    def _possible(self) -> Self:
+        known = names("lsai_core.training.optimizers.*")
+        if self.name not in known:
+            raise ValueError(f"unknown optimizer {self.name!r}{hint(self.name, known)}")
+        usual = (self.name, self.kernel, self.states) == ("adamw", "auto", "full")  # known without importing torch
+        if not usual and (why := declared("lsai_core.training.optimizers.*", self.name, "OPTIMIZER").refusal(self)):
+            raise ValueError(why)
         return self
 
 
@@ -204,19 +145,15 @@ class ParallelConfig(Strict):
     """
 
     fsdp: int = Field(
-        1, gt=0, description="groups of cp processes that share one copy of the model, each with its own batch"
+        1, gt=0, description="groups of cp processes that share one copy of the model, each with its batch"
     )
     replicate: int = Field(1, gt=0, description="copies of the model (HSDP)")
     cp: int = Field(1, gt=0, description="processes that share each sequence (context parallelism)")
-    cp_method: Annotated[ContextMethod, STEP] = Field(
-        "zigzag", description="how they compute attention; zigzag serves any number of heads"
-    )
+    cp_method: Annotated[ContextMethod, STEP] = Field("zigzag", description="zigzag serves any number of heads")
     reshard_after_forward: Annotated[bool, STEP] = Field(
-        True, description="free a block's full weights after its forward pass; false: keep them for the backward pass"
+        True, description="free a block's full weights until its backward"
     )
-    cpu_offload: Annotated[bool, STEP] = Field(
-        False, description="keep weight, gradient and optimizer shards in host memory"
-    )
+    cpu_offload: Annotated[bool, STEP] = Field(False, description="keep weights, gradients and states in host memory")
     fp8_gather: bool = Field(False, description="fp8.recipe fused: gather the weights of its layers in fp8")
 
     @model_validator(mode="before")
@@ -239,8 +176,8 @@ class ParallelConfig(Strict):
         return self.fsdp * self.cp
 
     @property
-    def readers(self) -> int:
-        """Groups of processes that train on batches of their own: the degree of data parallelism."""
+    def readers(self) -> int:  # the degree of data parallelism
+        """Groups of processes that train on batches of their own."""
         return self.fsdp * self.replicate
 
     @property
@@ -266,36 +203,28 @@ class TrainConfig(Strict):
     precision: Precision = "fp32"
     fp8: Fp8Config = Fp8Config()
     loss: Annotated[Literal["fused", "full"], STEP] = Field(
-        "fused",
-        description="fused: output layer and cross-entropy in chunks, without keeping all logits; full: with them",
+        "fused", description="full: all logits are kept; fused: chunks"
     )
     blocks: Annotated[Literal["fused", "plain"], STEP] = Field(
         "fused", description="fused: SwiGLU and RMSNorm with the project's gradient kernels; plain: torch's operations"
     )
     grad_checkpoint: Annotated[Literal["none", "selective", "alternating", "attention", "full"], STEP] = Field(
         "none",
-        description="full: keep the input of each block and compute the block again in the backward pass; attention: keep the "
-        "output of the attention kernel, too; selective: and those of all matrix products; alternating: but in every second block not "
-        "those of its feed-forward layer",
+        description="full: keep the input of each block; attention: and the output of the attention kernel; selective: and those "
+        "of all matrix products; alternating: but in every second block not those of its feed-forward layer",
     )
     saved_inputs: Annotated[Literal["gpu", "host"], STEP] = Field(
-        "gpu",
-        description="where the inputs of checkpointed blocks wait for the backward pass; host: in pinned host memory",
+        "gpu", description="where the inputs of checkpointed blocks wait; host: in pinned host memory"
     )
     inputs_on_gpu: Annotated[int, STEP] = Field(
-        0,
-        ge=0,
-        description="saved_inputs host: so many of the last blocks keep theirs on the GPU, which needs them first",
+        0, ge=0, description="saved_inputs host: so many of the last blocks keep theirs on the GPU"
     )
     mlp_chunk: Annotated[int | None, STEP] = Field(
-        None,
-        gt=0,
-        description="tokens that go through the feed-forward layer at a time, again in the backward pass; null: all",
+        None, gt=0, description="tokens a feed-forward layer takes at a time"
     )
     init_from: Annotated[str | None, RESULT] = Field(
         None,
-        description="Hugging Face Llama checkpoint to start from: a folder, or a name below models/ of the data root; its tokenizer "
-        "is not used. null: random weights",
+        description="Hugging Face Llama checkpoint to start from: a folder, or a name below the data root's models/",
     )
     compile: Annotated[bool, STEP] = False
     device: Annotated[Literal["auto", "cpu", "cuda"], STEP] = "auto"

@@ -183,9 +183,7 @@ class Transformer(nn.Module):
     def fuse(self, mlp_chunk: int | None = None) -> None:
         """Use the project's kernels within blocks (`lsai_core.norm`, `lsai_core.swiglu`); same parameters, same function.
 
-        A feed-forward layer whose projection another class has replaced keeps its own way. `mlp_chunk`: tokens that go through
-        the feed-forward layer at a time.
-        """
+        A feed-forward layer whose projection was replaced keeps its own way. `mlp_chunk`: tokens that go through it at a time."""
         for block in self.blocks:
             assert isinstance(block, Block)
             block.fused = True

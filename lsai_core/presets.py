@@ -1,4 +1,4 @@
-"""Named model shapes, and the scaling rule that grows a model in steps.
+"""The shape of a model; named shapes, and the scaling rule that grows a model in steps.
 
 A preset fills the keys of `ModelConfig` that are not given, so `{preset: lab, n_layers: 2}` is the lab model with two
 layers. `scaling_factor: s` builds a shape by rule instead: strategy `all` grows width, depth and heads together
@@ -7,9 +7,12 @@ layers. `scaling_factor: s` builds a shape by rule instead: strategy `all` grows
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
+
+from pydantic import Field, model_validator
 
 from lsai_core.errors import UserError
+from lsai_core.strict import Strict
 
 PRESETS: dict[str, dict[str, Any]] = {
     "lab": dict(n_layers=6, d_model=512, n_heads=8, n_kv_heads=8, d_ff=2048, vocab_size=10_000, rope_theta=1e4),
@@ -57,3 +60,55 @@ def expand_preset(data: dict[str, Any]) -> dict[str, Any]:
     if name not in PRESETS:
         raise ValueError(f"unknown preset {name!r}; known: {', '.join(PRESETS)}")
     return {**PRESETS[name], **data}
+
+
+class RopeScaling(Strict):
+    """Llama 3.1's stretching of the rotary embeddings to longer contexts; the names are Hugging Face's."""
+
+    factor: float = Field(gt=0)
+    low_freq_factor: float = Field(1.0, gt=0)
+    high_freq_factor: float = Field(4.0, gt=0)
+    original_max_position_embeddings: int = Field(8192, gt=0)
+
+    @model_validator(mode="after")
+    def _band_not_empty(self) -> Self:
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                f"high_freq_factor={self.high_freq_factor} must exceed low_freq_factor={self.low_freq_factor}"
+            )
+        return self
+
+
+class ModelConfig(Strict):
+    """Shape of a Llama-style decoder. `preset` fills what is not given."""
+
+    preset: str = Field("custom", description="name of the preset this shape came from")
+    n_layers: int = Field(gt=0)
+    d_model: int = Field(gt=0)
+    n_heads: int = Field(gt=0)
+    n_kv_heads: int = Field(gt=0)
+    d_ff: int = Field(gt=0)
+    vocab_size: int = Field(gt=0)
+    rope_theta: float = Field(1e4, gt=0)
+    rope_scaling: RopeScaling | None = None
+    norm_eps: float = Field(1e-5, gt=0)
+    tie_embeddings: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_from_preset(cls, data: Any) -> Any:
+        return expand_preset(data) if isinstance(data, dict) else data
+
+    @model_validator(mode="after")
+    def _divides(self) -> Self:
+        if self.d_model % self.n_heads:
+            raise ValueError(f"d_model={self.d_model} is not divisible by n_heads={self.n_heads}")
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(f"n_heads={self.n_heads} is not divisible by n_kv_heads={self.n_kv_heads}")
+        if (self.d_model // self.n_heads) % 2:
+            raise ValueError(f"head dimension {self.d_model // self.n_heads} must be even for rotary embeddings")
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        return self.d_model // self.n_heads

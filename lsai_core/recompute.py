@@ -16,15 +16,16 @@ from typing import Any, Literal
 
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from lsai_core.attention import BACKENDS
+
 GradCheckpoint = Literal["none", "selective", "alternating", "attention", "full"]
 # What one block does; `mlp`: attention as in `selective`, the feed-forward layer as in `full`.
 BlockCheckpoint = Literal["none", "selective", "mlp", "attention", "full"]
 PERIOD = 2  # blocks that lie so far apart are alike in every mode
 
-# The attention kernels, beside every operation with "attention" in its name. Of `context_attend` both modes keep the results, so
-# that a block's recomputation never repeats a ring.
-ATTENTION_OPERATIONS = frozenset({"fa4_forward", "context_attend"})
-ATTENTION_NAMESPACES = frozenset({"flash_attn", "flash_attn_3"})
+# The operators of attention kernels, or their namespaces, beside every operation with "attention" in its name. Of `context_attend`
+# both modes keep the results, so that a block's recomputation never repeats a ring.
+ATTENTION_OPERATORS = frozenset({"lsai::context_attend"}).union(*(backend.operators for backend in BACKENDS.values()))
 # What selective checkpointing keeps beside them: matrix products (plain, batched, fp8) and what was exchanged between ranks. Of
 # this project's operators not the casts and not SwiGLU, which are cheap to repeat.
 KEPT_OPERATIONS = frozenset({
@@ -80,7 +81,7 @@ def _kept(kept: bool) -> CheckpointPolicy:
 
 def _is_attention(operation: Any) -> bool:
     namespace, name = _name(operation)
-    return name in ATTENTION_OPERATIONS or namespace in ATTENTION_NAMESPACES or "attention" in name
+    return "attention" in name or bool({namespace, f"{namespace}::{name}"} & ATTENTION_OPERATORS)
 
 
 def _name(operation: Any) -> tuple[str, str]:

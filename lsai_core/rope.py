@@ -17,7 +17,7 @@ import math
 import torch
 from torch import Tensor
 
-from lsai_core.config import ModelConfig, RopeScaling
+from lsai_core.presets import ModelConfig, RopeScaling
 
 
 def rope_tables(config: ModelConfig, positions_S: Tensor) -> tuple[Tensor, Tensor]:

@@ -59,7 +59,7 @@ def test_zero_stays_zero_and_a_second_moment_is_never_rounded_to_it() -> None:
 
 def test_a_row_without_gradient_does_not_run_away() -> None:
     table = torch.nn.Parameter(torch.randn(4, 256))
-    optimizer = AdamW8bit([{"params": [table]}], 1e-3, (0.9, 0.95), 1e-8)
+    optimizer = AdamW8bit([{"params": [table]}], lr=1e-3, betas=(0.9, 0.95), eps=1e-8)
     generator = torch.Generator().manual_seed(0)
     for step in range(60):
         table.grad = torch.randn(4, 256, generator=generator) * 10 ** (4 * torch.rand(4, 256, generator=generator) - 8)

@@ -38,7 +38,7 @@ def files(project: Project) -> dict[Path, bytes]:
 
 SETTINGS = {
     "stepz=5": r"unknown key 'stepz' \(did you mean 'steps'\?\)",
-    "optim.learning_rate=1": r"unknown key 'optim.learning_rate' \(known: lr, ",
+    "optim.learning_rate=1": r"unknown key 'optim.learning_rate' \(known: name, lr, ",
     "model.n_layer=3": r"unknown key 'model.n_layer' \(did you mean 'n_layers'\?\)",
     "steps=many": r"steps: Input should be a valid integer, got 'many'",
     "steps=1.5": r"steps: .* got 1.5",
@@ -52,10 +52,10 @@ SETTINGS = {
     "model.d_model=33": r"d_model=33 is not divisible by n_heads=2",
     "model.n_kv_heads=3": r"n_heads=2 is not divisible by n_kv_heads=3",
     "model.n_heads=32": r"head dimension 1 must be even",
-    "attention.backend=flash": r"attention.backend: Input should be 'auto', .* got 'flash'",
+    "attention.backend=flash": r"attention: unknown attention backend 'flash'",
     "attention.backend=sdpa_flash": r"'sdpa_flash' needs 16-bit inputs but precision is 'fp32'; use precision bf16",
     "attention.window=64": r"attention.window=64 is longer than seq_len=32; use window: null",
-    "attention={backend: sdpa_cudnn, window: 8}": r"'sdpa_cudnn' has no sliding window; use one of",
+    "attention={backend: sdpa_cudnn, window: 8}": r"'sdpa_cudnn' has no sliding window; use auto, eager",
     "precision=fp16": r"precision: Input should be 'fp32', .* got 'fp16'",
     "model.vocab_size=300": r"data.vocab_size=320 does not fit model.vocab_size=300",
     "optim.lr=.inf": r"'\.inf' is no finite number",

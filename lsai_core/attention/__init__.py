@@ -11,7 +11,7 @@ served by another kernel than the one named: it runs, or it raises (`Unavailable
 
 from __future__ import annotations
 
-from lsai_core.attention.choice import attention, available_backends, choose, get_backend, resolve
+from lsai_core.attention.choice import BACKENDS, attention, available_backends, choose, get_backend, resolve
 from lsai_core.attention.registry import Backend, Case
 
-__all__ = ["Backend", "Case", "attention", "available_backends", "choose", "get_backend", "resolve"]
+__all__ = ["BACKENDS", "Backend", "Case", "attention", "available_backends", "choose", "get_backend", "resolve"]

@@ -16,17 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lsai_core.attention.eager import EAGER
-from lsai_core.attention.flash import FA2, FA3, FA4
-from lsai_core.attention.flex import FLEX
 from lsai_core.attention.measured import Ranking, nearest, rankings_for
 from lsai_core.attention.registry import HALF, Backend, Case
-from lsai_core.attention.sdpa import SDPA_CUDNN, SDPA_EFFICIENT, SDPA_FLASH, SDPA_MATH
 from lsai_core.errors import Unavailable, UserError
+from lsai_core.plugins import declared, names
 
-BACKENDS: dict[str, Backend] = {
-    backend.name: backend for backend in (EAGER, SDPA_MATH, SDPA_EFFICIENT, SDPA_FLASH, SDPA_CUDNN, FLEX, FA2, FA3, FA4)
-}
+PACKAGE = "lsai_core.attention.backends.*"
+
+BACKENDS: dict[str, Backend] = {name: declared(PACKAGE, name, "BACKEND") for name in names(PACKAGE)}
 
 ELSEWHERE: tuple[str, ...] = ("sdpa_flash", "sdpa_math", "eager")
 CUDA_HALF = ("fa4", "sdpa_cudnn", "fa3", "fa2", "sdpa_flash", "flex", "sdpa_efficient", "sdpa_math", "eager")

@@ -10,12 +10,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 HALF = frozenset({torch.float16, torch.bfloat16})
 FLOATING = HALF | {torch.float32, torch.float64}
+AMPERE_ON = ((8, 0), (99, 0))
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,12 @@ class Backend:
     dtypes; `window` holds the device types on which it can restrict attention, `forward_only` those on which it has
     no backward pass. `plain_operations` marks what is composed of ordinary tensor operations and runs wherever tensors
     do. `load` imports what the kernel needs and raises if it cannot.
+
+    For memory: a fused kernel keeps q, k, v, the output and one fp32 number per row. `grouped`: it takes K < H heads as they are,
+    otherwise it keeps them repeated; `masked`: a window is a mask of S x S values. `operators`: its operators as torch names them
+    ("namespace::name", or a namespace), whose results selective checkpointing keeps; not needed where the name has "attention" in it.
+
+    `about`, `color` and `marker` (matplotlib's) are for tables and figures.
     """
 
     name: str
@@ -60,6 +68,23 @@ class Backend:
     forward_only: frozenset[str] = frozenset()
     plain_operations: bool = False
     load: Callable[[], object] | None = None
+    grouped: bool = True
+    masked: bool = False
+    operators: frozenset[str] = frozenset()
+    about: str = ""
+    color: str = "#777777"
+    marker: str = "h"
+
+    @property
+    def half_only(self) -> bool:
+        """Whether it takes 16-bit inputs only, on GPUs if it exists there. Refused in fp32 on every machine, so that a config means
+        the same everywhere."""
+        return torch.float32 not in self.dtypes.get("cuda", frozenset().union(*self.dtypes.values()))
+
+    @property
+    def windowed(self) -> bool:
+        """Whether it can restrict attention to the last `window` positions, on GPUs if it exists there."""
+        return "cuda" in self.window or bool(self.window and "cuda" not in self.dtypes)
 
     def missing(self, device: torch.device, training: bool = True) -> str | None:
         """Why this machine cannot run the kernel on `device` (for `training`: and its gradient); None if it can."""
@@ -109,6 +134,11 @@ def _missing(backend: Backend, device: torch.device) -> str | None:
 
 def _dotted(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
+
+
+def first_output(result: Any) -> Tensor:
+    """Versions of packages differ in whether they return the log-sum-exp beside the output."""
+    return result[0] if isinstance(result, tuple) else result
 
 
 def repeat_kv(x_BSKD: Tensor, n_heads: int) -> Tensor:

@@ -11,14 +11,11 @@ here, because none of the four takes a window; only `math`, `efficient` and the 
 
 from __future__ import annotations
 
-import functools
-
-import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from lsai_core.attention.registry import FLOATING, HALF, Backend, band_mask, repeat_kv
+from lsai_core.attention.registry import band_mask, repeat_kv
 
 
 def sdpa_attention(
@@ -46,38 +43,3 @@ def sdpa_attention(
             enable_gqa=k_BSKD.shape[2] != n_heads,
         )
     return out_BHSD.transpose(1, 2)
-
-
-AMPERE_ON = ((8, 0), (99, 0))
-
-SDPA_MATH = Backend(
-    "sdpa_math",
-    functools.partial(sdpa_attention, kernel=SDPBackend.MATH),
-    dtypes={"cpu": FLOATING, "cuda": FLOATING, "meta": FLOATING},
-    window=frozenset({"cpu", "cuda", "meta"}),
-    plain_operations=True,
-)
-SDPA_EFFICIENT = Backend(
-    "sdpa_efficient",
-    functools.partial(sdpa_attention, kernel=SDPBackend.EFFICIENT_ATTENTION, grouped=False),
-    dtypes={"cuda": HALF | {torch.float32}},
-    window=frozenset({"cuda"}),
-    head_dim_multiple=8,
-)
-SDPA_FLASH = Backend(
-    "sdpa_flash",
-    functools.partial(sdpa_attention, kernel=SDPBackend.FLASH_ATTENTION),
-    dtypes={"cpu": FLOATING, "cuda": HALF},
-    window=frozenset({"cpu"}),
-    head_dims=(1, 256),
-    compute_capability=AMPERE_ON,
-)
-SDPA_CUDNN = Backend(
-    "sdpa_cudnn",
-    functools.partial(sdpa_attention, kernel=SDPBackend.CUDNN_ATTENTION),
-    dtypes={"cuda": HALF},
-    head_dims=(8, 128),
-    head_dim_multiple=8,
-    single_token=False,
-    compute_capability=AMPERE_ON,
-)

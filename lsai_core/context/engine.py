@@ -60,6 +60,25 @@ def planned_forward(
     return rows.finished(q_BSHD.dtype)
 
 
+def _gradients(
+    kernel: LocalKernel, task: Task, for_queries: list[Tensor], keys: list[Tensor]
+) -> tuple[_Sum, _Sum, _Sum]:
+    """Of a task's tiles: sums of the gradients of its q, k and v."""
+    (q, dout, out, lse_BSH), (k, v) = for_queries, keys
+    q_base, k_base = task.q_range[0], task.k_range[0]
+    dq_part, dk_part, dv_part = _Sum(q), _Sum(k), _Sum(v)
+    for tile in task.tiles:
+        qs, ks = slice(tile.q0 - q_base, tile.q1 - q_base), slice(tile.k0 - k_base, tile.k1 - k_base)
+        lse = lse_BSH[:, qs].transpose(1, 2).contiguous()
+        dq, dk, dv = kernel.backward(
+            dout[:, qs].contiguous(), q[:, qs], k[:, ks], v[:, ks], out[:, qs], lse, tile.left, tile.right
+        )
+        dq_part.add((qs.start, qs.stop), dq)
+        dk_part.add((ks.start, ks.stop), dk)
+        dv_part.add((ks.start, ks.stop), dv)
+    return dq_part, dk_part, dv_part
+
+
 def planned_backward(
     plan: Plan,
     exchange: Exchange,
@@ -86,18 +105,7 @@ def planned_backward(
         for task in step:
             if task.worker != me:
                 continue
-            (q, dout, out, lse_BSH), (k, v) = current.inputs(task, own)
-            q_base, k_base = task.q_range[0], task.k_range[0]
-            dq_part, dk_part, dv_part = _Sum(q), _Sum(k), _Sum(v)
-            for tile in task.tiles:
-                qs, ks = slice(tile.q0 - q_base, tile.q1 - q_base), slice(tile.k0 - k_base, tile.k1 - k_base)
-                lse = lse_BSH[:, qs].transpose(1, 2).contiguous()
-                dq, dk, dv = kernel.backward(
-                    dout[:, qs].contiguous(), q[:, qs], k[:, ks], v[:, ks], out[:, qs], lse, tile.left, tile.right
-                )
-                dq_part.add((qs.start, qs.stop), dq)
-                dk_part.add((ks.start, ks.stop), dk)
-                dv_part.add((ks.start, ks.stop), dv)
+            dq_part, dk_part, dv_part = _gradients(kernel, task, *current.inputs(task, own))
             if task.q_owner == me:
                 dq_sum.add(task.q_range, dq_part.total())
             else:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from lsai_core.attention import Case, available_backends, choose, get_backend
-from lsai_core.attention.flash import _load_fa4
+from lsai_core.attention.backends.fa4 import load as _load_fa4
 from lsai_core.attention.measured import rankings_for
 from lsai_core.attention.registry import repeat_kv
 from lsai_core.errors import Unavailable, UserError

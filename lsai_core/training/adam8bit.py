@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from lsai_core import kernels
-from lsai_core.training.adamw import FactorAdamW, local
+from lsai_core.training.update import FactorOptimizer, local
 
 VALUES = 256  # of one block
 _PLUS_ONE = 128  # code of +1 in the signed type, where -0 would be
@@ -30,7 +30,7 @@ _SMALLEST = 2.75e-7  # what the signed type rounds to zero, of the largest of it
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class AdamW8bit(FactorAdamW):
+class AdamW8bit(FactorOptimizer):
     """AdamW with 8-bit moments of matrices."""
 
     def moments(self, parameter: Tensor) -> dict[str, Tensor]:

@@ -1,42 +1,28 @@
-"""AdamW and gradient clipping: torch's fused kernel, or the project's own, which clips while it updates.
-
-torch's path makes four trips over the gradients: the norm, the scaling, the update's read, and the clearing. `TritonAdamW`
-computes the norm, turns it into one factor on the device, and multiplies that in as the update reads the gradient. At 8 billion
-parameters in bf16 the difference is tens of milliseconds a step. State names are torch's, so that checkpoints of
-one resume with the other.
-"""
+"""The optimizer of a run, gradient clipping, and the states in numbers. Which optimizers there are: `optimizers/`, a file each."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Literal
 
 import torch
 
 from lsai_core import kernels
 from lsai_core.config import OptimConfig
-from lsai_core.errors import Unavailable
-from lsai_core.training.adam8bit import MOMENTS, AdamW8bit
-from lsai_core.training.adamw import FactorAdamW, Groups, local
+from lsai_core.plugins import declared
+from lsai_core.training.update import FactorOptimizer, Groups, Optimizer, local
+
+PACKAGE = "lsai_core.training.optimizers.*"
 
 
-class TritonAdamW(FactorAdamW):
-    """Moments in the weights' dtype, updated by the Triton kernel. Parameters: CUDA tensors or DTensors of them."""
-
-    def moments(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {name: torch.zeros_like(parameter, memory_format=torch.preserve_format) for name in MOMENTS}
-
-    def updater(self, weight: torch.Tensor) -> Callable[..., None]:
-        from lsai_core.kernels.adamw import adamw_
-
-        return adamw_
+def get_optimizer(name: str) -> Optimizer:
+    """The optimizer that the file `name` declares."""
+    return declared(PACKAGE, name, "OPTIMIZER")
 
 
 def build_optimizer(model: torch.nn.Module, optim: OptimConfig) -> torch.optim.Optimizer:
-    """AdamW by the kernel that `optim.kernel` names; weight decay applies to matrices, not to norms.
+    """The optimizer that `optim` names; weight decay applies to matrices, not to norms.
 
-    Raises Unavailable if the Triton kernel is asked for where it cannot run.
+    Raises Unavailable if a kernel is asked for where it cannot run.
     """
     parameters = list(model.parameters())
     matrices, vectors = ([p for p in parameters if (p.ndim >= 2) is wide] for wide in (True, False))
@@ -44,20 +30,13 @@ def build_optimizer(model: torch.nn.Module, optim: OptimConfig) -> torch.optim.O
         {"params": matrices, "weight_decay": optim.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    kernel = optimizer_kernel(optim, parameters[0].device)
-    if optim.states == "8bit":
-        return AdamW8bit(groups, optim.lr, optim.betas, optim.eps)
-    if kernel == "triton":
-        return TritonAdamW(groups, optim.lr, optim.betas, optim.eps)
-    return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
+    return get_optimizer(optim.name).build(groups, optim, parameters[0].device)
 
 
-def optimizer_kernel(optim: OptimConfig, device: torch.device) -> Literal["torch", "triton"]:
-    """What `optim.kernel` comes to for parameters on `device`."""
-    possible = kernels.available(device)
-    if optim.kernel == "triton" and not possible:
-        raise Unavailable(f"optim.kernel=triton needs a CUDA GPU and Triton; the parameters are on {device.type}")
-    return "triton" if possible and optim.kernel != "torch" else "torch"
+def bytes_per_parameter(optim: OptimConfig, dtype: torch.dtype) -> float:
+    """What the optimizer keeps of a parameter of a matrix of `dtype`."""
+    matrix = torch.empty(256, 256, dtype=dtype, device="meta")
+    return sum(state.nbytes for state in get_optimizer(optim.name).states(matrix, optim).values()) / matrix.numel()
 
 
 @torch.no_grad()
@@ -86,7 +65,7 @@ def clip_and_update(optimizer: torch.optim.Optimizer, limit: float) -> torch.Ten
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     norm = gradient_norm([p.grad for p in parameters])
-    if isinstance(optimizer, FactorAdamW):
+    if isinstance(optimizer, FactorOptimizer):
         optimizer.step(factor=torch.clamp(limit / (norm + 1e-6), max=1.0) if limit else None)
     else:
         torch.nn.utils.clip_grads_with_norm_(parameters, limit or math.inf, norm, foreach=True)

@@ -9,11 +9,12 @@ bf16           weights, gradients and optimizer states in bf16
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lsai_core.config import Precision, TrainConfig
+if TYPE_CHECKING:
+    from lsai_core.config import Precision, TrainConfig
 
 
 def weight_dtype(precision: Precision) -> torch.dtype:

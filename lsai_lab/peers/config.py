@@ -81,6 +81,8 @@ class PeerConfig(Strict):
             raise ValueError(
                 "parallel.cpu_offload, cp and fp8_gather are not for a peer; torchtitan gathers in fp8 anyway"
             )
+        if (self.optim.name, self.optim.states) != ("adamw", "full"):
+            raise ValueError("a peer trains with AdamW and whole states")
         if self.framework == "torchtitan":
             if self.liger or self.attention != "sdpa":
                 raise ValueError("torchtitan has attention: sdpa and no liger")

@@ -1,6 +1,6 @@
 """The size of a model that a search grows, and where the search begins: at an estimate, which decides nothing else.
 
-A rough estimate adds up what is kept (weights, gradients and AdamW's two moments in the weight dtype, a slice of each per process),
+A rough estimate adds up what is kept (weights, gradients and the optimizer's states, a slice of each per process),
 the weights that a sharded model gathers, and the activations that wait for the backward pass. For weights alone that is exact, and
 on a CPU a try costs less than anything better. A training step on several GPUs costs half a minute, so there the step is predicted
 (`profiling.predict`), at three or four sizes.
@@ -16,6 +16,7 @@ from lsai_core.config import ModelConfig, TrainConfig
 from lsai_core.model import count_parameters
 from lsai_core.presets import scaled_shape
 from lsai_core.recompute import PERIOD
+from lsai_core.training.optimizer import bytes_per_parameter
 from lsai_core.training.precision import compute_dtype, weight_dtype
 from lsai_core.training.saved_inputs import blocks_on_host
 
@@ -39,8 +40,7 @@ def device_gib(train: TrainConfig, measure: Measure) -> float:
     parameters = count_parameters(model)
     if measure == "load":
         return parameters.total * kept / processes / GIB
-    per_parameter = 2 * kept + (2 + 8 / 256 if train.optim.states == "8bit" else 2 * kept)
-    total = 0.0 if train.parallel.cpu_offload else per_parameter * parameters.total / processes
+    total = 0.0 if train.parallel.cpu_offload else _bytes_kept(train) * parameters.total / processes
     if train.parallel.sharded:
         # Two blocks' weights, the gradients of one and their sum in fp32; the output layer and its gradient.
         block = (parameters.non_embedding - parameters.embedding) / model.n_layers
@@ -55,9 +55,14 @@ def device_gib(train: TrainConfig, measure: Measure) -> float:
 
 
 def host_gib(train: TrainConfig) -> float:
-    """What a model in host memory takes there, all processes together: weights, gradients and both moments."""
-    kept = weight_dtype(train.precision).itemsize
-    return 4 * kept * count_parameters(train.model).total * train.parallel.replicate / GIB
+    """What a model in host memory takes there, all processes together: weights, gradients and the optimizer's states."""
+    return _bytes_kept(train) * count_parameters(train.model).total * train.parallel.replicate / GIB
+
+
+def _bytes_kept(train: TrainConfig) -> float:
+    """Of a parameter: weight, gradient, the optimizer's states."""
+    dtype = weight_dtype(train.precision)
+    return 2 * dtype.itemsize + bytes_per_parameter(train.optim, dtype)
 
 
 def grown(train: TrainConfig, grow: Grow, size: int) -> TrainConfig:

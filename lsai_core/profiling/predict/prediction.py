@@ -19,7 +19,8 @@ from lsai_core.profiling.predict.gpus import Gpu
 from lsai_core.profiling.predict.remembered import remembered
 from lsai_core.profiling.predict.replay import WORKSPACE, Replayed, replay
 from lsai_core.profiling.predict.simulate import simulate
-from lsai_core.profiling.predict.stand_ins import FUSED_KERNELS, expected_kernel
+from lsai_core.profiling.predict.stand_ins import FUSED, expected_kernel, is_usual
+from lsai_core.training.optimizer import bytes_per_parameter
 from lsai_core.training.precision import weight_dtype
 
 GIB = 2**30
@@ -78,8 +79,8 @@ def predict(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu"
     del decisive["device"], decisive["model"]["preset"]  # `on` stands for the one, and the other is a name
     if on == "gpu":
         kernel = kernel or expected_kernel(config)
-        if kernel in FUSED_KERNELS and config.parallel.cp == 1:
-            kernel, decisive["attention"] = "fused", {}
+        if is_usual(kernel) and config.parallel.cp == 1:
+            kernel, decisive["attention"] = FUSED, {}
     return _predicted(json.dumps(decisive), kernel, on)
 
 
@@ -113,8 +114,11 @@ def _host_gib(config: TrainConfig) -> float:
 
     total = 0.0
     if config.parallel.cpu_offload:
-        stored = weight_dtype(config.precision).itemsize
-        total += 4 * count_parameters(config.model).total * stored / config.parallel.shards
+        stored = weight_dtype(config.precision)
+        each = 2 * stored.itemsize + bytes_per_parameter(
+            config.optim, stored
+        )  # weight, gradient, the optimizer's states
+        total += each * count_parameters(config.model).total / config.parallel.shards
     return total / GIB + host_gib(config)
 
 

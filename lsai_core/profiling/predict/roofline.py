@@ -3,7 +3,7 @@
     matrix products   6 FLOPs per parameter and token (8 for those that full checkpointing runs twice), at the matmul ceiling of
                       the dtype; attention 3.5 times its forward pass (4.5), causal, at the ceiling of bf16 (fp32);
                       checkpointing that keeps attention's results repeats the products alone
-    memory            AdamW reads 4 and writes 3 values per parameter; an activation is written, read by the next operation, and
+    memory            the update reads 2 and writes 1 value per parameter, and its states (AdamW: 2) both ways; an activation is written, read by the next operation, and
                       once more each in the backward pass: 4 trips, 5 or 6 where checkpointing makes some or all of them
                       twice; all at the copy ceiling. The bytes are what one process would keep without checkpointing
     communication     two gathers of the weights and one reduce-scatter of the gradients; it hides behind the rest and counts only
@@ -19,12 +19,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lsai_core.config import ParallelConfig, TrainConfig
-from lsai_core.fp8.shapes import parameters_in
 from lsai_core.model import count_parameters
 from lsai_core.profiling.flops import MATMUL_DTYPE, flops_per_token, theoretical_peak
 from lsai_core.profiling.predict.gpus import Gpu
 from lsai_core.profiling.predict.prediction import predict
 from lsai_core.recompute import PERIOD
+from lsai_core.shapes import parameters_in
+from lsai_core.training.optimizer import bytes_per_parameter
 from lsai_core.training.precision import compute_dtype, weight_dtype
 
 EFFICIENCY = 0.95
@@ -88,8 +89,8 @@ def estimate(
     total, shards = count_parameters(config.model).total, config.parallel.shards
     stored, computed = weight_dtype(config.precision).itemsize, compute_dtype(config.precision).itemsize
     copy = (measured.get("copy_gb_per_s") or COPY_SHARE * gpu.memory_gb_per_s) * 1e9
-    moments = 4 if config.optim.states == "8bit" else 4 * stored  # two, read and written
-    updated = 0 if config.parallel.cpu_offload else (3 * stored + moments) * total / shards
+    states = 2 * bytes_per_parameter(config.optim, weight_dtype(config.precision))  # read and written
+    updated = 0 if config.parallel.cpu_offload else (3 * stored + states) * total / shards
     settings = {
         "grad_checkpoint": "none",
         "saved_inputs": "gpu",

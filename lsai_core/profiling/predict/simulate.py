@@ -30,7 +30,7 @@ from lsai_core.profiling.predict.stand_ins import EngineLinear, FusedRMSNorm, be
 from lsai_core.profiling.predict.tracker import PurposeTracker
 from lsai_core.recompute import BlockCheckpoint, of_block
 from lsai_core.training import step
-from lsai_core.training.adam8bit import MOMENTS, moments_of
+from lsai_core.training.optimizer import get_optimizer
 from lsai_core.training.precision import residual_dtype, weight_dtype
 from lsai_core.training.saved_inputs import HostInputs, blocks_on_host
 
@@ -104,8 +104,9 @@ def _one_step(config: TrainConfig, on: str) -> tuple[dict[str, Counter[str]], li
     with FakeTensorMode(allow_non_fake_inputs=True):
         _give_memory(model, config)
         optimizer = torch.optim.AdamW(model.parameters(), fused=False, foreach=True)
+        states = get_optimizer(config.optim.name).states
         for parameter in sorted(model.parameters(), key=lambda p: p.ndim < 2):  # in the order of the run's groups
-            optimizer.state[parameter] = _moments(parameter, config)
+            optimizer.state[parameter] = states(parameter.data, config.optim)
         tokens = torch.empty(config.batch_size * config.grad_accum, config.seq_len + 1, dtype=torch.int64)
         for purpose, seed in (("weights", model), ("optimizer", optimizer), ("activations", tokens)):
             marks[f"{purpose} made"] = len(tracker.events)
@@ -127,12 +128,6 @@ def _one_step(config: TrainConfig, on: str) -> tuple[dict[str, Counter[str]], li
             step.train_step(model, optimizer, tokens[:, :-1], tokens[:, 1:], config, CPU, meter)  # type: ignore[arg-type]
             events = tracker.events.copy()  # before the model dies
     return tracker.highest, events, marks
-
-
-def _moments(parameter: nn.Parameter, config: TrainConfig) -> dict[str, Tensor]:
-    if config.optim.states == "8bit":
-        return moments_of(parameter.data)
-    return {name: torch.zeros_like(parameter.data) for name in MOMENTS}
 
 
 class _Meter:

@@ -22,7 +22,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from lsai_core.attention.eager import eager_attention
+from lsai_core.attention import get_backend
 from lsai_core.attention.registry import repeat_kv
 from lsai_core.config import TrainConfig
 from lsai_core.training.precision import compute_dtype
@@ -73,15 +73,22 @@ def _differentiate(ctx: Any, dout_BSHD: Tensor, *_unused: Tensor) -> tuple[Tenso
 _attention.register_autograd(_differentiate, setup_context=_keep)
 
 
-# Kernels that keep the same: q, k, v, the output, and one fp32 number per row; with a window, too.
-FUSED_KERNELS = frozenset({"sdpa_flash", "sdpa_cudnn", "flex", "fa2", "fa3", "fa4", "fused"})
+FUSED = "fused"  # any kernel that keeps q, k, v, the output and one fp32 number per row, with a window, too
+
+
+def is_usual(kernel: str) -> bool:
+    """Whether `kernel` keeps what `FUSED` does."""
+    if kernel == FUSED:
+        return True
+    backend = get_backend(kernel)
+    return backend.grouped and not backend.masked and not backend.plain_operations
 
 
 def expected_kernel(config: TrainConfig) -> str:
     """The attention kernel of a run on a current GPU, `auto` resolved: any fused kernel serves, since all keep the same."""
     if config.attention.backend != "auto":
         return config.attention.backend
-    return "sdpa_efficient" if compute_dtype(config.precision) == torch.float32 else "fused"
+    return "sdpa_efficient" if compute_dtype(config.precision) == torch.float32 else FUSED
 
 
 def _attention_as(kernel: str) -> Any:
@@ -90,17 +97,14 @@ def _attention_as(kernel: str) -> Any:
     ) -> Tensor:
         seq_len, heads = q_BSHD.shape[1:3]
         window = None if window is not None and window >= seq_len else window
-        if kernel == "eager":
-            return eager_attention(q_BSHD, k_BSKD, v_BSKD, window, causal)
-        if kernel == "sdpa_math":
-            q, k, v = (x.transpose(1, 2) for x in (q_BSHD, k_BSKD, v_BSKD))
-            out = torch.ops.aten._scaled_dot_product_attention_math(
-                q, k, v, is_causal=causal, enable_gqa=heads != k.shape[1]
-            )
-            return out[0].transpose(1, 2)
-        if kernel == "sdpa_efficient":
+        if is_usual(kernel):
+            return _attention(q_BSHD, k_BSKD, v_BSKD, False)[0]
+        declared = get_backend(kernel)
+        if declared.plain_operations:
+            return declared.function(q_BSHD, k_BSKD, v_BSKD, window, causal)
+        if not declared.grouped:
             k_BSKD, v_BSKD = repeat_kv(k_BSKD, heads), repeat_kv(v_BSKD, heads)
-        return _attention(q_BSHD, k_BSKD, v_BSKD, kernel == "sdpa_efficient" and window is not None)[0]
+        return _attention(q_BSHD, k_BSKD, v_BSKD, declared.masked and window is not None)[0]
 
     return attention
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from lsai_core.attention import BACKENDS
 from lsai_lab.benches.attention.errors import ALLOWED, NAMES
 from lsai_lab.kit.style import apply_style
 from lsai_lab.report.attention import figures
@@ -13,17 +14,7 @@ from lsai_lab.report.attention.analysis import ACCEPTED, analysis, auto_sentence
 from lsai_lab.report.attention.data import MachineResults, Variant, load_results
 from lsai_lab.report.show import run_link, show_figure, show_table, show_text
 
-_WHAT = {
-    "eager": "all scores in memory: the definition, and the reference for errors",
-    "sdpa_math": "torch's SDPA, plain operations, fp32 inside",
-    "sdpa_efficient": "torch's SDPA, xFormers' memory-efficient kernel; takes fp32 and masks",
-    "sdpa_flash": "torch's SDPA, FlashAttention-2; on CPUs a kernel of torch's own",
-    "sdpa_cudnn": "torch's SDPA, NVIDIA cuDNN",
-    "flex": "FlexAttention: a mask function compiled into a kernel",
-    "fa2": "FlashAttention-2, its own package",
-    "fa3": "FlashAttention-3, for Hopper",
-    "fa4": "FlashAttention-4, CuTe DSL",
-}
+_WHAT = {name: BACKENDS[name].about for name in reversed(figures.ORDER)}
 
 
 def load(own_runs: list[str], profile: str | None) -> list[MachineResults]:

@@ -10,18 +10,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from lsai_core.attention.choice import BACKENDS, CUDA_HALF
 from lsai_lab.kit.style import series_style
 from lsai_lab.report.attention.data import MachineResults, Variant
 
 # Drawn in this order, each with its own style in every figure.
-ORDER = ("fa4", "sdpa_cudnn", "fa3", "fa2", "sdpa_flash", "flex", "sdpa_efficient", "sdpa_math", "eager")
+ORDER = (*CUDA_HALF, *(name for name in BACKENDS if name not in CUDA_HALF))
 
 
 def backend_style(name: str) -> dict[str, Any]:
-    """Colour, marker and dashes of a backend; the palette has eight, so eager is drawn in black crosses."""
-    if name == "eager":
-        return {"color": "black", "marker": "x", "linestyle": (0, (4, 1, 1, 1))}
-    return series_style(ORDER.index(name))
+    """Colour and marker as the backend declares them, and dashes."""
+    backend = BACKENDS[name]
+    return {**series_style(ORDER.index(name)), "color": backend.color, "marker": backend.marker}
 
 
 def speed(results: MachineResults) -> Figure:

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lsai_core.config import Fp8Config, ModelConfig, TrainConfig
-from lsai_core.fp8.shapes import parameters_in
+from lsai_core.shapes import parameters_in
 from lsai_core.training.precision import weight_dtype
 from lsai_lab.kit.style import PALETTE
 from lsai_lab.report.fp8.products import block_times

@@ -27,10 +27,8 @@ def eager_attention(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int 
     return (weights_BHSS @ v_BHSD).transpose(1, 2)
 
 
-EAGER = Backend(
-    "eager",
-    eager_attention,
-    dtypes={"cpu": FLOATING, "cuda": FLOATING, "meta": FLOATING},
-    window=frozenset({"cpu", "cuda", "meta"}),
-    plain_operations=True,
-)
+BACKEND = Backend(
+    "eager", eager_attention, dtypes={"cpu": FLOATING, "cuda": FLOATING, "meta": FLOATING},
+    window=frozenset({"cpu", "cuda", "meta"}), plain_operations=True,
+    about="all scores in memory: the definition, and the reference for errors", color="black", marker="x",
+)  # fmt: skip

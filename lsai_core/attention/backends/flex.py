@@ -80,12 +80,9 @@ def flex_backend(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | N
     return out_BHSD.transpose(1, 2)
 
 
-FLEX = Backend(
-    "flex",
-    flex_backend,
-    dtypes={"cpu": FLOATING, "cuda": HALF | {torch.float32}},
-    window=frozenset({"cpu", "cuda"}),
-    head_dims=(16, 256),
-    forward_only=frozenset({"cpu"}),
-    compute_capability=((8, 0), (99, 0)),
-)
+BACKEND = Backend(
+    "flex", flex_backend, dtypes={"cpu": FLOATING, "cuda": HALF | {torch.float32}},
+    window=frozenset({"cpu", "cuda"}), head_dims=(16, 256), forward_only=frozenset({"cpu"}),
+    compute_capability=((8, 0), (99, 0)), about="FlexAttention: a mask function compiled into a kernel",
+    color="#E69F00", marker="P",
+)  # fmt: skip

@@ -1,12 +1,11 @@
-"""The FlashAttention packages: fa2 (`flash-attn`), fa3 (`flash_attn_interface`), fa4 (`flash-attn-4`, CuTe DSL).
+"""FlashAttention-4, the package `flash-attn-4` (CuTe DSL).
 
-All three compute attention tile by tile in on-chip memory and keep only the output and one log-sum-exp per row for the
-backward pass, so memory grows with S instead of S^2 (Dao et al. 2022, arXiv:2205.14135; FA-2 arXiv:2307.08691; FA-3
-arXiv:2407.08608). They take the (B, S, H, D) layout, grouped heads and windows natively: `window_size=(W - 1, 0)`.
+Like its forerunners it computes attention tile by tile in on-chip memory and keeps only the output and one log-sum-exp per row for
+the backward pass, so memory grows with S instead of S^2 (Dao et al. 2022, arXiv:2205.14135).
 
-They are imported when first asked for. fa2 and fa3 register their kernels with torch themselves. fa4 does not, and
-its compile-on-first-use host code cannot be traced by torch.compile, so its forward and backward kernels are
-registered here as custom operators: opaque to the compiler, visible to autograd and to selective checkpointing.
+fa2 and fa3 register their kernels with torch themselves. fa4 does not, and its compile-on-first-use host code cannot be traced by
+torch.compile, so its forward and backward kernels are registered here as custom operators: opaque to the compiler, visible to
+autograd and to selective checkpointing. The package is imported when first asked for.
 """
 
 from __future__ import annotations
@@ -22,37 +21,9 @@ from lsai_core.attention.registry import HALF, Backend
 
 
 @functools.cache
-def _load_fa2() -> Any:
-    # The submodule, because the bare name `flash_attn` also exists where only FlashAttention-4 is installed.
-    return import_module("flash_attn.flash_attn_interface").flash_attn_func
-
-
-@functools.cache
-def _load_fa3() -> Any:
-    return import_module("flash_attn_interface").flash_attn_func
-
-
-@functools.cache
-def _load_fa4() -> Any:
+def load() -> Any:
     interface = import_module("flash_attn.cute.interface")
     return interface._flash_attn_fwd, interface._flash_attn_bwd
-
-
-def _output(result: Any) -> Tensor:
-    """Versions of the packages differ in whether they return the log-sum-exp beside the output."""
-    return result[0] if isinstance(result, tuple) else result
-
-
-def fa2_attention(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None, causal: bool) -> Tensor:
-    """(B, S, H, D), FlashAttention-2."""
-    size = (-1, -1) if window is None else (window - 1, 0)
-    return _output(_load_fa2()(q_BSHD, k_BSKD, v_BSKD, causal=causal, window_size=size))
-
-
-def fa3_attention(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None, causal: bool) -> Tensor:
-    """(B, S, H, D), FlashAttention-3."""
-    size = (-1, -1) if window is None else (window - 1, 0)
-    return _output(_load_fa3()(q_BSHD, k_BSKD, v_BSKD, causal=causal, window_size=size))
 
 
 def fa4_attention(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None, causal: bool) -> Tensor:
@@ -69,7 +40,7 @@ def _fa4_mask(window: int | None, causal: bool) -> dict[str, int | bool | None]:
 def _fa4_forward(
     q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    forward, _ = _load_fa4()
+    forward, _ = load()
     out_BSHD, lse_BHS, *_ = forward(q_BSHD, k_BSKD, v_BSKD, return_lse=True, **_fa4_mask(window, causal))
     return out_BSHD, lse_BHS
 
@@ -85,7 +56,7 @@ def _fa4_backward(
     window: int | None,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    _, backward = _load_fa4()
+    _, backward = load()
     dq_BSHD, dk_BSKD, dv_BSKD, *_ = backward(
         q_BSHD, k_BSKD, v_BSKD, out_BSHD, dout_BSHD.contiguous(), lse_BHS,
         deterministic=torch.are_deterministic_algorithms_enabled(), **_fa4_mask(window, causal),
@@ -121,16 +92,8 @@ def _differentiate(ctx: Any, dout_BSHD: Tensor, _dlse_BHS: Tensor) -> tuple[Tens
 
 _fa4_forward.register_autograd(_differentiate, setup_context=_keep_for_backward)
 
-
-FA2 = Backend(
-    "fa2", fa2_attention, dtypes={"cuda": HALF}, window=frozenset({"cuda"}), head_dims=(8, 256), head_dim_multiple=8,
-    compute_capability=((8, 0), (99, 0)), load=_load_fa2,
-)  # fmt: skip
-FA3 = Backend(
-    "fa3", fa3_attention, dtypes={"cuda": HALF}, window=frozenset({"cuda"}), head_dims=(8, 256), head_dim_multiple=8,
-    compute_capability=((9, 0), (9, 0)), load=_load_fa3,
-)  # fmt: skip
-FA4 = Backend(
-    "fa4", fa4_attention, dtypes={"cuda": HALF}, window=frozenset({"cuda"}), head_dims=(8, 128), head_dim_multiple=8,
-    compute_capability=((9, 0), (99, 0)), load=_load_fa4,
+BACKEND = Backend(
+    "fa4", fa4_attention, dtypes={"cuda": HALF}, window=frozenset({"cuda"}), head_dims=(8, 128),
+    head_dim_multiple=8, compute_capability=((9, 0), (99, 0)), load=load,
+    operators=frozenset({"lsai::fa4_forward"}), about="FlashAttention-4, CuTe DSL", color="#0072B2", marker="o",
 )  # fmt: skip

@@ -1,4 +1,5 @@
-"""What this project's AdamW optimizers share: one pass over the parameters, each updated by a kernel that also scales its gradient.
+"""What an optimizer declares, and what this project's own share: one pass over the parameters, each updated by a kernel that also
+scales its gradient.
 
 The factor is how gradients are clipped: a number on the device, multiplied in as the update reads the gradient. Subclasses say
 which moments a parameter has and what updates it. State names are torch's, so that checkpoints of one kind resume with another
@@ -8,26 +9,54 @@ that keeps the same moments.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from lsai_core.config import OptimConfig
+
 Groups = list[dict[str, Any]]
 
 
-class FactorAdamW(torch.optim.Optimizer):
-    """AdamW whose `step` takes a factor for the gradients. Parameters: tensors or DTensors."""
+def _no_choices(optim: OptimConfig) -> str | None:
+    if optim.states != "full" or optim.kernel == "triton":
+        return f"optim.name {optim.name} has no states {optim.states} with kernel {optim.kernel}; use states full, kernel auto"
+    return None
 
-    def __init__(self, groups: Groups, lr: float, betas: tuple[float, float], eps: float) -> None:
-        super().__init__(groups, dict(lr=lr, betas=betas, eps=eps, weight_decay=0.0))
+
+@dataclass(frozen=True)
+class Optimizer:
+    """One optimizer, as its file below `optimizers/` declares it.
+
+    `build(groups, optim, device)`: torch's kind of optimizer over groups of parameters (with `weight_decay` each); it follows the
+    `lr` that the loop sets in its groups. `states(parameter, optim)`: the tensors that it keeps of a parameter, fresh, by name; they
+    tell checkpoints, predictions and searches what it takes. `refusal(optim)`: which of the settings it does not have.
+    """
+
+    build: Callable[[Groups, OptimConfig, torch.device], torch.optim.Optimizer]
+    states: Callable[[Tensor, OptimConfig], dict[str, Tensor]]
+    refusal: Callable[[OptimConfig], str | None] = _no_choices
+
+
+class FactorOptimizer(torch.optim.Optimizer):
+    """An optimizer whose `step` takes a factor for the gradients. Parameters: tensors or DTensors.
+
+    `settings` are its hyperparameters, `lr` and `weight_decay` among them, which groups may change.
+    """
+
+    def __init__(self, groups: Groups, **settings: Any) -> None:
+        self._settings = ("weight_decay", *settings)
+        super().__init__(groups, {"weight_decay": 0.0, **settings})
 
     def moments(self, parameter: Tensor) -> dict[str, Tensor]:
         """Fresh moments of a parameter, named so that their alphabetical order is that of the update's arguments."""
         raise NotImplementedError
 
     def updater(self, weight: Tensor) -> Callable[..., None]:
-        """What updates a weight in place: (weight, gradient, *moments, factor, *, step, lr, betas, eps, weight_decay)."""
+        """What updates a weight in place: (weight, gradient, *moments, factor, *, step, and the settings)."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -48,10 +77,10 @@ class FactorAdamW(torch.optim.Optimizer):
                 if factor is None:
                     factor = torch.ones((), device=weight.device)
                 moments = [local(state[name]) for name in sorted(state) if name != "step"]
+                settings = {name: group[name] for name in self._settings}
                 self.updater(weight)(
-                    weight, local(parameter.grad), *moments, factor, step=int(state["step"]), lr=group["lr"], betas=group["betas"],
-                    eps=group["eps"], weight_decay=group["weight_decay"],
-                )  # fmt: skip
+                    weight, local(parameter.grad), *moments, factor, step=int(state["step"]), **settings
+                )
 
 
 def local(tensor: Tensor) -> Tensor:
