@@ -34,8 +34,6 @@ from lsai_core.profiling.predict import (
 from lsai_core.profiling.predict.messages import held_back
 from lsai_core.profiling.predict.prediction import OUTSIDE_GIB
 from lsai_core.profiling.predict.simulate import simulate
-from lsai_core.profiling.predict.techniques import compare as compare_techniques
-from lsai_core.profiling.predict.techniques import first_that_fits, settings_of
 from lsai_core.strict import validated
 from lsai_core.training import step
 from lsai_core.training.optimizer import build_optimizer
@@ -44,6 +42,8 @@ from lsai_lab.launch.launch import launch
 from lsai_lab.report.prediction.chapter import accuracy
 from lsai_lab.report.prediction.data import compare, config_of, out_of_memory
 from lsai_lab.runs.records import find_runs, recorded_runs
+from lsai_lab.techniques import compare as compare_techniques
+from lsai_lab.techniques import first_that_fits, settings_of
 
 TINY = {"n_layers": 2, "d_model": 64, "n_heads": 4, "n_kv_heads": 2, "d_ff": 128, "vocab_size": 512}
 CPU = torch.device("cpu")

@@ -14,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 
 from lsai_core.config import ModelConfig
 from lsai_core.errors import Unavailable, UserError
-from lsai_core.profiling.ceilings import measure_ceilings
 from lsai_core.profiling.flops import Peak, flops_per_token, mfu, peak_for, theoretical_peak
 from lsai_core.profiling.limits import cpu_cores, memory_gib
 from lsai_core.profiling.memory import PhaseMemory, rss_peak_gib
@@ -33,6 +32,7 @@ from lsai_core.profiling.trace import (
     trace,
 )
 from lsai_lab import environment as environment_module
+from lsai_lab.benches.ceilings import measure_ceilings
 from lsai_lab.environment import environment, fingerprint, machine_label
 
 GIB = 2**30

@@ -33,8 +33,8 @@ from torch import Tensor
 
 from lsai_core.config import ModelConfig
 from lsai_core.fp8 import linear_shapes, missing, tensorwise
-from lsai_core.profiling.ceilings import timed
 from lsai_core.strict import Strict
+from lsai_lab.benches.ceilings import timed
 from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.outcome import is_out_of_memory
 

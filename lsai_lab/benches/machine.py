@@ -14,9 +14,9 @@ import torch
 from pydantic import Field
 
 from lsai_core.config import Precision
-from lsai_core.profiling.ceilings import matmul_ceilings, measure_ceilings
 from lsai_core.profiling.flops import Peak, peak_for
 from lsai_core.strict import Strict
+from lsai_lab.benches.ceilings import matmul_ceilings, measure_ceilings
 from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.records import find_runs
 

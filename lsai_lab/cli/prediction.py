@@ -13,8 +13,8 @@ from lsai_core.config import TrainConfig
 from lsai_core.errors import UserError
 from lsai_core.files import deep_merge
 from lsai_core.profiling.predict import GPUS, Gpu, Prediction, estimate, find_gpu, longest, predict, verdict
-from lsai_core.profiling.predict import techniques as known_techniques
 from lsai_core.strict import validated
+from lsai_lab import techniques as known_techniques
 from lsai_lab.environment import gpu_facts
 from lsai_lab.files import repo_root
 from lsai_lab.report.prediction.data import measured_ceilings

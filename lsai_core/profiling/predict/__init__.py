@@ -1,4 +1,4 @@
-"""Memory and time of a training run, predicted without a GPU: see `simulate`, `compiled`, `roofline`, `techniques`, `longest_sequence`."""
+"""Memory and time of a training run, predicted without a GPU: see `simulate`, `compiled`, `roofline`, `longest_sequence`."""
 
 from lsai_core.profiling.predict.gpus import GPUS, Gpu, find_gpu
 from lsai_core.profiling.predict.longest_sequence import Longest, longest

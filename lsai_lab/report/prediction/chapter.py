@@ -14,7 +14,6 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from lsai_core.config import TrainConfig
 from lsai_core.profiling.predict import GPUS, estimate, find_gpu, verdict
 from lsai_core.profiling.predict.prediction import MARGIN, PARTS
-from lsai_core.profiling.predict.techniques import Technique, compare, first_that_fits
 from lsai_lab.kit.style import HATCHES, PALETTE, apply_style, series_style
 from lsai_lab.report.prediction.data import compare as against_records
 from lsai_lab.report.prediction.data import largest_batches, measured_ceilings, out_of_memory, over_seeds
@@ -22,6 +21,7 @@ from lsai_lab.report.selection import select_runs
 from lsai_lab.report.show import run_link, show_figure, show_table, show_text
 from lsai_lab.runs.records import Run
 from lsai_lab.runs.session import Session
+from lsai_lab.techniques import Technique, compare, first_that_fits
 
 # The task of the chapter's second half: the course's model in the shape in which the studies of speed train it.
 TASK: dict[str, Any] = {
