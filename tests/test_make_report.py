@@ -12,11 +12,10 @@ from typing import Any
 
 import pypdf
 import pytest
-from conftest import QUICK_REPORT, Project, write_run
+from conftest import QUICK_REPORT, Project
 
 from lsai_core.errors import UserError
 from lsai_lab.files import load_yaml, repo_root
-from lsai_lab.report.memory import chapter
 from lsai_lab.runs.stop import StopRequest
 
 pytestmark = pytest.mark.timeout(1800)  # all chapters and run pages from nothing: 3 minutes alone on two cores
@@ -69,8 +68,6 @@ def test_every_number_leads_to_its_run_and_every_run_to_its_page(quick: Project)
     assert {link[1:] for link in page.links if link.startswith("#")} <= page.ids
     keys = {run.summary.id.key for run in quick.found().values() if run.summary.id.study == "memory"}
     assert len(keys) == 4
-    linked = {link.removeprefix("#run-") for link in page.links if link.startswith("#run-")}
-    assert keys <= linked  # beside them stand the committed runs of other machines
     pages = {link for link in page.links if link.startswith("runs/")}
     assert keys <= {Path(link.split("#")[0]).stem.split("-")[-1] for link in pages}
     for link in pages:
@@ -124,74 +121,3 @@ def test_chapters_are_executed_side_by_side_and_a_mistake_ends_them(
     assert (code, err) == (2, "error: a mistake in a chapter\n")
     assert in_time["01-machine.ipynb"] and all(in_time.values())
     assert len(in_time) < 3  # at most one more began before the mistake was seen
-
-
-RESULTS: dict[str, Any] = {
-    "tokens_per_s": 1000.0, "step_ms": 10.0, "step_ms_p25": 9.0, "step_ms_p75": 11.0, "mfu": 0.4, "train_s": 5.0,
-    "mfu_peak_source": "a data sheet", "train_loss": 3.0, "validation_loss": 3.1, "validation_perplexity": 22.2,
-    "mem_forward_peak_gib": 1.0, "mem_backward_peak_gib": 2.0, "mem_optimizer_peak_gib": 1.5,
-    "mem_peak_allocated_gib": 2.0, "parameters": 1000, "memory_kind": "live tensors",
-}  # fmt: skip
-CONFIG = {
-    "model": {"preset": "lab", "n_layers": 2, "d_model": 64}, "data": {"source": "stdlib"},
-    "batch_size": 2, "grad_accum": 1, "seq_len": 32, "steps": 3,
-}  # fmt: skip
-METRICS = [{"step": step, "loss": 5.0 - step, "tokens_in_step": 64} for step in range(3)]
-SPEED = ("tokens_per_s", "step_ms", "step_ms_p25", "step_ms_p75", "mfu")
-FOUND = {"search_limit_gib": 1.0, "search_limit_kind": "limit", "search_resolution": 0.1}
-FAILED = {"outcome": "oom", "reason": "out of memory", "results": {}, "metrics": None}
-
-# What may happen to the runs of a study: arguments of `write_run`, laid over those of runs that ended well.
-SITUATIONS: dict[str, list[tuple[str, str, dict[str, Any]]]] = {
-    "all well": [],
-    "the baseline failed": [("baseline", "train", FAILED)],
-    "another failed": [("bf16", "train", FAILED)],
-    "everything failed": [(variant, part, FAILED) for variant in ("baseline", "bf16") for part in ("train", "batch")],
-    "both trainings failed": [(variant, "train", FAILED) for variant in ("baseline", "bf16")],
-    "the baseline's search failed": [("baseline", "batch", FAILED)],
-    "nothing fits": [("baseline", "batch", {"results": {"largest_batch": 0, **FOUND}})],
-    "too short to be timed": [
-        (variant, "train", {"results": {k: None if k in SPEED else v for k, v in RESULTS.items()}})
-        for variant in ("baseline", "bf16")
-    ],
-    "one too short to be timed": [("bf16", "train", {"results": {k: v for k, v in RESULTS.items() if k not in SPEED}})],
-    "memory not measured": [
-        (variant, "train", {"results": {k: v for k, v in RESULTS.items() if not k.startswith("mem")}})
-        for variant in ("baseline", "bf16")
-    ],
-}
-
-
-@pytest.mark.parametrize("situation", SITUATIONS)
-def test_the_chapter_can_be_written_whatever_happened(
-    new_project: Callable[..., Project],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    situation: str,
-) -> None:
-    project = new_project({"baseline": {}, "bf16": {}})
-    changes = {(variant, part): change for variant, part, change in SITUATIONS[situation]}
-    for variant in ("baseline", "bf16"):
-        well = {"results": RESULTS, "config": CONFIG, "metrics": METRICS}
-        write_run(project.runs, "memory", variant, **{**well, **changes.get((variant, "train"), {})})
-        search = {"kind": "batch_search", "results": {"largest_batch": 8, **FOUND}}
-        write_run(project.runs, "memory", variant, "batch", **{**search, **changes.get((variant, "batch"), {})})
-    for key, value in project.env.items():
-        monkeypatch.setenv(key, value)
-    results = chapter.load([], "cpu")
-    chapter.show_setting(results)
-    chapter.show_techniques(results)
-    for machine in results:
-        chapter.show_machine(machine)
-    chapter.show_beside(results)
-    paths = chapter.export(results)
-    text = capsys.readouterr().out
-    assert len(paths) == 2 and paths[1].read_text()
-    assert not re.search(r"\b(nan|inf)\b[x%]?", paths[1].read_text().split("\n- ", 1)[1]), paths[1].read_text()
-    for (variant, part), change in changes.items():
-        if change is FAILED and part == "train":
-            assert f"*{variant}* ended as **oom**: out of memory." in text
-    from lsai_lab.report.memory.analysis import headline
-
-    for machine in results:
-        assert "nan" not in str(headline(machine)) and "inf" not in str(headline(machine))

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import json
 
+import lsai_lab as lab
 from lsai_lab.files import repo_root
 from lsai_lab.report.context.training import load_trained, loss_differences
 from lsai_lab.report.fsdp import ablation, largest
 from lsai_lab.report.fsdp.results import good, load_sharding, size_of
-from lsai_lab.report.memory.analysis import readme_table, speed_spread
-from lsai_lab.report.memory.table import machine_results
 from lsai_lab.runs.records import Run, recorded_runs
-from lsai_lab.runs.session import Session
 
 
 def test_headline_table_is_what_the_records_say() -> None:
-    session = Session("h200")
-    runs = [run for run in recorded_runs(session.root / "reports") if run.summary.id.study == "memory"]
-    (results,) = machine_results(session.study("memory"), runs)
+    runs = lab.load("memory").query("not own")
+    metrics = ["tokens_per_s", "mem_peak_allocated_gib", "validation_perplexity"]
+    rows = lab.summarize(runs[runs["part"] == "train"], metrics)
+    speed, memory = (lab.relative(rows, metric, "baseline") for metric in metrics[:2])
+    batch = runs[runs["part"] == "batch"].set_index("variant")["largest_batch"]
     readme = (repo_root() / "README.md").read_text()
-    assert readme_table(results) in readme
-    assert f"differ by at most {speed_spread(results):.1%}" in readme
-    assert f"{results.ok['parameters'].max() / 1e6:.1f} M" in readme
+    for place, row in rows.iterrows():
+        assert (
+            f"| {row['label']} | {row['tokens_per_s']:,.0f} | {speed[place]:.2f}x | {row['mem_peak_allocated_gib']:.2f} "
+            f"({memory[place]:.0%}) | {batch[row['variant']]:,.0f} | {row['validation_perplexity']:.2f} |"
+        ) in readme
+    apart = ((rows["tokens_per_s_high"] - rows["tokens_per_s_low"]) / rows["tokens_per_s"]).max()
+    assert f"differ by at most {apart:.1%}" in readme and f"{runs['parameters'].max() / 1e6:.1f} M" in readme
 
 
 def test_the_table_of_trainers_is_what_the_records_say() -> None:

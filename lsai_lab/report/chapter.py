@@ -48,6 +48,8 @@ def convert_notebook(path: Path, files: Path, *, slug: str, numbered: bool = Tru
     """Read the executed notebook `path`; its pictures go to the folder `files`, with names that begin with `slug`."""
     notebook, store = read_notebook(path), FileStore(files, slug)
     cells = [cell for cell in notebook.cells if not _is_papermill_note(cell)]
+    for cell in cells:
+        _take_cell_options(cell)
     injected = any("injected-parameters" in _tags(cell) for cell in cells)
     unfinished = [cell for cell in cells if _status(cell) in ("running", "pending")]
     parts: list[tuple[str, str]] = []  # what a part is (text, code or output), and its Markdown
@@ -73,6 +75,25 @@ def convert_notebook(path: Path, files: Path, *, slug: str, numbered: bool = Tru
     kept = _without_empty_sections([part for part in parts if part[1].strip()])
     text = "\n\n".join(part.strip("\n") for _, part in kept)
     return Chapter(path, fit_headings(literal_at_signs(text), title, numbered=numbered) + "\n", complete)
+
+
+def _take_cell_options(cell: Any) -> None:
+    """Quarto's `#| label`, `fig-cap`, `tbl-cap` and `echo: false` of a cell: taken from its source, given to its figure or table."""
+    if cell.cell_type != "code":
+        return
+    options = dict(re.findall(r"^#\| ([\w-]+): (.*)$", cell.source, re.M))
+    cell.source = re.sub(r"^#\| .*\n?", "", cell.source, flags=re.M)
+    if options.get("echo") == "false":
+        cell.metadata["tags"] = [*_tags(cell), "remove-input"]
+    for output in cell.outputs:
+        facts = output.get("metadata", {}).get("lsai", {})
+        if "kind" in facts and "label" not in facts:
+            caption = options.get("fig-cap") or options.get("tbl-cap") or ""
+            output.metadata["lsai"] = {
+                **facts,
+                "label": options.get("label", f"fig-{cell.get('id')}"),
+                "caption": caption,
+            }
 
 
 def folded_code(source: str, title: str) -> str:

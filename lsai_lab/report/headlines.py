@@ -20,8 +20,6 @@ from lsai_lab.report.fp8.results import load_results as load_fp8
 from lsai_lab.report.fsdp import largest, titan
 from lsai_lab.report.fsdp.results import Sharding, load_sharding, size_of
 from lsai_lab.report.fsdp.results import good as ended_well
-from lsai_lab.report.memory import chapter as memory_chapter
-from lsai_lab.report.memory.analysis import headline as memory_headline
 from lsai_lab.report.peers.settings import OURS
 from lsai_lab.report.peers.settings import load_results as load_peers
 from lsai_lab.report.show import run_link
@@ -43,10 +41,6 @@ def all_headlines(own_runs: list[str], profile: str | None) -> Rows:
 
 def _row(machine: str, question: str, answer: str, result: str) -> dict[str, str]:
     return {"machine": machine, "question": question, "answer": answer, "result": result}
-
-
-def _memory(own_runs: list[str], profile: str | None) -> Rows:
-    return [row for results in memory_chapter.load(own_runs, profile) for row in memory_headline(results)]
 
 
 def _course(own_runs: list[str], profile: str | None) -> Rows:
@@ -208,7 +202,6 @@ def _times(mine: pd.Series, other: pd.Series) -> str:
 
 # The scale study has no headline: its figures are computed from assumptions, or measured to check a formula.
 HEADLINES: dict[str, Callable[[list[str], str | None], Rows]] = {
-    "memory": _memory,
     "course": _course,
     "attention": _attention,
     "speed": _speed,

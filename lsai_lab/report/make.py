@@ -179,7 +179,7 @@ def _execute_chapter(
     parameters = {"own_runs": own_runs, "profile": session.profile.profile}
     problem = execute_notebook(
         source, target, parameters, root=session.root, timeout_s=CHAPTER_TIMEOUT_S, stop=stop,
-        environment=cores_shared_by(CHAPTERS_AT_A_TIME),
+        environment={**cores_shared_by(CHAPTERS_AT_A_TIME), "LSAI_PROFILE": session.profile.profile},
     )  # fmt: skip
     if problem is None:
         write_text(stamp, key)

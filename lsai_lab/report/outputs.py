@@ -74,7 +74,7 @@ def output_markdown(output: Any, store: FileStore, name: str) -> str:
             image = _image(data, store, facts["label"], facts["caption"])
             return _labelled(image, facts)
         case "table":
-            return _labelled(data["text/markdown"], facts)
+            return _labelled(data["text/markdown"], facts) if facts["caption"] else data["text/markdown"] + "\n"
     if "text/markdown" in data:
         return data["text/markdown"] + "\n"
     if any(kind in data for kind in _IMAGES):

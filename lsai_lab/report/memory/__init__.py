@@ -1,1 +1,0 @@
-"""The memory study's chapter: from records to tables (table.py), figures (figures.py) and statements (analysis.py)."""

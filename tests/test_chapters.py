@@ -1,0 +1,111 @@
+"""Chapters: executed in this process on the committed records, alone and beside made-up runs of a reader; what they find is true."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import matplotlib
+import nbformat
+import pandas as pd
+import pytest
+from conftest import CHECKOUT
+from IPython.display import Markdown
+
+import lsai_lab as lab
+from lsai_lab.kit.show import Table
+
+CHAPTERS = sorted((CHECKOUT / "notebooks").glob("[0-9]*.ipynb"))
+
+
+def cells(name: str) -> list[Any]:
+    return nbformat.read(CHECKOUT / "notebooks" / f"{name}.ipynb", as_version=4).cells
+
+
+def execute(name: str, monkeypatch: pytest.MonkeyPatch, *studies: str, runs: Any = None) -> tuple[dict[str, Any], str]:
+    """The variables of a chapter after its last cell, and the text of its sentences and tables.
+    `runs`: what `lab.load` returns to it, as a function of the real frame."""
+    shown: list[str] = []
+
+    def display(value: Any, **_: Any) -> None:
+        shown.append(value.data if isinstance(value, Markdown) else value.markdown if isinstance(value, Table) else "")
+
+    load = lab.load
+    monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
+    monkeypatch.setattr("IPython.display.display", display)
+    monkeypatch.setattr(lab, "table", lambda *a, **k: shown.append(table(*a, **k).markdown), raising=False)
+    monkeypatch.setattr(lab, "load", lambda *names: (runs or (lambda frame: frame))(load(*names)), raising=False)
+    variables: dict[str, Any] = {"display": lambda *_: None}
+    with matplotlib.rc_context():
+        matplotlib.use("agg")
+        for cell in cells(name):
+            if cell.cell_type == "code":
+                exec(cell.source, variables)
+    return variables, "\n".join(shown)
+
+
+table = lab.table
+
+
+def committed(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame[~frame["own"]].reset_index(drop=True)
+
+
+def with_own(change: Any) -> Any:
+    """The committed runs, and two variants of them as those of a reader's machine, changed."""
+
+    def runs(frame: pd.DataFrame) -> pd.DataFrame:
+        frame = committed(frame)
+        own = frame[frame["variant"].isin(list(dict.fromkeys(frame["variant"]))[:2])].copy()
+        own["machine"], own["own"] = "box (this machine)", True
+        return pd.concat([change(own), frame], ignore_index=True)
+
+    return runs
+
+
+SITUATIONS = {
+    "none": committed,
+    "all well": with_own(lambda own: own),
+    "too short to be timed": with_own(lambda own: own.assign(tokens_per_s=None, step_ms=None, mfu=None)),
+    "no memory": with_own(lambda own: own.assign(**{c: None for c in own if c.startswith("mem")})),
+    "all failed": with_own(lambda own: own.assign(outcome="oom", reason="out of memory", tokens_per_s=None)),
+    "no baseline": with_own(lambda own: own.iloc[1:][own["variant"].iloc[1:] != own["variant"].iloc[0]]),
+}
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.parametrize("name", ["10-memory"])
+def test_a_chapter_is_whole_whatever_the_reader_ran(name: str, situation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, text = execute(name, monkeypatch, runs=SITUATIONS[situation])
+    assert not re.search(r"\b(nan|inf|None)\b[x%]?", text), text
+    assert ("On this machine" in text) == (situation not in ("none", "all failed"))
+    if situation == "all failed":
+        assert "ended as **oom**: out of memory" in text
+
+
+def test_labels_are_unique_and_every_figure_and_table_has_a_caption() -> None:
+    labels = Counter()
+    for path in CHAPTERS:
+        for cell in nbformat.read(path, as_version=4).cells:
+            options = dict(re.findall(r"^#\| ([\w-]+): (.+)$", cell.source, re.M))
+            if label := options.get("label"):
+                labels[label] += 1
+                assert options.get("fig-cap" if label.startswith("fig") else "tbl-cap"), label
+    assert labels and max(labels.values()) == 1
+
+
+def test_the_memory_chapter_tells_the_kernel_from_the_precision_and_equal_work_from_a_gain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found, text = execute("10-memory", monkeypatch, runs=committed)
+    rows, changes = found["rows"].set_index("variant"), found["changes"].set_index(["from", "to"])
+    assert rows.loc["window_512", "name"] == "window 512 (same work as flash attention)"
+    assert "window_512" not in set(found["ranked"]["variant"])
+    speed = rows["tokens_per_s"]
+    step = changes.loc[("bf16 autocast", "flash attention"), "speed"]
+    assert step == speed["flash_attn"] / speed["bf16"] and f"accounts for {step:.2f}x of it" in text
+    assert list(found["front"]["variant"]) == ["flash_gradcp", "flash_attn"]
+    assert len(found["least"]) == 3  # three peaks within 0.2 %
+    total = found["parts"].sum(axis=1)
+    assert (total - rows["mem_peak_allocated_gib"].to_numpy()).abs().max() < 1e-9
