@@ -2,6 +2,7 @@
 
     runs = lab.load("memory")            one row a run: results, config by dotted key, machine, label, folder
     lab.steps(run), lab.kernels(run)     one row a training step, a kernel
+    lab.points(runs)                     one row a measured point of a bench (attention, context, gemm)
     lab.summarize, relative, pareto, equal_to_best, spread    from frames to frames and numbers (lsai_lab.analysis)
     lab.table(frame), lab.figure(fig), lab.say("...")         what a reader sees (lsai_lab.kit.show)
     run = lab.open_run(study=..., variant=..., part=...)    a run of your own: run.execute(), run.results
@@ -17,12 +18,12 @@ import importlib
 from typing import Any
 
 _FACE = {
-    "lsai_lab.kit.load": ("load", "steps", "kernels", "study"),
+    "lsai_lab.kit.load": ("load", "steps", "points", "kernels", "study"),
     "lsai_lab.kit.show": ("table", "figure", "say", "run_link"),
     "lsai_lab.runs.interactive": ("open_run",),
     "lsai_lab.analysis": ("over_repeats", "summarize", "relative", "pareto", "equal_to_best", "spread"),
 }
-__all__ = ["equal_to_best", "figure", "kernels", "load", "open_run", "over_repeats", "pareto", "relative", "run_link", "say", "spread", "steps", "study", "style", "summarize", "table"]  # fmt: skip
+__all__ = ["equal_to_best", "figure", "kernels", "load", "open_run", "over_repeats", "pareto", "points", "relative", "run_link", "say", "spread", "steps", "study", "style", "summarize", "table"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

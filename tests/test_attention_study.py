@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,10 @@ from lsai_core.errors import UserError
 from lsai_core.files import write_json
 from lsai_core.strict import validated
 from lsai_lab.benches.attention import bench, errors
-from lsai_lab.benches.attention.clock import random_inputs
+from lsai_lab.benches.attention.clock import Call, random_inputs
 from lsai_lab.benches.attention.config import AttentionBenchConfig, Shape
-from lsai_lab.benches.attention_table import auto_choices, recorded_rankings
+from lsai_lab.benches.attention_table import attention_runs, auto_choices, choices_of, read_points, recorded_rankings
 from lsai_lab.cli.attention_table import committed_rankings
-from lsai_lab.report.attention import chapter
-from lsai_lab.report.attention.analysis import auto_sentence
-from lsai_lab.report.attention.data import load_results
 from lsai_lab.runs.kinds import Context, get_kind
 from lsai_lab.runs.notebook import execute_notebook
 from lsai_lab.runs.records import Run, RunId, Summary, find_runs, recorded_runs
@@ -294,14 +293,10 @@ def test_a_second_measurement_judges_the_table_and_is_not_in_it(
     monkeypatch.setitem(TIMES, ("causal", None, 512), {"fa2": (1.0, 1.0), "fa4": (2.0, 2.0), "flex": (4.0, 4.0)})
     write_gpu_run(tmp_path, started="2026-02-01", repeat=1)
     assert recorded_rankings(find_runs(tmp_path)) == table
-    monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
-    monkeypatch.setenv("LSAI_RUNS", str(tmp_path))
-    (results,) = [found for found in load_results([], "h200") if "(" in found.machine]
-    again = results.auto(tuple(table), again=True).set_index(["length", "purpose"])
-    assert again.loc[(512, "training"), "chosen"] == "fa4" and again.loc[(512, "training"), "share"] == 0.5
-    assert again.loc[(512, "inference"), "share"] == 0.25
-    monkeypatch.setattr(type(results), "rankings", tuple(table))
-    assert "it reaches at least 25.0% of the fastest at each of" in auto_sentence(results)
+    (again,) = attention_runs(find_runs(tmp_path), repeated=True)
+    found = {(c["length"], c["purpose"]): c for c in auto_choices(*read_points(again), "cuda", table)}
+    assert found[512, "training"]["chosen"] == "fa4" and found[512, "training"]["share"] == 0.5
+    assert found[512, "inference"]["share"] == 0.25
 
 
 EVERYTHING = dict.fromkeys(available_backends("cpu"))
@@ -363,41 +358,38 @@ def test_the_worth_of_auto_is_the_time_of_the_fastest_over_its_own(tmp_path: Pat
     assert by_shape[8192, 512, "training"]["share"] == pytest.approx(5 / 8)  # no other window: the fixed order
 
 
-def test_the_chapter_renders_records_and_says_when_there_are_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_gpu_run(tmp_path / "runs")
-    write_gpu_run(tmp_path / "runs", "mha128", kv_heads=32)
+def test_a_finished_call_leaves_no_memory_behind() -> None:
+    """Inputs of one point that die while the next is measured would be taken off its peak."""
+    shape = Shape(1, 8, 1, 1, 4, True)
+    call = Call("eager", shape, random_inputs(shape, torch.float32, torch.device("cpu"), 0), training=True)
+    for one in call.passes:
+        one()
+    inputs = [weakref.ref(x) for x in call.qkv]
+    gc.disable()
+    try:
+        del call, one
+        assert [x() for x in inputs] == [None] * 3
+    finally:
+        gc.enable()
+
+
+def test_the_chapter_tells_the_recorded_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LSAI_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
     target, source = tmp_path / "20-attention.ipynb", CHECKOUT / "notebooks" / "20-attention.ipynb"
-    parameters = {"own_runs": [], "profile": "cpu"}
-    assert execute_notebook(source, target, parameters, root=CHECKOUT, timeout_s=100) is None
+    assert execute_notebook(source, target, {}, root=CHECKOUT, timeout_s=100) is None
     cells = nbformat.read(target, as_version=4).cells
-    outputs = [o for cell in cells if cell.cell_type == "code" for o in cell.outputs if "lsai" in o.get("metadata", {})]
-    labels = [o.metadata["lsai"].get("label") for o in outputs]
-    for label in (
-        "tbl-attention-backends",
-        *(f"tbl-attention-{x}-h200-own" for x in ("speed", "window", "error", "auto")),
-    ):
-        assert label in labels
-    for name in ("speed", "heads", "memory", "window"):
-        assert f"fig-attention-{name}-h200-own" in labels
+    outputs = [o for cell in cells if cell.cell_type == "code" for o in cell.outputs if "data" in o]
+    kinds = [o.metadata.get("lsai", {}).get("kind") for o in outputs]
+    assert kinds.count("figure") == 5 and kinds.count("table") == 3
     text = "\n".join(o.data.get("text/markdown", "") for o in outputs)
-    assert "too far" in text and "oom" in text and "nan" not in text
-    assert "`auto` reaches" in text or "`auto` takes the fastest" in text
-    said: list[str] = []
-    monkeypatch.setattr(chapter, "show_text", said.append)
-    chapter.show_setting([m for m in chapter.load(["none"], "cpu") if "(" in m.machine])
-    assert len(said) == 1 and "lsai study attention" in said[0]
+    assert "nan" not in text and "`fa4` is the fastest at 83 of 84 shapes" in text
 
 
 def test_committed_attention_records_pass_the_gate() -> None:
     """With records: `auto` has at least 97 % of the fastest backend's speed at every shape that was measured."""
-    machines = [m for m in chapter.load(["none"], "cpu") if m.gpu]
-    if not machines:
+    runs = [run for run in recorded_runs(CHECKOUT / "reports") if run.summary.results.get("compute_capability")]
+    found = [choice for run in attention_runs(runs) for choice in choices_of(run.folder)]
+    if not found:
         pytest.skip("no attention run on a GPU is recorded yet")
-    assert recorded_runs(CHECKOUT / "reports")
-    for machine in machines:
-        known = machine.auto(machine.rankings).dropna(subset=["share"])
-        assert known["share"].min() >= 0.97, machine.machine
+    assert min(choice["share"] for choice in found if choice["share"] is not None) >= 0.97

@@ -8,17 +8,18 @@ output's error alone). What was not compared with float64 is not ranked.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from lsai_core.attention.choice import BACKENDS, choose
-from lsai_core.attention.measured import Ranking
+from lsai_core.attention.measured import Ranking, select_rankings, shipped
 from lsai_core.attention.registry import Case
 from lsai_core.errors import Unavailable
 from lsai_core.files import read_jsonl
 from lsai_core.strict import validated
 from lsai_lab.benches.attention.config import AttentionBenchConfig
 from lsai_lab.benches.attention.errors import ALLOWED, NAMES
-from lsai_lab.runs.records import Run
+from lsai_lab.runs.records import Run, Summary
 
 Row = dict[str, Any]
 Purpose = Literal["training", "inference"]
@@ -165,6 +166,16 @@ def auto_choices(
                  "fastest": fastest, "share": share}
             )  # fmt: skip
     return found
+
+
+def choices_of(folder: str | Path, *, table: bool = True, from_neighbours: bool = False) -> list[dict[str, Any]]:
+    """`auto_choices` at every shape of the run in `folder`, by the table that ships (`table=False`: by the fixed order alone)."""
+    run = Run(Path(folder), "", Summary.read(Path(folder)))
+    config, rows = read_points(run)
+    name, capability = run.summary.results.get("device_name"), run.summary.results.get("compute_capability")
+    measured = select_rankings(shipped(), str(name), capability) if table and capability else ()
+    device = "cuda" if capability else "cpu"
+    return auto_choices(config, rows, device, measured, from_neighbours=from_neighbours)
 
 
 def _same(ranking: Ranking, config: AttentionBenchConfig, shape: tuple[str, int | None, int]) -> bool:

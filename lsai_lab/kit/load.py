@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,18 @@ def steps(run: str | Path | Mapping[str, Any]) -> pd.DataFrame:
         frame["tokens"] = frame["tokens_in_step"].cumsum()
         frame["elapsed_s"] = frame["step_ms"].cumsum() / 1e3
     return frame
+
+
+def points(runs: pd.DataFrame, keep: Sequence[str] = ()) -> pd.DataFrame:
+    """What the benches (attention, context, gemm) measured in `runs` (rows of `load`): one row per point, good or not.
+
+    Columns: `machine`, `own`, `variant`, `repeat`, `run` and those of `keep` from the run's row; then the point's own, as the bench
+    describes them, with its own `outcome` and `reason`. Empty if nothing was measured.
+    """
+    names = list(dict.fromkeys(("machine", "own", "variant", "repeat", "run", *keep)))
+    found = [_run(row).metrics.assign(**{name: row[name] for name in names}) for row in runs.to_dict("records")]
+    frame = pd.concat([frame for frame in found if len(frame)] or [pd.DataFrame(columns=names)], ignore_index=True)
+    return frame[[*names, *(name for name in frame.columns if name not in names)]]
 
 
 def kernels(run: str | Path | Mapping[str, Any]) -> pd.DataFrame:

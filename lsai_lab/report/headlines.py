@@ -11,8 +11,6 @@ from collections.abc import Callable
 import pandas as pd
 
 from lsai_lab.report import course
-from lsai_lab.report.attention.analysis import longest
-from lsai_lab.report.attention.data import load_results as load_attention
 from lsai_lab.report.context.analysis import ratios_to_torch
 from lsai_lab.report.context.data import load_shared
 from lsai_lab.report.context.training import load_trained
@@ -52,23 +50,6 @@ def _course(own_runs: list[str], profile: str | None) -> Rows:
         times = f", {best['speedup']:.2f}x baseline" if best["speedup"] == best["speedup"] else ""
         rate = run_link(f"{best['tokens_per_s']:,.0f}", best["key"])
         rows.append(_row(jobs.machine, "fastest of the course's jobs", best["label"], f"{rate} tokens/s{times}"))
-    return rows
-
-
-def _attention(own_runs: list[str], profile: str | None) -> Rows:
-    rows = []
-    for results in load_attention(own_runs, profile):
-        variant = results.variants[0]
-        length = longest(variant)
-        if length is None:
-            continue
-        points = variant.at("causal", length).dropna(subset=["training_ms"]).sort_values("training_ms")
-        unit, factor = results.rate
-        rate = run_link(f"{factor * points['training_tflops'].iloc[0]:,.3g}", variant.run.summary.id.key)
-        ahead = points["training_ms"].iloc[1] / points["training_ms"].iloc[0]
-        question = f"fastest attention, causal, {length:,} tokens, {variant.label}"
-        result = f"{rate} {unit}, {ahead:.2f}x `{points.index[1]}`"
-        rows.append(_row(results.machine, question, f"`{points.index[0]}`", result))
     return rows
 
 
@@ -203,7 +184,6 @@ def _times(mine: pd.Series, other: pd.Series) -> str:
 # The scale study has no headline: its figures are computed from assumptions, or measured to check a formula.
 HEADLINES: dict[str, Callable[[list[str], str | None], Rows]] = {
     "course": _course,
-    "attention": _attention,
     "speed": _speed,
     "fp8": _fp8,
     "peers": _peers,

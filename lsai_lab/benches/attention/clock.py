@@ -71,14 +71,19 @@ def random_inputs(shape: Shape, dtype: torch.dtype, device: torch.device, seed: 
 
 
 class Call:
-    """One attention call on given inputs: `passes` are its forward and, for `training`, its backward."""
+    """One attention call on given inputs, with gradients for `training`."""
 
     def __init__(self, backend: str, shape: Shape, inputs: list[Tensor], training: bool) -> None:
         self.backend, self.shape, self.training = backend, shape, training
         self.qkv, self.dout_BSHD = [x.detach().requires_grad_(training) for x in inputs[:3]], inputs[3]
         self.out_BSHD: Tensor | None = None
         self.gradients: tuple[Tensor, ...] = ()
-        self.passes = [self.forward, self.backward] if training else [self.forward]
+
+    @property
+    def passes(self) -> list[Callable[[], None]]:
+        """Forward and, for training, backward. Not kept: bound methods would make the call part of a reference cycle, so that its
+        inputs would stay in memory until some later point and be freed while that one's peak is taken."""
+        return [self.forward, self.backward] if self.training else [self.forward]
 
     def forward(self) -> None:
         self.gradients = ()
