@@ -9,6 +9,9 @@ PROFILE ?=
 ONLY    ?=
 SKIP    ?=
 STUDY   ?= memory
+# NO_RUN=1: the report from the records there are. BUDGET=20m: run what is expected to fit that time, in the order of the book.
+NO_RUN  ?=
+BUDGET  ?=
 # ARGS: further options of `lsai submit`, for example ARGS="--per-variant --time 04:00:00".
 ARGS    ?=
 # TORCH_INDEX: package index to take torch from, for example https://download.pytorch.org/whl/cpu for the small CPU build.
@@ -58,9 +61,9 @@ lock:  ## refresh envs/constraints.txt with the newest versions that are allowed
 lab: $(VENV)/.lab  ## JupyterLab with the notebooks and the project's kernel
 	$(BIN)/jupyter lab --notebook-dir=. $(if $(PORT),--port $(PORT)) $(LAB_ARGS)
 
-report: setup  ## run the studies for this machine and render the lab report (HTML and PDF)
+report: setup  ## run the studies for this machine and render the lab report (HTML and PDF); NO_RUN=1 runs nothing
 	@test "$(origin STUDY)" != "command line" || { echo "error: make report takes ONLY=$(STUDY) (STUDY is for run and submit)" >&2; exit 2; }
-	@$(LSAI) report $(options)
+	@$(LSAI) report $(options) $(if $(NO_RUN),--no-run) $(if $(BUDGET),--budget '$(BUDGET)')
 
 run: setup  ## run one study (STUDY=...) without rendering
 	@$(LSAI) study $(STUDY) $(options)
@@ -80,4 +83,4 @@ lint: $(VENV)/.dev  ## style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 clean:  ## remove what can be rebuilt: rendered reports, caches (records in runs/ and data/ stay)
-	rm -rf reports/_output reports/_build .cache .pytest_cache .mypy_cache .ruff_cache build *.egg-info
+	rm -rf reports/_output reports/_book reports/_build reports/runs reports/data reports/*.ipynb reports/.quarto .cache .pytest_cache .mypy_cache .ruff_cache build *.egg-info

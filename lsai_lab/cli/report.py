@@ -31,6 +31,9 @@ def report(
     dataset: DatasetOption = None,
     no_memory_profiling: NoMemoryOption = False,
     no_run: Annotated[bool, typer.Option("--no-run", help="Report on the records there are; run nothing.")] = False,
+    budget: Annotated[
+        str | None, typer.Option(help="Run only what is expected to fit this time, such as 20m, 90s or 2h.")
+    ] = None,
     formats: Annotated[str, typer.Option(help="html, pdf or html,pdf.")] = "html,pdf",
     engine: Annotated[str, typer.Option(help="auto, quarto or pandoc.")] = "auto",
     out: Annotated[
@@ -38,7 +41,7 @@ def report(
     ] = None,
     set_: SetOption = None,
 ) -> None:
-    from lsai_lab.report.make import make_report
+    from lsai_lab.kit.book import make_report
     from lsai_lab.runs.session import Session
 
     kinds = names(formats)
@@ -60,6 +63,15 @@ def report(
         engine=engine,  # type: ignore[arg-type]
         run_studies=not no_run,
         run_options=options,
+        budget_s=_seconds(budget) if budget else None,
     )
     if not good:
         raise typer.Exit(1)
+
+
+def _seconds(text: str) -> float:
+    """`90s`, `20m`, `2h` in seconds."""
+    number, unit = text[:-1], {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
+    if unit is None or not number.isdigit() or not int(number):
+        raise UserError(f"--budget wants a time such as 20m, 90s or 2h, got {text!r}")
+    return float(int(number) * unit)
