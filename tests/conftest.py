@@ -1,6 +1,6 @@
 """What several test files share: a small text, a tiny model on it, a project folder of its own, and a way to call `lsai`.
 
-Expensive things are made once per session: the prepared dataset, and one executed report (see `Project`, `quick`).
+Expensive things are made once per session: the prepared dataset.
 
 `make test` runs several workers (pytest-xdist), each of which would make these things again. So tests are handed out by file,
 files that share an expensive fixture together, the longest first. Workers share the cores, so each computes with one thread.
@@ -53,7 +53,7 @@ LONG = (
     "test_slurm.py",
     "test_runs.py",
     "test_notebooks.py",
-    "test_make_report.py",
+    "test_book.py",
     "test_checkpoint.py",
     "test_launch.py",
     "test_context.py",
@@ -192,7 +192,6 @@ class Project:
 
     root: Path
     environment: dict[str, str] = field(default_factory=dict)
-    first_report: tuple[int, str, str] = (-1, "", "")
 
     @property
     def runs(self) -> Path:
@@ -280,9 +279,12 @@ def new_project(
         project.write_yaml("params/studies/machine.yaml", {**machine, "variants": {"machine": {"label": "this"}}})
         write_run(project.runs, "machine", "machine", "ceilings", kind="ceilings", results=ceilings)
         (root / "params" / "claims.yaml").write_text("{}\n")  # the shipped claims speak of the shipped study
-        report = yaml.safe_load((root / "params" / "report.yaml").read_text())
-        report["chapters"] = [c for c in report["chapters"] if {"machine", "memory"} >= {*c.get("studies", [])}]
-        project.write_yaml("params/report.yaml", report)  # the chapters of the studies that this project has
+        (root / "reports").mkdir()
+        for path in (path for path in (CHECKOUT / "reports").iterdir() if path.is_file() and path.suffix != ".ipynb"):
+            shutil.copy(path, root / "reports")
+        report = yaml.safe_load((root / "reports" / "_quarto.yml").read_text())
+        report["book"]["chapters"] = ["index.ipynb", "10-memory.ipynb"]  # of the studies that this project has
+        project.write_yaml("reports/_quarto.yml", report)
         project.write_yaml("params/profiles/cpu.yaml", {"profile": "cpu", "description": "test"})
         project.write_yaml("params/profiles/gpu.yaml", {"profile": "gpu", "description": "test", "gpu": "*"})
         return project
@@ -370,17 +372,3 @@ def hazards(new_project: Callable[..., Project]) -> Hazards:
     after_first = project.found()
     second = project.lsai("study", "memory", "--parts", "train", "--profile", "short", "--skip", "fa2")
     return Hazards(project, first, after_first, second, project.found())
-
-
-@pytest.fixture(scope="session")
-def quick(ceilings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """The shipped studies under the `quick` profile, two variants executed, all chapters rendered as a report (minutes)."""
-    root = tmp_path_factory.mktemp("quick")
-    environment = {"LSAI_ROOT": str(CHECKOUT), "LSAI_DATA": str(CHECKOUT / "data")}
-    project = Project(root, environment)
-    write_run(project.runs, "machine", "machine", "ceilings", kind="ceilings", results=ceilings)
-    project.first_report = project.lsai(*QUICK_REPORT, "--out", root / "report" / "out")
-    return project
-
-
-QUICK_REPORT = ("report", "--profile", "quick", "--only", "baseline,flash_attn", "--skip", "course")

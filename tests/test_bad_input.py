@@ -157,11 +157,11 @@ YAML = {
         "profile: cpu\ndescription: x\nstudies: {memroy: {base: {steps: 3}}}\n",
         r"cpu.yaml: there is no study 'memroy' to change; known: machine, memory",
     ),
-    "report": ("params/report.yaml", "title: x\nchapters: [{notebok: a.ipynb}]", r"report.yaml: chapters.0.notebook"),
-    "report notebook": (
-        "params/report.yaml",
-        "title: x\nchapters: [{notebook: gone.ipynb}]",
-        r"report.yaml names the notebook .*gone.ipynb, which does not exist",
+    "book": ("reports/_quarto.yml", "book: {chapter: [a.ipynb]}", r"_quarto.yml names no chapters of a book"),
+    "chapter": (
+        "reports/_quarto.yml",
+        "book: {chapters: [gone.ipynb]}",
+        r"names the chapter gone.ipynb, and there is no",
     ),
 }
 
@@ -171,7 +171,7 @@ def test_wrong_parameter_files(new_project: Callable[..., Project], case: str) -
     project = new_project()
     path, text, message = YAML[case]
     (project.root / path).write_text(text, encoding="latin-1")
-    command = ["report", "--no-run"] if path.endswith("report.yaml") else ["study", "memory"]
+    command = ["report", "--no-run"] if path.startswith("reports/") else ["study", "memory"]
     refused(project.lsai(*command), message)
 
 

@@ -17,7 +17,7 @@ import pytest
 from conftest import CHECKOUT, write_run
 from IPython.core.interactiveshell import InteractiveShell
 
-from lsai_lab.files import load_yaml
+from lsai_lab.kit.book import read_chapters
 from lsai_lab.runs.interactive import open_run
 from lsai_lab.runs.kinds import KINDS
 from lsai_lab.runs.records import find_runs
@@ -54,7 +54,7 @@ def test_run_notebooks_have_one_parameters_cell_and_no_notebook_defines_function
 
 
 def test_every_kind_and_every_chapter_has_its_notebook() -> None:
-    chapters = {chapter["notebook"] for chapter in load_yaml(CHECKOUT / "params" / "report.yaml")["chapters"]}
+    chapters = {chapter.source.name for chapter in read_chapters(CHECKOUT)}
     kinds = {kind.notebook for kind in KINDS.values()}
     assert chapters | kinds == {path.name for path in NOTEBOOKS}
 

@@ -49,13 +49,7 @@ class Jobs:
     def __init__(self, project: Project) -> None:
         self.project = project
         shutil.copytree(CHECKOUT / "envs", project.root / "envs")
-        (project.root / "reports").mkdir()
-        for path in (CHECKOUT / "reports").glob("*"):
-            if path.is_file():
-                shutil.copy(path, project.root / "reports")
         project.write_yaml("params/clusters/ci.yaml", {**CLUSTER, "python": sys.executable})
-        report = {"title": "Test", "chapters": [{"notebook": "10-memory.ipynb", "studies": ["memory"]}]}
-        project.write_yaml("params/report.yaml", report)
 
     def submit(self, *options: str, report: bool = False) -> list[str]:
         """Submit the memory study's training; the numbers of its jobs."""

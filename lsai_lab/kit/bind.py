@@ -57,7 +57,7 @@ def bind(executed: Path, target: Path) -> bool:
         if csv := next(filter(None, tables), ""):
             name = re.sub(r"[^\w-]", "-", str(label))
             if name.startswith("fig-"):
-                write_text(target.parent / "data" / f"{name}.csv", csv)
+                write_if_changed(target.parent / "data" / f"{name}.csv", csv)
                 cells.append(_markdown(f'[Data of this figure (CSV)](data/{name}.csv){{.csv download="{name}.csv"}}'))
         if status in ("running", "pending"):
             unfinished.append(status)
@@ -94,9 +94,7 @@ def plain_text(text: str) -> str:
     lines = [([part for part in line.split("\r") if part.strip()] or [""])[-1].rstrip() for line in lines]
     if len(lines) > HEAD + TAIL + 10:
         lines = [*lines[:HEAD], f"[... {len(lines) - HEAD - TAIL} lines left out ...]", *lines[-TAIL:]]
-    return "\n".join(
-        line[i : i + WIDTH] for line in lines for i in range(0, min(len(line), 20 * WIDTH) or 1, WIDTH)
-    )
+    return "\n".join(line[i : i + WIDTH] for line in lines for i in range(0, min(len(line), 20 * WIDTH) or 1, WIDTH))
 
 
 def _safe(output: Any) -> Any | None:
@@ -151,4 +149,10 @@ def _markdown(text: str) -> Any:
 def _write(notebook: Any, target: Path) -> None:
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number}"  # equal chapters are equal files
-    write_text(target, nbformat.writes(notebook))  # type: ignore[no-untyped-call]
+    write_if_changed(target, nbformat.writes(notebook))  # type: ignore[no-untyped-call]
+
+
+def write_if_changed(path: Path, text: str) -> None:
+    """Write a text file unless it holds exactly that."""
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        write_text(path, text)

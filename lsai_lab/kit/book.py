@@ -28,7 +28,8 @@ from lsai_core.profiling.limits import cpu_cores
 from lsai_lab.kit.bind import bind
 from lsai_lab.kit.render import HTML, PDF, Engine, chapter_names, find_quarto, render
 from lsai_lab.kit.runpages import write_run_pages
-from lsai_lab.runs.driver import cores_shared_by, execute_notebook, is_finished
+from lsai_lab.runs.driver import cores_shared_by, is_finished
+from lsai_lab.runs.notebook import execute_notebook
 from lsai_lab.runs.records import Run, find_runs, recorded_runs
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.stop import StopRequest
@@ -153,7 +154,7 @@ def _run(session: Session, plans: Iterable[tuple[str, list[PlannedRun]]], budget
     # On a CPU each search has a memory limit of its own; a GPU's memory is the limit, so there one search has it all.
     searches = 1 if session.env["gpu"] else min(cpu_cores(), 2)
     for name, plan in plans:
-        expected = {run.name: known.get((name, run.id.part), 30.0) for run in plan if not is_finished(run)}
+        expected = {run.name: known.get((name, run.id.part), 30.0) for run in plan if not is_finished(run.folder)}
         if budget_s is not None:
             left, kept = budget_s - (time.monotonic() - started), []
             for run in plan:
@@ -184,7 +185,9 @@ def _update(session: Session, out: Path, formats: list[str], engine: Engine, bui
     reports, chapters = session.root / "reports", read_chapters(session.root)
     committed, own = recorded_runs(reports), find_runs(session.runs_root)
     started, problems = time.monotonic(), []
-    with _executing(chapters, lambda chapter, stop: _execute(session, chapter, [*own, *committed], build, stop)) as ended:
+    with _executing(
+        chapters, lambda chapter, stop: _execute(session, chapter, [*own, *committed], build, stop)
+    ) as ended:
         for number, (chapter, what) in enumerate(ended, 1):
             left = (time.monotonic() - started) / number * (len(chapters) - number)
             time_left = f", about {left:.0f} s left" if left >= 1 else ""
@@ -251,7 +254,12 @@ def _render(
     inputs = [*(reports / chapter.name for chapter in chapters), *shell, *sorted((reports / "runs").rglob("*.html"))]
     machine = session.env["gpu"] or f"{session.env['cpu']}, {session.env['cpu_cores']} cores"
     made_on = f"Made on: {machine}, profile {session.profile.profile}"
-    facts = (str(find_quarto(engine)), made_on, str(out), code_hash(closure(["lsai_lab.kit.render", "lsai_lab.kit.bind"])))
+    facts = (
+        str(find_quarto(engine)),
+        made_on,
+        str(out),
+        code_hash(closure(["lsai_lab.kit.render", "lsai_lab.kit.bind"])),
+    )
     started, left = time.monotonic(), []
     for name in formats:
         key, stamp = _digest(inputs, name, *facts), build / f"{name}.key"

@@ -155,7 +155,7 @@ def chapter_markdown(path: Path, folder: Path, name: str) -> str:
             asked = options(cell.source)
             if name == "html" and asked.get("echo", True) and "remove-input" not in cell.metadata.get("tags", []):
                 code = re.sub(r"(?m)\A(\s*#\|.*\n?)+", "", cell.source).strip()
-                fold = "<details class=\"code\">\n<summary>Code</summary>\n\n{}\n\n</details>"
+                fold = '<details class="code">\n<summary>Code</summary>\n\n{}\n\n</details>'
                 parts.append(fold.format(_fenced(code, "python")) if code else "")
             if asked.get("output", True) and asked.get("include", True):
                 parts.append(_outputs(cell.outputs, asked, folder, f"{path.stem}-{number}"))

@@ -12,7 +12,8 @@ from urllib.parse import quote
 import jinja2
 
 from lsai_core.errors import UserError
-from lsai_core.files import flatten, write_text
+from lsai_core.files import flatten
+from lsai_lab.kit.bind import write_if_changed
 from lsai_lab.runs.records import Run
 
 # What a reader looks for first, the first of these that a run has.
@@ -41,9 +42,8 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
             text = template.render(title=name, up="../../", run=run, charts=[], sections=[("Damaged", [("error",), (str(error),)])])  # fmt: skip
         rows.append(row)
         kept.add(page)
-        if not page.exists() or page.read_text() != text:
-            write_text(page, text)
-    write_text(folder / "index.html", template.render(title="All runs", up="../", rows=rows, data=data))
+        write_if_changed(page, text)
+    write_if_changed(folder / "index.html", template.render(title="All runs", up="../", rows=rows, data=data))
     for page in set(folder.glob("*/*.html")) - kept:
         page.unlink()
     for empty in [path for path in folder.iterdir() if path.is_dir() and not any(path.iterdir())]:

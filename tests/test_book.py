@@ -1,0 +1,285 @@
+"""The book as its readers meet it: both engines over the same executed notebooks, HTML in a real browser, hostile outputs, reuse."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pandas as pd
+import pytest
+import yaml
+from conftest import CHECKOUT, Project, write_run
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from lsai_lab.kit.bind import bind
+from lsai_lab.kit.render import HTML, PDF, render
+from lsai_lab.kit.runpages import write_run_pages
+from lsai_lab.kit.show import table
+from lsai_lab.runs.records import find_runs
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
+SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 40 20" width="400" height="200"><text y="15">loss</text></svg>'
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
+ROWS = pd.DataFrame({"variant": [f"v{i}" for i in range(9)], "tokens/s": [30.0, 4, 200, 1, 55, 6, 77, 8, 9], **{f"wide column {i}": ["long words here"] * 9 for i in range(6)}})  # fmt: skip
+HOSTILE = """<script>document.title = "taken"</script> <img src=x onerror="document.title='taken'"> [click](javascript:alert(1))
+![x](/etc/hostname) ![y](http://198.51.100.7/p.png) {{< include /etc/hostname >}}
+
+---
+filters: [evil.lua]
+---
+
+```{=html}
+<script>document.title = "taken"</script>
+```
+
+:::
+
+<iframe src="http://198.51.100.7/"></iframe>"""
+
+
+def display(data: dict[str, Any], **metadata: Any) -> Any:
+    return new_output("display_data", data, metadata=metadata)
+
+
+def chapters(folder: Path, hostile: bool = False) -> None:
+    """Two executed notebooks: a front page, and a chapter with a figure, a table, references, maths, a citation."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shown = table(ROWS)
+    say = display({"text/markdown": "The best is v2; see @fig-one-loss, @tbl-one-rows and @sec-one."})
+    figure = display({"image/svg+xml": SVG, "image/png": PNG}, lsai={"csv": "step,loss\n0,3.5\n"})
+    one = [
+        new_markdown_cell("# One {#sec-one}\n\nAs in [@dao2022flashattention], $a^2$. Zażółć gęślą jaźń."),
+        new_code_cell('#| label: fig-one-loss\n#| fig-cap: "Loss over steps."\nlab.figure()', outputs=[figure]),
+        new_code_cell('#| label: tbl-one-rows\n#| tbl-cap: "All rows."\nlab.table()', outputs=[display({"text/markdown": shown.markdown})]),
+        new_markdown_cell("## Finding {#sec-finding}\n\nWords to look for: perplexity."),
+        new_code_cell("lab.say()", outputs=[say]),
+        new_code_cell("1 / 0", outputs=[new_output("error", ename="ZeroDivisionError", evalue="<b>zero</b>", traceback=["\x1b[31mTraceback\x1b[0m"])]),
+    ]  # fmt: skip
+    if hostile:
+        svg = SVG.replace("<text", "<script>alert(1)</script><text")
+        foreign = [display({"text/markdown": HOSTILE}), display({"text/html": "<script>x</script>", "text/plain": "<b>plain</b>"}), display({"image/svg+xml": svg})]  # fmt: skip
+        one.append(new_code_cell("foreign()", outputs=foreign))
+    link = "[v2](runs/memory/x.html)"
+    front = [new_markdown_cell(f"# Front {{#sec-front .unnumbered}}\n\nSee @fig-one-loss and {link}.")]
+    for name, cells in (("index.ipynb", front), ("one.ipynb", one)):
+        notebook = new_notebook(cells=cells, metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
+        nbformat.write(notebook, folder / name)
+
+
+def reports(root: Path, hostile: bool = False) -> Path:
+    """A `reports` folder with the shipped templates over the two bound chapters, and the pages of two runs."""
+    folder = root / "reports"
+    folder.mkdir(parents=True)
+    for path in (CHECKOUT / "reports").iterdir():
+        if path.is_file() and path.suffix != ".ipynb":
+            shutil.copy(path, folder)
+    settings = yaml.safe_load((folder / "_quarto.yml").read_text())
+    settings["book"]["chapters"] = ["index.ipynb", "one.ipynb"]
+    (folder / "_quarto.yml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    chapters(root / "executed", hostile)
+    good = [bind(root / "executed" / name, folder / name) for name in ("index.ipynb", "one.ipynb")]
+    assert good == [True, False], "a chapter with a failed cell is told"
+    metrics = [{"step": i, "loss": 5.0 - i, "tokens_per_s": 100.0 + i} for i in range(3)]
+    text = "<script>document.title = 'taken'</script>"
+    write_run(root / "runs", "memory", "a", results={"tokens_per_s": 5.0, "mfu_peak_source": text}, config={"x": {"y": 1}, "same": 2}, metrics=metrics)  # fmt: skip
+    write_run(root / "runs", "memory", "b", outcome="oom", reason=text, config={"x": {"y": 3}, "same": 2})
+    write_run_pages(find_runs(root / "runs"), folder)
+    return folder
+
+
+def quarto() -> bool:
+    return shutil.which("quarto") is not None
+
+
+@pytest.fixture(scope="module", params=["pandoc", "quarto"])
+def book(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if request.param == "quarto" and not quarto():
+        pytest.skip("quarto is not on PATH")
+    root = tmp_path_factory.mktemp(request.param)
+    made = render(reports(root, hostile=True), root / "out", ["html", "pdf"], request.param, "Made on: żółw")
+    assert [path.name for path in made] == [HTML, PDF]
+    return root / "out"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium or Chrome on PATH")
+    playwright = pytest.importorskip("playwright.sync_api", reason="the playwright package is not installed")
+    with playwright.sync_playwright() as engine:
+        browser = engine.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Opens a file; at the end nothing may have been asked of a network, and (of our own pages) no error logged."""
+    complaints: list[str] = []
+    pages = []
+
+    def visitor(path: Path, width: int = 1280, **options: Any) -> Any:
+        page = browser.new_page(viewport={"width": width, "height": 900}, **options)
+        pages.append(page)
+        if not (
+            path.parent / "site_libs"
+        ).exists():  # Quarto's own scripts are modules, which no browser loads from a file
+            page.on("console", lambda message: message.type == "error" and complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: request.url.startswith("http") and complaints.append(request.url))
+        page.goto(path.as_uri())
+        return page
+
+    yield visitor
+    for page in pages:
+        page.close()
+    assert complaints == []
+
+
+def chapter_page(book: Path) -> Path:
+    return book / ("one.html" if (book / "one.html").exists() else HTML)
+
+
+def test_both_engines_number_the_same_and_resolve_every_reference(book: Path, visit: Callable[..., Any]) -> None:
+    page = visit(chapter_page(book))
+    text = page.inner_text("main").replace("\xa0", " ")
+    assert "Figure 1.1" in text and "Loss over steps." in text and "Table 1.1" in text and "All rows." in text
+    assert re.search(r"see Figure 1\.1, Table 1\.1 and (Chapter|Section) 1", text) and "?@" not in text
+    assert "Dao" in page.inner_text("body") and "@dao" not in text and "Zażółć gęślą jaźń" in text
+    assert page.locator("figure img").count() == 1 and page.locator("math").count() == 1
+    assert all(page.evaluate("[...document.images].map(image => image.naturalWidth > 0 && image.alt !== '')"))
+    assert "ZeroDivisionError" in text and "<b>zero</b>" in text
+    dead = "[...document.querySelectorAll('main a[href^=\"#\"]')].filter(a => a.hash.length > 1 && !document.getElementById(decodeURIComponent(a.hash.slice(1)))).length"
+    assert page.evaluate(dead) == 0
+
+
+def test_hostile_outputs_and_records_are_text(book: Path, visit: Callable[..., Any]) -> None:
+    host = Path("/etc/hostname").read_text().strip() if Path("/etc/hostname").exists() else "no host"
+    for path in (chapter_page(book), *book.glob("runs/*/*.html"), book / "runs" / "index.html"):
+        page = visit(path)
+        assert page.title() != "taken"
+        assert page.locator("iframe, [onerror], a[href^='javascript:'], img[src^='http'], img[src^='/']").count() == 0
+    html = chapter_page(book).read_text()
+    assert "198.51.100.7" not in re.sub(r"<(pre|code).*?</\1>", "", html, flags=re.S) and f">{host}<" not in html
+    assert "foreignObject" not in html and len(list(book.rglob("*.svg"))) <= 3
+
+
+def test_the_pdf_holds_the_chapters_and_no_code(book: Path) -> None:
+    pypdf = pytest.importorskip("pypdf")
+    pages = [page.extract_text() for page in pypdf.PdfReader(book / PDF).pages]
+    text = re.sub(r"\s+", " ", " ".join(pages))
+    assert "Loss over steps." in text and "Zażółć" in text and "see Figure 1.1, Table 1.1" in text and "Dao" in text
+    assert "Large-scale AI engineering" in pages[0] and "lab.figure" not in text and "?@" not in text
+
+
+def test_tables_sort_filter_and_save(book: Path, visit: Callable[..., Any]) -> None:
+    page = visit(chapter_page(book))
+    column = "[...document.querySelectorAll('#tbl-one-rows tbody tr')].filter(r => !r.hidden).map(r => r.cells[0].textContent)"
+    page.click("#tbl-one-rows th:nth-child(2) button")
+    assert page.evaluate(column)[:2] == ["v3", "v1"]
+    page.click("#tbl-one-rows th:nth-child(2) button")
+    assert page.evaluate(column)[:2] == ["v2", "v6"]
+    page.locator(".tools input").first.fill("v7")
+    assert page.evaluate(column) == ["v7"]
+    assert "tokens%2Fs" in page.locator(".tools a").first.get_attribute("href")
+    data = page.locator("a.csv").first.get_attribute("href")
+    assert (book / data).read_text() == "step,loss\n0,3.5\n"
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_page_is_wider_than_its_window(book: Path, visit: Callable[..., Any], width: int) -> None:
+    for path in (chapter_page(book), *list(book.glob("runs/*/*.html"))[:1], book / "runs" / "index.html"):
+        page = visit(path, width)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+        for fold in page.locator("details.code summary, .code-fold summary").all():
+            fold.click()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+
+
+def test_search_and_dark_mode_on_a_file(book: Path, visit: Callable[..., Any]) -> None:
+    if (book / "site_libs").exists():
+        assert "window.searchIndex = [" in (book / "search.js").read_text()
+        return
+    page = visit(book / HTML, color_scheme="dark")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 31)"
+    page.fill("#search", "PERPLEXITY")
+    assert page.locator("#results a").count() == 1 and not page.is_visible("#toc")
+    page.click("#results a")
+    assert page.url.endswith("#sec-finding")
+    page.press("#search", "Escape")
+    assert page.is_visible("#toc")
+
+
+def test_any_two_runs_are_compared_by_what_differs(book: Path, visit: Callable[..., Any]) -> None:
+    page = visit(book / "runs" / "index.html")
+    for box in page.locator("[data-run]").all():
+        box.check()
+    shown = page.inner_text("#comparison")
+    assert "config: x.y" in shown and "outcome" in shown and "same" not in shown
+    page.click("td a >> nth=0")
+    assert page.locator("svg.chart").count() == 2 and "x.y" in page.inner_text("main")
+
+
+def test_without_scripts_the_page_reads_the_same(book: Path, browser: Any) -> None:
+    page = browser.new_page(java_script_enabled=False)
+    page.goto(chapter_page(book).as_uri())
+    assert "Loss over steps." in page.inner_text("main") and page.locator("#tbl-one-rows tbody tr").count() == 9
+    page.close()
+
+
+def test_a_pdf_that_fails_costs_the_pdf_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = reports(tmp_path)
+    (folder / "layout.typ").write_text("#no-such-function()\n")
+    made = render(folder, tmp_path / "out", ["html", "pdf"], "pandoc", "")
+    assert [path.name for path in made] == [HTML] and "no-such-function" in capsys.readouterr().out
+    assert not list(tmp_path.glob("rendering-*"))
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "gone"])
+def test_a_damaged_notebook_is_shown_as_such(tmp_path: Path, damage: str) -> None:
+    chapters(tmp_path)
+    path = tmp_path / "one.ipynb"
+    path.unlink() if damage == "gone" else path.write_text(path.read_text()[:200] if damage == "cut" else "")
+    assert bind(path, tmp_path / "bound.ipynb") is False
+    assert "could not be read" in nbformat.read(tmp_path / "bound.ipynb", as_version=4).cells[0].source
+
+
+def write_notebook(path: Path, *code: str) -> None:
+    nbformat.write(new_notebook(cells=[new_markdown_cell(f"# {path.stem}"), *map(new_code_cell, code)]), path)
+
+
+@pytest.mark.slow
+def test_only_what_changed_is_made_again(new_project: Callable[..., Project]) -> None:
+    project = new_project()
+    write_notebook(project.root / "notebooks" / "00-summary.ipynb", 'import lsai_lab as lab\nlen(lab.load("machine"))')
+    load = 'import lsai_lab as lab\nlab.table(lab.load("memory")[["variant", "tokens_per_s", "run"]])'
+    write_notebook(project.root / "notebooks" / "10-memory.ipynb", load)
+    folder = write_run(
+        project.root / "reports" / "recorded" / "box", "memory", "baseline", results={"tokens_per_s": 1234.0}
+    )
+    command = ("report", "--no-run", "--engine", "pandoc", "--out", project.root / "out")
+
+    def again() -> str:
+        code, out, err = project.lsai(*command)
+        assert code == 0, (out, err)
+        return out
+
+    assert again().count(": executed") == 2
+    html = (project.root / "out" / HTML).read_text()
+    assert "1234" in html and f"runs/memory/{folder.name}.html" in html
+    assert (project.root / "out" / "runs" / "memory" / f"{folder.name}.html").exists()
+    before = {path: path.stat().st_mtime_ns for path in project.root.rglob("*") if path.is_file()}
+    out = again()
+    assert out.count(": reused") == 2 and out.count("up to date") == 2
+    assert {path: path.stat().st_mtime_ns for path in project.root.rglob("*") if path.is_file()} == before
+    notebook = nbformat.read(project.root / "notebooks" / "00-summary.ipynb", as_version=4)
+    notebook.cells[1].outputs = [new_output("stream", text="run and saved in an editor")]
+    nbformat.write(notebook, project.root / "notebooks" / "00-summary.ipynb")
+    assert again().count(": reused") == 2, "outputs saved in a notebook change nothing"
+    (folder / "metrics.jsonl").write_text('{"step": 0, "loss": 1.0}\n')
+    out = again()
+    assert "index.ipynb: reused" in out and "10-memory.ipynb: executed" in out
