@@ -24,6 +24,7 @@ import psutil
 
 from lsai_core.errors import UserError
 from lsai_core.profiling.limits import cpu_cores, memory_gib
+from lsai_lab.files import named
 
 PACKAGES = (
     "lsai", "torch", "triton", "numpy", "flash-attn", "flash-attn-3", "flash-attn-4", "transformer-engine", "torchao",
@@ -75,12 +76,13 @@ def fingerprint(env: dict[str, Any]) -> str:
 def machine_label(gpu: str | None, cores: int) -> str:
     """Slug of a machine: $LSAI_MACHINE, else from the GPU's name, else from the core count.
 
-    Raises UserError if LSAI_MACHINE is not a slug (it becomes a folder name).
+    Raises UserError if LSAI_MACHINE is no name (it becomes a folder's).
     """
     if label := os.environ.get("LSAI_MACHINE"):
-        if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", label):
-            raise UserError(f"LSAI_MACHINE={label!r} must be lower-case letters, digits, '.', '_' and '-' only")
-        return label
+        try:
+            return named(label)
+        except ValueError as error:
+            raise UserError(f"LSAI_MACHINE: {error}") from None
     if gpu is None:
         return f"cpu-{cores}core"
     # "NVIDIA GeForce RTX 5090" -> rtx5090, "NVIDIA A100-SXM4-80GB" -> a100, "NVIDIA GH200 480GB" -> gh200

@@ -6,12 +6,29 @@ import math
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import AfterValidator
 
 from lsai_core.errors import UserError
 from lsai_core.files import deep_merge, nested
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+
+
+def named(text: str) -> str:
+    """`text`, if it can be the name of a study, profile, variant, part or machine: it becomes a file's name and stands in commands.
+
+    Raises ValueError, which pydantic turns into an error at the name's place.
+    """
+    if not _NAME.fullmatch(text):
+        shown = text if len(text) <= 60 else f"{text[:60]}..."
+        raise ValueError(f"{shown!r} is no name: up to 80 letters, digits, '.', '_' and '-', a letter or digit first")
+    return text
+
+
+Name = Annotated[str, AfterValidator(named)]
 
 
 class _Loader(yaml.SafeLoader):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from conftest import Project
 
 from lsai_core.files import write_json
 from lsai_lab.runs.execute import write_plan
-from lsai_lab.runs.records import Summary
+from lsai_lab.runs.records import Summary, annotate, find_runs
 from lsai_lab.runs.selection import current_runs
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import PlannedRun
@@ -67,3 +70,90 @@ def test_a_run_counts_on_the_machine_that_it_was_executed_on(project: Project) -
     run = node.plan("memory", only=["baseline"], parts=["train"])[0]
     record(node, run)
     assert [run.folder for run in current_runs(Session(), "memory")] == [run.folder]
+
+
+def test_own_runs_are_listed_filtered_compared_named_and_deleted(project: Project) -> None:
+    session = Session()
+    for lr in (0.5, 0.25):
+        (run,) = session.plan("memory", only=["baseline"], parts=["train"], overrides={"optim": {"lr": lr}})
+        record(session, run, tokens_per_s=1000 * lr)
+        if lr == 0.5:
+            annotate(run.folder, name="fast", note="too fast", tags=["try"])
+    code, out, _ = project.lsai("runs", "list", "--where", "optim.lr=5e-1", "--json")
+    (row,) = json.loads(out)
+    assert code == 0 and (row["name"], row["note"], row["tags"], row["current plan"]) == ("fast", "too fast", "try", "")
+    assert len(json.loads(project.lsai("runs", "list", "--tag", "try", "--json")[1])) == 1
+    assert "no run has a setting 'optim.rl'" in project.lsai("runs", "list", "--where", "optim.rl=1")[2]
+    differ = json.loads(project.lsai("runs", "compare", "fast", run.id.key[:6], "--json")[1])
+    assert {one["what"] for one in differ} == {"config.optim.lr", "results.tokens_per_s"}
+    assert project.lsai("runs", "compare", "memory.baseline", "fast")[0] == 2  # two runs have this name
+    code, out, _ = project.lsai("runs", "delete", "fast", "--yes")
+    assert (
+        code == 0
+        and "deleted" in out
+        and [r.folder for r in find_runs(session.runs_root, study="memory")] == [run.folder]
+    )
+
+
+DAMAGE = {
+    "summary.json": [
+        "",
+        "{",
+        "[]",
+        '{"schema": 1}',
+        "\x00\xff",
+        '{"outcome": "<script>"}',
+        '{"id": {"study": "../x"}}',
+    ],
+    "env.json": ["", "[]", '{"machine": "../up"}', '{"cpu": ["x"]}', '{"packages": {"torch": 3}}'],
+    "run.json": ["null", '{"tags": "x"}', '{"inputs": []}'],
+    "config.json": ["3", "\x00", "{" * 5000],
+}
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in DAMAGE.items() for text in texts])
+def test_a_damaged_record_is_shown_as_damaged_and_the_others_go_on(project: Project, name: str, text: str) -> None:
+    session = Session()
+    good, bad = session.plan("memory", parts=["train"])
+    for run in (good, bad):
+        record(session, run, tokens_per_s=5.0)
+    (bad.folder / name).write_text(text, encoding="latin-1")
+    code, out, err = project.lsai("compare", "memory", "--all")
+    assert code == 0, err
+    lines = {line.split()[2]: line for line in out.splitlines()[1:]}
+    assert " damaged " in lines["bf16"] and " ok " in lines["baseline"], out
+    assert str(bad.folder / name) in find_runs(session.runs_root)[-1].summary.reason
+    assert [run.folder for run in current_runs(Session(), "memory")] == [good.folder]
+    code, _, err = project.lsai("record", "memory", "--machine", "box")
+    kept = [run.summary.id.variant for run in find_runs(project.root / "reports" / "recorded" / "box")]
+    assert code == 0 and kept == ["baseline"], err
+
+
+def test_records_are_copied_whole_and_only_to_their_place(project: Project, tmp_path: Path) -> None:
+    session = Session()
+    run = session.plan("memory", parts=["train"])[0]
+    record(session, run)
+    (tmp_path / "private").write_text("secret")
+    (run.folder / "metrics.jsonl").symlink_to(tmp_path / "private")
+    code, _, err = project.lsai("record", "memory", "--machine", "../../x")
+    assert code == 2 and "is no name" in err and not (project.root / "reports").exists()
+    assert project.lsai("record", "memory", "--machine", "box")[0] == 0
+    assert not list(project.root.glob("reports/recorded/*/*/*/metrics.jsonl"))
+
+
+@pytest.mark.parametrize("name", ["/tmp/x", "a{b}", "..", "x" * 300, "", "a b"])
+def test_names_that_cannot_be_files_are_refused_in_one_line(project: Project, name: str) -> None:
+    path = "params/studies/memory.yaml"
+    study = yaml.safe_load((project.root / path).read_text())
+    for command in (
+        ["study", name],
+        ["train", "--study", name],
+        *([["study", "memory", "--profile", name]] if name else []),
+    ):
+        code, _, err = project.lsai(*command)
+        assert code == 2 and len(err.splitlines()) == 1, (command, err)
+    for part in ("variants", "parts"):
+        changed = {**study, part: {**study[part], name: next(iter(study[part].values()))}}
+        project.write_yaml(path, changed)
+        code, _, err = project.lsai("study", "memory", "--dry-run")
+        assert code == 2 and len(err.splitlines()) == 1 and "is no name" in err, err

@@ -41,6 +41,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "lsai study ablation (the same loss), lsai study fsdp --parts weak (scaling), lsai study largest --parts train_layers"
         "\n\nThe studies are the files of params/studies.",
     ),
+    "runs": (
+        "own:app",
+        "Your own runs: list, filter, compare two, delete.",
+        "lsai runs list memory --where optim.lr=1e-3",
+    ),
     "compare": (
         "runs:compare",
         "Compare the recorded runs of a study in a table.",

@@ -18,6 +18,15 @@ DatasetOption = Annotated[
 ]
 NoMemoryOption = Annotated[bool, typer.Option("--no-memory-profiling", help="Do not measure the phases' memory.")]
 
+AgainOption = Annotated[
+    bool, typer.Option("--again", help="Repeat finished runs; what they found is kept in their folders, in earlier/.")
+]
+NameOption = Annotated[
+    str | None, typer.Option("--name", help="A name for these runs, by which `lsai runs` finds them.")
+]
+NoteOption = Annotated[str | None, typer.Option("--note", help="A note to keep with these runs.")]
+TagOption = Annotated[list[str] | None, typer.Option("--tag", help="A tag for these runs. Repeatable.")]
+
 
 def overrides_from(
     pairs: list[str] | None, batch_size: int | None = None, dataset: str | None = None, no_memory: bool = False

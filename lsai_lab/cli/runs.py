@@ -11,15 +11,19 @@ import typer
 
 from lsai_core.errors import UserError
 from lsai_lab.cli.options import (
+    AgainOption,
     BatchOption,
     DatasetOption,
+    NameOption,
     NoMemoryOption,
+    NoteOption,
     ProfileOption,
     SetOption,
+    TagOption,
     names,
     overrides_from,
 )
-from lsai_lab.runs.records import Run, find_runs, over_repeats, recorded_runs, runs_frame
+from lsai_lab.runs.records import Run, annotate, find_runs, over_repeats, recorded_runs, runs_frame
 from lsai_lab.runs.selection import current_runs, differing_settings
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import PlannedRun
@@ -28,9 +32,13 @@ TechniqueOption = Annotated[str, typer.Option("--technique", help="Variant of th
 StudyOption = Annotated[str, typer.Option("--study", help="Study in params/studies.")]
 
 
-def _finish(session: Session, plan: list[PlannedRun], jobs: int = 1) -> None:
-    """Execute, show the table, and exit with 1 if a run did not end as it should."""
-    summaries = session.run(plan, jobs=jobs)
+def _finish(session: Session, plan: list[PlannedRun], about: dict[str, Any] | None = None, **options: Any) -> None:
+    """Execute, show the table, and exit with 1 if a run did not end as it should, 2 if none could begin here."""
+    try:
+        summaries = session.run(plan, **options)
+    finally:
+        for run in plan if about else []:
+            annotate(run.folder, **(about or {}))
     folders = {run.folder for run in plan}
     show([run for run in find_runs(session.runs_root) if run.folder in folders])
     if any(summary.outcome in ("failed", "timeout", "preempted") for summary in summaries):
@@ -58,6 +66,10 @@ def train(
     batch_size: BatchOption = None,
     dataset: DatasetOption = None,
     no_memory_profiling: NoMemoryOption = False,
+    again: AgainOption = False,
+    name: NameOption = None,
+    note: NoteOption = None,
+    tag: TagOption = None,
     profile: ProfileOption = None,
     set_: SetOption = None,
 ) -> None:
@@ -65,19 +77,24 @@ def train(
     overrides = overrides_from(set_, batch_size, dataset, no_memory_profiling)
     part = _part_of_kind(session, study, "train", technique)
     plan = _planned(session, study, only=[technique], parts=[part], overrides=overrides)
-    _finish(session, plan[:1])
+    _finish(session, plan[:1], _about(name, note, tag), again=again)
+
+
+def _about(name: str | None, note: str | None, tags: list[str] | None) -> dict[str, Any]:
+    return {key: value for key, value in (("name", name), ("note", note), ("tags", tags)) if value}
 
 
 def find_batch(
     technique: TechniqueOption = "baseline",
     study: StudyOption = "memory",
+    again: AgainOption = False,
     profile: ProfileOption = None,
     set_: SetOption = None,
 ) -> None:
     session = Session(profile)
     part = _part_of_kind(session, study, "batch_search", technique)
     plan = _planned(session, study, only=[technique], parts=[part], overrides=overrides_from(set_))
-    _finish(session, plan[:1])
+    _finish(session, plan[:1], again=again)
 
 
 def _part_of_kind(session: Session, name: str, kind: str, variant: str) -> str:
@@ -104,6 +121,10 @@ def study(
         int,
         typer.Option(min=1, help="Runs at a time on this machine; with more than one their records hold no speeds."),
     ] = 1,
+    again: AgainOption = False,
+    run_name: NameOption = None,
+    note: NoteOption = None,
+    tag: TagOption = None,
     profile: ProfileOption = None,
     set_: SetOption = None,
 ) -> None:
@@ -122,7 +143,7 @@ def study(
         for run in plan:
             print(f"{'recorded' if is_finished(run.folder) else 'to run':9} {run.name:32} {run.folder}")
         return
-    _finish(session, plan, jobs)
+    _finish(session, plan, _about(run_name, note, tag), jobs=jobs, again=again)
 
 
 _COLUMNS = {

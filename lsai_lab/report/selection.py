@@ -19,7 +19,7 @@ def select_runs(study: str | None, runs_root: Path, reports: Path, own: Sequence
     committed = recorded_runs(reports)
     # By name and key: a run that two studies share may be committed for one of them only.
     there = {_name(run) for run in committed}
-    mine = [run for run in find_runs(runs_root) if _name(run) not in there]
+    mine = [run for run in find_runs(runs_root) if _name(run) not in there and run.summary.outcome != "damaged"]
     if own:
         names = set(own)
         mine = [run for run in mine if _name(run) in names]

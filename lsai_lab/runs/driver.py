@@ -32,7 +32,7 @@ from lsai_lab.runs.execute import write_plan
 from lsai_lab.runs.kinds import get_kind
 from lsai_lab.runs.notebook import execute_notebook, portable
 from lsai_lab.runs.quiet import BESIDE
-from lsai_lab.runs.records import EARLIER, FINAL, Outcome, Run, Summary, is_finished, set_aside
+from lsai_lab.runs.records import EARLIER, FINAL, Outcome, Run, Summary, is_finished, read_run, set_aside
 from lsai_lab.runs.stop import Stopped, StopRequest, stop_requests
 from lsai_lab.runs.study import PlannedRun
 from lsai_lab.runs.writer import as_driver, only_writer
@@ -109,9 +109,9 @@ def run_plan(
 def _twin(run: PlannedRun) -> Run | None:
     """A finished run with the same key in another study or under another name: the same config, code, data and machine."""
     for path in sorted(run.folder.parent.parent.glob(f"*/*-{run.id.key}/summary.json")):
-        summary = Summary.read(path.parent)
-        if path.parent != run.folder and summary.outcome in FINAL and "ran_beside" not in summary.results:
-            return Run(path.parent, "", summary)
+        twin = read_run(path.parent)
+        if path.parent != run.folder and twin.summary.outcome in FINAL and "ran_beside" not in twin.summary.results:
+            return twin
     return None
 
 

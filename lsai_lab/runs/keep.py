@@ -2,43 +2,45 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import nbformat
 
+from lsai_core.errors import UserError
+from lsai_core.files import write_text
+from lsai_lab.files import named
 from lsai_lab.runs.records import Run
 
-# What a record consists of; locks, logs, checkpoints and traces stay behind.
-KEPT = ("config.json", "env.json", "run.json", "metrics.jsonl", "kernels.json", "summary.json", "notebook.ipynb")
+# What a record consists of, in the order in which it is copied; locks, logs, checkpoints and traces stay behind.
+KEPT = ("config.json", "env.json", "run.json", "metrics.jsonl", "kernels.json", "notebook.ipynb", "summary.json")
 
 
 def record_runs(runs: list[Run], reports: Path, machine: str | None = None) -> list[Path]:
     """Copy `runs` below `reports/recorded/`, each under its own machine's label or `machine`; returns the new folders.
 
-    A run that is there already is left as it is. Its summary is copied last, so an interrupted copy is not yet a record.
+    A run that is there already is left as it is; damaged records and links, which may lead anywhere, are not copied. Each file is whole or
+    absent, and the summary is the last, so an interrupted copy is no record yet. Raises UserError if `machine` is no name.
     """
+    try:
+        named(machine or "none")
+    except ValueError as error:
+        raise UserError(f"--machine: {error}") from None
     made = []
     for run in runs:
         target = reports / "recorded" / (machine or run.machine) / run.summary.id.study / run.folder.name
-        if (target / "summary.json").exists():
+        if run.summary.outcome == "damaged" or (target / "summary.json").exists():
             continue
-        target.mkdir(parents=True, exist_ok=True)
-        for name in sorted(KEPT, key=lambda name: name == "summary.json"):
-            if not (run.folder / name).exists():
-                continue
-            if name.endswith(".ipynb"):
-                _copy_notebook(run.folder / name, target / name)
-            else:
-                shutil.copy2(run.folder / name, target / name)
+        for path in (run.folder / name for name in KEPT):
+            if path.is_file() and not path.is_symlink():
+                write_text(target / path.name, _notebook(path) if path.suffix == ".ipynb" else path.read_text(encoding="utf-8"))
         made.append(target)
     return made
 
 
-def _copy_notebook(source: Path, target: Path) -> None:
-    """Copy an executed notebook with every figure once (where there is an SVG, its bitmap twin is left out: half the size) and
+def _notebook(path: Path) -> str:
+    """An executed notebook with every figure once (where there is an SVG, its bitmap twin is left out: half the size) and
     without the folders of the machine that it ran on."""
-    notebook = nbformat.read(source, as_version=4)  # type: ignore[no-untyped-call]
+    notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             if "image/svg+xml" in output.get("data", {}):
@@ -46,8 +48,5 @@ def _copy_notebook(source: Path, target: Path) -> None:
                 output["metadata"].pop("image/png", None)
     text = nbformat.writes(notebook)  # type: ignore[no-untyped-call]
     parameters = notebook.metadata.get("papermill", {}).get("parameters", {})
-    folder, data = Path(parameters.get("folder", "")), Path(parameters.get("data_root", ""))
-    for place, name in ((folder.parent.parent, "runs"), (data, "data")):
-        if place.is_absolute():
-            text = text.replace(str(place), name)
-    target.write_text(text + "\n")
+    runs = Path(parameters.get("folder", "")).parent.parent
+    return (text.replace(str(runs), "runs") if runs.is_absolute() else text) + "\n"

@@ -16,17 +16,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import pandas as pd
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from lsai_core.errors import UserError
 from lsai_core.files import read_jsonl, write_json
+from lsai_lab.files import Name
 
-Outcome = Literal["ok", "oom", "failed", "timeout", "preempted", "unavailable"]
+# `damaged` is no end of a run: it is what a record that cannot be read is shown as.
+Outcome = Literal["ok", "oom", "failed", "timeout", "preempted", "unavailable", "damaged"]
 SCHEMA = 1
 _REMEDY = "restore it from a copy, or delete its folder and run it again"
 
@@ -35,11 +39,11 @@ _REMEDY = "restore it from a copy, or delete its folder and run it again"
 class RunId:
     """Which run of which study: the names that a reader sees."""
 
-    study: str
-    variant: str
-    part: str = "train"
-    repeat: int = 0
-    key: str = ""
+    study: Name
+    variant: Name
+    part: Name = "train"
+    repeat: Annotated[int, Field(ge=0)] = 0
+    key: Annotated[str, Field(pattern=r"^[0-9A-Za-z]{0,40}$")] = ""
 
     @property
     def name(self) -> str:
@@ -57,14 +61,14 @@ class Summary:
     which other study the run was executed, if it is a copy."""
 
     id: RunId
-    kind: str
+    kind: Name
     outcome: Outcome
     reason: str | None
-    started: str
-    wall_s: float
+    started: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d[-+:T.Z\d]*$")]
+    wall_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     command: str
     code: dict[str, Any]
-    results: dict[str, Any] = field(default_factory=dict)
+    results: dict[Annotated[str, Field(pattern=r"^\w+$")], Any] = field(default_factory=dict)
     measured_as: str | None = None
 
     def write(self, folder: Path) -> None:
@@ -74,13 +78,39 @@ class Summary:
     @staticmethod
     def read(folder: Path) -> Summary:
         """The summary in `folder`. Raises FileNotFoundError if the run has not ended, UserError if the file is damaged."""
-        path = folder / "summary.json"
-        value = _read_object(path)
-        try:
-            value.pop("schema")
-            return Summary(**{**value, "id": RunId(**value["id"])})
-        except (KeyError, TypeError) as error:
-            raise UserError(f"{path} is no run summary of this version ({error}); {_REMEDY}") from None
+        return _read(folder / "summary.json", _SUMMARY)
+
+
+class Environment(BaseModel, extra="allow"):
+    """`env.json`: what is read of it by name."""
+
+    machine: Name | None = None
+    host: str | None = None
+    gpu: str | None = None
+    gpu_count: int = 0
+    gpu_uuids: list[str] = []
+    cpu: str | None = None
+    cpu_cores: int | None = None
+    torch: str | None = None
+    packages: dict[str, str] = {}
+
+
+class Plan(BaseModel, extra="allow"):
+    """`run.json`: how the run was planned, and what a person calls it."""
+
+    label: str = ""
+    command: str = ""
+    machine: str = ""
+    inputs: dict[str, str] = {}
+    name: str | None = None
+    note: str | None = None
+    tags: list[str] = []
+
+
+_SUMMARY = TypeAdapter(Summary)
+_ENVIRONMENT, _PLAN = TypeAdapter(Environment), TypeAdapter(Plan)
+_OBJECT, _KERNELS = TypeAdapter(dict[str, Any]), TypeAdapter(dict[Literal["kernels"], list[dict[str, Any]]])
+T = TypeVar("T")
 
 
 # A run that ended like this is finished; any other is tried again, from its checkpoint if it has one.
@@ -120,29 +150,37 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        return _read_object(self.folder / "config.json")
+        return self._object("config.json", _OBJECT)
 
     @property
     def env(self) -> dict[str, Any]:
-        return _read_object(self.folder / "env.json")
+        return self._object("env.json", _ENVIRONMENT)
 
     @property
     def plan(self) -> dict[str, Any]:
-        """`run.json`: how the run was planned; empty for a record without it."""
-        path = self.folder / "run.json"
-        return _read_object(path) if path.exists() else {}
+        """`run.json`: how the run was planned, and what a person called it; empty for a record without it."""
+        return self._object("run.json", _PLAN)
+
+    def _object(self, name: str, schema: TypeAdapter[Any]) -> dict[str, Any]:
+        """A file of the record; empty if there is none, and of a damaged record."""
+        path = self.folder / name
+        if self.summary.outcome == "damaged" or not path.exists():
+            return {}
+        _read(path, schema)
+        return json.loads(path.read_bytes())
 
     @property
     def metrics(self) -> pd.DataFrame:
         """One row per training step (empty if the run wrote none); a torn last line is left out."""
         path = self.folder / "metrics.jsonl"
-        return pd.DataFrame(read_jsonl(path) if path.exists() else [])
+        rows = read_jsonl(path) if path.exists() and not path.is_symlink() else []
+        return pd.DataFrame([row for row in rows if isinstance(row, dict)])
 
     @property
     def kernels(self) -> pd.DataFrame:
         """The kernels with the most time: name, class, ms and calls per step, longest first (empty if nothing was traced)."""
         path = self.folder / "kernels.json"
-        return pd.DataFrame(_read_object(path)["kernels"] if path.exists() else [])
+        return pd.DataFrame(_read(path, _KERNELS)["kernels"] if path.exists() else [])
 
     @property
     def page(self) -> Path | None:
@@ -150,21 +188,50 @@ class Run:
         return path if path.exists() else None
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON object of a record. Raises FileNotFoundError if there is none, UserError if it cannot be read as one."""
+def _read(path: Path, schema: TypeAdapter[T]) -> T:
+    """A file of a record, if it is what `schema` says. Raises FileNotFoundError if there is none, UserError for another content."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); {_REMEDY}") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path} is damaged (it holds no JSON object); {_REMEDY}")
-    return value
+        return schema.validate_json(path.read_bytes(), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"{path} is damaged ({where + ': ' if where else ''}{first['msg']}); {_REMEDY}") from None
+
+
+def read_run(folder: Path, machine: str | None = None) -> Run:
+    """The record in `folder`; one that cannot be read has the outcome `damaged` and says why. `machine`: see `find_runs`.
+
+    Raises FileNotFoundError if the run has not ended.
+    """
+    try:
+        run = Run(folder, machine or "", Summary.read(folder))
+        run.machine = machine or run.env.get("machine") or "this machine"
+        _ = run.config, run.plan  # so that whoever reads them later need not expect an error
+        return run
+    except (UserError, OSError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        name, _, key = re.sub(r"[^\w.-]", "_", folder.name, flags=re.ASCII)[:80].rpartition("-")
+        study = re.sub(r"[^\w.-]", "_", folder.parent.name, flags=re.ASCII)[:80]
+        text = str(error)
+        return Run(
+            folder,
+            machine or "unknown",
+            Summary(RunId(study, name, key=key), "unknown", "damaged", text, "", 0.0, "", {}),
+        )
 
 
 def run_key(config: dict[str, Any], *facts: str) -> str:
     """Twelve hex digits over the resolved config and every other fact that can change the result (code, data, machine)."""
     text = json.dumps([config, *facts], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def annotate(folder: Path, **about: Any) -> None:
+    """Note what a person calls the run in `folder` (`name`, `note`, `tags`), if it was begun."""
+    path = folder / "run.json"
+    if path.exists():
+        write_json(path, json.loads(path.read_bytes()) | about)
 
 
 def find_runs(root: Path, machine: str | None = None, study: str = "*") -> list[Run]:
@@ -174,9 +241,7 @@ def find_runs(root: Path, machine: str | None = None, study: str = "*") -> list[
     """
     runs = []
     for path in sorted(root.glob(f"{study}/*/summary.json")):
-        run = Run(path.parent, machine or "", Summary.read(path.parent))
-        run.machine = machine or run.env.get("machine", "this machine")
-        runs.append(run)
+        runs.append(read_run(path.parent, machine))
     return runs
 
 

@@ -20,7 +20,7 @@ from lsai_core.config import DataConfig
 from lsai_core.errors import UserError, hint
 from lsai_core.files import deep_merge, nested
 from lsai_core.strict import Strict, validated
-from lsai_lab.files import load_yaml
+from lsai_lab.files import Name, load_yaml, named
 from lsai_lab.runs.code import code_facts
 from lsai_lab.runs.inputs import key_config, resolved_paths, weights_input
 from lsai_lab.runs.kinds import get_kind
@@ -93,14 +93,14 @@ class Sweep(Strict):
 class Study(Strict):
     """`params/studies/<study>.yaml` with the profile laid over it."""
 
-    study: str
+    study: Name
     title: str
     question: str
     baseline: str | None = Field(None, description="the variant that the others are compared with")
-    parts: dict[str, Part]
+    parts: dict[Name, Part]
     base: dict[str, Any] = {}
     sweeps: dict[str, Sweep] = {}
-    variants: dict[str, Variant]
+    variants: dict[Name, Variant]
 
     @model_validator(mode="before")
     @classmethod
@@ -138,7 +138,7 @@ class Study(Strict):
 class Profile(Strict):
     """`params/profiles/<profile>.yaml`: the sizes that suit a machine."""
 
-    profile: str
+    profile: Name
     description: str
     gpu: str | None = Field(None, description="detected where the GPU's name contains this; null: no GPU; '*': any GPU")
     studies: dict[str, dict[str, Any]] = {}
@@ -169,7 +169,7 @@ class PlannedRun:
 
 def load_profile(root: Path, name: str) -> Profile:
     """Read a profile by name; UserError lists the known ones."""
-    path = root / "params" / "profiles" / f"{name}.yaml"
+    path = root / "params" / "profiles" / f"{_checked(name)}.yaml"
     if not path.exists():
         known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
         raise UserError(f"unknown profile {name!r}; known: {known}")
@@ -194,7 +194,7 @@ def detect_profile(root: Path, gpu_name: str | None) -> str:
 
 def load_study(root: Path, name: str, profile: Profile) -> Study:
     """Read a study with the profile's changes laid over it; UserError names the file and key that is wrong."""
-    path = root / "params" / "studies" / f"{name}.yaml"
+    path = root / "params" / "studies" / f"{_checked(name)}.yaml"
     if not path.exists():
         raise UserError(f"unknown study {name!r}; known: {', '.join(study_names(root))}")
     changes = profile.studies.get(name, {})
@@ -203,6 +203,13 @@ def load_study(root: Path, name: str, profile: Profile) -> Study:
     if study.study != name:
         raise UserError(f"{where}: study is {study.study!r}, but the file is called {name}.yaml; make them equal")
     return study
+
+
+def _checked(name: str) -> str:
+    try:
+        return named(name)
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def study_names(root: Path) -> list[str]:

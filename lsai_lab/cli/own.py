@@ -1,0 +1,133 @@
+"""`lsai runs`: your own runs one by one, whatever their settings: list, filter, compare two, delete."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+import typer
+
+from lsai_core.errors import UserError, hint
+from lsai_core.files import flatten
+from lsai_lab.files import parse_value
+from lsai_lab.runs.records import Run, find_runs
+from lsai_lab.runs.selection import current_runs
+from lsai_lab.runs.session import Session
+from lsai_lab.runs.writer import only_writer
+
+app = typer.Typer(no_args_is_help=True)
+RunArgument = Annotated[
+    str, typer.Argument(help="A run: its key or the beginning of it, its folder, the name you gave it, or study.name.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
+
+
+@app.command("list", help="List runs, the newest last. Example: lsai runs list memory --where optim.lr=1e-3")
+def list_runs(
+    study: Annotated[str | None, typer.Argument(metavar="[STUDY]", help="Only this study.")] = None,
+    where: Annotated[list[str] | None, typer.Option(help="Only with this setting: optim.lr=1e-3. Repeatable.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Only with this tag. Repeatable.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    session = Session()
+    runs = [run for run in find_runs(session.runs_root) if study in (None, run.summary.id.study)]
+    for pair in where or []:
+        runs = _with_setting(runs, pair)
+    runs = [run for run in runs if set(tag or []) <= set(run.plan.get("tags", []))]
+    planned = {run.folder for run in current_runs(session)}
+    rows = [_row(run, run.folder in planned) for run in sorted(runs, key=lambda run: run.summary.started)]
+    if as_json:
+        print(json.dumps(rows, indent=1, default=str))
+    elif rows:
+        frame = pd.DataFrame(rows)
+        print(frame.loc[:, frame.map(bool).any()].to_string(index=False, float_format=lambda value: f"{value:,.4g}"))
+    else:
+        print("no such runs")
+
+
+@app.command(
+    "compare", help="What two runs differ in: settings, environment, results. Example: lsai runs compare 3f9a 77c0"
+)
+def compare_two(first: RunArgument, second: RunArgument, as_json: JsonOption = False) -> None:
+    session = Session()
+    facts = [_facts(_find(session, text)) for text in (first, second)]
+    keys = [key for key in {**facts[0], **facts[1]} if facts[0].get(key) != facts[1].get(key)]
+    rows = [{"what": key, first: facts[0].get(key), second: facts[1].get(key)} for key in keys]
+    if as_json:
+        print(json.dumps(rows, indent=1, default=str))
+    else:
+        print(pd.DataFrame(rows).to_string(index=False, na_rep="") if rows else "they differ in nothing")
+
+
+@app.command("delete", help="Delete runs for good, after asking. Example: lsai runs delete 3f9a")
+def delete(
+    runs: Annotated[list[str], typer.Argument(help="Runs, as for compare.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    session = Session()
+    for run in [_find(session, text) for text in runs]:
+        if yes or typer.confirm(f"delete {run.folder} ({run.summary.outcome}, {run.summary.started[:16]})?"):
+            with only_writer(run.folder, run.summary.id.name):
+                shutil.rmtree(run.folder)
+            print(f"deleted {run.folder}")
+
+
+def _row(run: Run, current: bool) -> dict[str, Any]:
+    summary, plan = run.summary, run.plan
+    return {
+        "key": summary.id.key,
+        "started": summary.started[:16],
+        "run": f"{summary.id.study}.{summary.id.name}",
+        "outcome": summary.outcome,
+        "current plan": "yes" if current else "",
+        "tokens/s": summary.results.get("tokens_per_s", ""),
+        "name": plan.get("name") or "",
+        "tags": " ".join(plan.get("tags", [])),
+        "note": plan.get("note") or "",
+        "disturbed": summary.results.get("disturbed", ""),
+        "reason": (summary.reason or "")[:60],
+    }
+
+
+def _with_setting(runs: list[Run], pair: str) -> list[Run]:
+    key, separator, text = pair.partition("=")
+    if not separator:
+        raise UserError(f"--where wants key=value (for example optim.lr=1e-3), got {pair!r}")
+    configs = [flatten(run.config) for run in runs]
+    known = sorted({name for config in configs for name in config})
+    if runs and key not in known:
+        raise UserError(f"no run has a setting {key!r}{hint(key, known)}")
+    return [run for run, config in zip(runs, configs, strict=True) if config.get(key, "") == parse_value(text)]
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    summary = run.summary
+    parts = {"config": run.config, "env": run.env, "code": summary.code, "results": summary.results}
+    facts = {f"{part}.{key}": value for part, values in parts.items() for key, value in flatten(values).items()}
+    return {
+        "run": f"{summary.id.study}.{summary.id.name}",
+        "outcome": summary.outcome,
+        "started": summary.started,
+        **facts,
+    }
+
+
+def _find(session: Session, text: str) -> Run:
+    """The one own run that `text` means; UserError says what there is instead."""
+    runs = find_runs(session.runs_root)
+    names = {
+        run.folder: (run.folder.name, f"{run.summary.id.study}.{run.summary.id.name}", run.plan.get("name"))
+        for run in runs
+    }
+    found = [run for run in runs if text in names[run.folder] or run.folder == Path(text).absolute()]
+    found = found or [run for run in runs if len(text) >= 3 and run.summary.id.key.startswith(text)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UserError(
+            f"{text!r} means several runs; choose one by its key: {', '.join(r.summary.id.key for r in found)}"
+        )
+    raise UserError(f"no run {text!r}{hint(text, [name for some in names.values() for name in some if name])}")
