@@ -1,0 +1,73 @@
+"""What `test_add_technique.py` does in a changed copy of the tree: `technique_job.py <folder> <changes as JSON> <parts>`, or by torchrun."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lsai_core import TrainConfig, predict, train
+from lsai_core.files import deep_merge
+from lsai_core.parallel.processes import connect
+from lsai_core.strict import validated
+from lsai_core.training.optimizer import bytes_per_parameter
+
+BASE: dict[str, Any] = {
+    "model": {"n_layers": 2, "d_model": 32, "n_heads": 2, "n_kv_heads": 1, "d_ff": 64, "vocab_size": 320}, "device": "cpu",
+    "data": {"vocab_size": 320}, "seq_len": 32, "batch_size": 4, "steps": 6, "log_every": 1, "checkpoint": {"every": 3, "keep": 9},
+    "optim": {"lr": 3e-2, "warmup_steps": 1}, "profile": {"memory_steps": 0, "skip_steps": 1}, "eval": {"batches": 1},
+}  # fmt: skip
+
+
+class Numbers:
+    """Tokens that can be learned: they count."""
+
+    def tokens(self, split: str) -> np.ndarray:
+        return (np.arange(4000) % 300).astype(np.uint16)
+
+
+def losses(config: TrainConfig, folder: Path, world: Any = None) -> list[float]:
+    folder.mkdir(exist_ok=True)
+    return [row["loss"] for row in train(config, Numbers(), folder, world=world).rows]
+
+
+def searched(row: dict[str, Any], folder: Path) -> dict[str, Any]:
+    from lsai_lab.runs.kinds import Context
+    from lsai_lab.searches.batch_search import BatchSearchConfig, run
+
+    asked = BatchSearchConfig.from_study(row, {"cpu_limit_gib": 1.0, "max_batch": 2, "steps": 1})
+    config = validated(BatchSearchConfig, asked, "search")
+    found = run(config, Context(folder, folder, folder))
+    train = config.train
+    return {"largest": found["largest_batch"], "name": train.optim.name, "backend": train.attention.backend}
+
+
+def main(folder: Path, changes: dict[str, Any], parts: list[str]) -> None:
+    row = deep_merge(BASE, changes)
+    config, answer = validated(TrainConfig, row, "technique"), {}
+    if "fsdp" in parts:
+        world = connect(torch.device("cpu"))
+        config = validated(TrainConfig, deep_merge(row, {"parallel": {"fsdp": 2}, "batch_size": 2}), "technique")
+        answer["sharded"] = losses(config, folder / "sharded", world)
+        if not world.is_main:
+            return
+    if "train" in parts:
+        answer["losses"] = losses(config, folder / "run")
+        for path in (folder / "run").glob("*-00000005*"):
+            path.unlink()
+        (folder / "again").mkdir()
+        for path in [*(folder / "run").glob("checkpoint-00000003.*"), folder / "run" / "metrics.jsonl"]:
+            (folder / "again" / path.name).write_bytes(path.read_bytes())
+        answer["resumed"] = losses(config, folder / "again")
+        answer["states_bytes"] = bytes_per_parameter(config.optim, torch.float32)
+        answer["predicted"] = {on: predict(config, on=on).parts for on in ("cpu", "gpu")}
+        answer["searched"] = searched(row, folder)
+    (folder / f"{'-'.join(parts)}.json").write_text(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3].split(","))

@@ -1,0 +1,158 @@
+"""A technique is one file in the core and one line of YAML: tried on a copy of the tree, with what everything else makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import CHECKOUT
+
+JOB = CHECKOUT / "tests" / "technique_job.py"
+SGD = '''"""SGD with momentum."""
+
+import torch
+
+from lsai_core.training.update import Optimizer
+
+
+def _build(groups, optim, device):
+    return torch.optim.SGD(groups, lr=optim.lr, momentum=optim.betas[0])
+
+
+def _states(parameter, optim):
+    return {"momentum_buffer": torch.zeros_like(parameter)}
+
+
+OPTIMIZER = Optimizer(_build, _states)
+'''
+BACKEND = '''"""Attention by logarithms of weights, for 16-bit and other inputs alike."""
+
+import torch
+
+from lsai_core.attention.registry import FLOATING, Backend, band_mask, repeat_kv
+
+
+def own(q, k, v, window, causal):
+    k, v = (repeat_kv(x, q.shape[2]) for x in (k, v))
+    scores = torch.einsum("bshd,bthd->bhst", q, k) * q.shape[3] ** -0.5
+    if causal:
+        scores = scores.masked_fill(~band_mask(q.shape[1], window, q.device), float("-inf"))
+    return torch.einsum("bhst,bthd->bshd", scores.log_softmax(-1).exp().to(v.dtype), v)
+
+
+BACKEND = Backend(
+    "own", own, dtypes={"cpu": FLOATING, "cuda": FLOATING}, plain_operations=True, about="by logarithms", color="#00FF00", marker="d"
+)
+'''
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the packages and parameters, with an optimizer and a backend more: a file each."""
+    root = tmp_path_factory.mktemp("tree")
+    for name in ("lsai_core", "lsai_lab", "params"):
+        shutil.copytree(CHECKOUT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (root / "lsai_core/training/optimizers/sgd.py").write_text(SGD)
+    (root / "lsai_core/attention/backends/own.py").write_text(BACKEND)
+    return root
+
+
+def python(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(tree), "LSAI_ROOT": str(tree), "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, *arguments], env=env, cwd=tree, capture_output=True, text=True)
+
+
+def done(tree: Path, folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
+    """One process trains, resumes, predicts and searches; then two train sharded."""
+    answers: dict[str, Any] = {}
+    for launcher, parts in (
+        ((), "train"),
+        (("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"), "fsdp"),
+    ):
+        result = python(tree, *launcher, str(JOB), str(folder), json.dumps(changes), parts)
+        assert result.returncode == 0, result.stderr[-3000:]
+        answers |= json.loads((folder / f"{parts}.json").read_text())
+    return answers
+
+
+def refusals(tree: Path, *changes: dict[str, Any]) -> list[str]:
+    """The one line that each of these configs is refused with."""
+    program = f"""
+from lsai_core.config import TrainConfig
+from lsai_core.errors import UserError
+from lsai_core.strict import validated
+for changes in {changes}:
+    try:
+        validated(TrainConfig, {{"model": {{"preset": "lab-tiny"}}, **changes}}, "test")
+    except UserError as error:
+        print(error)
+"""
+    lines = python(tree, "-c", program).stdout.splitlines()
+    assert len(lines) == len(changes)
+    return lines
+
+
+def assert_served(answers: dict[str, Any]) -> None:
+    assert answers["losses"][-1] < answers["losses"][0]
+    assert answers["resumed"] == answers["losses"]
+    assert answers["sharded"] == pytest.approx(answers["losses"], rel=1e-4)
+    assert answers["searched"]["largest"] == 2
+    assert all(parts["optimizer"] > 0 for parts in answers["predicted"].values())
+
+
+def test_a_new_optimizer_is_one_file(tree: Path, tmp_path: Path) -> None:
+    answers = done(tree, tmp_path, {"optim": {"name": "sgd"}})
+    assert_served(answers)
+    assert answers["states_bytes"] == 4.0 and answers["searched"]["name"] == "sgd"
+    parts = answers["predicted"]["cpu"]
+    assert parts["optimizer"] == pytest.approx(parts["weights"], rel=1e-3)  # one state a weight
+    first, second = refusals(
+        tree, {"optim": {"name": "sgd", "states": "8bit"}}, {"optim": {"name": "sgd", "kernel": "triton"}}
+    )
+    assert "optim.name sgd has no states 8bit" in first and "kernel triton" in second
+
+
+def test_a_new_attention_backend_is_one_file(tree: Path, tmp_path: Path) -> None:
+    answers = done(tree, tmp_path, {"attention": {"backend": "own"}})
+    assert_served(answers)
+    assert answers["searched"]["backend"] == "own"
+    own = {"backend": "own"}
+    first, second = refusals(tree, {"attention": {**own, "window": 8}}, {"attention": own, "parallel": {"cp": 2}})
+    assert "'own' has no sliding window; use auto, eager" in first and "'own' returns no log-sum-exp" in second
+
+
+def test_a_variant_is_a_line_of_yaml(tree: Path) -> None:
+    """Settings of its own, the new optimizer, the new backend: each is planned, in every part and with every profile."""
+    path = tree / "params/studies/memory.yaml"
+    study = yaml.safe_load(path.read_text())
+    new = {
+        "colder": {"optim": {"lr": 1e-4}},
+        "sgd": {"optim": {"name": "sgd", "kernel": "auto"}},
+        "own": {"attention": {"backend": "own"}},
+    }
+    for name, config in new.items():
+        study["variants"][name] = {"label": name, "config": config}
+    path.write_text(yaml.safe_dump(study, sort_keys=False))
+    program = f"""
+from pathlib import Path
+from lsai_lab.runs.study import load_profile, load_study, resolve
+for profile in Path("params/profiles").glob("*.yaml"):
+    study = load_study(Path("."), "memory", load_profile(Path("."), profile.stem))
+    for part in study.parts:
+        for name in {list(new)}:
+            config = resolve(study, name, part, 0, {{}})
+            train = getattr(config, "train", config)
+            print(part, name, train.optim.name, train.attention.backend)
+"""
+    result = python(tree, "-c", program)
+    assert result.returncode == 0, result.stderr
+    lines = {tuple(line.split()) for line in result.stdout.splitlines()}
+    assert {(part, "sgd", "sgd", "eager") for part in study["parts"]} <= lines
+    assert {(part, "own", "adamw", "own") for part in study["parts"]} <= lines
