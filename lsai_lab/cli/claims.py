@@ -8,43 +8,52 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from lsai_core.errors import UserError
 from lsai_core.files import write_json
 from lsai_lab.files import repo_root
-from lsai_lab.runs.claims import ClaimResult, evaluate_claims, load_claims, show_spread, show_value
-from lsai_lab.runs.records import find_runs, recorded_runs, runs_frame
 
-_STYLES = {"held": "green", "fallen": "bold red", "no data": "yellow"}
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def claims(
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the results as JSON, with every run behind each.")
-    ] = False,
-    runs: Annotated[Path | None, typer.Option(help="Judge these runs instead, on each of their machines.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON, with every run behind each.")] = False,
+    mine: Annotated[bool, typer.Option("--mine", help="Judge this machine's runs of the current plan instead.")] = False,
     write: Annotated[bool, typer.Option("--write", help="Refresh reports/recorded/claims.json.")] = False,
-) -> None:
+) -> None:  # fmt: skip
     """Recompute every headline statement of params/claims.yaml; exit 1 if one falls."""
-    if runs is not None and write:
-        raise UserError("--write keeps the verdicts on the committed records; it does not go with --runs")
-    root = repo_root()
-    results = recorded_claims(root) if runs is None else _own_claims(root, runs)
+    if mine and write:
+        raise UserError("--write keeps the verdicts on the committed records; it does not go with --mine")
+    found = judged(mine)
     if write:
-        write_json(claims_file(root), claims_json(results))
+        write_json(claims_file(repo_root()), as_records(found))
     if as_json:
-        print(json.dumps(claims_json(results), indent=1, ensure_ascii=False))
+        print(json.dumps(as_records(found), indent=1, ensure_ascii=False))
     else:
-        _show(results)
-    fails = {"fallen"} if runs is not None else {"fallen", "no data"}
-    if any(result.verdict in fails for result in results):
+        _show(found)
+    fallen = ~found["held"] & (found["value"].notna() if mine else True)
+    if fallen.any():
         raise typer.Exit(1)
+
+
+def judged(mine: bool = False) -> pd.DataFrame:
+    """Every claim, judged by the committed records or by the own runs of the current plan (each machine that has any)."""
+    import pandas as pd
+
+    from lsai_lab.claims import evaluate
+    from lsai_lab.kit.load import load
+
+    runs = load()
+    if not mine:
+        return evaluate(runs[~runs["own"].astype(bool)])
+    own = runs[runs["own"].astype(bool)]
+    if own.empty:
+        raise UserError("no own runs of the current plan yet; `lsai study memory` makes some")
+    return pd.concat([evaluate(own, machine=machine) for machine in own["machine"].unique()], ignore_index=True)
 
 
 def claims_file(root: Path) -> Path:
@@ -52,39 +61,27 @@ def claims_file(root: Path) -> Path:
     return root / "reports" / "recorded" / "claims.json"
 
 
-def claims_json(results: list[ClaimResult]) -> dict[str, Any]:
-    """What `--json` prints and `--write` keeps."""
-    return {"claims": [result.as_json() for result in results]}
+def as_records(found: pd.DataFrame) -> dict[str, Any]:
+    """What `--json` prints and `--write` keeps: plain lists, strings and numbers; null where there is none."""
+    return {"claims": json.loads(found.to_json(orient="records", double_precision=15))}
 
 
-def recorded_claims(root: Path) -> list[ClaimResult]:
-    """Every claim, judged by the committed records of the checkout `root`."""
-    return evaluate_claims(load_claims(root), runs_frame(recorded_runs(root / "reports")))
+def _show(found: pd.DataFrame) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
+    from lsai_lab.claims import readable
 
-def _own_claims(root: Path, folder: Path) -> list[ClaimResult]:
-    if not folder.is_dir():
-        raise UserError(f"no such folder of runs: {folder}")
-    found = find_runs(folder)
-    if not found:
-        raise UserError(f"no finished runs in {folder}; expected {folder}/<study>/<run>/summary.json")
-    return evaluate_claims(load_claims(root), runs_frame(found), sorted({run.machine for run in found}))
-
-
-def _show(results: list[ClaimResult]) -> None:
+    words, table = readable(found), Table(show_lines=True)
+    for name in words:
+        table.add_column(name, ratio=1 if name == "claim" else None, no_wrap=name != "claim")
+    for row in words.itertuples(index=False):
+        table.add_row(*[Text(cell.strip("*"), style="bold red" if cell.startswith("**") else "") for cell in row])
     console = Console()
-    table = Table(show_lines=True)
-    for name in ("claim", "value", "over repeats", "bound", "verdict", "runs"):
-        table.add_column(name, ratio=1 if name == "claim" else None, no_wrap=name in ("value", "bound", "verdict"))
-    for result in results:
-        claim = Text(result.sentence)
-        if result.note:
-            claim.append(f"\n{result.note}", style="yellow")
-        verdict = Text(result.verdict, style=_STYLES[result.verdict])
-        table.add_row(claim, show_value(result), show_spread(result), result.bound, verdict, f"{len(result.runs)}")
     console.print(table)
-    for result in results:
-        if result.runs:
-            console.print(Text(f"{result.name} on {result.machine}: {', '.join(result.runs)}", style="dim"))
-    count = {verdict: sum(result.verdict == verdict for result in results) for verdict in _STYLES}
-    console.print(", ".join(f"{number} {verdict}" for verdict, number in count.items()))
+    for name, machine, runs in zip(found["name"], found["machine"], found["runs"], strict=True):
+        if runs:
+            console.print(Text(f"{name} on {machine}: {', '.join(runs)}", style="dim"))
+    counts = words["verdict"].str.strip("*").value_counts()
+    console.print(", ".join(f"{counts.get(verdict, 0)} {verdict}" for verdict in ("held", "fallen", "no data")))

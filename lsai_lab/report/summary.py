@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
+from lsai_lab.claims import evaluate, readable
+from lsai_lab.kit.load import load
 from lsai_lab.report.headlines import all_headlines
 from lsai_lab.report.show import show_table, show_text
-from lsai_lab.runs.claims import claims_table, evaluate_claims, load_claims
-from lsai_lab.runs.records import recorded_runs, runs_frame
-from lsai_lab.runs.session import Session
 
 
 def show_headline(own_runs: list[str], profile: str | None) -> None:
@@ -33,15 +32,14 @@ def show_headline(own_runs: list[str], profile: str | None) -> None:
 
 def show_claims() -> None:
     """Every headline statement with its bound and verdict, recomputed now from the committed records."""
-    root = Session().root
-    claims, runs = load_claims(root), recorded_runs(root / "reports")
-    if not runs:
+    runs = load()
+    runs = runs[~runs["own"].astype(bool)]
+    if runs.empty:
         show_text("No recorded results are committed yet, so no claim can be checked.")
         return
-    results = evaluate_claims(claims, runs_frame(runs))
-    held = sum(result.verdict == "held" for result in results)
+    found = evaluate(runs)
     show_table(
-        claims_table(results),
+        readable(found),
         "tbl-claims",
-        f"Every headline statement, recomputed from the committed records: {held} of {len(results)} hold.",
+        f"Every headline statement, recomputed from the committed records: {found['held'].sum()} of {len(found)} hold.",
     )
