@@ -60,10 +60,8 @@ def run_plan(
     Raises Stopped if SIGTERM or SIGUSR1 arrived and runs are left, UserError before any run that could not even begin.
     """
     todo = [run for run in plan if again or not is_finished(run.folder)]
-    if todo and (missing := [name for name in _NOTEBOOK_NEEDS if importlib.util.find_spec(name) is None]):
-        raise UserError(
-            f"a run's notebook needs what is not installed here: {', '.join(missing)}; pip install -e . brings it"
-        )
+    if todo:
+        _require_notebooks()
     untimed = [run for run in todo if untimed_jobs > jobs and not get_kind(run.kind).timed]
     todo = [*[run for run in todo if run not in untimed], *untimed]
     if len(todo) < len(plan):
@@ -104,6 +102,13 @@ def run_plan(
     summaries = [Summary.read(run.folder) for run in plan]
     print("outcomes:", ", ".join(f"{count} {name}" for name, count in Counter(s.outcome for s in summaries).items()))
     return summaries
+
+
+def _require_notebooks() -> None:
+    if missing := [name for name in _NOTEBOOK_NEEDS if importlib.util.find_spec(name) is None]:
+        raise UserError(
+            f"a run's notebook needs what is not installed here: {', '.join(missing)}; pip install -e . brings it"
+        )
 
 
 def _twin(run: PlannedRun) -> Run | None:
