@@ -19,6 +19,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from packaging.requirements import Requirement
@@ -161,8 +162,7 @@ def check_kernel_packages() -> Iterator[Check]:
             yield Check(package.label, None, f"needs a GPU of compute capability {major}.{minor} or newer")
 
 
-@dataclass(frozen=True)
-class _KernelPackage:
+class _KernelPackage(NamedTuple):
     label: str
     distributions: tuple[str, ...]
     capability: tuple[int, int]
@@ -171,25 +171,14 @@ class _KernelPackage:
 
 
 _KERNEL_PACKAGES = (
-    _KernelPackage(
-        "FlashAttention 2", ("flash-attn",), (8, 0), "pip install flash-attn --no-build-isolation", backend="fa2"
-    ),
-    _KernelPackage(
-        "FlashAttention 3",
-        ("flash-attn-3",),
-        (9, 0),
-        "build the folder hopper/ of https://github.com/Dao-AILab/flash-attention",
-        backend="fa3",
-    ),
-    _KernelPackage("FlashAttention 4", ("flash-attn-4",), (9, 0), "pip install --pre flash-attn-4", backend="fa4"),
-    _KernelPackage(
-        "Transformer Engine",
-        ("transformer-engine", "transformer-engine-torch"),
-        (8, 9),
-        "pip install --no-build-isolation 'transformer-engine[pytorch]'",
-    ),
+    _KernelPackage("FlashAttention 2", ("flash-attn",), (8, 0), "pip install flash-attn --no-build-isolation", "fa2"),
+    _KernelPackage("FlashAttention 3", ("flash-attn-3",), (9, 0),
+                   "build the folder hopper/ of https://github.com/Dao-AILab/flash-attention", "fa3"),
+    _KernelPackage("FlashAttention 4", ("flash-attn-4",), (9, 0), "pip install --pre flash-attn-4", "fa4"),
+    _KernelPackage("Transformer Engine", ("transformer-engine", "transformer-engine-torch"), (8, 9),
+                   "pip install --no-build-isolation 'transformer-engine[pytorch]'"),
     _KernelPackage("torchao", ("torchao",), (8, 9), "pip install torchao"),
-)
+)  # fmt: skip
 
 
 def _can_use(package: _KernelPackage) -> bool:

@@ -22,7 +22,7 @@ from lsai_core.strict import validated
 from lsai_lab.benches.attention.config import Shape
 from lsai_lab.benches.context.config import ALONE, ContextBenchConfig
 from lsai_lab.benches.context.rows import outlook, row_of
-from lsai_lab.benches.context.traced import merged
+from lsai_lab.benches.context.timing import merged
 from lsai_lab.report.context import analysis, chapter, figures, longest, training
 from lsai_lab.report.context.data import Shared, load_shared
 from lsai_lab.report.headlines import HEADLINES

@@ -19,7 +19,7 @@ from lsai_core.config import DataConfig
 from lsai_core.errors import UserError
 from lsai_core.strict import validated
 from lsai_lab.data import Dataset, prepare
-from lsai_lab.data.split import SPLITS
+from lsai_lab.data.documents import SPLITS
 from lsai_lab.data.tokenizer import EOT, pieces, train_tokenizer
 
 WORDS = ["zażółć", "gęślą", "jaźń", "kot", "pies", "dom", "las", "rzeka", "góra", "chmura", "wiatr", "deszcz", "słońce"]
@@ -206,7 +206,7 @@ def test_all_documents_of_a_text_file_land_in_one_split_where_there_are_many_fil
 
 
 @pytest.mark.parametrize(
-    "constant", ["tokenizer.EOT", "tokenizer.MIN_FREQUENCY", "split.TEST_SHARE", "readers.MAX_DOCUMENT"]
+    "constant", ["tokenizer.EOT", "tokenizer.MIN_FREQUENCY", "documents.TEST_SHARE", "readers.MAX_DOCUMENT"]
 )
 def test_another_rule_of_making_tokens_makes_another_dataset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, constant: str

@@ -143,16 +143,8 @@ def auto_choices(
             available = {name: None if outcome.get(name) in good[purpose] else "not measured" for name in BACKENDS}
             grouped, causal = config.heads != config.kv_heads, mask != "full"
             case = Case(
-                device_type,
-                config.torch_dtype,
-                config.head_dim,
-                window,
-                False,
-                causal,
-                grouped,
-                length,
-                purpose == "training",
-            )
+                device_type, config.torch_dtype, config.head_dim, window, False, causal, grouped, length, purpose == "training"
+            )  # fmt: skip
             try:
                 chosen = choose(case, available, known)
             except Unavailable:

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 
 from lsai_core.config import Precision
-from lsai_core.profiling.flops import Peak, peak_for
+from lsai_core.profiling.flops import Flops, Peak, mfu, peak_for
 from lsai_core.strict import Strict
 from lsai_lab.benches.ceilings import matmul_ceilings, measure_ceilings
 from lsai_lab.runs.kinds import Context
@@ -48,6 +48,19 @@ def peak_of_this_machine(device: torch.device, precision: Precision, runs_root: 
     newest = max(records, key=lambda summary: summary.started, default=None)
     measured = newest.results if newest else _quickly(device)
     return peak_for(name, precision, measured)
+
+
+def rated(rate: float | None, per_token: Flops, peak: Peak | None, processes: int, on_gpu: bool) -> dict[str, Any]:
+    """What follows from `rate`, tokens per second of all processes: per GPU, and MFU and TFLOP/s, with full attention and with
+    half of it for the causal mask (`_causal`), as other reports count."""
+    devices = processes if on_gpu else 1  # CPU processes share one processor
+    found: dict[str, Any] = {"tokens_per_s_per_gpu": rate / processes if rate else None, "world_size": processes}
+    for suffix, count in (("", per_token.convention), ("_causal", per_token.causal_discounted)):
+        found[f"mfu{suffix}"] = mfu(rate, count, peak) / devices if rate and peak else None
+        found[f"tflops{suffix}"] = rate * count / 1e12 / devices if rate else None
+    source = peak.source if peak else "no datasheet peak and no measured ceiling for this device"
+    found |= {"mfu_peak_tflops": peak.tflops if peak else None, "mfu_peak_source": source}
+    return found | {"flops_per_token": per_token.convention}
 
 
 def _quickly(device: torch.device) -> Mapping[str, float | str]:

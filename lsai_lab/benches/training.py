@@ -22,7 +22,7 @@ from lsai_core.profiling.steptime import speed_summary
 from lsai_core.training import checkpoint
 from lsai_core.training.loop import train
 from lsai_core.training.step import resolve_device
-from lsai_lab.benches.machine import peak_of_this_machine
+from lsai_lab.benches.machine import peak_of_this_machine, rated
 from lsai_lab.cluster.launch_srun import srun_command
 from lsai_lab.data import prepare
 from lsai_lab.launch.launch import launch, require_devices
@@ -61,20 +61,10 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
 
     parameters = count_parameters(config.model)
     speed = speed_summary(trained.timed_ms, config.tokens_per_step, skip=0)
-    rate = speed.get("tokens_per_s")
-    causal = per_token.causal_discounted / per_token.convention
     last = [row["loss"] for row in trained.rows[-10:]]
     return {
         **speed,
-        "tokens_per_s_per_gpu": rate / world.size if rate else None,
-        "world_size": world.size,
-        "mfu": rate * mfu_per_rate if rate and mfu_per_rate else None,
-        "mfu_peak_tflops": peak.tflops if peak else None,
-        "mfu_peak_source": peak.source if peak else "no datasheet peak and no measured ceiling for this device",
-        "tflops": rate * per_token.convention / 1e12 / devices if rate else None,
-        "mfu_causal": rate * mfu_per_rate * causal if rate and mfu_per_rate else None,
-        "tflops_causal": rate * per_token.causal_discounted / 1e12 / devices if rate else None,
-        "flops_per_token": per_token.convention,
+        **rated(speed.get("tokens_per_s"), per_token, peak, world.size, device.type == "cuda"),
         "parameters": parameters.total,
         "parameters_non_embedding": parameters.non_embedding,
         "steps": config.steps,

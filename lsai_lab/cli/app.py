@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "lsai find-batch --technique bf16",
     ),
     "predict": (
-        "predict:predict_command",
+        "prediction:predict_command",
         "Predict peak memory and step time of a training run on any GPU, without one.",
         "Will it fit, and with which technique? lsai predict --model llama3-8b --gpu rtx4090 --techniques\n\n"
         "The longest sequence that memory allows, and the host memory it needs: lsai predict --model llama3-8b --gpu h200 "

@@ -102,41 +102,23 @@ def active_job(folder: Path, study: str) -> str | None:
 
 def rows(record: JobRecord, folder: Path) -> list[JobRow]:
     """The job's lines, one for each array task that has a state of its own."""
-    lines = []
     known = sorted(states(record, folder), key=lambda state: (state.task is None, state.task or 0))
-    for state in known:
-        task = state.task if record.variants else None
-        events = _events(folder, record.job, task)
-        waiting = state.reason if state.state == "PENDING" and state.reason != "None" else ""
-        lines.append(
-            JobRow(
-                job=record.job if task is None else f"{record.job}_{task}",
-                what=record.name(task) if task is not None or not record.variants else f"{record.study} (array)",
-                cluster=record.cluster,
-                state=state.state,
-                elapsed=state.elapsed,
-                restarts=state.restarts,
-                outcome=_outcome(state, events, record.requeue) or waiting,
-                log=log_path(record, task),
-            )
-        )
     if known:
-        return lines
-    for task in range(len(record.variants)) if record.variants else [None]:
-        events = _events(folder, record.job, task)
-        lines.append(
-            JobRow(
-                job=record.job if task is None else f"{record.job}_{task}",
-                what=record.name(task),
-                cluster=record.cluster,
-                state=GONE,
-                elapsed=_elapsed(events),
-                restarts=events[-1]["restart"] if events else 0,
-                outcome=_ending(events, record.requeue) or ("no word from the job" if events else "never started"),
-                log=log_path(record, task),
-            )
-        )
-    return lines
+        return [_row(record, folder, state.task if record.variants else None, state) for state in known]
+    return [_row(record, folder, task, None) for task in (range(len(record.variants)) if record.variants else [None])]
+
+
+def _row(record: JobRecord, folder: Path, task: int | None, state: JobState | None) -> JobRow:
+    events = _events(folder, record.job, task)
+    if state is None:
+        outcome = _ending(events, record.requeue) or ("no word from the job" if events else "never started")
+        facts = (GONE, _elapsed(events), events[-1]["restart"] if events else 0, outcome)
+    else:
+        waiting = state.reason if state.state == "PENDING" and state.reason != "None" else ""
+        facts = (state.state, state.elapsed, state.restarts, _outcome(state, events, record.requeue) or waiting)
+    job = record.job if task is None else f"{record.job}_{task}"
+    what = record.name(task) if task is not None or not record.variants else f"{record.study} (array)"
+    return JobRow(job, what, record.cluster, *facts, log_path(record, task))
 
 
 def log_path(record: JobRecord, task: int | None) -> str:

@@ -1,9 +1,9 @@
 """Data: from any source of text to token files that training reads.
 
 source (stdlib, polish-docs, speakleash:<name>, file:<glob>)   sources.py and one file per source
-  -> clean documents, split 85/10/5 by content                  documents.py, split.py
+  -> clean documents, split 85/10/5 by content                  documents.py
   -> byte-level BPE trained on the training split                tokenizer.py
-  -> train.bin, validation.bin, test.bin (uint16) + meta.json    encode.py, prepare.py, dataset.py
+  -> train.bin, validation.bin, test.bin (uint16) + meta.json    tokenizer.py, prepare.py, dataset.py
   -> batches, a pure function of (seed, step)                    batches.py
 """
 

@@ -25,7 +25,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from lsai_core.errors import UserError
-from lsai_lab.data.split import SPLITS
+from lsai_lab.data.documents import SPLITS
 from lsai_lab.data.tokenizer import load_tokenizer
 from lsai_lab.files import repo_root
 

@@ -1,20 +1,34 @@
 """Documents: the unit that is split, encoded and counted.
 
-Whatever the source, its texts pass through `documents` once per pass over the corpus: text that is no valid Unicode
-(lone surrogates from JSON escapes) is repaired, blank texts are dropped, `max_mb` ends the stream after whole
-documents, and each document gets a 64-bit key from its content (or that of the file it was cut from). Everything is a generator: a corpus of any size streams
-through.
+Whatever the source, its texts pass through `documents` once per pass over the corpus: text that is no valid Unicode (lone
+surrogates from JSON escapes) is repaired, blank texts are dropped, `max_mb` ends the stream after whole documents, and each
+document gets a 64-bit key, a hash of the split seed and its content. Everything is a generator: a corpus of any size streams through.
+
+Splits: 85 % train, 10 % validation, 5 % test, by document. The key is compared with two thresholds, so the decision needs no
+state, and equal texts always land in the same split: no copy of a training document is ever tested on. Documents cut from one
+of `MIN_FILES` or more files of plain text stay together, as their key is the file's; fewer files could not fill three splits. For
+a corpus of at least `SURVEY` distinct documents the thresholds are the fixed quantiles, so adding documents moves none of
+the others. A smaller one would risk an empty split, so there the thresholds are taken from its sorted keys: the shares are then
+exact to one document, and validation and test hold at least one each.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from tqdm import tqdm
+
+from lsai_core.errors import UserError
+
 MB = 1_000_000
+SPLITS = ("train", "validation", "test")
+VALIDATION_SHARE, TEST_SHARE = 0.10, 0.05
+SURVEY = 1000
+MIN_FILES = 20  # the smallest split of so many files is one of them
 
 
 class Document(NamedTuple):
@@ -76,3 +90,43 @@ def documents(corpus: Corpus, max_mb: float | None, split_seed: int, whole_files
 def slug_of(text: str) -> str:
     """A file name made from any text: at most 40 characters of a-z 0-9 and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40].strip("-") or "data"
+
+
+class Splitter(NamedTuple):
+    """Keys below `validation_from` are training documents (0), below `test_from` validation (1), the rest test (2)."""
+
+    validation_from: int
+    test_from: int
+
+    def split(self, key: int) -> int:
+        """Index into `SPLITS`."""
+        return (key >= self.validation_from) + (key >= self.test_from)
+
+
+def survey(documents: Iterable[Document], what: str) -> Splitter:
+    """Read until `SURVEY` distinct documents are seen and choose the thresholds.
+
+    Raises `UserError` (which names the corpus as `what`) for fewer than three distinct documents.
+    """
+    keys: set[int] = set()
+    for document in documents:
+        keys.add(document.key)
+        if len(keys) == SURVEY:
+            train = round(2**64 * (1 - VALIDATION_SHARE - TEST_SHARE))
+            return Splitter(train, train + round(2**64 * VALIDATION_SHARE))
+    if not keys:
+        raise UserError(f"{what} holds no text (or its first document is larger than max_mb)")
+    if len(keys) < 3:
+        raise UserError(
+            f"{what} holds only {len(keys)} distinct document(s); train, validation and test need at least one each"
+        )
+    ordered = sorted(keys)
+    n_test = max(1, round(len(keys) * TEST_SHARE))
+    n_validation = max(1, round(len(keys) * VALIDATION_SHARE))
+    return Splitter(ordered[-n_test - n_validation], ordered[-n_test])
+
+
+def progress_bar(wanted: bool, items: Iterable[Any] | None = None, **options: Any) -> tqdm:
+    """tqdm's bar on standard error over `items` or by hand; silent if not `wanted` or if that is no terminal
+    (a log file gets no bars)."""
+    return tqdm(items, disable=None if wanted else True, **options)

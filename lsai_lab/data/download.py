@@ -20,7 +20,7 @@ from filelock import FileLock
 
 from lsai_core.errors import UserError
 from lsai_core.files import write_text
-from lsai_lab.data.progress import progress_bar
+from lsai_lab.data.documents import progress_bar
 
 T = TypeVar("T")
 ATTEMPTS = 5

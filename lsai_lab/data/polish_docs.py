@@ -20,9 +20,8 @@ from filelock import FileLock
 
 from lsai_core.errors import UserError
 from lsai_core.files import atomic_writer
-from lsai_lab.data.documents import Corpus
+from lsai_lab.data.documents import Corpus, progress_bar
 from lsai_lab.data.plaintext import html_to_text, roff_to_text
-from lsai_lab.data.progress import progress_bar
 from lsai_lab.data.readers import json_texts
 
 PACKAGES = ("libreoffice-help-pl", "manpages-pl")

@@ -35,15 +35,12 @@ from lsai_core.config import DataConfig
 from lsai_core.errors import UserError
 from lsai_core.files import write_json, write_text
 from lsai_lab.data import documents as documents_module
-from lsai_lab.data import readers, split
+from lsai_lab.data import readers
 from lsai_lab.data import tokenizer as tokenizer_module
 from lsai_lab.data.dataset import Dataset, file_facts, find_datasets, read_meta
-from lsai_lab.data.documents import MB, Corpus, documents
-from lsai_lab.data.encode import SplitStats, encode_documents
-from lsai_lab.data.progress import progress_bar
+from lsai_lab.data.documents import MB, MIN_FILES, SPLITS, Corpus, Splitter, documents, progress_bar, survey
 from lsai_lab.data.sources import Source, parse_source
-from lsai_lab.data.split import MIN_FILES, SPLITS, Splitter, survey
-from lsai_lab.data.tokenizer import EOT, EOT_ID, train_tokenizer
+from lsai_lab.data.tokenizer import EOT, EOT_ID, SplitStats, encode_documents, train_tokenizer
 
 PIPELINE = 2  # raise it when a change of code in this package, not of a constant, changes the tokens of the same text
 DISK_ERRNOS = {
@@ -191,8 +188,13 @@ def _find(root: Path, slug: str, key: str, value: str) -> Path | None:
 
 def _request(config: DataConfig) -> str:
     """A hash over all that decides the tokens of a text: the config, and the constants of the modules that make tokens."""
-    modules = (documents_module, readers, split, tokenizer_module)
-    rules = {f"{m.__name__}.{name}": repr(v) for m in modules for name, v in vars(m).items() if name.isupper()}
+    modules = (documents_module, readers, tokenizer_module)
+    rules = {
+        f"{m.__name__}.{name}": repr(v)
+        for m in modules
+        for name, v in vars(m).items()
+        if name[0].isupper() and name.isupper()
+    }
     return _digest([PIPELINE, rules, config.model_dump()])
 
 

@@ -17,7 +17,7 @@ from lsai_core.errors import Unavailable
 from lsai_core.files import write_json
 from lsai_core.model import count_parameters
 from lsai_core.profiling import flops
-from lsai_lab.benches.machine import peak_of_this_machine
+from lsai_lab.benches.machine import peak_of_this_machine, rated
 from lsai_lab.data import prepare
 from lsai_lab.environment import package_version
 from lsai_lab.launch.launch import require_devices
@@ -59,7 +59,13 @@ def run(config: PeerConfig, context: Context) -> dict[str, Any]:
         on_step=lambda step: context.on_rows([{"step": step - 1}]),
     )
     shutil.move(folder / "metrics.jsonl", context.folder / "metrics.jsonl")
-    return {**measured, **_rated(config, context, measured, on_gpu), "dataset": dataset.folder.name} | {
+    per_token = flops.flops_per_token(config.model, config.seq_len)
+    peak = peak_of_this_machine(torch.device("cuda" if on_gpu else "cpu"), config.precision, context.runs_root)
+    return {
+        **measured,
+        **rated(measured.get("tokens_per_s"), per_token, peak, config.world_size, on_gpu),
+        "parameters_non_embedding": count_parameters(config.model).non_embedding,
+        "dataset": dataset.folder.name,
         "framework": config.framework,
         "versions": versions,
         "command": command,
@@ -74,24 +80,3 @@ def _versions(config: PeerConfig) -> str:
     if missing := [name for name, version in found.items() if version is None]:
         raise Unavailable(f"{', '.join(missing)} is not installed; pip install {' '.join(missing)}")
     return ", ".join(f"{name} {version}" for name, version in {"torch": torch.__version__, **found}.items())
-
-
-def _rated(config: PeerConfig, context: Context, measured: dict[str, Any], on_gpu: bool) -> dict[str, Any]:
-    """What follows from the measured speed: per GPU, MFU and its parts."""
-    per_token = flops.flops_per_token(config.model, config.seq_len)
-    # Each process has a GPU of its own; CPU processes share one processor.
-    devices = config.world_size if on_gpu else 1
-    peak = peak_of_this_machine(torch.device("cuda" if on_gpu else "cpu"), config.precision, context.runs_root)
-    rate, parameters = measured.get("tokens_per_s"), count_parameters(config.model)
-    return {
-        "tokens_per_s_per_gpu": rate / config.world_size if rate else None,
-        "world_size": config.world_size,
-        "mfu": flops.mfu(rate, per_token.convention, peak) / devices if rate and peak else None,
-        "mfu_peak_tflops": peak.tflops if peak else None,
-        "mfu_peak_source": peak.source if peak else "no datasheet peak and no measured ceiling for this device",
-        "tflops": rate * per_token.convention / 1e12 / devices if rate else None,
-        "mfu_causal": flops.mfu(rate, per_token.causal_discounted, peak) / devices if rate and peak else None,
-        "tflops_causal": rate * per_token.causal_discounted / 1e12 / devices if rate else None,
-        "flops_per_token": per_token.convention,
-        "parameters_non_embedding": parameters.non_embedding,
-    }

@@ -24,8 +24,7 @@ from lsai_lab.benches.attention.clock import random_inputs
 from lsai_lab.benches.attention.config import Shape
 from lsai_lab.benches.attention.errors import eager_values, exact_attention, relative_errors
 from lsai_lab.benches.context.config import ALONE, ONE_TORCH, ContextBenchConfig, Measure
-from lsai_lab.benches.context.timing import SharedClock, Step
-from lsai_lab.benches.context.traced import traced
+from lsai_lab.benches.context.timing import SharedClock, Step, traced
 
 TORCH_KERNEL = "sdpa_cudnn"  # of torch's context parallelism, see lsai_core.context.peer
 

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from lsai_lab.benches.context.config import ONE
-from lsai_lab.benches.context.traced import COMMUNICATION
+from lsai_lab.benches.context.timing import COMMUNICATION
 from lsai_lab.kit.style import PALETTE, TEXT_WIDTH_IN, hatch_bars, series_style
 from lsai_lab.report.context.data import Group, Shared, present
 
