@@ -232,7 +232,7 @@ def _execute(session: Session, chapter: Chapter, runs: list[Run], build: Path, s
         if not chapter.studies or run.summary.id.study in chapter.studies:
             files += sorted(path for path in run.folder.iterdir() if path.suffix in (".json", ".jsonl"))
     key = _digest(files, chapter.cells, repr(session.profile_name), code_hash(closure(chapter.modules)))
-    if target.exists() and stamp.exists() and stamp.read_text() == key:
+    if target.exists() and stamp.exists() and stamp.read_text(encoding="utf-8") == key:
         return "reused"
     stamp.unlink(missing_ok=True)
     named = {"LSAI_PROFILE": session.profile_name} if session.profile_name else {}
@@ -264,7 +264,7 @@ def _render(
     for name in formats:
         key, stamp = _digest(inputs, name, *facts), build / f"{name}.key"
         wanted = out / {"html": HTML, "pdf": PDF}[name]
-        if wanted.exists() and stamp.exists() and stamp.read_text() == key:
+        if wanted.exists() and stamp.exists() and stamp.read_text(encoding="utf-8") == key:
             print(f"report: up to date, reused: {wanted}", flush=True)
         else:
             left.append((name, key, stamp))

@@ -37,7 +37,7 @@ _TYPST = "import sys, typst; typst.compile(sys.argv[1], output=sys.argv[2], root
 def chapter_names(reports: Path) -> list[str]:
     """The chapters of `reports/_quarto.yml`, in their order; parts are taken apart."""
     try:
-        entries = yaml.safe_load((reports / "_quarto.yml").read_text())["book"]["chapters"]
+        entries = yaml.safe_load((reports / "_quarto.yml").read_text(encoding="utf-8"))["book"]["chapters"]
         names = [name for entry in entries for name in (entry["chapters"] if isinstance(entry, dict) else [entry])]
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise UserError(f"{reports / '_quarto.yml'} names no chapters of a book: {error}") from None
@@ -112,7 +112,7 @@ def _pandoc(reports: Path, folder: Path, name: str, made_on: str, with_pdf: bool
     """One page of HTML with its pictures beside it, or one PDF."""
     folder.mkdir(parents=True)
     source = folder / "book.md"
-    book = yaml.safe_load((reports / "_quarto.yml").read_text())["book"]
+    book = yaml.safe_load((reports / "_quarto.yml").read_text(encoding="utf-8"))["book"]
     facts = {
         **{key: book[key] for key in ("title", "subtitle", "author") if key in book}, "lang": "en", "made-on": made_on,
         "date": datetime.date.today().isoformat(), "link-citations": True, "reference-section-title": "References",
