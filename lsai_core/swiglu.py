@@ -61,9 +61,35 @@ class _SwiGLUDown(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        gate_up_N2F, weight_DF = ctx.saved_tensors
-        grad_gate_up_N2F, h_NF = swiglu_backward(grad_ND @ weight_DF, gate_up_N2F)
-        return grad_gate_up_N2F, grad_ND.T @ h_NF
+        return _gradients(grad_ND, *ctx.saved_tensors)
+
+
+def _gradients(grad_ND: Tensor, gate_up_N2F: Tensor, weight_DF: Tensor) -> tuple[Tensor, Tensor]:
+    grad_gate_up_N2F, h_NF = swiglu_backward(grad_ND @ weight_DF, gate_up_N2F)
+    return grad_gate_up_N2F, grad_ND.T @ h_NF
+
+
+class _Keep(torch.autograd.Function):
+    """Saves what the gradient needs before anything is computed, and owns the gradient; the result is a stand-in of no size."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up_N2F: Tensor, weight_DF: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up_N2F, weight_DF)
+        return gate_up_N2F.new_zeros(()).expand(gate_up_N2F.shape[0], weight_DF.shape[0])
+
+    @staticmethod
+    def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return _gradients(grad_ND, *ctx.saved_tensors)
+
+
+class _Compute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, stand_in_ND: Tensor, gate_up_N2F: Tensor, weight_DF: Tensor) -> Tensor:
+        return swiglu(gate_up_N2F) @ weight_DF.T
+
+    @staticmethod
+    def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return grad_ND, None, None
 
 
 def swiglu_down(gate_up_BS2F: Tensor, weight_DF: Tensor) -> Tensor:
@@ -73,5 +99,10 @@ def swiglu_down(gate_up_BS2F: Tensor, weight_DF: Tensor) -> Tensor:
     """
     if torch.is_autocast_enabled(gate_up_BS2F.device.type):
         weight_DF = weight_DF.to(gate_up_BS2F.dtype)
-    out_ND = _SwiGLUDown.apply(gate_up_BS2F.flatten(0, -2), weight_DF)
+    gate_up_N2F = gate_up_BS2F.flatten(0, -2)
+    if torch.compiler.is_compiling():  # the compiler drops by itself what nobody reads
+        out_ND = _SwiGLUDown.apply(gate_up_N2F, weight_DF)
+    else:  # recomputation for gradient checkpointing ends when all that was saved is there again: before this product
+        stand_in_ND = _Keep.apply(gate_up_N2F, weight_DF)
+        out_ND = _Compute.apply(stand_in_ND, gate_up_N2F.detach(), weight_DF.detach())
     return out_ND.view(*gate_up_BS2F.shape[:-1], weight_DF.shape[0])

@@ -233,3 +233,17 @@ def test_compiled_training_on_cuda(mode: GradCheckpoint) -> None:
         found = gradients(model, tokens)
     for value, expected in zip(found, exact, strict=True):
         assert (value - expected).norm() <= 0.03 * expected.norm()
+
+
+@pytest.mark.parametrize(("mode", "repeated"), [("full", 6), ("attention", 6), ("alternating", 1), ("selective", 0)])
+def test_fused_blocks_repeat_no_projection_whose_result_nobody_reads(mode: GradCheckpoint, repeated: int) -> None:
+    """Of the four products of a block, down's result is not needed again: two blocks of qkv, attention output, gate and up."""
+    counts, grads = [], []
+    for checkpointed in ("none", mode):
+        model = build_model(SMALL, grad_checkpoint=checkpointed)
+        model.fuse()
+        with Calls() as calls:
+            grads.append(gradients(model))
+        counts.append(calls.count["aten::mm"])
+    assert counts[1] - counts[0] == repeated
+    assert all(map(torch.equal, *grads))

@@ -45,8 +45,8 @@ def test_clipping_scales_to_the_limit(limit: float) -> None:
     before = torch.cat([p.grad.flatten() for p in module.parameters()])
     norm = clip_and_update(build_optimizer(module, OptimConfig()), limit)
     after = torch.cat([p.grad.flatten() for p in module.parameters()])
-    assert float(norm) == pytest.approx(float(before.norm()), rel=1e-5)
-    assert float(after.norm()) == pytest.approx(min(float(norm), limit or float(norm)), rel=1e-4)
+    assert float(norm) == pytest.approx(float(before.double().norm()), rel=1e-5)
+    assert float(after.double().norm()) == pytest.approx(min(float(norm), limit or float(norm)), rel=1e-4)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -86,6 +86,17 @@ def test_triton_equals_torch(dtype: torch.dtype) -> None:
     assert float((b - start).norm()) > 0
     assert float((a - b).norm() / (b - start).norm()) < (1e-5 if dtype == torch.float32 else 2e-2)
     assert first.state_dict()["state"][0].keys() == second.state_dict()["state"][0].keys()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_cpu_the_norm_is_exact_and_knows_no_cuts(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    gradients = [torch.randn(size, generator=generator).to(dtype) for size in (3, 70_001, 2_000_003)]
+    exact = float(torch.sqrt(sum((g.double() ** 2).sum() for g in gradients)))
+    cut = [piece for gradient in gradients for piece in gradient.chunk(7)]
+    assert float(gradient_norm(gradients)) == pytest.approx(exact, rel=1e-7)
+    assert float(gradient_norm(cut)) == float(gradient_norm(gradients))
+    assert gradient_norm(gradients).dtype == torch.float32
 
 
 @pytest.mark.gpu

@@ -74,17 +74,24 @@ def clip_and_update(optimizer: torch.optim.Optimizer, limit: float) -> torch.Ten
 
 
 def gradient_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """Euclidean norm of all gradients together, over all shards, as a plain scalar tensor."""
+    """Euclidean norm of all gradients together, over all shards: a plain fp32 scalar on their device.
+
+    Squares are summed in fp64 on CPUs (fp32 by the GPUs' kernel), so that neither sharding nor the gradients' dtype shows in it.
+    """
     from torch.distributed.tensor import DTensor, Partial, Replicate  # a second, in processes that only describe a run
 
     parts = [part for gradient in gradients if (part := local(gradient)).numel()]
-    if not parts or not kernels.available(parts[0].device):
-        norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
-    from lsai_core.kernels.adamw import total_of_squares
+    device = local(gradients[0]).device
+    fused = kernels.available(device)
+    total = torch.zeros((), dtype=torch.float32 if fused else torch.float64, device=device)
+    if fused and parts:
+        from lsai_core.kernels.adamw import total_of_squares
 
-    total = total_of_squares(parts)
+        total = total_of_squares(parts)
+    elif parts:
+        norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]
+        total = torch.stack(norms).square().sum()
     if isinstance(first := gradients[0], DTensor):
         summed = [Partial() if placement.is_shard() else Replicate() for placement in first.placements]
         total = DTensor.from_local(total, first.device_mesh, summed).full_tensor()
-    return total.sqrt()
+    return total.sqrt().to(device, torch.float32)
