@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from lsai_lab.report import course
 from lsai_lab.report.context.analysis import ratios_to_torch
 from lsai_lab.report.context.data import load_shared
 from lsai_lab.report.context.training import load_trained
@@ -39,18 +38,6 @@ def all_headlines(own_runs: list[str], profile: str | None) -> Rows:
 
 def _row(machine: str, question: str, answer: str, result: str) -> dict[str, str]:
     return {"machine": machine, "question": question, "answer": answer, "result": result}
-
-
-def _course(own_runs: list[str], profile: str | None) -> Rows:
-    rows = []
-    for jobs in course.load_results(own_runs, profile):
-        if (ok := jobs.ok).empty:
-            continue
-        best = ok.loc[ok["tokens_per_s"].idxmax()]
-        times = f", {best['speedup']:.2f}x baseline" if best["speedup"] == best["speedup"] else ""
-        rate = run_link(f"{best['tokens_per_s']:,.0f}", best["key"])
-        rows.append(_row(jobs.machine, "fastest of the course's jobs", best["label"], f"{rate} tokens/s{times}"))
-    return rows
 
 
 def _context(own_runs: list[str], profile: str | None) -> Rows:
@@ -183,7 +170,6 @@ def _times(mine: pd.Series, other: pd.Series) -> str:
 
 # The scale study has no headline: its figures are computed from assumptions, or measured to check a formula.
 HEADLINES: dict[str, Callable[[list[str], str | None], Rows]] = {
-    "course": _course,
     "speed": _speed,
     "fp8": _fp8,
     "peers": _peers,
