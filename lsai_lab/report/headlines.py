@@ -13,7 +13,6 @@ import pandas as pd
 from lsai_lab.report.context.analysis import ratios_to_torch
 from lsai_lab.report.context.data import load_shared
 from lsai_lab.report.context.training import load_trained
-from lsai_lab.report.fp8.results import load_results as load_fp8
 from lsai_lab.report.fsdp import largest, titan
 from lsai_lab.report.fsdp.results import Sharding, load_sharding, size_of
 from lsai_lab.report.fsdp.results import good as ended_well
@@ -72,25 +71,6 @@ def _speed(own_runs: list[str], profile: str | None) -> Rows:
         share = f", {ideal.ms / best['step_ms']:.0%} of the ideal speed" if ideal else ""
         answer = best["label"].removeprefix("+ ")
         rows.append(_row(speed.machine, "fastest step, lever by lever", answer, f"{rate} tokens/s, {times}{share}"))
-    return rows
-
-
-def _fp8(own_runs: list[str], profile: str | None) -> Rows:
-    rows = []
-    for results in load_fp8(own_runs, profile):
-        tried = results.speed
-        tried = (
-            tried[(tried["variant"] != results.study.baseline) & (tried["outcome"] == "ok")] if len(tried) else tried
-        )
-        if tried.empty or not tried["speedup"].notna().any():
-            continue
-        best = tried.loc[tried["speedup"].idxmax()]
-        result = f"{run_link(f'{best.tokens_per_s:,.0f}', best['key'])} tokens/s, {best['speedup']:.2f}x bf16"
-        losses = results.losses
-        mine = losses[losses["variant"] == best["variant"]] if len(losses) else losses
-        if len(mine):
-            result += f", validation loss {mine['validation_difference'].mean():+.2%}"
-        rows.append(_row(results.machine, "fastest fp8 recipe", best["label"], result))
     return rows
 
 
@@ -171,7 +151,6 @@ def _times(mine: pd.Series, other: pd.Series) -> str:
 # The scale study has no headline: its figures are computed from assumptions, or measured to check a formula.
 HEADLINES: dict[str, Callable[[list[str], str | None], Rows]] = {
     "speed": _speed,
-    "fp8": _fp8,
     "peers": _peers,
     "fsdp": _fsdp,
     "largest": _largest,
