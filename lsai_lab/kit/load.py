@@ -6,6 +6,7 @@ slips into a table. `load(study, mine=True)` gives every own run instead, with a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from lsai_core.files import flatten
 from lsai_lab.runs.records import Run, Summary, find_runs, recorded_runs
 from lsai_lab.runs.selection import current_runs, differing_settings
 from lsai_lab.runs.session import Session
-from lsai_lab.runs.study import Study, study_names
+from lsai_lab.runs.study import Profile, Study, load_study, study_names
 
 OWN = "this machine"
 # The columns that every row has; results and config keys follow.
@@ -119,11 +120,13 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
 
 @functools.cache
 def _variants(name: str) -> dict[str, str]:
-    """Labels of a study's variants, in its order; of one that this machine's profile does not have, nothing."""
-    try:
-        return {variant: spec.label for variant, spec in study(name).variants.items()}
-    except UserError:
-        return {}
+    """Labels of a study's variants, in its order: this machine's profile's words, else those of the study as it is written."""
+    plain = Profile(profile="none", description="the study as it is written", gpu=None)
+    labels: dict[str, str] = {}
+    for read in (lambda: load_study(session().root, name, plain), lambda: study(name)):
+        with contextlib.suppress(UserError):
+            labels |= {variant: spec.label for variant, spec in read().variants.items()}
+    return labels
 
 
 def _label(name: str, variant: str) -> str:

@@ -10,12 +10,11 @@ from collections.abc import Callable
 
 import pandas as pd
 
+from lsai_lab.report import course
 from lsai_lab.report.context.analysis import ratios_to_torch
 from lsai_lab.report.context.data import load_shared
 from lsai_lab.report.context.training import load_trained
-from lsai_lab.report.fsdp import largest, titan
-from lsai_lab.report.fsdp.results import Sharding, load_sharding, size_of
-from lsai_lab.report.fsdp.results import good as ended_well
+from lsai_lab.report.fp8.results import load_results as load_fp8
 from lsai_lab.report.peers.settings import OURS
 from lsai_lab.report.peers.settings import load_results as load_peers
 from lsai_lab.report.show import run_link
@@ -37,6 +36,18 @@ def all_headlines(own_runs: list[str], profile: str | None) -> Rows:
 
 def _row(machine: str, question: str, answer: str, result: str) -> dict[str, str]:
     return {"machine": machine, "question": question, "answer": answer, "result": result}
+
+
+def _course(own_runs: list[str], profile: str | None) -> Rows:
+    rows = []
+    for jobs in course.load_results(own_runs, profile):
+        if (ok := jobs.ok).empty:
+            continue
+        best = ok.loc[ok["tokens_per_s"].idxmax()]
+        times = f", {best['speedup']:.2f}x baseline" if best["speedup"] == best["speedup"] else ""
+        rate = run_link(f"{best['tokens_per_s']:,.0f}", best["key"])
+        rows.append(_row(jobs.machine, "fastest of the course's jobs", best["label"], f"{rate} tokens/s{times}"))
+    return rows
 
 
 def _context(own_runs: list[str], profile: str | None) -> Rows:
@@ -74,6 +85,25 @@ def _speed(own_runs: list[str], profile: str | None) -> Rows:
     return rows
 
 
+def _fp8(own_runs: list[str], profile: str | None) -> Rows:
+    rows = []
+    for results in load_fp8(own_runs, profile):
+        tried = results.speed
+        tried = (
+            tried[(tried["variant"] != results.study.baseline) & (tried["outcome"] == "ok")] if len(tried) else tried
+        )
+        if tried.empty or not tried["speedup"].notna().any():
+            continue
+        best = tried.loc[tried["speedup"].idxmax()]
+        result = f"{run_link(f'{best.tokens_per_s:,.0f}', best['key'])} tokens/s, {best['speedup']:.2f}x bf16"
+        losses = results.losses
+        mine = losses[losses["variant"] == best["variant"]] if len(losses) else losses
+        if len(mine):
+            result += f", validation loss {mine['validation_difference'].mean():+.2%}"
+        rows.append(_row(results.machine, "fastest fp8 recipe", best["label"], result))
+    return rows
+
+
 def _peers(own_runs: list[str], profile: str | None) -> Rows:
     rows = []
     for setting in load_peers(own_runs, profile):
@@ -90,40 +120,6 @@ def _peers(own_runs: list[str], profile: str | None) -> Rows:
     return rows
 
 
-def _fsdp(own_runs: list[str], profile: str | None) -> Rows:
-    """The model that needs several GPUs, in bf16 and in fp8, over the most of them; processes on a CPU say nothing about speed."""
-    rows = []
-    for sharding in _sharded_gpus(own_runs, profile):
-        large, pairs = ended_well(sharding.rows("fsdp", "large")), titan.compared(sharding)
-        ratios = pairs.set_index("key_ours")["ratio"] if len(pairs) else {}
-        for fp8, products in ((False, "bf16"), (True, "fp8")) if len(large) else ():
-            some = large[(large["fp8"] == fp8) & (large["grad_checkpoint"] == "none")]
-            some = some[some["processes"] == some["processes"].max()]
-            if some.empty:
-                continue
-            best = some.loc[some["tokens_per_s_per_gpu"].idxmax()]
-            config = sharding.run(best["key"], "fsdp").config
-            times = f", {ratio:.2f}x torchtitan" if pd.notna(ratio := ratios.get(best["key"])) else ""
-            rate = run_link(f"{best['tokens_per_s_per_gpu']:,.0f}", best["key"])
-            question = f"{config['model']['preset']} over {best['processes']} GPUs, sequences of {config['seq_len']:,}, {products}"
-            mfu = f", MFU {best['mfu']:.1%}" if pd.notna(best["mfu"]) else ""
-            rows.append(_row(sharding.machine, question, best["label"], f"{rate} tokens/s per GPU{mfu}{times}"))
-    return rows
-
-
-def _largest(own_runs: list[str], profile: str | None) -> Rows:
-    return [
-        _row(
-            sharding.machine,
-            f"largest model that takes a training step on {_gpus(best['processes'])}",
-            best["label"],
-            f"{run_link(size_of(best['parameters']), best['key'])} parameters",
-        )
-        for sharding in _sharded_gpus(own_runs, profile)
-        for best in largest.largest_trained(sharding)
-    ]
-
-
 def _longcontext(own_runs: list[str], profile: str | None) -> Rows:
     rows = []
     for trained in load_trained(own_runs, profile):
@@ -136,10 +132,6 @@ def _longcontext(own_runs: list[str], profile: str | None) -> Rows:
     return rows
 
 
-def _sharded_gpus(own_runs: list[str], profile: str | None) -> list[Sharding]:
-    return [sharding for sharding in load_sharding(own_runs, profile) if sharding.on_gpu]
-
-
 def _gpus(processes: int) -> str:
     return "one GPU" if processes == 1 else f"{processes} GPUs"
 
@@ -150,10 +142,10 @@ def _times(mine: pd.Series, other: pd.Series) -> str:
 
 # The scale study has no headline: its figures are computed from assumptions, or measured to check a formula.
 HEADLINES: dict[str, Callable[[list[str], str | None], Rows]] = {
+    "course": _course,
     "speed": _speed,
+    "fp8": _fp8,
     "peers": _peers,
-    "fsdp": _fsdp,
-    "largest": _largest,
     "context": _context,
     "longcontext": _longcontext,
 }

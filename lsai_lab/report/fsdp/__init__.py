@@ -1,1 +1,0 @@
-"""The chapter on sharding: the same loss, FSDP beside fused attention, scaling, and the largest model."""
