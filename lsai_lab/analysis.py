@@ -88,3 +88,21 @@ def pareto(rows: pd.DataFrame, cost: str, gain: str, *, larger: bool = True, sam
 def spread(values: pd.Series) -> float:
     """(largest - smallest) / smallest."""
     return float(values.max() / values.min() - 1)
+
+
+def block_times(points: pd.DataFrame, tokens: int) -> pd.Series:
+    """Milliseconds of all products of one block over `tokens` tokens (rows of a gemm run's `points`): forward, dgrad and wgrad of its
+    linear layers, by way of multiplying. A way that lacks one of them is missing; the output layer is not in a block.
+    """
+    layers = points[(points["m"] == tokens) & ~points["layer"].isin(["square", "output"])]
+    products = layers.pivot_table(index=["layer", "product"], columns="way", values="ms")
+    return products.sum(min_count=max(1, len(products)), axis=0).dropna()
+
+
+def kept_inputs(d_model: int) -> dict[str, int]:
+    """Bytes per token that a block with fused kernels keeps as inputs of matrix products, beyond what it keeps anyway, by fp8 recipe.
+
+    Attention's output is kept for its own backward pass, so in bf16 only the outputs of the two norms count; so they do in compiled
+    `tensorwise`, cast. `fused` keeps its own copies, also of attention's output. None keeps SwiGLU's.
+    """
+    return {"bf16": 2 * 2 * d_model, "fused": 3 * d_model, "tensorwise": 2 * d_model}

@@ -24,8 +24,8 @@ from lsai_core.model import GradCheckpoint, Transformer, build_model
 from lsai_core.rope import rope_tables
 from lsai_core.strict import validated
 from lsai_core.training.loop import train
+from lsai_lab.analysis import kept_inputs
 from lsai_lab.data import Dataset
-from lsai_lab.report.fp8.training import kept_inputs
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -218,7 +218,7 @@ def test_compiled_blocks_keep_what_the_report_says(recipe: str) -> None:
     plain.fuse()
     converted.fuse()
     saved = kept_bytes(plain.blocks[0], shape, length) - kept_bytes(converted.blocks[0], shape, length)
-    kept = kept_inputs(shape)
+    kept = kept_inputs(shape.d_model)
     assert saved == pytest.approx((kept["bf16"] - kept[recipe]) * length, abs=shape.d_model * length / 4)
 
 

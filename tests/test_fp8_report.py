@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from pathlib import Path
 from typing import Any
 
 import nbformat
+import pandas as pd
 import pytest
 import torch
-from conftest import CHECKOUT, write_run
+from conftest import CHECKOUT
 
 from lsai_core.files import read_jsonl
 from lsai_core.strict import validated
+from lsai_lab.analysis import block_times
 from lsai_lab.benches import gemm as gemm_bench
 from lsai_lab.benches.gemm import GemmConfig, Point
-from lsai_lab.report.fp8.chapter import conclusions
-from lsai_lab.report.fp8.products import block_times, ceilings
-from lsai_lab.report.fp8.results import Fp8Results, results_of
-from lsai_lab.report.fp8.training import memory_account
 from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.notebook import execute_notebook
-from lsai_lab.runs.records import find_runs
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import resolve
 
@@ -103,96 +98,30 @@ def test_products_on_a_gpu(tmp_path: Path) -> None:
     assert (results["fp8_unavailable"] is None) == ({row["way"] for row in rows} == set(WAYS))
 
 
-def synthetic(root: Path) -> None:
-    """An H200 that multiplies fp8 twice as fast, loses half of that to casts, and runs out of memory with te_block."""
-    session = Session("h200")
-    study, gemm = session.study("fp8"), session.study("gemm")
-    config = resolve(gemm, "machine", "products", 0, {})
+def test_a_block_s_products_are_added_by_way() -> None:
+    """An fp8 twice as fast, half of it lost to casts: 218,103,808 parameters in a block, three products of 2 FLOPs each over the tokens."""
+    config = resolve(Session("h200").study("gemm"), "machine", "products", 0, {})
     assert isinstance(config, GemmConfig)
-    rate = {"bf16": 700.0, "fp8": 1400.0, "fp8_rowwise": 1200.0, "fp8_casts": 1050.0}
-    rows = []
-    for point in gemm_bench.points(config, WAYS):
-        speed = rate[point.way] * (1.0 if point.layer == "square" else 0.9)
-        figures = {"ms": point.flops / speed / 1e9, "tflops": speed, "tflops_p25": speed, "tflops_p75": speed}
-        rows.append({"step": len(rows), **point.__dict__, "outcome": "ok", "reason": None, **figures, "repeats": 9})
-    rows[-1] |= {"outcome": "skipped", "ms": None, "tflops": None}
-    results = {"gemm_device": "NVIDIA H200", "points": len(rows), "points_skipped": 1, "fp8_unavailable": None}
-    dump = json.loads(config.model_dump_json())
-    write_run(root, "gemm", "machine", "products", kind="gemm", results=results, config=dump, metrics=rows)
-    speeds = {
-        "bf16": (9000.0, 100.0),
-        "fused": (12600.0, 98.5),
-        "tensorwise": (11700.0, 89.5),
-        "te_current": (10000.0, 120.0),
-    }
-    for name, (speed, peak) in speeds.items():
-        found = {"tokens_per_s": speed, "step_ms": 8192e3 / speed, "step_ms_p25": 1.0, "step_ms_p75": 2.0, "mfu": 0.5}
-        found |= {"mem_peak_allocated_gib": peak, "first_step_s": 40.0, "parameters": 8e9, "mfu_peak_source": "a sheet"}
-        run_config = json.loads(resolve(study, name, "speed", 0, {}).model_dump_json())
-        write_run(root, "fp8", name, "speed", results=found, config=run_config)
-    run_config = json.loads(resolve(study, "te_block", "speed", 0, {}).model_dump_json())
-    write_run(root, "fp8", "te_block", "speed", outcome="oom", reason="CUDA out of memory", config=run_config)
-    for name, factor in (("bf16", 1.0), ("fused", 1.001)):
-        for repeat in range(3):
-            loss = (4.0 + 0.1 * repeat) * factor
-            metrics = [{"step": step, "loss": loss + (step < 280)} for step in range(300)]
-            run_config = json.loads(resolve(study, name, "loss", repeat, {}).model_dump_json())
-            found = {"validation_loss": loss + 0.5}
-            write_run(root, "fp8", name, "loss", repeat, results=found, config=run_config, metrics=metrics)
-
-
-@pytest.fixture
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fp8Results:
-    monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
-    monkeypatch.setenv("LSAI_RUNS", str(tmp_path))
-    synthetic(tmp_path)
-    return results_of(Session("h200").study("fp8"), find_runs(tmp_path))[0]
-
-
-def test_the_numbers_of_the_chapter(results: Fp8Results) -> None:
-    assert ceilings(results.points) == {"bf16": (700.0, 16384), "fp8": (1400.0, 16384)}
-    block = block_times(results.points, 8192)
-    # 218,103,808 parameters in the linear layers of a block, three products of 2 FLOPs each over 8192 tokens.
+    rate = {"bf16": 630.0, "fp8": 1260.0, "fp8_rowwise": 1080.0, "fp8_casts": 945.0}
+    points = pd.DataFrame([{**p.__dict__, "ms": p.flops / rate[p.way] / 1e9} for p in gemm_bench.points(config, WAYS)])
+    block = block_times(points, 8192)
     assert block["bf16"] == pytest.approx(3 * 2 * 218_103_808 * 8192 / 630e12 * 1e3)
     assert block["bf16"] / block["fp8"] == pytest.approx(2) and block["bf16"] / block["fp8_casts"] == pytest.approx(1.5)
-    assert block_times(results.points, 4096)["bf16"] == pytest.approx(block["bf16"] / 2)
-    speed = results.speed.set_index("variant")
-    assert speed.loc["tensorwise", "speedup"] == pytest.approx(1.3) and speed.loc["te_block", "outcome"] == "oom"
-    assert results.losses["train_difference"].tolist() == pytest.approx([0.001] * 3)
-    assert results.losses["train_bf16"].tolist() == pytest.approx([4.0, 4.1, 4.2]), "the last 20 steps only"
-    config = results.config("speed")
-    assert config is not None
-    account = " ".join(memory_account(results.speed, config))
-    assert "-1.50 GiB against bf16 (measured). It keeps the input of each layer once" in account
-    kept = [f"{count * 4096 * 8192 * 32 / 2**30:.2f} GiB" for count in (3, 4, 2)]
-    assert f"{kept[0]} where bf16 keeps {kept[1]} (computed: 12,288 instead of 16,384 bytes" in account
-    assert "-10.50 GiB against bf16 (measured). torch.compile" in account and f"{kept[2]} where bf16 keeps" in account
-    assert f"{32 * 218_103_808 / 2**30:.3g} GiB for each layout" in account
-    text = " ".join(conclusions(results))
-    assert "1.40 times as fast as bf16" in text and "ended as **oom**" in text
-    assert "differs from bf16 by +0.09%" in text
+    assert block_times(points, 4096)["bf16"] == pytest.approx(block["bf16"] / 2)
+    lacking = points[~((points["way"] == "fp8") & (points["layer"] == "down") & (points["product"] == "dgrad"))]
+    assert set(block_times(lacking, 8192).index) == set(WAYS) - {"fp8"}
 
 
-def test_the_chapter_renders_and_says_when_there_is_nothing(
-    results: Fp8Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, target = CHECKOUT / "notebooks" / "30-fp8.ipynb", tmp_path / "out" / "30-fp8.ipynb"
-    assert execute_notebook(source, target, {"own_runs": [], "profile": "h200"}, root=CHECKOUT, timeout_s=120) is None
-    outputs = [o for cell in nbformat.read(target, as_version=4).cells for o in cell.get("outputs", [])]
-    kinds = [o.metadata.get("lsai", {}) for o in outputs if "metadata" in o]
-    own = [kind["label"] for kind in kinds if kind.get("label", "").endswith("-own")]
-    labels = ["tbl-layers", "tbl-products", "fig-products", "tbl-training", "fig-training", "tbl-loss", "fig-loss"]
-    assert [f"{label[:3]}-fp8-{label[4:]}" for label in labels] == [
-        "-".join(part for part in label.split("-")[:3]) for label in own
-    ]
-    text = "".join(str(o.data.get("text/markdown", "")) for o in outputs if "data" in o)
-    assert "recipes reach 1.40 ([fp8, fused]" in text and "and 1.30 ([fp8, tensorwise]" in text
-    assert "a speed-up of" in text and "Available here:" in text and "nan" not in text.lower().replace("finance", "")
-    pictures = [o.data["image/png"] for o in outputs if "data" in o and "image/png" in o.data]
-    assert len(pictures) >= 3 and all(len(base64.b64decode(picture)) > 10_000 for picture in pictures)
-    said: list[str] = []
-    monkeypatch.setattr("lsai_lab.report.fp8.chapter.show_text", said.append)
-    monkeypatch.setattr("lsai_lab.report.fp8.results.select_runs", lambda *_: [])
-    from lsai_lab.report.fp8 import chapter
-
-    assert chapter.load([], "cpu") == [] and "lsai study fp8" in said[0]
+def test_the_chapter_tells_the_recorded_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
+    monkeypatch.setenv("LSAI_RUNS", str(tmp_path / "runs"))
+    source, target = CHECKOUT / "notebooks" / "30-fp8.ipynb", tmp_path / "30-fp8.ipynb"
+    assert execute_notebook(source, target, {}, root=CHECKOUT, timeout_s=120) is None
+    outputs = [o for cell in nbformat.read(target, as_version=4).cells for o in cell.get("outputs", []) if "data" in o]
+    kinds = [o.metadata.get("lsai", {}).get("kind") for o in outputs]
+    assert kinds.count("figure") == 4 and kinds.count("table") == 3
+    text = "".join(str(o.data.get("text/markdown", "")) for o in outputs)
+    assert "of the bf16 peak" in text and "nan" not in text
+    assert (
+        "17,805 tokens/s, 1.44 times bf16" in text and "differs by -0.20% (mean of 3 seeds, -0.44% to -0.02%)" in text
+    )

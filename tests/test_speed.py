@@ -17,7 +17,6 @@ from lsai_core.profiling.trace import result_name
 from lsai_core.strict import validated
 from lsai_core.training.loop import train
 from lsai_lab.data import Dataset
-from lsai_lab.report import course
 from lsai_lab.report.speed import chapter
 from lsai_lab.report.speed.analysis import on_attention, on_levers
 from lsai_lab.report.speed.ideal import Ceilings, fp8_parameters, ideal_step, linear_tflops
@@ -184,35 +183,6 @@ def test_the_chapter_can_be_written_whatever_happened(
     assert not re.search(r"\bnan\b", text) and "Traceback" not in text
     if outcomes.get("fp8") == "unavailable":
         assert "*+ fp8* ended as **unavailable**: the reason of it." in text
-
-
-def test_the_course_stands_beside_the_published_figure(session: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(session, "course", "baseline", step_ms=550)
-    write(session, "course", "flash_attn", step_ms=400)
-    write(session, "course", "fp8", outcome="unavailable")
-    jobs = next(one for one in course.load([], "cpu") if "(" in one.machine)
-    shown = course.table(jobs).set_index("job")
-    rate = jobs.published[0].results["tokens_per_s"]
-    assert shown["speed-up"]["flash attention"] == pytest.approx(550 / 400)
-    assert shown["x published"]["flash attention"] == pytest.approx(4096 / 0.4 / rate)
-    assert shown["tokens/s"]["published (GH200)"] == rate
-    text = "\n".join(course.sentences(jobs))
-    assert (
-        f"{4096 / 0.4 / rate:.2f} times as fast as the {rate:,.0f} tokens/s" in text
-        and "the course's own report" in text
-    )
-    assert "*fp8* ended as **unavailable**: the reason of it." in text
-    course.show_setting([jobs])
-    course.show_machine(jobs)
-    out = capsys.readouterr().out
-    assert all(f"fig-course-{plot.name}-h200-own" in out for plot in jobs.plots.plots)
-
-
-def test_another_setting_is_not_compared_with_the_published_figure(session: Path) -> None:
-    write(session, "course", "baseline", profile="cpu", mem_peak_allocated_gib=None)
-    jobs = next(one for one in course.load([], "cpu") if "(" in one.machine)
-    assert jobs.published == [] and "x published" not in course.table(jobs)
-    assert "another setting than the published figure" in "\n".join(course.sentences(jobs))
 
 
 @pytest.mark.gpu

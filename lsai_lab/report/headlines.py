@@ -10,11 +10,9 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from lsai_lab.report import course
 from lsai_lab.report.context.analysis import ratios_to_torch
 from lsai_lab.report.context.data import load_shared
 from lsai_lab.report.context.training import load_trained
-from lsai_lab.report.fp8.results import load_results as load_fp8
 from lsai_lab.report.peers.settings import OURS
 from lsai_lab.report.peers.settings import load_results as load_peers
 from lsai_lab.report.show import run_link
@@ -36,18 +34,6 @@ def all_headlines(own_runs: list[str], profile: str | None) -> Rows:
 
 def _row(machine: str, question: str, answer: str, result: str) -> dict[str, str]:
     return {"machine": machine, "question": question, "answer": answer, "result": result}
-
-
-def _course(own_runs: list[str], profile: str | None) -> Rows:
-    rows = []
-    for jobs in course.load_results(own_runs, profile):
-        if (ok := jobs.ok).empty:
-            continue
-        best = ok.loc[ok["tokens_per_s"].idxmax()]
-        times = f", {best['speedup']:.2f}x baseline" if best["speedup"] == best["speedup"] else ""
-        rate = run_link(f"{best['tokens_per_s']:,.0f}", best["key"])
-        rows.append(_row(jobs.machine, "fastest of the course's jobs", best["label"], f"{rate} tokens/s{times}"))
-    return rows
 
 
 def _context(own_runs: list[str], profile: str | None) -> Rows:
@@ -82,25 +68,6 @@ def _speed(own_runs: list[str], profile: str | None) -> Rows:
         share = f", {ideal.ms / best['step_ms']:.0%} of the ideal speed" if ideal else ""
         answer = best["label"].removeprefix("+ ")
         rows.append(_row(speed.machine, "fastest step, lever by lever", answer, f"{rate} tokens/s, {times}{share}"))
-    return rows
-
-
-def _fp8(own_runs: list[str], profile: str | None) -> Rows:
-    rows = []
-    for results in load_fp8(own_runs, profile):
-        tried = results.speed
-        tried = (
-            tried[(tried["variant"] != results.study.baseline) & (tried["outcome"] == "ok")] if len(tried) else tried
-        )
-        if tried.empty or not tried["speedup"].notna().any():
-            continue
-        best = tried.loc[tried["speedup"].idxmax()]
-        result = f"{run_link(f'{best.tokens_per_s:,.0f}', best['key'])} tokens/s, {best['speedup']:.2f}x bf16"
-        losses = results.losses
-        mine = losses[losses["variant"] == best["variant"]] if len(losses) else losses
-        if len(mine):
-            result += f", validation loss {mine['validation_difference'].mean():+.2%}"
-        rows.append(_row(results.machine, "fastest fp8 recipe", best["label"], result))
     return rows
 
 
@@ -142,9 +109,7 @@ def _times(mine: pd.Series, other: pd.Series) -> str:
 
 # The scale study has no headline: its figures are computed from assumptions, or measured to check a formula.
 HEADLINES: dict[str, Callable[[list[str], str | None], Rows]] = {
-    "course": _course,
     "speed": _speed,
-    "fp8": _fp8,
     "peers": _peers,
     "context": _context,
     "longcontext": _longcontext,
