@@ -64,7 +64,7 @@ def chapters(folder: Path, hostile: bool = False) -> None:
         foreign = [display({"text/markdown": HOSTILE}), display({"text/html": "<script>x</script>", "text/plain": "<b>plain</b>"}), display({"image/svg+xml": svg})]  # fmt: skip
         one.append(new_code_cell("foreign()", outputs=foreign))
     link = "[v2](runs/memory/x.html)"
-    front = [new_markdown_cell(f"# Front {{#sec-front .unnumbered}}\n\nSee @fig-one-loss and {link}.")]
+    front = [new_markdown_cell(f"# Front {{#sec-front}}\n\nSee @fig-one-loss and {link}.")]
     for name, cells in (("index.ipynb", front), ("one.ipynb", one)):
         notebook = new_notebook(cells=cells, metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
         nbformat.write(notebook, folder / name)
@@ -147,8 +147,8 @@ def chapter_page(book: Path) -> Path:
 def test_both_engines_number_the_same_and_resolve_every_reference(book: Path, visit: Callable[..., Any]) -> None:
     page = visit(chapter_page(book))
     text = page.inner_text("main").replace("\xa0", " ")
-    assert "Figure 1.1" in text and "Loss over steps." in text and "Table 1.1" in text and "All rows." in text
-    assert re.search(r"see Figure 1\.1, Table 1\.1 and (Chapter|Section) 1", text) and "?@" not in text
+    assert "Figure 2.1" in text and "Loss over steps." in text and "Table 2.1" in text and "All rows." in text
+    assert re.search(r"see Figure 2\.1, Table 2\.1 and (Chapter|Section) 2", text) and "?@" not in text
     assert "Dao" in page.inner_text("body") and "@dao" not in text and "Zażółć gęślą jaźń" in text
     assert page.locator("figure img").count() == 1 and page.locator("math").count() == 1
     assert all(page.evaluate("[...document.images].map(image => image.naturalWidth > 0 && image.alt !== '')"))
@@ -172,7 +172,7 @@ def test_the_pdf_holds_the_chapters_and_no_code(book: Path) -> None:
     pypdf = pytest.importorskip("pypdf")
     pages = [page.extract_text() for page in pypdf.PdfReader(book / PDF).pages]
     text = re.sub(r"\s+", " ", " ".join(pages))
-    assert "Loss over steps." in text and "Zażółć" in text and "see Figure 1.1, Table 1.1" in text and "Dao" in text
+    assert "Loss over steps." in text and "Zażółć" in text and "see Figure 2.1, Table 2.1" in text and "Dao" in text
     assert "Large-scale AI engineering" in pages[0] and "lab.figure" not in text and "?@" not in text
 
 

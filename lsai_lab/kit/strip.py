@@ -1,0 +1,25 @@
+"""Notebooks enter git without outputs: the filter that `make setup` installs (standard input to output), or a check of the files named."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+
+def stripped(text: str) -> str:
+    """The notebook without outputs, execution counts and what editors and papermill leave in the metadata."""
+    notebook = json.loads(text)
+    for cell in notebook["cells"]:
+        cell["metadata"] = {key: value for key, value in cell["metadata"].items() if key == "tags"}
+        if cell["cell_type"] == "code":
+            cell |= {"outputs": [], "execution_count": None}
+    notebook["metadata"].pop("papermill", None)
+    return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    if not sys.argv[1:]:
+        sys.stdout.write(stripped(sys.stdin.read()))
+    holding = [name for name in sys.argv[1:] if json.loads(stripped(Path(name).read_text())) != json.loads(Path(name).read_text())]  # fmt: skip
+    sys.exit(f"with outputs or metadata of an execution: {', '.join(holding)}" if holding else 0)
