@@ -218,7 +218,7 @@ def _memory(cap: float | None) -> dict[str, Any]:
 
 
 def table(path: Path) -> dict[str, Any]:
-    """Errors over the rows of a measured file: median, 95th percentile, largest (shares), and how many verdicts were right."""
+    """Errors over the rows of a measured file: median, 90th and 95th percentile, largest (shares), and how many verdicts were right."""
     every = read_jsonl(path)
     rows = [row for row in every if "measured" in row]
     found: dict[str, Any] = {"failed": len(every) - len(rows)}
@@ -230,6 +230,7 @@ def table(path: Path) -> dict[str, Any]:
             found[kind] = {
                 "n": len(errors),
                 "median": statistics.median(errors),
+                "p90": errors[int(0.9 * (len(errors) - 1))],
                 "p95": errors[int(0.95 * (len(errors) - 1))],
                 "most": errors[-1],
             }
