@@ -44,7 +44,9 @@ def test_the_smallest_block_that_is_large_enough_is_taken_and_split_and_joined()
     allocator.free(part)
     allocator.free(rest)
     assert allocator.malloc(40 * MIB).address == blocks[1].address
-    assert allocator.malloc(59 * MIB).size == 60 * MIB, "what remains of a large block is worth a split above 1 MiB only"
+    assert allocator.malloc(59 * MIB).size == 60 * MIB, (
+        "what remains of a large block is worth a split above 1 MiB only"
+    )
     allocator.malloc(90 * MIB, stream=1)
     assert allocator.reserved == 290 * MIB, "another stream has a pool of its own"
 
@@ -113,7 +115,9 @@ def test_recorded_runs_reserve_what_is_predicted() -> None:
 
 
 @pytest.mark.parametrize(
-    "measured", sorted((CHECKOUT / "reports" / "recorded" / "predictions").glob("*.*.jsonl")), ids=lambda path: path.name
+    "measured",
+    sorted((CHECKOUT / "reports" / "recorded" / "predictions").glob("*.*.jsonl")),
+    ids=lambda path: path.name,
 )
 def test_a_gpu_answered_as_predicted(measured: Path) -> None:
     """The bars that were set before the run."""

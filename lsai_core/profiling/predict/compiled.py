@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import CheckpointPolicy
 
-from lsai_core.profiling.predict.tracker import SCRATCH
+from lsai_core.profiling.predict.tracker import PRODUCTS, SCRATCH, PurposeTracker
 from lsai_core.recompute import BlockCheckpoint, keep_attention, keep_expensive
 
 _VIEWS = frozenset({
@@ -138,7 +138,10 @@ class Replay:
     def _make(self, node: fx.Node) -> Any:
         value = node.meta["val"]
         made = [_like(item) for item in value] if isinstance(value, (tuple, list)) else _like(value)
-        if isinstance(node.target, torch._ops.OpOverload) and (scratch := SCRATCH.get(node.target._schema.name)):
+        name = node.target._schema.name if isinstance(node.target, torch._ops.OpOverload) else ""
+        if name in PRODUCTS and PurposeTracker.active is not None:
+            PurposeTracker.active.product()
+        if scratch := SCRATCH.get(name):
             arguments = tuple(a.meta["val"] if isinstance(a, fx.Node) else a for a in node.args)
             torch.empty(scratch(arguments), dtype=torch.uint8)  # counted, and freed at once
         return made

@@ -73,7 +73,7 @@ def _steps(allocator: Allocator, step: Simulated, drawn: float) -> Iterator[None
         blocks: dict[int, Block] = {}
         born = len(before)
         for at, event in enumerate(step.events[marks["forward"] :], marks["forward"]):
-            if index == 0 and at in (marks["forward"], marks["backward"]):
+            if index == 0 and at in (marks["forward product"], marks["backward product"]):
                 allocator.malloc(WORKSPACE)
             if index == 0 and at == marks["optimizer"]:
                 make(states)

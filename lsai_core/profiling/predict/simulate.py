@@ -100,7 +100,6 @@ def _one_step(config: TrainConfig, on: str) -> tuple[dict[str, Counter[str]], li
     """The highest moment of each phase, the step's events, and how many of them came before each of its parts."""
     tracker = PurposeTracker(on_gpu=on == "gpu")
     model = _shaped(config, on)
-    marks: dict[str, int] = {}
     with FakeTensorMode(allow_non_fake_inputs=True):
         _give_memory(model, config)
         optimizer = torch.optim.AdamW(model.parameters(), fused=False, foreach=True)
@@ -109,13 +108,13 @@ def _one_step(config: TrainConfig, on: str) -> tuple[dict[str, Counter[str]], li
             optimizer.state[parameter] = states(parameter.data, config.optim)
         tokens = torch.empty(config.batch_size * config.grad_accum, config.seq_len + 1, dtype=torch.int64)
         for purpose, seed in (("weights", model), ("optimizer", optimizer), ("activations", tokens)):
-            marks[f"{purpose} made"] = len(tracker.events)
+            tracker.marks[f"{purpose} made"] = len(tracker.events)
             with tracker.purpose(purpose):
                 tracker.add([seed])
         if config.parallel.cpu_offload:
             for tensor in (*model.parameters(), *(t for state in optimizer.state.values() for t in state.values())):
                 tracker.move_to_host(tensor)
-        meter = _Meter(tracker, marks)
+        meter = _Meter(tracker)
 
         def host_buffer(like: Tensor) -> Tensor:
             buffer = torch.empty_like(like)
@@ -127,18 +126,17 @@ def _one_step(config: TrainConfig, on: str) -> tuple[dict[str, Counter[str]], li
         with named_purposes(model, tracker, config.parallel.cpu_offload), buffers:
             step.train_step(model, optimizer, tokens[:, :-1], tokens[:, 1:], config, CPU, meter)  # type: ignore[arg-type]
             events = tracker.events.copy()  # before the model dies
-    return tracker.highest, events, marks
+    return tracker.highest, events, tracker.marks
 
 
 class _Meter:
-    """Stands where `PhaseMemory` does: counts within phases, and notes where each begins for the first time."""
+    """Stands where `PhaseMemory` does: counts within phases."""
 
-    def __init__(self, tracker: PurposeTracker, marks: dict[str, int]) -> None:
-        self._tracker, self._marks = tracker, marks
+    def __init__(self, tracker: PurposeTracker) -> None:
+        self._tracker = tracker
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        self._marks.setdefault(name, len(self._tracker.events))
         with self._tracker, self._tracker.purpose("activations"):
             self._tracker.enter(name)
             yield

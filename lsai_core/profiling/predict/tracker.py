@@ -16,7 +16,7 @@ import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -81,18 +81,29 @@ SCRATCH: dict[str, Callable[[tuple[Any, ...]], int]] = {
 }
 
 
+# Operators that make cuBLAS multiply matrices.
+PRODUCTS = frozenset({
+    "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm", "lsai::fp8_product", "lsai::chunked_mlp", "lsai::chunked_mlp_backward",
+    "lsai::predicted_engine", "lsai::predicted_engine_backward",
+})  # fmt: skip
+
+
 class PurposeTracker(LiveTensors):
     """`LiveTensors` over fake tensors, in allocator bytes, with a purpose for every storage. `on_gpu=False`: plain bytes, no scratch.
 
     `highest`: bytes by purpose of the highest moment of each phase; nothing is kept before the first `enter`. `events`: size plus
-    stream number (sizes are multiples of 512) of each birth, and -n for the death of what was born as the nth.
+    stream number (sizes are multiples of 512) of each birth, and -n for the death of what was born as the nth. `marks`: how many
+    events came before each phase began, and before the first matrix product in it was computed.
     """
+
+    active: ClassVar[PurposeTracker | None] = None
 
     def __init__(self, on_gpu: bool = True) -> None:
         super().__init__()
         self._multiple, self._on_gpu = ALLOCATION if on_gpu else 1, on_gpu
         self.highest: dict[str, Counter[str]] = {}
         self.events: list[int] = []
+        self.marks: dict[str, int] = {}
         self._births = 0
         self._numbers: dict[int, int] = {}  # of living storages
         self._streams: dict[Any, int] = {torch.cpu.current_stream(): 0}
@@ -114,8 +125,13 @@ class PurposeTracker(LiveTensors):
 
     def enter(self, phase: str) -> None:
         """From now on moments belong to `phase`, which may be entered again."""
+        self.marks.setdefault(phase, len(self.events))
         self._phase, self._level = phase, self.highest[phase].total() if phase in self.highest else -1
         self._note()
+
+    def product(self) -> None:
+        """A matrix product is computed, its result has its memory."""
+        self.marks.setdefault(f"{self._phase} product", len(self.events))
 
     def mark(self, tensor: Tensor, name: str) -> None:
         """Say what an existing tensor is for, for instance that it has become a gradient."""
@@ -156,10 +172,21 @@ class PurposeTracker(LiveTensors):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # A fake tensor is what is counted here; other subclasses (a sharded DTensor) unpack themselves, as in the base class.
         result = super().__torch_dispatch__(func, tuple(t for t in types if t is not FakeTensor), args, kwargs)
-        scratch = SCRATCH.get(func.name().partition(".")[0]) if self._on_gpu else None
+        name = func.name().partition(".")[0]
+        if result is not NotImplemented and name in PRODUCTS:
+            self.product()
+        scratch = SCRATCH.get(name) if self._on_gpu else None
         if result is not NotImplemented and scratch is not None:
             self.scratch(scratch(args))
         return result
+
+    def __enter__(self) -> Self:
+        PurposeTracker.active = self
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        PurposeTracker.active = None
+        super().__exit__(*error)
 
     def _see_storage(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
