@@ -101,11 +101,12 @@ def _(grad_ND: Tensor, x_ND: Tensor, gate_up_ED: Tensor, down_DF: Tensor, chunk:
     return x_ND.new_empty(x_ND.shape), torch.empty_like(gate_up_ED), torch.empty_like(down_DF)
 
 
-def scratch_bytes(tokens: int, gate_up_ED: Tensor, down_DF: Tensor, chunk: int, *, backward: bool) -> int:
-    """The most that an operator holds beside its inputs and results: a chunk's activations, the sums of weight gradients."""
-    size, wide, rows = gate_up_ED.element_size(), down_DF.shape[1], min(tokens, chunk)
+def scratch(tokens: int, gate_up_ED: Tensor, down_DF: Tensor, chunk: int, *, backward: bool) -> list[int]:
+    """Bytes of what an operator holds at most beside its inputs and results: a chunk's activations, the sums of weight gradients."""
+    one = down_DF.shape[1] * min(tokens, chunk) * gate_up_ED.element_size()
     if not backward:
-        return 3 * wide * rows * size  # gate and up, h
-    # The gradient of h, gate and up and theirs, h again; two fp32 sums, of which the first is cast while both exist.
-    sums = 4 * (gate_up_ED.numel() + down_DF.numel()) if tokens > chunk else 0
-    return 6 * wide * rows * size + sums
+        return [2 * one, one]  # gate and up, h
+    sums = (
+        [4 * down_DF.numel(), 4 * gate_up_ED.numel()] if tokens > chunk else []
+    )  # fp32; the first is cast while both exist
+    return [one, 2 * one, 2 * one, one, *sums]  # the gradient of h, gate and up and theirs, h again

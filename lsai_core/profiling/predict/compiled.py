@@ -143,7 +143,8 @@ class Replay:
             PurposeTracker.active.product()
         if scratch := SCRATCH.get(name):
             arguments = tuple(a.meta["val"] if isinstance(a, fx.Node) else a for a in node.args)
-            torch.empty(scratch(arguments), dtype=torch.uint8)  # counted, and freed at once
+            blocks = [torch.empty(size, dtype=torch.uint8) for size in scratch(arguments)]
+            del blocks  # counted, and freed at once
         return made
 
     def _value(self, leaf: Any, memory: dict[fx.Node, Any]) -> Any:

@@ -68,7 +68,7 @@ def _sharding_method(tracker: PurposeTracker, method: Any, name: str, cpu_offloa
         with tracker.purpose("FSDP buffers"):
             if name == "unshard" and cpu_offload and tracker.live:
                 # The slices come to the GPU before they are gathered.
-                tracker.scratch(sum(_bytes(p.sharded_param) for p in group.fsdp_params), "FSDP buffers")
+                tracker.scratch([_bytes(p.sharded_param) for p in group.fsdp_params], "FSDP buffers")
             result = method(group, *arguments, **options)
         if name == "post_backward":
             for parameter in group.fsdp_params:

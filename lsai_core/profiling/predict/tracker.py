@@ -23,55 +23,56 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lsai_core.context.operators import _PARTS
-from lsai_core.mlp_chunks import scratch_bytes
+from lsai_core.mlp_chunks import scratch as chunks_scratch
 from lsai_core.profiling.live_tensors import LiveTensors
 
 ALLOCATION = 512
 KERNEL_SCRATCH = "kernel scratch"
 
 
-def _attention_backward(arguments: tuple[Any, ...]) -> int:
+def _attention_backward(arguments: tuple[Any, ...]) -> list[int]:
     """The fused kernels sum the gradient of q in fp32 and keep one number per row: (B, S, H, D) and (B, H, S) fp32."""
     q_BSHD: Tensor = arguments[1]
-    return 4 * q_BSHD.numel() + 4 * q_BSHD.numel() // q_BSHD.shape[-1]
+    return [4 * q_BSHD.numel() // q_BSHD.shape[-1], 4 * q_BSHD.numel()]
 
 
-def _engine_backward(arguments: tuple[Any, ...]) -> int:
+def _engine_backward(arguments: tuple[Any, ...]) -> list[int]:
     """Transformer Engine casts the gradient to fp8 in both layouts."""
-    return 2 * int(arguments[0].numel())
+    return 2 * [int(arguments[0].numel())]
 
 
 def _bytes(*tensors: Tensor) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _ring(arguments: tuple[Any, ...]) -> int:
+def _ring(arguments: tuple[Any, ...]) -> list[int]:
     """An fp32 sum of the output, a part of it, and the keys and values of two steps: the one computed and the next one."""
     q, k, v, key = arguments
-    return 0 if _PARTS[key].ring.size == 1 else 4 * q.numel() + _bytes(q) + 2 * _bytes(k, v)
+    return [] if _PARTS[key].ring.size == 1 else [4 * q.numel(), _bytes(q), _bytes(k, v), _bytes(k, v)]
 
 
-def _ring_backward(arguments: tuple[Any, ...]) -> int:
+def _ring_backward(arguments: tuple[Any, ...]) -> list[int]:
     """fp32 sums of the gradients, a step's parts of them, keys and values of two steps, and what the kernel needs."""
     _, q, k, v, _, _, key = arguments
     kernel = _attention_backward(arguments)
     if _PARTS[key].ring.size == 1:
         return kernel
-    return 4 * (q.numel() + k.numel() + v.numel()) + _bytes(q, k, v) + 2 * _bytes(k, v) + kernel
+    sums = [4 * tensor.numel() for tensor in (q, k, v)]
+    return [*sums, _bytes(q), _bytes(k, v), _bytes(k, v), _bytes(k, v), *kernel]
 
 
-def _chunks(arguments: tuple[Any, ...]) -> int:
+def _chunks(arguments: tuple[Any, ...]) -> list[int]:
     x_ND, gate_up_ED, down_DF, chunk = arguments
-    return scratch_bytes(len(x_ND), gate_up_ED, down_DF, chunk, backward=False)
+    return chunks_scratch(len(x_ND), gate_up_ED, down_DF, chunk, backward=False)
 
 
-def _chunks_backward(arguments: tuple[Any, ...]) -> int:
+def _chunks_backward(arguments: tuple[Any, ...]) -> list[int]:
     _, x_ND, gate_up_ED, down_DF, chunk = arguments
-    return scratch_bytes(len(x_ND), gate_up_ED, down_DF, chunk, backward=True)
+    return chunks_scratch(len(x_ND), gate_up_ED, down_DF, chunk, backward=True)
 
 
 # Scratch bytes of an operator on a GPU, by its name, from its arguments.
-SCRATCH: dict[str, Callable[[tuple[Any, ...]], int]] = {
+SCRATCH: dict[str, Callable[[tuple[Any, ...]], list[int]]] = {
     "lsai::predicted_attention_backward": _attention_backward,
     "lsai::predicted_engine_backward": _engine_backward,
     "lsai::context_attend": _ring,
@@ -152,11 +153,14 @@ class PurposeTracker(LiveTensors):
         self._by_purpose[self._purposes[key]] -= size
         self._on_host.add(key)
 
-    def scratch(self, size: int, purpose: str = KERNEL_SCRATCH) -> None:
-        """Something takes `size` bytes and gives them back at once."""
-        self._note(size, purpose)
-        self._born(-1, size)
-        self._died(-1)
+    def scratch(self, sizes: list[int], purpose: str = KERNEL_SCRATCH) -> None:
+        """Something takes blocks of these bytes and gives them back at once."""
+        sizes = [-(-size // self._multiple) * self._multiple for size in sizes]
+        self._note(sum(sizes), purpose)
+        for key, size in enumerate(sizes, 1):
+            self._born(-key, size)
+        for key in range(1, len(sizes) + 1):
+            self._died(-key)
 
     def _born(self, key: int, size: int) -> None:
         if size:
