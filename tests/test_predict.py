@@ -337,11 +337,14 @@ def test_command_line(shared: Project) -> None:
     assert code == 0 and "Predicted peak per GPU" in out and "RTX 4090" in out and "H200" not in out
     code, out, _ = shared.lsai(*words, "--json", "--gpus", "2")
     found = json.loads(out)
+    assert found["peak_gib"] <= found["needs_gib"] <= found["reserved_gib"]
     assert code == 0 and found["parts_gib"]["FSDP buffers"] > 0 and len(found["gpus"]) == len(GPUS)
     code, out, _ = shared.lsai(*words, "--techniques", "--gpu", "h200")
     assert code == 0 and "The first that fits: as configured" in out and "--set" not in out
     code, out, _ = shared.lsai(*words, "--gpu", "0.01GB")
-    assert code == 0 and "GPU with 0.01 GiB" in out and "--techniques with --gpu shows what would fit" in out
+    assert (
+        code == 1 and "Does not fit GPU with 0.01 GiB" in out and "--techniques with --gpu shows what would fit" in out
+    )
     code, out, _ = shared.lsai(*words, "--longest", "--gpu", "rtx4090", "--batch-size", "8")
     assert code == 0 and "longest sequence on 1 x RTX 4090 (23.5 GiB)" in out and "host memory per GPU" in out
     code, out, _ = shared.lsai("predict", "--study", "memory", "--gpu", "h200")

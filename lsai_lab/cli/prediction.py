@@ -10,10 +10,12 @@ import pandas as pd
 import typer
 from tqdm import tqdm
 
-from lsai_core.config import TrainConfig
+from lsai_core.config import ModelConfig, TrainConfig
 from lsai_core.errors import UserError
 from lsai_core.files import deep_merge
+from lsai_core.presets import PRESETS
 from lsai_core.profiling.predict import GPUS, Gpu, Prediction, estimate, find_gpu, longest, predict, verdict
+from lsai_core.profiling.predict.prediction import OUTSIDE_GIB
 from lsai_core.strict import validated
 from lsai_lab import techniques as known_techniques
 from lsai_lab.cli.options import BatchOption, ProfileOption, SetOption, overrides_from
@@ -63,13 +65,14 @@ def predict_command(
     overrides = overrides_from(set_, batch_size)
     if gpus is not None:
         overrides = deep_merge(overrides, {"parallel": {"fsdp": gpus}})
-    answer(Question(study, variant, model, overrides), gpu, profile, find_longest, techniques, as_json)
+    if not answer(Question(study, variant, model, overrides), gpu, profile, find_longest, techniques, as_json):
+        raise typer.Exit(1)
 
 
 def answer(
     question: Question, gpu: str | None, profile: str | None, find_longest: bool, techniques: bool, as_json: bool
-) -> None:
-    """Print what is asked for: memory and time, or the longest sequence, or a comparison of techniques."""
+) -> bool:
+    """Print what is asked for: memory and time, or the longest sequence, or a comparison of techniques. False if it fits no GPU asked for."""
     target = None if gpu is None else find_gpu(gpu)
     config = _of_model(question) if question.study is None else _of_study(question, target, profile)
     if find_longest and techniques:
@@ -79,7 +82,8 @@ def answer(
     elif techniques:
         _show_techniques(config, target or _this_gpu())
     else:
-        _show(config, predict(config), [target] if target else list(GPUS), as_json)
+        return not _show(config, predict(config), [target] if target else list(GPUS), as_json)
+    return True
 
 
 def _of_model(question: Question) -> TrainConfig:
@@ -135,17 +139,29 @@ def _time(config: TrainConfig, gpu: Gpu) -> dict[str, Any]:
     return {"step s": time.step_s, "tokens/s": time.tokens_per_s, "ceilings": time.source}
 
 
-def _show(config: TrainConfig, prediction: Prediction, gpus: list[Gpu], as_json: bool) -> None:
+def _show(config: TrainConfig, prediction: Prediction, gpus: list[Gpu], as_json: bool) -> bool:
+    """True if it fits none of them."""
     rows = [
-        {"GPU": gpu.name, "memory GiB": gpu.memory_gib, "share": prediction.peak / gpu.memory_gib,
+        {"GPU": gpu.name, "memory GiB": gpu.memory_gib, "share": prediction.needs / gpu.memory_gib,
          "verdict": verdict(prediction, gpu), **_time(config, gpu)}
         for gpu in gpus
     ]  # fmt: skip
+    none_fits = all(row["verdict"] == "too large" for row in rows)
     if as_json:
-        print(json.dumps({"peak_gib": prediction.peak, "phases_gib": prediction.phases, "parts_gib": prediction.parts,
+        print(json.dumps({"peak_gib": prediction.peak, "needs_gib": prediction.needs, "reserved_gib": prediction.reserved,
+                          "phases_gib": prediction.phases, "parts_gib": prediction.parts,
                           "host_gib": prediction.host, "gpus": rows}, indent=1))  # fmt: skip
-        return
+        return none_fits
     print(describe(config))
+    if len(gpus) == 1:
+        spare = gpus[0].memory_gib - OUTSIDE_GIB - prediction.needs
+        said = {"fits": f"Fits {gpus[0].name} with {spare:.1f} GiB to spare.",
+                "tight": f"May fit {gpus[0].name}: {max(spare, 0):.1f} GiB to spare, less than predictions are sure of.",
+                "too large": f"Does not fit {gpus[0].name}: {-spare:.1f} GiB are missing."}  # fmt: skip
+        print(said[rows[0]["verdict"]])
+    print(
+        f"The allocator needs {prediction.needs:.2f} GiB of a GPU, and takes {prediction.reserved:.2f} where it can have them."
+    )
     print(f"\nPredicted peak per GPU: {prediction.peak:.2f} GiB, at that moment")
     for name, size in prediction.parts.items():
         print(f"  {name:18}{size:9.2f}")
@@ -153,9 +169,12 @@ def _show(config: TrainConfig, prediction: Prediction, gpus: list[Gpu], as_json:
     if prediction.host:
         print(f"In host memory, per GPU: {prediction.host:.2f} GiB")
     print("\n" + _table(pd.DataFrame(rows)))
-    print("tight: fragmentation decides. tokens/s of one GPU: estimated from its matmul, copy and link ceilings.")
-    if all(row["verdict"] == "too large" for row in rows):
+    print(
+        "share: of the least that the allocator needs. tokens/s of one GPU: estimated from its matmul, copy and link ceilings."
+    )
+    if none_fits:
         print("Too large: --techniques with --gpu shows what would fit, and how.")
+    return none_fits
 
 
 def _show_techniques(task: TrainConfig, gpu: Gpu) -> None:
@@ -211,7 +230,7 @@ def describe(config: TrainConfig) -> str:
     """One line: what is predicted."""
     model = config.model
     words = [
-        f"{model.preset} ({model.n_layers} layers, width {model.d_model})",
+        f"{_name(model)} ({model.n_layers} layers, width {model.d_model})",
         f"{config.batch_size} x {config.seq_len} tokens "
         + ("a GPU" if config.parallel.cp == 1 else f"over {config.parallel.cp} GPUs"),
         config.precision if config.fp8.recipe == "none" else f"{config.precision} with fp8 ({config.fp8.recipe})",
@@ -223,3 +242,10 @@ def describe(config: TrainConfig) -> str:
         f"{config.parallel.world_size} GPU{'s' if config.parallel.world_size > 1 else ''}",
     ]
     return ", ".join(words)
+
+
+def _name(model: ModelConfig) -> str:
+    """The preset's name, if the shape is still the preset's."""
+    shape = model.model_dump()
+    same = all(shape[name] == value for name, value in PRESETS.get(model.preset, {}).items())
+    return model.preset if same else "custom"
