@@ -53,7 +53,7 @@ def chapters(folder: Path, hostile: bool = False) -> None:
     figure = display({"image/svg+xml": SVG, "image/png": PNG}, lsai={"csv": "step,loss\n0,3.5\n"})
     one = [
         new_markdown_cell("# One {#sec-one}\n\nAs in [@dao2022flashattention], $a^2$. Zażółć gęślą jaźń."),
-        new_code_cell('#| label: fig-one-loss\n#| fig-cap: "Loss over steps."\nlab.figure()', outputs=[figure]),
+        new_code_cell('#| label: fig-one-loss\n#| fig-cap: "Loss over steps."\n#| fig-alt: "A line that falls."\nlab.figure()', outputs=[figure]),
         new_code_cell('#| label: tbl-one-rows\n#| tbl-cap: "All rows."\nlab.table()', outputs=[display({"text/markdown": shown.markdown})]),
         new_markdown_cell("## Finding {#sec-finding}\n\nWords to look for: perplexity."),
         new_code_cell("lab.say()", outputs=[say]),
@@ -151,7 +151,9 @@ def test_both_engines_number_the_same_and_resolve_every_reference(book: Path, vi
     assert re.search(r"see Figure 2\.1, Table 2\.1 and (Chapter|Section) 2", text) and "?@" not in text
     assert "Dao" in page.inner_text("body") and "@dao" not in text and "Zażółć gęślą jaźń" in text
     assert page.locator("figure img").count() == 1 and page.locator("math").count() == 1
-    assert all(page.evaluate("[...document.images].map(image => image.naturalWidth > 0 && image.alt !== '')"))
+    assert all(
+        page.evaluate("[...document.images].map(image => image.naturalWidth > 0 && image.alt === 'A line that falls.')")
+    )
     assert "ZeroDivisionError" in text and "<b>zero</b>" in text
     dead = "[...document.querySelectorAll('main a[href^=\"#\"]')].filter(a => a.hash.length > 1 && !document.getElementById(decodeURIComponent(a.hash.slice(1)))).length"
     assert page.evaluate(dead) == 0
