@@ -106,3 +106,31 @@ def kept_inputs(d_model: int) -> dict[str, int]:
     `tensorwise`, cast. `fused` keeps its own copies, also of attention's output. None keeps SwiGLU's.
     """
     return {"bf16": 2 * 2 * d_model, "fused": 3 * d_model, "tensorwise": 2 * d_model}
+
+
+def versus(rows: pd.DataFrame, ours: str, by: Sequence[str], metric: str) -> pd.DataFrame:
+    """The best row of framework `ours` against the best of each other framework, wherever both have rows with equal `by`.
+
+    Columns: `by`, `label`, `run`, `<metric>` of ours, `peer`, `peer_label`, `peer_run`, `peer_<metric>`, `ratio` (ours over the peer's), and
+    `equal`: whether the two cannot be told apart. Both are single figures and each may move by `SITTING_SPREAD` between sittings, so their
+    ratio may by sqrt(2) times that.
+    """
+    found = []
+    for recipe, group in rows.dropna(subset=[metric]).groupby(list(by), sort=False):
+        best = {name: some.loc[some[metric].idxmax()] for name, some in group.groupby("framework", sort=False)}
+        mine = best.pop(ours, None)
+        for name, other in best.items() if mine is not None else ():
+            row = dict(zip(by, recipe, strict=True)) | {
+                "label": mine["label"],
+                "run": mine["run"],
+                metric: mine[metric],
+            }
+            row |= {
+                "peer": name,
+                "peer_label": other["label"],
+                "peer_run": other["run"],
+                f"peer_{metric}": other[metric],
+            }
+            ratio = mine[metric] / other[metric]
+            found.append({**row, "ratio": ratio, "equal": bool(max(ratio, 1 / ratio) - 1 < 2**0.5 * SITTING_SPREAD)})
+    return pd.DataFrame(found)

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import nbformat
+import pandas as pd
 import pytest
 import torch
 from conftest import CHECKOUT, TINY_MODEL, write_run
@@ -16,6 +18,7 @@ from lsai_core.errors import Unavailable, UserError
 from lsai_core.files import write_json
 from lsai_core.model import count_parameters
 from lsai_core.strict import validated
+from lsai_lab.analysis import versus
 from lsai_lab.data import Dataset
 from lsai_lab.environment import package_version
 from lsai_lab.files import load_yaml
@@ -24,9 +27,8 @@ from lsai_lab.peers.config import PeerConfig
 from lsai_lab.peers.process import PeerFailed, run_process, shown_command
 from lsai_lab.peers.run import run
 from lsai_lab.peers.watch import FOLDER, Job, Watch
-from lsai_lab.report.peers import chapter
-from lsai_lab.report.selection import OWN
 from lsai_lab.runs.kinds import Context
+from lsai_lab.runs.notebook import execute_notebook
 from lsai_lab.runs.outcome import outcome_of
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import resolve
@@ -284,49 +286,28 @@ def test_peers_train_on_a_gpu(tmp_path, corpus, ceilings, changes):
     assert 2 < results["train_loss"] < 7
 
 
-def record(root: Path, variant: str, speed: float | None, **changes: Any) -> None:
-    study = Session("h200", root=CHECKOUT).study("peers")
-    part = "ours" if variant in study.measured("ours") else "peer"
-    config = resolve(study, variant, part, 0, {}).model_dump(mode="json")
-    results = {} if speed is None else {
-        "tokens_per_s": speed, "tokens_per_s_p25": speed * 0.99, "tokens_per_s_p75": speed * 1.01, "mfu": 0.5,
-        "mfu_peak_source": "a data sheet", "mem_peak_allocated_gib": 90.0, "first_step_s": 30.0, "parameters": 8_053_329_920,
-        "steps_timed": 55, "versions": "torchtitan 0.2.2", "command": "torchrun --x 1", "framework": "torchtitan",
-    }  # fmt: skip
-    kind = "train" if part == "ours" else "peer"
-    write_run(root, "peers", variant, part, kind=kind, results=results, config=config, **changes)
+def test_only_equal_recipes_are_compared_and_a_small_ratio_is_no_difference():
+    rows = pd.DataFrame(
+        [("ours", "a", "bf16", 10300.0), ("ours", "b", "fp8", 15000.0), ("ours", "c", "bf16", 9000.0),
+         ("titan", "d", "bf16", 10100.0), ("titan", "e", "fp8", 12000.0), ("hf", "f", "bf16", 5000.0), ("hf", "g", "rows", 1.0)],
+        columns=["framework", "label", "recipe", "tokens_per_s"],
+    ).assign(run="folder")  # fmt: skip
+    found = versus(rows, "ours", ["recipe"], "tokens_per_s").set_index(["recipe", "peer"])
+    assert set(found.index) == {("bf16", "titan"), ("bf16", "hf"), ("fp8", "titan")}
+    assert found.loc[("fp8", "titan"), "ratio"] == pytest.approx(1.25) and found["label"].tolist() == ["a", "a", "b"]
+    assert found["equal"].to_dict() == {("bf16", "titan"): True, ("bf16", "hf"): False, ("fp8", "titan"): False}
 
 
-def test_the_chapter_compares_at_equal_precision_and_names_what_failed(tmp_path, monkeypatch):
-    monkeypatch.setenv("LSAI_RUNS", str(tmp_path))
+def test_the_chapter_tells_the_recorded_results(tmp_path, monkeypatch):
+    monkeypatch.setenv("LSAI_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
-    speeds = {
-        "plain": 8000.0,
-        "ours_bf16": 10000.0,
-        "ours_fp8": 15000.0,
-        "titan_compiled": 8000.0,
-        "titan_fp8": 14900.0,
-    }
-    for variant, speed in {**speeds, "ours_2048": 11000.0, "plain_2048": 10000.0}.items():
-        record(tmp_path, variant, speed)
-    record(tmp_path, "hf_eager", None, outcome="oom", reason="CUDA out of memory")
-    found = [setting for setting in chapter.load([], "h200") if OWN in setting.machine]
-    assert [len(setting.rows) for setting in found] == [6, 2] and found[1].reference == "ours_2048"
-    said = chapter.conclusions(found[0])
-    assert any("torchtitan, bf16" in text and "1.25 times as many" in text for text in said)
-    assert any("torchtitan, fp8" in text and "no difference beyond the spread" in text for text in said)
-    assert any("ended as **oom**: CUDA out of memory" in text for text in said)
-    assert "1.10 times as many" in chapter.conclusions(found[1])[0]
-    assert found[0].rows.set_index("variant")["of_ours"]["plain"] == pytest.approx(0.8)
-    shown: list[str] = []
-    monkeypatch.setattr(chapter, "show_text", shown.append)
-    monkeypatch.setattr(chapter, "show_table", lambda *given, **_: shown.append(given[2]))
-    monkeypatch.setattr(chapter, "show_figure", lambda *given: shown.append(given[2]))
-    chapter.show_trainers(found)
-    chapter.show_results(found)
-    chapter.show_commands(found)
-    assert sum("**titan_" in text for text in shown) == 1 and "torchrun --x 1" in shown[-1]
-    assert " nan" not in " ".join(shown).lower()
+    target = tmp_path / "40-peers.ipynb"
+    assert execute_notebook(CHECKOUT / "notebooks" / "40-peers.ipynb", target, {}, root=CHECKOUT, timeout_s=120) is None
+    outputs = [o for cell in nbformat.read(target, as_version=4).cells for o in cell.get("outputs", []) if "data" in o]
+    text = "".join(str(o.data.get("text/markdown", "")) for o in outputs)
+    assert "1.11 times as fast (fp8, current scales, compiled), 1.07 times as fast (bf16, compiled), equal" in text
+    assert "That ratio includes the change of recipe" in text and "torch.distributed.run" in text and " nan" not in text
+    assert [o.metadata.get("lsai", {}).get("kind") for o in outputs].count("figure") == 2
 
 
 def test_the_study_s_peers_are_known_frameworks():

@@ -13,8 +13,6 @@ import pandas as pd
 from lsai_lab.report.context.analysis import ratios_to_torch
 from lsai_lab.report.context.data import load_shared
 from lsai_lab.report.context.training import load_trained
-from lsai_lab.report.peers.settings import OURS
-from lsai_lab.report.peers.settings import load_results as load_peers
 from lsai_lab.report.show import run_link
 from lsai_lab.report.speed.results import good, load_speed
 from lsai_lab.report.variants import best_at_both_ends, own_first
@@ -71,22 +69,6 @@ def _speed(own_runs: list[str], profile: str | None) -> Rows:
     return rows
 
 
-def _peers(own_runs: list[str], profile: str | None) -> Rows:
-    rows = []
-    for setting in load_peers(own_runs, profile):
-        ok = setting.ok
-        for precision in dict.fromkeys(ok["precision"]):
-            same = ok[ok["precision"] == precision]
-            ours, theirs = same[same["framework"] == OURS], same[same["framework"] != OURS]
-            if ours.empty or theirs.empty:
-                continue
-            mine, other = (some.loc[some["tokens_per_s"].idxmax()] for some in (ours, theirs))
-            result = f"{run_link(f'{mine.tokens_per_s:,.0f}', mine['key'])} tokens/s, {_times(mine, other)} {setting.link(other)}"
-            question = f"our trainer against the fastest other, {precision}"
-            rows.append(_row(setting.machine, question, mine["label"], result))
-    return rows
-
-
 def _longcontext(own_runs: list[str], profile: str | None) -> Rows:
     rows = []
     for trained in load_trained(own_runs, profile):
@@ -103,14 +85,9 @@ def _gpus(processes: int) -> str:
     return "one GPU" if processes == 1 else f"{processes} GPUs"
 
 
-def _times(mine: pd.Series, other: pd.Series) -> str:
-    return f"{mine['tokens_per_s'] / other['tokens_per_s']:.2f}x"
-
-
 # The scale study has no headline: its figures are computed from assumptions, or measured to check a formula.
 HEADLINES: dict[str, Callable[[list[str], str | None], Rows]] = {
     "speed": _speed,
-    "peers": _peers,
     "context": _context,
     "longcontext": _longcontext,
 }

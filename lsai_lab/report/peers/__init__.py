@@ -1,1 +1,0 @@
-"""The chapter on other trainers: what may be compared, and what is shown of it."""
