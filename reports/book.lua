@@ -54,7 +54,7 @@ local function float(div, kind)
   labels[div.identifier] = words[kind] .. nbsp .. number
   local content = div.content:clone()
   local last = content[#content]
-  local caption = (last and last.t == "Para" and #content > 1) and content:remove().content or pandoc.Inlines({})
+  local caption = (last and (last.t == "Para" or last.t == "Plain") and #content > 1) and content:remove().content or pandoc.Inlines({})
   caption = pandoc.Inlines({ pandoc.Strong(labels[div.identifier] .. "."), pandoc.Space() }) .. caption
   if kind == "tbl" and not is_html then
     for _, block in ipairs(content) do
