@@ -57,7 +57,8 @@ def with_own(change: Any) -> Any:
 
     def runs(frame: pd.DataFrame) -> pd.DataFrame:
         frame = committed(frame)
-        own = frame[frame["variant"].isin(list(dict.fromkeys(frame["variant"]))[:2])].copy()
+        trained = frame[(frame["outcome"] == "ok") & frame["part"].isin(["train", "levers"])]["variant"]
+        own = frame[frame["variant"].isin(list(dict.fromkeys(trained))[:2])].copy()
         own["machine"], own["own"] = "box (this machine)", True
         return pd.concat([change(own), frame], ignore_index=True)
 
@@ -70,12 +71,12 @@ SITUATIONS = {
     "too short to be timed": with_own(lambda own: own.assign(tokens_per_s=None, step_ms=None, mfu=None)),
     "no memory": with_own(lambda own: own.assign(**{c: None for c in own if c.startswith("mem")})),
     "all failed": with_own(lambda own: own.assign(outcome="oom", reason="out of memory", tokens_per_s=None)),
-    "no baseline": with_own(lambda own: own.iloc[1:][own["variant"].iloc[1:] != own["variant"].iloc[0]]),
+    "no baseline": with_own(lambda own: own[~own["variant"].isin(own["variant"].head(1))]),
 }
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.parametrize("name", ["10-memory", "15-course"])
+@pytest.mark.parametrize("name", ["10-memory", "15-course", "25-speed"])
 def test_a_chapter_is_whole_whatever_the_reader_ran(name: str, situation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _, text = execute(name, monkeypatch, runs=SITUATIONS[situation])
     assert not re.search(r"\b(nan|inf|None)\b[x%]?", text), text
@@ -145,3 +146,26 @@ def test_the_chapter_on_sharding_pairs_like_with_like(monkeypatch: pytest.Monkey
     trained = found["found"].set_index(["variant", "part"])["parameters"]
     growth = trained["bf16cp_4", "train_layers"] / trained["bf16cp_1", "train_layers"]
     assert f"{growth:.2f} times as large" in text
+
+
+def test_the_speed_chapter_counts_only_gains_that_are_larger_than_two_sittings_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found, text = execute("25-speed", monkeypatch, runs=committed)
+    real = set(found["levers"].set_index("variant").query("real").index)
+    assert real == {"compiled", "fused_optimizer", "fp8"}
+    assert "FlashAttention-4, SDPA cuDNN (equal within 1.7 %)" in text
+    # No step is faster than its ideal, and no products are faster than the data sheet's peak.
+    assert (found["levers"]["step_ms"] > found["ideal"].ms).all()
+    products = found["points"].set_index("kernels")["TFLOP/s"]
+    assert products["products, bf16 step"] < 989.5 and products["products, fp8 step"] < 1979
+    # The classes of kernels and the idle time make up the step.
+    steps = found["levers"]["step_ms"].to_numpy()
+    assert abs(found["classes"].sum(axis=1).to_numpy() / steps - 1).max() < 0.02
+
+
+def test_the_machines_reach_less_than_their_data_sheets(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, text = execute("01-machine", monkeypatch, runs=committed)
+    shares = found["rates"]["of peak"].dropna()
+    assert len(shares) >= 4 and shares.between(0.3, 1).all()
+    assert not re.search(r"\b(nan|inf|None)\b", text)

@@ -14,7 +14,6 @@ from lsai_lab.report.context.analysis import ratios_to_torch
 from lsai_lab.report.context.data import load_shared
 from lsai_lab.report.context.training import load_trained
 from lsai_lab.report.show import run_link
-from lsai_lab.report.speed.results import good, load_speed
 from lsai_lab.report.variants import best_at_both_ends, own_first
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import study_names
@@ -52,23 +51,6 @@ def _context(own_runs: list[str], profile: str | None) -> Rows:
     return rows
 
 
-def _speed(own_runs: list[str], profile: str | None) -> Rows:
-    rows = []
-    for speed in load_speed(own_runs, profile):
-        levers = good(speed.levers)
-        if len(levers) < 2:
-            continue
-        first, best = levers.iloc[0], levers.loc[levers["tokens_per_s"].idxmax()]
-        rate = run_link(f"{best['tokens_per_s']:,.0f}", best["key"])
-        ratio = best["tokens_per_s"] / first["tokens_per_s"]
-        times = f"{ratio:.2f}x {first['label']}" if best["key"] != first["key"] else "no lever makes it faster"
-        ideal = speed.ideal(best["key"])
-        share = f", {ideal.ms / best['step_ms']:.0%} of the ideal speed" if ideal else ""
-        answer = best["label"].removeprefix("+ ")
-        rows.append(_row(speed.machine, "fastest step, lever by lever", answer, f"{rate} tokens/s, {times}{share}"))
-    return rows
-
-
 def _longcontext(own_runs: list[str], profile: str | None) -> Rows:
     rows = []
     for trained in load_trained(own_runs, profile):
@@ -87,7 +69,6 @@ def _gpus(processes: int) -> str:
 
 # The scale study has no headline: its figures are computed from assumptions, or measured to check a formula.
 HEADLINES: dict[str, Callable[[list[str], str | None], Rows]] = {
-    "speed": _speed,
     "context": _context,
     "longcontext": _longcontext,
 }

@@ -109,7 +109,7 @@ class Plan(BaseModel, extra="allow"):
 
 _SUMMARY = TypeAdapter(Summary)
 _ENVIRONMENT, _PLAN = TypeAdapter(Environment), TypeAdapter(Plan)
-_OBJECT, _KERNELS = TypeAdapter(dict[str, Any]), TypeAdapter(dict[Literal["kernels"], list[dict[str, Any]]])
+_OBJECT, _KERNELS = TypeAdapter(dict[str, Any]), TypeAdapter(dict[str, Any])
 T = TypeVar("T")
 
 

@@ -1,0 +1,73 @@
+"""The ideal step: a training step's matrix products at the dense peak of the GPU's data sheet, and nothing else.
+
+A step's FLOPs split into linear layers (6 per parameter and token) and attention, of which a causal mask or a window needs a part
+only. Each part is divided by the peak of the dtype that it runs in: fp8 for the layers that fp8 converts, else the run's precision.
+The data sheet's peak is the one bound that no step can exceed: products of library calls that were timed alone ran slower than the
+same products within a training step, because the clock follows the power.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lsai_core.config import ModelConfig
+from lsai_core.profiling.flops import MATMUL_DTYPE, flops_per_token, theoretical_peak
+from lsai_core.strict import validated
+from lsai_lab.runs.records import Run, Summary
+
+
+@dataclass(frozen=True)
+class Ideal:
+    """FLOPs of one step by the dtype of their products, and the milliseconds that they take at the data sheet's peaks."""
+
+    linear_tflop: dict[str, float]
+    attention_tflop: float
+    linear_ms: float
+    attention_ms: float
+
+    @property
+    def ms(self) -> float:
+        return self.linear_ms + self.attention_ms
+
+
+def ideal_step(config: Mapping[str, Any], gpu: str) -> Ideal | None:
+    """The ideal step of a training config (as in config.json) on one `gpu`; None if no data sheet of it is known."""
+    model = validated(ModelConfig, dict(config["model"]), "the run's config")
+    dtype = MATMUL_DTYPE[config["precision"]]
+    flops = flops_per_token(model, config["seq_len"], config["attention"]["window"])
+    tokens = config["batch_size"] * config["grad_accum"] * config["seq_len"]
+    in_fp8 = fp8_parameters(model, config.get("fp8") or {})
+    linear = {dtype: flops.counted_parameters - in_fp8, "fp8": in_fp8}
+    tflop = {name: 6e-12 * parameters * tokens for name, parameters in linear.items() if parameters}
+    attention = ((flops.windowed or flops.causal_discounted) - 6.0 * flops.counted_parameters) * tokens / 1e12
+    peaks = {name: theoretical_peak(gpu, name) for name in {*tflop, dtype}}
+    if not all(peaks.values()):
+        return None
+    rate = {name: peak.tflops for name, peak in peaks.items() if peak}
+    linear_ms = 1e3 * sum(work / rate[name] for name, work in tflop.items())
+    return Ideal(tflop, attention, linear_ms, 1e3 * attention / rate[dtype])
+
+
+def ideal_of(row: Mapping[str, Any]) -> Ideal | None:
+    """The ideal step of a row of `lab.load`."""
+    folder = Path(row["run"])
+    gpu = row.get("env.gpu")
+    return ideal_step(Run(folder, "", Summary.read(folder)).config, gpu) if isinstance(gpu, str) else None
+
+
+def fp8_parameters(model: ModelConfig, fp8: Mapping[str, Any]) -> int:
+    """Parameters of the linear layers whose products run in fp8 under this `fp8` config."""
+    if fp8.get("recipe", "none") == "none":
+        return 0
+    width, heads, kv_heads = model.d_model, model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
+    block = {
+        "qkv": width * (heads + 2 * kv_heads),
+        "attention_output": heads * width,
+        "gate_up": 2 * width * model.d_ff,
+        "down": model.d_ff * width,
+    }
+    output = model.vocab_size * width if "output" in fp8["layers"] else 0
+    return model.n_layers * sum(size for name, size in block.items() if name in fp8["layers"]) + output

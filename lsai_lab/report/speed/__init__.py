@@ -1,1 +1,0 @@
-"""The chapter on the time of a training step: `results` (rows), `ideal` (the ceiling), `figures`, `analysis`, `chapter`."""
