@@ -169,3 +169,19 @@ def test_the_machines_reach_less_than_their_data_sheets(monkeypatch: pytest.Monk
     shares = found["rates"]["of peak"].dropna()
     assert len(shares) >= 4 and shares.between(0.3, 1).all()
     assert not re.search(r"\b(nan|inf|None)\b", text)
+
+
+def test_the_chapter_on_context_parallelism_divides_by_one_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, text = execute("55-context", monkeypatch, runs=committed)
+    assert not re.search(r"\b(nan|inf|None)\b[x%]?", text), text
+    timed = found["timed"].set_index(["variant", "method", "length"])
+    alone = found["alone"].query("kernel == 'fa4' and heads == 32 and kv_heads == 32 and head_dim == 128")
+    rates = alone.groupby("length")["training_tflops"].median()
+    row = timed.loc[("mha128_4", "ulysses", 131072)]
+    assert row["same length"] == row["training_tflops"] / rates[131072]
+    assert row["best length"] == row["training_tflops"] / rates.max() < row["same length"]
+    assert (timed["mean_ms"] <= timed["training_ms"] * 1.001).all()  # the slowest GPU counts
+    ring = timed.loc[("mha128_4", "ring", 131072), "best length"]
+    assert 0.5 < ring < 4 / 7  # what a causal ring of four can reach
+    assert "Memory limits the sequence length" in "".join(cell.source for cell in cells("55-context"))
+    assert "Llama-3-8B, 450K on 1" in text  # the words of the study, not of this machine's small one

@@ -110,7 +110,7 @@ def _committed() -> list[Run]:
 
 def _row(run: Run, own: bool) -> dict[str, Any]:
     summary, name = run.summary, run.summary.id
-    identity = (run.machine, own, name.study, name.variant, _label(name.study, name.variant), name.part, name.repeat, summary.outcome,
+    identity = (run.machine, own, name.study, name.variant, _label(name.study, name.variant, own), name.part, name.repeat, summary.outcome,
                 summary.reason, name.key, summary.kind, summary.started, summary.wall_s, str(run.folder))  # fmt: skip
     row = dict(zip(IDENTITY, identity, strict=True)) | summary.results
     for key, value in flatten(run.config).items():
@@ -119,18 +119,19 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
 
 
 @functools.cache
-def _variants(name: str) -> dict[str, str]:
-    """Labels of a study's variants, in its order: this machine's profile's words, else those of the study as it is written."""
+def _variants(name: str, own: bool = False) -> dict[str, str]:
+    """Labels of a study's variants, in its order: in the words of this machine's profile for own runs, else of the study as it is written."""
     plain = Profile(profile="none", description="the study as it is written", gpu=None)
     labels: dict[str, str] = {}
-    for read in (lambda: load_study(session().root, name, plain), lambda: study(name)):
+    reads = [lambda: study(name), lambda: load_study(session().root, name, plain)]
+    for read in reversed(reads) if own else reads:
         with contextlib.suppress(UserError):
             labels |= {variant: spec.label for variant, spec in read().variants.items()}
     return labels
 
 
-def _label(name: str, variant: str) -> str:
-    return _variants(name).get(variant, variant)
+def _label(name: str, variant: str, own: bool) -> str:
+    return _variants(name, own).get(variant, variant)
 
 
 def _place(row: dict[str, Any]) -> tuple[Any, ...]:
