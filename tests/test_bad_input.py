@@ -125,7 +125,7 @@ NAMES = {
 def test_wrong_names(shared: Project, words: str) -> None:
     before = files(shared)
     refused(shared.lsai(*words.split()), NAMES[words])
-    assert files(shared) == before and not (shared.root / "reports").exists()
+    assert files(shared) == before and not (shared.root / "reports" / "_output").exists()
 
 
 def test_a_name_without_runs_is_answered_with_the_names_that_have_some(shared: Project, tmp_path: Path) -> None:
