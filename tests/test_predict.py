@@ -25,7 +25,6 @@ from lsai_core.profiling.predict import (
     Prediction,
     estimate,
     find_gpu,
-    longest,
     predict,
     prediction,
     remembered,
@@ -42,6 +41,7 @@ from lsai_lab.launch.launch import launch
 from lsai_lab.report.prediction.chapter import accuracy
 from lsai_lab.report.prediction.data import compare, config_of, out_of_memory
 from lsai_lab.runs.records import find_runs, recorded_runs
+from lsai_lab.searches.longest_sequence import longest
 from lsai_lab.techniques import compare as compare_techniques
 from lsai_lab.techniques import first_that_fits, settings_of
 

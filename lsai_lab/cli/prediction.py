@@ -14,7 +14,7 @@ from lsai_core.config import ModelConfig, TrainConfig
 from lsai_core.errors import UserError
 from lsai_core.files import deep_merge
 from lsai_core.presets import PRESETS
-from lsai_core.profiling.predict import GPUS, Gpu, Prediction, estimate, find_gpu, longest, predict, verdict
+from lsai_core.profiling.predict import GPUS, Gpu, Prediction, estimate, find_gpu, predict, verdict
 from lsai_core.profiling.predict.prediction import OUTSIDE_GIB
 from lsai_core.strict import validated
 from lsai_lab import techniques as known_techniques
@@ -22,6 +22,7 @@ from lsai_lab.cli.options import BatchOption, ProfileOption, SetOption, override
 from lsai_lab.environment import gpu_facts
 from lsai_lab.files import repo_root
 from lsai_lab.report.prediction.data import measured_ceilings
+from lsai_lab.searches.longest_sequence import longest
 
 _DEFAULTS: dict[str, Any] = {"precision": "bf16", "compile": True, "seq_len": 4096, "batch_size": 1}
 

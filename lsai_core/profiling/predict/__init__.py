@@ -1,10 +1,9 @@
-"""Memory and time of a training run, predicted without a GPU: see `simulate`, `compiled`, `roofline`, `longest_sequence`."""
+"""Memory and time of a training run, predicted without a GPU: see `simulate`, `compiled`, `roofline`."""
 
 from lsai_core.profiling.predict.gpus import GPUS, Gpu, find_gpu
-from lsai_core.profiling.predict.longest_sequence import Longest, longest
 from lsai_core.profiling.predict.prediction import LIBRARIES_GIB, Prediction, Verdict, predict, verdict
 from lsai_core.profiling.predict.roofline import Estimate, estimate
 
 __all__ = [
-    "GPUS", "LIBRARIES_GIB", "Estimate", "Gpu", "Longest", "Prediction", "Verdict", "estimate", "find_gpu", "longest", "predict", "verdict",
+    "GPUS", "LIBRARIES_GIB", "Estimate", "Gpu", "Prediction", "Verdict", "estimate", "find_gpu", "predict", "verdict",
 ]  # fmt: skip
