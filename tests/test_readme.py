@@ -81,4 +81,4 @@ def test_every_ratio_in_a_table_is_that_of_two_of_its_speeds() -> None:
 def test_records_name_no_folder_of_the_machine_they_ran_on() -> None:
     for path in (repo_root() / "reports" / "recorded").glob("*/*/*/notebook.ipynb"):
         parameters = json.loads(path.read_text())["metadata"]["papermill"]["parameters"]
-        assert parameters["folder"].startswith("runs/") and parameters["data_root"] == "data", path
+        assert parameters["folder"].startswith("runs/") and parameters.get("data_root", "data") == "data", path
