@@ -38,8 +38,7 @@ from lsai_core.training import step
 from lsai_core.training.optimizer import build_optimizer
 from lsai_lab.cli.prediction import Question, answer
 from lsai_lab.launch.launch import launch
-from lsai_lab.report.prediction.chapter import accuracy
-from lsai_lab.report.prediction.data import compare, config_of, out_of_memory
+from lsai_lab.predicted import compare, config_of, out_of_memory
 from lsai_lab.runs.records import find_runs, recorded_runs
 from lsai_lab.searches.longest_sequence import longest
 from lsai_lab.techniques import compare as compare_techniques
@@ -391,7 +390,7 @@ def test_records_of_older_code_are_read_as_they_were_made() -> None:
             break
 
 
-def test_the_chapter_without_and_with_own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_are_compared_with_their_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = json.loads(tiny().model_dump_json())
     peak = predict(tiny(), on="cpu").peak
     results = {"mem_peak_allocated_gib": peak * 1.2, "memory_kind": "live tensor bytes (tracked)", "step_ms": 10.0}
@@ -406,7 +405,7 @@ def test_the_chapter_without_and_with_own_runs(tmp_path: Path, monkeypatch: pyte
     assert failed["variant"].tolist() == ["huge"] and failed["share"].item() > 1
     frame = compare(find_runs(tmp_path), CHECKOUT / "reports")
     assert frame["error"].tolist() == pytest.approx([1 / 1.2 - 1])
-    assert "odd" in accuracy(frame) and "-16.7%" in accuracy(frame)
+    assert len(frame.attrs["unread"]) == 1 and "odd" in frame.attrs["unread"][0]
 
 
 def test_the_largest_models_are_predicted_too_unless_it_was_their_first_step(tmp_path: Path) -> None:

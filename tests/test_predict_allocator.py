@@ -15,7 +15,7 @@ from lsai_core.files import read_jsonl
 from lsai_core.profiling.predict import predict
 from lsai_core.profiling.predict.allocator import Allocator, Block, OutOfMemory
 from lsai_core.profiling.predict.prediction import GIB
-from lsai_lab.report.prediction.data import config_of
+from lsai_lab.predicted import config_of
 from lsai_lab.runs.records import recorded_runs
 
 MIB = 2**20

@@ -21,7 +21,7 @@ from lsai_lab import techniques as known_techniques
 from lsai_lab.cli.options import BatchOption, ProfileOption, SetOption, overrides_from
 from lsai_lab.environment import gpu_facts
 from lsai_lab.files import repo_root
-from lsai_lab.report.prediction.data import measured_ceilings
+from lsai_lab.predicted import measured_ceilings
 from lsai_lab.searches.longest_sequence import longest
 
 _DEFAULTS: dict[str, Any] = {"precision": "bf16", "compile": True, "seq_len": 4096, "batch_size": 1}

@@ -47,7 +47,7 @@ def measured_gib(run: Run) -> float:
 
 
 def compare(runs: Sequence[Run], reports: Path) -> pd.DataFrame:
-    """One row per run: machine, study, variant, part, measured and predicted GiB, relative error, measured and estimated step time.
+    """One row per run: machine, study, variant, part, run, measured and predicted GiB, relative error, reserved GiB, step times in s.
 
     Runs that cannot be predicted are left out; `frame.attrs["unread"]` says which and why.
     """
@@ -72,8 +72,9 @@ def compare(runs: Sequence[Run], reports: Path) -> pd.DataFrame:
         time = _time(config, run, reports) if on_gpu else None
         rows.append(
             {"machine": run.machine, "study": run.summary.id.study, "variant": run.summary.id.variant,
-             "part": run.summary.id.part, "key": run.summary.id.key, "measured": measured, "predicted": prediction.peak,
-             "error": prediction.peak / measured - 1, "older": "blocks" not in run.config.get("train", run.config),
+             "part": run.summary.id.part, "run": str(run.folder), "measured": measured, "predicted": prediction.peak,
+             "error": prediction.peak / measured - 1, "reserved": results.get("mem_peak_reserved_gib") if on_gpu else None,
+             "predicted_reserved": prediction.reserved if on_gpu else None,
              "step_s": results["step_ms"] / 1e3 if time and "step_ms" in results else None,
              "estimated_s": time.step_s if time else None, "compiled": config.compile}
         )  # fmt: skip
@@ -91,18 +92,8 @@ def out_of_memory(runs: Sequence[Run]) -> pd.DataFrame:
             continue
         with contextlib.suppress(UserError):
             peak = predict(config_of(run)).peak
-            rows.append({"variant": run.summary.id.variant, "key": run.summary.id.key, "share": peak / limit})
+            rows.append({"variant": run.summary.id.variant, "run": str(run.folder), "share": peak / limit})
     return pd.DataFrame(rows)
-
-
-def over_seeds(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per machine, study, variant and part: medians over repeats, the first run's key."""
-    keys = ["machine", "study", "variant", "part"]
-    numbers = ["measured", "predicted", "error", "step_s", "estimated_s"]
-    grouped = frame.groupby(keys, sort=False)
-    table = pd.DataFrame({name: grouped[name].median() for name in numbers})
-    table.insert(0, "runs", grouped.size())
-    return table.assign(key=grouped["key"].first()).reset_index()
 
 
 def measured_ceilings(gpu: Gpu, reports: Path) -> Mapping[str, float]:
@@ -137,7 +128,7 @@ def largest_batches(runs: Sequence[Run]) -> pd.DataFrame:
         data = deep_merge(BEFORE, run.config["train"]) | {"batch_size": max(1, results["largest_batch"])}
         peak = predict(validated(TrainConfig, data, run.summary.id.name), results["attention_kernel"]).peak
         rows.append(
-            {"machine": run.machine, "variant": run.summary.id.variant, "key": run.summary.id.key,
+            {"machine": run.machine, "variant": run.summary.id.variant, "run": str(run.folder),
              "batch": results["largest_batch"], "predicted": peak, "share": peak / results["search_limit_gib"]}
         )  # fmt: skip
     return pd.DataFrame(rows)
