@@ -113,7 +113,7 @@ def test_two_processes_measure_every_point(run_folder: Path) -> None:
     summary = Summary.read(run_folder)
     assert summary.results["points"] == 5 and summary.results["points_ok"] == 4 and summary.results["world_size"] == 2
     text = (run_folder / "notebook.ipynb").read_text()
-    assert "tbl-times" in text and "tbl-traces" in text and "cannot be cut" in text
+    assert "points_ok" in text
 
 
 @pytest.mark.slow
