@@ -19,7 +19,10 @@ def stripped(text: str) -> str:
 
 
 if __name__ == "__main__":
+    for stream in (sys.stdin, sys.stdout):
+        stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     if not sys.argv[1:]:
         sys.stdout.write(stripped(sys.stdin.read()))
-    holding = [name for name in sys.argv[1:] if json.loads(stripped(Path(name).read_text())) != json.loads(Path(name).read_text())]  # fmt: skip
+    texts = {name: Path(name).read_text(encoding="utf-8") for name in sys.argv[1:]}
+    holding = [name for name, text in texts.items() if json.loads(stripped(text)) != json.loads(text)]
     sys.exit(f"with outputs or metadata of an execution: {', '.join(holding)}" if holding else 0)
