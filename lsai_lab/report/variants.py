@@ -26,12 +26,6 @@ def own_first(machines: Iterable[str]) -> list[str]:
     return sorted(dict.fromkeys(machines), key=lambda machine: "(" not in machine)
 
 
-def best_at_both_ends(rows: pd.DataFrame, metric: str) -> list[pd.Series]:
-    """Of rows with a column `processes`: that with the largest `metric` on one process, if there is one, and on the most."""
-    ends = rows[rows["processes"].isin([1, rows["processes"].max()])] if len(rows) else rows
-    return [some.loc[some[metric].idxmax()] for _, some in ends.groupby("processes")] if len(ends) else []
-
-
 class OfMachine:
     """What the results of a study on one machine have in common."""
 
