@@ -10,6 +10,7 @@ import pandas as pd
 import typer
 
 from lsai_core.errors import UserError
+from lsai_lab.analysis import over_repeats
 from lsai_lab.cli.options import (
     AgainOption,
     BatchOption,
@@ -23,7 +24,7 @@ from lsai_lab.cli.options import (
     names,
     overrides_from,
 )
-from lsai_lab.runs.records import Run, annotate, find_runs, over_repeats, recorded_runs, runs_frame
+from lsai_lab.runs.records import Run, annotate, find_runs, recorded_runs, runs_frame
 from lsai_lab.runs.selection import current_runs, differing_settings
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import PlannedRun

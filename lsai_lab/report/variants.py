@@ -8,7 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from lsai_lab.runs.records import Run, over_repeats, runs_frame
+from lsai_lab.analysis import over_repeats
+from lsai_lab.runs.records import Run, runs_frame
 from lsai_lab.runs.study import Study
 
 # Runs that lie further apart were started by hand anew, on whatever GPU was free.
@@ -104,7 +105,7 @@ def variant_rows(
     """One row per variant that has a run of `part`, in the study's order; `runs` are of one machine.
 
     Columns: variant, label, repeats (good ones), outcome, reason, key (of the run that is linked), each of `metrics` over the
-    good repeats (`records.over_repeats`; missing where no good run has it), and of the metrics in `ranges` also
+    good repeats (`analysis.over_repeats`; missing where no good run has it), and of the metrics in `ranges` also
     `<metric>_low` and `<metric>_high`, the smallest and the largest repeat.
     """
     frame = runs_frame(run for run in runs if run.summary.id.part == part)

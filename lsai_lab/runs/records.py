@@ -277,13 +277,3 @@ def runs_frame(runs: Iterable[Run]) -> pd.DataFrame:
             for run in runs
         ]
     )
-
-
-def over_repeats(metric: str, values: pd.Series) -> float:
-    """One figure for a variant from its repeats: the mean for losses and perplexities, the median for everything else.
-
-    Repeats differ in their seed. For quality the question is what to expect over seeds; for speed and memory it is the
-    typical run, which one disturbed repeat must not move.
-    """
-    quality = metric.endswith(("_loss", "_perplexity"))
-    return float(values.mean() if quality else values.median())
