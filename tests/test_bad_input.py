@@ -108,7 +108,7 @@ NAMES = {
     "study memory --only ,": r"expected names separated by commas, got ','; leave the option out",
     "report --only ,": r"expected names separated by commas",
     "predict --study memory --model lab": r"--study with --variant, or --model",
-    "report --only nothing": r"no study or variant 'nothing'; known: .*\bmachine\b",
+    "report --only nothing": r"no study or variant 'nothing'; known: machine, memory, ",
     "report --skip nothing": r"no study or variant 'nothing'",
     "report --formats docx": r"--formats wants html, pdf or html,pdf, got 'docx'",
     "report --engine word": r"--engine wants auto, quarto or pandoc",

@@ -60,7 +60,7 @@ def read_chapters(root: Path) -> list[Chapter]:
 def report_studies(root: Path) -> list[str]:
     """Every study of the book, in the order in which its chapters first load them."""
     chapters = read_chapters(root)
-    # The front page sums up what the chapters ask; the order of the runs is theirs, the machine's own speeds first.
+    # The front page sums up what the chapters ask; the order of the runs is theirs.
     named = [study for chapter in chapters[1:] for study in chapter.studies]
     return list(dict.fromkeys([*named, *study_names(root)]))
 
@@ -108,6 +108,9 @@ def plan_report(
     """The planned runs of each study of the book. `only` and `skip` name studies or variants, also by pattern; what means none is an
     error, before anything is planned."""
     studies = {name: session.study(name) for name in report_studies(session.root)}
+    # Ceilings come before what is rated against them.
+    rating = [name for name, study in studies.items() if any(part.kind == "ceilings" for part in study.parts.values())]
+    studies = {name: studies[name] for name in dict.fromkeys([*rating, *studies])}
     known = dict.fromkeys([*studies, *(variant for study in studies.values() for variant in study.variants)])
     if unknown := [pattern for pattern in (*only, *skip) if not matching(known, [pattern])]:
         raise UserError(f"--only/--skip: no study or variant {unknown[0]!r}{hint(unknown[0], known)}")

@@ -95,6 +95,13 @@ class Environment(BaseModel, extra="allow"):
     packages: dict[str, str] = {}
 
 
+class Kernels(BaseModel):
+    """`kernels.json`: of each kernel its name, its class, and milliseconds and calls per step."""
+
+    per: Literal["step"]
+    kernels: list[dict[Literal["name", "class", "ms", "calls"], str | float]]
+
+
 class Plan(BaseModel, extra="allow"):
     """`run.json`: how the run was planned, and what a person calls it."""
 
@@ -109,7 +116,7 @@ class Plan(BaseModel, extra="allow"):
 
 _SUMMARY = TypeAdapter(Summary)
 _ENVIRONMENT, _PLAN = TypeAdapter(Environment), TypeAdapter(Plan)
-_OBJECT, _KERNELS = TypeAdapter(dict[str, Any]), TypeAdapter(dict[str, Any])
+_OBJECT, _KERNELS = TypeAdapter(dict[str, Any]), TypeAdapter(Kernels)
 T = TypeVar("T")
 
 
@@ -180,7 +187,7 @@ class Run:
     def kernels(self) -> pd.DataFrame:
         """The kernels with the most time: name, class, ms and calls per step, longest first (empty if nothing was traced)."""
         path = self.folder / "kernels.json"
-        return pd.DataFrame(_read(path, _KERNELS)["kernels"] if path.exists() else [])
+        return pd.DataFrame(_read(path, _KERNELS).kernels if path.exists() else [])
 
     @property
     def page(self) -> Path | None:
