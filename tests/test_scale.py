@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 
 import nbformat
 import pytest
@@ -16,10 +13,11 @@ from lsai_core.config import ModelConfig
 from lsai_core.errors import UserError
 from lsai_core.model import count_parameters
 from lsai_core.strict import validated
-from lsai_lab.benches.scale import Assumptions, ScaleConfig
+from lsai_lab.benches.scale import Assumptions, ScaleConfig, run
 from lsai_lab.files import load_yaml
 from lsai_lab.report import scale as chapter
 from lsai_lab.report.scale_model import daly, fit, state_bytes, step_seconds, step_traffic
+from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.notebook import execute_notebook
 from lsai_lab.runs.session import Session
 
@@ -96,12 +94,7 @@ def test_real_processes_send_and_save_what_is_predicted(tmp_path):
         },
         "test",
     )
-    (tmp_path / "config.json").write_text(config.model_dump_json())
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
-    command = [sys.executable, "-m", "lsai_lab.benches.scale_child", str(tmp_path)]
-    done = subprocess.run(command, env=environment, cwd=CHECKOUT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    results = json.loads((tmp_path / "results.json").read_text())
+    results = run(config, Context(tmp_path, tmp_path, tmp_path))
     even = step_traffic(config.model, 2, 1).bytes["reduce_scatter"]
     assert results["layouts"][0]["reduce_scatter_bytes"] > even, "four processes pad this model, two do not"
     for row in results["layouts"]:

@@ -1,30 +1,43 @@
 """The `scale` kind: what can be measured on one machine of what grows with the number of nodes.
 
-Four things. `lsai_lab.benches.scale_child`, a process of its own, measures three of them: (1) what an FSDP2 step sends, (2) what a
-sharded checkpoint puts on disk, (3) how long agents and ranks take to meet. Here, (4): what a run's record is, in files and bytes,
-and how fast this disk takes such files. The chapter (`lsai_lab.report.scale`) carries them to many nodes.
+Four things: (1) what an FSDP2 step sends, (2) what a sharded checkpoint puts on disk, (3) how long agents and ranks take to meet,
+(4) what a run's record is, in files and bytes, and how fast this disk takes such files. The first three are measured in processes of
+their own (`lsai_lab.searches.tries`), which do not wait for a name server. The chapter carries them to many nodes.
+
+Sent bytes are counted twice: the buffers that a step hands to the collectives, at torch's dispatcher, and the bytes that each
+process passes to the system's write calls. Agents and ranks that meet are threads: the TCPStore client releases the
+interpreter's lock, but the agents' state machine is Python, so their figure grows faster than on a machine each.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-import subprocess
-import sys
+import statistics
 import tempfile
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from pydantic import Field, field_validator
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from lsai_core.config import ModelConfig, Precision
+from lsai_core.config import ModelConfig, Precision, TrainConfig
 from lsai_core.errors import Unavailable
 from lsai_core.files import atomic_writer
 from lsai_core.strict import Strict, validated
 from lsai_lab.files import repo_root
 from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.records import Run, find_runs, recorded_runs
+from lsai_lab.searches import tries
+
+_HOST = "localhost"
+_LIMIT_S = 600.0  # of each of the measuring processes
 
 
 class Assumptions(Strict):
@@ -71,29 +84,36 @@ class ScaleConfig(Strict):
 
 def run(config: ScaleConfig, context: Context) -> dict[str, Any]:
     """Measure; returns the results: `layouts`, `agents`, `clients` (one mapping per row) and the record's figures."""
-    import torch.distributed as dist
+    if not dist.is_available():
+        raise Unavailable("counting collectives needs torch.distributed")
+    workers = tries.server(["lsai_core.parallel.checkpoint", "lsai_core.parallel.fsdp"], on_gpu=False)
 
-    if not dist.is_available() or not hasattr(os, "fork"):
-        raise Unavailable("counting collectives needs torch.distributed and fork (Linux or macOS)")
-    results = _in_child(config, context.folder)
-    results |= _records(config, context)
-    return results
+    def measured(work: tries.Work, argument: Any, processes: int = 1) -> dict[str, float]:
+        found = tries.attempt(workers, work, argument, processes=processes, timeout_s=_LIMIT_S)
+        if found["outcome"] != "ok":
+            raise RuntimeError(f"the measuring process ended: {found['outcome']}, {found['note']}")
+        return found["measured"]
+
+    layouts = []
+    for shard, replicate in config.layouts:
+        with tempfile.TemporaryDirectory(dir=context.folder, prefix="layout-") as work:
+            counted = measured(_step_and_save, (config, shard, replicate, work), shard * replicate)
+            layout = {"wire_bytes": None, **counted, "shard": shard, "replicate": replicate}
+            layouts.append(layout | _checkpoint_files(Path(work)))
+    agents = [{"agents": n, **measured(_meet, (_agents, n, 1))} for n in config.agents]
+    clients = [{"clients": n, **measured(_meet, (_clients, n, config.repeats))} for n in config.clients]
+    return {"layouts": layouts, "agents": agents, "clients": clients, **_records(config, context)}
 
 
-def _in_child(config: ScaleConfig, folder: Path) -> dict[str, Any]:
-    """Results of `scale_child.main` in a fresh interpreter; what it printed last is the error if it failed."""
-    environment = {**os.environ, "RES_OPTIONS": "timeout:1 attempts:1", "OMP_NUM_THREADS": "1"}
-    # The package may be found by the folder that the caller was started in only.
-    environment["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")])
-    )
-    with tempfile.TemporaryDirectory(dir=folder, prefix="scale-") as work:
-        (Path(work) / "config.json").write_text(config.model_dump_json())
-        command = [sys.executable, "-m", "lsai_lab.benches.scale_child", work]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"the measuring process ended with {done.returncode}: {done.stderr[-2000:]}")
-        return json.loads((Path(work) / "results.json").read_text(encoding="utf-8"))
+def _checkpoint_files(work: Path) -> dict[str, int]:
+    every = list(next(work.glob("sharded-*")).iterdir())
+    shards = [path.stat().st_size for path in every if path.suffix == ".distcp"]
+    return {
+        "checkpoint_files": len(every),
+        "checkpoint_shard_files": len(shards),
+        "checkpoint_bytes": sum(path.stat().st_size for path in every),
+        "checkpoint_largest_shard_bytes": max(shards),
+    }
 
 
 def read_config(recorded: dict[str, Any]) -> ScaleConfig:
@@ -127,3 +147,145 @@ def _records(config: ScaleConfig, context: Context) -> dict[str, Any]:
 def _sizes(run: Run) -> list[int]:
     """Sizes of a record's own files (no hidden ones, no folders), in bytes."""
     return [path.stat().st_size for path in run.folder.iterdir() if path.is_file() and path.name[0] != "."]
+
+
+class CollectiveBytes(TorchDispatchMode):
+    """Counts, while active, the bytes of the full buffer of every collective of this thread and how often each is called.
+
+    `bytes` and `calls` have the keys `all_gather` (gathered output), `reduce_scatter` (input) and `all_reduce`.
+    """
+
+    _OPS = {
+        "c10d::_allgather_base_": ("all_gather", 0),
+        "c10d::_reduce_scatter_base_": ("reduce_scatter", 1),
+        "c10d::allreduce_": ("all_reduce", 0),
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = {name: 0 for name, _ in self._OPS.values()}
+        self.calls = dict(self.bytes)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if found := self._OPS.get(func._schema.name):
+            name, position = found
+            buffers = args[position] if isinstance(args[position], (list, tuple)) else [args[position]]
+            self.bytes[name] += sum(buffer.numel() * buffer.element_size() for buffer in buffers)
+            self.calls[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _step_and_save(rank: int, argument: tuple[ScaleConfig, int, int, str]) -> dict[str, float]:
+    """One process's FSDP2 step and checkpoint: bytes and calls by collective, full buffers, equal on every process, and
+    `wire_bytes`, what it wrote to its sockets, where the system counts it (the caller takes the busiest process's)."""
+    from lsai_core.parallel.checkpoint import ShardedCheckpoints
+    from lsai_core.parallel.fsdp import build_sharded
+    from lsai_core.parallel.processes import connect
+
+    config, shard, replicate, work = argument
+    world = connect(torch.device("cpu"))
+    spec = {
+        "model": config.model.model_dump(),
+        "data": {"vocab_size": config.model.vocab_size},
+        "precision": config.precision,
+        "device": "cpu",
+        "parallel": {"fsdp": shard, "replicate": replicate},
+    }
+    model = build_sharded(validated(TrainConfig, spec, "scale"), torch.device("cpu"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    tokens_BS = torch.randint(config.model.vocab_size, (1, 33))
+
+    def step() -> None:
+        logits_BSV = model(tokens_BS[:, :-1])
+        F.cross_entropy(logits_BSV.flatten(0, 1).float(), tokens_BS[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()  # connects the processes and makes the optimizer's states
+    world.barrier()
+    before = _written()
+    with CollectiveBytes() as counted:
+        step()
+    after = _written()
+    checkpoints = ShardedCheckpoints(Path(work), keep=1, sequences=1, world=world)
+    checkpoints.save(1, model, optimizer, 0.0)
+    checkpoints.finish()
+    return {
+        **({} if before is None or after is None else {"wire_bytes": after - before}),
+        **{f"{name}_bytes": value for name, value in counted.bytes.items()},
+        **{f"{name}_calls": value for name, value in counted.calls.items()},
+    }
+
+
+def _written() -> int | None:
+    """Bytes that this process has passed to write calls so far, sockets included; None where the system does not say."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/self/io").read_text(encoding="utf-8").splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith("wchar:")))
+    return None
+
+
+def _meet(rank: int, argument: tuple[Callable[[int], float], int, int]) -> dict[str, float]:
+    """Median and slowest seconds of `repeats` meetings of `n` participants."""
+    meeting, n, repeats = argument
+    seconds = [meeting(n) for _ in range(repeats)]
+    return {"seconds": statistics.median(seconds), "slowest_s": max(seconds)}
+
+
+def _agents(n: int) -> float:
+    """Seconds from the first call until all of `n` agents have joined torchrun's c10d rendezvous (real handlers, threads)."""
+    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+
+    server = dist.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
+
+    def prepare() -> Any:
+        store = dist.TCPStore(_HOST, server.port, is_master=False, wait_for_workers=False)
+        backend = C10dRendezvousBackend(store, "scale")
+        return DynamicRendezvousHandler.from_backend("scale", store, backend, n, n, _HOST)
+
+    handlers = [prepare() for _ in range(n)]
+    seconds = _together([handler.next_rendezvous for handler in handlers])
+    for handler in handlers:
+        handler._stop_heartbeats()
+    return seconds
+
+
+def _clients(n: int) -> float:
+    """Seconds until each of `n` ranks has connected to one TCPStore, left its address, passed a barrier over all and read
+    its two neighbours' addresses: the shape of what `init_process_group` asks of the store."""
+    server = dist.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
+
+    def join(rank: int) -> None:
+        store = dist.TCPStore(_HOST, server.port, is_master=False, wait_for_workers=False)
+        store.set(f"address/{rank}", "x" * 64)
+        if store.add("arrived", 1) == n:
+            store.set("all", "1")
+        store.wait(["all"])
+        for neighbour in ((rank + 1) % n, (rank - 1) % n):
+            store.get(f"address/{neighbour}")
+
+    return _together([lambda rank=rank: join(rank) for rank in range(n)])  # type: ignore[misc]
+
+
+def _together(actions: list[Callable[[], Any]]) -> float:
+    """Seconds from releasing a thread per action until the last has ended; the first error of any is raised."""
+    gate, errors = threading.Barrier(len(actions) + 1), []
+
+    def work(action: Callable[[], Any]) -> None:
+        gate.wait()
+        try:
+            action()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(action,)) for action in actions]
+    for thread in threads:
+        thread.start()
+    gate.wait()
+    started = time.perf_counter()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return time.perf_counter() - started
