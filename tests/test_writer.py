@@ -217,7 +217,7 @@ import sys
 
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"matplotlib", "seaborn", "pypandoc", "typst"} or name.startswith("lsai_lab.report"):
+        if name.split(".")[0] in {"matplotlib", "seaborn", "pypandoc", "typst"}:
             raise ModuleNotFoundError(f"{name} is blocked")
 
 sys.meta_path.insert(0, Blocked())

@@ -2,7 +2,7 @@
 
 Four things: (1) what an FSDP2 step sends, (2) what a sharded checkpoint puts on disk, (3) how long agents and ranks take to meet,
 (4) what a run's record is, in files and bytes, and how fast this disk takes such files. The first three are measured in processes of
-their own (`lsai_lab.searches.tries`), which do not wait for a name server. The chapter carries them to many nodes.
+their own (`lsai_lab.searches.tries`), which do not wait for a name server. `lsai_lab.analysis_scale` carries them to many nodes.
 
 Sent bytes are counted twice: the buffers that a step hands to the collectives, at torch's dispatcher, and the bytes that each
 process passes to the system's write calls. Agents and ranks that meet are threads: the TCPStore client releases the

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +44,15 @@ def table(frame: pd.DataFrame, formats: Mapping[str, Format] | None = None, *, l
     shown = [name for name in frame.columns if name != "run"]
     if unknown := [name for name in [*formats, *([link] if link else [])] if name not in shown]:
         raise KeyError(f"table: no column {unknown[0]!r}; columns: {', '.join(map(str, shown))}")
-    columns = {
-        name: [_cell(value, formats.get(name) or _digits(frame[name])) for value in frame[name]] for name in shown
-    }
+    plain = {name: [_cell(value, formats.get(name) or _digits(frame[name])) for value in frame[name]] for name in shown}
+    columns, widths = dict(plain), {name: _width([str(name), *plain[name]]) for name in shown}
     if "run" in frame.columns and shown:
         target = link or shown[0]
         cells = zip(columns[target], frame["run"], strict=True)
         columns[target] = [run_link(cell, run) if isinstance(run, (str, Path)) else cell for cell, run in cells]
     lines = ["| " + " | ".join(str(name) for name in shown) + " |"]
-    lines.append("|" + "|".join("---:" if _is_numeric(frame[name]) else ":---" for name in shown) + "|")
+    ends = [("", ":") if _is_numeric(frame[name]) else (":", "") for name in shown]
+    lines.append("|" + "|".join(f"{a}{'-' * widths[name]}{b}" for name, (a, b) in zip(shown, ends, strict=True)) + "|")
     lines += ["| " + " | ".join(row) + " |" for row in zip(*columns.values(), strict=True)]
     return Table("\n".join(lines), frame[shown])
 
@@ -88,6 +88,12 @@ def run_link(text: object, run: str | Path) -> str:
     """Markdown link from `text` to the page of a run (its folder), as the report places it."""
     folder = Path(run)
     return f"[{text}](runs/{folder.parent.name}/{folder.name}.html)"
+
+
+def _width(cells: Sequence[str]) -> int:
+    """Dashes under a column's head: where a table must wrap, pandoc divides the width in their proportion. At least the longest word."""
+    texts = [re.sub(r"\]\([^)]*\)|[\[*`]", "", cell) for cell in cells]
+    return max(3, min(30, max(map(len, texts))), max(len(word) for text in texts for word in text.split() or [""]))
 
 
 def _is_numeric(column: pd.Series) -> bool:

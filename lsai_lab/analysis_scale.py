@@ -1,4 +1,4 @@
-"""What a training job moves, keeps and waits for on many nodes: the formulas of the chapter `lsai_lab.report.scale`.
+"""What a training job moves, keeps and waits for on many nodes: the formulas of the chapter on many nodes.
 
 Communication is the alpha-beta model (Hockney 1994; Thakur et al. 2005): a ring collective of n ranks over a buffer of S bytes
 takes (n - 1) alpha + (n - 1)/n S / B to gather or to reduce-scatter, and twice that to all-reduce. A step of FSDP gathers each
@@ -9,16 +9,20 @@ Daly 2006, first order.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+import pandas as pd
 import torch
 
 from lsai_core.config import ModelConfig
 from lsai_core.model import Transformer
-from lsai_lab.benches.scale import Assumptions
+from lsai_core.profiling.flops import flops_per_token
+from lsai_lab.benches.scale import Assumptions, ScaleConfig
 
 GATHER_BYTES = {"fp32": 4, "tf32": 4, "bf16_autocast": 2, "bf16": 2}  # of an element; gradients are summed in fp32
 WEIGHT_BYTES = {"fp32": 4, "tf32": 4, "bf16_autocast": 4, "bf16": 2}
@@ -105,13 +109,55 @@ def step_seconds(traffic: Traffic, assume: Assumptions) -> tuple[float, float]:
     return bandwidth, latency
 
 
+def groupings(config: ScaleConfig, assume: Assumptions) -> pd.DataFrame:
+    """One row per model, number of nodes and way to group the GPUs: what each GPU keeps, sends and waits for in a step.
+
+    Columns: `model`, `nodes`, `plan`, `shard` and `replicas` (GPUs), `states_gib`, `sent_gb`, `moving_s`, `waiting_s`, `communication_s`
+    (their sum), `compute_s` (the step's FLOPs at `assume.mfu`), and `share`, communication over computation.
+    """
+    rows = []
+    for (name, model), nodes in itertools.product(config.shapes.items(), config.nodes):
+        gpus = nodes * assume.gpus_per_node
+        plans = {gpus: "FSDP, all GPUs"}
+        for group in config.shard_nodes:
+            plans.setdefault(group * assume.gpus_per_node, f"HSDP, {group} node{'s' if group > 1 else ''}")
+        flops = assume.tokens_per_gpu * flops_per_token(model, assume.seq_len).convention
+        for shard, plan in plans.items():
+            if shard <= gpus and gpus % shard == 0:
+                traffic = step_traffic(model, shard, gpus // shard, config.precision)
+                moving, waiting = step_seconds(traffic, assume)
+                rows.append((name, nodes, plan, shard, gpus // shard, state_bytes(model, shard, config.precision) / 2**30,
+                             sum(traffic.sent.values()) / 1e9, moving, waiting, flops / assume.mfu / assume.peak_tflops / 1e12))  # fmt: skip
+    names = [
+        "model",
+        "nodes",
+        "plan",
+        "shard",
+        "replicas",
+        "states_gib",
+        "sent_gb",
+        "moving_s",
+        "waiting_s",
+        "compute_s",
+    ]
+    frame = pd.DataFrame(rows, columns=names)
+    frame["communication_s"] = frame["moving_s"] + frame["waiting_s"]
+    return frame.assign(share=frame["communication_s"] / frame["compute_s"])
+
+
+def fastest_that_fits(groups: pd.DataFrame, memory_gib: float) -> pd.DataFrame:
+    """Of each model and number of nodes the row that communicates least long among those whose states fit; no row where none does."""
+    fitting = groups[groups["states_gib"] <= memory_gib]
+    return fitting.loc[fitting.groupby(["model", "nodes"], sort=False)["communication_s"].idxmin()]
+
+
 def daly(write_s: float, mtbf_s: float) -> tuple[float, float]:
     """(best interval in s, share of time lost at it): sqrt(2 d M), and d/t + t/2M = sqrt(2 d / M)."""
     interval = math.sqrt(2 * write_s * mtbf_s)
     return interval, write_s / interval + interval / (2 * mtbf_s)
 
 
-def fit(n: list[int], seconds: list[float], power: int) -> tuple[float, float]:
+def fit(n: Sequence[int], seconds: Sequence[float], power: int) -> tuple[float, float]:
     """(a, b) of seconds = a + b n^power by least squares of the relative error; neither is below 0."""
     x, y = np.asarray(n, float) ** power, np.asarray(seconds)
     b, a = np.polyfit(x, y, 1, w=1 / y)
