@@ -2,7 +2,9 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV   ?= .venv
-BIN    := $(VENV)/bin
+# A folder made by `lsai new lab` has no sources: there the installed `lsai` serves, and nothing is set up.
+SOURCES := $(wildcard pyproject.toml)
+BIN    := $(if $(SOURCES),$(VENV)/bin,$(patsubst %/,%,$(dir $(shell command -v lsai))))
 LSAI   := $(BIN)/lsai
 # PROFILE: machine profile (detected if empty). ONLY, SKIP: comma-separated studies or variants, or patterns of them. STUDY: one study.
 PROFILE ?=
@@ -32,7 +34,7 @@ help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/\1\t\2/' | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
 	@echo "  options: PROFILE=cpu|gpu|h200|quick|... ONLY=a,b SKIP=c STUDY=memory (run, submit) TORCH_INDEX=url VENV=folder PORT=8890 LAB_ARGS=--no-browser (lab) LOCK= (newest packages)"
 
-setup: $(VENV)/.base  ## create the virtual environment and install the package
+setup: $(if $(SOURCES),$(VENV)/.base)  ## create the virtual environment and install the package
 
 # One stamp per set of extras, so that a report does not wait for the test tools.
 $(VENV)/.base: pyproject.toml
@@ -41,6 +43,7 @@ $(VENV)/.base: pyproject.toml
 	@echo "installing packages into $(VENV) (minutes the first time) ..."
 	@$(if $(TORCH_INDEX),$(BIN)/python -m pip install -q --index-url $(TORCH_INDEX) "torch>=2.11$(comma)<2.14")
 	@$(pip) -e .
+	@! git rev-parse -q --git-dir >/dev/null 2>&1 || git config filter.without-outputs.clean '$(BIN)/python -m lsai_lab.kit.strip'
 	@touch $@
 
 $(VENV)/.%: $(VENV)/.base
@@ -58,7 +61,7 @@ lock:  ## refresh envs/constraints.txt with the newest versions that are allowed
 	  grep -viE '^(torch|triton|setuptools|pip|cuda-[a-z]+|nvidia-(cu|nccl|nvjit|nvsh|nvtx)[a-z0-9-]*)(==| @)'; } > .cache/lock/constraints.txt
 	@mv .cache/lock/constraints.txt envs/constraints.txt
 
-lab: $(VENV)/.lab  ## JupyterLab with the notebooks and the project's kernel
+lab: $(if $(SOURCES),$(VENV)/.lab)  ## JupyterLab with the notebooks and the project's kernel
 	$(BIN)/jupyter lab --notebook-dir=. $(if $(PORT),--port $(PORT)) $(LAB_ARGS)
 
 report: setup  ## run the studies for this machine and render the lab report (HTML and PDF); NO_RUN=1 runs nothing

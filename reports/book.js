@@ -1,5 +1,14 @@
 // Both engines' pages: tables sort, filter and save as CSV; the page without Quarto has a search; two runs stand side by side. No network.
 (() => {
+  if (location.hash === "#live" || sessionStorage.live) {  // `lsai report --watch` serves the page and makes it anew
+    sessionStorage.live = "yes";
+    let seen = null;
+    setInterval(async () => {
+      const now = (await fetch(location.pathname, { method: "HEAD", cache: "no-store" })).headers.get("Last-Modified");
+      if (seen && now !== seen) location.reload();
+      seen = now;
+    }, 1000);
+  }
   const make = (tag, facts = {}, ...children) => { const node = Object.assign(document.createElement(tag), facts); node.append(...children); return node; };
   const body = (table) => table.tBodies[0];
   const text = (cell) => cell ? cell.textContent.trim() : "";

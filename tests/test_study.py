@@ -336,7 +336,7 @@ def test_patterns_choose_variants_of_a_study_and_of_the_report(monkeypatch: pyte
     ]
 
     def planned(only: list[str], skip: list[str]) -> dict[str, set[str]]:
-        return {study: {run.id.variant for run in runs} for study, runs in plan_report(session, only, skip, {})}
+        return {study: {run.id.variant for run in runs} for study, runs in plan_report(session, only, skip)}
 
     assert planned(["fp8"], ["*"]) == {}
     assert planned(["mach*", "baseline"], ["machine"]) == {"memory": {"baseline"}, "course": {"baseline"}}

@@ -72,8 +72,9 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "report": (
         "report:report",
         "Run the studies, execute the chapters and render the report.",
-        "lsai report --only machine,memory\n\nlsai report --no-run",
+        "lsai report --only machine,memory\n\nlsai report --no-run --watch (while you write a chapter)",
     ),
+    "new": ("new:app", "A laboratory in a folder of its own; a chapter of the report.", "lsai new lab mylab"),
 }
 
 ENVIRONMENT = """Environment variables:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from lsai_core.errors import UserError
-from lsai_lab.cli.options import (
-    BatchOption,
-    DatasetOption,
-    NoMemoryOption,
-    ProfileOption,
-    SetOption,
-    names,
-    overrides_from,
-)
+from lsai_lab.cli.options import ProfileOption, SetOption, names
 
 
 def report(
@@ -27,9 +24,6 @@ def report(
     skip: Annotated[
         str | None, typer.Option(help="Comma-separated studies or variants to leave out, or patterns.")
     ] = None,
-    batch_size: BatchOption = None,
-    dataset: DatasetOption = None,
-    no_memory_profiling: NoMemoryOption = False,
     no_run: Annotated[bool, typer.Option("--no-run", help="Report on the records there are; run nothing.")] = False,
     budget: Annotated[
         str | None, typer.Option(help="Run only what is expected to fit this time, such as 20m, 90s or 2h.")
@@ -39,6 +33,10 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="Folder for index.html and lab-report.pdf; default reports/_output.")
     ] = None,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Then serve the report, and bring it up to date as chapters are saved."),
+    ] = False,
     set_: SetOption = None,
 ) -> None:
     from lsai_lab.kit.book import make_report
@@ -51,22 +49,41 @@ def report(
         raise UserError(f"--engine wants auto, quarto or pandoc, got {engine!r}")
     if no_run and (only or skip):
         raise UserError("--only and --skip say what to run, and --no-run runs nothing; leave one of them out")
+    if set_:
+        raise UserError(
+            "the report shows the runs of the plan, so --set has no place in it; for settings of your own run `lsai study "
+            "STUDY --set ...` and see `lsai compare --all`, or write a profile in params/profiles"
+        )
     session = Session(profile)
-    overrides = overrides_from(set_, batch_size, dataset, no_memory_profiling)
-    options: dict[str, Any] = {"overrides": overrides} if overrides else {}
-    good = make_report(
-        session,
-        only=names(only),
-        skip=names(skip),
-        out=out or session.root / "reports" / "_output",
-        formats=kinds,
-        engine=engine,  # type: ignore[arg-type]
-        run_studies=not no_run,
-        run_options=options,
-        budget_s=_seconds(budget) if budget else None,
-    )
+    place = out or session.root / "reports" / "_output"
+    make = functools.partial(make_report, session, only=names(only), skip=names(skip), out=place, engine=engine)  # type: ignore[arg-type]
+    good = make(formats=kinds, run_studies=not no_run, budget_s=_seconds(budget) if budget else None)
+    if watch:
+        _watch(session.root, place, lambda: make(formats=["html"], run_studies=False))
     if not good:
         raise typer.Exit(1)
+
+
+def _watch(root: Path, out: Path, update: Callable[[], object]) -> None:
+    """Serve `out` on this machine alone and `update` it whenever a chapter is saved, until Ctrl-C; pages reload themselves (book.js)."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(out)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(f"report: http://127.0.0.1:{server.server_port}/#live follows the notebooks; Ctrl-C ends it", flush=True)
+    before = None
+    while True:
+        now = {path: path.stat().st_mtime_ns for path in (root / "notebooks").glob("*.ipynb")}
+        if before not in (None, now):
+            try:
+                update()
+            except UserError as error:  # half of an edit; the next one may be whole
+                print(f"report: {error}", flush=True)
+        before = now
+        time.sleep(1)
 
 
 def _seconds(text: str) -> float:

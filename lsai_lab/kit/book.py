@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import nbformat
 from filelock import FileLock, Timeout
@@ -102,9 +101,7 @@ def _reads(code: list[str]) -> tuple[set[str], tuple[str, ...]]:
     return studies, tuple(sorted(modules))
 
 
-def plan_report(
-    session: Session, only: list[str], skip: list[str], run_options: dict[str, Any]
-) -> Iterator[tuple[str, list[PlannedRun]]]:
+def plan_report(session: Session, only: list[str], skip: list[str]) -> Iterator[tuple[str, list[PlannedRun]]]:
     """The planned runs of each study of the book. `only` and `skip` name studies or variants, also by pattern; what means none is an
     error, before anything is planned."""
     studies = {name: session.study(name) for name in report_studies(session.root)}
@@ -120,21 +117,21 @@ def plan_report(
             wanted = list(study.variants) if not only or matching([name], only) else matching(study.variants, only)
             left_out = list(study.variants) if matching([name], skip) else matching(study.variants, skip)
             if left := [variant for variant in wanted if variant not in left_out]:
-                yield name, session.plan(name, only=left, **run_options)
+                yield name, session.plan(name, only=left)
 
     return plans()
 
 
 def make_report(
     session: Session, *, only: list[str], skip: list[str], out: Path, formats: list[str], engine: Engine = "auto",
-    run_studies: bool = True, run_options: dict[str, Any] | None = None, budget_s: float | None = None,
+    run_studies: bool = True, budget_s: float | None = None,
 ) -> bool:  # fmt: skip
     """Bring the report up to date. Returns False if a run or a chapter did not end well (the report shows which).
 
     `run_studies=False` makes it from the records there are; `budget_s` runs only what is expected to fit, in the order of the book.
     """
     find_quarto(engine)
-    plans = plan_report(session, only, skip, run_options or {}) if run_studies else iter(())
+    plans = plan_report(session, only, skip) if run_studies else iter(())
     build, good = session.root / "reports" / "_build", True
     with _disk_errors(out):
         out.mkdir(parents=True, exist_ok=True)

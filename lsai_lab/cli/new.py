@@ -1,0 +1,48 @@
+"""`lsai new`: a laboratory in a folder of its own, a chapter of the report."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import nbformat
+import typer
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from lsai_core.errors import UserError
+from lsai_core.files import write_text
+from lsai_lab.files import repo_root
+from lsai_lab.kit.render import chapter_names
+from lsai_lab.template import lay_out
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.command("lab", help="Lay out notebooks, params, Makefile and reports in a new folder. Example: lsai new lab mylab")
+def lab(folder: Annotated[Path, typer.Argument(help="The folder; it must not exist, or be empty.")]) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists and is not empty; choose another folder")
+    lay_out(folder)
+    print(f"{folder}: notebooks, params, reports. Go on with: cd {folder} && lsai report")
+
+
+@app.command("chapter", help="Add a chapter to the report. Example: lsai new chapter 70-mine")
+def chapter(name: Annotated[str, typer.Argument(help="Two digits, a dash, and the name.")]) -> None:
+    root = repo_root()
+    path, book = root / "notebooks" / f"{name}.ipynb", root / "reports" / "_quarto.yml"
+    if not re.fullmatch(r"\d\d-[\w-]+", name):
+        raise UserError(f"{name!r} is no name of a chapter: two digits, a dash, letters (70-mine)")
+    if path.exists():
+        raise UserError(f"{path} exists already")
+    last = re.compile(rf"(?m)^( *- ){re.escape(chapter_names(book.parent)[-1])}$")
+    load = 'runs = lab.load("memory").query("part == \'train\'")\nrows = lab.summarize(runs, ["tokens_per_s"])'
+    cells = [
+        new_markdown_cell(f"# {name[3:].replace('-', ' ').capitalize()} {{#sec-{name[3:]}}}\n\nThe question."),  # type: ignore[no-untyped-call]
+        new_code_cell(f"import lsai_lab as lab\n\n{load}"),  # type: ignore[no-untyped-call]
+        new_code_cell(f'#| label: tbl-{name[3:]}\n#| tbl-cap: "What the table shows."\nlab.table(rows[["label", "tokens_per_s", "n", "run"]])'),  # type: ignore[no-untyped-call]
+    ]  # fmt: skip
+    kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+    nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": kernel}), path)  # type: ignore[no-untyped-call]
+    write_text(book, last.sub(lambda found: f"{found[0]}\n{found[1]}{name}.ipynb", book.read_text(encoding="utf-8")))
+    print(f"{path} is a chapter now; open it in JupyterLab, and run: lsai report --no-run --watch")

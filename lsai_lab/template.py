@@ -1,0 +1,29 @@
+"""What a laboratory outside a checkout begins with: in a wheel it lies in `template/` (setup.py puts it there), in a checkout at its root.
+
+setup.py imports this file before anything is installed, so it needs the standard library only.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+_HERE = Path(__file__).resolve().parent
+_NAMES = ("notebooks", "params", "envs", "reports", "Makefile")
+_MADE = shutil.ignore_patterns("_[!q]*", ".*", "runs", "data", "rendering-*", "*_files", "local.yaml")
+
+
+def lay_out(target: Path) -> None:
+    """Copy notebooks, parameters, the report's templates and records, and the Makefile to `target`; nothing that was rendered."""
+    source = _HERE / "template" if (_HERE / "template").is_dir() else _HERE.parent
+    target.mkdir(parents=True, exist_ok=True)
+    for name in _NAMES:
+        if (source / name).is_dir():
+            shutil.copytree(source / name, target / name, ignore=_made, dirs_exist_ok=True)
+        else:
+            shutil.copy(source / name, target / name)
+
+
+def _made(folder: str, names: list[str]) -> set[str]:
+    bound = {name for name in names if Path(folder).name == "reports" and name.endswith(".ipynb")}
+    return _MADE(folder, names) | bound

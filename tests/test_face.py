@@ -1,0 +1,149 @@
+"""The page that documents the public face: its examples run as they stand there, in a laboratory as `lsai new lab` lays it out."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import urllib.request
+from typing import Any
+
+import nbformat
+import pytest
+from conftest import CHECKOUT, Project, write_run
+
+from lsai_lab.kit.load import IDENTITY
+from lsai_lab.kit.render import chapter_names
+
+PAGE = (CHECKOUT / "notebooks" / "README.md").read_text(encoding="utf-8")
+BEGIN, *SECTIONS = re.split(r"(?m)^### ", PAGE.split("\n## Columns")[0])
+BLOCKS = {text.splitlines()[0]: re.search(r"```(\w+)\n(.*?)```", text, re.S) for text in SECTIONS}
+EXAMPLES = {title: (found[1], found[2]) for title, found in BLOCKS.items() if found}
+PYTHON = [title for title, (language, _) in EXAMPLES.items() if language == "python"]
+CONSOLE = [title for title in EXAMPLES if title not in PYTHON]
+
+# Runs every example in a namespace of its own and prints what each showed, or its error.
+RUNNER = """
+import contextlib, io, json, sys
+import matplotlib; matplotlib.use("agg")
+from IPython.core.interactiveshell import InteractiveShell
+begin, examples = json.load(sys.stdin)
+found = {}
+for title, source in examples.items():
+    shell, text = InteractiveShell(), io.StringIO()
+    with contextlib.redirect_stdout(text):
+        good = shell.run_cell(begin).success and shell.run_cell(source).success
+    found[title] = [good, text.getvalue()]
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory, ceilings: dict[str, Any]) -> Project:
+    """A folder made by `lsai new lab`, with two runs of its own and a report of two chapters."""
+    folder = tmp_path_factory.mktemp("lab") / "mine"
+    project = Project(folder, {"LSAI_PROFILE": "quick"})
+    code, said, err = Project(CHECKOUT).lsai("new", "lab", folder)
+    assert code == 0 and str(folder) in said, err
+    assert Project(CHECKOUT).lsai("new", "lab", folder)[0] == 2, "a folder with something in it is left alone"
+    assert {path.name for path in folder.iterdir()} == {"notebooks", "params", "envs", "reports", "Makefile"}
+    assert not list(folder.glob("reports/*.ipynb")) and list(folder.glob("reports/recorded/*/memory/*/summary.json"))
+    for path in folder.glob("reports/recorded/*/*"):  # two studies are enough for a page for each run
+        if path.is_dir() and path.name not in ("memory", "speed"):
+            shutil.rmtree(path)
+    write_run(project.runs, "machine", "machine", "ceilings", kind="ceilings", results=ceilings)
+    code, _, err = project.lsai("study", "memory", "--profile", "quick", "--only", "baseline,bf16", "--parts", "train")
+    assert code == 0, err
+    front = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# Front {#sec-front}")])
+    nbformat.write(front, folder / "notebooks" / "00-summary.ipynb")
+    book = folder / "reports" / "_quarto.yml"
+    shown = re.sub(r"(?m)^    - (?!index|01-)\S+\.ipynb\n", "", book.read_text())
+    book.write_text(shown)
+    (folder / "notebooks" / "01-machine.ipynb").write_bytes((folder / "notebooks" / "00-summary.ipynb").read_bytes())
+    return project
+
+
+@pytest.fixture(scope="module")
+def shown(lab: Project) -> dict[str, tuple[bool, str]]:
+    begin = re.search(r"```python\n(.*?)```", BEGIN, re.S)
+    assert begin
+    done = subprocess.run(
+        [sys.executable, "-c", RUNNER],
+        input=json.dumps([begin[1], {title: EXAMPLES[title][1] for title in PYTHON}]),
+        capture_output=True, text=True, cwd=lab.root / "notebooks", timeout=400,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT), **lab.env},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_ten_examples_of_at_most_six_lines_or_a_few_commands() -> None:
+    assert len(EXAMPLES) == 10
+    for title, (language, source) in EXAMPLES.items():
+        lines = [line for line in source.splitlines() if line and not line.startswith(("import ", "from "))]
+        assert len(lines) <= (6 if language == "python" else 3), title
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", PYTHON)
+def test_an_example_in_python_runs(shown: dict[str, tuple[bool, str]], title: str) -> None:
+    good, text = shown[title]
+    assert good, text
+
+
+@pytest.mark.slow
+def test_what_the_examples_show(shown: dict[str, tuple[bool, str]], lab: Project) -> None:
+    differ = shown["Another learning rate, twice, compared"][1]
+    assert "optim.lr=0.001" in differ and "optim.lr=0.003" in differ
+    machines = shown["Your machine beside the H200"][1]
+    assert "h200" in machines and "(this machine)" in machines and "bf16" in machines
+    assert (lab.root / "notebooks" / "memory-talk.svg").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", [title for title in CONSOLE if "chapter" not in title])
+def test_an_example_of_commands_runs(lab: Project, title: str) -> None:
+    for line in EXAMPLES[title][1].splitlines():
+        code, out, err = lab.lsai(*line.removeprefix("$ lsai ").split())
+        assert code == 0 and out.strip(), (line, err)
+
+
+@pytest.mark.slow
+def test_a_chapter_of_ones_own_is_in_the_report_and_followed_live(lab: Project) -> None:
+    """As the page says, in a process: the new chapter is rendered and served, and once more when it has been saved."""
+    make, watch = (line.removeprefix("$ lsai ").split() for line in EXAMPLES["A chapter of your own, with a live preview"][1].splitlines())  # fmt: skip
+    assert lab.lsai(*make)[0] == 0 and lab.lsai(*make)[0] == 2
+    assert chapter_names(lab.root / "reports")[-1] == "70-mine.ipynb"
+    server = lab.start(*watch, "--engine", "pandoc", "--formats", "html")
+    assert server.stdout
+    try:
+        lines = iter(server.stdout.readline, "")
+        url = next(found[0] for line in lines if (found := re.search(r"http://\S+/", line)))
+        page = " ".join(urllib.request.urlopen(url).read().decode().split())
+        assert "What the table shows." in page and "bf16" in page
+        path = lab.root / "notebooks" / "70-mine.ipynb"
+        path.write_text(path.read_text().replace("The question.", "Which is the fastest?"))
+        assert next(line for line in lines if "rendered" in line)
+        assert "Which is the fastest?" in urllib.request.urlopen(url).read().decode()
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def test_every_result_and_column_is_documented_with_its_type() -> None:
+    """Of all committed records; an ending that the page explains may follow a name that it lists."""
+    table = re.findall(r"(?m)^\| (`.*?`) \| ([\w, ]+) \|", PAGE.split("| result |")[1])
+    known = [
+        (re.compile(re.sub(r"<\w+>", r"\\w+", name)), types) for names, types in table for name in re.findall(r"`(.+?)`", names)
+    ]  # fmt: skip
+    endings = re.compile(r"(_p25|_p75|_min|_max|_mean|_min_rank)$")
+    words = {str: "text", list: "list", bool: "number", int: "number", float: "number"}
+    for path in (CHECKOUT / "reports" / "recorded").glob("*/*/*/summary.json"):
+        for name, value in json.loads(path.read_text())["results"].items():
+            types = [types for pattern, types in known if pattern.fullmatch(endings.sub("", name))]
+            assert types, f"{name} is not on the page"
+            assert value is None or any(words[type(value)] in one for one in types), (name, value)
+    assert all(f"`{name}`" in PAGE for name in IDENTITY)
