@@ -1,8 +1,12 @@
-"""Recorded training runs beside what `lsai predict` says of them."""
+"""Training runs beside what `lsai predict` says of them.
+
+A prediction takes seconds, and there are more than a hundred committed runs, so theirs are committed, too:
+`python -m lsai_lab.predicted` writes them again, in some minutes. Other runs are predicted when they are asked for.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,24 +16,29 @@ import pandas as pd
 from lsai_core.config import TrainConfig
 from lsai_core.errors import Unavailable, UserError
 from lsai_core.files import deep_merge
-from lsai_core.profiling.predict import Estimate, Gpu, estimate, find_gpu, predict
+from lsai_core.profiling.predict import Gpu, estimate, find_gpu, predict
 from lsai_core.strict import validated
+from lsai_lab.files import repo_root
 from lsai_lab.runs.records import Run, recorded_runs
 from lsai_lab.searches.model_size import grown
 
 # Runs recorded before these keys existed were made the way that these values describe.
 BEFORE: dict[str, Any] = {"loss": "full", "blocks": "plain", "optim": {"kernel": "torch"}}
+COLUMNS = ["machine", "study", "variant", "part", "kind", "outcome", "run", "measured", "predicted", "predicted_reserved",
+           "error", "reserved", "estimated_s", "step_s", "compiled", "batch", "share"]  # fmt: skip
 
 
 def config_of(run: Run) -> TrainConfig:
-    """The config of a recorded training run, in today's words; of a search for the largest model, with the model that it found.
+    """What a recorded training run trained, in today's words; of a search, with the model or batch that it found.
 
     Raises UserError if today's words cannot say it.
     """
-    search = run.summary.kind == "model_search"
-    recorded = run.config["train"] if search else run.config
-    train = validated(TrainConfig, deep_merge(BEFORE, recorded), f"the config of {run.summary.id.name}")
-    return grown(train, run.config["grow"], run.summary.results["largest_size"]) if search else train
+    kind, results = run.summary.kind, run.summary.results
+    recorded = deep_merge(BEFORE, run.config if kind == "train" else run.config["train"])
+    if kind == "batch_search":
+        recorded |= {"batch_size": max(1, results["largest_batch"])}
+    train = validated(TrainConfig, recorded, f"the config of {run.summary.id.name}")
+    return grown(train, run.config["grow"], results["largest_size"]) if kind == "model_search" else train
 
 
 def measured_gib(run: Run) -> float:
@@ -46,56 +55,61 @@ def measured_gib(run: Run) -> float:
     return float(results.get("mem_peak_active_gib") or results.get("mem_peak_allocated_gib") or 0.0)
 
 
-def compare(runs: Sequence[Run], reports: Path) -> pd.DataFrame:
-    """One row per run: machine, study, variant, part, run, measured and predicted GiB, relative error, reserved GiB, step times in s.
+def limit_gib(run: Run) -> float:
+    """The memory of the GPU that a run ran out of, or that a search for the largest batch filled; 0 for others."""
+    kind, outcome, results = run.summary.kind, run.summary.outcome, run.summary.results
+    if (kind, outcome) == ("train", "oom"):
+        return float(run.env.get("gpu_memory_gib") or 0)
+    full = (kind, outcome) == ("batch_search", "ok") and "GPU" in results["search_limit_kind"]
+    return float(results["search_limit_gib"]) if full else 0.0
+
+
+def predicted_runs(runs: Sequence[Run], reports: Path) -> pd.DataFrame:
+    """One row per training run or search with something to predict: machine, study, variant, part, kind, outcome, run; measured and
+    predicted GiB and the relative error, reserved GiB, step times in s, the predicted share of the GPU where the GPU's memory was the limit.
 
     Runs that cannot be predicted are left out; `frame.attrs["unread"]` says which and why.
     """
-    rows, unread = [], []
+    rows, unread, kept = [], [], _kept(reports)
     for run in runs:
-        measured, results = measured_gib(run), run.summary.results
-        if not measured:
+        measured, limit, results, name = measured_gib(run), limit_gib(run), run.summary.results, run.summary.id
+        if not measured and not limit:
             continue
-        on_gpu = "allocated_gib" in results or str(results.get("memory_kind")).startswith("CUDA")
         try:
-            config = config_of(run)
-            prediction = predict(
-                config, results.get("attention_kernel") if on_gpu else None, on="gpu" if on_gpu else "cpu"
-            )
-        except (
-            UserError,
-            Unavailable,
-            RuntimeError,
-        ) as error:  # another version's config, or an operator without a fake
-            unread.append(f"{run.summary.id.name} ({' '.join(str(error).split())[:120]})")
+            said = kept.get(_place(run)) or predict_again(run, reports)
+        except (UserError, Unavailable, RuntimeError) as error:  # other words, or an operator without a fake
+            unread.append(f"{name.name} ({' '.join(str(error).split())[:120]})")
             continue
-        time = _time(config, run, reports) if on_gpu else None
         rows.append(
-            {"machine": run.machine, "study": run.summary.id.study, "variant": run.summary.id.variant,
-             "part": run.summary.id.part, "run": str(run.folder), "measured": measured, "predicted": prediction.peak,
-             "error": prediction.peak / measured - 1, "reserved": results.get("mem_peak_reserved_gib") if on_gpu else None,
-             "predicted_reserved": prediction.reserved if on_gpu else None,
-             "step_s": results["step_ms"] / 1e3 if time and "step_ms" in results else None,
-             "estimated_s": time.step_s if time else None, "compiled": config.compile}
+            {"machine": run.machine, "study": name.study, "variant": name.variant, "part": name.part,
+             "kind": run.summary.kind, "outcome": run.summary.outcome, "run": str(run.folder),
+             "measured": measured or None, **said, "error": said["predicted"] / measured - 1 if measured else None,
+             "reserved": results.get("mem_peak_reserved_gib") if said["predicted_reserved"] else None,
+             "step_s": results.get("step_ms", float("nan")) / 1e3, "compiled": run.config.get("compile", False),
+             "batch": results.get("largest_batch"), "share": said["predicted"] / limit if limit else None}
         )  # fmt: skip
-    frame = pd.DataFrame(rows)
+    frame = pd.DataFrame(rows, columns=COLUMNS)
     frame.attrs["unread"] = unread
     return frame
 
 
-def out_of_memory(runs: Sequence[Run]) -> pd.DataFrame:
-    """One row per training run that ran out of a GPU's memory: what it is predicted to need, as a share of the GPU."""
-    rows = []
-    for run in runs:
-        limit = run.env.get("gpu_memory_gib")
-        if run.summary.kind != "train" or run.summary.outcome != "oom" or not limit:
-            continue
-        with contextlib.suppress(UserError):
-            peak = predict(config_of(run)).peak
-            rows.append({"variant": run.summary.id.variant, "run": str(run.folder), "share": peak / limit})
-    return pd.DataFrame(rows)
+def predict_again(run: Run, reports: Path) -> dict[str, float | None]:
+    """What the code as it stands says of a run: GiB at the peak; on a GPU also reserved GiB, and s of a step on one that is known."""
+    config, results = config_of(run), run.summary.results
+    if not (limit_gib(run) or "allocated_gib" in results or str(results.get("memory_kind")).startswith("CUDA")):
+        return {"predicted": predict(config, on="cpu").peak, "predicted_reserved": None, "estimated_s": None}
+    kernel = results.get("attention_kernel")
+    prediction = predict(config, kernel)
+    try:
+        gpu = find_gpu(str(run.env.get("gpu")))
+        time = estimate(config, gpu, measured_ceilings(gpu, reports), kernel)
+    except UserError:  # a GPU that is not in the table has no bandwidths
+        time = None
+    step = time.step_s if time and run.summary.kind == "train" else None
+    return {"predicted": prediction.peak, "predicted_reserved": prediction.reserved, "estimated_s": step}
 
 
+@functools.cache
 def measured_ceilings(gpu: Gpu, reports: Path) -> Mapping[str, float]:
     """Results of the newest recorded ceilings of that kind of GPU, or nothing."""
     found = [
@@ -106,29 +120,29 @@ def measured_ceilings(gpu: Gpu, reports: Path) -> Mapping[str, float]:
     return max(found, key=lambda run: run.summary.started).summary.results if found else {}
 
 
-def _time(config: TrainConfig, run: Run, reports: Path) -> Estimate | None:
-    try:
-        gpu = find_gpu(str(run.env.get("gpu")))
-    except UserError:  # a GPU that is not in the table has no bandwidths
-        return None
-    return estimate(config, gpu, measured_ceilings(gpu, reports), run.summary.results.get("attention_kernel"))
+def _table(reports: Path) -> Path:
+    return reports / "recorded" / "predictions" / "recorded.csv"
 
 
-def largest_batches(runs: Sequence[Run]) -> pd.DataFrame:
-    """One row per search for the largest batch on a GPU: that batch, what it is predicted to need, as a share of the GPU."""
-    rows = []
-    for run in runs:
-        results = run.summary.results
-        if (
-            run.summary.kind != "batch_search"
-            or run.summary.outcome != "ok"
-            or "GPU" not in results["search_limit_kind"]
-        ):
-            continue
-        data = deep_merge(BEFORE, run.config["train"]) | {"batch_size": max(1, results["largest_batch"])}
-        peak = predict(validated(TrainConfig, data, run.summary.id.name), results["attention_kernel"]).peak
-        rows.append(
-            {"machine": run.machine, "variant": run.summary.id.variant, "run": str(run.folder),
-             "batch": results["largest_batch"], "predicted": peak, "share": peak / results["search_limit_gib"]}
-        )  # fmt: skip
-    return pd.DataFrame(rows)
+def _place(run: Run) -> str:
+    """What names a committed run in the table: machine, study and folder."""
+    return "/".join([run.machine, *run.folder.parts[-2:]])
+
+
+def _kept(reports: Path) -> dict[str, dict[str, float | None]]:
+    """The committed predictions, by run."""
+    path = _table(reports)
+    frame = pd.read_csv(path, index_col="run") if path.exists() else pd.DataFrame()
+    return {str(name): row for name, row in frame.astype(object).where(frame.notna(), None).to_dict("index").items()}
+
+
+if __name__ == "__main__":
+    reports, rows = repo_root() / "reports", []
+    for run in recorded_runs(reports):
+        if measured_gib(run) or limit_gib(run):
+            rows.append(
+                {"run": _place(run)}
+                | {name: value and round(value, 4) for name, value in predict_again(run, reports).items()}
+            )
+            print(f"{len(rows):4d} {rows[-1]['predicted']:8.2f} GiB  {rows[-1]['run']}", flush=True)
+    pd.DataFrame(rows).to_csv(_table(reports), index=False)

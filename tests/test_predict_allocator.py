@@ -15,7 +15,7 @@ from lsai_core.files import read_jsonl
 from lsai_core.profiling.predict import predict
 from lsai_core.profiling.predict.allocator import Allocator, Block, OutOfMemory
 from lsai_core.profiling.predict.prediction import GIB
-from lsai_lab.predicted import config_of
+from lsai_lab.predicted import predicted_runs
 from lsai_lab.runs.records import recorded_runs
 
 MIB = 2**20
@@ -102,19 +102,13 @@ def test_blocks_never_overlap_and_nothing_is_lost(expandable: bool) -> None:
 
 def test_recorded_runs_reserve_what_is_predicted() -> None:
     """Runs of the loop as it stands: within 5 % on nine of ten, within 10 % on all; on a GPU whose size makes no difference."""
-    errors = {}
-    for run in recorded_runs(CHECKOUT / "reports"):
-        results, variant = run.summary.results, (run.summary.id.study, run.summary.id.variant, run.machine)
-        measured = results.get("mem_peak_reserved_gib")
-        if run.summary.kind != "train" or "blocks" not in run.config or not measured or variant in errors:
-            continue
-        config = config_of(run)
-        prediction = predict(config, results["attention_kernel"])
-        if prediction.reserved < 135:  # an H200 has 139.8
-            errors[variant] = prediction.reserved / measured - 1
+    runs = [run for run in recorded_runs(CHECKOUT / "reports") if "blocks" in run.config]
+    frame = predicted_runs(runs, CHECKOUT / "reports").query("kind == 'train' and reserved.notna()")
+    frame = frame[frame["predicted_reserved"] < 135].drop_duplicates(["study", "variant", "machine"])  # an H200 has 139.8
+    errors = (frame["predicted_reserved"] / frame["reserved"] - 1).abs()
     assert len(errors) > 50
-    assert sum(abs(error) <= 0.05 for error in errors.values()) >= 0.9 * len(errors), errors
-    assert max(map(abs, errors.values())) <= 0.10, errors
+    assert (errors <= 0.05).mean() >= 0.9, frame[errors > 0.05][["study", "variant"]]
+    assert errors.max() <= 0.10, frame[errors > 0.10][["study", "variant"]]
 
 
 MEASURED = sorted((CHECKOUT / "reports" / "recorded" / "predictions").glob("*.*.jsonl"))
