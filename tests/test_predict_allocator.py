@@ -104,7 +104,9 @@ def test_recorded_runs_reserve_what_is_predicted() -> None:
     """Runs of the loop as it stands: within 5 % on nine of ten, within 10 % on all; on a GPU whose size makes no difference."""
     runs = [run for run in recorded_runs(CHECKOUT / "reports") if "blocks" in run.config]
     frame = predicted_runs(runs, CHECKOUT / "reports").query("kind == 'train' and reserved.notna()")
-    frame = frame[frame["predicted_reserved"] < 135].drop_duplicates(["study", "variant", "machine"])  # an H200 has 139.8
+    frame = frame[frame["predicted_reserved"] < 135].drop_duplicates(
+        ["study", "variant", "machine"]
+    )  # an H200 has 139.8
     errors = (frame["predicted_reserved"] / frame["reserved"] - 1).abs()
     assert len(errors) > 50
     assert (errors <= 0.05).mean() >= 0.9, frame[errors > 0.05][["study", "variant"]]
