@@ -93,7 +93,7 @@ def predicted_runs(runs: Sequence[Run], reports: Path) -> pd.DataFrame:
     return frame
 
 
-def predict_again(run: Run, reports: Path) -> dict[str, float | None]:
+def predict_again(run: Run, reports: Path) -> dict[str, Any]:
     """What the code as it stands says of a run: GiB at the peak; on a GPU also reserved GiB, and s of a step on one that is known."""
     config, results = config_of(run), run.summary.results
     if not (limit_gib(run) or "allocated_gib" in results or str(results.get("memory_kind")).startswith("CUDA")):
@@ -129,7 +129,7 @@ def _place(run: Run) -> str:
     return "/".join([run.machine, *run.folder.parts[-2:]])
 
 
-def _kept(reports: Path) -> dict[str, dict[str, float | None]]:
+def _kept(reports: Path) -> dict[str, dict[str, Any]]:
     """The committed predictions, by run."""
     path = _table(reports)
     frame = pd.read_csv(path, index_col="run") if path.exists() else pd.DataFrame()
