@@ -37,7 +37,7 @@ from lsai_core.config import DataConfig, TrainConfig
 from lsai_core.files import deep_merge
 from lsai_core.profiling.limits import cpu_cores
 from lsai_core.strict import validated
-from lsai_lab.benches.ceilings import measure_ceilings
+from lsai_lab.benches.machine import measure_ceilings
 from lsai_lab.cli import main
 from lsai_lab.data import Dataset, prepare
 from lsai_lab.environment import environment

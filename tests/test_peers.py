@@ -15,17 +15,17 @@ from conftest import CHECKOUT, TINY_MODEL, write_run
 
 from lsai_core.config import TrainConfig
 from lsai_core.errors import Unavailable, UserError
-from lsai_core.files import write_json
+from lsai_core.files import read_jsonl, write_json
 from lsai_core.model import count_parameters
 from lsai_core.strict import validated
 from lsai_lab.analysis import versus
 from lsai_lab.data import Dataset
 from lsai_lab.environment import package_version
 from lsai_lab.files import load_yaml
+from lsai_lab.launch.launch import watched
 from lsai_lab.peers import hf, titan
 from lsai_lab.peers.config import PeerConfig
-from lsai_lab.peers.process import PeerFailed, run_process, shown_command
-from lsai_lab.peers.run import run
+from lsai_lab.peers.run import run, shown_command
 from lsai_lab.peers.watch import FOLDER, Job, Watch
 from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.notebook import execute_notebook
@@ -112,7 +112,7 @@ def test_the_hugging_face_trainer_does_our_work_on_a_cpu(tmp_path, corpus, ceili
     assert (results["steps"], results["steps_timed"], results["tokens"]) == (40, 38, 40 * 64)
     rows = [json.loads(line) for line in (where.folder / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 40 and rows[0]["loss"] > 5.5 > results["train_loss"], "it learns"
-    assert "lsai: step 40 of 40" in (where.folder / "peer.log").read_text()
+    assert (where.folder / "logs" / "rank-0.log").exists() and not (where.folder / "results.json").exists()
     assert results["command"] == "LSAI_PEER=$RUN/peer python -m lsai_lab.peers.worker"
     assert "adamw_torch_fused" in results["arguments"] and "accelerate" in results["versions"]
 
@@ -133,36 +133,29 @@ def test_a_missing_package_is_unavailable_and_named(tmp_path, ceilings, monkeypa
         run(peer(peer={"framework": "hf"}, device="cpu"), context(tmp_path, ceilings))
 
 
-NOTE = """import json, os, pathlib, sys
-def note(rank, time, outcome, reason):
-    path = pathlib.Path(os.environ["LSAI_PEER"]) / f"rank-{rank}.error.json"
-    path.write_text(json.dumps({"rank": rank, "time": time, "outcome": outcome, "reason": reason}))
-    sys.exit(1)
-"""
 ENDS = {
-    "out of memory": (NOTE + "note(0, 1.0, 'oom', 'CUDA out of memory')", "oom", "CUDA out of memory"),
-    "raised": (NOTE + "note(0, 1.0, 'failed', 'ValueError: no')", "failed", "ValueError: no"),
-    "crashed": ("raise ValueError('two\\nlines')", "failed", "exit code 1: ValueError: two"),
-    "killed": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "failed", "SIGKILL"),
+    "out of memory": ("as_worker(folder, lambda: [0] * 10**20)", "oom", "rank 0: "),
+    "raised": ("as_worker(folder, lambda: int('no'))", "failed", "rank 0: ValueError: invalid literal"),
+    "stopped": ("as_worker(folder, lambda: _stop(0, None))", "preempted", "begins anew"),
+    "crashed": ("raise ValueError('two\\nlines')", "failed", "exit code 1: lines"),
+    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", "failed", "SIGKILL (by hand"),
     "silent": ("pass", "failed", "exit code 0: no output"),
 }
+WORKER = """import os, pathlib, signal, sys
+from lsai_lab.launch.worker import as_worker
+from lsai_lab.peers.worker import _stop
+folder = pathlib.Path(sys.argv[1])
+"""
 
 
 @pytest.mark.parametrize("end", ENDS)
 def test_a_peer_that_dies_is_told_in_one_line(tmp_path, end):
     program, wanted, text = ENDS[end]
+    words = [sys.executable, "-c", WORKER + program, str(tmp_path)]
     with pytest.raises(Exception) as raised:
-        run_process([sys.executable, "-c", program], {}, tmp_path, tmp_path / "peer.log")
+        watched(words, tmp_path, nproc=1, on_rows=lambda rows: None)
     outcome, reason = outcome_of(raised.value)
     assert outcome == wanted and text in reason and "\n" not in reason
-
-
-def test_the_log_tells_the_steps_and_a_stranger_s_results_are_not_taken(tmp_path):
-    steps: list[int] = []
-    program = "import time\nfor n in (1, 10):\n    print('lsai: step', n, 'of 20', flush=True); time.sleep(0.5)"
-    with pytest.raises(PeerFailed):
-        run_process([sys.executable, "-c", program], {}, tmp_path, tmp_path / "peer.log", on_step=steps.append)
-    assert steps == [1, 10]
 
 
 def test_commands_show_no_path_of_this_machine(tmp_path):
@@ -173,8 +166,8 @@ def test_commands_show_no_path_of_this_machine(tmp_path):
 
 
 def job(tmp_path: Path, config: PeerConfig, monkeypatch: pytest.MonkeyPatch) -> Job:
-    write_json(tmp_path / "job.json", {"config": config.model_dump(mode="json"), "dataset": "nowhere"})
-    monkeypatch.setenv(FOLDER, str(tmp_path))
+    write_json(tmp_path / "peer" / "job.json", {"config": config.model_dump(mode="json"), "dataset": "nowhere"})
+    monkeypatch.setenv(FOLDER, str(tmp_path / "peer"))
     return Job()
 
 
@@ -194,6 +187,7 @@ def test_a_watch_counts_steps_and_writes_finite_results(tmp_path, monkeypatch):
     for step in range(8):
         watch.loss(torch.tensor(float("nan") if step == 0 else 8.0 - step))
         watch.step()
+        assert len(read_jsonl(tmp_path / "metrics.jsonl")) == 1, "progress: the first step, then every tenth"
     watch.finish(attention_kernel="sdpa")
     results = json.loads((tmp_path / "results.json").read_text())
     assert (results["steps"], results["steps_timed"], results["mem_peak_allocated_gib"]) == (8, 6, None)

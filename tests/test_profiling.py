@@ -32,7 +32,7 @@ from lsai_core.profiling.trace import (
     trace,
 )
 from lsai_lab import environment as environment_module
-from lsai_lab.benches.ceilings import measure_ceilings
+from lsai_lab.benches.machine import measure_ceilings
 from lsai_lab.environment import environment, fingerprint, machine_label
 
 GIB = 2**30

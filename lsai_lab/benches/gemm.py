@@ -34,13 +34,13 @@ from torch import Tensor
 from lsai_core.config import ModelConfig
 from lsai_core.fp8 import linear_shapes, missing, tensorwise
 from lsai_core.strict import Strict
-from lsai_lab.benches.ceilings import timed
+from lsai_lab.benches.machine import repeated
 from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.outcome import is_out_of_memory
 
 PRODUCTS = ("forward", "dgrad", "wgrad")
 _FAST = {"forward": tensorwise.FAST_OUTPUT, "dgrad": tensorwise.FAST_DGRAD, "wgrad": tensorwise.FAST_WGRAD}
-_MIN_REPEATS, _MAX_REPEATS = 3, 5000
+_MAX_REPEATS = 5000
 E4M3 = torch.float8_e4m3fn
 
 
@@ -137,11 +137,7 @@ def measure(point: Point, device: torch.device, seconds: float) -> dict[str, Any
     """Median seconds and TFLOP/s with quartiles, or how it failed; frees what it took."""
     try:
         work = _work(point, device)
-        work()
-        estimate = max(1e-6, min(timed([work] * 2, device)))
-        warm, repeats = (int(min(max(s / estimate, _MIN_REPEATS), _MAX_REPEATS)) for s in (seconds / 5, seconds))
-        timed([work] * warm, device)
-        slow, middle, quick = (float(q) for q in np.percentile(timed([work] * repeats, device), [75, 50, 25]))
+        taken = repeated(work, device, seconds, warm=0.2, most=_MAX_REPEATS)
     except Exception as error:  # one impossible point must not cost the others
         oom = is_out_of_memory(error)
         return {"outcome": "oom" if oom else "failed", "reason": " ".join(str(error).split())[:300]}
@@ -149,10 +145,9 @@ def measure(point: Point, device: torch.device, seconds: float) -> dict[str, Any
         work = None  # type: ignore[assignment]
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    rate = {
-        name: point.flops / s / 1e12 for name, s in (("tflops", middle), ("tflops_p25", slow), ("tflops_p75", quick))
-    }
-    return {"outcome": "ok", "reason": None, "ms": middle * 1e3, **rate, "repeats": repeats}
+    slow, middle, quick = (float(q) for q in np.percentile(taken, [75, 50, 25]))
+    rate = {f"tflops{end}": point.flops / s / 1e12 for end, s in (("", middle), ("_p25", slow), ("_p75", quick))}
+    return {"outcome": "ok", "reason": None, "ms": middle * 1e3, **rate, "repeats": len(taken)}
 
 
 def _work(point: Point, device: torch.device) -> Callable[[], object]:
@@ -201,26 +196,20 @@ def _quantized(x_AC: Tensor, dtype: torch.dtype, rowwise: bool) -> tuple[Tensor,
 
 def _with_casts(product: str, a: Tensor, b: Tensor) -> Callable[[], object]:
     """The layer's own product, compiled; scales that another product of the layer has found already are given."""
-    given_a = tensorwise.scale_of(a, tensorwise.GRAD_DTYPE)
-    given_b = tensorwise.scale_of(b, E4M3)
-    compiled = torch.compile(_COMPILED[product], dynamic=False)
-    return lambda: compiled(a, b, given_a, given_b)
+    given_a, given_b = tensorwise.scale_of(a, tensorwise.GRAD_DTYPE), tensorwise.scale_of(b, E4M3)
 
+    def forward(x_MK: Tensor, w_NK: Tensor) -> Tensor:
+        x_scale = tensorwise.scale_of(x_MK, tensorwise.INPUT_DTYPE)
+        return tensorwise.output_product(x_MK, w_NK, x_scale, tensorwise.scale_of(w_NK, tensorwise.WEIGHT_DTYPE))
 
-def _forward(x_MK: Tensor, w_NK: Tensor, _given_a: Tensor, _given_b: Tensor) -> Tensor:
-    x_scale = tensorwise.scale_of(x_MK, tensorwise.INPUT_DTYPE)
-    return tensorwise.output_product(x_MK, w_NK, x_scale, tensorwise.scale_of(w_NK, tensorwise.WEIGHT_DTYPE))
+    def dgrad(g_MN: Tensor, w_NK: Tensor) -> Tensor:
+        return tensorwise.dgrad_product(g_MN, w_NK, tensorwise.scale_of(g_MN, tensorwise.GRAD_DTYPE), given_b)
 
+    def wgrad(g_MN: Tensor, x_MK: Tensor) -> Tensor:
+        return tensorwise.wgrad_product(g_MN, x_MK, given_a, given_b, g_MN.dtype)
 
-def _dgrad(g_MN: Tensor, w_NK: Tensor, _given_g: Tensor, w_scale: Tensor) -> Tensor:
-    return tensorwise.dgrad_product(g_MN, w_NK, tensorwise.scale_of(g_MN, tensorwise.GRAD_DTYPE), w_scale)
-
-
-def _wgrad(g_MN: Tensor, x_MK: Tensor, g_scale: Tensor, x_scale: Tensor) -> Tensor:
-    return tensorwise.wgrad_product(g_MN, x_MK, g_scale, x_scale, g_MN.dtype)
-
-
-_COMPILED = {"forward": _forward, "dgrad": _dgrad, "wgrad": _wgrad}
+    compiled = torch.compile({"forward": forward, "dgrad": dgrad, "wgrad": wgrad}[product], dynamic=False)
+    return lambda: compiled(a, b)
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -1,24 +1,41 @@
 """The `ceilings` kind: what this machine can do at best, so that every speed has something to be held against.
 
-Measured in the same sitting as the studies. A GPU without a published peak in the table, and every CPU, gets its MFU against
-the matmul rate measured here.
+Data sheet peaks are not reached under real clocks and power caps. The ceilings are plain library calls at several sizes: `torch.mm`
+(and `torch._scaled_mm` for fp8), `Tensor.copy_`. Inputs are random: a GPU multiplies zeros with less power and therefore at higher
+clocks, which would flatter the ceiling. A GPU without a published peak in the table, and every CPU, gets its MFU against the matmul
+rate measured here.
+
+Each measurement repeats for its share of the time budget, long enough for a GPU to settle to the clocks that its power
+allows, and reports the median (on a CPU, where other work comes and goes, the fastest) with the quartiles. A size that
+a slow machine cannot repeat within its share is left out, except the smallest, which always runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import psutil
 import torch
 from pydantic import Field
 
 from lsai_core.config import Precision
+from lsai_core.errors import UserError
 from lsai_core.profiling.flops import Flops, Peak, mfu, peak_for
 from lsai_core.strict import Strict
-from lsai_lab.benches.ceilings import matmul_ceilings, measure_ceilings
 from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.records import find_runs
+
+MATMUL_SIZES = {"cuda": (4096, 8192, 16_384), "cpu": (512, 1024, 2048)}
+_MIN_REPEATS, _MAX_REPEATS = 3, 1000
+_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+
+Results = dict[str, float | str]
 
 
 class CeilingsConfig(Strict):
@@ -43,10 +60,14 @@ def peak_of_this_machine(device: torch.device, precision: Precision, runs_root: 
         return known
     summaries = [run.summary for run in find_runs(runs_root)]
     records = [
-        s for s in summaries if s.kind == "ceilings" and s.outcome == "ok" and s.results["ceilings_device"] == name
+        s for s in summaries if (s.kind, s.outcome, s.results.get("ceilings_device")) == ("ceilings", "ok", name)
     ]
-    newest = max(records, key=lambda summary: summary.started, default=None)
-    measured = newest.results if newest else _quickly(device)
+    if records:
+        measured = max(records, key=lambda summary: summary.started).results
+    elif device.type == "cpu":  # only the products that its MFU is stated against
+        measured = matmul_ceilings("fp32", device, 0.7)
+    else:
+        measured = measure_ceilings(device, budget_s=2.0)
     return peak_for(name, precision, measured)
 
 
@@ -63,6 +84,149 @@ def rated(rate: float | None, per_token: Flops, peak: Peak | None, processes: in
     return found | {"flops_per_token": per_token.convention}
 
 
-def _quickly(device: torch.device) -> Mapping[str, float | str]:
-    """Of a CPU, only the products that its MFU is stated against."""
-    return matmul_ceilings("fp32", device, 0.7) if device.type == "cpu" else measure_ceilings(device, budget_s=2.0)
+def measure_ceilings(device: torch.device | str, *, budget_s: float = 8.0) -> Results:
+    """Measure the ceilings of `device` ("cpu" or a CUDA device) in about `budget_s` seconds; flat results.
+
+    `matmul_<dtype>_<n>_tflops` for n x n x n products (2 n^3 FLOPs) in fp32, bf16 and, on GPUs that have them, tf32
+    and fp8 (e4m3 inputs, bf16 output, fast accumulation); `matmul_<dtype>_tflops` is the best size and
+    `matmul_<dtype>_size` says which. `copy_gb_per_s`: copy within the device's memory, bytes read plus bytes written.
+    `h2d_gb_per_s`, `d2h_gb_per_s`: pinned host memory to GPU and back. GB are 10^9 bytes. Every figure is the median
+    of its repeats (on a CPU the fastest), with `_p25` and `_p75` beside it. `ceilings_device` names the device, `ceilings_s` is the time
+    that it all took.
+
+    Raises UserError for other device types.
+    """
+    device = torch.device(device)
+    if device.type not in MATMUL_SIZES:
+        raise UserError(f"ceilings can be measured on cpu or cuda, not on {device.type!r}")
+    began = time.perf_counter()
+    dtypes = _matmul_dtypes(device)
+    share = budget_s / (len(dtypes) + (3 if device.type == "cuda" else 1))
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    results: Results = {"ceilings_device": name}
+    for dtype in dtypes:
+        results |= matmul_ceilings(dtype, device, share)
+    results |= _copy_ceilings(device, share)
+    return results | {"ceilings_s": time.perf_counter() - began}
+
+
+def _matmul_dtypes(device: torch.device) -> list[str]:
+    if device.type == "cpu":
+        return ["fp32", "bf16"]
+    capability = torch.cuda.get_device_capability(device)
+    ampere = ["tf32", "bf16"] if capability >= (8, 0) else []
+    return ["fp32", *ampere, *(["fp8"] if capability >= (8, 9) else [])]
+
+
+def matmul_ceilings(dtype: str, device: torch.device, budget_s: float) -> Results:
+    """The part of `measure_ceilings` about products of one dtype (fp32, tf32, bf16, fp8) that `device` has."""
+    results: Results = {}
+    best = 0.0
+    sizes = MATMUL_SIZES[device.type]
+    previous_s: float | None = None
+    for size in sizes:
+        share = budget_s / len(sizes)
+        # The next size is eight times the work of the last: do not start what cannot be repeated within its share.
+        if previous_s is not None and (_MIN_REPEATS + 1) * 8 * previous_s > share:
+            break
+        if 4 * size**2 * _DTYPES[dtype].itemsize > _free_bytes(device) // 2:
+            break
+        with _fp32_precision("tf32" if dtype == "tf32" else "ieee"):
+            seconds = repeated(_matmul(dtype, size, device), device, share)
+        figures = _rate(f"matmul_{dtype}_{size}_tflops", 2 * size**3 / 1e12, seconds, device)
+        results |= figures
+        previous_s = float(np.median(seconds))
+        if (tflops := float(figures[f"matmul_{dtype}_{size}_tflops"])) > best:
+            best = tflops
+            results |= {name.replace(f"_{size}_", "_"): value for name, value in figures.items()}
+            results[f"matmul_{dtype}_size"] = size
+    return results
+
+
+def _matmul(dtype: str, size: int, device: torch.device) -> Callable[[], object]:
+    a_NN = torch.randn(size, size, device=device).to(_DTYPES[dtype])
+    b_NN = torch.randn(size, size, device=device).to(_DTYPES[dtype])
+    if dtype == "fp8":
+        one = torch.ones((), device=device)
+        # The fp8 product wants its second operand in column order.
+        return lambda: torch._scaled_mm(
+            a_NN, b_NN.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+        )
+    out_NN = torch.empty_like(a_NN)
+    return lambda: torch.mm(a_NN, b_NN, out=out_NN)
+
+
+def _copy_ceilings(device: torch.device, budget_s: float) -> Results:
+    # Far larger than any cache, and still a small part of the memory.
+    size = min(2**31 if device.type == "cuda" else 2**28, _free_bytes(device) // 8)
+    source, target = _random_bytes(size, device), torch.empty(size, dtype=torch.uint8, device=device)
+    results = _rate("copy_gb_per_s", 2 * size / 1e9, repeated(lambda: target.copy_(source), device, budget_s), device)
+    if device.type == "cuda":
+        size = min(size, 2**28, psutil.virtual_memory().available // 8)
+        host = _random_bytes(size, torch.device("cpu")).pin_memory()
+        on_gpu = source[:size]
+        to_gpu = repeated(lambda: on_gpu.copy_(host, non_blocking=True), device, budget_s)
+        to_host = repeated(lambda: host.copy_(on_gpu, non_blocking=True), device, budget_s)
+        results |= _rate("h2d_gb_per_s", size / 1e9, to_gpu, device)
+        results |= _rate("d2h_gb_per_s", size / 1e9, to_host, device)
+    return results
+
+
+def _random_bytes(size: int, device: torch.device) -> torch.Tensor:
+    return torch.randint(0, 256, (size,), dtype=torch.uint8, device=device)
+
+
+def repeated(
+    work: Callable[[], object], device: torch.device, budget_s: float, *, warm: float = 0.0, most: int = _MAX_REPEATS
+) -> list[float]:
+    """Seconds of each repeat of `work`, as many as fit `budget_s`, after an unmeasured call, one that says how often the budget allows,
+    and unmeasured repeats for the share `warm` of the budget."""
+    work()
+    estimate = max(1e-6, min(timed([work] * 2, device)))
+    unmeasured, repeats = (int(min(max(s / estimate, _MIN_REPEATS), most)) for s in (warm * budget_s, budget_s))
+    if warm:
+        timed([work] * unmeasured, device)
+    return timed([work] * repeats, device)
+
+
+def timed(calls: list[Callable[[], object]], device: torch.device) -> list[float]:
+    """Seconds of each call, one after the other: between events on a GPU, by the clock on a CPU."""
+    if device.type == "cpu":
+        seconds = []
+        for call in calls:
+            start = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - start)
+        return seconds
+    with torch.cuda.device(device):
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(len(calls) + 1)]
+        torch.cuda.synchronize()
+        events[0].record()
+        for call, event in zip(calls, events[1:], strict=True):
+            call()
+            event.record()
+        torch.cuda.synchronize()
+    return [start.elapsed_time(end) / 1e3 for start, end in itertools.pairwise(events)]
+
+
+def _rate(name: str, amount: float, seconds: list[float], device: torch.device) -> Results:
+    slow, median, fast = (float(value) for value in np.percentile(seconds, [75, 50, 25]))
+    # A GPU is ours alone and slows down with heat: its typical repeat is what it sustains. On a CPU other work comes and
+    # goes, and only ever slows a repeat: the fastest one is the ceiling.
+    typical = min(seconds) if device.type == "cpu" else median
+    return {name: amount / typical, f"{name}_p25": amount / slow, f"{name}_p75": amount / fast}
+
+
+def _free_bytes(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+
+
+@contextlib.contextmanager
+def _fp32_precision(precision: str) -> Iterator[None]:
+    """fp32 products on the tensor cores (tf32) or in full precision (ieee), restored afterwards."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = precision
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before

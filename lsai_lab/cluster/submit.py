@@ -22,7 +22,7 @@ from lsai_lab.cluster import slurm
 from lsai_lab.cluster.config import Cluster
 from lsai_lab.cluster.jobs import JobRecord, active_job
 from lsai_lab.cluster.script import Job, Places, render
-from lsai_lab.runs.code import git_state
+from lsai_lab.runs.inputs import git_state
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import resolve, select_variants
 

@@ -19,8 +19,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -59,15 +60,28 @@ def launch(
     Raises what ended the run: MemoryError, Unavailable, Preempted, UserError or WorkerFailed. Whatever happens, no process is left
     on this machine afterwards.
     """
+    words = [*(command or torchrun(nproc)), "-m", "lsai_lab.launch.worker", str(folder), str(data_root)]
+    return watched(words, folder, nproc=nproc, on_rows=on_rows, here=command is None)
+
+
+def watched(
+    words: Sequence[str],
+    folder: Path,
+    *,
+    nproc: int,
+    on_rows: Callable[[Rows], None],
+    here: bool = True,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Execute `words`, which start `nproc` processes that call `worker.as_worker`, on this machine if `here`; see `launch`."""
     logs = folder / "logs"
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
     (folder / RESULTS).unlink(missing_ok=True)
-    here = command is None
-    words = [*(command or torchrun(nproc)), "-m", "lsai_lab.launch.worker", str(folder), str(data_root)]
     environment = {
         "OMP_NUM_THREADS": str(max(1, cpu_cores() // nproc)),
         **(on_this_machine() if here else os.environ),
+        **variables,
         LAUNCHER: f"{os.getpid()}@{socket.gethostname()}",
         "PYTHONUNBUFFERED": "1",
     }
@@ -154,10 +168,10 @@ def _cause(logs: Path, code: int, asked: int, ended: set[int]) -> Exception:
         rank, number = killed
         # Whoever reports an error after a neighbour's death reports that death.
         if first is None or first["outcome"] == "failed":
-            hint = " (by hand, or by the system when memory ran out)" if number == signal.SIGKILL else ""
-            return WorkerFailed(
-                f"rank {rank} was ended by {signal.Signals(number).name}{hint}; see logs/rank-{rank}.log"
-            )
+            how = signal.Signals(number).name + _by_whom(number)
+            return WorkerFailed(f"rank {rank} was ended by {how}; see logs/rank-{rank}.log")
+    if first is None and code < 0:
+        return WorkerFailed(f"the process was ended by {signal.Signals(-code).name}{_by_whom(-code)}")
     if first is None:
         lines = [line for line in log.splitlines() if line.strip()]
         return WorkerFailed(f"the workers ended with exit code {code}: {lines[-1] if lines else 'no output'}")
@@ -171,6 +185,10 @@ def _cause(logs: Path, code: int, asked: int, ended: set[int]) -> Exception:
     if first["user_error"]:
         return UserError(reason)
     return WorkerFailed(f"rank {first['rank']}: {reason}; see logs/rank-{first['rank']}.log")
+
+
+def _by_whom(number: int) -> str:
+    return " (by hand, or by the system when memory ran out)" if number == signal.SIGKILL else ""
 
 
 def _killed_rank(log: str, ended: set[int]) -> tuple[int, int] | None:

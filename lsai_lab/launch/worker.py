@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -26,18 +27,22 @@ _WATCH_S = 1.0
 
 def main(folder: Path, data_root: Path) -> None:
     """Execute the planned run in `folder` as one of its processes; never returns."""
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the training loop can act on it
     _environment_from_slurm()
-    rank = int(os.environ["RANK"])
-    logs = folder / "logs"
+    as_worker(folder, lambda: _work(folder, data_root))
+
+
+def as_worker(folder: Path, work: Callable[[], None]) -> None:
+    """Do `work` as one of the processes that the launcher watches by `folder`; never returns."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the training loop can act on it
+    logs, rank = folder / "logs", int(os.environ.get("RANK", 0))
     with (logs / f"rank-{rank}.log").open("ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     faulthandler.register(signal.SIGUSR2)  # says where every thread is
     write_text(logs / f"rank-{rank}.pid", str(os.getpid()))
-    threading.Thread(target=leave_with_launcher, daemon=True).start()
+    threading.Thread(target=_leave_with_launcher, daemon=True).start()
     try:
-        _work(folder, data_root)
+        work()
         code = 0
     except BaseException as error:
         code = _report(error, logs / f"rank-{rank}.error.json")
@@ -86,7 +91,7 @@ def _environment_from_slurm() -> None:
             os.environ[ours] = os.environ[theirs]
 
 
-def leave_with_launcher() -> None:
+def _leave_with_launcher() -> None:
     """End this process when its parent or, on the same machine, the launcher is gone: nobody would ever end it."""
     parent = os.getppid()
     pid, _, host = os.environ.get(LAUNCHER, "").partition("@")

@@ -5,5 +5,5 @@ hf, hf_train       the Hugging Face Trainer: how it is started, its arguments; t
 titan, titan_train torchtitan: its command line, tokenizer and text; the training itself
 watch              step times, losses and memory of a trainer that does not know it is watched
 worker             the process that trains: `python -m lsai_lab.peers.worker`
-process            starting it, following its log, and how it ended
+run                the kind: starting it (`lsai_lab.launch`), and what came out
 """

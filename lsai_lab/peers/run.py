@@ -1,6 +1,6 @@
 """The `peer` kind: the same model, data shape and machine with another trainer, for a fair comparison with our own.
 
-The peer runs in processes of its own (`lsai_lab.peers.process`); the results have the names that the `train` kind uses, and what
+The peer runs in processes of its own, watched as those of a run of several are (`lsai_lab.launch`); the results have the names that the `train` kind uses, and what
 they mean is the same: the median step outside warm-up, MFU from our FLOPs of our config, the peak of the allocator. The peer's model
 must have exactly our number of parameters.
 """
@@ -8,7 +8,12 @@ must have exactly our number of parameters.
 from __future__ import annotations
 
 import importlib
+import os
+import shlex
 import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,16 +25,16 @@ from lsai_core.profiling import flops
 from lsai_lab.benches.machine import peak_of_this_machine, rated
 from lsai_lab.data import prepare
 from lsai_lab.environment import package_version
-from lsai_lab.launch.launch import require_devices
+from lsai_lab.launch.launch import require_devices, watched
 from lsai_lab.peers.config import PeerConfig, needed_packages
-from lsai_lab.peers.process import run_process, shown_command
+from lsai_lab.peers.watch import FOLDER
 from lsai_lab.runs.kinds import Context
 
 _FRAMEWORKS = {"hf": "lsai_lab.peers.hf", "torchtitan": "lsai_lab.peers.titan"}
 
 
 def run(config: PeerConfig, context: Context) -> dict[str, Any]:
-    """Train with the peer and measure; returns the flat results of `summary.json`, its log is `peer.log`."""
+    """Train with the peer and measure; returns the flat results of `summary.json`, its output is in `logs/`."""
     framework = importlib.import_module(_FRAMEWORKS[config.framework])
     # device_count does not initialize CUDA: this process holds no memory that the peer could use.
     on_gpu = config.device != "cpu" and torch.cuda.device_count() > 0
@@ -42,6 +47,7 @@ def run(config: PeerConfig, context: Context) -> dict[str, Any]:
     dataset = prepare(config.data, context.data_root)
     folder = (context.folder / "peer").resolve()
     shutil.rmtree(folder, ignore_errors=True)
+    (context.folder / "metrics.jsonl").unlink(missing_ok=True)
     folder.mkdir(parents=True)
     write_json(
         folder / "job.json", {"config": config.model_dump(mode="json"), "dataset": str(dataset.folder.resolve())}
@@ -50,15 +56,13 @@ def run(config: PeerConfig, context: Context) -> dict[str, Any]:
     words, variables = framework.command(config, folder), framework.environment(config)
     command = shown_command(words, variables, folder)
     print(command, flush=True)
-    measured = run_process(
+    measured = watched(
         words,
-        variables,
-        folder,
-        context.folder / "peer.log",
-        processes=config.world_size,
-        on_step=lambda step: context.on_rows([{"step": step - 1}]),
+        context.folder.resolve(),
+        nproc=config.world_size,
+        on_rows=context.on_rows,
+        variables={**_surroundings(config, folder), **variables},
     )
-    shutil.move(folder / "metrics.jsonl", context.folder / "metrics.jsonl")
     per_token = flops.flops_per_token(config.model, config.seq_len)
     peak = peak_of_this_machine(torch.device("cuda" if on_gpu else "cpu"), config.precision, context.runs_root)
     return {
@@ -71,6 +75,22 @@ def run(config: PeerConfig, context: Context) -> dict[str, Any]:
         "command": command,
         "arguments": framework.tuning(config, on_gpu),
     }
+
+
+def shown_command(words: Sequence[str], variables: Mapping[str, str], folder: Path) -> str:
+    """The command line as a reader may repeat it: `$RUN` for the run's folder, no path of this machine."""
+    given = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    line = shlex.join(["python" if word == sys.executable else word for word in words])
+    return " ".join([*given, f"{FOLDER}=$RUN/{folder.name}", line.replace(str(folder.parent), "$RUN")])
+
+
+def _surroundings(config: PeerConfig, folder: Path) -> dict[str, str]:
+    """Nothing is looked for on the network, and no cache outside of the run's folder is written."""
+    offline = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"), "1")
+    # A trainer that sees more GPUs than it has processes may use them.
+    first = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
+    own = {"TOKENIZERS_PARALLELISM": "false", "HF_HOME": str(folder / "cache"), FOLDER: str(folder)}
+    return offline | own | (first if config.world_size == 1 else {})
 
 
 def _versions(config: PeerConfig) -> str:

@@ -2,7 +2,7 @@
 
 At a step's end an event goes into the stream and the loss tensor is kept; the host never waits, so the trainer runs as it
 would unwatched. Only after the first step, which is not timed, it waits once. `finish` puts the pieces together and rank 0
-writes `results.json` and `metrics.jsonl` beside `job.json`, which says what the run is.
+writes `results.json` and `metrics.jsonl` into the run's folder. Until then `metrics.jsonl` says how many steps are queued.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from lsai_core.model import count_parameters
 from lsai_core.profiling.steptime import StepTimer, speed_summary
 from lsai_core.strict import validated
 from lsai_core.training.metrics import finite
+from lsai_lab.launch.launch import RESULTS
 from lsai_lab.peers.config import PeerConfig
 
 FOLDER = "LSAI_PEER"
-STEP_LINE = "lsai: step"
 GIB = 2**30
 _LAST = 10  # steps that the training loss is the mean of, as in the train kind
 
@@ -36,6 +36,7 @@ class Job:
         job = json.loads((self.folder / "job.json").read_text(encoding="utf-8"))
         self.config: PeerConfig = validated(PeerConfig, job["config"], str(self.folder / "job.json"))
         self.dataset = Path(job["dataset"])
+        self.run_folder = self.folder.parent
         self.rank = int(os.environ.get("RANK", 0))
         self.begun = time.perf_counter()
 
@@ -90,7 +91,8 @@ class Watch:
         if first:
             self.first_step_s = time.perf_counter() - self.begun
         if self.job.rank == 0 and (first or done % 10 == 0):
-            print(f"{STEP_LINE} {done} of {self.job.config.steps}", flush=True)
+            with (self.job.run_folder / "metrics.jsonl").open("w" if first else "a", encoding="utf-8") as file:
+                file.write(json.dumps(self._row(done - 1)) + "\n")
 
     def finish(self, **facts: Any) -> None:
         """Write what was seen; `facts` join the results. To be called by all processes."""
@@ -124,21 +126,22 @@ class Watch:
             "host_threads": torch.get_num_threads(),
             **facts,
         }
-        write_json(self.job.folder / "results.json", finite(results))
+        write_json(self.job.run_folder / RESULTS, finite(results))
+
+    def _row(self, step: int, **measured: float | None) -> dict[str, Any]:
+        config = self.job.config
+        row = {"step": step, "tokens_in_step": config.tokens_per_step, "steady": step >= config.skip_steps}
+        return row | {"step_ms": None, **measured}
 
     def _write_rows(self, durations_ms: list[float], losses: list[float]) -> None:
-        config, lines = self.job.config, []
+        lines = []
         for step, (ms, loss, memory) in enumerate(zip(durations_ms, losses, self.memory, strict=True)):
-            row: dict[str, Any] = {
-                "step": step,
-                "tokens_in_step": config.tokens_per_step,
-                "steady": step >= config.skip_steps,
-            }
-            row |= {"loss": loss, "step_ms": ms, "tokens_per_s": config.tokens_per_step * 1e3 / ms}
+            tokens_per_s = self.job.config.tokens_per_step * 1e3 / ms
+            row = self._row(step, loss=loss, step_ms=ms, tokens_per_s=tokens_per_s)
             if self.device.type == "cuda":
                 row |= dict(zip(("memory_allocated_gib", "memory_reserved_gib"), memory, strict=True))
             lines.append(json.dumps(finite(row)) + "\n")
-        write_text(self.job.folder / "metrics.jsonl", "".join(lines))
+        write_text(self.job.run_folder / "metrics.jsonl", "".join(lines))
 
     def _over_processes(self, values: torch.Tensor, how: str) -> torch.Tensor:
         import torch.distributed as dist

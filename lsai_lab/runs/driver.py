@@ -21,14 +21,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tqdm import tqdm
-
 from lsai_core.errors import UserError
 from lsai_core.files import read_jsonl, write_json
 from lsai_core.profiling.limits import cpu_cores
 from lsai_lab.environment import environment
 from lsai_lab.launch.watch import NewRows
-from lsai_lab.runs.execute import write_plan
+from lsai_lab.runs.execute import ProgressBar, write_plan
 from lsai_lab.runs.kinds import get_kind
 from lsai_lab.runs.notebook import execute_notebook, portable
 from lsai_lab.runs.quiet import BESIDE
@@ -160,61 +158,41 @@ def run_one(
 
     Raises UserError if another process is executing the same run or the folder cannot be written.
     """
-    notebook = root / "notebooks" / get_kind(run.kind).notebook
     with _writing(run) as lock:
         if is_finished(run.folder) and not again:  # by another process, since this plan was made
             return Summary.read(run.folder)
         set_aside(run.folder)
         write_plan(run, command)
         write_json(run.folder / "env.json", environment())
-        return _execute(run, notebook, title, root, data_root, command, stop or StopRequest(), beside, lock)
-
-
-def _execute(
-    run: PlannedRun,
-    notebook: Path,
-    title: str,
-    root: Path,
-    data_root: Path,
-    command: str,
-    stop: StopRequest,
-    beside: int,
-    lock: int | None,
-) -> Summary:
-    started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
-    problem = execute_notebook(
-        notebook,
-        run.folder / "notebook.ipynb",
-        {"folder": portable(run.folder, root)},
-        root=root,
-        timeout_s=run.timeout_s,
-        watch=_Watch(run, title, shown=not beside).look,
-        stop=stop,
-        environment={
-            "LSAI_DATA": str(data_root.resolve()),
-            BESIDE: str(beside),
-            **as_driver(),
-            **(cores_shared_by(beside + 1) if beside else {}),
-        },
-        inherited=lock,
-    )
-    if (run.folder / "summary.json").exists():
-        return Summary.read(run.folder)
-    outcome: Outcome = "timeout" if problem and problem.startswith("no end within") else "failed"
-    if stop.number is not None:
-        outcome, problem = "preempted", f"stopped by {signal.Signals(stop.number).name} before it could end a step"
-    summary = Summary(
-        id=run.id,
-        kind=run.kind,
-        outcome=outcome,
-        reason=(problem or "the notebook ended without a result") + _last_step(run),
-        started=started.isoformat(timespec="seconds"),
-        wall_s=round(time.monotonic() - clock, 3),
-        command=command,
-        code=run.code,
-    )
-    summary.write(run.folder)
-    return summary
+        started, clock, stop = datetime.datetime.now(datetime.UTC), time.monotonic(), stop or StopRequest()
+        rows = NewRows(run.folder / "metrics.jsonl")
+        with ProgressBar(run.steps, desc=title, leave=False, disable=bool(beside) or not sys.stderr.isatty()) as bar:
+            problem = execute_notebook(
+                root / "notebooks" / get_kind(run.kind).notebook,
+                run.folder / "notebook.ipynb",
+                {"folder": portable(run.folder, root)},
+                root=root,
+                timeout_s=run.timeout_s,
+                watch=lambda: bar.update(rows.read()),
+                stop=stop,
+                environment={
+                    "LSAI_DATA": str(data_root.resolve()),
+                    BESIDE: str(beside),
+                    **as_driver(),
+                    **(cores_shared_by(beside + 1) if beside else {}),
+                },
+                inherited=lock,
+            )
+        if (run.folder / "summary.json").exists():
+            return Summary.read(run.folder)
+        outcome: Outcome = "timeout" if problem and problem.startswith("no end within") else "failed"
+        if stop.number is not None:
+            outcome, problem = "preempted", f"stopped by {signal.Signals(stop.number).name} before it could end a step"
+        reason = (problem or "the notebook ended without a result") + _last_step(run)
+        seconds, when = round(time.monotonic() - clock, 3), started.isoformat(timespec="seconds")
+        summary = Summary(run.id, run.kind, outcome, reason, when, seconds, command, run.code)
+        summary.write(run.folder)
+        return summary
 
 
 def cores_shared_by(processes: int) -> dict[str, str]:
@@ -230,22 +208,3 @@ def _last_step(run: PlannedRun) -> str:
     path = run.folder / "metrics.jsonl"
     rows = read_jsonl(path) if path.exists() else []
     return f"; {rows[-1]['step'] + 1} steps were recorded" if rows else ""
-
-
-class _Watch:
-    """A progress bar that follows a run's metrics file (on a terminal; elsewhere silent)."""
-
-    def __init__(self, run: PlannedRun, title: str, shown: bool = True) -> None:
-        self.rows = NewRows(run.folder / "metrics.jsonl")
-        self.bar = tqdm(
-            total=run.steps, desc=title, unit="step", leave=False, disable=not (shown and sys.stderr.isatty())
-        )
-        self._next = 0.0
-
-    def look(self) -> None:
-        if self.bar.disable or time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + 1.0
-        for row in self.rows.read()[-1:]:
-            self.bar.n = row["step"] + 1
-            self.bar.set_postfix(loss=f"{row.get('loss') or float('nan'):.3f}")

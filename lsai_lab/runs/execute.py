@@ -79,38 +79,19 @@ class ActiveRun:
                     "or --again on the command line"
                 )
                 return Summary.read(self.folder)
-            kept = [(self.folder / name, (self.folder / name).read_bytes()) for name in ("config.json", "run.json")]
             set_aside(self.folder)
-            for path, content in kept:
-                path.write_bytes(content)
             return self._execute()
 
     def _execute(self) -> Summary:
         started, clock, quiet = datetime.datetime.now(datetime.UTC), time.perf_counter(), Quiet()
         write_json(self.folder / "env.json", environment() | quiet.before)
-        results: dict[str, Any] = {}
-        outcome: Outcome = "ok"
-        reason = self._changed("was planned")
-        if reason is not None:
-            outcome = "failed"
-        else:
-            outcome, reason, results = self._work()
-            if outcome in FINAL and (changed := self._changed("began")):
-                outcome, reason, results = "failed", changed, {}
+        outcome, reason, results = self._work()
         if quiet.beside:
             results = {name: value for name, value in results.items() if not name.startswith(_SPEEDS)}
             results["ran_beside"] = quiet.beside
-        summary = Summary(
-            id=self.id,
-            kind=self.kind,
-            outcome=outcome,
-            reason=reason,
-            started=started.isoformat(timespec="seconds"),
-            wall_s=round(time.perf_counter() - clock, 3),
-            command=self.command,
-            code=self.code,
-            results=results | (quiet.results(results) if results else {}),
-        )
+        results |= quiet.results(results) if results else {}
+        seconds, when = round(time.perf_counter() - clock, 3), started.isoformat(timespec="seconds")
+        summary = Summary(self.id, self.kind, outcome, reason, when, seconds, self.command, self.code, results)
         summary.write(self.folder)
         print(f"outcome: {outcome}" + (f" ({reason})" if reason else "") + f", {summary.wall_s:.1f} s")
         if "disturbed" in summary.results:
@@ -118,15 +99,22 @@ class ActiveRun:
         return summary
 
     def _work(self) -> tuple[Outcome, str | None, dict[str, Any]]:
-        with _ProgressBar(getattr(self.config, "steps", None) if self.kind == "train" else None) as bar:
+        if changed := self._changed("was planned"):
+            return "failed", changed, {}
+        outcome: Outcome = "ok"
+        reason, results = None, dict[str, Any]()
+        steps = getattr(self.config, "steps", None) if self.kind == "train" else None
+        with ProgressBar(steps, file=sys.stdout, dynamic_ncols=False, ncols=100) as bar:
             context = Context(self.folder, self.data_root, self.folder.parent.parent, bar.update)
             try:
-                return "ok", None, get_kind(self.kind).function()(self.config, context)
+                results = get_kind(self.kind).function()(self.config, context)
             except Exception as error:
                 outcome, reason = outcome_of(error)
                 if outcome == "failed" and not isinstance(error, UserError):
                     traceback.print_exc(file=sys.stdout)
-                return outcome, reason, {}
+        if outcome in FINAL and (changed := self._changed("began")):
+            return "failed", changed, {}
+        return outcome, reason, results
 
     def _changed(self, since: str) -> str | None:
         """One line if the code or what the run reads is not what its key says any more, else None."""
@@ -148,25 +136,25 @@ class ActiveRun:
         )
 
 
-class _ProgressBar:
-    """Live loss, speed and memory below the notebook cell."""
+class ProgressBar:
+    """Live loss, speed and memory of a run, by the rows of its `metrics.jsonl`."""
 
-    def __init__(self, steps: int | None) -> None:
-        self.bar = tqdm(total=steps, unit="step", mininterval=1.0, file=sys.stdout, dynamic_ncols=False, ncols=100)
+    def __init__(self, steps: int | None, **options: Any) -> None:
+        self.bar = tqdm(total=steps, unit="step", mininterval=1.0, **options)
 
     def update(self, rows: list[dict[str, Any]]) -> None:
+        names = {
+            "loss": "loss",
+            "tokens_per_s": "tok/s",
+            "memory_allocated_gib": "GiB",
+            "validation_loss": "val",
+            "batch": "batch",
+        }
         for row in rows[-1:]:
             self.bar.n = row["step"] + 1
-            shown = {
-                "loss": row.get("loss"),
-                "tok/s": row.get("tokens_per_s"),
-                "GiB": row.get("memory_allocated_gib"),
-                "val": row.get("validation_loss"),
-                "batch": row.get("batch"),
-            }
-            self.bar.set_postfix({name: f"{value:.4g}" for name, value in shown.items() if value is not None})
+            self.bar.set_postfix({names[key]: f"{row[key]:.4g}" for key in names if row.get(key) is not None})
 
-    def __enter__(self) -> _ProgressBar:
+    def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -1,4 +1,4 @@
-"""What a run reads from outside its config and code, by content: the text, and the weights that it begins from.
+"""What a run depends on beside its config, by content: the code, the text, and the weights that it begins from.
 
 Their ids are part of the run key and stand in `run.json`; they are compared again before and after the run, so that a result never stands
 under the key of other inputs.
@@ -10,10 +10,14 @@ import functools
 import glob
 import hashlib
 import os
+import subprocess
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import lsai_core
+from lsai_core.code import code_hash
 from lsai_core.config import DataConfig
 from lsai_core.errors import Unavailable
 from lsai_core.strict import Strict
@@ -84,3 +88,29 @@ def _checkpoint(name: str) -> Path | None:
 def _digest(path: Path, size: int, changed_ns: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+@functools.cache
+def git_state(root: Path) -> dict[str, Any]:
+    """`{commit, dirty}` of the checkout at `root`, or $LSAI_COMMIT (set it when you copy the code to a machine or into a
+    container without its history); without either both are null."""
+    if os.environ.get("LSAI_COMMIT"):
+        return {"commit": os.environ["LSAI_COMMIT"], "dirty": None}
+
+    def git(*args: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = git("rev-parse", "--verify", "HEAD")
+    if commit is None:
+        return {"commit": None, "dirty": None}
+    status = git("status", "--porcelain", "--", "lsai_core", "lsai_lab", "params", "notebooks")
+    return {"commit": commit, "dirty": None if status is None else bool(status)}
+
+
+def code_facts(files: Iterable[Path], root: Path) -> dict[str, Any]:
+    """What `summary.json` keeps about the code of a run."""
+    return {"version": lsai_core.__version__, "hash": code_hash(files), **git_state(root)}

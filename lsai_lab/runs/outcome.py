@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 from lsai_core.errors import Preempted, Unavailable, UserError
 from lsai_lab.runs.records import Outcome
 
 # What allocators say when memory is out and they do not raise an error of their own type.
-_MEMORY_WORDS = (
-    "out of memory",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "bad_alloc",
-    "not enough memory",
-    "alloc_failed",
-)
+_MEMORY_WORDS = re.compile(r"out of memory|can('|no)t allocate memory|not enough memory|bad_alloc|alloc_failed", re.I)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -25,7 +19,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     if isinstance(error, SystemError):  # C code that got no memory and did not say so
         return "without exception set" in str(error)
-    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _MEMORY_WORDS)
+    return isinstance(error, RuntimeError) and bool(_MEMORY_WORDS.search(str(error)))
 
 
 def outcome_of(error: BaseException) -> tuple[Outcome, str]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,7 +143,9 @@ def set_aside(folder: Path) -> None:
         target = folder / EARLIER / Summary.read(folder).started.replace(":", "")
         target.mkdir(parents=True, exist_ok=True)
         for path in sorted(folder.iterdir(), key=lambda path: path.name != "summary.json"):
-            if path.name not in (EARLIER, ".lock"):
+            if path.name in ("config.json", "run.json"):  # what is to be done stays
+                shutil.copy2(path, target)
+            elif path.name not in (EARLIER, ".lock"):
                 path.rename(target / path.name)
     (folder / "summary.json").unlink(missing_ok=True)
 
@@ -246,41 +249,22 @@ def find_runs(root: Path, machine: str | None = None, study: str = "*") -> list[
 
     `machine` is the label of the recorded folder; without it each run's own `env.json` names its machine.
     """
-    runs = []
-    for path in sorted(root.glob(f"{study}/*/summary.json")):
-        runs.append(read_run(path.parent, machine))
-    return runs
+    return [read_run(path.parent, machine) for path in sorted(root.glob(f"{study}/*/summary.json"))]
 
 
 def recorded_runs(reports: Path) -> list[Run]:
     """Every committed run: `reports/recorded/<machine>/<study>/<run>/`."""
-    return [
-        run
-        for folder in sorted((reports / "recorded").glob("*"))
-        if folder.is_dir()
-        for run in find_runs(folder, folder.name)
-    ]
+    folders = [folder for folder in sorted((reports / "recorded").glob("*")) if folder.is_dir()]
+    return [run for folder in folders for run in find_runs(folder, folder.name)]
 
 
 def runs_frame(runs: Iterable[Run]) -> pd.DataFrame:
     """One row per run: identity, outcome, `path`, and every result as a column."""
-    return pd.DataFrame(
-        [
-            {
-                "machine": run.machine,
-                "study": run.summary.id.study,
-                "variant": run.summary.id.variant,
-                "part": run.summary.id.part,
-                "repeat": run.summary.id.repeat,
-                "key": run.summary.id.key,
-                "kind": run.summary.kind,
-                "outcome": run.summary.outcome,
-                "reason": run.summary.reason,
-                "started": run.summary.started,
-                "wall_s": run.summary.wall_s,
-                "path": str(run.folder),
-                **run.summary.results,
-            }
-            for run in runs
-        ]
-    )
+    names = ("kind", "outcome", "reason", "started", "wall_s")
+    rows = [
+        {"machine": run.machine, **run.summary.id.__dict__}
+        | {name: getattr(run.summary, name) for name in names}
+        | {"path": str(run.folder), **run.summary.results}
+        for run in runs
+    ]
+    return pd.DataFrame(rows)

@@ -21,8 +21,7 @@ from lsai_core.errors import UserError, hint
 from lsai_core.files import deep_merge, nested
 from lsai_core.strict import Strict, validated
 from lsai_lab.files import Name, load_yaml, named
-from lsai_lab.runs.code import code_facts
-from lsai_lab.runs.inputs import key_config, resolved_paths, weights_input
+from lsai_lab.runs.inputs import code_facts, key_config, resolved_paths, weights_input
 from lsai_lab.runs.kinds import get_kind
 from lsai_lab.runs.records import RunId, run_key
 

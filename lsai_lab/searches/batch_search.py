@@ -6,19 +6,18 @@ runs whole optimizer steps on random tokens: the memory of a step does not depen
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 from pydantic import Field
 
 from lsai_core.config import TrainConfig
-from lsai_core.errors import Unavailable, UserError
+from lsai_core.errors import UserError
 from lsai_core.facts import deciding
 from lsai_core.strict import Strict, validated
 from lsai_lab.runs.kinds import Context
-from lsai_lab.searches import tries as processes
-from lsai_lab.searches.search import Try, search_largest
+from lsai_lab.searches.search import search_largest
+from lsai_lab.searches.tries import Tries, gpu_peaks, limit_allocations
 
 
 class BatchSearchConfig(Strict):
@@ -49,46 +48,23 @@ class BatchSearchConfig(Strict):
 def run(config: BatchSearchConfig, context: Context) -> dict[str, Any]:
     """Search; returns `largest_batch`, `largest_batch_tokens`, the limit, and every try."""
     from lsai_core import fp8
-    from lsai_core.training.step import attention_kernel, resolve_device
+    from lsai_core.training.step import attention_kernel
 
-    device = resolve_device(config.train.device)
-    kernel = attention_kernel(config.train, device)
-    fp8.require(config.train, device)
-    on_gpu = device.type == "cuda"
-    if not on_gpu and sys.platform != "linux":
-        raise Unavailable("the search on a CPU limits memory with Linux's RLIMIT_DATA; this is not Linux")
-    workers = processes.server([__name__, "lsai_core.training.step"], on_gpu=on_gpu)
-    limit_gib = _gpu_memory_gib() if on_gpu else config.cpu_limit_gib
-    seen: list[Try] = []
-
-    def attempt(size: int) -> Try:
-        answer = processes.attempt(
-            workers, _train_random_tokens, (config, size), processes=1, timeout_s=config.try_timeout_s
-        )
-        result = Try(size=size, **answer)
-        seen.append(result)
-        context.on_rows([{"step": len(seen), "batch": size, "outcome": result.outcome, "peak_gib": result.peak_gib}])
-        if size == 1 and result.outcome == "failed":
-            raise RuntimeError(f"a batch of one sequence does not run: {result.note}")
-        return result
-
-    largest, tries = search_largest(
-        attempt, start=config.start, limit=config.max_batch, resolution=config.resolution, capacity_gib=limit_gib
+    tries = Tries(
+        _train_random_tokens, config.train, context, timeout_s=config.try_timeout_s, cpu_limit_gib=config.cpu_limit_gib
     )
+    kernel = attention_kernel(config.train, tries.device)
+    fp8.require(config.train, tries.device)
+    largest, _ = search_largest(
+        lambda size: tries.attempt(size, (config, size), batch=size),
+        start=config.start, limit=config.max_batch, resolution=config.resolution, capacity_gib=tries.limit_gib,
+    )  # fmt: skip
     return {
         "largest_batch": largest,
         "largest_batch_tokens": largest * config.train.seq_len,
         "attention_kernel": kernel,
-        "search_limit_gib": limit_gib,
-        "search_limit_kind": "GPU memory" if on_gpu else "process allocation limit (RLIMIT_DATA)",
-        "search_resolution": config.resolution,
-        "search_capped": largest == config.max_batch,
-        "tries": [t.row for t in tries],
+        **tries.results(config.resolution, capped=largest == config.max_batch),
     }
-
-
-def _gpu_memory_gib() -> float:
-    return torch.cuda.get_device_properties(0).total_memory / processes.GIB
 
 
 def _train_random_tokens(rank: int, argument: tuple[BatchSearchConfig, int]) -> dict[str, float]:
@@ -103,7 +79,7 @@ def _train_random_tokens(rank: int, argument: tuple[BatchSearchConfig, int]) -> 
     train = train.model_copy(update={"batch_size": size, "grad_accum": min(2, train.grad_accum)})
     device = step.resolve_device(train.device)
     if device.type == "cpu":
-        processes.limit_allocations(config.cpu_limit_gib)
+        limit_allocations(config.cpu_limit_gib)
     set_matmul_mode(train.precision)
     model = step.prepare_model(train, device)
     optimizer = build_optimizer(model, train.optim)
@@ -114,7 +90,4 @@ def _train_random_tokens(rank: int, argument: tuple[BatchSearchConfig, int]) -> 
     for sequences in (1, *[len(tokens)] * config.steps):
         x, y = tokens[:sequences, :-1], tokens[:sequences, 1:]
         step.train_step(model, optimizer, x, y, train, device)
-    if device.type == "cpu":
-        return {}
-    torch.cuda.synchronize()
-    return {"peak_gib": torch.cuda.max_memory_reserved() / processes.GIB}
+    return {} if device.type == "cpu" else {"peak_gib": gpu_peaks()["peak_gib"]}

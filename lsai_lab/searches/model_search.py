@@ -12,10 +12,8 @@ more than 85 % of it is refused before it is built; such a try says so.
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +23,6 @@ from pydantic import Field
 from torch.distributed.tensor import DTensor
 
 from lsai_core.config import TrainConfig
-from lsai_core.errors import Unavailable
 from lsai_core.facts import deciding
 from lsai_core.model import Transformer, count_parameters
 from lsai_core.profiling.limits import host_limit_gib
@@ -33,7 +30,6 @@ from lsai_core.strict import Strict, validated
 from lsai_core.training.precision import set_matmul_mode, weight_dtype
 from lsai_lab.launch.launch import require_devices
 from lsai_lab.runs.kinds import Context
-from lsai_lab.searches import tries as processes
 from lsai_lab.searches.model_size import (
     GIB,
     Grow,
@@ -46,6 +42,7 @@ from lsai_lab.searches.model_size import (
     sized,
 )
 from lsai_lab.searches.search import Try, search_largest
+from lsai_lab.searches.tries import Tries, gpu_peaks, limit_allocations
 
 if TYPE_CHECKING:
     from lsai_core.parallel.world import World
@@ -80,80 +77,55 @@ class ModelSearchConfig(Strict):
 
 def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
     """Search; returns the largest size and its model, what was measured of it (`_one_try`), what it was limited by, the estimate,
-    and every try.
+    and every try. Raises Unavailable if the machine lacks the processes' GPUs."""
+    from lsai_core.training.step import attention_kernel
 
-    Rows of `metrics.jsonl` are the tries, written as they end. Raises Unavailable if the machine lacks the processes' GPUs.
-    """
-    from lsai_core.training.step import attention_kernel, resolve_device
-
-    train, nproc = config.train, config.train.parallel.world_size
-    require_devices(train.device, nproc)
-    device = resolve_device(train.device)
+    train, offload = config.train, config.train.parallel.cpu_offload
+    require_devices(train.device, train.parallel.world_size)
+    tries = Tries(_one_try, train, context, timeout_s=config.try_timeout_s, cpu_limit_gib=config.cpu_limit_gib)
     if config.measure == "train":
-        attention_kernel(train, device)
-    on_gpu = device.type == "cuda"
-    if not on_gpu and sys.platform != "linux":
-        raise Unavailable("the search on a CPU limits memory with Linux's RLIMIT_DATA; this is not Linux")
-    limit_gib = torch.cuda.get_device_properties(0).total_memory / GIB if on_gpu else config.cpu_limit_gib
-    on_host_gib = host_limit_gib()
-    if on_gpu and config.measure == "train":
+        attention_kernel(train, tries.device)
+    on_host_gib, allocatable_gib = host_limit_gib(), tries.limit_gib * _DEVICE_SHARE
+    if tries.on_gpu and config.measure == "train":
         start = largest_predicted(
-            train, config.grow, gpu_gib=limit_gib, host_limit_gib=on_host_gib, max_size=config.max_size
+            train, config.grow, gpu_gib=tries.limit_gib, host_limit_gib=on_host_gib, max_size=config.max_size
         )
     else:
         start = largest_estimated(
             train, config.grow, config.measure,
-            device_limit_gib=limit_gib * _DEVICE_SHARE, host_limit_gib=on_host_gib, max_size=config.max_size,
+            device_limit_gib=allocatable_gib, host_limit_gib=on_host_gib, max_size=config.max_size,
         )  # fmt: skip
-    if on_gpu and config.expandable_segments:
+    if tries.on_gpu and config.expandable_segments:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # read where tries import torch
-    workers = processes.server([__name__, "lsai_core.training.step", "lsai_core.parallel.fsdp"], on_gpu=on_gpu)
-    seen: list[Try] = []
     started, left_out = time.perf_counter(), 0
 
     def attempt(size: int) -> Try:
         nonlocal left_out
-        if time.perf_counter() - started > config.budget_s and seen:
+        if time.perf_counter() - started > config.budget_s and tries.seen:
             left_out += 1
             return Try(size, "timeout", note="not tried")
-        argument = (config, size, on_host_gib)
-        answer = processes.attempt(workers, _one_try, argument, processes=nproc, timeout_s=config.try_timeout_s)
-        seen.append(Try(size=size, **answer))
         parameters = count_parameters(sized(train.model, config.grow, size)).total
-        row = {"step": len(seen), **seen[-1].row, "parameters": parameters}
-        with (context.folder / "metrics.jsonl").open("a" if len(seen) > 1 else "w") as file:
-            file.write(json.dumps(row) + "\n")
-        context.on_rows([row])
-        if size == 1 and seen[-1].outcome == "failed":
-            raise RuntimeError(f"a model of size 1 does not run: {seen[-1].note}")
-        return seen[-1]
+        return tries.attempt(size, (config, size, on_host_gib), parameters=parameters)
 
     largest, _ = search_largest(
         attempt, start=start, limit=config.max_size, resolution=config.resolution,
-        capacity_gib=limit_gib * _DEVICE_SHARE if on_gpu and not train.parallel.cpu_offload else None,
-        first_step=_FIRST_STEP_GPU if on_gpu else _FIRST_STEP_CPU,
+        capacity_gib=allocatable_gib if tries.on_gpu and not offload else None,
+        first_step=_FIRST_STEP_GPU if tries.on_gpu else _FIRST_STEP_CPU,
     )  # fmt: skip
+    found = tries.results(config.resolution, capped=largest == config.max_size)
+    if tries.on_gpu and offload:
+        found["search_limit_kind"] += f" and {on_host_gib:.0f} GiB of the host's"
     return {
         "largest_size": largest,
-        **next((t.measured for t in seen if t.size == largest), {}),
+        **next((t.measured for t in tries.seen if t.size == largest), {}),
         "estimated_size": start,
-        **_facts(config, largest, limit_gib),
-        "world_size": nproc,
-        "search_limit_gib": limit_gib,
-        "search_limit_kind": _limit_kind(train, on_gpu, on_host_gib),
-        "search_resolution": config.resolution,
-        "search_capped": largest == config.max_size,
+        **_facts(config, largest, tries.limit_gib),
+        "world_size": train.parallel.world_size,
         "search_out_of_time": left_out > 0,
         "search_s": time.perf_counter() - started,
-        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
-        "tries": [t.row for t in seen],
+        "device": torch.cuda.get_device_name(tries.device) if tries.on_gpu else "cpu",
+        **found,
     }
-
-
-def _limit_kind(train: TrainConfig, on_gpu: bool, on_host_gib: float) -> str:
-    if not on_gpu:
-        return "process allocation limit (RLIMIT_DATA)"
-    return f"GPU memory and {on_host_gib:.0f} GiB of the host's" if train.parallel.cpu_offload else "GPU memory"
 
 
 def _facts(config: ModelSearchConfig, size: int, limit_gib: float) -> dict[str, Any]:
@@ -190,7 +162,7 @@ def _one_try(rank: int, argument: tuple[ModelSearchConfig, int, float]) -> dict[
     device = step.resolve_device(train.device)
     world = connect(device) if train.parallel.sharded else World()
     if device.type == "cpu":
-        processes.limit_allocations(config.cpu_limit_gib)
+        limit_allocations(config.cpu_limit_gib)
     elif train.parallel.cpu_offload and (needed := host_gib(train)) > on_host_gib:
         raise MemoryError(f"needs {needed:.0f} GiB of the host's memory, of which {on_host_gib:.0f} may be used")
     set_matmul_mode(train.precision)
@@ -199,11 +171,7 @@ def _one_try(rank: int, argument: tuple[ModelSearchConfig, int, float]) -> dict[
         _fill(_empty(train, device))
     else:
         measured = _train_one_step(train, device, rank, world)
-    if device.type == "cpu":
-        return measured
-    torch.cuda.synchronize()
-    allocated, reserved = torch.cuda.max_memory_allocated() / GIB, torch.cuda.max_memory_reserved() / GIB
-    return {"peak_gib": reserved, "allocated_gib": allocated, **measured}
+    return measured if device.type == "cpu" else gpu_peaks() | measured
 
 
 def _train_one_step(train: TrainConfig, device: torch.device, rank: int, world: World) -> dict[str, float]:

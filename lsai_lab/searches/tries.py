@@ -5,27 +5,33 @@ processes is a process group of its own: each finds in its environment who it is
 not end well decides the outcome, and the others are killed, since they wait for a neighbour that is gone.
 
 On a CPU there is no natural edge before the machine suffers, so the edge is set: each process may allocate a given amount
-(RLIMIT_DATA), beyond which the allocator really fails.
+(RLIMIT_DATA), beyond which the allocator really fails. `Tries` are those of one search, with what every search records.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import multiprocessing
+import json
+import multiprocessing.connection
 import os
-import queue
 import socket
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from lsai_core.config import TrainConfig
+from lsai_core.errors import Unavailable
 from lsai_core.training.host_memory import return_freed_memory
 from lsai_lab.launch.launch import on_this_machine
+from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.outcome import is_out_of_memory
+from lsai_lab.searches.search import Try
 
 GIB = 2**30
-_POLL_S = 0.2
 _ECHO_S = 1.0
 # The work of one process: its rank and its argument to what it measured, with `peak_gib` (of memory) where that is known.
 Work = Callable[[int, Any], dict[str, float]]
@@ -34,6 +40,52 @@ Work = Callable[[int, Any], dict[str, float]]
 # The first step of any optimizer imports it, for seconds. On a GPU's machine each try does that by itself: nobody has checked that
 # it leaves the GPU alone, as a process must that others are forked from.
 _COMPILER = "torch._dynamo"
+
+
+class Tries:
+    """The tries of a search over sizes of the run `train`: each is a row of `metrics.jsonl` as soon as it has ended.
+
+    `limit_gib` is the memory of the GPU or, on a CPU, what one process may allocate. Raises Unavailable if the limit cannot be set here.
+    """
+
+    def __init__(
+        self, work: Work, train: TrainConfig, context: Context, *, timeout_s: float, cpu_limit_gib: float
+    ) -> None:
+        from lsai_core.training.step import resolve_device
+
+        self.device, self.seen = resolve_device(train.device), list[Try]()
+        self.on_gpu = self.device.type == "cuda"
+        if not self.on_gpu and sys.platform != "linux":
+            raise Unavailable("the search on a CPU limits memory with Linux's RLIMIT_DATA; this is not Linux")
+        self.limit_gib = torch.cuda.get_device_properties(0).total_memory / GIB if self.on_gpu else cpu_limit_gib
+        self._work, self._context, self._timeout_s = work, context, timeout_s
+        self._processes = train.parallel.world_size
+        modules = [work.__module__, "lsai_core.training.step"]
+        self._server = server(
+            [*modules, "lsai_core.parallel.fsdp"] if train.parallel.sharded else modules, on_gpu=self.on_gpu
+        )
+
+    def attempt(self, size: int, argument: Any, **facts: Any) -> Try:
+        """One try of `work(rank, argument)`; `facts` stand in its row, too. RuntimeError if not even size 1 runs."""
+        answer = attempt(self._server, self._work, argument, processes=self._processes, timeout_s=self._timeout_s)
+        self.seen.append(Try(size=size, **answer))
+        row = {"step": len(self.seen), **self.seen[-1].row, **facts}
+        with (self._context.folder / "metrics.jsonl").open("a" if len(self.seen) > 1 else "w") as file:
+            file.write(json.dumps(row) + "\n")
+        self._context.on_rows([row])
+        if size == 1 and self.seen[-1].outcome == "failed":
+            raise RuntimeError(f"size 1 does not run: {self.seen[-1].note}")
+        return self.seen[-1]
+
+    def results(self, resolution: float, capped: bool) -> dict[str, Any]:
+        """What the record says of any search; `capped`: whether the largest size that may be tried fitted."""
+        return {
+            "search_limit_gib": self.limit_gib,
+            "search_limit_kind": "GPU memory" if self.on_gpu else "process allocation limit (RLIMIT_DATA)",
+            "search_resolution": resolution,
+            "search_capped": capped,
+            "tries": [t.row for t in self.seen],
+        }
 
 
 def server(preload: list[str], *, on_gpu: bool) -> Any:
@@ -49,63 +101,53 @@ def attempt(workers: Any, work: Work, argument: Any, *, processes: int, timeout_
     Returns outcome, note and seconds, and for `ok` of each measured number the largest process's: `peak_gib`, and the others in
     `measured`. `work` and `argument` must be picklable.
     """
-    answers = workers.Queue()
-    port = _free_port()
-    family = [
-        workers.Process(target=_in_process, args=(work, argument, rank, processes, port, answers), daemon=True)
-        for rank in range(processes)
-    ]
-    started = time.perf_counter()
-    for process in family:
+    started, port = time.perf_counter(), _free_port()
+    waiting, found = {}, list[dict[str, float]]()
+    for rank in range(processes):
+        answer, told = workers.Pipe(duplex=False)
+        process = workers.Process(target=_in_process, args=(work, argument, rank, processes, port, told), daemon=True)
         process.start()
-    found: dict[int, dict[str, Any]] = {}
-    bad: dict[str, Any] | None = None
-    while bad is None and len(found) < processes:
-        with contextlib.suppress(queue.Empty):
-            rank, answer = answers.get(timeout=_POLL_S)
-            found[rank] = answer
-            bad = None if answer["outcome"] == "ok" else _first_cause(answer, answers) if processes > 1 else answer
-            continue
-        if time.perf_counter() - started > timeout_s:
-            bad = {"outcome": "timeout", "note": f"no answer within {timeout_s:g} s"}
-        elif dead := [rank for rank, process in enumerate(family) if rank not in found and not process.is_alive()]:
-            with contextlib.suppress(queue.Empty):  # it may have answered between the two looks
-                while dead[0] not in found:
-                    rank, found[rank] = answers.get(timeout=_POLL_S)
-            bad = next((answer for answer in found.values() if answer["outcome"] != "ok"), None)
-            if bad is None and dead[0] not in found:
-                bad = _died(family[dead[0]].exitcode)
+        told.close()  # here; the process has its own, and its end ends the pipe
+        waiting[answer] = process
+    family, until = list(waiting.values()), started + timeout_s
+    bad: dict[str, Any] = {}
+    while waiting and bad.get("outcome") in (None, "failed"):
+        ready = multiprocessing.connection.wait(list(waiting), max(0.0, until - time.perf_counter()))
+        if not ready:
+            bad = bad or {"outcome": "timeout", "note": f"no answer within {timeout_s:g} s"}
+            break
+        for one in ready:
+            end = _answer(one, waiting.pop(one))
+            if end["outcome"] == "ok":
+                found.append(end["measured"])
+            elif not bad or end["outcome"] == "oom":
+                # Its neighbour's end may have caused an error: that one's own words, if they come within a moment.
+                bad, until = end, min(until, time.perf_counter() + _ECHO_S)
     for process in family:
-        if bad is not None:
+        if bad:
             process.kill()
         process.join(10)
     seconds = round(time.perf_counter() - started, 2)
-    if bad is not None:
+    if bad:
         return {"note": None, **bad, "seconds": seconds}
-    measured = {
-        name: max(answer["measured"][name] for answer in found.values())
-        for name in next(iter(found.values()))["measured"]
-    }
+    measured = {name: max(numbers[name] for numbers in found) for name in found[0]}
     peak_gib = measured.pop("peak_gib", None)
     return {"outcome": "ok", "note": None, "peak_gib": peak_gib, "seconds": seconds, "measured": measured}
 
 
-def _first_cause(answer: dict[str, Any], answers: Any) -> dict[str, Any]:
-    """An error that a neighbour's end may have caused, or that neighbour's own words if they come within a moment."""
-    until = time.perf_counter() + _ECHO_S
-    while answer["outcome"] == "failed" and (left := until - time.perf_counter()) > 0:
-        with contextlib.suppress(queue.Empty):
-            other = answers.get(timeout=left)[1]
-            answer = other if other["outcome"] == "oom" else answer
-    return answer
-
-
-def _died(code: int | None) -> dict[str, Any]:
+def _answer(pipe: Any, process: Any) -> dict[str, Any]:
+    """What a process has answered, or how it ended without an answer."""
+    with contextlib.suppress(EOFError, OSError):
+        return pipe.recv()
+    process.join(10)
     # SIGKILL is how the operating system ends a process that outgrew the memory.
-    return {"outcome": "oom" if code == -9 else "failed", "note": f"the process ended with exit code {code}"}
+    return {
+        "outcome": "oom" if process.exitcode == -9 else "failed",
+        "note": f"the process ended with exit code {process.exitcode}",
+    }
 
 
-def _in_process(work: Work, argument: Any, rank: int, processes: int, port: int, answers: Any) -> None:
+def _in_process(work: Work, argument: Any, rank: int, processes: int, port: int, told: Any) -> None:
     """Body of one process: work, and answer with how that ended."""
     os.environ |= on_this_machine() | {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes),
@@ -119,20 +161,17 @@ def _in_process(work: Work, argument: Any, rank: int, processes: int, port: int,
         full = is_out_of_memory(error) or _no_thread(error)
         answer = {"outcome": "oom" if full else "failed", "note": f"{type(error).__name__}: {note}"}
     _lift_limit()  # an answer needs memory, too
-    answers.put((rank, answer))
-    answers.close()
-    answers.join_thread()
+    told.send(answer)
     os._exit(0)  # skip the teardown of a process that may be out of memory
 
 
 def _no_thread(error: Exception) -> bool:
     """Whether a process under a limit of its own could not start a thread: there was no memory for its stack."""
-    if "Resource temporarily unavailable" not in str(error):
-        return False
     with contextlib.suppress(ImportError):
         import resource
 
-        return resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
+        limited = resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
+        return limited and "Resource temporarily unavailable" in str(error)
     return False
 
 
@@ -140,6 +179,15 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         return int(probe.getsockname()[1])
+
+
+def gpu_peaks() -> dict[str, float]:
+    """What this process's GPU had at most so far: reserved (`peak_gib`) and allocated."""
+    torch.cuda.synchronize()
+    return {
+        "peak_gib": torch.cuda.max_memory_reserved() / GIB,
+        "allocated_gib": torch.cuda.max_memory_allocated() / GIB,
+    }
 
 
 def limit_allocations(gib: float) -> None:
@@ -158,11 +206,9 @@ def limit_allocations(gib: float) -> None:
 
 def _data_bytes() -> int:
     """Size of this process's data segment and private mappings, the quantity that RLIMIT_DATA bounds (Linux)."""
-    try:
-        with open("/proc/self/status") as status:
-            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData"))
-    except (OSError, StopIteration):
-        return 0
+    with contextlib.suppress(OSError, StopIteration), open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData"))
+    return 0
 
 
 def _lift_limit() -> None:

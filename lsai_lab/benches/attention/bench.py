@@ -20,12 +20,11 @@ from typing import Any
 import torch
 
 from lsai_core.attention import Case, available_backends, get_backend
-from lsai_core.attention.measured import rankings_for
+from lsai_core.errors import Unavailable, UserError
 from lsai_core.files import read_jsonl, write_text
 from lsai_lab.benches.attention.clock import Call, Clock, measure, random_inputs
 from lsai_lab.benches.attention.config import AttentionBenchConfig, Shape
 from lsai_lab.benches.attention.errors import eager_values, exact_attention, relative_errors, values
-from lsai_lab.benches.attention_table import auto_choices
 from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.outcome import outcome_of
 
@@ -56,8 +55,24 @@ class Points:
         return [row for row in self.rows if all(row.get(key) == value for key, value in values.items())]
 
 
+def guarded(device: torch.device, work: Callable[[], Row], others_wait: bool = False) -> Row:
+    """What `work` returns, or the outcome and reason of the error that ended it. With `others_wait`, that is other processes for this
+    one, only refusals, which come before anything is sent."""
+    try:
+        return work()
+    except Exception as error:
+        outcome, reason = outcome_of(error)
+        refused = isinstance(error, UserError | Unavailable)
+        if others_wait and not refused:
+            raise
+    gc.collect()  # tracebacks hold tensors
+    if device.type == "cuda" and outcome == "oom":
+        torch.cuda.empty_cache()
+    return {"outcome": "unsupported" if refused and outcome == "failed" else outcome, "reason": reason}
+
+
 def run(config: AttentionBenchConfig, context: Context) -> dict[str, Any]:
-    """Measure; returns counts, the device, what `auto` chose, and `<mask>_<length>_<backend>_tflops` of every point."""
+    """Measure; returns counts, the device, and `<mask>_<length>_<backend>_tflops` of every point."""
     from lsai_core.training.step import resolve_device
 
     device = resolve_device(config.device)
@@ -98,7 +113,7 @@ class _Bench:
             expected_ms, hopeless = self._outlook(shape, name)
             row = self._row("time", shape, name, hopeless or self._refusal(shape, name))
             if row["outcome"] == "ok":
-                row |= self._guarded(partial(self._measure, shape, name, expected_ms))
+                row |= guarded(self.device, partial(self._measure, shape, name, expected_ms))
             rows.append(self.points.add(row))
             self._context_lives()
         return rows
@@ -116,12 +131,12 @@ class _Bench:
 
         if not all(refusals.values()):
             inputs = random_inputs(shape, self.config.torch_dtype, self.device, self.config.seed)
-            reference = self._guarded(prepare)
+            reference = guarded(self.device, prepare)
         rows = []
         for name in names:
             row = self._row("error", shape, name, refusals[name]) | (reference if not refusals[name] else {})
             if row["outcome"] == "ok":
-                row |= self._guarded(partial(self._errors, shape, name, inputs, exact))
+                row |= guarded(self.device, partial(self._errors, shape, name, inputs, exact))
             rows.append(self.points.add(row))
             self._context_lives()
         return rows
@@ -174,17 +189,6 @@ class _Bench:
             return ms, ("skipped", f"about {ms / 1e3:.1f} s a call expected, the limit is {self.config.max_call_s:g} s")
         return ms, None
 
-    def _guarded(self, work: Callable[[], Row]) -> Row:
-        """What `work` returns, or the outcome and reason of the error that ended it."""
-        try:
-            return work()
-        except Exception as error:
-            outcome, reason = outcome_of(error)
-        gc.collect()  # tracebacks hold tensors
-        if self.clock.on_gpu and outcome == "oom":
-            torch.cuda.empty_cache()
-        return {"outcome": outcome, "reason": reason}
-
     def _context_lives(self) -> None:
         """After an illegal memory access nothing runs any more in this process: end here, the points are kept."""
         if self.clock.on_gpu:
@@ -210,11 +214,6 @@ def _results(config: AttentionBenchConfig, device: torch.device, rows: list[Row]
         "points": len(timed),
         "points_ok": len(good),
     }
-    # What `auto` chose when this was measured, among what was measured; the chapter asks the table of today.
-    choices = auto_choices(config, rows, device.type, rankings_for(device))
-    for purpose in ("training", "inference"):
-        shares = [choice["share"] for choice in choices if choice["purpose"] == purpose and choice["share"] is not None]
-        results[f"auto_worst_share_{purpose}"] = round(min(shares), 4) if shares else None
     for row in good:
         rate = row.get("training_tflops", row["forward_tflops"])
         window = row["window"] or ""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,6 @@ from lsai_lab.benches.attention.config import BACKWARD_FLOPS, Shape
 MIB = 2**20
 LONG_MS = 200.0  # from here on one repeat is enough: the call itself averages
 _MIN_REPEATS, _MAX_REPEATS = 3, 20
-_OVERWRITTEN = {"cuda": 2**30, "cpu": 2**26}
 
 
 def mark(on_gpu: bool) -> Any:
@@ -42,23 +42,30 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self.on_gpu = device.type == "cuda"
-        size = _OVERWRITTEN[device.type]
+        size = min(2**30, torch.cuda.mem_get_info(device)[0] // 16) if self.on_gpu else 2**26
+        self.overwritten = torch.empty(size, dtype=torch.uint8, device=device)
+
+    @property
+    def typical(self) -> int:
+        """The percentile of the repeats that counts: on a GPU the median, on a CPU, where other work only ever slows one, the fastest."""
+        return 50 if self.on_gpu else 0
+
+    def durations_ms(self, marks: Sequence[tuple[Any, Any]]) -> list[float]:
+        """Milliseconds between the marks of each pair, when the GPU has reached them all."""
         if self.on_gpu:
-            size = min(size, torch.cuda.mem_get_info(device)[0] // 8)
-        self._overwritten = torch.empty(size, dtype=torch.uint8, device=device)
+            torch.cuda.synchronize()
+        return [start.elapsed_time(end) if self.on_gpu else (end - start) * 1e3 for start, end in marks]
 
     def repeat(self, passes: Sequence[Callable[[], None]], times: int) -> list[list[float]]:
         """Milliseconds of each of `passes`, which run one after the other, `times` times over."""
         marks = []
         for _ in range(times):
             for one in passes:
-                self._overwritten.zero_()
+                self.overwritten.zero_()
                 start = mark(self.on_gpu)
                 one()
                 marks.append((start, mark(self.on_gpu)))
-        if self.on_gpu:
-            torch.cuda.synchronize()
-        found = [start.elapsed_time(end) if self.on_gpu else (end - start) * 1e3 for start, end in marks]
+        found = self.durations_ms(marks)
         return [found[index :: len(passes)] for index in range(len(passes))]
 
 
@@ -70,27 +77,30 @@ def random_inputs(shape: Shape, dtype: torch.dtype, device: torch.device, seed: 
     return [torch.randn(size, dtype=dtype, device=device, generator=generator) for size in sizes]
 
 
-class Call:
-    """One attention call on given inputs, with gradients for `training`."""
+class Step:
+    """Attention on given inputs: forward and, with `training`, backward. `sent()`: bytes sent to other processes so far."""
 
-    def __init__(self, backend: str, shape: Shape, inputs: list[Tensor], training: bool) -> None:
-        self.backend, self.shape, self.training = backend, shape, training
+    def __init__(
+        self,
+        function: Callable[..., Tensor],
+        inputs: list[Tensor],
+        training: bool = True,
+        sent: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.function, self.training, self.sent = function, training, sent
         self.qkv, self.dout_BSHD = [x.detach().requires_grad_(training) for x in inputs[:3]], inputs[3]
         self.out_BSHD: Tensor | None = None
         self.gradients: tuple[Tensor, ...] = ()
 
     @property
     def passes(self) -> list[Callable[[], None]]:
-        """Forward and, for training, backward. Not kept: bound methods would make the call part of a reference cycle, so that its
+        """Forward and, for training, backward. Not kept: bound methods would make the step part of a reference cycle, so that its
         inputs would stay in memory until some later point and be freed while that one's peak is taken."""
         return [self.forward, self.backward] if self.training else [self.forward]
 
     def forward(self) -> None:
         self.gradients = ()
-        with torch.set_grad_enabled(self.training):
-            self.out_BSHD = attention(
-                *self.qkv, backend=self.backend, window=self.shape.window, causal=self.shape.causal
-            )
+        self.out_BSHD = self.function(*self.qkv)
 
     def backward(self) -> None:
         """Keeps the gradients, so that they count as memory; `release` drops them."""
@@ -102,13 +112,29 @@ class Call:
         self.out_BSHD, self.gradients = None, ()
 
 
+class Call(Step):
+    """One call of a backend."""
+
+    def __init__(self, backend: str, shape: Shape, inputs: list[Tensor], training: bool) -> None:
+        self.backend, self.shape = backend, shape
+        super().__init__(
+            partial(attention, backend=backend, window=shape.window, causal=shape.causal), inputs, training
+        )
+
+
+def repeats_in(point_ms: float, one_ms: float) -> int:
+    """How often to repeat what takes `one_ms`."""
+    least = 1 if one_ms > LONG_MS else _MIN_REPEATS
+    return max(least, min(_MAX_REPEATS, int(point_ms / max(one_ms, 1e-3))))
+
+
 def measure(call: Call, clock: Clock, *, point_ms: float, expected_ms: float | None) -> dict[str, Any]:
     """Time and memory of `call` as one flat row.
 
-    `forward_ms`, `backward_ms` and their sum `training_ms` are medians of the repeats (on a CPU, where other work comes
-    and goes and only ever slows a repeat, the fastest), with `_p25` and `_p75`; `*_tflops` by the formulas of `config`; `memory_forward_mib` and `memory_training_mib` are peaks beyond the inputs,
-    None where they cannot be counted. Without gradients there are the forward figures alone. `first_call_s` is the wall
-    time of the first call. `expected_ms`: what one call should take, if an earlier point tells.
+    `forward_ms`, `backward_ms` and their sum `training_ms` are typical repeats (`Clock.typical`), with `_p25` and `_p75`; `*_tflops` by
+    the formulas of `config`; `memory_forward_mib` and `memory_training_mib` are peaks beyond the inputs, None where they cannot be
+    counted. Without gradients there are the forward figures alone. `first_call_s` is the wall time of the first call. `expected_ms`:
+    what one call should take, if an earlier point tells.
     """
     known_long = expected_ms is not None and expected_ms > LONG_MS
     began = time.perf_counter()
@@ -119,8 +145,7 @@ def measure(call: Call, clock: Clock, *, point_ms: float, expected_ms: float | N
     first_call_s = time.perf_counter() - began
     if not known_long:
         memory, estimate_ms = _with_memory(call, clock)
-    least = 1 if estimate_ms > LONG_MS else _MIN_REPEATS
-    repeats = max(least, min(_MAX_REPEATS, int(point_ms / max(estimate_ms, 1e-3))))
+    repeats = repeats_in(point_ms, estimate_ms)
     forward, *backward = (np.array(ms) for ms in clock.repeat(call.passes, repeats))
     call.release()
     flops = call.shape.forward_flops
@@ -130,15 +155,19 @@ def measure(call: Call, clock: Clock, *, point_ms: float, expected_ms: float | N
         passes["training"] = (forward + backward[0], (1 + BACKWARD_FLOPS) * flops)
     row = {"repeats": repeats, "first_call_s": round(first_call_s, 3)}
     for name, (ms, work) in passes.items():
-        row |= _figures(name, ms, work, 50 if clock.on_gpu else 0)
+        row |= figures(name, ms, work, clock.typical)
     return row | memory
 
 
-def _figures(name: str, ms: np.ndarray, flops: float, typical: int) -> dict[str, float]:
-    """`typical`: the percentile of the repeats that counts."""
-    low, value, high = (float(f"{value:.5g}") for value in np.percentile(ms, [25, typical, 75]))
+def figures(name: str, ms: np.ndarray, flops: float, typical: int) -> dict[str, float]:
+    """Milliseconds with quartiles, and TFLOP/s. `typical`: the percentile of the repeats that counts."""
+    low, value, high = (short(value) for value in np.percentile(ms, [25, typical, 75]))
     rate = float(f"{flops / value / 1e9:.4g}")
     return {f"{name}_ms": value, f"{name}_ms_p25": low, f"{name}_ms_p75": high, f"{name}_tflops": rate}
+
+
+def short(value: float) -> float:
+    return float(f"{value:.5g}")
 
 
 def _with_memory(call: Call, clock: Clock) -> tuple[dict[str, float | None], float]:

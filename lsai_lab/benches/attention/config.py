@@ -22,6 +22,12 @@ from lsai_core.strict import Strict
 BACKWARD_FLOPS = 2.5  # of the forward pass's
 
 
+def require_ascending(lengths: list[int]) -> None:
+    """ValueError unless lengths ascend, so that the shorter ones tell what the longer ones will take."""
+    if sorted(set(lengths)) != lengths or lengths[0] < 2:
+        raise ValueError(f"lengths must ascend from at least 2, got {lengths}")
+
+
 def _known(names: list[str] | None) -> list[str] | None:
     if unknown := [name for name in names or [] if name not in BACKENDS]:
         raise ValueError(f"unknown attention backend {unknown[0]!r}; known: {', '.join(BACKENDS)}")
@@ -40,8 +46,7 @@ class Sweep(Strict):
 
     @model_validator(mode="after")
     def _lengths_fit(self) -> Self:
-        if sorted(set(self.lengths)) != self.lengths or self.lengths[0] < 2:
-            raise ValueError(f"lengths must ascend from at least 2, got {self.lengths}")
+        require_ascending(self.lengths)
         if isinstance(self.mask, int) and not 0 < self.mask < self.lengths[0]:
             raise ValueError(f"a window of {self.mask} restricts nothing at length {self.lengths[0]}")
         return self
@@ -51,27 +56,18 @@ class Sweep(Strict):
         return self.mask if isinstance(self.mask, int) else None
 
 
-class AttentionBenchConfig(Strict):
-    """Which heads, in which number format, by which backends, over which sweeps, and how long it may take."""
+class BenchConfig(Strict):
+    """Which heads, in which number format, where, and how long it may take: the part that every bench of attention has."""
 
     heads: int = Field(gt=0)
     kv_heads: int = Field(gt=0)
     head_dim: int = Field(gt=0)
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    tokens: int = Field(16384, gt=0, description="of a batch: max(1, tokens // length) sequences")
-    backends: list[str] = Field(list(BACKENDS), min_length=1)
-    sweeps: list[Sweep] = Field(description="in this order, so that what matters most is measured first")
-    point_ms: float = Field(
-        50.0, gt=0, description="time to repeat one point in; at least three repeats of short calls"
-    )
-    max_call_s: float = Field(
-        2.0, gt=0, description="no forward plus backward that is expected to take longer is started"
-    )
-    budget_s: float = Field(300.0, gt=0, description="after this time no new point is started")
+    point_ms: float = Field(gt=0, description="time to repeat one point in; at least three repeats of short calls")
+    max_call_s: float = Field(gt=0, description="no forward plus backward that is expected to take longer is started")
+    budget_s: float = Field(gt=0, description="after this time no new point is started")
     seed: int = Field(0, ge=0, lt=2**32)
-
-    _known_backends = field_validator("backends")(_known)
 
     @model_validator(mode="after")
     def _groups(self) -> Self:
@@ -82,6 +78,19 @@ class AttentionBenchConfig(Strict):
     @property
     def torch_dtype(self) -> torch.dtype:
         return getattr(torch, self.dtype)
+
+
+class AttentionBenchConfig(BenchConfig):
+    """By which backends, over which sweeps."""
+
+    tokens: int = Field(16384, gt=0, description="of a batch: max(1, tokens // length) sequences")
+    backends: list[str] = Field(list(BACKENDS), min_length=1)
+    sweeps: list[Sweep] = Field(description="in this order, so that what matters most is measured first")
+    point_ms: float = Field(50.0, gt=0)
+    max_call_s: float = Field(2.0, gt=0)
+    budget_s: float = Field(300.0, gt=0)
+
+    _known_backends = field_validator("backends")(_known)
 
     def shape(self, sweep: Sweep, length: int) -> Shape:
         """The shape of a sweep at one of its lengths."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lsai_lab.benches.attention.clock import Call
+from lsai_lab.benches.attention.clock import Call, Step
 from lsai_lab.benches.attention.config import Shape
 
 NAMES = ("out", "dq", "dk", "dv")
@@ -72,7 +72,7 @@ def eager_values(shape: Shape, inputs: list[Tensor]) -> list[Tensor]:
     return [torch.cat(pieces, dim=2) for pieces in zip(*parts, strict=True)]
 
 
-def values(call: Call) -> list[Tensor]:
+def values(call: Step) -> list[Tensor]:
     """Output and, for training, gradients of one call."""
     call.forward()
     assert call.out_BSHD is not None

@@ -10,27 +10,26 @@ is not tried at longer lengths once its memory was out, and not at all once its 
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lsai_core.errors import Unavailable, UserError
 from lsai_core.files import write_json
-from lsai_lab.benches.attention.bench import Points, Row
+from lsai_lab.benches.attention.bench import Points, Row, guarded
 from lsai_lab.benches.context.config import ContextBenchConfig, Measure
 from lsai_lab.benches.context.rank import Rank
 from lsai_lab.benches.context.rows import describe, outlook, row_of, summary
 from lsai_lab.cluster.launch_srun import srun_command
 from lsai_lab.launch.launch import WorkerFailed, launch, require_devices
 from lsai_lab.runs.kinds import Context
-from lsai_lab.runs.outcome import is_out_of_memory, outcome_of
+from lsai_lab.runs.outcome import is_out_of_memory
 
 _PENDING = "pending.json"
 _TOO_LONG = "no end within"
@@ -100,8 +99,8 @@ def _measured(config: ContextBenchConfig, context: Context) -> dict[str, Any]:
             write_json(context.folder / _PENDING, {**place, "began": time.time()})
         began = time.perf_counter()
         with _Limit(config.point_timeout_s if config.processes > 1 else None, context.folder, world.rank):
-            answer = _attempt(rank, measure, method, length, expected_ms)
-            everybody = world.gather(answer)
+            work = partial(rank.measure, measure, method, length, expected_ms)
+            everybody = world.gather(guarded(device, work, others_wait=world.size > 1))
         if points:
             took = {"took_s": round(time.perf_counter() - began, 3)}
             row = points.add({**place, **row_of(config, measure, method, length, everybody, device), **took})
@@ -125,23 +124,6 @@ def _decision(
         if config.processes == 1:
             print(describe(row), flush=True)
     return refusal is None, expected_ms
-
-
-def _attempt(rank: Rank, measure: Measure, method: str, length: int, expected_ms: float | None) -> Row:
-    """One process's answer, or how a refusal ended it. Alone, any error is an answer, since nobody waits."""
-    try:
-        return rank.measure(measure, method, length, expected_ms)
-    except (UserError, Unavailable) as error:
-        outcome, reason = outcome_of(error)
-        return {"outcome": "unsupported" if outcome == "failed" else outcome, "reason": reason}
-    except Exception as error:
-        if rank.world.size > 1:
-            raise
-        outcome, reason = outcome_of(error)
-    gc.collect()  # tracebacks hold tensors
-    if rank.device.type == "cuda" and outcome == "oom":
-        torch.cuda.empty_cache()
-    return {"outcome": outcome, "reason": reason}
 
 
 class _Limit:

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-import torch
 from pydantic import Field, model_validator
 
 from lsai_core.context import METHODS
 from lsai_core.errors import hint
 from lsai_core.strict import Strict
-from lsai_lab.benches.attention.config import Shape
+from lsai_lab.benches.attention.config import BenchConfig, Shape, require_ascending
 
 ONE, ONE_TORCH = "one", "one_torch"
 ALONE = (ONE, ONE_TORCH)
@@ -32,53 +31,36 @@ class Sweep(Strict):
     methods: list[str] | None = Field(None, description="these only; null: the methods of the run")
 
 
-class ContextBenchConfig(Strict):
-    """Which heads over how many processes, by which methods, over which sweeps, and how long it may take."""
+class ContextBenchConfig(BenchConfig):
+    """Over how many processes, by which methods, over which sweeps."""
 
-    heads: int = Field(gt=0)
-    kv_heads: int = Field(gt=0)
-    head_dim: int = Field(gt=0)
     processes: int = Field(gt=0, description="one GPU each; with one, only `one` and `one_torch` are measured")
     batch: int = Field(1, gt=0)
-    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
     kernel: str = Field("auto", description="of one tile, see lsai_core.context.kernels; torch's method brings its own")
     methods: list[str] = Field([*METHODS], min_length=1)
     sweeps: list[Sweep] = Field(min_length=1, description="in this order, so that what matters most is measured first")
-    point_ms: float = Field(
-        100.0, gt=0, description="time to repeat one point in; at least three repeats of short calls"
-    )
-    max_call_s: float = Field(
-        4.0, gt=0, description="no forward plus backward that is expected to take longer is started"
-    )
+    point_ms: float = Field(100.0, gt=0)
+    max_call_s: float = Field(4.0, gt=0)
+    budget_s: float = Field(100.0, gt=0, description="of measuring, without starts; after it no point is started")
     memory_share: float = Field(
         0.9, gt=0, le=1, description="no point that is expected to need more of a GPU is started"
     )
     point_timeout_s: float = Field(
         60.0, gt=0, description="a point that takes longer has failed, and its processes are ended"
     )
-    budget_s: float = Field(100.0, gt=0, description="of measuring, without starts; after it no point is started")
-    seed: int = Field(0, ge=0, lt=2**32)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.heads % self.kv_heads:
-            raise ValueError(f"heads={self.heads} is not divisible by kv_heads={self.kv_heads}")
         for name in [*self.methods, *(name for sweep in self.sweeps for name in sweep.methods or [])]:
             if name not in NAMES:
                 raise ValueError(f"unknown context-parallel method {name!r}{hint(name, NAMES)}")
         for sweep in self.sweeps:
-            if sorted(set(sweep.lengths)) != sweep.lengths or sweep.lengths[0] < 2:
-                raise ValueError(f"lengths must ascend from at least 2, got {sweep.lengths}")
-        if not list(self.points()):
+            require_ascending(sweep.lengths)
+        if not self.points():
             raise ValueError(
                 f"nothing to measure with processes={self.processes}: one process measures `one` and `one_torch` only"
             )
         return self
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        return getattr(torch, self.dtype)
 
     def points(self) -> list[tuple[Measure, str, int]]:
         """(measure, method, length) in the order in which they are measured, each once."""

@@ -20,11 +20,11 @@ from lsai_core.context.methods import Setting
 from lsai_core.context.peer import torch_missing, torch_sent_bytes
 from lsai_core.errors import Unavailable
 from lsai_core.parallel.world import World
-from lsai_lab.benches.attention.clock import random_inputs
+from lsai_lab.benches.attention.clock import Step, random_inputs
 from lsai_lab.benches.attention.config import Shape
-from lsai_lab.benches.attention.errors import eager_values, exact_attention, relative_errors
+from lsai_lab.benches.attention.errors import eager_values, exact_attention, relative_errors, values
 from lsai_lab.benches.context.config import ALONE, ONE_TORCH, ContextBenchConfig, Measure
-from lsai_lab.benches.context.timing import SharedClock, Step, traced
+from lsai_lab.benches.context.timing import SharedClock, traced
 
 TORCH_KERNEL = "sdpa_cudnn"  # of torch's context parallelism, see lsai_core.context.peer
 
@@ -90,20 +90,14 @@ class Rank:
         return facts | found
 
     def _step(self, cp: ContextParallel | None, kernel: str, inputs: list[Tensor]) -> Step:
-        qkv = [x.detach().requires_grad_() for x in inputs[:3]]
         if cp is None:
-            return Step(partial(attention, backend=kernel), qkv, inputs[3])
-        return Step(cp.attention, qkv, inputs[3], lambda: cp.sent_bytes)
+            return Step(partial(attention, backend=kernel), inputs)
+        return Step(cp.attention, inputs, sent=lambda: cp.sent_bytes)
 
     def _errors(self, cp: ContextParallel | None, kernel: str, length: int) -> dict[str, Any]:
         shape = self.config.shape(length)
         whole = random_inputs(shape, self.config.torch_dtype, self.device, self.config.seed)
-        step = self._step(cp, kernel, [cp.shard(x) for x in whole] if cp else whole)
-        step.forward()
-        assert step.out_BSHD is not None
-        out = step.out_BSHD.detach()
-        step.backward()
-        found = [out, *step.gradients]
+        found = values(self._step(cp, kernel, [cp.shard(x) for x in whole] if cp else whole))
         if cp is not None:
             found = [cp.unshard(x) for x in found]
         if not self.world.is_main:

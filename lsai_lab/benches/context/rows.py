@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from lsai_lab.benches.attention.bench import Row
+from lsai_lab.benches.attention.clock import figures, short
 from lsai_lab.benches.attention.config import BACKWARD_FLOPS
 from lsai_lab.benches.context.config import ALONE, ContextBenchConfig, Measure
 
@@ -40,10 +41,8 @@ def _timed(flops: float, answers: Sequence[Row], typical: int) -> Row:
     }
     for name, work in (("forward", flops), ("training", (1 + BACKWARD_FLOPS) * flops)):
         each = np.array([answer[f"{name}_ms"] for answer in answers])
-        low, ms, high = (_short(value) for value in np.percentile(each.max(axis=0), [25, typical, 75]))
-        row |= {f"{name}_ms": ms, f"{name}_ms_p25": low, f"{name}_ms_p75": high}
-        row[f"{name}_tflops"] = float(f"{work / ms / 1e9:.4g}")
-        row[f"rank_{name}_ms"] = [_short(value) for value in np.percentile(each, typical, axis=1)]
+        row |= figures(name, each.max(axis=0), work, typical)
+        row[f"rank_{name}_ms"] = [short(value) for value in np.percentile(each, typical, axis=1)]
         row[f"sent_{name}_mib"] = round(max(answer[f"sent_{name}_mib"] for answer in answers), 3)
     row["rank_sent_training_mib"] = [round(answer["sent_training_mib"], 3) for answer in answers]
     memory = [answer["memory_gib"] for answer in answers]
@@ -58,22 +57,18 @@ def _traced(answers: Sequence[Row]) -> Row:
 
     Bandwidth is what all processes sent over the time in which their communication kernels ran: a kernel that waits counts, so
     the links are at least as fast."""
-    row: Row = {"step_ms": _short(max(answer["step_ms"] for answer in answers))}
+    row: Row = {"step_ms": short(max(answer["step_ms"] for answer in answers))}
     for name in ("compute_ms", "communication_ms", "exposed_ms", "sent_training_mib"):
         values = [answer[name] for answer in answers]
-        row[f"rank_{name}"] = None if None in values else [_short(value) for value in values]
+        row[f"rank_{name}"] = None if None in values else [short(value) for value in values]
     compute, communication = row["rank_compute_ms"], row["rank_communication_ms"]
-    row["busy_balance"] = _short(max(compute) / min(compute)) if min(compute) else None
+    row["busy_balance"] = short(max(compute) / min(compute)) if min(compute) else None
     row["exposed_share"] = row["sent_gb_per_s"] = None
     if communication is not None:
-        row["exposed_share"] = _short(max(row["rank_exposed_ms"]) / row["step_ms"])
+        row["exposed_share"] = short(max(row["rank_exposed_ms"]) / row["step_ms"])
         sent, ms = sum(row["rank_sent_training_mib"]), sum(communication)
-        row["sent_gb_per_s"] = _short(sent * 2**20 / ms / 1e6) if ms else None
+        row["sent_gb_per_s"] = short(sent * 2**20 / ms / 1e6) if ms else None
     return row | {"timeline": [answer["timeline"] for answer in answers]}
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.5g}")
 
 
 def outlook(

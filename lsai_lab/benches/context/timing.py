@@ -17,83 +17,48 @@ which the profiler does not tell apart, so that communication is not known there
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from lsai_core.parallel.world import World
 from lsai_core.profiling.trace import KernelEvent, busy_ms, exposed_ms, kernel_events
-from lsai_lab.benches.attention.clock import LONG_MS, MIB, mark
+from lsai_lab.benches.attention.clock import LONG_MS, MIB, Clock, Step, mark, repeats_in
 
-_MIN_REPEATS, _MAX_REPEATS = 3, 20
 Intervals = list[tuple[float, float]]
 COMMUNICATION = "communication"
 _MARK = "context step"
 # Intervals of a row's timeline: gaps shorter than this share of the step are drawn over anyway.
 _SMALLEST = 0.001
-_OVERWRITTEN = {"cuda": 2**30, "cpu": 2**26}
 
 
-@dataclass
-class Step:
-    """Attention on this process's inputs, both passes. `sent()`: bytes that this process has sent to others so far."""
-
-    function: Callable[[Tensor, Tensor, Tensor], Tensor]
-    qkv: list[Tensor]
-    dout_BSHD: Tensor
-    sent: Callable[[], int] = lambda: 0
-    out_BSHD: Tensor | None = None
-    gradients: tuple[Tensor, ...] = field(default=())
-
-    def forward(self) -> None:
-        self.gradients = ()
-        self.out_BSHD = self.function(*self.qkv)
-
-    def backward(self) -> None:
-        """Keeps the gradients, so that they count as memory."""
-        assert self.out_BSHD is not None
-        self.gradients = torch.autograd.grad(self.out_BSHD, self.qkv, self.dout_BSHD)
-        self.out_BSHD = None
-
-
-class SharedClock:
-    """Times steps that all processes of `world` take on `device`; holds the memory that it overwrites."""
+class SharedClock(Clock):
+    """Times steps that all processes of `world` take on `device`."""
 
     def __init__(self, device: torch.device, world: World) -> None:
-        self.world, self.on_gpu = world, device.type == "cuda"
-        size = _OVERWRITTEN[device.type]
-        if self.on_gpu:
-            size = min(size, torch.cuda.mem_get_info(device)[0] // 16)
-        self._cold = torch.empty(size, dtype=torch.uint8, device=device)
-        self._flag = torch.zeros(1, device=device)
+        super().__init__(device)
+        self.world, self._flag = world, torch.zeros(1, device=device)
         self.start_together()  # NCCL wants a collective before ranks talk in pairs
 
     def start_together(self) -> None:
         """Return when all have called; on GPUs, what is queued next begins when all have come here."""
         self.world.barrier()
-        self._cold.zero_()
+        self.overwritten.zero_()
         if self.world.size > 1:
             dist.all_reduce(self._flag)
 
     def once(self, step: Step) -> tuple[list[float], list[int]]:
         """Of forward, and of forward plus backward: this process's milliseconds, and the bytes that it sent."""
         self.start_together()
-        marks, sent = [mark(self.on_gpu)], [step.sent()]
-        for one in (step.forward, step.backward):
+        start, ends, before, sent = mark(self.on_gpu), [], step.sent(), []
+        for one in step.passes:
             one()
-            marks.append(mark(self.on_gpu))
-            sent.append(step.sent())
-        if self.on_gpu:
-            torch.cuda.synchronize()
-        ms = [marks[0].elapsed_time(end) if self.on_gpu else (end - marks[0]) * 1e3 for end in marks[1:]]
-        return ms, [total - sent[0] for total in sent[1:]]
+            ends.append((start, mark(self.on_gpu)))
+            sent.append(step.sent() - before)
+        return self.durations_ms(ends), sent
 
     def measure(self, step: Step, *, point_ms: float, expected_ms: float | None, memory_before: int) -> dict[str, Any]:
         """What this process measured; all must call, with the same `expected_ms` of a step, if an earlier point tells.
@@ -110,9 +75,7 @@ class SharedClock:
             ms, _ = self.once(step)
         peak = (torch.cuda.max_memory_allocated() - memory_before) / 2**30 if self.on_gpu else None
         slowest_ms = max(self.world.gather(ms[1]))
-        least = 1 if slowest_ms > LONG_MS else _MIN_REPEATS
-        repeats = max(least, min(_MAX_REPEATS, int(point_ms / max(slowest_ms, 1e-3))))
-        taken = [self.once(step) for _ in range(repeats)]
+        taken = [self.once(step) for _ in range(repeats_in(point_ms, slowest_ms))]
         sent = taken[-1][1]
         return {
             "forward_ms": [ms[0] for ms, _ in taken],
@@ -131,18 +94,17 @@ def traced(step: Step, clock: SharedClock) -> dict[str, Any]:
     `exposed_ms`, else None; `timeline`: merged [start, end] in ms since the common start, by `compute` and `communication`.
     """
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if clock.on_gpu else [])]
-    with contextlib.ExitStack() as stack:
-        window = schedule(wait=0, warmup=1, active=1, repeat=1)
-        prof = stack.enter_context(profile(activities=activities, schedule=window, acc_events=True))
+    window = schedule(wait=0, warmup=1, active=1, repeat=1)
+    with profile(activities=activities, schedule=window, acc_events=True) as prof:
         for _ in range(2):
             clock.start_together()
-            sent = step.sent()
+            before = step.sent()
             with torch.profiler.record_function(_MARK):
                 step.forward()
                 step.backward()
             if clock.on_gpu:
                 torch.cuda.synchronize()
-            sent = step.sent() - sent
+            sent = step.sent() - before
             prof.step()
     share = _gpu_share(kernel_events(prof)) if clock.on_gpu else _cpu_share(prof)
     return {"sent_training_mib": sent / MIB, **share}
@@ -154,28 +116,24 @@ def _gpu_share(events: list[KernelEvent]) -> dict[str, Any]:
     mine = [event for event in events if event.start_ms >= start]
     communication = [event for event in mine if event.label == COMMUNICATION]
     compute = [event for event in mine if event.label != COMMUNICATION]
-    found = {name: _shifted(some, start) for name, some in (("compute", compute), (COMMUNICATION, communication))}
     step_ms = max((event.end_ms for event in mine), default=start) - start
     return {
         "step_ms": step_ms,
         "compute_ms": busy_ms(compute) or 0.0,
         "communication_ms": busy_ms(communication) or 0.0,
         "exposed_ms": exposed_ms(mine, COMMUNICATION) or 0.0,
-        "timeline": {name: merged(intervals, _SMALLEST * step_ms) for name, intervals in found.items()},
+        "timeline": {
+            name: merged([(e.start_ms - start, e.end_ms - start) for e in some], _SMALLEST * step_ms)
+            for name, some in (("compute", compute), (COMMUNICATION, communication))
+        },
     }
-
-
-def _shifted(events: Iterable[KernelEvent], start: float) -> Intervals:
-    return [(event.start_ms - start, event.end_ms - start) for event in events]
 
 
 def _cpu_share(prof: profile) -> dict[str, Any]:
     events = prof.events() or []
-    start, end = next(
-        (e.time_range.start / 1e3, e.time_range.end / 1e3) for e in events if e.name == _MARK and e.time_range.end
-    )
-    compute = [(e.time_range.start / 1e3 - start, e.time_range.end / 1e3 - start) for e in events if e.name.startswith("aten::")]  # fmt: skip
-    inside = [(a, b) for a, b in compute if 0 <= a < end - start]
+    spans = [(event.name, event.time_range.start / 1e3, event.time_range.end / 1e3) for event in events]
+    start, end = next((a, b) for name, a, b in spans if name == _MARK and b)
+    inside = [(a - start, b - start) for name, a, b in spans if name.startswith("aten::") and start <= a < end]
     return {
         "step_ms": end - start,
         "compute_ms": sum(b - a for a, b in merged(inside, 0.0)),
