@@ -136,14 +136,14 @@ def test_a_missing_package_is_unavailable_and_named(tmp_path, ceilings, monkeypa
 ENDS = {
     "out of memory": ("as_worker(folder, lambda: [0] * 10**20)", "oom", "rank 0: "),
     "raised": ("as_worker(folder, lambda: int('no'))", "failed", "rank 0: ValueError: invalid literal"),
-    "stopped": ("as_worker(folder, lambda: _stop(0, None))", "preempted", "begins anew"),
+    "stopped": ("as_worker(folder, lambda: stop(0, None))", "preempted", "stopped"),
     "crashed": ("raise ValueError('two\\nlines')", "failed", "exit code 1: lines"),
     "killed": ("os.kill(os.getpid(), signal.SIGKILL)", "failed", "SIGKILL (by hand"),
     "silent": ("pass", "failed", "exit code 0: no output"),
 }
 WORKER = """import os, pathlib, signal, sys
 from lsai_lab.launch.worker import as_worker
-from lsai_lab.peers.worker import _stop
+from lsai_lab.peers.worker import stop
 folder = pathlib.Path(sys.argv[1])
 """
 

@@ -7,7 +7,8 @@ output's error alone). What was not compared with float64 is not ranked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,9 +23,13 @@ from lsai_lab.benches.attention.errors import ALLOWED, NAMES
 from lsai_lab.runs.records import Run, Summary
 
 Row = dict[str, Any]
+Place = tuple[str, int | None, int]  # mask, window and length
 Purpose = Literal["training", "inference"]
-_TIME: dict[Purpose, str] = {"training": "training_ms", "inference": "forward_ms"}
-_JUDGED: dict[Purpose, tuple[str, ...]] = {"training": NAMES, "inference": NAMES[:1]}
+# The time that counts, and the errors that must be small enough.
+_COUNTS: dict[Purpose, tuple[str, tuple[str, ...]]] = {
+    "training": ("training_ms", NAMES),
+    "inference": ("forward_ms", NAMES[:1]),
+}
 
 
 def attention_runs(runs: Iterable[Run], *, repeated: bool = False) -> list[Run]:
@@ -47,65 +52,44 @@ def read_points(run: Run) -> tuple[AttentionBenchConfig, list[Row]]:
     return config, read_jsonl(run.folder / "metrics.jsonl")
 
 
-def error_ratio(rows: Sequence[Row], backend: str, mask: str, purpose: Purpose) -> float | None:
-    """The largest error of a backend under a kind of mask, in units of eager's; None if it was not measured."""
-    ratios = [
-        row[name] / max(row[f"bound_{name}"], 1e-30)
-        for row in rows
-        if row["measure"] == "error" and row["outcome"] == "ok" and (row["backend"], row["mask"]) == (backend, mask)
-        for name in _JUDGED[purpose]
-        if name in row
-    ]
-    return max(ratios, default=None)
-
-
-def _correct(rows: Sequence[Row], names: Iterable[str], mask: str, purpose: Purpose) -> list[str]:
-    """Those of `names` that were compared with float64 under this kind of mask and came near enough."""
-    ratios = {name: error_ratio(rows, name, mask, purpose) for name in names}
-    return [name for name, ratio in ratios.items() if ratio is not None and ratio <= ALLOWED]
-
-
-def shapes(rows: Sequence[Row]) -> list[tuple[str, int | None, int]]:
-    """Mask, window and length of every shape that was timed, in the order of the masks and by length."""
-    found = {(row["mask"], row["window"], row["length"]) for row in rows if row["measure"] == "time"}
-    return sorted(found, key=lambda shape: (shape[0], shape[1] or 0, shape[2]))
-
-
-def times(rows: Sequence[Row], shape: tuple[str, int | None, int], purpose: Purpose) -> dict[str, float]:
-    """Milliseconds by backend at one shape."""
-    return {
-        row["backend"]: row[_TIME[purpose]]
-        for row in rows
-        if row["measure"] == "time"
-        and row["outcome"] == "ok"
-        and (row["mask"], row["window"], row["length"]) == shape
-        and _TIME[purpose] in row
-    }
+def ranked(rows: Sequence[Row]) -> Iterator[tuple[Place, Purpose, dict[str, float], list[str]]]:
+    """Of every place that was timed and each purpose: milliseconds by backend, and the backends that were compared with float64 under
+    this kind of mask and came near enough, fastest first."""
+    good = [row for row in rows if row["outcome"] == "ok"]
+    places = {(row["mask"], row["window"], row["length"]) for row in rows if row["measure"] == "time"}
+    for place in sorted(places, key=lambda place: (place[0], place[1] or 0, place[2])):
+        timed = [
+            row for row in good if row["measure"] == "time" and (row["mask"], row["window"], row["length"]) == place
+        ]
+        compared = [row for row in good if row["measure"] == "error" and row["mask"] == place[0]]
+        for purpose, (time, judged) in _COUNTS.items():
+            ms = {row["backend"]: row[time] for row in timed if time in row}
+            errors: dict[str, list[float]] = {name: [] for name in ms}
+            for row in compared:
+                ratios = [row[name] / max(row[f"bound_{name}"], 1e-30) for name in judged if name in row]
+                errors.setdefault(row["backend"], []).extend(ratios)
+            correct = [name for name in ms if errors[name] and max(errors[name]) <= ALLOWED]
+            yield place, purpose, ms, sorted(correct, key=lambda name: ms[name])
 
 
 def run_rankings(run: Run) -> list[Ranking]:
-    """One ranking for each shape of a run on a GPU; none for other runs."""
+    """One ranking for each place of a run on a GPU; none for other runs."""
     results = run.summary.results
     if run.summary.outcome != "ok" or results.get("compute_capability") is None:
         return []
     config, rows = read_points(run)
-    made = []
-    for shape in shapes(rows):
-        mask, window, length = shape
-        order: dict[Purpose, tuple[str, ...]] = {}
-        for purpose in _TIME:
-            ms = times(rows, shape, purpose)
-            correct = _correct(rows, ms, mask, purpose)
-            order[purpose] = tuple(sorted(correct, key=lambda name: ms[name]))
-        if order["inference"]:
-            made.append(
-                Ranking(
-                    gpu=results["device_name"], capability=results["compute_capability"], dtype=config.dtype,
-                    head_dim=config.head_dim, grouped=config.heads != config.kv_heads, causal=mask != "full",
-                    window=window, length=length, training=order["training"], inference=order["inference"],
-                )
-            )  # fmt: skip
-    return made
+    order: dict[Place, dict[str, tuple[str, ...]]] = {}
+    for place, purpose, _, correct in ranked(rows):
+        order.setdefault(place, {})[purpose] = tuple(correct)
+    return [
+        Ranking(
+            gpu=results["device_name"], capability=results["compute_capability"], dtype=config.dtype,
+            head_dim=config.head_dim, grouped=config.heads != config.kv_heads, causal=mask != "full",
+            window=window, length=length, training=names["training"], inference=names["inference"],
+        )
+        for (mask, window, length), names in order.items()
+        if names["inference"]
+    ]  # fmt: skip
 
 
 def recorded_rankings(runs: Iterable[Run]) -> list[Ranking]:
@@ -128,35 +112,31 @@ def auto_choices(
 ) -> list[dict[str, Any]]:
     """What `auto` takes at every shape of a run, by the table `measured`, and how good that is.
 
-    `from_neighbours` hides each shape's own ranking: how good the choice is where nobody measured. One mapping for each shape and purpose: `mask`, `window`, `length`, `purpose`, `chosen`, `fastest` (of the correct ones)
+    `from_neighbours` hides each shape's own ranking: how good the choice is where nobody measured. One mapping for each shape and
+    purpose: `mask`, `window`, `length`, `purpose`, `chosen`, `fastest` (of the correct ones)
     and `share`, the fastest one's time over the chosen one's; None if the chosen one was not timed.
     """
     outcome = {row["backend"]: row["outcome"] for row in rows if row["measure"] == "backend"}
     good: dict[Purpose, set[str]] = {"training": {"ok"}, "inference": {"ok", "forward only"}}
     found = []
-    for shape in shapes(rows):
-        mask, window, length = shape
-        known = [r for r in measured if not (from_neighbours and _same(r, config, shape))]
-        for purpose in _TIME:
-            ms = times(rows, shape, purpose)
-            correct = _correct(rows, ms, mask, purpose)
-            available = {name: None if outcome.get(name) in good[purpose] else "not measured" for name in BACKENDS}
-            grouped, causal = config.heads != config.kv_heads, mask != "full"
-            case = Case(
-                device_type, config.torch_dtype, config.head_dim, window, False, causal, grouped, length, purpose == "training"
-            )  # fmt: skip
-            try:
-                chosen = choose(case, available, known)
-            except Unavailable:
-                continue
-            if not correct:
-                continue
-            fastest = min(correct, key=lambda name: ms[name])
-            share = ms[fastest] / ms[chosen] if chosen in ms else None
-            found.append(
-                {"mask": mask, "window": window, "length": length, "purpose": purpose, "chosen": chosen,
-                 "fastest": fastest, "share": share}
-            )  # fmt: skip
+    for (mask, window, length), purpose, ms, correct in ranked(rows):
+        grouped, causal = config.heads != config.kv_heads, mask != "full"
+        own = (config.head_dim, grouped, causal, window, length)
+        known = [
+            r for r in measured if not from_neighbours or own != (r.head_dim, r.grouped, r.causal, r.window, r.length)
+        ]
+        available = {name: None if outcome.get(name) in good[purpose] else "not measured" for name in BACKENDS}
+        case = Case(
+            device_type, config.torch_dtype, config.head_dim, window, False, causal, grouped, length, purpose == "training"
+        )  # fmt: skip
+        with contextlib.suppress(Unavailable):
+            chosen = choose(case, available, known)
+            if correct:
+                share = ms[correct[0]] / ms[chosen] if chosen in ms else None
+                found.append(
+                    {"mask": mask, "window": window, "length": length, "purpose": purpose, "chosen": chosen,
+                     "fastest": correct[0], "share": share}
+                )  # fmt: skip
     return found
 
 
@@ -168,9 +148,3 @@ def choices_of(folder: str | Path, *, table: bool = True, from_neighbours: bool 
     measured = select_rankings(shipped(), str(name), capability) if table and capability else ()
     device = "cuda" if capability else "cpu"
     return auto_choices(config, rows, device, measured, from_neighbours=from_neighbours)
-
-
-def _same(ranking: Ranking, config: AttentionBenchConfig, shape: tuple[str, int | None, int]) -> bool:
-    mask, window, length = shape
-    ours = (config.head_dim, config.heads != config.kv_heads, mask != "full", window, length)
-    return ours == (ranking.head_dim, ranking.grouped, ranking.causal, ranking.window, ranking.length)

@@ -21,12 +21,13 @@ _TRAINING = {"hf": "lsai_lab.peers.hf_train", "torchtitan": "lsai_lab.peers.tita
 
 def train(job: Job) -> None:
     """Do the job."""
-    signal.signal(signal.SIGUSR1, _stop)
+    signal.signal(signal.SIGUSR1, stop)
     importlib.import_module(_TRAINING[job.config.framework]).train(job)
 
 
-def _stop(_number: int, _frame: object) -> None:
-    raise Preempted("stopped; another trainer's run begins anew the next time")
+def stop(_number: int, _frame: object) -> None:
+    """The launcher's stop signal: another trainer's run begins anew the next time."""
+    raise Preempted("stopped by a signal")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from lsai_core.errors import Preempted
 from lsai_core.files import write_json
 from lsai_lab.benches.attention.bench import Points, Row, guarded
 from lsai_lab.benches.context.config import ContextBenchConfig, Measure
@@ -78,18 +79,19 @@ def _keep_failure(folder: Path, error: Exception) -> None:
 
 
 def _measured(config: ContextBenchConfig, context: Context) -> dict[str, Any]:
-    from lsai_core.training.loop import Preempted
     from lsai_core.training.step import resolve_device
 
     world, device = context.world, resolve_device(config.device)
-    stop = _StopFlag(config.processes > 1)
+    asked: list[int] = []  # the launcher has passed a stop signal on
+    if config.processes > 1:
+        signal.signal(signal.SIGUSR1, lambda number, _frame: asked.append(number))
     # The first process alone writes, and knows what was measured before.
     points = Points(context.folder / "metrics.jsonl", context.on_rows) if world.is_main else None
     rank = Rank(config, world, device)
     for measure, method, length in config.points():
         decision = _decision(config, points, measure, method, length, device) if points else None
-        answers = world.gather((decision, stop.asked))
-        if any(asked for _, asked in answers):
+        answers = world.gather((decision, bool(asked)))
+        if any(stop for _, stop in answers):
             raise Preempted("stopped between two points; those measured are kept")
         todo, expected_ms = answers[0][0] or (False, None)
         if not todo:
@@ -145,15 +147,3 @@ class _Limit:
         reason = f"{_TOO_LONG} {self._seconds:g} s"
         write_json(self._path, {"time": time.time(), "outcome": "failed", "reason": reason, "user_error": False})
         os._exit(1)
-
-
-class _StopFlag:
-    """`asked` once the launcher has passed a stop signal on to this worker."""
-
-    def __init__(self, worker: bool) -> None:
-        self.asked = False
-        if worker:
-            signal.signal(signal.SIGUSR1, self._ask)
-
-    def _ask(self, _number: int, _frame: object) -> None:
-        self.asked = True

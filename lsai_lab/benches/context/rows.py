@@ -13,9 +13,6 @@ from lsai_lab.benches.attention.clock import figures, short
 from lsai_lab.benches.attention.config import BACKWARD_FLOPS
 from lsai_lab.benches.context.config import ALONE, ContextBenchConfig, Measure
 
-Refusal = tuple[str, str]
-_ENDED = ("failed", "timeout")
-
 
 def row_of(
     config: ContextBenchConfig, measure: Measure, method: str, length: int, answers: Sequence[Row], device: torch.device
@@ -73,13 +70,13 @@ def _traced(answers: Sequence[Row]) -> Row:
 
 def outlook(
     config: ContextBenchConfig, rows: Sequence[Row], measure: Measure, method: str, length: int, total_gib: float | None
-) -> tuple[float | None, Refusal | None]:
+) -> tuple[float | None, tuple[str, str] | None]:
     """Expected milliseconds of a step, from the method's longest shorter one; and why not to try, if there is a reason."""
     spent_s = sum(row["took_s"] for row in rows)
     if spent_s > config.budget_s:
         return None, ("skipped", f"the {config.budget_s:g} s of this run were over")
     mine = [row for row in rows if row["method"] == method]
-    if ended := next((row for row in mine if row["outcome"] in _ENDED), None):
+    if ended := next((row for row in mine if row["outcome"] in ("failed", "timeout")), None):
         return None, ("skipped", f"its processes ended at length {ended['length']}")
     if missing := next((row for row in mine if row["outcome"] == "unavailable"), None):
         return None, ("unavailable", missing["reason"])
@@ -90,7 +87,10 @@ def outlook(
     if measure == "error":
         return None, None
     if total_gib is not None:
-        needed = _least_gib(config, method, length)
+        # Inputs, output and gradients of one process: what no method can do without.
+        positions = config.batch * length / (1 if method in ALONE else config.processes)
+        values = positions * config.head_dim * 4 * (config.heads + config.kv_heads)
+        needed = values * config.torch_dtype.itemsize / 2**30
         if last is not None and last["memory_gib"]:
             needed = max(needed, last["memory_gib"] * length / last["length"])
         if needed > config.memory_share * total_gib:
@@ -104,20 +104,12 @@ def outlook(
     return expected_ms, None
 
 
-def _least_gib(config: ContextBenchConfig, method: str, length: int) -> float:
-    """Inputs, output and gradients of one process: what no method can do without."""
-    positions = config.batch * length / (1 if method in ALONE else config.processes)
-    values = positions * config.head_dim * (4 * config.heads + 4 * config.kv_heads)
-    return values * config.torch_dtype.itemsize / 2**30
-
-
 def summary(config: ContextBenchConfig, device: torch.device, rows: Sequence[Row]) -> dict[str, Any]:
     """The flat results of a run from its rows."""
-    on_gpu = device.type == "cuda"
     timed = [row for row in rows if row["measure"] == "time"]
     good = [row for row in timed if row["outcome"] == "ok"]
     results: dict[str, Any] = {
-        "device_name": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "world_size": config.processes,
         "points": len(timed),
         "points_ok": len(good),
