@@ -17,32 +17,34 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pandas as pd
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from lsai_core.errors import UserError, hint
 from lsai_core.strict import Strict, validated
-from lsai_lab.analysis import over_repeats
+from lsai_lab.analysis import over_repeats, spread
 from lsai_lab.files import load_yaml, repo_root
 from lsai_lab.runs.study import Profile, load_study
 
 COLUMNS = ("name", "machine", "sentence", "value", "low", "high", "n", "bound", "held", "note", "runs")
 _FACTS = {"value": 1.0, "of": 1.0, "over": 1.0, "beside": 1.0, "smallest": 1.0, "largest": 1.0, "total": 8, "repeats": 3, "best": "bf16", "machine": "h200"}  # fmt: skip
 _IDENTITY = ["study", "variant", "part", "repeat"]
-_DIGITS = 6  # far finer than any bound, and the same on every platform
+
+
+Names = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 
 
 class Term(Strict):
     """Whose figure: variants and metrics of one part of a study; what is not given is the claim's own."""
 
-    study: str | None = None
-    part: str | list[str] | None = None
-    variant: str | list[str] | None = None
-    metric: str | list[str] | None = None
+    study: str
+    part: Names = ["train"]
+    variant: Names = []
+    metric: Names = []
 
 
 class Claim(Strict):
@@ -51,17 +53,26 @@ class Claim(Strict):
     kind: Literal["value", "ratio", "spread", "count"]
     study: str
     machine: str = Field("h200", description="folder in reports/recorded whose runs the claim is about")
-    part: str | list[str] = "train"
-    metric: str | list[str] | None = None
-    of: str | list[str] | Term
-    over: str | list[str] | Term | None = None
-    beside: str | list[str] | Term | None = None
+    part: Names = ["train"]
+    metric: Names = []
+    of: Term
+    over: Term | None = None
+    beside: Term | None = None
     at_least: float | None = None
     at_most: float | None = None
     repeats: int = Field(1, ge=1)
     same: list[str] = Field([], description="results or settings that must agree among all its runs")
     void: str | None = Field(None, description="why the records cannot carry the claim: it counts as fallen")
     sentence: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _terms_are_whole(cls, data: dict[str, Any]) -> dict[str, Any]:
+        given = {key: data[key] for key in ("of", "over", "beside") if data.get(key) is not None}
+        own = {key: data[key] for key in ("study", "part", "metric") if key in data}
+        return data | {
+            key: own | (term if isinstance(term, dict) else {"variant": term}) for key, term in given.items()
+        }
 
     @model_validator(mode="after")
     def _complete(self) -> Claim:
@@ -79,8 +90,12 @@ class Claim(Strict):
         return self
 
     @property
+    def terms(self) -> list[Term]:
+        return [term for term in (self.of, self.over, self.beside) if term is not None]
+
+    @property
     def total(self) -> int:
-        return len(_list(self.term(self.of).variant))
+        return len(self.of.variant)
 
     @property
     def bound(self) -> str:
@@ -91,12 +106,6 @@ class Claim(Strict):
     def holds(self, value: float) -> bool:
         low = self.total if self.kind == "count" else self.at_least
         return (low is None or value >= low) and (self.at_most is None or value <= self.at_most)
-
-    def term(self, given: str | list[str] | Term) -> Term:
-        """`given` with the claim's study, part and metric where it names none."""
-        term = given if isinstance(given, Term) else Term(variant=given)
-        own = {"study": self.study, "part": self.part, "metric": self.metric}
-        return term.model_copy(update={key: value for key, value in own.items() if getattr(term, key) is None})
 
 
 class NoData(Exception):
@@ -112,12 +121,12 @@ class _Blank:
 
 @dataclass
 class Found:
-    """What a rule found: the number, the same number repeat by repeat, facts for the sentence, the rows behind it."""
+    """What a rule found: the number, the same number repeat by repeat, the rows behind it, facts for the sentence."""
 
     value: float
     each: list[float]
     rows: pd.DataFrame
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any]
     note: str = ""
 
 
@@ -153,9 +162,9 @@ def readable(claims: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for row in claims.itertuples():
         verdict = "held" if row.held else "**fallen**" if pd.notna(row.value) else "**no data**"
-        spread = " to ".join(dict.fromkeys(map(_short, (row.low, row.high))))
+        repeats = " to ".join(dict.fromkeys(map(_short, (row.low, row.high))))
         claim = f"{row.sentence} ({row.note})" if row.note else row.sentence
-        rows.append([claim, _short(row.value), spread, "one run" if row.n == 1 else str(row.n), row.bound, verdict])
+        rows.append([claim, _short(row.value), repeats, "one run" if row.n == 1 else str(row.n), row.bound, verdict])
     return pd.DataFrame(rows, columns=["claim", "value", "over repeats", "n", "bound", "verdict"])
 
 
@@ -164,68 +173,64 @@ def _judge(name: str, claim: Claim, rows: pd.DataFrame, machine: str) -> dict[st
     try:
         newest = rows.sort_values("started", kind="stable").drop_duplicates(_IDENTITY, keep="last")
         found = _RULES[claim.kind](claim, newest.sort_values(_IDENTITY))
-        _comparable(claim, found.rows)
+        good = found.rows[found.rows["outcome"] == "ok"]
+        for fact in claim.same:
+            values = list(good[fact].unique()) if fact in good else ["missing"]
+            if len(values) > 1 or pd.isna(values[0]) or values == ["missing"]:
+                shown = ", ".join(map(str, values))
+                raise NoData(f"the runs cannot be compared, their {fact} must agree: {shown}")
     except NoData as reason:
         sentence = claim.sentence.format(**{**dict.fromkeys(_FACTS, _Blank()), "machine": machine})
         return row | {"sentence": sentence, "value": None, "n": 0, "held": False, "note": str(reason), "runs": []}
     facts = {"value": found.value, "total": claim.total, "repeats": claim.repeats, "machine": machine, **found.facts}
-    runs = found.rows.drop_duplicates(["study", "run"])
     n = claim.repeats if claim.kind == "count" else max(1, len(found.each))
     row |= {"sentence": claim.sentence.format(**facts), "value": _rounded(found.value), "n": n}
     if len(found.each) > 1:
         row |= {"low": _rounded(min(found.each)), "high": _rounded(max(found.each))}
-    held = claim.void is None and all(claim.holds(value) for value in (found.value, *found.each))
-    notes = [claim.void, found.note, _worst(claim, found)]
+    broken = [value for value in found.each if not claim.holds(value)]
+    worst = _rounded((min if claim.at_most is None else max)(broken, default=0.0))
+    notes = [claim.void, found.note, f"a repeat breaks the bound: {_short(worst)}" if broken else ""]
+    runs = found.rows.drop_duplicates(["study", "run"])
     paths = [f"{study}/{Path(run).name}" for study, run in zip(runs["study"], runs["run"], strict=True)]
+    held = claim.void is None and claim.holds(found.value) and not broken
     return row | {"held": held, "note": "; ".join(filter(None, notes)), "runs": paths}
 
 
-def _worst(claim: Claim, found: Found) -> str:
-    broken = [value for value in found.each if not claim.holds(value)]
-    worst = (min if claim.at_most is None else max)(broken, default=0.0)
-    return f"a repeat breaks the bound: {_short(_rounded(worst))}" if broken else ""
-
-
 def _value(claim: Claim, rows: pd.DataFrame) -> Found:
-    name, figure, repeats, used = _best(rows, claim.term(claim.of), claim.at_most is not None)
+    name, figure, repeats, used = _best(rows, claim.of, claim.at_most is not None)
     return Found(figure, list(repeats), used, {"best": name}, _failed(used))
 
 
 def _ratio(claim: Claim, rows: pd.DataFrame) -> Found:
     """Repeat r over repeat r, which have equal seeds; a single run over or under each of several."""
     assert claim.over is not None
-    name, of, upper, used = _best(rows, claim.term(claim.of), claim.at_most is not None)
-    _, over, lower, bases = _best(rows, claim.term(claim.over), False)
+    name, of, upper, used = _best(rows, claim.of, claim.at_most is not None)
+    _, over, lower, bases = _best(rows, claim.over, False)
     if over == 0:
         raise NoData("the figure that divides is 0")
     facts, used = {"best": name, "of": of, "over": over}, pd.concat([used, bases])
     if claim.beside is not None:
-        facts["beside"] = of / _best(rows, claim.term(claim.beside), False)[1]
+        facts["beside"] = of / _best(rows, claim.beside, False)[1]
     shared = sorted(set(upper.index) & set(lower.index))
-    pairs = [(upper[r], lower[r]) for r in shared] if min(len(upper), len(lower)) > 1 else [(of, over)]
-    return Found(of / over, [float(a / b) for a, b in pairs], used, facts, _failed(used))
+    each = [float(upper[r] / lower[r]) for r in shared] if min(len(upper), len(lower)) > 1 else [of / over]
+    return Found(of / over, each, used, facts, _failed(used))
 
 
 def _spread(claim: Claim, rows: pd.DataFrame) -> Found:
-    term = claim.term(claim.of)
-    series = {name: _series(rows, term, name, str(term.metric)) for name in _list(term.variant)}
-    figures = [over_repeats(str(term.metric), values) for values in series.values()]
-    table = pd.DataFrame(series).dropna()
-    each, used = [_apart(list(row)) for row in table.to_numpy()], _rows(rows, term)
-    return Found(_apart(figures), each, used, {"smallest": min(figures), "largest": max(figures)}, _failed(used))
+    (metric,), used = claim.of.metric, _rows(rows, claim.of)
+    series = {name: _series(rows, claim.of, name, metric) for name in claim.of.variant}
+    figures = pd.Series([over_repeats(metric, values) for values in series.values()])
+    each = [spread(row) for _, row in pd.DataFrame(series).dropna().iterrows()]
+    facts = {"smallest": figures.min(), "largest": figures.max()}
+    return Found(spread(figures), each, used, facts, _failed(used))
 
 
 def _count(claim: Claim, rows: pd.DataFrame) -> Found:
-    term = claim.term(claim.of)
-    used = _rows(rows, term)
-    good = used[used["outcome"] == "ok"]
-    for metric in _list(term.metric):
-        good = good[good[metric].notna()] if metric in good else good.iloc[:0]
-    short = [
-        f"{name}: {have} of {need} runs complete"
-        for name in _list(term.variant)
-        if (have := (good["variant"] == name).sum()) < (need := max(claim.repeats, (used["variant"] == name).sum()))
-    ]
+    used = _rows(rows, claim.of)
+    good = used[used["outcome"] == "ok"].reindex(columns=[*used.columns.union(claim.of.metric, sort=False)])
+    have, runs = good.dropna(subset=claim.of.metric)["variant"].value_counts(), used["variant"].value_counts()
+    need = {name: max(claim.repeats, runs.get(name, 0)) for name in claim.of.variant}
+    short = [f"{name}: {have.get(name, 0)} of {n} runs complete" for name, n in need.items() if have.get(name, 0) < n]
     return Found(float(claim.total - len(short)), [], used, {}, "; ".join(short))
 
 
@@ -234,20 +239,19 @@ _RULES = {"value": _value, "ratio": _ratio, "spread": _spread, "count": _count}
 
 def _rows(rows: pd.DataFrame, term: Term) -> pd.DataFrame:
     """The rows of the term's variants, whatever became of them."""
-    of = (rows["study"] == term.study) & rows["part"].isin(_list(term.part)) & rows["variant"].isin(_list(term.variant))
-    return rows[of]
+    return rows[(rows["study"] == term.study) & rows["part"].isin(term.part) & rows["variant"].isin(term.variant)]
 
 
 def _series(rows: pd.DataFrame, term: Term, variant: str, metric: str) -> pd.Series:
     """A metric of the good runs of one variant, by repeat. NoData if there is none."""
-    mine = _rows(rows, term.model_copy(update={"variant": variant}))
-    if mine.empty:
+    runs = _rows(rows, term.model_copy(update={"variant": [variant]}))
+    if runs.empty:
         raise NoData(f"{variant}: no run")
-    good = mine[mine["outcome"] == "ok"]
+    good = runs[runs["outcome"] == "ok"]
     values = good.set_index("repeat")[metric].dropna() if metric in good else pd.Series(dtype=float)
     if values.empty:
-        bad = ", ".join(sorted(set(mine["outcome"]) - {"ok"}))
-        raise NoData(f"{variant}: no run has {metric}" + (f" ({bad})" if bad else hint(metric, map(str, mine.columns))))
+        bad = ", ".join(sorted(set(runs["outcome"]) - {"ok"}))
+        raise NoData(f"{variant}: no run has {metric}" + (f" ({bad})" if bad else hint(metric, map(str, runs.columns))))
     try:
         return values.astype(float)
     except (TypeError, ValueError):
@@ -257,10 +261,10 @@ def _series(rows: pd.DataFrame, term: Term, variant: str, metric: str) -> pd.Ser
 def _best(rows: pd.DataFrame, term: Term, smallest: bool) -> tuple[str, float, pd.Series, pd.DataFrame]:
     """The best variant or metric of a term: its name, its figure, its repeats; and the rows of all that were compared."""
     found, missing = {}, []
-    for variant, metric in itertools.product(_list(term.variant), _list(term.metric)):
+    for variant, metric in itertools.product(term.variant, term.metric):
         try:
             values = _series(rows, term, variant, metric)
-            found[variant if len(_list(term.metric)) == 1 else metric] = (over_repeats(metric, values), values)
+            found[variant if len(term.metric) == 1 else metric] = (over_repeats(metric, values), values)
         except NoData as reason:
             missing.append(str(reason))
     if not found:
@@ -269,38 +273,25 @@ def _best(rows: pd.DataFrame, term: Term, smallest: bool) -> tuple[str, float, p
     return name, *found[name], _rows(rows, term)
 
 
-def _comparable(claim: Claim, rows: pd.DataFrame) -> None:
-    good = rows[rows["outcome"] == "ok"]
-    for name in claim.same:
-        values = list(good[name].unique()) if name in good else ["missing"]
-        if len(values) > 1 or pd.isna(values[0]) or values == ["missing"]:
-            raise NoData(f"the runs cannot be compared, their {name} must agree: {', '.join(map(str, values))}")
-
-
 def _failed(rows: pd.DataFrame) -> str:
     bad = rows[rows["outcome"] != "ok"]
-    return "; ".join(f"{name}: {outcome}" for name, outcome in zip(bad["variant"], bad["outcome"], strict=True))
+    return "; ".join(bad["variant"] + ": " + bad["outcome"])
 
 
 def _check_names(claim: Claim, root: Path, where: str) -> None:
     plain = Profile(profile="none", description="the study as it is written", gpu=None)
-    for term in [claim.term(given) for given in (claim.of, claim.over, claim.beside) if given is not None]:
-        study = load_study(root, str(term.study), plain)
-        for what, names, known in [("part", term.part, [*study.parts]), ("variant", term.variant, [*study.variants])]:
-            if unknown := [name for name in _list(names) if name not in known]:
+    for term in claim.terms:
+        study = load_study(root, term.study, plain)
+        for what, names, known in [
+            ("part", term.part, [*study.parts]),
+            ("variant", term.variant, [*study.variants]),
+        ]:
+            if unknown := [name for name in names if name not in known]:
                 raise UserError(f"{where}: study {study.study} has no {what} {unknown[0]!r}{hint(unknown[0], known)}")
 
 
-def _apart(values: list[float]) -> float:
-    return float((max(values) - min(values)) / min(values))
-
-
-def _list(names: str | list[str] | None) -> list[str]:
-    return [names] if isinstance(names, str) else names or []
-
-
 def _rounded(value: float) -> float:
-    return float(f"{value:.{_DIGITS}g}")
+    return float(f"{value:.6g}")  # far finer than any bound, and the same on every platform
 
 
 def _short(value: float | None) -> str:
