@@ -11,7 +11,6 @@ interpreter's lock, but the agents' state machine is Python, so their figure gro
 
 from __future__ import annotations
 
-import contextlib
 import os
 import statistics
 import tempfile
@@ -21,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from pydantic import Field, field_validator
@@ -219,10 +219,8 @@ def _step_and_save(rank: int, argument: tuple[ScaleConfig, int, int, str]) -> di
 
 def _written() -> int | None:
     """Bytes that this process has passed to write calls so far, sockets included; None where the system does not say."""
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/self/io").read_text(encoding="utf-8").splitlines()
-        return int(next(line.split()[1] for line in lines if line.startswith("wchar:")))
-    return None
+    process = psutil.Process()
+    return getattr(process.io_counters(), "write_chars", None) if hasattr(process, "io_counters") else None
 
 
 def _meet(rank: int, argument: tuple[Callable[[int], float], int, int]) -> dict[str, float]:

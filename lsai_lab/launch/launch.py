@@ -8,7 +8,6 @@ of these is the cause, the others are its echo. A worker that was killed leaves 
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
 import os
@@ -29,7 +28,7 @@ import torch
 
 from lsai_core.errors import Preempted, Unavailable, UserError
 from lsai_core.profiling.limits import cpu_cores
-from lsai_lab.launch.watch import NewRows, Rows, Silence, Survivors, forwarded
+from lsai_lab.launch.watch import Forwarder, NewRows, Rows, Silence, Survivors, caught, end_family
 
 RESULTS = "results.json"
 LAUNCHER_LOG = "launcher.log"
@@ -85,8 +84,9 @@ def watched(
         LAUNCHER: f"{os.getpid()}@{socket.gethostname()}",
         "PYTHONUNBUFFERED": "1",
     }
+    forward = Forwarder(logs, to_workers=here)
     rows, silence, survivors = NewRows(folder / "metrics.jsonl"), Silence(logs), Survivors(logs)
-    with (logs / LAUNCHER_LOG).open("wb") as log, forwarded(logs, to_workers=here) as forward:
+    with (logs / LAUNCHER_LOG).open("wb") as log, caught(forward.receive):
         process = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
         )
@@ -100,7 +100,10 @@ def watched(
                     survivors.look()
                 time.sleep(_POLL_S)
         finally:
-            kill_family(process)
+            end_family(
+                process.pid
+            )  # torchrun has ended its workers, unless the caller was interrupted or torchrun was killed
+            process.wait()
     on_rows(rows.read())
     if (folder / RESULTS).exists():
         results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
@@ -142,18 +145,6 @@ def require_devices(device: str, nproc: int) -> None:
         return
     if count < nproc:
         raise Unavailable(f"needs {nproc} GPUs and torch sees {count} here; device: cpu runs on CPU processes")
-
-
-def kill_family(process: subprocess.Popen[bytes]) -> None:
-    """Leave nothing behind: torchrun has ended its workers, unless the caller was interrupted or torchrun was killed."""
-    family: list[psutil.Process] = []
-    with contextlib.suppress(psutil.NoSuchProcess):
-        family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    for member in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()
-    psutil.wait_procs(family, timeout=10)
-    process.wait()
 
 
 def _cause(logs: Path, code: int, asked: int, ended: set[int]) -> Exception:

@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ import psutil
 
 SILENCE_S = 60.0
 GRACE_S = 10.0
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 Rows = list[dict[str, Any]]
 
 
@@ -120,15 +119,25 @@ class Forwarder:
 
 
 @contextlib.contextmanager
-def forwarded(logs: Path, to_workers: bool) -> Iterator[Forwarder]:
-    """Catch stop signals while the block runs (in the main thread; elsewhere nothing can be caught)."""
-    forwarder = Forwarder(logs, to_workers)
+def caught(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Give stop signals to `handler` while the block runs (in the main thread; elsewhere nothing can be caught)."""
     old = {}
     with contextlib.suppress(ValueError):
-        for number in _SIGNALS:
-            old[number] = signal.signal(number, forwarder.receive)
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            old[number] = signal.signal(number, handler)
     try:
-        yield forwarder
+        yield
     finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
+        for number, before in old.items():
+            signal.signal(number, before)
+
+
+def end_family(pid: int, itself: bool = True) -> None:
+    """Kill all processes below `pid`, and this one (one may have a session of its own: a signal to the group is not enough)."""
+    family: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family = [*psutil.Process(pid).children(recursive=True), *([psutil.Process(pid)] if itself else [])]
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(family, timeout=10)

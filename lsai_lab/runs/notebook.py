@@ -27,9 +27,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import psutil
-
 from lsai_core.errors import UserError
+from lsai_lab.launch.watch import end_family
 from lsai_lab.runs.stop import StopRequest
 
 _POLL_S = 0.25
@@ -78,7 +77,7 @@ def execute_notebook(
                 time.sleep(_POLL_S)
             ended = child.poll() is not None
         finally:
-            _end_family(child.pid)
+            end_family(child.pid)
             child.wait()
     if not ended:
         return f"no end within {timeout_s:g} s"
@@ -103,26 +102,11 @@ def _absolute_folders(root: Path) -> dict[str, str]:
     return {**moved, "LSAI_ROOT": str(root.resolve())}
 
 
-def _end_family(pid: int, itself: bool = True) -> None:
-    """End the processes below `pid`, and this one (a kernel lives in a session of its own: a signal to the group is not enough)."""
-    try:
-        top = psutil.Process(pid)
-        family = [*top.children(recursive=True), *([top] if itself else [])]
-    except psutil.NoSuchProcess:
-        return
-    for process in family:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(family, timeout=10)
-
-
 def _end_with(driver: int, poll_s: float = 1.0) -> None:
     """Wait for the process `driver`, the parent of this one, to end; then end all below this one, and itself."""
     while os.getppid() == driver:
         threading.Event().wait(poll_s)
-    _end_family(os.getpid(), itself=False)
+    end_family(os.getpid(), itself=False)
     os._exit(1)
 
 

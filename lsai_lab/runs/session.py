@@ -53,13 +53,10 @@ class Session:
         words = ["lsai", *sys.argv[1:]]
         return shlex.join(words if "--profile" in words else [*words, "--profile", self.profile.profile])
 
+    @functools.cache  # noqa: B019  (one session per process)
     def dataset_id(self, config: DataConfig) -> str:
         """Prepare a dataset (or find it prepared) and return the hash of its content."""
-        return self._dataset_id(config.model_dump_json())
-
-    @functools.cache  # noqa: B019  (one session per process)
-    def _dataset_id(self, config_json: str) -> str:
-        return prepare(DataConfig.model_validate_json(config_json), self.data_root).id
+        return prepare(config, self.data_root).id
 
     @functools.cache  # noqa: B019
     def prepared_id(self, config: DataConfig) -> str:

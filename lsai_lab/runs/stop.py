@@ -17,6 +17,7 @@ from collections.abc import Iterator
 import psutil
 
 from lsai_core.errors import UserError
+from lsai_lab.launch.watch import caught
 
 # Asked to stop by SIGUSR1, and there is more to do (sysexits.h calls it EX_TEMPFAIL). Not 99: where Slurm is configured with
 # RequeueExit=99 it requeues such a job even if it was submitted with --no-requeue.
@@ -71,12 +72,5 @@ def stop_requests() -> Iterator[StopRequest]:
     """Collect SIGTERM and SIGUSR1 while the block runs (in the main thread; elsewhere nothing can be caught)."""
     request = StopRequest()
     grace_s()  # a wrong value is an error now, not inside a signal handler
-    try:
-        old = {number: signal.signal(number, request.receive) for number in (signal.SIGTERM, signal.SIGUSR1)}
-    except ValueError:
-        old = {}
-    try:
+    with caught(request.receive):
         yield request
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)

@@ -15,13 +15,16 @@ import importlib
 import json
 import multiprocessing.connection
 import os
-import socket
+import resource
+import signal
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import torch
+from torch.distributed.elastic.utils.distributed import get_free_port
 
 from lsai_core.config import TrainConfig
 from lsai_core.errors import Unavailable
@@ -101,7 +104,7 @@ def attempt(workers: Any, work: Work, argument: Any, *, processes: int, timeout_
     Returns outcome, note and seconds, and for `ok` of each measured number the largest process's: `peak_gib`, and the others in
     `measured`. `work` and `argument` must be picklable.
     """
-    started, port = time.perf_counter(), _free_port()
+    started, port = time.perf_counter(), get_free_port()
     waiting, found = {}, list[dict[str, float]]()
     for rank in range(processes):
         answer, told = workers.Pipe(duplex=False)
@@ -141,10 +144,8 @@ def _answer(pipe: Any, process: Any) -> dict[str, Any]:
         return pipe.recv()
     process.join(10)
     # SIGKILL is how the operating system ends a process that outgrew the memory.
-    return {
-        "outcome": "oom" if process.exitcode == -9 else "failed",
-        "note": f"the process ended with exit code {process.exitcode}",
-    }
+    outcome = "oom" if process.exitcode == -signal.SIGKILL else "failed"
+    return {"outcome": outcome, "note": f"the process ended with exit code {process.exitcode}"}
 
 
 def _in_process(work: Work, argument: Any, rank: int, processes: int, port: int, told: Any) -> None:
@@ -158,27 +159,14 @@ def _in_process(work: Work, argument: Any, rank: int, processes: int, port: int,
         answer = {"outcome": "ok", "measured": work(rank, argument)}
     except Exception as error:
         note = " ".join(str(error).split())[:300]
-        full = is_out_of_memory(error) or _no_thread(error)
+        # Under a limit of its own a process that cannot start a thread has no memory for its stack.
+        limited = resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
+        full = is_out_of_memory(error) or (limited and "Resource temporarily unavailable" in str(error))
         answer = {"outcome": "oom" if full else "failed", "note": f"{type(error).__name__}: {note}"}
-    _lift_limit()  # an answer needs memory, too
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))  # an answer needs memory, too
     told.send(answer)
     os._exit(0)  # skip the teardown of a process that may be out of memory
-
-
-def _no_thread(error: Exception) -> bool:
-    """Whether a process under a limit of its own could not start a thread: there was no memory for its stack."""
-    with contextlib.suppress(ImportError):
-        import resource
-
-        limited = resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
-        return limited and "Resource temporarily unavailable" in str(error)
-    return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return int(probe.getsockname()[1])
 
 
 def gpu_peaks() -> dict[str, float]:
@@ -196,24 +184,7 @@ def limit_allocations(gib: float) -> None:
     What the first step imports comes before. It is there already, unless the process that this one was forked from had been
     started earlier for other work.
     """
-    import resource
-
     importlib.import_module(_COMPILER)
     return_freed_memory()
-    total = _data_bytes() + int(gib * GIB)
+    total = psutil.Process().memory_info().data + int(gib * GIB)
     resource.setrlimit(resource.RLIMIT_DATA, (total, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-
-
-def _data_bytes() -> int:
-    """Size of this process's data segment and private mappings, the quantity that RLIMIT_DATA bounds (Linux)."""
-    with contextlib.suppress(OSError, StopIteration), open("/proc/self/status") as status:
-        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData"))
-    return 0
-
-
-def _lift_limit() -> None:
-    with contextlib.suppress(ImportError):  # no such module outside of Unix, where no limit was set
-        import resource
-
-        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
