@@ -14,8 +14,7 @@ from conftest import Project
 from lsai_core.files import write_json
 from lsai_lab.runs.execute import write_plan
 from lsai_lab.runs.records import Summary, annotate, find_runs
-from lsai_lab.runs.selection import current_runs
-from lsai_lab.runs.session import Session
+from lsai_lab.runs.session import Session, current_runs
 from lsai_lab.runs.study import PlannedRun
 
 

@@ -22,8 +22,7 @@ from lsai_core.files import read_jsonl
 from lsai_lab.runs.execute import ActiveRun, write_plan
 from lsai_lab.runs.kinds import KINDS
 from lsai_lab.runs.records import Summary
-from lsai_lab.runs.selection import current_runs
-from lsai_lab.runs.session import Session
+from lsai_lab.runs.session import Session, current_runs
 
 BY_HAND = ["-p", "study", "memory", "-p", "variant", "baseline", "-p", "part", "train", "-p", "profile", "cpu"]
 

@@ -40,6 +40,7 @@ from lsai_lab.runs.outcome import is_out_of_memory
 
 PRODUCTS = ("forward", "dgrad", "wgrad")
 _FAST = {"forward": tensorwise.FAST_OUTPUT, "dgrad": tensorwise.FAST_DGRAD, "wgrad": tensorwise.FAST_WGRAD}
+_WAYS = ("bf16", "fp8", "fp8_rowwise", "fp8_casts")
 _MAX_REPEATS = 5000
 E4M3 = torch.float8_e4m3fn
 
@@ -80,10 +81,11 @@ def run(config: GemmConfig, context: Context) -> dict[str, Any]:
     reason = missing("tensorwise", device)
     if device.type == "cpu":
         reason = "a CPU multiplies fp8 by converting it first; its speed says nothing"
+    ways = ("fp32", "bf16") if device.type == "cpu" else ("bf16",) if reason else _WAYS
     torch._dynamo.reset()  # the casts are compiled for each shape
     rows: list[dict[str, Any]] = []
     with (context.folder / "metrics.jsonl").open("w", encoding="utf-8") as file:
-        for point in points(config, _ways(device, reason)):
+        for point in points(config, ways):
             if time.perf_counter() - began > config.budget_s:
                 found: dict[str, Any] = {"outcome": "skipped", "reason": f"the {config.budget_s:g} s were over"}
             else:
@@ -91,7 +93,12 @@ def run(config: GemmConfig, context: Context) -> dict[str, Any]:
             rows.append({"step": len(rows), **point.__dict__, **found})
             file.write(json.dumps(rows[-1]) + "\n")
             file.flush()
-            print(_line(rows[-1]), flush=True)
+            end = (
+                f"{found['tflops']:.4g} TFLOP/s"
+                if found["outcome"] == "ok"
+                else f"{found['outcome']}, {found['reason']}"
+            )
+            print(f"{point.layer} {point.product} {point.way} {point.m} x {point.n} x {point.k}: {end}", flush=True)
     good = [row for row in rows if row["outcome"] == "ok"]
     if not good:
         raise RuntimeError(f"no product could be measured: {rows[0]['reason']}")
@@ -108,12 +115,6 @@ def run(config: GemmConfig, context: Context) -> dict[str, Any]:
         best = max((row for row in squares if row["way"] == way), key=lambda row: row["tflops"])
         results |= {f"square_{way}_tflops": best["tflops"], f"square_{way}_n": best["n"]}
     return results
-
-
-def _ways(device: torch.device, no_fp8: str | None) -> tuple[str, ...]:
-    if device.type == "cpu":
-        return ("fp32", "bf16")
-    return ("bf16",) if no_fp8 else ("bf16", "fp8", "fp8_rowwise", "fp8_casts")
 
 
 def points(config: GemmConfig, ways: tuple[str, ...]) -> Iterator[Point]:
@@ -210,10 +211,3 @@ def _with_casts(product: str, a: Tensor, b: Tensor) -> Callable[[], object]:
 
     compiled = torch.compile({"forward": forward, "dgrad": dgrad, "wgrad": wgrad}[product], dynamic=False)
     return lambda: compiled(a, b)
-
-
-def _line(row: dict[str, Any]) -> str:
-    what = f"{row['layer']} {row['product']} {row['way']} {row['m']} x {row['n']} x {row['k']}"
-    return f"{what}: " + (
-        f"{row['tflops']:.4g} TFLOP/s" if row["outcome"] == "ok" else f"{row['outcome']}, {row['reason']}"
-    )

@@ -100,7 +100,14 @@ def measure_ceilings(device: torch.device | str, *, budget_s: float = 8.0) -> Re
     if device.type not in MATMUL_SIZES:
         raise UserError(f"ceilings can be measured on cpu or cuda, not on {device.type!r}")
     began = time.perf_counter()
-    dtypes = _matmul_dtypes(device)
+    dtypes = ["fp32", "bf16"]
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        dtypes = [
+            "fp32",
+            *(["tf32", "bf16"] if capability >= (8, 0) else []),
+            *(["fp8"] if capability >= (8, 9) else []),
+        ]
     share = budget_s / (len(dtypes) + (3 if device.type == "cuda" else 1))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     results: Results = {"ceilings_device": name}
@@ -108,14 +115,6 @@ def measure_ceilings(device: torch.device | str, *, budget_s: float = 8.0) -> Re
         results |= matmul_ceilings(dtype, device, share)
     results |= _copy_ceilings(device, share)
     return results | {"ceilings_s": time.perf_counter() - began}
-
-
-def _matmul_dtypes(device: torch.device) -> list[str]:
-    if device.type == "cpu":
-        return ["fp32", "bf16"]
-    capability = torch.cuda.get_device_capability(device)
-    ampere = ["tf32", "bf16"] if capability >= (8, 0) else []
-    return ["fp32", *ampere, *(["fp8"] if capability >= (8, 9) else [])]
 
 
 def matmul_ceilings(dtype: str, device: torch.device, budget_s: float) -> Results:

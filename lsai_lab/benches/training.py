@@ -61,6 +61,10 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
 
     parameters = count_parameters(config.model)
     speed = speed_summary(trained.timed_ms, config.tokens_per_step, skip=0)
+    # Not the gaps in the trace itself, since the profiler makes the host slower.
+    step_ms, busy_ms, idle = speed.get("step_ms"), trained.measured.get("gpu_busy_ms"), {}
+    if step_ms is not None and busy_ms is not None:
+        idle = {"kernel_idle_ms": max(0.0, step_ms - busy_ms), "gpu_busy_share": min(1.0, busy_ms / step_ms)}
     last = [row["loss"] for row in trained.rows[-10:]]
     return {
         **speed,
@@ -82,19 +86,8 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
         "dataset": dataset.folder.name,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         **trained.measured,
-        **_idle(speed, trained.measured),
+        **idle,
     }
-
-
-def _idle(speed: dict[str, float], measured: dict[str, Any]) -> dict[str, float]:
-    """How much of an undisturbed step the GPU waits: the step's time less the time in which traced kernels ran.
-
-    Not the gaps in the trace itself, since the profiler makes the host slower. Empty without a trace of a GPU.
-    """
-    step_ms, busy_ms = speed.get("step_ms"), measured.get("gpu_busy_ms")
-    if step_ms is None or busy_ms is None:
-        return {}
-    return {"kernel_idle_ms": max(0.0, step_ms - busy_ms), "gpu_busy_share": min(1.0, busy_ms / step_ms)}
 
 
 def _peak(config: TrainConfig, context: Context, device: torch.device) -> flops.Peak | None:

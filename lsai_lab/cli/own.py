@@ -14,8 +14,7 @@ from lsai_core.errors import UserError, hint
 from lsai_core.files import flatten
 from lsai_lab.files import parse_value
 from lsai_lab.runs.records import Run, find_runs
-from lsai_lab.runs.selection import current_runs
-from lsai_lab.runs.session import Session
+from lsai_lab.runs.session import Session, current_runs
 from lsai_lab.runs.writer import only_writer
 
 app = typer.Typer(no_args_is_help=True)

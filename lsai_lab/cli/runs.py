@@ -25,8 +25,7 @@ from lsai_lab.cli.options import (
     overrides_from,
 )
 from lsai_lab.runs.records import Run, annotate, find_runs, recorded_runs, runs_frame
-from lsai_lab.runs.selection import current_runs, differing_settings
-from lsai_lab.runs.session import Session
+from lsai_lab.runs.session import Session, current_runs, differing_settings
 from lsai_lab.runs.study import PlannedRun
 
 TechniqueOption = Annotated[str, typer.Option("--technique", help="Variant of the study.")]

@@ -18,8 +18,7 @@ import pandas as pd
 from lsai_core.errors import UserError, hint
 from lsai_core.files import flatten
 from lsai_lab.runs.records import Run, Summary, find_runs, recorded_runs
-from lsai_lab.runs.selection import current_runs, differing_settings
-from lsai_lab.runs.session import Session
+from lsai_lab.runs.session import Session, current_runs, differing_settings
 from lsai_lab.runs.study import Profile, Study, load_study, study_names
 
 OWN = "this machine"

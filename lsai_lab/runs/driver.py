@@ -58,8 +58,9 @@ def run_plan(
     Raises Stopped if SIGTERM or SIGUSR1 arrived and runs are left, UserError before any run that could not even begin.
     """
     todo = [run for run in plan if again or not is_finished(run.folder)]
-    if todo:
-        _require_notebooks()
+    if todo and (missing := [name for name in _NOTEBOOK_NEEDS if importlib.util.find_spec(name) is None]):
+        names = ", ".join(missing)
+        raise UserError(f"a run's notebook needs what is not installed here: {names}; pip install -e . brings it")
     untimed = [run for run in todo if untimed_jobs > jobs and not get_kind(run.kind).timed]
     todo = [*[run for run in todo if run not in untimed], *untimed]
     if len(todo) < len(plan):
@@ -100,13 +101,6 @@ def run_plan(
     summaries = [Summary.read(run.folder) for run in plan]
     print("outcomes:", ", ".join(f"{count} {name}" for name, count in Counter(s.outcome for s in summaries).items()))
     return summaries
-
-
-def _require_notebooks() -> None:
-    if missing := [name for name in _NOTEBOOK_NEEDS if importlib.util.find_spec(name) is None]:
-        raise UserError(
-            f"a run's notebook needs what is not installed here: {', '.join(missing)}; pip install -e . brings it"
-        )
 
 
 def _twin(run: PlannedRun) -> Run | None:
@@ -188,7 +182,9 @@ def run_one(
         outcome: Outcome = "timeout" if problem and problem.startswith("no end within") else "failed"
         if stop.number is not None:
             outcome, problem = "preempted", f"stopped by {signal.Signals(stop.number).name} before it could end a step"
-        reason = (problem or "the notebook ended without a result") + _last_step(run)
+        steps = read_jsonl(rows.path) if rows.path.exists() else []
+        reason = problem or "the notebook ended without a result"
+        reason += f"; {steps[-1]['step'] + 1} steps were recorded" if steps else ""
         seconds, when = round(time.monotonic() - clock, 3), started.isoformat(timespec="seconds")
         summary = Summary(run.id, run.kind, outcome, reason, when, seconds, command, run.code)
         summary.write(run.folder)
@@ -202,9 +198,3 @@ def cores_shared_by(processes: int) -> dict[str, str]:
     """
     share = max(1, cpu_cores() // processes)
     return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share))}
-
-
-def _last_step(run: PlannedRun) -> str:
-    path = run.folder / "metrics.jsonl"
-    rows = read_jsonl(path) if path.exists() else []
-    return f"; {rows[-1]['step'] + 1} steps were recorded" if rows else ""

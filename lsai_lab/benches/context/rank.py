@@ -21,7 +21,6 @@ from lsai_core.context.peer import torch_missing, torch_sent_bytes
 from lsai_core.errors import Unavailable
 from lsai_core.parallel.world import World
 from lsai_lab.benches.attention.clock import Step, random_inputs
-from lsai_lab.benches.attention.config import Shape
 from lsai_lab.benches.attention.errors import eager_values, exact_attention, relative_errors, values
 from lsai_lab.benches.context.config import ALONE, ONE_TORCH, ContextBenchConfig, Measure
 from lsai_lab.benches.context.timing import SharedClock, traced
@@ -102,12 +101,8 @@ class Rank:
             found = [cp.unshard(x) for x in found]
         if not self.world.is_main:
             return {}
-        exact, bounds = self._reference(shape, whole)
-        return {**bounds, **relative_errors(found, exact)}
-
-    def _reference(self, shape: Shape, whole: list[Tensor]) -> tuple[list[Tensor], dict[str, Any]]:
-        """Exact values and eager attention's errors; kept, since every method is held against the same ones."""
-        if self._exact is None or self._exact[0] != shape.length:
+        if self._exact is None or self._exact[0] != length:  # every method is held against the same values
             exact = exact_attention(shape, whole)
-            self._exact = (shape.length, exact, relative_errors(eager_values(shape, whole), exact, "bound_"))
-        return self._exact[1:]
+            self._exact = (length, exact, relative_errors(eager_values(shape, whole), exact, "bound_"))
+        _, exact, bounds = self._exact
+        return {**bounds, **relative_errors(found, exact)}
