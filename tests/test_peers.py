@@ -134,7 +134,7 @@ def test_a_missing_package_is_unavailable_and_named(tmp_path, ceilings, monkeypa
 
 
 ENDS = {
-    "out of memory": ("as_worker(folder, lambda: [0] * 10**20)", "oom", "rank 0: "),
+    "out of memory": ("as_worker(folder, lambda: [0] * 10**17)", "oom", "rank 0: "),
     "raised": ("as_worker(folder, lambda: int('no'))", "failed", "rank 0: ValueError: invalid literal"),
     "stopped": ("as_worker(folder, lambda: stop(0, None))", "preempted", "stopped"),
     "crashed": ("raise ValueError('two\\nlines')", "failed", "exit code 1: lines"),

@@ -168,12 +168,8 @@ class PlannedRun:
 
 def load_profile(root: Path, name: str) -> Profile:
     """Read a profile by name; UserError lists the known ones."""
-    path = root / "params" / "profiles" / f"{_checked(name)}.yaml"
-    if not path.exists():
-        known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
-        raise UserError(f"unknown profile {name!r}; known: {known}")
-    where = str(path.relative_to(root))
-    profile = validated(Profile, load_yaml(path), where)
+    values, where = _described(root, "profile", "profiles", name)
+    profile = validated(Profile, values, where)
     studies = study_names(root)
     if unknown := [study for study in profile.studies if study not in studies]:
         raise UserError(f"{where}: there is no study {unknown[0]!r} to change; known: {', '.join(studies)}")
@@ -193,22 +189,25 @@ def detect_profile(root: Path, gpu_name: str | None) -> str:
 
 def load_study(root: Path, name: str, profile: Profile) -> Study:
     """Read a study with the profile's changes laid over it; UserError names the file and key that is wrong."""
-    path = root / "params" / "studies" / f"{_checked(name)}.yaml"
-    if not path.exists():
-        raise UserError(f"unknown study {name!r}; known: {', '.join(study_names(root))}")
+    values, where = _described(root, "study", "studies", name)
     changes = profile.studies.get(name, {})
-    where = str(path.relative_to(root)) + (f" with profile {profile.profile}" if changes else "")
-    study = validated(Study, deep_merge(load_yaml(path), changes), where)
+    where += f" with profile {profile.profile}" if changes else ""
+    study = validated(Study, deep_merge(values, changes), where)
     if study.study != name:
         raise UserError(f"{where}: study is {study.study!r}, but the file is called {name}.yaml; make them equal")
     return study
 
 
-def _checked(name: str) -> str:
+def _described(root: Path, what: str, folder: str, name: str) -> tuple[dict[str, Any], str]:
+    """What `params/<folder>/<name>.yaml` holds, and the file's place for messages; UserError lists the known ones."""
     try:
-        return named(name)
+        path = root / "params" / folder / f"{named(name)}.yaml"
     except ValueError as error:
         raise UserError(str(error)) from None
+    if not path.exists():
+        known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
+        raise UserError(f"unknown {what} {name!r}; known: {known}")
+    return load_yaml(path), str(path.relative_to(root))
 
 
 def study_names(root: Path) -> list[str]:
@@ -244,9 +243,9 @@ def resolve(
     for_part = {key: value for key, value in overrides.items() if key in spec.settings}
     for_config = {key: value for key, value in overrides.items() if key not in spec.settings}
     config = deep_merge(study.base, study.variants[variant].config)
-    if {"preset", "scaling_factor"} & set(
-        for_config.get("model") or {}
-    ):  # a whole shape: none of the study's keys stay
+    if {"preset", "scaling_factor"} & {
+        *(for_config.get("model") or {})
+    }:  # a whole shape: none of the study's keys stay
         config = {**config, "model": {}}
     config = deep_merge(config, for_config)
     merged = cls.from_study(config, deep_merge(spec.settings, for_part))
