@@ -13,6 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,10 +81,14 @@ def run(config: AttentionBenchConfig, context: Context) -> dict[str, Any]:
     bench = _Bench(config, device, points)
     for sweep in config.sweeps:
         for length in sweep.lengths:
-            shape, names = config.shape(sweep, length), sweep.backends or config.backends
-            done = (bench.time if sweep.measure == "time" else bench.compare)(shape, names)
+            shape = config.shape(sweep, length)
+            done = [
+                _short(row)
+                for name in sweep.backends or config.backends
+                for row in bench.point(sweep.measure, shape, name)
+            ]
             if done:
-                print(f"{bench.elapsed_s:5.1f} s  {shape.describe()}: {', '.join(map(_short, done))}", flush=True)
+                print(f"{bench.elapsed_s:5.1f} s  {shape.describe()}: {', '.join(done)}", flush=True)
     return _results(config, device, points.rows)
 
 
@@ -91,6 +96,7 @@ class _Bench:
     def __init__(self, config: AttentionBenchConfig, device: torch.device, points: Points) -> None:
         self.config, self.device, self.points = config, device, points
         self.began, self.clock = time.perf_counter(), Clock(device)
+        self._exact: tuple[Shape, list[torch.Tensor], list[torch.Tensor], Row] | None = None
         self.inference = available_backends(device, training=False)
         self.training = available_backends(device)
         for name in dict.fromkeys([*config.backends, *(b for s in config.sweeps for b in s.backends or [])]):
@@ -106,64 +112,46 @@ class _Bench:
     def elapsed_s(self) -> float:
         return time.perf_counter() - self.began
 
-    def time(self, shape: Shape, names: list[str]) -> list[Row]:
-        """One row for each backend that this machine has and that is not measured yet."""
-        rows = []
-        for name in self._todo("time", shape, names):
-            expected_ms, hopeless = self._outlook(shape, name)
-            row = self._row("time", shape, name, hopeless or self._refusal(shape, name))
-            if row["outcome"] == "ok":
-                row |= guarded(self.device, partial(self._measure, shape, name, expected_ms))
-            rows.append(self.points.add(row))
-            self._context_lives()
-        return rows
-
-    def compare(self, shape: Shape, names: list[str]) -> list[Row]:
-        """One row of errors for each such backend, with eager's own error (`bound_*`) beside it."""
-        names = self._todo("error", shape, names)
-        refusals = {name: self._refusal(shape, name) for name in names}
-        exact: list[torch.Tensor] = []
-        reference: Row = {}
-
-        def prepare() -> Row:
-            exact.extend(exact_attention(shape, inputs))
-            return relative_errors(eager_values(shape, inputs), exact, "bound_")
-
-        if not all(refusals.values()):
-            inputs = random_inputs(shape, self.config.torch_dtype, self.device, self.config.seed)
-            reference = guarded(self.device, prepare)
-        rows = []
-        for name in names:
-            row = self._row("error", shape, name, refusals[name]) | (reference if not refusals[name] else {})
-            if row["outcome"] == "ok":
-                row |= guarded(self.device, partial(self._errors, shape, name, inputs, exact))
-            rows.append(self.points.add(row))
-            self._context_lives()
-        return rows
+    def point(self, measure: str, shape: Shape, name: str) -> list[Row]:
+        """The row of a point; none if this machine lacks the backend or the point is measured already."""
+        place = {"measure": measure, "mask": shape.mask, "window": shape.window, "length": shape.length}
+        if self.inference[name] is not None or self.points.find(**place, backend=name):
+            return []
+        expected_ms, refusal = self._outlook(shape, name) if measure == "time" else (None, None)
+        outcome, reason = refusal or self._refusal(shape, name) or ("ok", None)
+        row = {**place, "batch": shape.batch, "backend": name, "outcome": outcome, "reason": reason}
+        if outcome == "ok" and measure == "time":
+            self._exact = None  # its memory is for what is timed
+            row |= guarded(self.device, partial(self._measure, shape, name, expected_ms))
+        elif outcome == "ok":
+            row |= guarded(self.device, partial(self._errors, shape, name))
+        row = self.points.add(row)
+        if (
+            self.clock.on_gpu
+        ):  # after an illegal memory access nothing runs any more in this process: end here, the points are kept
+            torch.cuda.synchronize()
+        return [row]
 
     def _measure(self, shape: Shape, name: str, expected_ms: float | None) -> Row:
         inputs = random_inputs(shape, self.config.torch_dtype, self.device, self.config.seed + len(self.points.rows))
         call = Call(name, shape, inputs, self.training[name] is None)
         return measure(call, self.clock, point_ms=self.config.point_ms, expected_ms=expected_ms)
 
-    def _errors(self, shape: Shape, name: str, inputs: list[torch.Tensor], exact: list[torch.Tensor]) -> Row:
+    def _errors(self, shape: Shape, name: str) -> Row:
+        """Errors, with eager's own (`bound_*`) beside them. Every backend is held against the same exact values."""
+        if self._exact is None or self._exact[0] != shape:
+            self._exact = None
+            inputs = random_inputs(shape, self.config.torch_dtype, self.device, self.config.seed)
+            exact = exact_attention(shape, inputs)
+            self._exact = shape, inputs, exact, relative_errors(eager_values(shape, inputs), exact, "bound_")
+        _, inputs, exact, bounds = self._exact
         began = time.perf_counter()
         found = relative_errors(values(Call(name, shape, inputs, self.training[name] is None)), exact)
-        return {"first_call_s": round(time.perf_counter() - began, 3), **found}
-
-    def _todo(self, measure: str, shape: Shape, names: list[str]) -> list[str]:
-        here = {"measure": measure, "mask": shape.mask, "window": shape.window, "length": shape.length}
-        return [name for name in names if self.inference[name] is None and not self.points.find(**here, backend=name)]
-
-    def _row(self, measure: str, shape: Shape, name: str, refusal: tuple[str, str] | None) -> Row:
-        outcome, reason = refusal or ("ok", None)
-        place = {"mask": shape.mask, "window": shape.window, "length": shape.length, "batch": shape.batch}
-        return {"measure": measure, **place, "backend": name, "outcome": outcome, "reason": reason}
+        return {**bounds, "first_call_s": round(time.perf_counter() - began, 3), **found}
 
     def _refusal(self, shape: Shape, name: str) -> tuple[str, str] | None:
         """Outcome and reason of a point that is not to be started."""
-        dtype, window = self.config.torch_dtype, shape.window
-        case = Case(self.device.type, dtype, shape.head_dim, window, causal=shape.causal)
+        case = Case(self.device.type, self.config.torch_dtype, shape.head_dim, shape.window, causal=shape.causal)
         if reason := get_backend(name).unsupported(case):
             return "unsupported", reason
         if self.elapsed_s > self.config.budget_s:
@@ -181,18 +169,11 @@ class _Bench:
             return None, None
         last = timed[-1]
         ms: float = last["training_ms"] if "training_ms" in last else last["forward_ms"]
-        before = Shape(
-            last["batch"], last["length"], shape.heads, shape.kv_heads, shape.head_dim, shape.causal, shape.window
-        )
+        before = replace(shape, batch=last["batch"], length=last["length"])
         ms *= shape.forward_flops / before.forward_flops
         if ms > 1e3 * self.config.max_call_s:
             return ms, ("skipped", f"about {ms / 1e3:.1f} s a call expected, the limit is {self.config.max_call_s:g} s")
         return ms, None
-
-    def _context_lives(self) -> None:
-        """After an illegal memory access nothing runs any more in this process: end here, the points are kept."""
-        if self.clock.on_gpu:
-            torch.cuda.synchronize()
 
 
 def _short(row: Row) -> str:
