@@ -15,6 +15,7 @@ from typing import Any
 
 from lsai_core.config import ModelConfig
 from lsai_core.profiling.flops import MATMUL_DTYPE, flops_per_token, theoretical_peak
+from lsai_core.shapes import parameters_in
 from lsai_core.strict import validated
 from lsai_lab.runs.records import Run, Summary
 
@@ -39,7 +40,8 @@ def ideal_step(config: Mapping[str, Any], gpu: str) -> Ideal | None:
     dtype = MATMUL_DTYPE[config["precision"]]
     flops = flops_per_token(model, config["seq_len"], config["attention"]["window"])
     tokens = config["batch_size"] * config["grad_accum"] * config["seq_len"]
-    in_fp8 = fp8_parameters(model, config.get("fp8") or {})
+    fp8 = config.get("fp8") or {"recipe": "none"}
+    in_fp8 = 0 if fp8["recipe"] == "none" else parameters_in(model, tuple(fp8["layers"]))
     linear = {dtype: flops.counted_parameters - in_fp8, "fp8": in_fp8}
     tflop = {name: 6e-12 * parameters * tokens for name, parameters in linear.items() if parameters}
     attention = ((flops.windowed or flops.causal_discounted) - 6.0 * flops.counted_parameters) * tokens / 1e12
@@ -56,18 +58,3 @@ def ideal_of(row: Mapping[str, Any]) -> Ideal | None:
     folder = Path(row["run"])
     gpu = row.get("env.gpu")
     return ideal_step(Run(folder, "", Summary.read(folder)).config, gpu) if isinstance(gpu, str) else None
-
-
-def fp8_parameters(model: ModelConfig, fp8: Mapping[str, Any]) -> int:
-    """Parameters of the linear layers whose products run in fp8 under this `fp8` config."""
-    if fp8.get("recipe", "none") == "none":
-        return 0
-    width, heads, kv_heads = model.d_model, model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
-    block = {
-        "qkv": width * (heads + 2 * kv_heads),
-        "attention_output": heads * width,
-        "gate_up": 2 * width * model.d_ff,
-        "down": model.d_ff * width,
-    }
-    output = model.vocab_size * width if "output" in fp8["layers"] else 0
-    return model.n_layers * sum(size for name, size in block.items() if name in fp8["layers"]) + output

@@ -16,7 +16,7 @@ from lsai_core.profiling.trace import result_name
 from lsai_core.strict import validated
 from lsai_core.training.loop import train
 from lsai_lab.data import Dataset
-from lsai_lab.ideal import fp8_parameters, ideal_step
+from lsai_lab.ideal import ideal_step
 from lsai_lab.runs.keep import record_runs
 from lsai_lab.runs.records import find_runs
 from lsai_lab.runs.study import load_profile, load_study, resolve
@@ -97,10 +97,6 @@ def test_the_ideal_step_by_hand() -> None:
     shape = model()
     linear = 2 * (8 * (8 + 2 * 4) + 8 * 8 + 2 * 8 * 16 + 16 * 8)
     layers = ("qkv", "attention_output", "gate_up", "down")
-    assert fp8_parameters(shape, {"recipe": "tensorwise", "layers": layers}) == linear
-    assert fp8_parameters(shape, {"recipe": "tensorwise", "layers": (*layers, "output")}) == linear + 8 * 32
-    assert fp8_parameters(shape, {"recipe": "tensorwise", "layers": ["down"]}) == 2 * 16 * 8
-    assert fp8_parameters(shape, {"recipe": "none", "layers": layers}) == 0
     counted = count_parameters(shape).non_embedding
     config = {
         "model": shape.model_dump(), "precision": "bf16", "seq_len": 4, "batch_size": 3, "grad_accum": 2,

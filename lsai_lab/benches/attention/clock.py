@@ -173,29 +173,22 @@ def short(value: float) -> float:
 def _with_memory(call: Call, clock: Clock) -> tuple[dict[str, float | None], float]:
     """Peaks in MiB beyond what lies in memory before the call, and the call's milliseconds."""
     call.release()
-    peaks, ms = _gpu_peaks(call, clock) if clock.on_gpu else _cpu_peaks(call, clock)
+    ms, peaks = 0.0, list[float | None]()
+    if clock.on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        for one in call.passes:
+            ms += clock.repeat([one], 1)[0][0]
+            peaks.append((torch.cuda.max_memory_allocated() - before) / MIB)
+    else:
+        if call.backend != "flex":  # it runs inside an operator that no dispatch mode may look into
+            tracker = LiveTensors()
+            tracker.add([*call.qkv, call.dout_BSHD])
+            before = tracker.live
+            with tracker:
+                for one in call.passes:
+                    one()
+                    peaks.append((tracker.peak - before) / MIB)
+        ms = sum(times[0] for times in clock.repeat(call.passes, 1))
     call.release()
     return dict(zip(("memory_forward_mib", "memory_training_mib"), peaks, strict=False)), ms
-
-
-def _gpu_peaks(call: Call, clock: Clock) -> tuple[list[float | None], float]:
-    torch.cuda.reset_peak_memory_stats()
-    before, ms = torch.cuda.memory_allocated(), 0.0
-    peaks: list[float | None] = []
-    for one in call.passes:
-        ms += clock.repeat([one], 1)[0][0]
-        peaks.append((torch.cuda.max_memory_allocated() - before) / MIB)
-    return peaks, ms
-
-
-def _cpu_peaks(call: Call, clock: Clock) -> tuple[list[float | None], float]:
-    peaks: list[float | None] = []
-    if call.backend != "flex":  # it runs inside an operator that no dispatch mode may look into
-        tracker = LiveTensors()
-        tracker.add([*call.qkv, call.dout_BSHD])
-        before = tracker.live
-        with tracker:
-            for one in call.passes:
-                one()
-                peaks.append((tracker.peak - before) / MIB)
-    return peaks, sum(times[0] for times in clock.repeat(call.passes, 1))
