@@ -15,7 +15,7 @@ from lsai_core.profiling.predict import predict
 from lsai_core.profiling.predict.prediction import OUTSIDE_GIB
 from lsai_lab.runs.kinds import Context
 from lsai_lab.searches.model_search import ModelSearchConfig, run
-from lsai_lab.searches.model_size import device_gib, host_gib, largest_estimated, largest_predicted, sized
+from lsai_lab.searches.model_size import DEVICE_SHARE, device_gib, first_size, host_gib, sized
 from lsai_lab.searches.tries import attempt, limit_allocations, server
 
 
@@ -103,10 +103,10 @@ def test_the_estimate_counts_what_is_kept() -> None:
     half = grown.model_copy(update={"precision": "bf16"})
     assert device_gib(half, "train") < 0.6 * device_gib(grown, "train")
     assert sized(plain.model, "all", 3).d_model == 768 and sized(plain.model, "all", 3).n_layers == 24
-    limits = {"host_limit_gib": 1.0, "max_size": 5000}
-    found = largest_estimated(plain, "n_layers", "load", device_limit_gib=device_gib(grown, "load"), **limits)
-    assert found == 100
-    assert largest_estimated(plain, "n_layers", "load", device_limit_gib=0.0, **limits) == 1
+    limits: Any = {"on_gpu": False, "host_limit_gib": 1.0, "max_size": 5000}
+    exact = device_gib(grown, "load") * (1 + 1e-9) / DEVICE_SHARE
+    assert first_size(plain, "n_layers", "load", limit_gib=exact, **limits) == 100
+    assert first_size(plain, "n_layers", "load", limit_gib=0.0, **limits) == 1
 
 
 @pytest.mark.parametrize("grow", ["all", "n_layers"])
@@ -115,14 +115,16 @@ def test_on_gpus_the_search_begins_at_the_largest_step_that_is_predicted_to_fit(
     grow: Any, parallel: dict[str, Any]
 ) -> None:
     train = config(train={"grad_checkpoint": "full", "parallel": parallel}).train
-    found = largest_predicted(train, grow, gpu_gib=0.5 + OUTSIDE_GIB, host_limit_gib=0.25, max_size=400)
+    found = first_size(
+        train, grow, "train", on_gpu=True, limit_gib=0.5 + OUTSIDE_GIB, host_limit_gib=0.25, max_size=400
+    )
     at, beyond = (train.model_copy(update={"model": sized(train.model, grow, n)}) for n in (found, found + 1))
     if parallel.get("cpu_offload"):
         assert host_gib(at) <= 0.25 < host_gib(beyond)
     else:
         assert predict(at).needs <= 0.5 and predict(beyond).needs > 0.97 * 0.5
-    assert largest_predicted(train, grow, gpu_gib=0.001, host_limit_gib=9, max_size=400) == 1
-    assert largest_predicted(train, grow, gpu_gib=99, host_limit_gib=99, max_size=2) == 2
+    assert first_size(train, grow, "train", on_gpu=True, limit_gib=0.001, host_limit_gib=9, max_size=400) == 1
+    assert first_size(train, grow, "train", on_gpu=True, limit_gib=99, host_limit_gib=99, max_size=2) == 2
 
 
 def test_a_search_keeps_what_decides_memory_only() -> None:

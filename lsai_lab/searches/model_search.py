@@ -31,14 +31,14 @@ from lsai_core.training.precision import set_matmul_mode, weight_dtype
 from lsai_lab.launch.launch import require_devices
 from lsai_lab.runs.kinds import Context
 from lsai_lab.searches.model_size import (
+    DEVICE_SHARE,
     GIB,
     Grow,
     Measure,
     device_gib,
+    first_size,
     grown,
     host_gib,
-    largest_estimated,
-    largest_predicted,
     sized,
 )
 from lsai_lab.searches.search import Try, search_largest
@@ -47,8 +47,6 @@ from lsai_lab.searches.tries import Tries, gpu_peaks, limit_allocations
 if TYPE_CHECKING:
     from lsai_core.parallel.world import World
 
-# A GPU holds some hundred MiB of libraries beside what can be allocated.
-_DEVICE_SHARE = 0.98
 # From the estimate to the second try: on a GPU it is a prediction or, of weights alone, exact.
 _FIRST_STEP_GPU, _FIRST_STEP_CPU = 1.02, 1.06
 
@@ -85,16 +83,11 @@ def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
     tries = Tries(_one_try, train, context, timeout_s=config.try_timeout_s, cpu_limit_gib=config.cpu_limit_gib)
     if config.measure == "train":
         attention_kernel(train, tries.device)
-    on_host_gib, allocatable_gib = host_limit_gib(), tries.limit_gib * _DEVICE_SHARE
-    if tries.on_gpu and config.measure == "train":
-        start = largest_predicted(
-            train, config.grow, gpu_gib=tries.limit_gib, host_limit_gib=on_host_gib, max_size=config.max_size
-        )
-    else:
-        start = largest_estimated(
-            train, config.grow, config.measure,
-            device_limit_gib=allocatable_gib, host_limit_gib=on_host_gib, max_size=config.max_size,
-        )  # fmt: skip
+    on_host_gib = host_limit_gib()
+    start = first_size(
+        train, config.grow, config.measure,
+        on_gpu=tries.on_gpu, limit_gib=tries.limit_gib, host_limit_gib=on_host_gib, max_size=config.max_size,
+    )  # fmt: skip
     if tries.on_gpu and config.expandable_segments:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # read where tries import torch
     started, left_out = time.perf_counter(), 0
@@ -109,7 +102,7 @@ def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
 
     largest, _ = search_largest(
         attempt, start=start, limit=config.max_size, resolution=config.resolution,
-        capacity_gib=allocatable_gib if tries.on_gpu and not offload else None,
+        capacity_gib=tries.limit_gib * DEVICE_SHARE if tries.on_gpu and not offload else None,
         first_step=_FIRST_STEP_GPU if tries.on_gpu else _FIRST_STEP_CPU,
     )  # fmt: skip
     found = tries.results(config.resolution, capped=largest == config.max_size)

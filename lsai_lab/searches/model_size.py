@@ -21,6 +21,7 @@ from lsai_core.training.precision import compute_dtype, weight_dtype
 from lsai_core.training.saved_inputs import blocks_on_host
 
 GIB = 2**30
+DEVICE_SHARE = 0.98  # a GPU holds some hundred MiB of libraries beside what can be allocated
 _STRIDE = 1.25  # between the first two sizes predicted; estimates for H200s were up to 45 % off
 Grow = Literal["all", "n_layers"]
 Measure = Literal["load", "train"]
@@ -70,31 +71,34 @@ def grown(train: TrainConfig, grow: Grow, size: int) -> TrainConfig:
     return train.model_copy(update={"model": sized(train.model, grow, size)})
 
 
-def largest_estimated(
-    train: TrainConfig, grow: Grow, measure: Measure, *, device_limit_gib: float, host_limit_gib: float, max_size: int
+def first_size(
+    train: TrainConfig,
+    grow: Grow,
+    measure: Measure,
+    *,
+    on_gpu: bool,
+    limit_gib: float,
+    host_limit_gib: float,
+    max_size: int,
 ) -> int:
-    """The largest size in 1..max_size that fits by the estimate; 1 if none does."""
-    last = _largest(max_size, lambda size: _fits_host(grown(train, grow, size), host_limit_gib))
-    return _largest(last, lambda size: device_gib(grown(train, grow, size), measure) <= device_limit_gib)
+    """The largest size in 1..max_size that may fit devices of `limit_gib`, 1 if none does: of a training step on GPUs as predictions
+    go, else by the estimate."""
+    last, limit = max_size, limit_gib * DEVICE_SHARE
+    if train.parallel.cpu_offload:
+        last = _largest(max_size, lambda size: host_gib(grown(train, grow, size)) <= host_limit_gib)
+    if predicted := on_gpu and measure == "train":
+        # Not needed by the processes of a try.
+        from lsai_core.profiling.predict.aim import largest_within
+        from lsai_core.profiling.predict.prediction import OUTSIDE_GIB, predict
 
-
-def largest_predicted(train: TrainConfig, grow: Grow, *, gpu_gib: float, host_limit_gib: float, max_size: int) -> int:
-    """The largest size in 1..max_size whose training step may fit GPUs of `gpu_gib`, as predictions go; 1 if none may."""
-    # Not needed by the processes of a try.
-    from lsai_core.profiling.predict.aim import largest_within
-    from lsai_core.profiling.predict.prediction import OUTSIDE_GIB, predict
-
-    limit = gpu_gib - OUTSIDE_GIB
-    last = _largest(max_size, lambda size: _fits_host(grown(train, grow, size), host_limit_gib))
-    begin = _largest(last, lambda size: device_gib(grown(train, grow, size), "train") <= limit)
+        limit = limit_gib - OUTSIDE_GIB
+    begin = _largest(last, lambda size: device_gib(grown(train, grow, size), measure) <= limit)
+    if not predicted:
+        return begin
     found, _ = largest_within(
         lambda size: predict(grown(train, grow, size)).needs, limit, first=1, last=last, begin=begin, stride=_STRIDE
     )
     return max(1, found)
-
-
-def _fits_host(train: TrainConfig, limit_gib: float) -> bool:
-    return not train.parallel.cpu_offload or host_gib(train) <= limit_gib
 
 
 def _largest(last: int, fits: Callable[[int], bool]) -> int:
