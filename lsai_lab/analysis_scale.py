@@ -46,11 +46,6 @@ class Traffic:
         share = {"all_gather": (n - 1) / n, "reduce_scatter": (n - 1) / n, "all_reduce": 2 * (r - 1) / r}
         return {name: self.bytes[name] * share[name] for name in CALLS}
 
-    @property
-    def sent_by_gloo(self) -> float:
-        """The same over gloo, which reduce-scatters by a whole all-reduce: twice a ring's bytes."""
-        return sum(self.sent.values()) + self.sent["reduce_scatter"]
-
 
 @cache
 def _units(model: ModelConfig) -> list[tuple[list[tuple[int, ...]], int, int]]:

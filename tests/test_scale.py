@@ -108,12 +108,6 @@ def test_real_processes_send_and_save_what_is_predicted(tmp_path):
         for name in ("all_gather", "reduce_scatter", "all_reduce"):
             assert row[f"{name}_bytes"] == traffic.bytes[name], name
             assert row[f"{name}_calls"] == traffic.calls[name], name
-        if row["wire_bytes"] is not None:
-            assert traffic.sent_by_gloo <= row["wire_bytes"] < 1.03 * traffic.sent_by_gloo
-        processes = row["shard"] * row["replicate"]
-        assert (row["checkpoint_files"], row["checkpoint_shard_files"]) == (processes + 2, processes)
-        per_parameter = row["checkpoint_bytes"] / count_parameters(config.model).total
-        assert 12.0 < per_parameter < 15.0, "fp32 weights and two moments, plus metadata"
     assert all(row["seconds"] > 0 for row in (*results["agents"], *results["clients"]))
 
 

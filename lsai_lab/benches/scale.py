@@ -1,26 +1,20 @@
 """The `scale` kind: what can be measured on one machine of what grows with the number of nodes.
 
-Four things: (1) what an FSDP2 step sends, (2) what a sharded checkpoint puts on disk, (3) how long agents and ranks take to meet,
-(4) what a run's record is, in files and bytes, and how fast this disk takes such files. The first three are measured in processes of
-their own (`lsai_lab.searches.tries`), which do not wait for a name server. `lsai_lab.analysis_scale` carries them to many nodes.
-
-Sent bytes are counted twice: the buffers that a step hands to the collectives, at torch's dispatcher, and the bytes that each
-process passes to the system's write calls. Agents and ranks that meet are threads: the TCPStore client releases the
-interpreter's lock, but the agents' state machine is Python, so their figure grows faster than on a machine each.
+(1) What an FSDP2 step sends: the buffers that it hands to the collectives, counted at torch's dispatcher. (2) How long agents and ranks
+take to meet: they are threads; the TCPStore client releases the interpreter's lock, but the agents' state machine is Python, so their
+figure grows faster than on a machine each. Both are measured in processes of their own (`lsai_lab.searches.tries`), which do not wait
+for a name server. The chapter carries them to many nodes.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
 import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 import torch.distributed as dist
 from pydantic import Field, field_validator
@@ -29,11 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lsai_core.config import ModelConfig, Precision, TrainConfig
 from lsai_core.errors import Unavailable
-from lsai_core.files import atomic_writer
 from lsai_core.strict import Strict, validated
-from lsai_lab.files import repo_root
 from lsai_lab.runs.kinds import Context
-from lsai_lab.runs.records import Run, find_runs, recorded_runs
 from lsai_lab.searches import tries
 
 _HOST = "localhost"
@@ -57,20 +48,17 @@ class Assumptions(Strict):
     mfu: float = Field(0.4, gt=0, le=1, description="used only where no recorded run on a GPU tells")
     tokens_per_gpu: int = Field(8192, gt=0, description="per optimizer step")
     seq_len: int = Field(8192, gt=0)
-    variants: int = Field(8, gt=0, description="of a study")
-    repeats: int = Field(3, gt=0, description="of each variant")
 
 
 class ScaleConfig(Strict):
-    """What is measured (`model` to `record_copies`) and what the chapter computes from it (`shapes` to `assume`)."""
+    """What is measured (`model` to `repeats`) and what the chapter computes from it (`shapes` to `assume`)."""
 
-    model: ModelConfig = Field(description="trained for two steps to count what is sent and saved")
+    model: ModelConfig = Field(description="trained for two steps to count what is sent")
     precision: Precision = "bf16_autocast"
     layouts: list[tuple[int, int]] = Field(description="(shard, replicate) worlds of CPU processes")
     agents: list[int] = Field(description="how many agents (one per node) meet by torchrun's rendezvous")
     clients: list[int] = Field(description="how many ranks meet in one TCPStore")
     repeats: int = Field(5, gt=0, description="of each TCPStore measurement; the median counts")
-    record_copies: int = Field(20, gt=0, description="how often a record is written anew to time the disk")
     shapes: dict[str, ModelConfig]
     nodes: list[int]
     shard_nodes: list[int] = Field(description="HSDP: nodes that share one copy of the model")
@@ -83,10 +71,10 @@ class ScaleConfig(Strict):
 
 
 def run(config: ScaleConfig, context: Context) -> dict[str, Any]:
-    """Measure; returns the results: `layouts`, `agents`, `clients` (one mapping per row) and the record's figures."""
+    """Measure; returns the results: `layouts`, `agents`, `clients` (one mapping per row)."""
     if not dist.is_available():
         raise Unavailable("counting collectives needs torch.distributed")
-    workers = tries.server(["lsai_core.parallel.checkpoint", "lsai_core.parallel.fsdp"], on_gpu=False)
+    workers = tries.server(["lsai_core.parallel.fsdp"], on_gpu=False)
 
     def measured(work: tries.Work, argument: Any, processes: int = 1) -> dict[str, float]:
         found = tries.attempt(workers, work, argument, processes=processes, timeout_s=_LIMIT_S)
@@ -94,59 +82,18 @@ def run(config: ScaleConfig, context: Context) -> dict[str, Any]:
             raise RuntimeError(f"the measuring process ended: {found['outcome']}, {found['note']}")
         return found["measured"]
 
-    layouts = []
-    for shard, replicate in config.layouts:
-        with tempfile.TemporaryDirectory(dir=context.folder, prefix="layout-") as work:
-            counted = measured(_step_and_save, (config, shard, replicate, work), shard * replicate)
-            layout = {"wire_bytes": None, **counted, "shard": shard, "replicate": replicate}
-            layouts.append(layout | _checkpoint_files(Path(work)))
+    layouts = [
+        {"shard": shard, "replicate": replicate, **measured(_count, (config, shard, replicate), shard * replicate)}
+        for shard, replicate in config.layouts
+    ]
     agents = [{"agents": n, **measured(_meet, (_agents, n, 1))} for n in config.agents]
     clients = [{"clients": n, **measured(_meet, (_clients, n, config.repeats))} for n in config.clients]
-    return {"layouts": layouts, "agents": agents, "clients": clients, **_records(config, context)}
-
-
-def _checkpoint_files(work: Path) -> dict[str, int]:
-    every = list(next(work.glob("sharded-*")).iterdir())
-    shards = [path.stat().st_size for path in every if path.suffix == ".distcp"]
-    return {
-        "checkpoint_files": len(every),
-        "checkpoint_shard_files": len(shards),
-        "checkpoint_bytes": sum(path.stat().st_size for path in every),
-        "checkpoint_largest_shard_bytes": max(shards),
-    }
+    return {"layouts": layouts, "agents": agents, "clients": clients}
 
 
 def read_config(recorded: dict[str, Any]) -> ScaleConfig:
     """The config of a `config.json`, as the records keep it."""
     return validated(ScaleConfig, recorded, "config.json of a scale run")
-
-
-def _records(config: ScaleConfig, context: Context) -> dict[str, Any]:
-    """Files and bytes of the median training record there is, and the time to write such a record anew, file by file."""
-    runs = [*find_runs(context.runs_root), *recorded_runs(repo_root() / "reports")]
-    sizes = {run.folder: _sizes(run) for run in runs if run.summary.kind == "train"}
-    if not sizes:
-        raise Unavailable("there is no training record to count yet; run another study first: lsai study memory")
-    typical = sorted(sizes.values(), key=sum)[len(sizes) // 2]
-    with tempfile.TemporaryDirectory(dir=context.folder, prefix="records-") as folder:
-        started = time.perf_counter()
-        for copy in range(config.record_copies):
-            for number, size in enumerate(typical):
-                with atomic_writer(Path(folder) / f"{copy}" / f"{number}") as file:
-                    file.write(os.urandom(size))
-        seconds = time.perf_counter() - started
-    return {
-        "records_counted": len(sizes),
-        "record_files": len(typical),
-        "record_bytes": sum(typical),
-        "record_write_s": seconds / config.record_copies,
-        "record_files_per_s": config.record_copies * len(typical) / seconds,
-    }
-
-
-def _sizes(run: Run) -> list[int]:
-    """Sizes of a record's own files (no hidden ones, no folders), in bytes."""
-    return [path.stat().st_size for path in run.folder.iterdir() if path.is_file() and path.name[0] != "."]
 
 
 class CollectiveBytes(TorchDispatchMode):
@@ -175,14 +122,12 @@ class CollectiveBytes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _step_and_save(rank: int, argument: tuple[ScaleConfig, int, int, str]) -> dict[str, float]:
-    """One process's FSDP2 step and checkpoint: bytes and calls by collective, full buffers, equal on every process, and
-    `wire_bytes`, what it wrote to its sockets, where the system counts it (the caller takes the busiest process's)."""
-    from lsai_core.parallel.checkpoint import ShardedCheckpoints
+def _count(rank: int, argument: tuple[ScaleConfig, int, int]) -> dict[str, float]:
+    """One process's FSDP2 step: bytes and calls by collective, full buffers, equal on every process."""
     from lsai_core.parallel.fsdp import build_sharded
     from lsai_core.parallel.processes import connect
 
-    config, shard, replicate, work = argument
+    config, shard, replicate = argument
     world = connect(torch.device("cpu"))
     spec = {
         "model": config.model.model_dump(),
@@ -192,42 +137,21 @@ def _step_and_save(rank: int, argument: tuple[ScaleConfig, int, int, str]) -> di
         "parallel": {"fsdp": shard, "replicate": replicate},
     }
     model = build_sharded(validated(TrainConfig, spec, "scale"), torch.device("cpu"))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     tokens_BS = torch.randint(config.model.vocab_size, (1, 33))
-
-    def step() -> None:
-        logits_BSV = model(tokens_BS[:, :-1])
-        F.cross_entropy(logits_BSV.flatten(0, 1).float(), tokens_BS[:, 1:].flatten()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    step()  # connects the processes and makes the optimizer's states
+    for counted in (contextlib.nullcontext(), counter := CollectiveBytes()):  # the first step connects the processes
+        world.barrier()
+        with counted:
+            logits_BSV = model(tokens_BS[:, :-1])
+            F.cross_entropy(logits_BSV.flatten(0, 1).float(), tokens_BS[:, 1:].flatten()).backward()
     world.barrier()
-    before = _written()
-    with CollectiveBytes() as counted:
-        step()
-    after = _written()
-    checkpoints = ShardedCheckpoints(Path(work), keep=1, sequences=1, world=world)
-    checkpoints.save(1, model, optimizer, 0.0)
-    checkpoints.finish()
-    return {
-        **({} if before is None or after is None else {"wire_bytes": after - before}),
-        **{f"{name}_bytes": value for name, value in counted.bytes.items()},
-        **{f"{name}_calls": value for name, value in counted.calls.items()},
-    }
-
-
-def _written() -> int | None:
-    """Bytes that this process has passed to write calls so far, sockets included; None where the system does not say."""
-    process = psutil.Process()
-    return getattr(process.io_counters(), "write_chars", None) if hasattr(process, "io_counters") else None
+    found: dict[str, float] = {f"{name}_bytes": value for name, value in counter.bytes.items()}
+    return found | {f"{name}_calls": value for name, value in counter.calls.items()}
 
 
 def _meet(rank: int, argument: tuple[Callable[[int], float], int, int]) -> dict[str, float]:
-    """Median and slowest seconds of `repeats` meetings of `n` participants."""
+    """Median seconds of `repeats` meetings of `n` participants."""
     meeting, n, repeats = argument
-    seconds = [meeting(n) for _ in range(repeats)]
-    return {"seconds": statistics.median(seconds), "slowest_s": max(seconds)}
+    return {"seconds": statistics.median(meeting(n) for _ in range(repeats))}
 
 
 def _agents(n: int) -> float:
