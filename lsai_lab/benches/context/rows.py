@@ -65,7 +65,7 @@ def _traced(answers: Sequence[Row]) -> Row:
         row["exposed_share"] = short(max(row["rank_exposed_ms"]) / row["step_ms"])
         sent, ms = sum(row["rank_sent_training_mib"]), sum(communication)
         row["sent_gb_per_s"] = short(sent * 2**20 / ms / 1e6) if ms else None
-    return row | {"timeline": [answer["timeline"] for answer in answers]}
+    return row
 
 
 def outlook(

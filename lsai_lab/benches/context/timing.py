@@ -28,11 +28,8 @@ from lsai_core.parallel.world import World
 from lsai_core.profiling.trace import KernelEvent, busy_ms, exposed_ms, kernel_events
 from lsai_lab.benches.attention.clock import LONG_MS, MIB, Clock, Step, mark, repeats_in
 
-Intervals = list[tuple[float, float]]
 COMMUNICATION = "communication"
 _MARK = "context step"
-# Intervals of a row's timeline: gaps shorter than this share of the step are drawn over anyway.
-_SMALLEST = 0.001
 
 
 class SharedClock(Clock):
@@ -90,8 +87,7 @@ class SharedClock(Clock):
 def traced(step: Step, clock: SharedClock) -> dict[str, Any]:
     """One process's share of a traced forward and backward pass, the second of two; all processes must call.
 
-    `step_ms`; `compute_ms`, the time in which anything but communication ran; on a GPU `communication_ms` and
-    `exposed_ms`, else None; `timeline`: merged [start, end] in ms since the common start, by `compute` and `communication`.
+    `step_ms`; `compute_ms`, the time in which anything but communication ran; on a GPU `communication_ms` and `exposed_ms`, else None.
     """
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if clock.on_gpu else [])]
     window = schedule(wait=0, warmup=1, active=1, repeat=1)
@@ -113,42 +109,20 @@ def traced(step: Step, clock: SharedClock) -> dict[str, Any]:
 def _gpu_share(events: list[KernelEvent]) -> dict[str, Any]:
     started = [event.end_ms for event in events if "allreduce" in event.name.lower()]
     start = min(started, default=min((event.start_ms for event in events), default=0.0))
-    mine = [event for event in events if event.start_ms >= start]
-    communication = [event for event in mine if event.label == COMMUNICATION]
-    compute = [event for event in mine if event.label != COMMUNICATION]
-    step_ms = max((event.end_ms for event in mine), default=start) - start
+    own = [event for event in events if event.start_ms >= start]
     return {
-        "step_ms": step_ms,
-        "compute_ms": busy_ms(compute) or 0.0,
-        "communication_ms": busy_ms(communication) or 0.0,
-        "exposed_ms": exposed_ms(mine, COMMUNICATION) or 0.0,
-        "timeline": {
-            name: merged([(e.start_ms - start, e.end_ms - start) for e in some], _SMALLEST * step_ms)
-            for name, some in (("compute", compute), (COMMUNICATION, communication))
-        },
+        "step_ms": max((event.end_ms for event in own), default=start) - start,
+        "compute_ms": busy_ms([event for event in own if event.label != COMMUNICATION]) or 0.0,
+        "communication_ms": busy_ms([event for event in own if event.label == COMMUNICATION]) or 0.0,
+        "exposed_ms": exposed_ms(own, COMMUNICATION) or 0.0,
     }
 
 
 def _cpu_share(prof: profile) -> dict[str, Any]:
-    events = prof.events() or []
-    spans = [(event.name, event.time_range.start / 1e3, event.time_range.end / 1e3) for event in events]
+    spans = [(e.name, e.time_range.start / 1e3, e.time_range.end / 1e3) for e in prof.events() or []]
     start, end = next((a, b) for name, a, b in spans if name == _MARK and b)
-    inside = [(a - start, b - start) for name, a, b in spans if name.startswith("aten::") and start <= a < end]
-    return {
-        "step_ms": end - start,
-        "compute_ms": sum(b - a for a, b in merged(inside, 0.0)),
-        "communication_ms": None,
-        "exposed_ms": None,
-        "timeline": {"compute": merged(inside, _SMALLEST * (end - start)), COMMUNICATION: []},
-    }
-
-
-def merged(intervals: Intervals, gap: float) -> Intervals:
-    """Ascending intervals without overlap, those closer than `gap` as one; rounded to microseconds."""
-    found: list[list[float]] = []
-    for start, end in sorted(intervals):
-        if found and start <= found[-1][1] + gap:
-            found[-1][1] = max(found[-1][1], end)
-        else:
-            found.append([start, end])
-    return [(round(start, 3), round(end, 3)) for start, end in found]
+    busy, until = 0.0, start
+    for a, b in sorted((a, b) for name, a, b in spans if name.startswith("aten::") and start <= a < end):
+        busy += max(0.0, b - max(a, until))
+        until = max(until, b)
+    return {"step_ms": end - start, "compute_ms": busy, "communication_ms": None, "exposed_ms": None}
