@@ -107,7 +107,7 @@ class OptimConfig(Strict):
 
 
 class EvalConfig(Strict):
-    """Validation on held-out text: every `every` steps (0: at the end only), over `batches` batches (0: the whole split)."""
+    """Validation on held-out text: every `every` steps (0: at the end only), over `batches` batches spread over the split (0: all of it)."""
 
     every: Annotated[int, RESULT] = Field(0, ge=0)
     batches: Annotated[int, RESULT] = Field(0, ge=0)

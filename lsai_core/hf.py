@@ -31,6 +31,7 @@ from lsai_core.recompute import GradCheckpoint
 from lsai_core.strict import validated
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+EMBEDDING = "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def slots(config: ModelConfig) -> dict[str, Slot]:
     d, ff, q = config.d_model, config.d_ff, config.n_heads * config.head_dim
     kv = config.n_kv_heads * config.head_dim
     table = {
-        "model.embed_tokens.weight": Slot("embedding.weight", 0, config.vocab_size),
+        EMBEDDING: Slot("embedding.weight", 0, config.vocab_size),
         "model.norm.weight": Slot("norm.weight", 0, d),
     }
     if not config.tie_embeddings:
@@ -119,9 +120,17 @@ def fill_from(model: Transformer, folder: Path) -> None:
     if missing := sorted(wanted.keys() - files.keys()):
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise UserError(f"{folder}: missing tensors {', '.join(missing[:3])}{more}")
+    head = files.get("lm_head.weight") if config.tie_embeddings else None
+    if head and not torch.equal(_read(head, "lm_head.weight"), _read(files[EMBEDDING], EMBEDDING)):
+        raise UserError(f"{folder}: {CONFIG} says tie_word_embeddings, but lm_head.weight differs from {EMBEDDING}")
     for key, parameter in model.named_parameters():
         pieces = [_read(files[name], name) for name, _ in parts[key.replace("_orig_mod.", "")]]
         fill(parameter, torch.cat(pieces).to(parameter.device, parameter.dtype))
+
+
+def max_positions(folder: Path) -> int:
+    """The context length that the checkpoint in `folder` states; 0 if it states none."""
+    return int(_read_json(folder / CONFIG).get("max_position_embeddings", 0))
 
 
 def find_checkpoint(name: str) -> Path:

@@ -106,7 +106,6 @@ def scratch(tokens: int, gate_up_ED: Tensor, down_DF: Tensor, chunk: int, *, bac
     one = down_DF.shape[1] * min(tokens, chunk) * gate_up_ED.element_size()
     if not backward:
         return [2 * one, one]  # gate and up, h
-    sums = (
-        [4 * down_DF.numel(), 4 * gate_up_ED.numel()] if tokens > chunk else []
-    )  # fp32; the first is cast while both exist
+    # fp32; the first is cast while both exist.
+    sums = [4 * down_DF.numel(), 4 * gate_up_ED.numel()] if tokens > chunk else []
     return [one, 2 * one, 2 * one, one, *sums]  # the gradient of h, gate and up and theirs, h again

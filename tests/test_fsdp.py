@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
+import pickle
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -215,9 +218,45 @@ def test_checkpoints_that_cannot_be_used_are_refused_in_one_line(job: Job, tmp_p
         resume_alone(job, tmp_path / "b", model={"n_layers": 3})
     shutil.copytree(job.root / "fsdp" / "sharded-00000003", tmp_path / "c" / "sharded-00000003")
     part = next((tmp_path / "c" / "sharded-00000003").glob("*.distcp"))
-    part.write_bytes(part.read_bytes()[:-1])
-    with pytest.raises(UserError, match="is damaged"):
-        resume_alone(job, tmp_path / "c")
+    whole = part.read_bytes()
+    for damaged in (whole[:-1], whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:], bytes(4096) + whole[4096:]):
+        part.write_bytes(damaged)
+        with pytest.raises(UserError, match=f"is damaged .{part.name}"):
+            resume_alone(job, tmp_path / "c")
+
+
+class Payload:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.mark,)
+
+
+@pytest.mark.parametrize("place", [".metadata", "value"])
+def test_a_checkpoint_from_elsewhere_runs_no_code(job: Job, place: str, tmp_path: Path) -> None:
+    """The checksums hold, for whoever wrote the pickles wrote them, too."""
+    folder = tmp_path / "run" / "sharded-00000003"
+    shutil.copytree(job.root / "fsdp" / "sharded-00000003", folder)
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    if place == "value":
+        stored, (index, info) = (
+            io.BytesIO(),
+            next(item for item in metadata.storage_data.items() if ".lr" in item[0].fqn),
+        )
+        torch.save(Payload(tmp_path / "ran"), stored)
+        file = folder / info.relative_path
+        metadata.storage_data[index] = replace(info, offset=file.stat().st_size, length=len(stored.getvalue()))
+        file.write_bytes(file.read_bytes() + stored.getvalue())
+    else:
+        metadata.planner_data = Payload(tmp_path / "ran")
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    facts = json.loads((folder / "complete.json").read_text())
+    facts["files"] = {name: hashlib.blake2b((folder / name).read_bytes()).hexdigest() for name in facts["files"]}
+    (folder / "complete.json").write_text(json.dumps(facts))
+    with pytest.raises(UserError, match="sharded-00000003"):
+        resume_alone(job, folder.parent)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_an_unfinished_checkpoint_does_not_count(job: Job, tmp_path: Path) -> None:

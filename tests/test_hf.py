@@ -98,6 +98,14 @@ def test_sharded_checkpoint(tmp_path: Path) -> None:
         load_hf(tmp_path)
 
 
+def test_a_head_that_differs_from_the_table_it_is_said_to_share_is_refused(tmp_path: Path) -> None:
+    theirs(tie_word_embeddings=False).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    with pytest.raises(UserError, match=r"lm_head\.weight differs"):
+        load_hf(tmp_path)
+
+
 def test_saving_over_a_sharded_checkpoint_leaves_one_model(tmp_path: Path) -> None:
     theirs().save_pretrained(tmp_path, max_shard_size="100KB")
     (tmp_path / "tokenizer.json").write_text("{}")

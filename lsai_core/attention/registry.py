@@ -125,9 +125,7 @@ def _missing(backend: Backend, device: torch.device) -> str | None:
     if backend.load is not None:
         try:
             backend.load()
-        except (
-            Exception
-        ) as error:  # a broken binary package fails in any way it likes; its reason is what the user needs
+        except Exception as error:  # a broken binary package fails in any way it likes
             return f"cannot be imported: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
     return None
 

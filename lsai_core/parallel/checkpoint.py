@@ -7,17 +7,23 @@ checkpoint. So a kill in mid-save costs the new one and never an old one; older 
 
 Saving copies the slices to host memory, which training waits for, and writes them behind its back. There is no random state
 to save: after initialization nothing is drawn, and batches are a function of the step.
+
+DCP's metadata and small values are pickles, which run what they name. So nothing is read before the checksums in `complete.json`
+hold, and no pickle that names anything but what DCP itself writes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import pickle
 import shutil
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
@@ -29,6 +35,28 @@ from lsai_core.files import write_json
 from lsai_core.parallel.world import World
 
 COMPLETE = "complete.json"
+_CLASSES = ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties",
+            "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")  # fmt: skip
+_WRITTEN = {
+    *(f"torch.distributed.checkpoint.metadata.{name}" for name in _CLASSES),
+    *(str(value) for value in vars(torch).values() if isinstance(value, torch.dtype)),
+    "torch.distributed.checkpoint.filesystem._StorageInfo", "torch.Size", "torch.serialization._get_layout",
+    "pathlib.PosixPath", "pathlib.WindowsPath", "pathlib._local.PosixPath", "pathlib._local.WindowsPath",
+}  # fmt: skip
+
+
+class _Metadata(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if f"{module}.{name}" not in _WRITTEN:
+            raise pickle.UnpicklingError(f"names {module}.{name}, which no checkpoint needs")
+        return super().find_class(module, name)
+
+
+class _Values(dcp.DefaultLoadPlanner):
+    def load_bytes(self, read_item: Any, value: Any) -> None:
+        torch.load(value, weights_only=True)
+        value.seek(0)
+        super().load_bytes(read_item, value)
 
 
 def sharded_checkpoints(folder: Path) -> list[Path]:
@@ -67,11 +95,15 @@ class ShardedCheckpoints:
         weights, states = get_state_dict(model, optimizer)
         state = {"model": weights, "optimizer": states}
         try:
+            with (saved[-1] / ".metadata").open("rb") as file:
+                _Metadata(file).load()
             with warnings.catch_warnings():  # DCP finds it remarkable that a process is alone
                 warnings.filterwarnings("ignore", "torch.distributed is disabled")
-                dcp.load(state, checkpoint_id=saved[-1], process_group=self._group, no_dist=self._alone)
+                dcp.load(
+                    state, checkpoint_id=saved[-1], planner=_Values(), process_group=self._group, no_dist=self._alone
+                )
             set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=states)
-        except (dcp.api.CheckpointException, KeyError, RuntimeError, ValueError) as error:
+        except (dcp.api.CheckpointException, pickle.UnpicklingError, KeyError, RuntimeError, ValueError) as error:
             raise UserError(f"{saved[-1]} does not fit this run's model: {_reason(error)}") from error
         return facts["step"], facts["train_s"]
 
@@ -107,10 +139,14 @@ class ShardedCheckpoints:
             if self.world.is_main:  # makes room again, which may be what was missing
                 shutil.rmtree(path, ignore_errors=True)
             raise OSError(f"the checkpoint of step {facts['step']} could not be saved: {_reason(error)}") from error
+        sums = {file.name: _checksum(file) for file in path.glob(f"__{self.world.rank}_*")}
+        everyone = [sums] * self.world.size
+        if not self._alone:
+            dist.all_gather_object(everyone, sums, group=self._group)
         if not self.world.is_main:
             return
-        sizes = {file.name: file.stat().st_size for file in path.iterdir()}
-        write_json(path / COMPLETE, {**facts, "files": sizes})
+        files = {name: digest for one in everyone for name, digest in one.items()}
+        write_json(path / COMPLETE, {**facts, "files": files | {".metadata": _checksum(path / ".metadata")}})
         for old in sharded_checkpoints(self.folder)[: -self.keep]:
             (old / COMPLETE).unlink()
             shutil.rmtree(old)
@@ -119,17 +155,23 @@ class ShardedCheckpoints:
         advice = f"delete the folder {path.name} to resume from the one before it, or to start again"
         try:
             facts = json.loads((path / COMPLETE).read_text(encoding="utf-8"))
-            sizes = {name: (path / name).stat().st_size for name in facts["files"]}
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"{path} cannot be read ({error}); {advice}") from None
-        if sizes != facts["files"]:
-            raise UserError(f"{path} is damaged: the sizes of its files do not match; {advice}")
+            share = sorted(facts["files"].items())[self.world.rank :: self.world.size]
+            error = next((name for name, digest in share if _checksum(path / name) != digest), None)
+        except (OSError, ValueError, KeyError, AttributeError) as unreadable:
+            facts, error = {}, f"{unreadable}"
+        for wrong in filter(None, self.world.gather(error)):
+            raise UserError(f"{path} is damaged ({wrong}); {advice}")
         if facts["sequences_per_step"] != self.sequences:
             raise UserError(
                 f"{path} was written at {facts['sequences_per_step']} sequences per step, this run has {self.sequences}; "
                 "choose batch_size so that batch_size x grad_accum x processes stays the same"
             )
         return facts
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()
 
 
 def _reason(error: BaseException) -> str:

@@ -66,7 +66,7 @@ def sequential_batches(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The windows of `tokens` in order, for evaluation: (x_BS, y_BS) int64 CPU tensors; the last batch may be smaller.
 
-    `limit` is the largest number of batches, 0 for all. Raises `UserError` if there is not one window.
+    `limit` is the largest number of batches, which then lie spread over all of `tokens`; 0 for all. Raises `UserError` if there is not one window.
     """
     windows = count_windows(tokens, seq_len)
     if not windows:
@@ -75,8 +75,8 @@ def sequential_batches(
             "use more text or a smaller seq_len"
         )
     stop = min(windows, limit * batch_size) if limit else windows
-    starts = range(0, stop, batch_size)
-    return (_gather(tokens, np.arange(start, min(start + batch_size, stop)), seq_len) for start in starts)
+    window_N = np.arange(stop) * windows // stop
+    return (_gather(tokens, window_N[start : start + batch_size], seq_len) for start in range(0, stop, batch_size))
 
 
 def count_windows(tokens: np.ndarray, seq_len: int) -> int:
@@ -91,9 +91,7 @@ def permute(position: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarra
     keys = [_mix_int(_mix_int(_mix_int(seed) ^ epoch) ^ round_) for round_ in range(ROUNDS)]
     image = position.astype(np.uint64)
     outside = np.ones(len(image), dtype=bool)
-    while (
-        outside.any()
-    ):  # the network permutes [0, 4^half); walking on until inside makes it a permutation of [0, size)
+    while outside.any():  # the network permutes [0, 4^half); walking on until inside permutes [0, size)
         left, right = image[outside] >> shift, image[outside] & low
         for key in keys:
             left, right = right, left ^ (_mix(right ^ np.uint64(key)) & low)

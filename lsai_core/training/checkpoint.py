@@ -21,8 +21,6 @@ from torch.optim import Optimizer
 from lsai_core.errors import UserError
 from lsai_core.files import atomic_writer, write_json
 
-_CHUNK = 1 << 24
-
 
 class _HashingWriter:
     """A binary file that hashes what passes through it (torch.save only ever appends)."""
@@ -84,12 +82,9 @@ def load(path: Path) -> dict[str, Any]:
     advice = f"delete {path.with_suffix('').name}.* to resume from the one before it, or to start again"
     try:
         facts = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        digest, size = hashlib.blake2b(), 0
         with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-                size += len(chunk)
-        if (size, digest.hexdigest()) != (facts["bytes"], facts["blake2b"]):
+            digest = hashlib.file_digest(file, "blake2b").hexdigest()
+        if (path.stat().st_size, digest) != (facts["bytes"], facts["blake2b"]):
             raise UserError(f"{path} is damaged: size or checksum do not match; {advice}")
         return torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:

@@ -177,8 +177,6 @@ def host_buffer(like: Tensor) -> Tensor:
     host = torch.empty(like.shape, dtype=like.dtype)
     if like.is_cuda:
         address, cudart = host.data_ptr(), torch.cuda.cudart()
-        torch.cuda.check_error(
-            cudart.cudaHostRegister(address, host.nbytes, 1)
-        )  # portable, as torch's own pinned memory
+        torch.cuda.check_error(cudart.cudaHostRegister(address, host.nbytes, 1))  # portable, as torch's pinned memory
         weakref.finalize(host, cudart.cudaHostUnregister, address)
     return host

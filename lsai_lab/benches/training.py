@@ -53,9 +53,11 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
     mfu_per_rate = flops.mfu(1.0, per_token.convention, peak) / devices if peak else None
     trained = train(config, dataset, context.folder, context.on_rows, mfu_per_rate, world)
     if config.checkpoint.export:
-        from lsai_core.parallel.export import export_hf  # loads what most runs never need
+        from lsai_core.hf import find_checkpoint, max_positions  # these load what most runs never need
+        from lsai_core.parallel.export import export_hf
 
-        export_hf(trained.model, context.folder / "model", world, max_seq_len=config.seq_len)
+        known = max_positions(find_checkpoint(config.init_from)) if config.init_from else 0
+        export_hf(trained.model, context.folder / "model", world, max_seq_len=max(config.seq_len, known))
     if world.is_main:
         checkpoint.remove_all(context.folder)
 

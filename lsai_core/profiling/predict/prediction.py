@@ -115,9 +115,7 @@ def _host_gib(config: TrainConfig) -> float:
     total = 0.0
     if config.parallel.cpu_offload:
         stored = weight_dtype(config.precision)
-        each = 2 * stored.itemsize + bytes_per_parameter(
-            config.optim, stored
-        )  # weight, gradient, the optimizer's states
+        each = 2 * stored.itemsize + bytes_per_parameter(config.optim, stored)  # weight, gradient, states
         total += each * count_parameters(config.model).total / config.parallel.shards
     return total / GIB + host_gib(config)
 
