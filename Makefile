@@ -62,7 +62,7 @@ lock:  ## refresh envs/constraints.txt with the newest versions that are allowed
 	@mv .cache/lock/constraints.txt envs/constraints.txt
 
 lab: $(if $(SOURCES),$(VENV)/.lab)  ## JupyterLab with the notebooks and the project's kernel
-	$(BIN)/jupyter lab --notebook-dir=. $(if $(PORT),--port $(PORT)) $(LAB_ARGS)
+	$(BIN)/jupyter lab --notebook-dir=. --ContentsManager.post_save_hook=lsai_lab.kit.strip.saved $(if $(PORT),--port $(PORT)) $(LAB_ARGS)
 
 report: setup  ## run the studies for this machine and render the lab report (HTML and PDF); NO_RUN=1 runs nothing
 	@test "$(origin STUDY)" != "command line" || { echo "error: make report takes ONLY=$(STUDY) (STUDY is for run and submit)" >&2; exit 2; }

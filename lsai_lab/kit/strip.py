@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +17,18 @@ def stripped(text: str) -> str:
         if cell["cell_type"] == "code":
             cell |= {"outputs": [], "execution_count": None}
     notebook["metadata"].pop("papermill", None)
+    if "language_info" in notebook["metadata"]:
+        notebook["metadata"]["language_info"] = {"name": notebook["metadata"]["language_info"]["name"]}
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+
+
+def saved(os_path: str, **_: object) -> None:
+    """Jupyter's hook after saving. Git takes a file of another size for changed before it asks the filter; where nothing but outputs
+    differ from what is staged, staging it again changes nothing but that."""
+    git = ["git", "-C", str(Path(os_path).parent)]
+    with contextlib.suppress(OSError):
+        if subprocess.run([*git, "diff", "--quiet", "--", os_path], capture_output=True).returncode == 0:
+            subprocess.run([*git, "add", "-u", "--", os_path], capture_output=True)
 
 
 if __name__ == "__main__":

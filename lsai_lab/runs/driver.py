@@ -26,7 +26,7 @@ from lsai_core.files import read_jsonl, write_json
 from lsai_core.profiling.limits import cpu_cores
 from lsai_lab.environment import environment
 from lsai_lab.launch.watch import NewRows
-from lsai_lab.runs.execute import ProgressBar, write_plan
+from lsai_lab.runs.execute import Progress, write_plan
 from lsai_lab.runs.kinds import get_kind
 from lsai_lab.runs.notebook import execute_notebook, portable
 from lsai_lab.runs.quiet import BESIDE
@@ -160,7 +160,7 @@ def run_one(
         write_json(run.folder / "env.json", environment())
         started, clock, stop = datetime.datetime.now(datetime.UTC), time.monotonic(), stop or StopRequest()
         rows = NewRows(run.folder / "metrics.jsonl")
-        with ProgressBar(run.steps, desc=title, leave=False, disable=bool(beside) or not sys.stderr.isatty()) as bar:
+        with Progress(run.kind, run.config, title, shown=not beside, live=sys.stderr.isatty()) as bar:
             problem = execute_notebook(
                 root / "notebooks" / get_kind(run.kind).notebook,
                 run.folder / "notebook.ipynb",

@@ -8,7 +8,9 @@ the driver that started it.)
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import io
 import json
 import sys
 import time
@@ -16,6 +18,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import psutil
 from tqdm import tqdm
 
 from lsai_core.code import code_hash
@@ -103,8 +106,7 @@ class ActiveRun:
             return "failed", changed, {}
         outcome: Outcome = "ok"
         reason, results = None, dict[str, Any]()
-        steps = getattr(self.config, "steps", None) if self.kind == "train" else None
-        with ProgressBar(steps, file=sys.stdout, dynamic_ncols=False, ncols=100) as bar:
+        with Progress(self.kind, self.config) as bar:
             context = Context(self.folder, self.data_root, self.folder.parent.parent, bar.update)
             try:
                 results = get_kind(self.kind).function()(self.config, context)
@@ -136,26 +138,67 @@ class ActiveRun:
         )
 
 
-class ProgressBar:
-    """Live loss, speed and memory of a run, by the rows of its `metrics.jsonl`."""
+class Progress:
+    """Live figures of a run and the time left: a bar where somebody watches (a terminal, a notebook), else a line every half minute.
 
-    def __init__(self, steps: int | None, **options: Any) -> None:
-        self.bar = tqdm(total=steps, unit="step", mininterval=1.0, **options)
+    A search has no total: nobody knows how many tries it needs. An attention run learns its total from the backends that it has.
+    """
+
+    def __init__(
+        self, kind: str, config: Strict, title: str | None = None, shown: bool = True, live: bool = True
+    ) -> None:
+        self._own = title is None
+        points = config.points() if hasattr(config, "points") else None
+        self._lengths = sum(len(sweep.lengths) for sweep in getattr(config, "sweeps", []))
+        total = getattr(config, "steps", None) if points is None else len(points)
+        unit = "try" if kind.endswith("search") else "step" if kind in ("train", "peer") else "point"
+        rhythm: dict[str, Any] = {"mininterval": 1.0} if live else {"mininterval": 30.0, "delay": 30.0}
+        self.bar = tqdm(total=total, desc=title, unit=unit, file=sys.stdout if live and title is None else sys.stderr if live else _Lines(),
+                        disable=not shown, leave=title is None, ncols=None if title else 110, **rhythm)  # fmt: skip
 
     def update(self, rows: list[dict[str, Any]]) -> None:
-        names = {
-            "loss": "loss",
-            "tokens_per_s": "tok/s",
-            "memory_allocated_gib": "GiB",
-            "validation_loss": "val",
-            "batch": "batch",
-        }
+        for row in rows:
+            if row.get("measure") == "backend":
+                self.bar.total = (self.bar.total or 0) + 1 + (self._lengths if row["outcome"] == "ok" else 0)
         for row in rows[-1:]:
-            self.bar.n = row["step"] + 1
-            self.bar.set_postfix({names[key]: f"{row[key]:.4g}" for key in names if row.get(key) is not None})
+            figures = {**row, "host_gib": self._host_gib()}
+            shown = {name: f"{figures[key]:,.4g}" for key, name in _LIVE.items() if figures.get(key) is not None}
+            self.bar.set_postfix(shown, refresh=False)
+            self.bar.update(row["step"] + 1 - self.bar.n)
 
-    def __enter__(self) -> ProgressBar:
+    def _host_gib(self) -> float:
+        """Resident memory of the run: of this process, if it is the run's own, and of those below it."""
+        family = [*([psutil.Process()] if self._own else []), *psutil.Process().children(recursive=True)]
+        total = 0
+        for process in family:
+            with contextlib.suppress(psutil.Error):
+                total += process.memory_info().rss
+        return total / 2**30
+
+    def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.bar.close()
+
+
+# Keys of rows that are shown while a run goes on, and as what.
+_LIVE = {
+    "loss": "loss",
+    "tokens_per_s": "tokens/s",
+    "memory_allocated_gib": "GiB",
+    "host_gib": "host GiB",
+    "validation_loss": "val",
+    "batch": "batch",
+    "size": "size",
+    "length": "length",
+}
+
+
+class _Lines(io.StringIO):
+    """Where tqdm writes if nobody watches: each state of the bar is a line of the log."""
+
+    def write(self, text: str) -> int:
+        if text.strip():
+            print(text.strip(), flush=True)
+        return len(text)

@@ -43,8 +43,8 @@ class OpenRun(ActiveRun):
     def _repr_markdown_(self) -> str:
         facts = {key: value for key, value in flatten(environment()).items() if value not in (None, "", [])}
         title = f"**{_text(self.label)}**: run `{self.id.folder}` of study `{self.id.study}`. Command: `{self.command}`"
-        settings = _table("setting", "value", flatten(self.config.model_dump(mode="json")))
-        return f"{title}\n\n{settings}\n\nWhere it runs:\n\n{_table('fact', 'value', facts)}\n"
+        settings = _table("setting", "value", flatten(self.config.model_dump(mode="json", exclude_defaults=True)))
+        return f"{title}\n\n{settings}\n\nAll other settings have their defaults; `run.config` shows them. Where it runs:\n\n{_table('fact', 'value', facts)}\n"
 
     @property
     def steps(self) -> pd.DataFrame:
@@ -155,5 +155,13 @@ def _rows(heads: list[str], rows: list[list[Any]]) -> str:
 
 def _text(value: Any) -> str:
     """One cell of a Markdown table; nothing in it is markup."""
-    short = f"{value:,.5g}" if isinstance(value, float) else "" if value is None else str(value)
+    short = (
+        f"{value:,.5g}"
+        if isinstance(value, float)
+        else f"{value:,}"
+        if type(value) is int
+        else ""
+        if value is None
+        else str(value)
+    )
     return re.sub(r"([\\`*_{}\[\]<>#|$@~^])", r"\\\1", " ".join(short.split())[:200])

@@ -161,10 +161,6 @@ class PlannedRun:
     def name(self) -> str:
         return f"{self.id.study}.{self.id.name}"
 
-    @property
-    def steps(self) -> int | None:
-        return getattr(self.config, "steps", None) if self.kind == "train" else None
-
 
 def load_profile(root: Path, name: str) -> Profile:
     """Read a profile by name; UserError lists the known ones."""

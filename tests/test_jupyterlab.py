@@ -1,0 +1,126 @@
+"""JupyterLab in a real browser, as a person uses it: open a notebook, run all cells, watch the progress, save; git sees no change."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import CHECKOUT, Project, write_run
+from test_book import browser  # noqa: F401
+
+pytest.importorskip("jupyterlab", reason="JupyterLab is not installed (the extra 'lab')")
+CELLS = """() => jupyterapp.shell.currentWidget.content.widgets.filter(cell => cell.model.type === 'code')
+  .map(cell => ({count: cell.model.executionCount, state: cell.model.sharedModel.executionState, outputs: cell.model.outputs.toJSON()}))"""
+SHOTS = os.environ.get("LSAI_SCREENSHOTS")  # a folder, for whoever wants to look
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, ceilings: dict[str, Any]) -> Project:
+    """A laboratory under git, with the filter that `make setup` installs."""
+    root = tmp_path_factory.mktemp("lab") / "mine"
+    assert Project(CHECKOUT).lsai("new", "lab", root)[0] == 0
+    project = Project(root)
+    write_run(project.runs, "machine", "machine", "ceilings", kind="ceilings", results=ceilings)
+    (root / ".gitattributes").write_bytes((CHECKOUT / ".gitattributes").read_bytes())
+    (root / ".gitignore").write_text(".ipynb_checkpoints/\n__pycache__/\n")
+    for command in (
+        ["init", "-q"],
+        ["config", "filter.without-outputs.clean", f"PYTHONPATH={CHECKOUT} {sys.executable} -m lsai_lab.kit.strip"],
+        ["add", "notebooks", ".gitattributes", ".gitignore"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "begin"],
+    ):
+        subprocess.run(["git", *command], cwd=root, check=True)
+    return project
+
+
+@pytest.fixture(scope="module")
+def server(folder: Project) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    words = [
+        "--no-browser",
+        "--allow-root",
+        f"--port={url.rpartition(':')[2]}",
+        "--expose-app-in-browser",
+        "--notebook-dir=.",
+    ]
+    quiet = ["--IdentityProvider.token=", "--ServerApp.password=", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate", "--ContentsManager.post_save_hook=lsai_lab.kit.strip.saved"]  # fmt: skip
+    environment = {
+        **os.environ,
+        **folder.env,
+        "PYTHONPATH": str(CHECKOUT),
+        "JUPYTER_CONFIG_DIR": str(folder.root / "runs"),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jupyterlab", *words, *quiet],
+        cwd=folder.root,
+        env=environment,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            try:
+                urllib.request.urlopen(f"{url}/api", timeout=5)
+                break
+            except OSError:
+                time.sleep(0.5)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["run-training", "playground", "10-memory"])
+def test_a_notebook_runs_in_the_browser(folder: Project, server: str, browser: Any, name: str) -> None:  # noqa: F811
+    page = browser.new_page(viewport={"width": 1400, "height": 1000})
+    complaints: list[str] = []
+    page.on("console", lambda message: message.type == "error" and complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(f"{server}/lab/tree/notebooks/{name}.ipynb?reset")
+    page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=120_000)
+    page.wait_for_function(
+        "() => jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", timeout=120_000
+    )
+    page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells'); }")
+    texts, deadline = set(), time.monotonic() + 400
+    while time.monotonic() < deadline:
+        cells = page.evaluate(CELLS)
+        texts |= {str(output.get("text", "")) for cell in cells for output in cell["outputs"]}
+        if all(cell["count"] and cell["state"] == "idle" for cell in cells):
+            break
+        page.wait_for_timeout(500)
+        if SHOTS and "%|" in str(texts):
+            page.screenshot(path=f"{SHOTS}/{name}-during.png")
+    outputs = [output for cell in page.evaluate(CELLS) for output in cell["outputs"]]
+    assert all(cell["count"] for cell in page.evaluate(CELLS))
+    assert not [output for output in outputs if output["output_type"] == "error"]
+    if SHOTS:
+        for number in range(8):
+            page.evaluate(f"() => document.querySelector('.jp-WindowedPanel-outer').scrollTo(0, {900 * number})")
+            page.wait_for_timeout(700)
+            page.screenshot(path=f"{SHOTS}/{name}-{number}.png")
+    wide = "() => [...document.querySelectorAll('.jp-RenderedMarkdown table')].filter(t => t.scrollWidth > t.parentElement.clientWidth + 1 && getComputedStyle(t.parentElement).overflowX === 'visible').length"
+    assert page.evaluate(wide) == 0, "a table runs out of its cell"
+    page.evaluate("() => jupyterapp.commands.execute('docmanager:save')")
+    page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty", timeout=30_000)
+    page.close()
+    changed = subprocess.run(
+        ["git", "status", "--porcelain", "notebooks"], cwd=folder.root, capture_output=True, text=True
+    )
+    assert changed.stdout == ""
+    assert (
+        Path(folder.root / "notebooks" / f"{name}.ipynb").stat().st_size
+        > (CHECKOUT / "notebooks" / f"{name}.ipynb").stat().st_size
+    )
+    assert complaints == []
