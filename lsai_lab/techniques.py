@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,15 +61,23 @@ class Technique:
 
 
 def compare(
-    task: TrainConfig, gpu: Gpu | None = None, on_next: Callable[[str], object] = lambda name: None
+    task: TrainConfig,
+    gpu: Gpu | None = None,
+    on_next: Callable[[str], object] = lambda name: None,
+    techniques: Sequence[str] | None = None,
 ) -> list[Technique]:
     """`task` as it stands (`as configured`) and under each technique that `gpu` and the model's shape allow.
 
-    `on_next` is told the name of each before it is predicted, which takes seconds.
+    `techniques`: only those named (of none: all), without the task as it stands. `on_next` is told the name of each before it is
+    predicted, which takes seconds.
     """
-    on_next("as configured")
-    rows = [Technique("as configured", task, predict(task))]
+    rows = []
+    if techniques is None:
+        on_next("as configured")
+        rows.append(Technique("as configured", task, predict(task)))
     for name, settings in TECHNIQUES:
+        if techniques and name not in techniques:
+            continue
         on_next(name)
         if "fp8" in name and gpu is not None and not gpu.fp8:
             continue

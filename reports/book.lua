@@ -1,12 +1,11 @@
--- Both engines: what text of a record or an output can smuggle in is taken out. Without Quarto also what Quarto does itself, as far
--- as the book uses it: numbered figures and tables, references to them, call-outs.
+-- Both engines: what text of a record or an output can smuggle in is taken out; tables scroll; figures get the marks that a pointer shows.
+-- Without Quarto also what Quarto does itself, as far as the book uses it: numbered figures and tables, references to them, boxes.
 
 local is_html = FORMAT:match("html") ~= nil
-local tags = "^</?(%a+)[%w%s=\"-]*>$"
-local harmless = { details = true, summary = true, br = true, sub = true, sup = true, kbd = true, small = true }
+local harmless = { details = true, summary = true, br = true, sub = true, sup = true }
 
 local function raw(element)
-  local tag = element.format == "html" and element.text:match(tags)
+  local tag = element.format == "html" and element.text:match("^</?(%a+)[%w%s=\"-]*>$")
   if not (tag and harmless[tag:lower()]) or element.text:lower():match("%son%a+%s*=") then return {} end
 end
 
@@ -16,70 +15,73 @@ end
 
 local function link(element)
   local target = element.target
-  if element.classes:includes("csv") and not is_html then return {} end
-  if target:match("^runs/") and not is_html then return element.content end
-  if target:match("^https?://") or target:match("^#") or target:match("^mailto:") or local_path(target) then return nil end
-  return element.content
+  if not is_html and (element.classes:includes("csv") or target:match("^runs/")) then return element.classes:includes("csv") and {} or element.content end
+  if not (target:match("^https?://") or target:match("^#") or local_path(target)) then return element.content end
 end
 
+-- Circles that lsai_lab/kit/marks.py put into the SVG, over the picture: titles are shown, and lead to the run.
 local function image(element)
-  local source = element.src
-  if source:match("^data:image/[psj][%w+]*;") or source:match("^attachment:") or local_path(source) then return nil end
-  return pandoc.Emph("(picture left out)")
+  if not (element.src:match("^data:image/[psj][%w+]*;") or local_path(element.src)) then return pandoc.Emph("(picture left out)") end
+  if not quarto then element.attributes.alt, element.attributes["fig-alt"] = element.attributes["fig-alt"], nil end
+  local file = is_html and element.src:match("%.svg$") and io.open(element.src)
+  if not file then return element end
+  local svg, circles = file:read("a"), {}
+  for x, y, run, title in svg:gmatch('<circle cx="([%d.]+)" cy="([%d.]+)" r="5" fill="none" data%-run="([%w%._/-]*)"><title>([^<>]*)</title>') do
+    local circle = '<circle cx="' .. x .. '" cy="' .. y .. '" r="5"><title>' .. title .. "</title></circle>"
+    circles[#circles + 1] = run == "" and circle or '<a tabindex="-1" href="runs/' .. run .. '.html">' .. circle .. "</a>"
+  end
+  local over = '<svg aria-hidden="true" viewBox="' .. (svg:match('viewBox="([%d%s.]+)"') or "") .. '">' .. table.concat(circles) .. "</svg>"
+  return pandoc.Span({ element, pandoc.RawInline("html", #circles > 0 and over or "") }, { class = "marked" })
 end
 
-local safe = { RawBlock = raw, RawInline = raw, Link = link, Image = image }
+local function plain(block)  -- typst reads a cell that begins with "= 8" as a heading
+  if block.content[1] and block.content[1].t == "Str" and block.content[1].text:match("^[=+-/]") then block.content:insert(1, pandoc.RawInline("typst", "#[]")) end
+  return block
+end
 
-local function tables(element)
+local function scrolling(element)
   for index, spec in ipairs(element.colspecs) do element.colspecs[index] = { spec[1], nil } end  -- as wide as the content
-  return element
+  if is_html then return pandoc.Div(element, pandoc.Attr("", { "table-box" }, { tabindex = "0", role = "region", ["aria-label"] = "table" })), false end
+  return element:walk({ Plain = plain })
 end
 
 local words = { fig = "Figure", tbl = "Table", sec = "Section" }
-local nbsp = "\u{a0}"
 local labels, numbers, counters = {}, {}, {}
 
 local function header(element)
-  if element.classes:includes("unnumbered") then labels[element.identifier] = pandoc.utils.stringify(element) return end
   if element.level == 1 then counters = { fig = 0, tbl = 0 } end
   numbers[element.level] = (numbers[element.level] or 0) + 1
   for level = element.level + 1, 6 do numbers[level] = 0 end
-  labels[element.identifier] = (element.level == 1 and "Chapter" or "Section") .. nbsp .. table.concat(numbers, ".", 1, element.level)
+  labels[element.identifier] = (element.level == 1 and "Chapter" or "Section") .. "\u{a0}" .. table.concat(numbers, ".", 1, element.level)
 end
 
 local function float(div, kind)
   counters[kind] = (counters[kind] or 0) + 1
-  local number = counters[kind]
-  if numbers[1] then number = numbers[1] .. "." .. number end
-  labels[div.identifier] = words[kind] .. nbsp .. number
+  labels[div.identifier] = words[kind] .. "\u{a0}" .. (numbers[1] or 0) .. "." .. counters[kind]
   local content = div.content:clone()
-  local last = content[#content]
-  local caption = (last and (last.t == "Para" or last.t == "Plain") and #content > 1) and content:remove().content or pandoc.Inlines({})
+  local caption = #content > 1 and content[#content].t:match("^P[al]") and content:remove().content or pandoc.Inlines({})
   caption = pandoc.Inlines({ pandoc.Strong(labels[div.identifier] .. "."), pandoc.Space() }) .. caption
-  if kind == "tbl" and not is_html then
-    for _, block in ipairs(content) do
-      if block.t == "Table" then
-        block.caption, block.attr = { long = { pandoc.Plain(caption) } }, pandoc.Attr(div.identifier)
-        return content
-      end
-    end
+  if kind == "tbl" and not is_html and content[1].t == "Table" then
+    content[1].caption, content[1].attr = { long = { pandoc.Plain(caption) } }, pandoc.Attr(div.identifier)
+    return content
   end
   return pandoc.Figure(content, { pandoc.Plain(caption) }, pandoc.Attr(div.identifier, { kind == "tbl" and "table" or "image" }))
 end
 
-local function number(block)
-  if block.t == "Header" then header(block) end
-  if block.t ~= "Div" then return block end
-  local kind = block.identifier:match("^(%a+)%-")
-  if kind == "fig" or kind == "tbl" then return float(block, kind) end
-  block.content = block.content:map(number)
-  return block
+local function box(div)
+  div.content = div.content:map(function(block) return block.t == "Header" and pandoc.Para({ pandoc.Strong(block.content) }) or block end)
+  if is_html then return div end
+  return pandoc.Blocks({ pandoc.RawBlock("typst", "#block(stroke: (left: 2pt + gray), inset: 8pt)["), div, pandoc.RawBlock("typst", "]") })
 end
 
-local function flat(blocks)
+local function numbered(blocks)
   local out = pandoc.Blocks({})
   for _, block in ipairs(blocks) do
-    local made = number(block)
+    if block.t == "Header" then header(block) end
+    local kind = block.t == "Div" and block.identifier:match("^(%a+)%-")
+    local made = block
+    if kind == "fig" or kind == "tbl" then made = float(block, kind)
+    elseif block.t == "Div" and (block.classes[1] or ""):match("^callout") then made = box(block) end
     if pandoc.utils.type(made) == "Blocks" then out:extend(made) else out:insert(made) end
   end
   return out
@@ -96,18 +98,15 @@ local references = {
     end
     return out
   end,
-  Link = function(element)
-    local target = element.target:match("^#(.+)")
-    if target and not labels[target] then return element.content end
-  end,
-  Table = function(element)
-    if is_html then return pandoc.Div(element, pandoc.Attr("", { "table-box" }, { tabindex = "0", role = "region" })) end
-  end,
 }
 
 function Pandoc(doc)
-  doc = doc:walk(safe):walk({ Table = tables })
-  if quarto then return doc end
-  doc.blocks = flat(doc.blocks)
-  return doc:walk(references)
+  doc = doc:walk({ RawBlock = raw, RawInline = raw, Link = link, Table = not is_html and scrolling or nil }):walk({ Image = image })
+  if not quarto then
+    doc.blocks = numbered(doc.blocks)
+    doc = doc:walk(references)
+    doc.blocks:extend({ pandoc.Header(1, "References", pandoc.Attr("references", { "unnumbered" })), pandoc.Div({}, pandoc.Attr("refs")) })
+    if is_html then doc.blocks = pandoc.Blocks({ pandoc.RawBlock("html", "<main>") }) .. doc.blocks .. { pandoc.RawBlock("html", "</main>") } end
+  end
+  return is_html and doc:walk({ traverse = "topdown", Table = scrolling }) or doc
 end

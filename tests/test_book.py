@@ -15,14 +15,17 @@ import yaml
 from conftest import CHECKOUT, Project, write_run
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from lsai_lab.fits import BATCHES, LENGTHS, MODELS, TASK, fits, table_path
 from lsai_lab.kit.bind import bind
 from lsai_lab.kit.render import HTML, PDF, render
 from lsai_lab.kit.runpages import write_run_pages
 from lsai_lab.kit.show import table
 from lsai_lab.runs.records import find_runs
+from lsai_lab.techniques import TECHNIQUES
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 40 20" width="400" height="200"><text y="15">loss</text></svg>'
+MARK = '<circle cx="20.0" cy="10.0" r="5" fill="none" data-run="memory/a"><title>loss\nvalue: 3.5</title></circle>'
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
 ROWS = pd.DataFrame({"variant": [f"v{i}" for i in range(9)], "tokens/s": [30.0, 4, 200, 1, 55, 6, 77, 8, 9], **{f"wide column {i}": ["long words here"] * 9 for i in range(6)}})  # fmt: skip
 HOSTILE = """<script>document.title = "taken"</script> <img src=x onerror="document.title='taken'"> [click](javascript:alert(1))
@@ -50,13 +53,17 @@ def chapters(folder: Path, hostile: bool = False) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     shown = table(ROWS)
     say = display({"text/markdown": "The best is v2; see @fig-one-loss, @tbl-one-rows and @sec-one."})
-    figure = display({"image/svg+xml": SVG, "image/png": PNG}, lsai={"csv": "step,loss\n0,3.5\n"})
+    figure = display(
+        {"image/svg+xml": SVG.replace("</svg>", MARK + "</svg>"), "image/png": PNG}, lsai={"csv": "step,loss\n0,3.5\n"}
+    )
+    box = display({"text/markdown": "All is **well**."}, lsai={"box": "Your machine"})
     one = [
         new_markdown_cell("# One {#sec-one}\n\nAs in [@dao2022flashattention], $a^2$. Zażółć gęślą jaźń."),
         new_code_cell('#| label: fig-one-loss\n#| fig-cap: "Loss over steps."\n#| fig-alt: "A line that falls."\nlab.figure()', outputs=[figure]),
         new_code_cell('#| label: tbl-one-rows\n#| tbl-cap: "All rows."\nlab.table()', outputs=[display({"text/markdown": shown.markdown})]),
         new_markdown_cell("## Finding {#sec-finding}\n\nWords to look for: perplexity."),
         new_code_cell("lab.say()", outputs=[say]),
+        new_code_cell("lab.say(box=...)", outputs=[box]),
         new_code_cell("1 / 0", outputs=[new_output("error", ename="ZeroDivisionError", evalue="<b>zero</b>", traceback=["\x1b[31mTraceback\x1b[0m"])]),
     ]  # fmt: skip
     if hostile:
@@ -100,7 +107,7 @@ def book(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if request.param == "quarto" and not quarto():
         pytest.skip("quarto is not on PATH")
     root = tmp_path_factory.mktemp(request.param)
-    made = render(reports(root, hostile=True), root / "out", ["html", "pdf"], request.param, "Made on: żółw")
+    made = render(reports(root, hostile=True), root / "out", ["html", "pdf"], request.param)
     assert [path.name for path in made] == [HTML, PDF]
     return root / "out"
 
@@ -203,17 +210,44 @@ def test_no_page_is_wider_than_its_window(book: Path, visit: Callable[..., Any],
 
 
 def test_search_and_dark_mode_on_a_file(book: Path, visit: Callable[..., Any]) -> None:
-    if (book / "site_libs").exists():
-        assert "window.searchIndex = [" in (book / "search.js").read_text()
-        return
     page = visit(book / HTML, color_scheme="dark")
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 31)"
+    back = "getComputedStyle(document.body).backgroundColor"
+    if (book / "site_libs").exists():
+        page.click(".quarto-color-scheme-toggle >> nth=0")
+        page.wait_for_function(f"{back} === 'rgb(20, 24, 31)'")
+        page.fill(".aa-Input", "perplexity")
+        page.wait_for_selector(".aa-Item")
+        assert "perplexity" in page.inner_text(".aa-Panel")
+        return
+    assert page.evaluate(back) == "rgb(20, 24, 31)"
     page.fill("#search", "PERPLEXITY")
-    assert page.locator("#results a").count() == 1 and not page.is_visible("#toc")
+    assert page.locator("#results a").count() == 1
     page.click("#results a")
     assert page.url.endswith("#sec-finding")
-    page.press("#search", "Escape")
-    assert page.is_visible("#toc")
+    page.fill("#search", "nowhere at all")
+    assert "Nothing found" in page.inner_text("#results")
+
+
+def test_tables_are_worked_by_keyboard(book: Path, visit: Callable[..., Any]) -> None:
+    page = visit(chapter_page(book))
+    page.focus("#tbl-one-rows th:nth-child(2) button")
+    page.keyboard.press("Enter")
+    assert page.get_attribute("#tbl-one-rows th:nth-child(2)", "aria-sort") == "ascending"
+
+
+def test_a_pointer_over_a_mark_shows_its_value_and_leads_to_its_run(book: Path, visit: Callable[..., Any]) -> None:
+    page = visit(chapter_page(book))
+    page.hover(".marked circle")
+    assert page.inner_text(".tip") == "loss\nvalue: 3.5"
+    page.hover("h1 >> nth=0")
+    assert not page.is_visible(".tip")
+    assert page.locator(".marked a").get_attribute("href") == "runs/memory/a.html"
+
+
+def test_a_box_is_a_box(book: Path, visit: Callable[..., Any]) -> None:
+    page = visit(chapter_page(book))
+    box = page.locator("[class*=callout-note], .callout-note").first
+    assert "Your machine" in box.inner_text() and box.locator("strong", has_text="well").count() == 1
 
 
 def test_any_two_runs_are_compared_by_what_differs(book: Path, visit: Callable[..., Any]) -> None:
@@ -236,9 +270,9 @@ def test_without_scripts_the_page_reads_the_same(book: Path, browser: Any) -> No
 def test_a_pdf_that_fails_costs_the_pdf_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = reports(tmp_path)
     (folder / "layout.typ").write_text("#no-such-function()\n")
-    made = render(folder, tmp_path / "out", ["html", "pdf"], "pandoc", "")
+    made = render(folder, tmp_path / "out", ["html", "pdf"], "pandoc")
     assert [path.name for path in made] == [HTML] and "no-such-function" in capsys.readouterr().out
-    assert not list(tmp_path.glob("rendering-*"))
+    assert not list(tmp_path.rglob("rendering-*"))
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "gone"])
@@ -285,3 +319,17 @@ def test_only_what_changed_is_made_again(new_project: Callable[..., Project]) ->
     (folder / "metrics.jsonl").write_text('{"step": 0, "loss": 1.0}\n')
     out = again()
     assert "index.ipynb: reused" in out and "10-memory.ipynb: executed" in out
+
+
+def test_the_table_of_what_fits_is_what_is_predicted() -> None:
+    """Rows of the committed table, computed again. `python -m lsai_lab.fits` writes it."""
+    table = pd.read_csv(table_path(CHECKOUT))
+    assert set(table["model"]) == set(MODELS) and len(table) == len(TECHNIQUES) * len(MODELS) * len(LENGTHS) * len(
+        BATCHES
+    )
+    chosen = ["fused loss and blocks", "fused, full checkpointing"]
+    again = fits("llama3.2-1b", 2048, 4, chosen)
+    committed = again[[*TASK, "technique"]].merge(table)
+    assert list(committed["technique"]) == chosen
+    assert committed["peak_gib"].to_numpy() == pytest.approx(again["peak_gib"].to_numpy(), rel=0.01)
+    assert (committed["H200"] == again["H200"]).all()

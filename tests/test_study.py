@@ -16,7 +16,8 @@ from conftest import CHECKOUT, Hazards, Project
 
 from lsai_core import code
 from lsai_core.errors import UserError
-from lsai_lab.kit.book import plan_report
+from lsai_lab.kit.book import report_studies
+from lsai_lab.runs.campaign import plan_studies
 from lsai_lab.runs.driver import run_one
 from lsai_lab.runs.execute import write_plan
 from lsai_lab.runs.records import Summary, find_runs
@@ -335,8 +336,10 @@ def test_patterns_choose_variants_of_a_study_and_of_the_report(monkeypatch: pyte
         "offload_1",
     ]
 
+    names = report_studies(CHECKOUT)
+
     def planned(only: list[str], skip: list[str]) -> dict[str, set[str]]:
-        return {study: {run.id.variant for run in runs} for study, runs in plan_report(session, only, skip)}
+        return {study: {run.id.variant for run in runs} for study, runs in plan_studies(session, names, only, skip)}
 
     assert planned(["fp8"], ["*"]) == {}
     assert planned(["mach*", "baseline"], ["machine"]) == {"memory": {"baseline"}, "course": {"baseline"}}

@@ -57,9 +57,9 @@ def report(
     session = Session(profile)
     place = out or session.root / "reports" / "_output"
     make = functools.partial(make_report, session, only=names(only), skip=names(skip), out=place, engine=engine)  # type: ignore[arg-type]
-    good = make(formats=kinds, run_studies=not no_run, budget_s=_seconds(budget) if budget else None)
+    good = make(formats=kinds, run=not no_run, budget_s=_seconds(budget) if budget else None)
     if watch:
-        _watch(session.root, place, lambda: make(formats=["html"], run_studies=False))
+        _watch(session.root, place, lambda: make(formats=["html"], run=False))
     if not good:
         raise typer.Exit(1)
 

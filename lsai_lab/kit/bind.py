@@ -1,158 +1,133 @@
-"""An executed chapter made fit for a book: what a cell may show is let through, what is foreign or active stays outside.
+"""An executed chapter made fit for the book: its outputs as Markdown with Quarto's labels, so that both engines read the same text.
 
-Quarto and the fallback read the same bound notebook. Markdown cells and code are the project's own; outputs may hold text of foreign
-records, so they keep Markdown, pictures and plain text only, never HTML. What Markdown itself can carry (raw HTML, `javascript:` links,
-pictures from elsewhere) is removed by `reports/book.lua`, which both engines run over the parsed text.
+Markdown cells and code are the project's own. Outputs may hold text of foreign records: they keep Markdown, pictures and plain text, never
+HTML, and close no box. What Markdown itself can carry (raw HTML, `javascript:` links, pictures from elsewhere) is removed by
+`reports/book.lua`, which both engines run over the parsed text.
 """
 
 from __future__ import annotations
 
+import base64
 import re
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import yaml
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from lsai_core.files import write_text
 
-HEAD, TAIL, WIDTH = 30, 20, 100  # lines kept of a long text, and characters of a line
+LINES, WIDTH = 60, 100  # of a long text
+_PICTURES = {"image/svg+xml": ".svg", "image/png": ".png", "image/jpeg": ".jpg"}
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-_NOISE = re.compile(r"(?m)^.*TqdmWarning: IProgress not found.*\n.*\n?")
-# Active or fetched parts of an SVG; one that has any is not shown.
-_ACTIVE = re.compile(r"(?i)<script|<foreignobject|<!entity|<iframe|\son\w+\s*=|href\s*=\s*[\"'](?!#|data:image/(png|jpeg))|url\((?![\"']?#)|@import")  # fmt: skip
-_PICTURES = ("image/svg+xml", "image/png", "image/jpeg")
-_OPTION = re.compile(r"^#\|[ ]?(.*)$")
+_ACTIVE = re.compile(r"(?i)<script|<foreignobject|<!entity|<iframe|\son\w+\s*=")  # an SVG that has any is not shown
+_SKIPPED = {"remove-cell", "parameters", "injected-parameters", "papermill-error-cell-tag"}
 
 
 def bind(executed: Path, target: Path) -> bool:
-    """Write the bound form of the notebook `executed` to `target`; figures' data go to `data/<label>.csv` beside it.
+    """Write the bound form of the notebook `executed` to `target`, its pictures to `files/` and its figures' data to `data/` beside it.
 
     Returns False if a cell failed or did not end, or the notebook cannot be read: the chapter then says so in a box.
     """
     try:
         notebook = nbformat.read(executed, as_version=4)  # type: ignore[no-untyped-call]
     except Exception as error:  # nbformat raises many kinds for a damaged file
-        what = plain_text(str(error)).split("\n")[0][:200]
-        title = f"# {executed.stem.lstrip('0123456789-').replace('-', ' ').capitalize()}\n\n"
-        cell = _markdown(title + callout("This chapter could not be read", f"`{what}`".replace("``", "")))
-        _write(nbformat.v4.new_notebook(cells=[cell]), target)  # type: ignore[no-untyped-call]
+        title, what = executed.stem.lstrip("0123456789-").capitalize(), fenced(str(error)[:500])
+        cell = new_markdown_cell(f"# {title}\n\n" + callout("This chapter could not be read", what))  # type: ignore[no-untyped-call]
+        _write(new_notebook(cells=[cell]), target)  # type: ignore[no-untyped-call]
         return False
     cells: list[Any] = []
-    unfinished: list[str] = []
-    failed = False
-    for cell in notebook.cells:
-        tags = cell.metadata.get("tags", [])
-        if "remove-cell" in tags or "parameters" in str(tags) or any(tag.startswith("papermill-error") for tag in tags):
+    good = True
+    for number, cell in enumerate(notebook.cells):
+        if _SKIPPED & set(cell.metadata.get("tags", [])):
             continue
-        status = cell.metadata.get("papermill", {}).get("status", "")
-        cell.metadata = {"tags": tags} if tags else {}
-        cells.append(cell)
         if cell.cell_type != "code":
+            cells.append(new_markdown_cell(cell.source))  # type: ignore[no-untyped-call]
             continue
-        failed |= any(output.output_type == "error" for output in cell.outputs)
-        label, tables = options(cell.source).get("label", ""), [_csv(output) for output in cell.outputs]
-        cell.outputs = [safe for output in _joined(cell.outputs) if (safe := _safe(output)) is not None]
-        cell.execution_count = None
-        if csv := next(filter(None, tables), ""):
-            name = re.sub(r"[^\w-]", "-", str(label))
-            if name.startswith("fig-"):
-                write_if_changed(target.parent / "data" / f"{name}.csv", csv)
-                cells.append(_markdown(f'[Data of this figure (CSV)](data/{name}.csv){{.csv download="{name}.csv"}}'))
-        if status in ("running", "pending"):
-            unfinished.append(status)
-            if len(unfinished) == 1:
-                cells.append(_markdown(callout("Did not finish", "This cell did not end; what follows did not run.")))
-    notebook.cells = cells
-    notebook.metadata = {key: notebook.metadata[key] for key in ("kernelspec",) if key in notebook.metadata}
-    _write(notebook, target)
-    return not (unfinished or failed)
+        asked, code = options(cell.source)
+        if code.strip() and asked.get("echo", True):
+            cells.append(new_code_cell(code.strip()))  # type: ignore[no-untyped-call]
+        shown = _outputs(cell.outputs, asked, target.parent, f"{target.stem}-{number}")
+        ended = cell.metadata.get("papermill", {}).get("status") not in ("running", "pending")
+        if not ended and good:
+            shown.append(callout("Did not finish", "This cell did not end; what follows did not run."))
+        good &= ended and all(output.output_type != "error" for output in cell.outputs)
+        if shown:
+            cells.append(new_markdown_cell("\n\n".join(shown)))  # type: ignore[no-untyped-call]
+    kernel = {key: notebook.metadata[key] for key in ("kernelspec",) if key in notebook.metadata}
+    _write(new_notebook(cells=cells, metadata=kernel), target)  # type: ignore[no-untyped-call]
+    return good
 
 
-def options(source: str) -> dict[str, Any]:
-    """The cell options (`#| label: ...`) at the head of a cell's source, as Quarto reads them."""
-    lines = []
-    for line in source.lstrip().split("\n"):
-        if (match := _OPTION.match(line)) is None:
-            break
-        lines.append(match[1])
+def options(source: str) -> tuple[dict[str, Any], str]:
+    """The cell options (`#| label: ...`) at the head of a cell's source, as Quarto reads them, and the code below them."""
+    head = re.match(r"\s*(?:#\|.*(?:\n|$))*", source)
+    lines = re.sub(r"(?m)^\s*#\| ?", "", head[0] if head else "")
     try:
-        value = yaml.safe_load("\n".join(lines))
+        value = yaml.safe_load(lines)
     except yaml.YAMLError:
-        return {}
-    return value if isinstance(value, dict) else {}
+        value = None
+    return value if isinstance(value, dict) else {}, source[head.end() if head else 0 :]
 
 
-def callout(title: str, body: str) -> str:
+def callout(title: str, body: str, kind: str = "warning") -> str:
     """A box with a title, as Quarto writes it."""
-    return f"::: {{.callout-warning}}\n## {title}\n\n{body}\n:::"
+    return f"::: {{.callout-{kind}}}\n## {title}\n\n{body}\n:::"
 
 
-def plain_text(text: str) -> str:
-    """Terminal output as a reader should see it: no colour codes, carriage returns applied, long lines and texts cut."""
-    lines = _NOISE.sub("", _ANSI.sub("", text)).replace("\r\n", "\n").rstrip("\n").split("\n")
-    lines = [([part for part in line.split("\r") if part.strip()] or [""])[-1].rstrip() for line in lines]
-    if len(lines) > HEAD + TAIL + 10:
-        lines = [*lines[:HEAD], f"[... {len(lines) - HEAD - TAIL} lines left out ...]", *lines[-TAIL:]]
-    return "\n".join(line[i : i + WIDTH] for line in lines for i in range(0, min(len(line), 20 * WIDTH) or 1, WIDTH))
+def fenced(text: str, classes: str = "output") -> str:
+    """Terminal output or code as a block: no colour codes, carriage returns applied, long lines broken, long texts cut."""
+    text = re.sub(r"(?m)^.*\r(?=.)", "", _ANSI.sub("", text).replace("\r\n", "\n")).rstrip("\r\n ")
+    lines = re.sub(rf"(.{{{WIDTH}}})(?=.)", r"\1\n", text).split("\n")
+    if len(lines) > LINES + 10 and classes == "output":
+        lines = [*lines[: LINES // 2], f"[... {len(lines) - LINES} lines left out ...]", *lines[-LINES // 2 :]]
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    return "\n".join([f"{fence}{{.{classes}}}", *lines, fence])
 
 
-def _safe(output: Any) -> Any | None:
-    """The output with what a book may show, or None if nothing is left."""
-    if output.output_type == "stream":
-        text = plain_text(output.text)
-        return nbformat.v4.new_output("stream", name=output.name, text=text) if text.strip() else None  # type: ignore[no-untyped-call]
+def _outputs(outputs: list[Any], asked: dict[str, Any], folder: Path, name: str) -> list[str]:
+    """A cell's outputs as Markdown; the first picture or table of a labelled cell is that figure or table."""
+    printed = "".join(output.text for output in outputs if output.output_type == "stream")
+    shown = [fenced(printed)] if printed.strip() and asked.get("output", True) else []
+    label = re.sub(r"[^\w-]", "-", str(asked.get("label", "")))
+    wanted = {"fig": "![](", "tbl": "|"}.get(label[:3])
+    caption = " ".join(str(asked.get(f"{label[:3]}-cap", "")).split())
+    alt = re.sub(r"[\\\"*`{}\[\]$@]", "", str(asked.get("fig-alt") or caption)) or "output of the cell above"
+    for number, output in enumerate(outputs if asked.get("output", True) else []):
+        if output.output_type == "stream":
+            continue
+        text = _markdown(output, folder / "files" / f"{name}-{number}", alt)
+        if wanted and text.startswith(wanted):
+            text, wanted = f"::: {{#{label}}}\n{text}\n\n{caption}\n:::", None
+            if label.startswith("fig") and (csv := output.metadata.get("lsai", {}).get("csv")):
+                write_text(folder / "data" / f"{label}.csv", csv)
+                text += f'\n\n[Data of this figure (CSV)](data/{label}.csv){{.csv download="{label}.csv"}}'
+        shown.append(text)
+    return shown
+
+
+def _markdown(output: Any, picture: Path, alt: str) -> str:
+    """One output as Markdown that stays inside its output: it closes no box, opens no header of settings, includes no file."""
     if output.output_type == "error":
-        trace = plain_text("\n".join(output.traceback)).split("\n")[-TAIL:]
-        text = "\n".join(["This cell failed.", f"{output.ename}: {plain_text(output.evalue)}", "", *trace])
-        return nbformat.v4.new_output("stream", name="stderr", text=text)  # type: ignore[no-untyped-call]
-    data, kept = output.data, {}
-    if isinstance(data.get("text/markdown"), str):
-        kept = {"text/markdown": _markdown_output(data["text/markdown"])}
-    else:
-        kept = {kind: data[kind] for kind in _PICTURES if kind in data}
-        if _ACTIVE.search(kept.get("image/svg+xml", "")):
-            del kept["image/svg+xml"]
-        if not kept and str(data.get("text/plain", "")).strip():
-            kept = {"text/plain": plain_text(data["text/plain"])}
-    metadata = {kind: output.metadata[kind] for kind in _PICTURES if kind in output.metadata}
-    return nbformat.v4.new_output("display_data", kept, metadata=metadata) if kept else None  # type: ignore[no-untyped-call]
-
-
-def _markdown_output(text: str) -> str:
-    """Computed Markdown that stays inside its output: it closes no box, opens no header of settings, includes no file."""
-    text = re.sub(r"(?m)^[ \t]*(:{3,})", r"\\\1", text.replace("{{<", "{{ <"))
-    return re.sub(r"(?m)^(---|\.\.\.)[ \t]*$", "* * *", text)
-
-
-def _csv(output: Any) -> str:
-    facts = output.get("metadata", {}).get("lsai", {})
-    return facts.get("csv", "") if isinstance(facts, dict) else ""
-
-
-def _joined(outputs: list[Any]) -> list[Any]:
-    """Outputs with neighbouring pieces of one stream put together, so that progress bars can be collapsed."""
-    joined: list[Any] = []
-    for output in outputs:
-        last = joined[-1] if joined else None
-        if output.output_type == "stream" and last is not None and last.get("name") == output.name:
-            joined[-1] = nbformat.v4.new_output("stream", name=output.name, text=last.text + output.text)  # type: ignore[no-untyped-call]
-        else:
-            joined.append(output)
-    return joined
-
-
-def _markdown(text: str) -> Any:
-    return nbformat.v4.new_markdown_cell(text)  # type: ignore[no-untyped-call]
+        return fenced("\n".join(["This cell failed.", f"{output.ename}: {output.evalue}", "", *output.traceback]))
+    data = output.data
+    if isinstance(text := data.get("text/markdown"), str):
+        box = output.metadata.get("lsai", {}).get("box")
+        text = re.sub(r"(?m)^[> \t]*(:{3,})", r"\\\1", text.replace("{{<", "{{ <"))
+        text = re.sub(r"(?m)^(---|\.\.\.)[ \t]*$", "* * *", text).strip()
+        return callout(str(box), text, "note") if box else text
+    for kind, suffix in _PICTURES.items():
+        if kind in data and not (suffix == ".svg" and _ACTIVE.search(data[kind])):
+            picture.parent.mkdir(parents=True, exist_ok=True)
+            picture.with_suffix(suffix).write_bytes(
+                data[kind].encode() if suffix == ".svg" else base64.b64decode(data[kind])
+            )
+            return f'![](files/{picture.name}{suffix}){{fig-alt="{alt}"}}'
+    return fenced(data["text/plain"]) if str(data.get("text/plain", "")).strip() else ""
 
 
 def _write(notebook: Any, target: Path) -> None:
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number}"  # equal chapters are equal files
-    write_if_changed(target, nbformat.writes(notebook))  # type: ignore[no-untyped-call]
-
-
-def write_if_changed(path: Path, text: str) -> None:
-    """Write a text file unless it holds exactly that."""
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        write_text(path, text)
+    write_text(target, nbformat.writes(notebook))  # type: ignore[no-untyped-call]

@@ -41,47 +41,54 @@ def table(frame: pd.DataFrame, formats: Mapping[str, Format] | None = None, *, l
     each run's page. Strings are Markdown; missing values show as an en dash. Raises KeyError for an unknown column.
     """
     formats = dict(formats or {})
-    shown = [name for name in frame.columns if name != "run"]
-    if unknown := [name for name in [*formats, *([link] if link else [])] if name not in shown]:
-        raise KeyError(f"table: no column {unknown[0]!r}; columns: {', '.join(map(str, shown))}")
-    plain = {name: [_cell(value, formats.get(name) or _digits(frame[name])) for value in frame[name]] for name in shown}
-    columns, widths = dict(plain), {name: _width([str(name), *plain[name]]) for name in shown}
-    if "run" in frame.columns and shown:
-        target = link or shown[0]
+    names = [name for name in frame.columns if name != "run"]
+    if unknown := [name for name in [*formats, *([link] if link else [])] if name not in names]:
+        raise KeyError(f"table: no column {unknown[0]!r}; columns: {', '.join(map(str, names))}")
+    plain = {name: [_cell(value, formats.get(name) or _digits(frame[name])) for value in frame[name]] for name in names}
+    columns, widths = dict(plain), {name: _width([str(name), *plain[name]]) for name in names}
+    if "run" in frame.columns and names:
+        target = link or names[0]
         cells = zip(columns[target], frame["run"], strict=True)
         columns[target] = [run_link(cell, run) if isinstance(run, (str, Path)) else cell for cell, run in cells]
-    lines = ["| " + " | ".join(str(name) for name in shown) + " |"]
-    ends = [("", ":") if _is_numeric(frame[name]) else (":", "") for name in shown]
-    lines.append("|" + "|".join(f"{a}{'-' * widths[name]}{b}" for name, (a, b) in zip(shown, ends, strict=True)) + "|")
+    lines = ["| " + " | ".join(str(name) for name in names) + " |"]
+    ends = [("", ":") if _is_numeric(frame[name]) else (":", "") for name in names]
+    lines.append("|" + "|".join(f"{a}{'-' * widths[name]}{b}" for name, (a, b) in zip(names, ends, strict=True)) + "|")
     lines += ["| " + " | ".join(row) + " |" for row in zip(*columns.values(), strict=True)]
-    return Table("\n".join(lines), frame[shown])
+    return Table("\n".join(lines), frame[names])
 
 
 def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
     """Show a matplotlib figure (default: the current one; an Axes or seaborn grid serves) and close it.
 
-    `data`: what is drawn, which readers of the HTML report can save as CSV. The cell has `#| label: fig-...`, `#| fig-cap: ...` and,
-    where the caption does not describe the picture, `#| fig-alt: ...`.
+    `data`: what is drawn, which readers of the HTML report can save as CSV, and see over each mark: its value and its row of `data`; a
+    column `run` (folders of runs) makes the mark a link to the run's page. The cell has `#| label: fig-...`, `#| fig-cap: ...` and, where
+    the caption does not describe the picture, `#| fig-alt: ...`.
     """
     import matplotlib.pyplot as plt
     from IPython.display import display
 
+    from lsai_lab.kit.marks import marks
+
     fig = plt.gcf() if fig is None else getattr(fig, "figure", fig)
     svg, png = io.StringIO(), io.BytesIO()
-    fig.savefig(svg, format="svg", bbox_inches="tight", pad_inches=0.03, metadata={"Date": None})
-    fig.savefig(png, format="png", bbox_inches="tight", pad_inches=0.03, dpi=PNG_DPI)
+    fig.canvas.draw()
+    box = fig.get_tightbbox().padded(0.03)
+    fig.savefig(svg, format="svg", bbox_inches=box, metadata={"Date": None})
+    fig.savefig(png, format="png", bbox_inches=box, dpi=PNG_DPI)
     plt.close(fig)
     width = round(int.from_bytes(png.getvalue()[16:20], "big") * 96 / PNG_DPI)
-    bundle = {"image/svg+xml": svg.getvalue(), "image/png": png.getvalue(), "text/plain": "figure"}
-    facts = {"kind": "figure", **({} if data is None else {"csv": data.to_csv(index=False)})}
+    over = "" if data is None else marks(fig, box, data)
+    bundle = {"image/svg+xml": svg.getvalue().replace("</svg>", f"{over}</svg>"), "image/png": png.getvalue(), "text/plain": "figure"}  # fmt: skip
+    facts = {"kind": "figure", **({} if data is None else {"csv": data.drop(columns="run", errors="ignore").to_csv(index=False)})}  # fmt: skip
     display(bundle, metadata={"image/png": {"width": width}, "lsai": facts}, raw=True)  # type: ignore[no-untyped-call]
 
 
-def say(markdown: str) -> None:
-    """Show a sentence whose numbers were computed: Markdown, with references (`@fig-speed`) and maths where wanted."""
+def say(markdown: str, box: str = "") -> None:
+    """Show a sentence whose numbers were computed: Markdown, with references (`@fig-speed`) and maths where wanted.
+    `box`: a title; in the report the text then stands in a box below it."""
     from IPython.display import Markdown, display
 
-    display(Markdown(markdown))  # type: ignore[no-untyped-call]
+    display(Markdown(markdown), metadata={"lsai": {"box": box}} if box else None)  # type: ignore[no-untyped-call]
 
 
 def run_link(text: object, run: str | Path) -> str:
@@ -119,7 +126,8 @@ def _is_missing(value: Any) -> bool:
     return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
 
 
-def _cell(value: Any, spec: Format | None) -> str:
+def shown(value: Any, spec: Format | None = None) -> str:
+    """A value as a reader sees it: by `spec`, else numbers with four significant digits and whole ones with commas."""
     if _is_missing(value):
         return MISSING
     if callable(spec):
@@ -133,4 +141,8 @@ def _cell(value: Any, spec: Format | None) -> str:
         text = f"{int(value):,}"
     else:
         text = str(value)
-    return " ".join(text.split()).replace("|", r"\|").replace("<", r"\<")
+    return " ".join(text.split())
+
+
+def _cell(value: Any, spec: Format | None) -> str:
+    return shown(value, spec).replace("|", r"\|").replace("<", r"\<")

@@ -1,0 +1,48 @@
+"""Will it fit? Models, lengths and batches under every technique, predicted for every GPU: `python -m lsai_lab.fits` writes the table.
+
+The report shows it with filters, so that a reader without this package can look the answer up. It takes some minutes of one core and is
+committed; `lsai predict` answers for anything else.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from lsai_core.config import TrainConfig
+from lsai_core.profiling.predict import GPUS, verdict
+from lsai_lab.files import repo_root
+from lsai_lab.techniques import compare
+
+MODELS, LENGTHS, BATCHES = ("llama3.2-1b", "llama2-7b", "llama3-8b"), (2048, 8192, 32_768), (1, 4)
+TASK = ["model", "seq_len", "batch_size"]
+
+
+def table_path(root: Path | None = None) -> Path:
+    """Where the committed table lies."""
+    return (root or repo_root()) / "reports" / "recorded" / "predictions" / "fits.csv"
+
+
+def fits(model: str, seq_len: int, batch_size: int, techniques: Sequence[str] = ()) -> pd.DataFrame:
+    """One row per technique (all, or those named): GPUs, predicted GiB of each, and the verdict for each GPU of the table."""
+    settings = {"precision": "bf16", "compile": True, "seq_len": seq_len, "batch_size": batch_size}
+    task = TrainConfig.model_validate({"model": {"preset": model}, "data": {"vocab_size": 257}, **settings})
+    rows = []
+    for row in compare(task, techniques=techniques):
+        needs_fp8, predicted = row.config.fp8.recipe != "none", row.prediction
+        sizes = {"peak_gib": predicted.peak, "reserved_gib": predicted.reserved, "host_gib": predicted.host}
+        said = {gpu.name: "no fp8" if needs_fp8 and not gpu.fp8 else verdict(predicted, gpu) for gpu in GPUS}
+        rows.append({"model": model, "seq_len": seq_len, "batch_size": batch_size, "technique": row.name,
+                     "gpus": row.config.parallel.world_size, **{k: round(v, 2) for k, v in sizes.items()}, **said})  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+if __name__ == "__main__":
+    found: list[pd.DataFrame] = []
+    for asked in itertools.product(MODELS, LENGTHS, BATCHES):
+        found.append(fits(*asked))
+        print(*asked, len(found[-1]), flush=True)
+    pd.concat(found).to_csv(table_path(), index=False)

@@ -1,0 +1,103 @@
+"""What a pointer over a figure shows: a circle over each mark of a matplotlib figure, with the mark's values and its row of the data.
+
+Rows are found by what is drawn: a mark belongs to the row that holds both of its values (or its category and its value), in the unit of
+the axis or a power of ten of it. Where no row or several rows do, the values stand alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
+from matplotlib.container import BarContainer
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
+
+MOST = 300  # marks of a figure; of more, evenly spread ones
+
+
+def marks(fig: Figure, box: Bbox, data: pd.DataFrame) -> str:
+    """SVG circles over the marks of `fig`, in the points of its picture cropped to `box` (inches)."""
+    found = [(axes, *mark) for axes in fig.axes for mark in _points(axes) if np.isfinite(mark[2]).all()]
+    circles = []
+    for axes, label, value, (x, y) in found[:: math.ceil(len(found) / MOST) or 1]:
+        cx, cy = (x / fig.dpi - box.x0) * 72, (box.y1 - y / fig.dpi) * 72
+        if not (0 < cx < box.width * 72 and 0 < cy < box.height * 72):
+            continue
+        names = [axes.get_xlabel() or "x", axes.get_ylabel() or "y"]
+        parts = [part if isinstance(part, str) else f"{part:,.4g}" for part in value]
+        row = _row(data, [label, *value])
+        run = "" if row is None or "run" not in row else "/".join(Path(str(row["run"])).parts[-2:])
+        rest = {} if row is None else {k: v for k, v in row.items() if isinstance(v, str) and k != "run" and v not in (label, *parts)}  # fmt: skip
+        lines = [label, *(f"{name}: {part}" for name, part in zip(names, parts, strict=True))]
+        text = "\n".join(filter(None, [*lines, *(f"{k}: {v}" for k, v in rest.items()), run]))
+        circles.append(f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="5" fill="none" data-run="{escape(run)}"><title>{escape(text[:400])}</title></circle>')  # fmt: skip
+    return "".join(circles)
+
+
+def _points(axes: Axes) -> Iterator[tuple[str, tuple[Any, Any], np.ndarray]]:
+    """Label, values and place in pixels of each mark: of lines with markers or few points, of scatters, of bars (their far end)."""
+    for line in axes.lines:
+        xy = np.asarray(line.get_xydata(), dtype=float)
+        if len(xy) > 2 or line.get_marker() not in (None, "", "None"):
+            for point in xy[:: max(1, len(xy) // 40)]:
+                yield (
+                    _label(line),
+                    (_tick(axes, 0, point[0]), _tick(axes, 1, point[1])),
+                    line.get_transform().transform(point),
+                )
+    for scatter in (each for each in axes.collections if isinstance(each, PathCollection)):
+        for point in np.asarray(scatter.get_offsets(), dtype=float):
+            place = scatter.get_offset_transform().transform(point)
+            yield _label(scatter), (_tick(axes, 0, point[0]), _tick(axes, 1, point[1])), place
+    for bars in (each for each in axes.containers if isinstance(each, BarContainer)):
+        for bar in bars:
+            low, high = bar.get_bbox().min, bar.get_bbox().max
+            lies = bars.orientation == "horizontal"
+            middle, end = (
+                (low + high) / 2,
+                (high[0], (low[1] + high[1]) / 2) if lies else ((low[0] + high[0]) / 2, high[1]),
+            )
+            value = (
+                (high[0] - low[0], _tick(axes, 1, middle[1])) if lies else (_tick(axes, 0, middle[0]), high[1] - low[1])
+            )
+            yield _label(bars), value, bar.axes.transData.transform(end)
+
+
+def _label(artist: Any) -> str:
+    label = str(artist.get_label())
+    return "" if label.startswith("_") else label
+
+
+def _tick(axes: Axes, which: int, value: float) -> Any:
+    """The words at `value` on an axis of categories, else the value."""
+    ticks = (axes.xaxis, axes.yaxis)[which]
+    for place, text in zip(ticks.get_majorticklocs(), ticks.get_majorticklabels(), strict=False):
+        words = text.get_text().replace("\n", " ")
+        if abs(place - value) < 0.45 and any(letter.isalpha() for letter in words) and ticks.get_scale() == "linear":
+            return words
+    return float(value)
+
+
+def _row(data: pd.DataFrame, values: list[Any]) -> dict[str, Any] | None:
+    """The one row of `data` that holds every value: words as they are, numbers up to a power of ten."""
+    fits = pd.Series(True, index=range(len(data)))
+    for value in values:
+        if value == "":
+            continue
+        if isinstance(value, str):
+            hits = (data.astype(str).reset_index(drop=True) == value).any(axis=1)
+            fits &= hits if hits.any() else True
+        else:
+            numbers = data.select_dtypes("number").abs().to_numpy(dtype=float)
+            with np.errstate(all="ignore"):
+                power = np.log10(numbers / abs(value))
+            fits &= pd.Series((np.abs(power - np.round(power)) < 1e-9).any(axis=1))
+    return data.iloc[int(fits.idxmax())].to_dict() if fits.sum() == 1 else None
