@@ -13,7 +13,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from lsai_core.errors import UserError
 from lsai_core.files import write_text
 from lsai_lab.files import repo_root
-from lsai_lab.kit.render import chapter_names
+from lsai_lab.kit.render import book_settings
 from lsai_lab.template import lay_out
 
 app = typer.Typer(no_args_is_help=True)
@@ -35,7 +35,8 @@ def chapter(name: Annotated[str, typer.Argument(help="Two digits, a dash, and th
         raise UserError(f"{name!r} is no name of a chapter: two digits, a dash, letters (70-mine)")
     if path.exists():
         raise UserError(f"{path} exists already")
-    last = re.compile(rf"(?m)^( *- ){re.escape(chapter_names(book.parent)[-1])}$")
+    name_of_last = re.escape(book_settings(book.parent)["chapters"][-1])
+    last = re.compile(rf"(?m)^( *- ){name_of_last}$")
     load = 'runs = lab.load("memory").query("part == \'train\'")\nrows = lab.summarize(runs, ["tokens_per_s"])'
     cells = [
         new_markdown_cell(f"# {name[3:].replace('-', ' ').capitalize()} {{#sec-{name[3:]}}}\n\nThe question."),  # type: ignore[no-untyped-call]
