@@ -16,7 +16,7 @@ import pytest
 from conftest import CHECKOUT, Project, write_run
 
 from lsai_lab.kit.load import IDENTITY
-from lsai_lab.kit.render import chapter_names
+from lsai_lab.kit.render import book_settings
 
 PAGE = (CHECKOUT / "notebooks" / "README.md").read_text(encoding="utf-8")
 BEGIN, *SECTIONS = re.split(r"(?m)^### ", PAGE.split("\n## Columns")[0])
@@ -116,7 +116,7 @@ def test_a_chapter_of_ones_own_is_in_the_report_and_followed_live(lab: Project) 
     """As the page says, in a process: the new chapter is rendered and served, and once more when it has been saved."""
     make, watch = (line.removeprefix("$ lsai ").split() for line in EXAMPLES["A chapter of your own, with a live preview"][1].splitlines())  # fmt: skip
     assert lab.lsai(*make)[0] == 0 and lab.lsai(*make)[0] == 2
-    assert chapter_names(lab.root / "reports")[-1] == "70-mine.ipynb"
+    assert book_settings(lab.root / "reports")["chapters"][-1] == "70-mine.ipynb"
     server = lab.start(*watch, "--engine", "pandoc", "--formats", "html")
     assert server.stdout
     try:
