@@ -16,7 +16,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,10 @@ def environment() -> dict[str, Any]:
     """
     import torch  # takes seconds, and not every command asks where it is
 
-    cores = cpu_cores()
-    gpu = gpu_facts()
+    cores, gpu = cpu_cores(), gpu_facts()
+    # torch.backends.cudnn.version() also asks the GPU whether it is supported, which would initialize CUDA.
+    cudnn = getattr(torch._C, "_cudnn", None)
+    nccl = torch.version.cuda is not None and torch.distributed.is_nccl_available()
     return {
         "machine": machine_label(gpu["gpu"], cores),
         "host": platform.node(),
@@ -53,8 +55,8 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "cudnn": _cudnn(),
-        "nccl": _nccl(),
+        "cudnn": _dotted(cudnn.getRuntimeVersion() if cudnn else None),
+        "nccl": _dotted(torch.cuda.nccl.version() if nccl else None),
         **gpu,
         "cpu": cpu_model(),
         "cpu_cores": cores,
@@ -104,22 +106,21 @@ def gpu_facts() -> dict[str, Any]:
     import torch
 
     count = torch.cuda.device_count()  # reads NVML and CUDA_VISIBLE_DEVICES
+    facts: dict[str, Any] = {"gpu": None, "gpu_count": count, "gpu_memory_gib": None, "driver": None, "gpu_uuids": []}
     if not count:
-        return {"gpu": None, "gpu_count": 0, "gpu_memory_gib": None, "driver": None, "gpu_uuids": []}
-    name, total, driver, uuids = _from_nvml(count) or (*_from_torch(), [])
-    memory = round(total / 2**30, 1)
-    return {"gpu": name, "gpu_count": count, "gpu_memory_gib": memory, "driver": driver, "gpu_uuids": uuids}
-
-
-def _from_nvml(count: int) -> tuple[str, int, str | None, list[str]] | None:
-    """Name and memory in bytes of the first visible GPU, the driver's version and all visible UUIDs; None where NVML cannot tell."""
+        return facts
     with _visible_gpus(count) as (nvml, gpus):
-        if not gpus:
-            return None
-        name, total = _text(nvml.nvmlDeviceGetName(gpus[0])), int(nvml.nvmlDeviceGetMemoryInfo(gpus[0]).total)
-        uuids = [_text(nvml.nvmlDeviceGetUUID(gpu)) for gpu in gpus]
-        return name, total, _text(nvml.nvmlSystemGetDriverVersion()), uuids
-    return None
+        if gpus:
+            uuids = [nvml.nvmlDeviceGetUUID(gpu) for gpu in gpus]
+            total, driver = int(nvml.nvmlDeviceGetMemoryInfo(gpus[0]).total), nvml.nvmlSystemGetDriverVersion()
+            name = nvml.nvmlDeviceGetName(gpus[0])
+            return facts | {
+                "gpu": name, "gpu_memory_gib": round(total / 2**30, 1), "driver": driver, "gpu_uuids": uuids,
+            }  # fmt: skip
+    properties = torch.cuda.get_device_properties(0)
+    driver = re.search(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", _read("/proc/driver/nvidia/version"))
+    memory = round(properties.total_memory / 2**30, 1)
+    return facts | {"gpu": properties.name, "gpu_memory_gib": memory, "driver": driver[1] if driver else None}
 
 
 def gpu_neighbours() -> int | None:
@@ -143,20 +144,17 @@ def gpu_neighbours() -> int | None:
 @contextlib.contextmanager
 def _visible_gpus(count: int) -> Iterator[tuple[Any, list[Any]]]:
     """NVML and the handles of the visible GPUs; no handles where it is missing or refuses (ROCm, a shortened UUID, a MIG slice)."""
-    try:
-        import pynvml
-    except ImportError:
-        yield None, []
-        return
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = given.split(",") if given else [str(number) for number in range(count)]
     try:
+        import pynvml
+
         pynvml.nvmlInit()
         gpus = [
             pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(name)
             for name in map(str.strip, names[:count])
         ]
-    except pynvml.NVMLError:
+    except Exception:  # ImportError, or NVML's own
         yield None, []
         return
     try:
@@ -166,32 +164,8 @@ def _visible_gpus(count: int) -> Iterator[tuple[Any, list[Any]]]:
         pynvml.nvmlShutdown()
 
 
-def _from_torch() -> tuple[str, int, str | None]:
-    import torch
-
-    properties = torch.cuda.get_device_properties(0)
-    driver = re.search(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", _read("/proc/driver/nvidia/version"))
-    return properties.name, properties.total_memory, driver[1] if driver else None
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def _cudnn() -> str | None:
-    import torch
-
-    # torch.backends.cudnn.version() also asks the GPU whether it is supported, which would initialize CUDA.
-    library = getattr(torch._C, "_cudnn", None)
-    return ".".join(str(part) for part in library.getRuntimeVersion()) if library is not None else None
-
-
-def _nccl() -> str | None:
-    import torch
-
-    if torch.version.cuda is None or not torch.distributed.is_nccl_available():
-        return None
-    return ".".join(str(part) for part in torch.cuda.nccl.version())
+def _dotted(version: Iterable[int] | None) -> str | None:
+    return None if version is None else ".".join(map(str, version))
 
 
 def _os_name() -> str:

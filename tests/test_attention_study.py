@@ -22,7 +22,6 @@ from lsai_lab.benches.attention import bench, errors
 from lsai_lab.benches.attention.clock import Call, random_inputs
 from lsai_lab.benches.attention.config import AttentionBenchConfig, Shape
 from lsai_lab.benches.attention_table import attention_runs, auto_choices, choices_of, read_points, recorded_rankings
-from lsai_lab.cli.attention_table import committed_rankings
 from lsai_lab.runs.kinds import Context, get_kind
 from lsai_lab.runs.notebook import execute_notebook
 from lsai_lab.runs.records import Run, RunId, Summary, find_runs, recorded_runs
@@ -257,7 +256,7 @@ def write_gpu_run(
 
 
 def test_the_committed_table_is_what_the_records_give() -> None:
-    found = table_text(committed_rankings(CHECKOUT))
+    found = table_text(recorded_rankings(recorded_runs(CHECKOUT / "reports")))
     assert TABLE.read_text() == found, "run `lsai attention-table --write`"
 
 

@@ -23,10 +23,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from lsai_core.errors import UserError
-from lsai_lab.cluster.config import load_cluster
 from lsai_lab.cluster.launch_srun import srun_command
-from lsai_lab.cluster.script import Job, Places, render
+from lsai_lab.cluster.script import Job, load_cluster, render
 from lsai_lab.files import load_yaml
+from lsai_lab.runs.session import Session
 
 ACCOUNTS = ("LSAI_ACCOUNT", "SBATCH_ACCOUNT")
 GENERIC = {"cluster": "plain", "description": "test", "profile": "cpu", "gpus_per_node": 2, "cpus_per_node": 16}
@@ -464,7 +464,7 @@ def test_the_lock_holds_every_package_but_torch_and_setup_uses_it() -> None:
     assert "-c envs/constraints.txt" not in commands("LOCK=")
 
 
-def test_a_title_stays_in_its_line(tmp_path: Path) -> None:
+def test_a_title_stays_in_its_line() -> None:
     job = Job(
         name="lsai-x",
         title="One\nrm -rf /\r\n#SBATCH --nodes=9",
@@ -474,7 +474,7 @@ def test_a_title_stays_in_its_line(tmp_path: Path) -> None:
         time="01:00:00",
     )
     cluster = load_cluster(CHECKOUT, "slurm", {})
-    lines = render(job, cluster, Places(CHECKOUT, tmp_path, tmp_path)).splitlines()
+    lines = render(job, cluster, Session(root=CHECKOUT)).splitlines()
     assert lines[1] == "# One rm -rf / #SBATCH --nodes=9" and not [line for line in lines if line.startswith("rm")]
 
 

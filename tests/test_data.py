@@ -206,7 +206,7 @@ def test_all_documents_of_a_text_file_land_in_one_split_where_there_are_many_fil
 
 
 @pytest.mark.parametrize(
-    "constant", ["tokenizer.EOT", "tokenizer.MIN_FREQUENCY", "documents.TEST_SHARE", "readers.MAX_DOCUMENT"]
+    "constant", ["tokenizer.EOT", "tokenizer.MIN_FREQUENCY", "documents.TEST_SHARE", "local.MAX_DOCUMENT"]
 )
 def test_another_rule_of_making_tokens_makes_another_dataset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, constant: str

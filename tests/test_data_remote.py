@@ -20,7 +20,7 @@ from lsai_core.config import DataConfig
 from lsai_core.errors import UserError
 from lsai_core.strict import validated
 from lsai_lab.data import Dataset, download, prepare, speakleash
-from lsai_lab.data.plaintext import html_to_text, roff_to_text
+from lsai_lab.data.polish_docs import html_to_text, roff_to_text
 
 RECORDS = [{"text": f"Dokument numer {i}. " + f"Zdanie o liczbie {i * i}. " * 20, "meta": {"n": i}} for i in range(200)]
 

@@ -65,7 +65,9 @@ def test_the_visible_gpus_are_named_and_their_neighbours_counted(monkeypatch: py
     monkeypatch.setitem(sys.modules, "pynvml", Nvml("pynvml"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert environment()["gpu_uuids"] == ["GPU-0", "GPU-1"] and gpu_neighbours() == 2
+    env = environment()
+    assert (env["gpu"], env["gpu_count"], env["gpu_memory_gib"], env["driver"]) == ("NVIDIA H100", 2, 80.0, "580.1")
+    assert env["gpu_uuids"] == ["GPU-0", "GPU-1"] and gpu_neighbours() == 2
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert environment()["gpu_uuids"] == ["GPU-1"] and gpu_neighbours() == 2

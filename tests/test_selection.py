@@ -135,7 +135,7 @@ def test_records_are_copied_whole_and_only_to_their_place(project: Project, tmp_
     (tmp_path / "private").write_text("secret")
     (run.folder / "metrics.jsonl").symlink_to(tmp_path / "private")
     code, _, err = project.lsai("record", "memory", "--machine", "../../x")
-    assert code == 2 and "is no name" in err and not (project.root / "reports").exists()
+    assert code == 2 and "is no name" in err and not (project.root / "reports/recorded").exists()
     assert project.lsai("record", "memory", "--machine", "box")[0] == 0
     assert not list(project.root.glob("reports/recorded/*/*/*/metrics.jsonl"))
 

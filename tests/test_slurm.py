@@ -87,7 +87,7 @@ class Jobs:
             paths = list((self.project.runs / "memory").glob(f"{variant}-*/metrics.jsonl"))
             return bool(paths) and len(paths[0].read_text().splitlines()) >= count
 
-        wait(recorded, f"{count} steps of {variant}", 120)
+        wait(recorded, f"{count} steps of {variant}", 300)
 
 
 def wait(condition: Callable[[], bool], what: str, seconds: float) -> None:

@@ -54,7 +54,7 @@ class Backend:
     otherwise it keeps them repeated; `masked`: a window is a mask of S x S values. `operators`: its operators as torch names them
     ("namespace::name", or a namespace), whose results selective checkpointing keeps; not needed where the name has "attention" in it.
 
-    `about`, `color` and `marker` (matplotlib's) are for tables and figures.
+    `about`, `color` and `marker` (matplotlib's) are for tables and figures; `install` says how its package is installed, if it has one.
     """
 
     name: str
@@ -74,6 +74,7 @@ class Backend:
     about: str = ""
     color: str = "#777777"
     marker: str = "h"
+    install: str | None = None
 
     @property
     def half_only(self) -> bool:

@@ -29,11 +29,8 @@ def _run() -> None:
 
     try:
         app()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except Unavailable as error:
-        print(f"unavailable here: {error}", file=sys.stderr)
+    except (UserError, Unavailable) as error:
+        print(f"{'error' if isinstance(error, UserError) else 'unavailable here'}: {error}", file=sys.stderr)
         sys.exit(2)
     except Stopped as stopped:
         print(stopped, file=sys.stderr)

@@ -65,7 +65,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "cancel": ("cluster:cancel", "Cancel submitted jobs, with the report jobs that follow them.", "lsai cancel 4711"),
     "claims": ("claims:claims", "Recompute every headline statement from the records.", "lsai claims --json"),
     "attention-table": (
-        "attention_table:attention_table",
+        "claims:attention_table",
         "The table behind attention's auto, made from the records.",
         "lsai attention-table --write",
     ),

@@ -1,4 +1,4 @@
-"""`lsai claims`: recompute every headline statement from the records, and say which ones stand.
+"""`lsai claims`, `attention-table`: what follows from the records, headline by headline and kernel by kernel.
 
 A fallen claim is shown, never dropped. For the committed records a claim without data counts as fallen, because a
 headline without evidence must not stand; for your own runs it only says what has not been measured.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lsai_core.errors import UserError
-from lsai_core.files import write_json
+from lsai_core.files import write_json, write_text
 from lsai_lab.files import repo_root
 
 if TYPE_CHECKING:
@@ -85,3 +85,25 @@ def _show(found: pd.DataFrame) -> None:
             console.print(Text(f"{name} on {machine}: {', '.join(runs)}", style="dim"))
     counts = words["verdict"].str.strip("*").value_counts()
     console.print(", ".join(f"{counts.get(verdict, 0)} {verdict}" for verdict in ("held", "fallen", "no data")))
+
+
+def attention_table(
+    write: Annotated[bool, typer.Option("--write", help="Refresh the table that ships with the package.")] = False,
+) -> None:
+    """Show which backend `auto` takes at every measured shape; exit 1 if the shipped table is not what the records give."""
+    import pandas as pd
+
+    from lsai_core.attention.measured import TABLE, table_text
+    from lsai_lab.benches.attention_table import recorded_rankings
+    from lsai_lab.runs.records import recorded_runs
+
+    found = recorded_rankings(recorded_runs(repo_root() / "reports"))
+    if write:
+        write_text(TABLE, table_text(found))
+    best = [{"training": " > ".join(r.training[:3]), "inference": " > ".join(r.inference[:3])} for r in found]
+    table = pd.DataFrame([vars(r) | names for r, names in zip(found, best, strict=True)], dtype=object)
+    nothing = "no attention run on a GPU is recorded: auto follows its fixed order everywhere"
+    print(table.to_string(index=False) if found else nothing)
+    if TABLE.read_text(encoding="utf-8") != table_text(found):
+        print("the table that ships differs from the records: run `lsai attention-table --write` and commit it")
+        raise typer.Exit(1)

@@ -10,42 +10,33 @@ from typing import Annotated
 import typer
 
 from lsai_core.errors import UserError
-from lsai_lab.cli.options import ProfileOption, SetOption, names
+from lsai_lab.cli import options as opt
 
 
 def submit(
-    study: Annotated[str, typer.Argument(help="Study in params/studies.")],
+    study: opt.OneStudy,
     cluster: Annotated[str, typer.Option(help="Cluster in params/clusters.")],
-    profile: ProfileOption = None,
-    only: Annotated[
-        str | None, typer.Option(help="Comma-separated variants to run, or patterns such as '*_1'.")
-    ] = None,
-    skip: Annotated[str | None, typer.Option(help="Comma-separated variants to leave out, or patterns.")] = None,
-    parts: Annotated[str | None, typer.Option(help="Comma-separated parts to measure.")] = None,
-    set_: SetOption = None,
-    per_variant: Annotated[
-        bool, typer.Option("--per-variant", help="One array task for each variant instead of one job for the study.")
-    ] = False,
-    account: Annotated[
-        str | None, typer.Option(help="Account; else $LSAI_ACCOUNT, $SBATCH_ACCOUNT, local.yaml.")
-    ] = None,
+    profile: opt.ProfileOption = None,
+    only: opt.OnlyOption = None,
+    skip: opt.SkipOption = None,
+    parts: opt.PartsOption = None,
+    set_: opt.SetOption = None,
+    per_variant: Annotated[bool, typer.Option("--per-variant", help="One array task for each variant.")] = False,
+    account: Annotated[str | None, typer.Option(help="Else $LSAI_ACCOUNT, $SBATCH_ACCOUNT, local.yaml.")] = None,
     partition: Annotated[str | None, typer.Option(help="Partition instead of the cluster file's.")] = None,
     time: Annotated[str | None, typer.Option(help="Time limit, for example 02:00:00.")] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Nodes of the study's job.")] = None,
     gpus: Annotated[int | None, typer.Option(min=0, help="GPUs a node; all of them if not given.")] = None,
-    requeue: Annotated[
-        bool | None,
-        typer.Option("--requeue/--no-requeue", help="Back into the queue after the warning before the time limit."),
-    ] = None,
+    requeue: Annotated[bool | None, typer.Option(help="Back into the queue, if warned of the time limit.")] = None,
     after: Annotated[str | None, typer.Option(metavar="JOB", help="Start only when this job has succeeded.")] = None,
     no_report: Annotated[bool, typer.Option("--no-report", help="Do not render the report afterwards.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Even if a job of this study waits or runs.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the scripts and stop.")] = False,
+    dry_run: opt.DryRunOption = False,
 ) -> None:
-    from lsai_lab.cluster.config import load_cluster
-    from lsai_lab.cluster.submit import Request, prepare_submission
-    from lsai_lab.cluster.submit import submit as submit_jobs
-    from lsai_lab.files import parse_overrides, repo_root
+    from lsai_lab.cluster.jobs import following
+    from lsai_lab.cluster.jobs import submit as submit_jobs
+    from lsai_lab.cluster.script import jobs_of, load_cluster, render
+    from lsai_lab.files import repo_root
     from lsai_lab.runs.session import Session
 
     if after is not None and not after.isdigit():
@@ -54,40 +45,29 @@ def submit(
         "account": account, "partition": partition, "time": time, "nodes": nodes, "requeue": requeue, "profile": profile,
     }  # fmt: skip
     chosen = load_cluster(repo_root(), cluster, changes)
-    request = Request(
-        study=study,
-        only=names(only),
-        skip=names(skip),
-        parts=names(parts),
-        overrides=parse_overrides(set_ or []),
-        options=[["--set", pair] for pair in set_ or []],
-        per_variant=per_variant,
-        gpus=gpus,
-        after=after,
-        report=not no_report,
-    )
-    submission = prepare_submission(request, chosen, Session(chosen.profile))
+    session = Session(chosen.profile)
+    planned = jobs_of(
+        study, chosen, session, only=opt.names(only), skip=opt.names(skip), parts=opt.names(parts),
+        overrides=opt.overrides_from(set_), options=[["--set", pair] for pair in set_ or []],
+        per_variant=per_variant, gpus=gpus, after=after,
+    )[: 1 if no_report else 2]  # fmt: skip
+    script = render(planned[0], chosen, session)
     if dry_run:
-        print(submission.script, end="")
-        if submission.report_job:
-            print(
-                f"\n# ---- and then, when that job has ended, however it did ----\n\n{submission.report_script('JOB')}",
-                end="",
-            )
+        print(script, end="")
+        for follower in planned[1:]:
+            print("\n# ---- and then, when that job has ended, however it did ----\n")
+            print(render(following(follower, "JOB"), chosen, session), end="")
         return
-    job, report = submit_jobs(submission, shlex.join(["lsai", *sys.argv[1:]]), again)
+    job, *reports = submit_jobs(study, planned, chosen, session, shlex.join(["lsai", *sys.argv[1:]]), again)
     if job.code["dirty"]:
         print("note: the checkout has changes that are not committed; the job's record says so", file=sys.stderr)
     tasks = f", {len(job.variants)} array tasks" if job.variants else ""
     print(f"submitted job {job.job}: study {study} on {cluster}{tasks}; output: {job.log}")
-    if report:
+    for report in reports:
         print(f"submitted job {report.job}: the report, when {job.job} has ended; output: {report.log}")
 
 
-def jobs(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
-) -> None:
-    import dataclasses
+def jobs(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False) -> None:
     import json
 
     import pandas as pd
@@ -97,7 +77,7 @@ def jobs(
     from lsai_lab.runs.session import Session
 
     folder = Session().runs_root / "jobs"
-    lines = [dataclasses.asdict(row) for record in read_jobs(folder) for row in rows(record, folder)]
+    lines = [row for record in read_jobs(folder) for row in rows(record, folder)]
     for line in lines:
         line["log"] = portable(Path(line["log"]), Path.cwd())
     if as_json:

@@ -12,34 +12,34 @@ from lsai_lab.files import parse_overrides
 
 ProfileOption = Annotated[str | None, typer.Option(help="Machine profile in params/profiles; detected if not given.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Override a key, e.g. optim.lr=3e-4. Repeatable.")]
-BatchOption = Annotated[int | None, typer.Option("--batch-size", min=1, help="Sequences per micro-batch.")]
-DatasetOption = Annotated[
-    str | None, typer.Option("--dataset", help="stdlib, polish-docs, speakleash:<name>, file:<path or glob>.")
-]
+BatchOption = Annotated[int | None, typer.Option(min=1, help="Sequences per micro-batch.")]
+DatasetOption = Annotated[str | None, typer.Option(help="stdlib, polish-docs, speakleash:<name>, file:<path or glob>.")]
 NoMemoryOption = Annotated[bool, typer.Option("--no-memory-profiling", help="Do not measure the phases' memory.")]
-
+OnlyOption = Annotated[
+    str | None, typer.Option(help="Comma-separated variants to run (for a report also studies), or patterns such as '*_1'.")
+]  # fmt: skip
+SkipOption = Annotated[str | None, typer.Option(help="Comma-separated variants to leave out, as with --only.")]
+PartsOption = Annotated[str | None, typer.Option(help="Comma-separated parts to measure.")]
 AgainOption = Annotated[
     bool, typer.Option("--again", help="Repeat finished runs; what they found is kept in their folders, in earlier/.")
 ]
-NameOption = Annotated[
-    str | None, typer.Option("--name", help="A name for these runs, by which `lsai runs` finds them.")
-]
-NoteOption = Annotated[str | None, typer.Option("--note", help="A note to keep with these runs.")]
-TagOption = Annotated[list[str] | None, typer.Option("--tag", help="A tag for these runs. Repeatable.")]
+NameOption = Annotated[str | None, typer.Option("--name", help="A name for these runs, as `lsai runs` finds them.")]
+NoteOption = Annotated[str | None, typer.Option(help="A note to keep with these runs.")]
+TagOption = Annotated[list[str] | None, typer.Option(help="A tag for these runs. Repeatable.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be run or submitted, and stop.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
+OneStudy = Annotated[str, typer.Argument(metavar="STUDY", help="Study in params/studies.")]
+AnyStudy = Annotated[str | None, typer.Argument(metavar="[STUDY]", help="Only this study.")]
 
 
 def overrides_from(
     pairs: list[str] | None, batch_size: int | None = None, dataset: str | None = None, no_memory: bool = False
 ) -> dict[str, Any]:
     """The `--set` pairs and the shorthand options as one nested mapping."""
-    overrides = parse_overrides(pairs or [])
-    if batch_size is not None:
-        overrides = deep_merge(overrides, {"batch_size": batch_size})
-    if dataset is not None:
-        overrides = deep_merge(overrides, {"data": {"source": dataset}})
-    if no_memory:
-        overrides = deep_merge(overrides, {"profile": {"memory_steps": 0}})
-    return overrides
+    shorthands: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
+    shorthands |= {} if dataset is None else {"data": {"source": dataset}}
+    shorthands |= {"profile": {"memory_steps": 0}} if no_memory else {}
+    return deep_merge(parse_overrides(pairs or []), shorthands)
 
 
 def names(text: str | None) -> list[str]:

@@ -12,6 +12,7 @@ import typer
 
 from lsai_core.errors import UserError, hint
 from lsai_core.files import flatten
+from lsai_lab.cli.options import AnyStudy, JsonOption
 from lsai_lab.files import parse_value
 from lsai_lab.runs.records import Run, find_runs
 from lsai_lab.runs.session import Session, current_runs
@@ -21,12 +22,11 @@ app = typer.Typer(no_args_is_help=True)
 RunArgument = Annotated[
     str, typer.Argument(help="A run: its key or the beginning of it, its folder, the name you gave it, or study.name.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
 @app.command("list", help="List runs, the newest last. Example: lsai runs list memory --where optim.lr=1e-3")
 def list_runs(
-    study: Annotated[str | None, typer.Argument(metavar="[STUDY]", help="Only this study.")] = None,
+    study: AnyStudy = None,
     where: Annotated[list[str] | None, typer.Option(help="Only with this setting: optim.lr=1e-3. Repeatable.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="Only with this tag. Repeatable.")] = None,
     as_json: JsonOption = False,
@@ -38,34 +38,25 @@ def list_runs(
     runs = [run for run in runs if set(tag or []) <= set(run.plan.get("tags", []))]
     planned = {run.folder for run in current_runs(session)}
     rows = [_row(run, run.folder in planned) for run in sorted(runs, key=lambda run: run.summary.started)]
-    if as_json:
-        print(json.dumps(rows, indent=1, default=str))
-    elif rows:
-        frame = pd.DataFrame(rows)
-        print(frame.loc[:, frame.map(bool).any()].to_string(index=False, float_format=lambda value: f"{value:,.4g}"))
-    else:
-        print("no such runs")
+    _show(rows, as_json, "no such runs")
 
 
-@app.command(
-    "compare", help="What two runs differ in: settings, environment, results. Example: lsai runs compare 3f9a 77c0"
-)
+@app.command("compare")
 def compare_two(first: RunArgument, second: RunArgument, as_json: JsonOption = False) -> None:
+    """What two runs differ in: settings, environment, results. Example: lsai runs compare 3f9a 77c0"""
     session = Session()
-    facts = [_facts(_find(session, text)) for text in (first, second)]
-    keys = [key for key in {**facts[0], **facts[1]} if facts[0].get(key) != facts[1].get(key)]
-    rows = [{"what": key, first: facts[0].get(key), second: facts[1].get(key)} for key in keys]
-    if as_json:
-        print(json.dumps(rows, indent=1, default=str))
-    else:
-        print(pd.DataFrame(rows).to_string(index=False, na_rep="") if rows else "they differ in nothing")
+    one, other = (_facts(_find(session, text)) for text in (first, second))
+    differing = [key for key in one | other if one.get(key) != other.get(key)]
+    rows = [{"what": key, first: one.get(key), second: other.get(key)} for key in differing]
+    _show(rows, as_json, "they differ in nothing")
 
 
-@app.command("delete", help="Delete runs for good, after asking. Example: lsai runs delete 3f9a")
+@app.command("delete")
 def delete(
     runs: Annotated[list[str], typer.Argument(help="Runs, as for compare.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
+    """Delete runs for good, after asking. Example: lsai runs delete 3f9a"""
     session = Session()
     for run in [_find(session, text) for text in runs]:
         if yes or typer.confirm(f"delete {run.folder} ({run.summary.outcome}, {run.summary.started[:16]})?"):
@@ -74,12 +65,20 @@ def delete(
             print(f"deleted {run.folder}")
 
 
+def _show(rows: list[dict[str, Any]], as_json: bool, nothing: str) -> None:
+    if as_json:
+        print(json.dumps(rows, indent=1, default=str))
+        return
+    table = pd.DataFrame(rows).replace({"": None}).dropna(axis="columns", how="all")
+    print(table.to_string(index=False, na_rep="", float_format=lambda x: f"{x:,.4g}") if rows else nothing)
+
+
 def _row(run: Run, current: bool) -> dict[str, Any]:
     summary, plan = run.summary, run.plan
     return {
         "key": summary.id.key,
         "started": summary.started[:16],
-        "run": f"{summary.id.study}.{summary.id.name}",
+        "run": _name(run),
         "outcome": summary.outcome,
         "current plan": "yes" if current else "",
         "tokens/s": summary.results.get("tokens_per_s", ""),
@@ -91,12 +90,16 @@ def _row(run: Run, current: bool) -> dict[str, Any]:
     }
 
 
+def _name(run: Run) -> str:
+    return f"{run.summary.id.study}.{run.summary.id.name}"
+
+
 def _with_setting(runs: list[Run], pair: str) -> list[Run]:
     key, separator, text = pair.partition("=")
     if not separator:
         raise UserError(f"--where wants key=value (for example optim.lr=1e-3), got {pair!r}")
     configs = [flatten(run.config) for run in runs]
-    known = sorted({name for config in configs for name in config})
+    known = sorted(set().union(*configs))
     if runs and key not in known:
         raise UserError(f"no run has a setting {key!r}{hint(key, known)}")
     return [run for run, config in zip(runs, configs, strict=True) if config.get(key, "") == parse_value(text)]
@@ -105,28 +108,18 @@ def _with_setting(runs: list[Run], pair: str) -> list[Run]:
 def _facts(run: Run) -> dict[str, Any]:
     summary = run.summary
     parts = {"config": run.config, "env": run.env, "code": summary.code, "results": summary.results}
-    facts = {f"{part}.{key}": value for part, values in parts.items() for key, value in flatten(values).items()}
-    return {
-        "run": f"{summary.id.study}.{summary.id.name}",
-        "outcome": summary.outcome,
-        "started": summary.started,
-        **facts,
-    }
+    return {"run": _name(run), "outcome": summary.outcome, "started": summary.started} | flatten(parts)
 
 
 def _find(session: Session, text: str) -> Run:
     """The one own run that `text` means; UserError says what there is instead."""
     runs = find_runs(session.runs_root)
-    names = {
-        run.folder: (run.folder.name, f"{run.summary.id.study}.{run.summary.id.name}", run.plan.get("name"))
-        for run in runs
-    }
+    names = {run.folder: (run.folder.name, _name(run), run.plan.get("name")) for run in runs}
     found = [run for run in runs if text in names[run.folder] or run.folder == Path(text).absolute()]
     found = found or [run for run in runs if len(text) >= 3 and run.summary.id.key.startswith(text)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise UserError(
-            f"{text!r} means several runs; choose one by its key: {', '.join(r.summary.id.key for r in found)}"
-        )
-    raise UserError(f"no run {text!r}{hint(text, [name for some in names.values() for name in some if name])}")
+    if len(found) > 1:
+        keys = ", ".join(run.summary.id.key for run in found)
+        raise UserError(f"{text!r} means several runs; choose one by its key: {keys}")
+    if not found:
+        raise UserError(f"no run {text!r}{hint(text, [name for some in names.values() for name in some if name])}")
+    return found[0]

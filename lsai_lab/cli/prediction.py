@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import pandas as pd
 import typer
 from tqdm import tqdm
 
-from lsai_core.config import ModelConfig, TrainConfig
+from lsai_core.config import TrainConfig
 from lsai_core.errors import UserError
 from lsai_core.files import deep_merge
 from lsai_core.presets import PRESETS
@@ -18,106 +17,77 @@ from lsai_core.profiling.predict import GPUS, Gpu, Prediction, estimate, find_gp
 from lsai_core.profiling.predict.prediction import OUTSIDE_GIB
 from lsai_core.strict import validated
 from lsai_lab import techniques as known_techniques
-from lsai_lab.cli.options import BatchOption, ProfileOption, SetOption, overrides_from
+from lsai_lab.cli import options as opt
 from lsai_lab.environment import gpu_facts
 from lsai_lab.files import repo_root
 from lsai_lab.predicted import measured_ceilings
 from lsai_lab.searches.longest_sequence import longest
 
-_DEFAULTS: dict[str, Any] = {"precision": "bf16", "compile": True, "seq_len": 4096, "batch_size": 1}
-
-
-@dataclass(frozen=True)
-class Question:
-    """What to predict: a study's variant, or a model by its preset's name, with overrides."""
-
-    study: str | None
-    variant: str | None
-    model: str | None
-    overrides: dict[str, Any]
+# Of the text nothing matters; the smallest vocabulary fits any model.
+_DEFAULTS: dict[str, Any] = {
+    "precision": "bf16", "compile": True, "seq_len": 4096, "batch_size": 1, "data": {"vocab_size": 257},
+}  # fmt: skip
 
 
 def predict_command(
-    study: Annotated[str | None, typer.Option("--study", help="Study in params/studies.")] = None,
-    variant: Annotated[str | None, typer.Option("--variant", help="Variant of the study.")] = None,
+    study: Annotated[str | None, typer.Option(help="Study in params/studies.")] = None,
+    variant: Annotated[str | None, typer.Option(help="Variant of the study.")] = None,
     model: Annotated[
-        str | None,
-        typer.Option("--model", help="A preset (lab, course, llama3-8b, ...), in bf16 and compiled, without a study."),
+        str | None, typer.Option(help="A preset (lab, course, llama3-8b, ...), in bf16 and compiled, without a study.")
     ] = None,
     gpu: Annotated[
-        str | None,
-        typer.Option("--gpu", help="One GPU, e.g. rtx4090, h200, or its memory, e.g. 24GB; default: all known."),
+        str | None, typer.Option(help="One GPU, e.g. rtx4090, h200, or its memory, e.g. 24GB; default: all known.")
     ] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="Shard over so many GPUs (parallel.fsdp).")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="Shard over so many GPUs (parallel.fsdp).")] = None,
     techniques: Annotated[
-        bool,
-        typer.Option(
-            "--techniques", help="Compare the techniques that save memory, and name the first that fits (minutes)."
-        ),
+        bool, typer.Option("--techniques", help="Compare the techniques that save memory: which fits first? (minutes)")
     ] = False,
     find_longest: Annotated[
         bool, typer.Option("--longest", help="Find the longest sequence that fits the GPU (seq_len is ignored).")
     ] = False,
-    batch_size: BatchOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
-    profile: ProfileOption = None,
-    set_: SetOption = None,
+    batch_size: opt.BatchOption = None,
+    as_json: opt.JsonOption = False,
+    profile: opt.ProfileOption = None,
+    set_: opt.SetOption = None,
 ) -> None:
-    overrides = overrides_from(set_, batch_size)
-    if gpus is not None:
-        overrides = deep_merge(overrides, {"parallel": {"fsdp": gpus}})
-    if not answer(Question(study, variant, model, overrides), gpu, profile, find_longest, techniques, as_json):
-        raise typer.Exit(1)
-
-
-def answer(
-    question: Question, gpu: str | None, profile: str | None, find_longest: bool, techniques: bool, as_json: bool
-) -> bool:
-    """Print what is asked for: memory and time, or the longest sequence, or a comparison of techniques. False if it fits no GPU asked for."""
+    overrides = deep_merge(opt.overrides_from(set_, batch_size), {"parallel": {"fsdp": gpus}} if gpus else {})
     target = None if gpu is None else find_gpu(gpu)
-    config = _of_model(question) if question.study is None else _of_study(question, target, profile)
     if find_longest and techniques:
         raise UserError("--longest and --techniques are two questions; ask one of them")
+    if (study is None) == (model is None):
+        raise UserError("say what to predict: --study with --variant, or --model with a preset's name")
+    if study is not None:
+        config = _of_study(study, variant, overrides, target, profile)
+    elif variant is not None:
+        raise UserError("--variant belongs to a study; add --study, or leave it out")
+    else:  # needs no checkout
+        data = deep_merge(_DEFAULTS | {"model": {"preset": model}}, overrides)
+        config = validated(TrainConfig, data, f"--model {model}")
     if find_longest:
         _show_longest(config, target or _this_gpu(), as_json)
     elif techniques:
         _show_techniques(config, target or _this_gpu())
-    else:
-        return not _show(config, predict(config), [target] if target else list(GPUS), as_json)
-    return True
+    elif not _show(config, predict(config), [target] if target else list(GPUS), as_json):
+        raise typer.Exit(1)
 
 
-def _of_model(question: Question) -> TrainConfig:
-    """A preset's model; needs no checkout."""
-    if question.model is None:
-        raise UserError("say what to predict: --study with --variant, or --model with a preset's name")
-    if question.variant is not None:
-        raise UserError("--variant belongs to a study; add --study, or leave it out")
-    # Of the text nothing matters; the smallest vocabulary fits any model.
-    data = {"data": {"vocab_size": 257}, **_DEFAULTS, "model": {"preset": question.model}}
-    return validated(TrainConfig, deep_merge(data, question.overrides), f"--model {question.model}")
-
-
-def _of_study(question: Question, target: Gpu | None, profile: str | None) -> TrainConfig:
+def _of_study(study: str, variant: str | None, overrides: Any, target: Gpu | None, profile: str | None) -> TrainConfig:
     """A variant of a study as the GPU would run it, not as this machine would, unless a profile is named."""
     from lsai_lab.runs.session import Session
     from lsai_lab.runs.study import detect_profile, resolve, select_variants
     from lsai_lab.searches.model_search import ModelSearchConfig
 
-    study, variant, overrides = question.study, question.variant, question.overrides
-    if study is None or question.model is not None:
-        raise UserError("say what to predict: --study with --variant, or --model with a preset's name")
     name = target.driver_name if target else gpu_facts()["gpu"] or "any GPU"
-    session = Session(profile or detect_profile(repo_root(), name))
-    loaded = session.study(study)
-    chosen = select_variants(loaded, [variant] if variant else [next(iter(loaded.variants))], [])[0]
-    for name, part in loaded.parts.items():
-        if part.kind in ("train", "model_search") and chosen in loaded.measured(name):
-            config = resolve(loaded, chosen, name, 0, overrides)
-            if isinstance(config, TrainConfig):
-                return config
-            if isinstance(config, ModelSearchConfig) and config.measure == "train":
-                return config.train  # with the study's model, from which the search lets it grow
+    loaded = Session(profile or detect_profile(repo_root(), name)).study(study)
+    chosen = select_variants(loaded, [variant or next(iter(loaded.variants))], [])[0]
+    for part, spec in loaded.parts.items():
+        if spec.kind not in ("train", "model_search") or chosen not in loaded.measured(part):
+            continue
+        config = resolve(loaded, chosen, part, 0, overrides)
+        if isinstance(config, ModelSearchConfig) and config.measure == "train":
+            return config.train  # with the study's model, from which the search lets it grow
+        if isinstance(config, TrainConfig):
+            return config
     raise UserError(f"study {study} trains no variant {chosen} with this package's trainer")
 
 
@@ -135,47 +105,42 @@ def _time(config: TrainConfig, gpu: Gpu) -> dict[str, Any]:
     except UserError:
         ceilings = {}
     time = estimate(config, gpu, ceilings)
-    if time is None:
-        return {"step s": None, "tokens/s": None, "ceilings": "none known"}
-    return {"step s": time.step_s, "tokens/s": time.tokens_per_s, "ceilings": time.source}
+    known = (time.step_s, time.tokens_per_s, time.source) if time else (None, None, "none known")
+    return dict(zip(("step s", "tokens/s", "ceilings"), known, strict=True))
 
 
-def _show(config: TrainConfig, prediction: Prediction, gpus: list[Gpu], as_json: bool) -> bool:
-    """True if it fits none of them."""
+def _show(config: TrainConfig, found: Prediction, gpus: list[Gpu], as_json: bool) -> bool:
+    """Memory and time on `gpus`. False if it fits none of them."""
     rows = [
-        {"GPU": gpu.name, "memory GiB": gpu.memory_gib, "share": prediction.needs / gpu.memory_gib,
-         "verdict": verdict(prediction, gpu), **_time(config, gpu)}
+        {"GPU": gpu.name, "memory GiB": gpu.memory_gib, "share": found.needs / gpu.memory_gib,
+         "verdict": verdict(found, gpu), **_time(config, gpu)}
         for gpu in gpus
     ]  # fmt: skip
-    none_fits = all(row["verdict"] == "too large" for row in rows)
+    fits = any(row["verdict"] != "too large" for row in rows)
     if as_json:
-        print(json.dumps({"peak_gib": prediction.peak, "needs_gib": prediction.needs, "reserved_gib": prediction.reserved,
-                          "phases_gib": prediction.phases, "parts_gib": prediction.parts,
-                          "host_gib": prediction.host, "gpus": rows}, indent=1))  # fmt: skip
-        return none_fits
+        print(json.dumps({"peak_gib": found.peak, "needs_gib": found.needs, "reserved_gib": found.reserved,
+                          "phases_gib": found.phases, "parts_gib": found.parts, "host_gib": found.host, "gpus": rows},
+                         indent=1))  # fmt: skip
+        return fits
     print(describe(config))
     if len(gpus) == 1:
-        spare = gpus[0].memory_gib - OUTSIDE_GIB - prediction.needs
-        said = {"fits": f"Fits {gpus[0].name} with {spare:.1f} GiB to spare.",
-                "tight": f"May fit {gpus[0].name}: {max(spare, 0):.1f} GiB to spare, less than predictions are sure of.",
-                "too large": f"Does not fit {gpus[0].name}: {-spare:.1f} GiB are missing."}  # fmt: skip
+        spare, name = gpus[0].memory_gib - OUTSIDE_GIB - found.needs, gpus[0].name
+        said = {"fits": f"Fits {name} with {spare:.1f} GiB to spare.",
+                "tight": f"May fit {name}: {max(spare, 0):.1f} GiB to spare, less than predictions are sure of.",
+                "too large": f"Does not fit {name}: {-spare:.1f} GiB are missing."}  # fmt: skip
         print(said[rows[0]["verdict"]])
-    print(
-        f"The allocator needs {prediction.needs:.2f} GiB of a GPU, and takes {prediction.reserved:.2f} where it can have them."
-    )
-    print(f"\nPredicted peak per GPU: {prediction.peak:.2f} GiB, at that moment")
-    for name, size in prediction.parts.items():
+    print(f"The allocator needs {found.needs:.2f} GiB of a GPU, and takes {found.reserved:.2f} where it can have them.")
+    print(f"\nPredicted peak per GPU: {found.peak:.2f} GiB, at that moment")
+    for name, size in found.parts.items():
         print(f"  {name:18}{size:9.2f}")
-    print("Peaks of the phases: " + ", ".join(f"{name} {size:.2f}" for name, size in prediction.phases.items()))
-    if prediction.host:
-        print(f"In host memory, per GPU: {prediction.host:.2f} GiB")
-    print("\n" + _table(pd.DataFrame(rows)))
-    print(
-        "share: of the least that the allocator needs. tokens/s of one GPU: estimated from its matmul, copy and link ceilings."
-    )
-    if none_fits:
+    print("Peaks of the phases: " + ", ".join(f"{name} {size:.2f}" for name, size in found.phases.items()))
+    if found.host:
+        print(f"In host memory, per GPU: {found.host:.2f} GiB")
+    print(f"\n{_table(rows)}\nshare: of the least that the allocator needs. "
+          "tokens/s of one GPU: estimated from its matmul, copy and link ceilings.")  # fmt: skip
+    if not fits:
         print("Too large: --techniques with --gpu shows what would fit, and how.")
-    return none_fits
+    return fits
 
 
 def _show_techniques(task: TrainConfig, gpu: Gpu) -> None:
@@ -186,13 +151,12 @@ def _show_techniques(task: TrainConfig, gpu: Gpu) -> None:
             bar.update()
 
         rows = known_techniques.compare(task, gpu, on_next)
-    table = pd.DataFrame(
+    table = [
         {"technique": row.name, "GPUs": row.config.parallel.world_size, "peak GiB": row.prediction.peak,
-         "host GiB": row.prediction.host or None, "verdict": verdict(row.prediction, gpu),
-         **_time(row.config, gpu)}
+         "host GiB": row.prediction.host or None, "verdict": verdict(row.prediction, gpu), **_time(row.config, gpu)}
         for row in rows
-    )  # fmt: skip
-    print(f"{describe(task)}\n\nOn {gpu.name} ({gpu.memory_gib:g} GiB):\n" + _table(table))
+    ]  # fmt: skip
+    print(f"{describe(task)}\n\nOn {gpu.name} ({gpu.memory_gib:g} GiB):\n{_table(table)}")
     first = known_techniques.first_that_fits(rows, gpu)
     if first is None:
         print("Nothing fits: take a shorter sequence, a smaller batch, a smaller model, or a larger GPU.")
@@ -220,33 +184,25 @@ def _show_longest(config: TrainConfig, gpu: Gpu, as_json: bool) -> None:
         print("Memory would take longer ones; positions beyond are not exact in the rotary embedding's fp32.")
 
 
-def _table(frame: pd.DataFrame) -> str:
-    formats = {"share": "{:.0%}".format, "step s": "{:.3g}".format, "tokens/s": "{:,.0f}".format, "peak GiB": "{:.1f}".format,
-               "host GiB": "{:.1f}".format}  # fmt: skip
-    text = frame.dropna(axis="columns", how="all")
-    return text.to_string(index=False, na_rep="", formatters={k: v for k, v in formats.items() if k in text})
+def _table(rows: list[dict[str, Any]]) -> str:
+    frame = pd.DataFrame(rows).dropna(axis="columns", how="all")
+    formats = {"share": "{:.0%}", "step s": "{:.3g}", "tokens/s": "{:,.0f}", "peak GiB": "{:.1f}", "host GiB": "{:.1f}"}
+    used = {name: text.format for name, text in formats.items() if name in frame}
+    return frame.to_string(index=False, na_rep="", formatters=used)
 
 
 def describe(config: TrainConfig) -> str:
     """One line: what is predicted."""
-    model = config.model
+    model, cp, gpus = config.model, config.parallel.cp, config.parallel.world_size
+    # The preset's name, if the shape is still the preset's.
+    same = all(getattr(model, name) == value for name, value in PRESETS.get(model.preset, {}).items())
+    fp8 = "" if config.fp8.recipe == "none" else f" with fp8 ({config.fp8.recipe})"
     words = [
-        f"{_name(model)} ({model.n_layers} layers, width {model.d_model})",
-        f"{config.batch_size} x {config.seq_len} tokens "
-        + ("a GPU" if config.parallel.cp == 1 else f"over {config.parallel.cp} GPUs"),
-        config.precision if config.fp8.recipe == "none" else f"{config.precision} with fp8 ({config.fp8.recipe})",
-        f"loss {config.loss}",
-        f"blocks {config.blocks}",
+        f"{model.preset if same else 'custom'} ({model.n_layers} layers, width {model.d_model})",
+        f"{config.batch_size} x {config.seq_len} tokens " + ("a GPU" if cp == 1 else f"over {cp} GPUs"),
+        f"{config.precision}{fp8}, loss {config.loss}, blocks {config.blocks}",
         "compiled" if config.compile else "eager",
-        f"checkpointing {config.grad_checkpoint}"
-        + (" with inputs on the host" if config.saved_inputs == "host" else ""),
-        f"{config.parallel.world_size} GPU{'s' if config.parallel.world_size > 1 else ''}",
+        f"checkpointing {config.grad_checkpoint}" + " with inputs on the host" * (config.saved_inputs == "host"),
+        f"{gpus} GPU{'s' if gpus > 1 else ''}",
     ]
     return ", ".join(words)
-
-
-def _name(model: ModelConfig) -> str:
-    """The preset's name, if the shape is still the preset's."""
-    shape = model.model_dump()
-    same = all(shape[name] == value for name, value in PRESETS.get(model.preset, {}).items())
-    return model.preset if same else "custom"

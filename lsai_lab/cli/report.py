@@ -13,31 +13,21 @@ from typing import Annotated
 import typer
 
 from lsai_core.errors import UserError
-from lsai_lab.cli.options import ProfileOption, SetOption, names
+from lsai_lab.cli import options as opt
+from lsai_lab.cli.options import names
 
 
 def report(
-    profile: ProfileOption = None,
-    only: Annotated[
-        str | None, typer.Option(help="Comma-separated studies or variants to run, or patterns such as 'fp8*'.")
-    ] = None,
-    skip: Annotated[
-        str | None, typer.Option(help="Comma-separated studies or variants to leave out, or patterns.")
-    ] = None,
+    profile: opt.ProfileOption = None,
+    only: opt.OnlyOption = None,
+    skip: opt.SkipOption = None,
     no_run: Annotated[bool, typer.Option("--no-run", help="Report on the records there are; run nothing.")] = False,
-    budget: Annotated[
-        str | None, typer.Option(help="Run only what is expected to fit this time, such as 20m, 90s or 2h.")
-    ] = None,
+    budget: Annotated[str | None, typer.Option(help="Run only what should fit this time: 20m, 90s or 2h.")] = None,
     formats: Annotated[str, typer.Option(help="html, pdf or html,pdf.")] = "html,pdf",
     engine: Annotated[str, typer.Option(help="auto, quarto or pandoc.")] = "auto",
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for index.html and lab-report.pdf; default reports/_output.")
-    ] = None,
-    watch: Annotated[
-        bool,
-        typer.Option("--watch", help="Then serve the report, and bring it up to date as chapters are saved."),
-    ] = False,
-    set_: SetOption = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the report; default reports/_output.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Serve the report, remade as chapters are saved.")] = False,
+    set_: opt.SetOption = None,
 ) -> None:
     from lsai_lab.kit.book import make_report
     from lsai_lab.runs.session import Session

@@ -5,22 +5,31 @@
     runs/jobs/<job>[_<task>].events   started / USR1 / TERM / ended, one JSON line each; written by the job itself
     runs/jobs/logs/              the jobs' output
 
-Slurm is asked first. It forgets a job minutes after its end and its accounting is not always there, so the state that was seen
-last is kept in the job's record, and the job's own events say how it ended.
+Either a study's job and its report job are in the queue, with their records, or none is. A submission holds a lock, so two at the
+same moment see each other. Asked for a job, Slurm answers first; it forgets a job minutes after its end and its accounting is not
+always there, so the states that were seen last are kept in the record, and the job's own events say how it ended.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import datetime
 import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lsai_core.files import read_jsonl, write_json
+from filelock import FileLock, Timeout
+
+from lsai_core.errors import UserError
+from lsai_core.files import read_jsonl, write_json, write_text
 from lsai_lab.cluster import slurm
+from lsai_lab.cluster.script import Cluster, Job, render
 from lsai_lab.cluster.slurm import JobState
+from lsai_lab.runs.inputs import git_state
+from lsai_lab.runs.session import Session
 from lsai_lab.runs.stop import PREEMPTED_EXIT
 
 # A job is unknown to Slurm and never said how it ended: killed without a word, or its record was copied from elsewhere.
@@ -51,24 +60,69 @@ class JobRecord:
     def write(self, folder: Path) -> None:
         write_json(folder / f"{self.job}.json", dataclasses.asdict(self))
 
-    def name(self, task: int | None) -> str:
-        if self.report_of:
-            return "report"
-        return self.study if task is None else f"{self.study}.{self.variants[task]}"
+
+def submit(
+    study: str, jobs: list[Job], cluster: Cluster, session: Session, command: str, again: bool = False
+) -> list[JobRecord]:
+    """Submit a study's job and those that follow it, and record them.
+
+    `again=True` allows a second job of a study whose first one waits or runs. Raises UserError if it does not, and for
+    everything that Slurm refuses; then nothing stays in the queue.
+    """
+    slurm.require()
+    folder = session.runs_root.resolve() / "jobs"
+    try:
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock", timeout=60):
+            if not again and (active := _active_job(folder, study)):
+                raise UserError(
+                    f"job {active} of study {study} is waiting or running: see `lsai jobs`, end it with "
+                    f"`lsai cancel {active}`, or submit a second one with --again"
+                )
+            after = (jobs[0].dependency or "").partition(":")[2]
+            if after and not slurm.show(after):
+                raise UserError(f"--after: Slurm knows no job {after}")
+            for job in jobs:
+                slurm.sbatch(render(job, cluster, session), test_only=True)
+            return _submit(study, jobs, cluster, session, command, folder)
+    except Timeout:
+        raise UserError("another submission has held the lock for a minute; try again") from None
+    except OSError as error:
+        raise UserError(f"cannot write the job's record in {folder}: {error.strerror or error}") from None
 
 
-@dataclass(frozen=True)
-class JobRow:
-    """One line of `lsai jobs`."""
+def _submit(
+    study: str, jobs: list[Job], cluster: Cluster, session: Session, command: str, folder: Path
+) -> list[JobRecord]:
+    records: list[JobRecord] = []
+    try:
+        for job in jobs:
+            first = records[0].job if records else None
+            script = render(following(job, first) if first else job, cluster, session)
+            number = slurm.sbatch(script)
+            records.append(JobRecord(
+                number, study, cluster.cluster, session.profile.profile, command,
+                datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), git_state(session.root),
+                requeue=cluster.requeue and job.preemptible, variants=job.variants, report_of=first,
+                log=str(folder / "logs" / (f"{job.name}-{number}" + ("_%a" if job.variants else "") + ".out")),
+            ))  # fmt: skip
+            write_text(folder / f"{number}.sbatch", script)
+            records[0].report = number if first else None
+            for record in records:
+                record.write(folder)
+        return records
+    except BaseException:
+        with contextlib.suppress(UserError):
+            slurm.cancel(*(record.job for record in records))
+        for record in records:
+            for suffix in (".json", ".sbatch"):
+                (folder / f"{record.job}{suffix}").unlink(missing_ok=True)
+        raise
 
-    job: str
-    what: str
-    cluster: str
-    state: str
-    elapsed: str
-    restarts: int
-    outcome: str
-    log: str
+
+def following(job: Job, number: str) -> Job:
+    """`job`, to start when job `number` has ended, however it did."""
+    return dataclasses.replace(job, dependency=f"afterany:{number}")
 
 
 def read_jobs(folder: Path) -> list[JobRecord]:
@@ -78,10 +132,7 @@ def read_jobs(folder: Path) -> list[JobRecord]:
 
 
 def states(record: JobRecord, folder: Path) -> list[JobState]:
-    """Slurm's states of the job (each array task one), those seen last if it has forgotten them; empty if neither is there.
-
-    The states are kept in the record as soon as all of them are final.
-    """
+    """Slurm's states of the job (each array task one), those seen last if it has forgotten them; empty if neither is there."""
     if record.seen:
         return [JobState(**state) for state in record.seen]
     now = slurm.show(record.job) if slurm.available() else []
@@ -91,51 +142,51 @@ def states(record: JobRecord, folder: Path) -> list[JobState]:
     return now
 
 
-def active_job(folder: Path, study: str) -> str | None:
+def _active_job(folder: Path, study: str) -> str | None:
     """The id of a job of `study` that waits or runs."""
-    for record in read_jobs(folder):
-        of_study = record.study == study and not record.report_of
-        if of_study and any(not state.ended for state in states(record, folder)):
-            return record.job
-    return None
+    own = [record for record in read_jobs(folder) if record.study == study and not record.report_of]
+    return next((r.job for r in own if any(not state.ended for state in states(r, folder))), None)
 
 
-def rows(record: JobRecord, folder: Path) -> list[JobRow]:
-    """The job's lines, one for each array task that has a state of its own."""
+def rows(record: JobRecord, folder: Path) -> list[dict[str, Any]]:
+    """The job's lines in `lsai jobs`, one for each array task that has a state of its own."""
     known = sorted(states(record, folder), key=lambda state: (state.task is None, state.task or 0))
     if known:
         return [_row(record, folder, state.task if record.variants else None, state) for state in known]
     return [_row(record, folder, task, None) for task in (range(len(record.variants)) if record.variants else [None])]
 
 
-def _row(record: JobRecord, folder: Path, task: int | None, state: JobState | None) -> JobRow:
-    events = _events(folder, record.job, task)
-    if state is None:
-        outcome = _ending(events, record.requeue) or ("no word from the job" if events else "never started")
-        facts = (GONE, _elapsed(events), events[-1]["restart"] if events else 0, outcome)
-    else:
-        waiting = state.reason if state.state == "PENDING" and state.reason != "None" else ""
-        facts = (state.state, state.elapsed, state.restarts, _outcome(state, events, record.requeue) or waiting)
+def _row(record: JobRecord, folder: Path, task: int | None, state: JobState | None) -> dict[str, Any]:
     job = record.job if task is None else f"{record.job}_{task}"
-    what = record.name(task) if task is not None or not record.variants else f"{record.study} (array)"
-    return JobRow(job, what, record.cluster, *facts, log_path(record, task))
-
-
-def log_path(record: JobRecord, task: int | None) -> str:
-    return record.log if task is None else record.log.replace("%a", str(task))
-
-
-def _events(folder: Path, job: str, task: int | None) -> list[dict[str, Any]]:
-    path = folder / (f"{job}.events" if task is None else f"{job}_{task}.events")
-    return read_jsonl(path) if path.exists() else []
+    events = read_jsonl(folder / f"{job}.events") if (folder / f"{job}.events").exists() else []
+    if task is not None:
+        what = f"{record.study}.{record.variants[task]}"
+    else:
+        what = "report" if record.report_of else record.study + (" (array)" if record.variants else "")
+    if state is None:
+        starts = [event["time"] for event in events if event["event"] == "started"]
+        lasted = time.strftime("%H:%M:%S", time.gmtime(events[-1]["time"] - starts[-1])) if starts else ""
+        outcome = _ending(events, record.requeue) or ("no word from the job" if events else "never started")
+        facts = {
+            "state": GONE,
+            "elapsed": lasted,
+            "restarts": events[-1]["restart"] if events else 0,
+            "outcome": outcome,
+        }
+    else:
+        facts = {"state": state.state, "elapsed": state.elapsed, "restarts": state.restarts}
+        facts["outcome"] = _outcome(state, events, record.requeue)
+    log = record.log if task is None else record.log.replace("%a", str(task))
+    return {"job": job, "what": what, "cluster": record.cluster, **facts, "log": log}
 
 
 def _outcome(state: JobState, events: list[dict[str, Any]], requeue: bool) -> str:
     if state.state == "CANCELLED" and not events:
         return "never started" + (" (its dependency failed)" if "NeverSatisfied" in state.reason else "")
     if not state.ended:
-        interrupted = [event for event in events if event["event"] == "USR1"]
-        return f"preempted {len(interrupted)}x, goes on" if interrupted else ""
+        interrupted = sum(event["event"] == "USR1" for event in events)
+        waiting = state.reason if state.state == "PENDING" and state.reason != "None" else ""
+        return f"preempted {interrupted}x, goes on" if interrupted else waiting
     return {"CANCELLED": "cancelled", "TIMEOUT": "time limit"}.get(state.state) or _ending(events, requeue)
 
 
@@ -143,16 +194,9 @@ def _ending(events: list[dict[str, Any]], requeue: bool) -> str:
     """The outcome in words, from what the job itself wrote last."""
     if not events or events[-1]["event"] == "started":
         return ""
-    event, code = events[-1]["event"], events[-1]["code"]
-    if event == "TERM":
+    if events[-1]["event"] == "TERM":
         return "cancelled"
-    if code == PREEMPTED_EXIT:
-        return "preempted" if requeue else "preempted; submit again to resume"
+    preempted = "preempted" if requeue else "preempted; submit again to resume"
     known = {0: "ok", 1: "a run did not end well", 2: "refused (see the log)", 130: "interrupted"}
-    return known.get(code, f"ended with exit code {code}")
-
-
-def _elapsed(events: list[dict[str, Any]]) -> str:
-    """Seconds between the last start and the last word, in Slurm's form; empty if it never started."""
-    starts = [event["time"] for event in events if event["event"] == "started"]
-    return time.strftime("%H:%M:%S", time.gmtime(events[-1]["time"] - starts[-1])) if starts else ""
+    code = events[-1]["code"]
+    return (known | {PREEMPTED_EXIT: preempted}).get(code, f"ended with exit code {code}")

@@ -24,14 +24,12 @@ class JobState:
     """What the controller says of one job or array task. `elapsed` is Slurm's [days-]hours:minutes:seconds."""
 
     job: str
-    array: str | None
     task: int | None
     state: str
     elapsed: str
     exit_code: str
     restarts: int
     reason: str
-    log: str
 
     @property
     def ended(self) -> bool:
@@ -61,30 +59,23 @@ def require() -> None:
         _call("sbatch")
 
 
-def check(script: str) -> None:
-    """Ask whether the cluster could ever run a script, submitting nothing. Raises UserError with Slurm's reason if not."""
-    done = _call("sbatch", "--test-only", text=script)
-    passing = "busy" in done.stderr or "not available now" in done.stderr  # such a job may wait
-    if done.returncode and not passing:
-        raise UserError(f"Slurm refuses the job: {_reason(done.stderr)}{_hint(done.stderr)}")
+def sbatch(script: str, test_only: bool = False) -> str:
+    """Submit a script and return the job's id, or only ask whether the cluster could ever run it.
 
-
-def sbatch(script: str) -> str:
-    """Submit a script and return the job's id. Raises UserError with Slurm's reason if it is refused."""
-    done = _call("sbatch", "--parsable", text=script)
-    if done.returncode:
-        raise UserError(f"Slurm refused the job: {_reason(done.stderr)}{_hint(done.stderr)}")
-    return done.stdout.strip().splitlines()[-1].split(";")[0]
+    Raises UserError with Slurm's reason if it is refused.
+    """
+    done = _call("sbatch", "--test-only" if test_only else "--parsable", text=script)
+    may_wait = test_only and ("busy" in done.stderr or "not available now" in done.stderr)
+    if done.returncode and not may_wait:
+        verb = "refuses" if test_only else "refused"
+        raise UserError(f"Slurm {verb} the job: {_reason(done.stderr)}{_hint(done.stderr)}")
+    return "" if test_only else done.stdout.strip().splitlines()[-1].split(";")[0]
 
 
 def _reason(text: str) -> str:
-    lines = [
-        re.sub(r"^(\w+: (error|fatal)|sbatch|allocation failure): ", "", line.strip())
-        for line in text.splitlines()
-        if line.strip()
-    ]
-    lines = list(dict.fromkeys(line for line in lines if not line.startswith("Try ")))[-3:] or ["it gave no reason"]
-    return "; ".join(lines)
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("Try ")]
+    known = dict.fromkeys(re.sub(r"^(\w+: (error|fatal)|sbatch|allocation failure): ", "", line) for line in lines)
+    return "; ".join(list(known)[-3:]) or "it gave no reason"
 
 
 def _hint(text: str) -> str:
@@ -115,19 +106,16 @@ def _parse(line: str) -> JobState:
     task = fields.get("ArrayTaskId", "")
     return JobState(
         job=fields["JobId"],
-        array=fields.get("ArrayJobId"),
         task=int(task) if task.isdigit() else None,
         state=fields["JobState"].rstrip("+"),
         elapsed=fields.get("RunTime", ""),
         exit_code=fields.get("ExitCode", ""),
         restarts=int(fields.get("Restarts", "0")),
         reason=fields.get("Reason", ""),
-        log=fields.get("StdOut", ""),
     )
 
 
 def cancel(*jobs: str) -> None:
     """Cancel jobs (an array's id cancels all of its tasks). Raises UserError if Slurm refuses."""
-    done = _call("scancel", *jobs)
-    if done.returncode:
+    if jobs and (done := _call("scancel", *jobs)).returncode:
         raise UserError(f"Slurm did not cancel {', '.join(jobs)}: {_reason(done.stderr)}")

@@ -19,7 +19,7 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -41,10 +41,17 @@ class Dataset:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.meta = read_meta(folder)
+        self.folder, self.meta = folder, read_meta(folder)
         self.id: str = self.meta["id"]
-        self._verify()
+        for name, facts in self.meta["files"].items():
+            path = folder / name
+            size = path.stat().st_size if path.exists() else 0
+            if size != facts["bytes"]:
+                raise _damaged(folder, f"{path}: {size} bytes instead of {facts['bytes']}")
+            blocks = _some(len(facts["blake2b"]))
+            for block, digest in zip(blocks, _block_digests(path, blocks), strict=True):
+                if digest != facts["blake2b"][block]:
+                    raise _damaged(folder, f"{path}: damaged (checksum of block {block} differs)")
 
     def tokens(self, split: Split) -> np.memmap:
         """The tokens of a split: read-only memory map, uint16, shape (N,)."""
@@ -59,44 +66,34 @@ class Dataset:
     @property
     def vocab_size(self) -> int:
         """Every token is below this; at most the config's vocab_size."""
-        return cast(int, self.meta["tokenizer"]["vocab_size"])
+        return int(self.meta["tokenizer"]["vocab_size"])
 
-    def _verify(self) -> None:
-        for name, facts in self.meta["files"].items():
-            path = self.folder / name
-            size = path.stat().st_size if path.exists() else 0
-            if size != facts["bytes"]:
-                raise UserError(f"{path}: {size} bytes instead of {facts['bytes']}; {self._remedy()}")
-            blocks = _some(len(facts["blake2b"]))
-            for block, digest in zip(blocks, block_digests(path, blocks), strict=True):
-                if digest != facts["blake2b"][block]:
-                    raise UserError(f"{path}: damaged (checksum of block {block} differs); {self._remedy()}")
 
-    def _remedy(self) -> str:
-        return f"delete {self.folder} and prepare the data again"
+def _damaged(folder: Path, what: str) -> UserError:
+    return UserError(f"{what}; delete {folder} and prepare the data again")
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
     """meta.json of a dataset folder, unverified."""
     path = folder / "meta.json"
     try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-        if {"id", "files", "tokenizer", "splits"} <= set(meta):
-            return cast(dict[str, Any], meta)
+        meta = dict(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise UserError(f"{folder} is no prepared dataset: it has no meta.json") from None
-    except ValueError:
-        pass
-    raise UserError(f"{path}: damaged; delete {folder} and prepare the data again")
+    except (ValueError, TypeError):
+        meta = {}
+    if not {"id", "files", "tokenizer", "splits"} <= set(meta):
+        raise _damaged(folder, f"{path}: damaged")
+    return meta
 
 
 def file_facts(path: Path) -> dict[str, Any]:
     """Size and block checksums of a file, as meta.json keeps them."""
     size = path.stat().st_size
-    return {"bytes": size, "blake2b": block_digests(path, range(-(-size // BLOCK)))}
+    return {"bytes": size, "blake2b": _block_digests(path, range(-(-size // BLOCK)))}
 
 
-def block_digests(path: Path, blocks: Iterable[int]) -> list[str]:
+def _block_digests(path: Path, blocks: Iterable[int]) -> list[str]:
     """BLAKE2b (16 bytes, hex) of the 16 MiB blocks with these numbers; a few at a time, on all of up to four cores."""
 
     def digest(block: int) -> str:

@@ -15,7 +15,7 @@ exact to one document, and validation and test hold at least one each.
 from __future__ import annotations
 
 import hashlib
-import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -50,10 +50,8 @@ class Part(NamedTuple):
 class Corpus:
     """What a source yields: its texts (iterable again and again) and the facts that identify them.
 
-    `cut_files`: how many files of plain text it is cut from.
-
-    `fingerprint` is a hash over the content; `description` goes into the dataset's meta.json; `unchanged` says whether
-    the content is still what was fingerprinted.
+    `fingerprint` is a hash over the content; `description` goes into the dataset's meta.json; `unchanged` says whether the
+    content is still what was fingerprinted; `cut_files`: how many files of plain text it is cut from.
     """
 
     fingerprint: str
@@ -74,37 +72,16 @@ def documents(corpus: Corpus, max_mb: float | None, split_seed: int, whole_files
         text, file = item if isinstance(item, Part) else (item, None)
         if not text or text.isspace():
             continue
-        try:
-            data = text.encode()
-        except UnicodeEncodeError:
-            data = text.encode("utf-8", "replace")
-            text = data.decode()
+        data = text.encode("utf-8", "replace")
         left -= len(data)
         if left < 0:
             return
-        identity = file if whole_files and file else data
-        key = hashlib.blake2b(identity, digest_size=8, key=salt).digest()
-        yield Document(text, len(data), int.from_bytes(key, "big"))
+        key = hashlib.blake2b(file if whole_files and file else data, digest_size=8, key=salt).digest()
+        yield Document(data.decode(), len(data), int.from_bytes(key, "big"))
 
 
-def slug_of(text: str) -> str:
-    """A file name made from any text: at most 40 characters of a-z 0-9 and dashes."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40].strip("-") or "data"
-
-
-class Splitter(NamedTuple):
-    """Keys below `validation_from` are training documents (0), below `test_from` validation (1), the rest test (2)."""
-
-    validation_from: int
-    test_from: int
-
-    def split(self, key: int) -> int:
-        """Index into `SPLITS`."""
-        return (key >= self.validation_from) + (key >= self.test_from)
-
-
-def survey(documents: Iterable[Document], what: str) -> Splitter:
-    """Read until `SURVEY` distinct documents are seen and choose the thresholds.
+def survey(documents: Iterable[Document], what: str) -> tuple[int, int]:
+    """Read until `SURVEY` distinct documents are seen and choose the keys at which validation and test begin.
 
     Raises `UserError` (which names the corpus as `what`) for fewer than three distinct documents.
     """
@@ -113,20 +90,21 @@ def survey(documents: Iterable[Document], what: str) -> Splitter:
         keys.add(document.key)
         if len(keys) == SURVEY:
             train = round(2**64 * (1 - VALIDATION_SHARE - TEST_SHARE))
-            return Splitter(train, train + round(2**64 * VALIDATION_SHARE))
+            return train, train + round(2**64 * VALIDATION_SHARE)
     if not keys:
         raise UserError(f"{what} holds no text (or its first document is larger than max_mb)")
-    if len(keys) < 3:
-        raise UserError(
-            f"{what} holds only {len(keys)} distinct document(s); train, validation and test need at least one each"
-        )
+    if len(keys) < len(SPLITS):
+        raise UserError(f"{what} holds only {len(keys)} distinct document(s); each of {', '.join(SPLITS)} needs one")
     ordered = sorted(keys)
-    n_test = max(1, round(len(keys) * TEST_SHARE))
-    n_validation = max(1, round(len(keys) * VALIDATION_SHARE))
-    return Splitter(ordered[-n_test - n_validation], ordered[-n_test])
+    n_test, n_validation = (max(1, round(len(keys) * share)) for share in (TEST_SHARE, VALIDATION_SHARE))
+    return ordered[-n_test - n_validation], ordered[-n_test]
+
+
+def split_of(document: Document, thresholds: tuple[int, int]) -> str:
+    """The split that a document belongs to."""
+    return SPLITS[bisect_right(thresholds, document.key)]
 
 
 def progress_bar(wanted: bool, items: Iterable[Any] | None = None, **options: Any) -> tqdm:
-    """tqdm's bar on standard error over `items` or by hand; silent if not `wanted` or if that is no terminal
-    (a log file gets no bars)."""
+    """tqdm's bar over `items` or by hand; silent if not `wanted`, or if standard error is no terminal."""
     return tqdm(items, disable=None if wanted else True, **options)

@@ -98,55 +98,51 @@ def download(url: str, path: Path, *, expected: int | None, check: Callable[[Pat
 
 def _fetch(url: str, part: Path, expected: int | None, progress: bool) -> None:
     """One request that completes `part`, or leaves it longer than before and raises `_Broken`."""
-    have = part.stat().st_size if part.exists() else 0
-    headers = {"Accept-Encoding": "identity"}
-    validator = _validator(part).read_text(encoding="utf-8") if _validator(part).exists() else ""
-    if have and validator:
-        headers |= {"Range": f"bytes={have}-", "If-Range": validator}
+    have, tag_file = part.stat().st_size if part.exists() else 0, _validator(part)
+    tag = tag_file.read_text(encoding="utf-8") if tag_file.exists() else ""
+    resume = {"Range": f"bytes={have}-", "If-Range": tag} if have and tag else {}
+    headers = {"Accept-Encoding": "identity"} | resume
     with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT_S) as response:
+        told, resumed = response.headers, response.status_code == 206
         if response.status_code == 416:  # nothing beyond what is here: complete, or the file has become shorter
-            if response.headers.get("Content-Range") == f"bytes */{have}" and expected in (None, have):
+            if told.get("Content-Range") == f"bytes */{have}" and expected in (None, have):
                 return
-            part.unlink(missing_ok=True)
-            raise _Broken("the file changed on the server")
+            raise _discarded(part, _Broken("the file changed on the server"))
         _check_status(response, url)
-        resumed = response.status_code == 206
-        if resumed and not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
-            part.unlink(missing_ok=True)
-            raise _Broken("the server continued at the wrong place")
+        if resumed and not told.get("Content-Range", "").startswith(f"bytes {have}-"):
+            raise _discarded(part, _Broken("the server continued at the wrong place"))
         start = have if resumed else 0
-        length = size_in_bytes(response.headers.get("Content-Length"), f"{url}: Content-Length")
+        length = size_in_bytes(told.get("Content-Length"), f"{url}: Content-Length")
         total = start + length if length is not None else None
-        if expected is not None and total is not None and total != expected:
-            part.unlink(missing_ok=True)
-            raise UserError(
-                f"{url}: the server sends {total} bytes but its manifest says {expected}; it may be updating, try later"
-            )
+        if None not in (expected, total) and total != expected:
+            sizes = f"the server sends {total} bytes but its manifest says {expected}"
+            raise _discarded(part, UserError(f"{url}: {sizes}; it may be updating, try later"))
         if not resumed:
             part.unlink(missing_ok=True)  # before its tag changes, so that the two always belong together
             # A weak ETag must not be used with If-Range; the date is the next best (RFC 9110, section 13.1.5).
-            tags = (response.headers.get("ETag", ""), response.headers.get("Last-Modified", ""))
-            write_text(_validator(part), next((t for t in tags if t.isascii() and t and not t.startswith("W/")), ""))
+            tags = (told.get("ETag", ""), told.get("Last-Modified", ""))
+            write_text(tag_file, next((t for t in tags if t.isascii() and t and not t.startswith("W/")), ""))
         with (
             part.open("ab" if resumed else "wb") as file,
             progress_bar(progress, desc=part.stem, total=total, initial=start, unit="B", unit_scale=True) as bar,
         ):
             for chunk in response.iter_content(CHUNK):
-                file.write(chunk)
-                bar.update(len(chunk))
+                bar.update(file.write(chunk))
                 if expected is not None and file.tell() > expected:
                     break  # of a length that the server did not state
-    size = part.stat().st_size
-    wanted = expected if total is None else total
+    size, wanted = part.stat().st_size, expected if total is None else total
     if wanted is not None and size != wanted:
-        if size > wanted:
-            part.unlink()
-        raise _Broken(f"{size} of {wanted} bytes arrived")
+        error = _Broken(f"{size} of {wanted} bytes arrived")
+        raise _discarded(part, error) if size > wanted else error
+
+
+def _discarded(part: Path, error: Exception) -> Exception:
+    part.unlink(missing_ok=True)
+    return error
 
 
 def _retry(url: str, action: Callable[[], T], done: Callable[[], int] = lambda: 0) -> T:
-    """The result of `action`, tried again after faults of the network; a try that moved `done` further than ever resets
-    the count."""
+    """The result of `action`, tried again after faults of the network; one that moved `done` further than ever resets the count."""
     failures, most = 0, done()
     while True:
         try:

@@ -1,115 +1,186 @@
 """Local sources: the standard library and files of the user. Their content is hashed each time they are opened.
 
 `stdlib`: one document per .py file (code with its documentation strings), sorted by path, without tests and installed
-packages. `file:`: every file that the path or glob (`**` works) matches, sorted; see `readers` for the kinds. A
-relative path is looked up in the current folder first, then in the checkout.
+packages. `file:`: every file that the path or glob (`**` works) matches, sorted. A relative path is looked up in the current
+folder first, then in the checkout. The file's name says how it is read:
+
+    .txt .md .text   UTF-8 text, cut into documents (see `_text_documents`)
+    .jsonl           one JSON record a line: {"text": str or list of str, ...} or a bare string
+    .jsonl.zst       the same, compressed; any number of zstd frames; a truncated file is an error
+    .parquet         a string column `text`, one document a row
+
+Memory stays bounded: text is read line by line, a JSON record may hold at most 64 MiB, parquet is read in small batches.
 """
 
 from __future__ import annotations
 
 import glob
 import hashlib
+import io
+import json
 import os
 import platform
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from lsai_core.errors import UserError
-from lsai_lab.data.documents import Corpus, Part, slug_of
-from lsai_lab.data.readers import SUFFIXES, TEXT_SUFFIXES, document_target, read_texts
+from lsai_lab.data.documents import Corpus, Part
 from lsai_lab.files import repo_root
 
-NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+TEXT_SUFFIXES = (".txt", ".md", ".text")
+SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".jsonl.zst", ".parquet")
+MAX_RECORD = 64 << 20
+BUFFER = 1 << 20
+MIN_DOCUMENT, MAX_DOCUMENT = 1 << 10, 64 << 10
+NOT_LIBRARY = ("test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__")
 
 
-class StdlibSource:
+def open_stdlib(raw: Path, progress: bool) -> Corpus:
     """The .py files of this Python's standard library."""
-
-    slug, remote = "stdlib", False
-
-    def open(self, raw: Path, progress: bool) -> Corpus:
-        root = Path(sysconfig.get_path("stdlib"))
-        files = sorted(_library_files(root))
-        if not files:
-            raise UserError(f"no .py files of the standard library at {root}; use another data.source")
-
-        def texts() -> Iterator[str]:
-            for path in files:
-                yield path.read_text(encoding="utf-8", errors="replace")
-
-        description = {"kind": "stdlib", "python": platform.python_version(), "files": len(files)}
-        return Corpus(_fingerprint(files, root), description, texts)
-
-
-def _library_files(root: Path) -> Iterator[Path]:
-    """Without entering folders of installed packages, which may hold a hundred times as many files."""
+    root, files = Path(sysconfig.get_path("stdlib")), list[Path]()
     for folder, folders, names in os.walk(root):
+        # Not into folders of installed packages, which may hold a hundred times as many files.
         folders[:] = [name for name in folders if name not in NOT_LIBRARY]
-        yield from (Path(folder, name) for name in names if name.endswith(".py"))
+        files += [Path(folder, name) for name in names if name.endswith(".py")]
+    if not files:
+        raise UserError(f"no .py files of the standard library at {root}; use another data.source")
+    files.sort()
 
-
-class FileSource:
-    """The files that a path or glob matches."""
-
-    remote = False
-
-    def __init__(self, pattern: str) -> None:
-        self.pattern = pattern
-        self.slug = "file-" + slug_of(Path(pattern).name.split(".")[0])
-
-    def open(self, raw: Path, progress: bool) -> Corpus:
-        files = self._files()
-        target = document_target(
-            sum(path.stat().st_size for path in files if path.name.lower().endswith(TEXT_SUFFIXES))
-        )
-        before = [_stamp(path) for path in files]
-        fingerprint = _fingerprint(files, None)
-
-        def texts() -> Iterator[str | Part]:
-            for path in files:
-                if path.name.lower().endswith(TEXT_SUFFIXES):
-                    content = _content(path)
-                    yield from (Part(text, content) for text in read_texts(path, target))
-                else:
-                    yield from read_texts(path, target)
-
-        def unchanged() -> bool:
-            return [_stamp(path) for path in files] == before
-
-        description = {"kind": "file", "pattern": self.pattern, "files": len(files), "bytes": sum(b for b, _ in before)}
-        cut_files = sum(path.name.lower().endswith(TEXT_SUFFIXES) for path in files)
-        return Corpus(fingerprint, description, texts, unchanged, cut_files)
-
-    def _files(self) -> list[Path]:
-        pattern = os.path.expanduser(self.pattern)
-        matches = glob.glob(pattern, recursive=True)
-        if not matches and not os.path.isabs(pattern):
-            matches = glob.glob(str(repo_root() / pattern), recursive=True)
-        files = sorted(Path(match) for match in matches if os.path.isfile(match))
-        if not files:
-            folder = " (a folder needs a glob, such as file:folder/*.txt)" if matches else ""
-            raise UserError(f"file:{self.pattern}: no such file{folder}")
+    def texts() -> Iterator[str]:
         for path in files:
-            if not path.name.lower().endswith(SUFFIXES):
-                raise UserError(f"{path}: cannot be read as text; known kinds: {' '.join(SUFFIXES)}")
-        return files
+            yield path.read_text(encoding="utf-8", errors="replace")
+
+    description = {"kind": "stdlib", "python": platform.python_version(), "files": len(files)}
+    return Corpus(_fingerprint((path.relative_to(root).as_posix(), path) for path in files), description, texts)
 
 
-def _fingerprint(files: list[Path], root: Path | None) -> str:
-    """Hash over names (relative to `root`, or alone) and contents."""
-    total = hashlib.blake2b(digest_size=16)
+def open_files(pattern: str, raw: Path, progress: bool) -> Corpus:
+    """The files that a path or glob matches."""
+    files = _matches(pattern)
+    plain = [path for path in files if path.name.lower().endswith(TEXT_SUFFIXES)]
+    # Documents of 1/200 of all the text, between 1 KiB and 64 KiB: a small file still yields enough of them for three splits,
+    # and a large one keeps long contexts.
+    target = min(max(sum(path.stat().st_size for path in plain) // 200, MIN_DOCUMENT), MAX_DOCUMENT)
+
+    def stamps() -> list[tuple[int, int]]:
+        return [(stat.st_size, stat.st_mtime_ns) for stat in map(Path.stat, files)]
+
+    def texts() -> Iterator[str | Part]:
+        for path in files:
+            if path in plain:
+                content = content_hash(path).digest()
+                yield from (Part(text, content) for text in _text_documents(path, target))
+            else:
+                yield from _parquet_texts(path) if path.name.lower().endswith(".parquet") else json_texts(path)
+
+    before = stamps()
+    fingerprint = _fingerprint((path.name, path) for path in files)
+    description = {"kind": "file", "pattern": pattern, "files": len(files), "bytes": sum(size for size, _ in before)}
+    return Corpus(fingerprint, description, texts, lambda: stamps() == before, len(plain))
+
+
+def _matches(given: str) -> list[Path]:
+    pattern = os.path.expanduser(given)
+    matches = glob.glob(pattern, recursive=True)
+    if not matches and not os.path.isabs(pattern):
+        matches = glob.glob(str(repo_root() / pattern), recursive=True)
+    files = sorted(Path(match) for match in matches if os.path.isfile(match))
+    if not files:
+        folder = " (a folder needs a glob, such as file:folder/*.txt)" if matches else ""
+        raise UserError(f"file:{given}: no such file{folder}")
     for path in files:
-        name = path.relative_to(root).as_posix() if root else path.name
-        total.update(f"{name}\0".encode() + _content(path))
+        if not path.name.lower().endswith(SUFFIXES):
+            raise UserError(f"{path}: cannot be read as text; known kinds: {' '.join(SUFFIXES)}")
+    return files
+
+
+def _fingerprint(files: Iterable[tuple[str, Path]]) -> str:
+    """Hash over names and contents."""
+    total = hashlib.blake2b(digest_size=16)
+    for name, path in files:
+        total.update(f"{name}\0".encode() + content_hash(path).digest())
     return total.hexdigest()
 
 
-def _content(path: Path) -> bytes:
+def content_hash(path: Path) -> Any:
+    """BLAKE2b (16 bytes) of a file, a `hashlib` object."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest()
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    stat = path.stat()
-    return stat.st_size, stat.st_mtime_ns
+def _text_documents(path: Path, target: int) -> Iterator[str]:
+    """Plain text cut into documents: each ends at the first blank line after `target` characters, else at the first
+    line end after twice, else (text without line ends) at four times that many."""
+    parts: list[str] = []
+    size = 0
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            while line := file.readline(4 * target - size):
+                parts.append(line)
+                size += len(line)
+                ends = line.endswith("\n")
+                if size >= 4 * target or (ends and size >= (target if line.isspace() else 2 * target)):
+                    yield "".join(parts)
+                    parts, size = [], 0
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text ({error.reason}); convert it, e.g. with iconv -t UTF-8") from None
+    if parts:
+        yield "".join(parts)
+
+
+def open_stream(path: Path, compressed: bool) -> BinaryIO:
+    """Open for reading bytes. `compressed`: decode zstd, all frames; a cut-off frame raises an OSError without errno."""
+    if compressed:
+        return cast(BinaryIO, io.BufferedReader(pa.input_stream(str(path), compression="zstd"), BUFFER))
+    return path.open("rb", buffering=BUFFER)
+
+
+def json_texts(path: Path) -> Iterator[str]:
+    """The texts of a JSONL file; a text given as a list is joined with blank lines (the convention of lm_dataformat)."""
+    number = 0
+    try:
+        with open_stream(path, compressed=path.name.lower().endswith(".zst")) as file:
+            while line := file.readline(MAX_RECORD):
+                number += 1
+                if len(line) == MAX_RECORD:
+                    raise UserError(f"{path}: line {number} holds more than {MAX_RECORD >> 20} MiB; split that record")
+                if not line.isspace():
+                    yield _text(json.loads(line))
+    except (ValueError, TypeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the disk's fault, not the file's
+            raise
+        damaged = isinstance(error, pa.ArrowInvalid | OSError)
+        what = f"does not decompress ({error}); cut off or damaged" if damaged else f"line {number}: {error}"
+        raise UserError(f"{path}: {what}") from None
+
+
+def _text(record: Any) -> str:
+    text = record.get("text") if isinstance(record, dict) else record
+    if isinstance(text, list) and all(isinstance(part, str) for part in text):
+        return "\n\n".join(text)
+    if not isinstance(text, str):
+        raise TypeError('expected a record {"text": "..."}')
+    return text
+
+
+def _parquet_texts(path: Path) -> Iterator[str]:
+    """The column `text` of a parquet file, about 8 MiB at a time; nulls are left out."""
+    try:
+        with pq.ParquetFile(path) as file:
+            kinds = {field.name: field.type for field in file.schema_arrow}
+            if "text" not in kinds:
+                raise UserError(f"{path}: no column 'text'; it has {', '.join(kinds)}")
+            if kinds["text"] not in (pa.string(), pa.large_string()):
+                raise UserError(f"{path}: column 'text' holds {kinds['text']}, not strings")
+            for group in range(file.num_row_groups):
+                meta = file.metadata.row_group(group)
+                rows = max(1, meta.num_rows * (8 << 20) // max(meta.total_byte_size, 1))
+                for batch in file.iter_batches(min(rows, 4096), row_groups=[group], columns=["text"]):
+                    yield from (text for text in batch.column(0).to_pylist() if text is not None)
+    except pa.ArrowInvalid as error:
+        raise UserError(f"{path}: cannot be read as parquet ({error})") from None

@@ -16,36 +16,32 @@ Two preparations of the same dataset at once: the second waits at a file lock an
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
-import itertools
 import json
 import os
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from lsai_core.config import DataConfig
 from lsai_core.errors import UserError
 from lsai_core.files import write_json, write_text
 from lsai_lab.data import documents as documents_module
-from lsai_lab.data import readers
+from lsai_lab.data import local
 from lsai_lab.data import tokenizer as tokenizer_module
 from lsai_lab.data.dataset import Dataset, file_facts, find_datasets, read_meta
-from lsai_lab.data.documents import MB, MIN_FILES, SPLITS, Corpus, Splitter, documents, progress_bar, survey
+from lsai_lab.data.documents import MB, MIN_FILES, SPLITS, Corpus, Document, documents, progress_bar, split_of, survey
 from lsai_lab.data.sources import Source, parse_source
-from lsai_lab.data.tokenizer import EOT, EOT_ID, SplitStats, encode_documents, train_tokenizer
+from lsai_lab.data.tokenizer import EOT, EOT_ID, encode_documents, train_tokenizer
 
 PIPELINE = 2  # raise it when a change of code in this package, not of a constant, changes the tokens of the same text
-DISK_ERRNOS = {
-    getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EFBIG", "EIO", "ENOTDIR")
-}
 
 
 def prepare(config: DataConfig, root: Path, *, progress: bool = True) -> Dataset:
@@ -54,43 +50,37 @@ def prepare(config: DataConfig, root: Path, *, progress: bool = True) -> Dataset
     Raises `UserError` when the source is unknown, unreachable, empty or too small, when a prepared file is damaged, and
     when `root` cannot be written.
     """
-    source = parse_source(config.source)
-    request = _request(config)
+    source, request = parse_source(config.source), _request(config)
     with _disk_errors(root):
-        if source.remote:
-            if found := _find(root, source.slug, "request", request):
-                return Dataset(found)
-            with _lock(root, f"{source.slug}-{request}", progress):
-                if found := _find(root, source.slug, "request", request):
-                    return Dataset(found)
-                corpus = source.open(root / "raw", progress)
-                return _build(config, request, source, corpus, root, progress)
-        corpus = source.open(root / "raw", progress)
-        dataset_id = _dataset_id(request, corpus)
-        if found := _find(root, source.slug, "id", dataset_id):
+        corpus, wanted = _wanted(source, request, root, progress)
+        if found := _find(root, source, wanted):
             return Dataset(found)
-        with _lock(root, f"{source.slug}-{dataset_id}", progress):
-            if found := _find(root, source.slug, "id", dataset_id):
+        with _lock(root, f"{source.slug}-{next(iter(wanted.values()))}", progress):
+            if found := _find(root, source, wanted):
                 return Dataset(found)
-            return _build(config, request, source, corpus, root, progress)
+            return _build(config, request, source, corpus or source.open(root / "raw", progress), root, progress)
 
 
 def prepared_id(config: DataConfig, root: Path) -> str | None:
     """The id of the prepared dataset that `config` means now, or None if there is none; it fetches, builds and writes nothing."""
     try:
         source = parse_source(config.source)
-        request = _request(config)
-        facts = (
-            ("request", request) if source.remote else ("id", _dataset_id(request, source.open(root / "raw", False)))
-        )
-        found = _find(root, source.slug, *facts)
+        found = _find(root, source, _wanted(source, _request(config), root, progress=False)[1])
         return read_meta(found)["id"] if found else None
     except (UserError, OSError):
         return None
 
 
+def _wanted(source: Source, request: str, root: Path, progress: bool) -> tuple[Corpus | None, dict[str, str]]:
+    """What the meta.json of the dataset says; of a local source also its corpus, which decides that."""
+    if source.remote:
+        return None, {"request": request}
+    corpus = source.open(root / "raw", progress)
+    return corpus, {"id": _digest([request, corpus.fingerprint])}
+
+
 def _build(config: DataConfig, request: str, source: Source, corpus: Corpus, root: Path, progress: bool) -> Dataset:
-    dataset_id = _dataset_id(request, corpus)
+    dataset_id = _digest([request, corpus.fingerprint])
     final = root / "datasets" / f"{source.slug}-{dataset_id}"
     if final.exists():  # it was not found, so its meta.json is missing or damaged: opening it says so
         return Dataset(final)
@@ -101,8 +91,11 @@ def _build(config: DataConfig, request: str, source: Source, corpus: Corpus, roo
         meta = _write_files(config, corpus, building, progress)
         if not corpus.unchanged():
             raise UserError(f"{config.source} changed while it was being read; try again when it is complete")
-        meta = {"pipeline": PIPELINE, "id": dataset_id, "request": request, "created": _now(), **meta}
-        write_json(building / "meta.json", meta)
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        write_json(
+            building / "meta.json",
+            {"pipeline": PIPELINE, "id": dataset_id, "request": request, "created": created} | meta,
+        )
         os.rename(building, final)
     finally:
         shutil.rmtree(building, ignore_errors=True)
@@ -112,34 +105,42 @@ def _build(config: DataConfig, request: str, source: Source, corpus: Corpus, roo
 def _write_files(config: DataConfig, corpus: Corpus, folder: Path, progress: bool) -> dict[str, Any]:
     """Write tokenizer.json and the token files; return the body of meta.json."""
     started = time.perf_counter()
-
     whole_files = corpus.cut_files >= MIN_FILES
 
-    def read() -> Iterator[Any]:
+    def read() -> Iterator[Document]:
         return documents(corpus, config.max_mb, config.split_seed, whole_files)
 
     try:
-        splitter = survey(read(), config.source)
+        thresholds = survey(read(), config.source)
     except UserError:
         if not whole_files:
             raise
         whole_files = False  # max_mb ends the text in one of the first files
-        splitter = survey(read(), config.source)
-    budget = [0]
+        thresholds = survey(read(), config.source)
+    used = 0
+
+    def training_texts(bar: tqdm) -> Iterator[str]:
+        """Of the training documents, in order, up to `tokenizer_mb` (at least one)."""
+        nonlocal used
+        for document in read():
+            if split_of(document, thresholds) != SPLITS[0]:
+                continue
+            if used and used + document.size > config.tokenizer_mb * MB:
+                return
+            used += document.size
+            bar.update(document.size)
+            yield document.text
+
     with progress_bar(progress, desc="tokenizer", unit="B", unit_scale=True) as bar:
-        tokenizer = train_tokenizer(
-            training_text(read(), splitter, config.tokenizer_mb, budget, bar), config.vocab_size
-        )
+        tokenizer = train_tokenizer(training_texts(bar), config.vocab_size)
     write_text(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
     trained = time.perf_counter()
     with progress_bar(progress, desc="encoding", unit="B", unit_scale=True) as bar:
-        stats = encode_documents(read(), splitter, tokenizer, folder, bar)
-    files = {name: file_facts(folder / name) for name in [*(f"{name}.bin" for name in SPLITS), "tokenizer.json"]}
-    for name, stat in zip(SPLITS, stats, strict=True):
-        if not stat.tokens:
-            raise UserError(
-                f"{config.source}: no document fell into the {name} split; use another split_seed or more text"
-            )
+        stats = encode_documents(read(), thresholds, tokenizer, folder, bar)
+    if empty := [name for name in SPLITS if not stats[name].tokens]:
+        raise UserError(
+            f"{config.source}: no document fell into the {empty[0]} split; use another split_seed or more text"
+        )
     return {
         "config": config.model_dump(),
         "source": corpus.description,
@@ -148,66 +149,39 @@ def _write_files(config: DataConfig, corpus: Corpus, folder: Path, progress: boo
             "kind": "byte-level BPE",
             "vocab_size": tokenizer.get_vocab_size(),
             "end_of_text": {"token": EOT, "id": EOT_ID},
-            "trained_on_bytes": budget[0],
+            "trained_on_bytes": used,
         },
-        "splits": {name: _split_meta(stat) for name, stat in zip(SPLITS, stats, strict=True)},
-        "files": files,
+        "splits": {name: asdict(stat) | {"bytes_per_token": stat.bytes / stat.tokens} for name, stat in stats.items()},
+        "files": {name: file_facts(folder / name) for name in [*(f"{name}.bin" for name in SPLITS), "tokenizer.json"]},
         "seconds": {"tokenizer": round(trained - started, 3), "encoding": round(time.perf_counter() - trained, 3)},
     }
 
 
-def training_text(
-    read: Iterator[Any], splitter: Splitter, limit_mb: float, used: list[int], bar: tqdm
-) -> Iterator[str]:
-    """Texts of training documents, in order, up to `limit_mb` (at least one); `used[0]` counts their bytes."""
-    for document in read:
-        if splitter.split(document.key) != 0:
-            continue
-        if used[0] and used[0] + document.size > limit_mb * MB:
-            return
-        used[0] += document.size
-        bar.update(document.size)
-        yield document.text
-
-
-def _split_meta(stat: SplitStats) -> dict[str, Any]:
-    return {**stat.__dict__, "bytes_per_token": stat.bytes / stat.tokens}
-
-
-def _find(root: Path, slug: str, key: str, value: str) -> Path | None:
-    """The newest dataset folder of this source whose meta.json holds `value` under `key`."""
+def _find(root: Path, source: Source, wanted: dict[str, str]) -> Path | None:
+    """The newest dataset folder of this source whose meta.json says what is `wanted`."""
     matches = []
     for folder in find_datasets(root):
-        if folder.name.startswith(f"{slug}-"):
+        if folder.name.startswith(f"{source.slug}-"):
             with contextlib.suppress(UserError):  # a damaged neighbour is reported when it is opened itself
                 meta = read_meta(folder)
-                if meta.get(key) == value:
+                if meta.items() >= wanted.items():
                     matches.append((str(meta.get("created", "")), folder))
     return max(matches)[1] if matches else None
 
 
 def _request(config: DataConfig) -> str:
     """A hash over all that decides the tokens of a text: the config, and the constants of the modules that make tokens."""
-    modules = (documents_module, readers, tokenizer_module)
     rules = {
-        f"{m.__name__}.{name}": repr(v)
-        for m in modules
-        for name, v in vars(m).items()
+        f"{module.__name__}.{name}": repr(value)
+        for module in (documents_module, local, tokenizer_module)
+        for name, value in vars(module).items()
         if name[0].isupper() and name.isupper()
     }
     return _digest([PIPELINE, rules, config.model_dump()])
 
 
-def _dataset_id(request: str, corpus: Corpus) -> str:
-    return _digest([request, corpus.fingerprint])
-
-
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @contextlib.contextmanager
@@ -216,13 +190,12 @@ def _lock(root: Path, name: str, progress: bool) -> Iterator[None]:
     folder = root / "datasets"
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / f".{name}.lock")
-    for attempt in itertools.count():
-        try:
-            lock.acquire(timeout=0.2 if attempt == 0 else -1)
-            break
-        except TimeoutError:
-            if progress:
-                tqdm.write(f"waiting for another process that prepares {name}")
+    try:
+        lock.acquire(timeout=0.2)
+    except Timeout:
+        if progress:
+            tqdm.write(f"waiting for another process that prepares {name}")
+        lock.acquire()
     try:
         yield
     finally:
@@ -231,14 +204,10 @@ def _lock(root: Path, name: str, progress: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _disk_errors(root: Path) -> Iterator[None]:
-    """A full or read-only disk is the user's to mend: one line that names it."""
+    """A full or read-only disk is the user's to mend: one line that names it and the file."""
     try:
         yield
     except OSError as error:
-        if error.errno not in DISK_ERRNOS:
-            raise
-        where = error.filename or root
-        raise UserError(
-            f"cannot prepare the data at {where}: {error.strerror}; free space, mend its permissions, or set "
-            "LSAI_DATA to another folder"
-        ) from error
+        where = f"{error.filename or root}: {error.strerror}"
+        advice = "free space, mend its permissions, or set LSAI_DATA to another folder"
+        raise UserError(f"cannot prepare the data at {where}; {advice}") from error

@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from lsai_core.errors import UserError
 from lsai_core.files import write_json
-from lsai_lab.data.documents import Corpus, slug_of
+from lsai_lab.data.documents import Corpus
 from lsai_lab.data.download import NotFound, download, get_json, size_in_bytes
-from lsai_lab.data.readers import BUFFER, json_texts, open_stream
+from lsai_lab.data.local import BUFFER, content_hash, json_texts, open_stream
 
 DEFAULT_URL = "https://d6t0.c15.e2-2.dev/speakleash-ds-pub/datasets_text/"  # since May 2024; before: speakleash.space
 
@@ -57,33 +55,27 @@ def get_manifest(name: str) -> dict[str, Any]:
     return manifest
 
 
-class SpeakleashSource:
+def checked(name: str) -> str:
+    """`name`, if it can be a dataset's: it becomes a file's. Raises `UserError` otherwise."""
+    if not re.fullmatch(r"[\w.\-]+", name) or name.startswith("."):
+        raise UserError(f"speakleash:{name}: a name has letters, digits, dots, dashes and underscores only")
+    return name
+
+
+def open_corpus(name: str, raw: Path, progress: bool) -> Corpus:
     """One dataset of the collection. What is in the raw cache is complete and is used without asking the network."""
-
-    remote = True
-
-    def __init__(self, name: str) -> None:
-        if not re.fullmatch(r"[\w.\-]+", name) or name.startswith("."):
-            raise UserError(f"speakleash:{name}: a name has letters, digits, dots, dashes and underscores only")
-        self.name = name
-        self.slug = "speakleash-" + slug_of(name)
-
-    def open(self, raw: Path, progress: bool) -> Corpus:
-        folder = raw / "speakleash"
-        data, manifest_file = folder / f"{self.name}.jsonl.zst", folder / f"{self.name}.manifest"
-        manifest = _cached(manifest_file) if data.exists() else None
-        if manifest is None:
-            manifest = get_manifest(self.name)
-            size = size_in_bytes(manifest.get("file_size"), f"{base_url()}{self.name}.manifest: file_size")
-            download(base_url() + data.name, data, expected=size, check=_decodes, progress=progress)
-            write_json(manifest_file, manifest)
-
-        def texts() -> Iterator[str]:
-            return json_texts(data)
-
-        with data.open("rb") as file:
-            fingerprint = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-        return Corpus(fingerprint, _describe(self.name, manifest), texts)
+    data, manifest_file = (raw / "speakleash" / f"{name}{suffix}" for suffix in (".jsonl.zst", ".manifest"))
+    manifest = _cached(manifest_file) if data.exists() else None
+    if manifest is None:
+        manifest = get_manifest(name)
+        size = size_in_bytes(manifest.get("file_size"), f"{base_url()}{name}.manifest: file_size")
+        download(base_url() + data.name, data, expected=size, check=_decodes, progress=progress)
+        write_json(manifest_file, manifest)
+    stats = manifest["stats"] if isinstance(manifest.get("stats"), dict) else {}
+    facts = {key: manifest.get(key) for key in ("description", "license", "category", "file_size")}
+    counts = {key: stats.get(key) for key in ("documents", "characters")}
+    description = {"kind": "speakleash", "name": name, "url": base_url(), **facts, **counts}
+    return Corpus(content_hash(data).hexdigest(), description, lambda: json_texts(data))
 
 
 def _cached(path: Path) -> dict[str, Any] | None:
@@ -103,11 +95,3 @@ def _decodes(path: Path) -> None:
             if error.errno is not None:
                 raise
             raise UserError(str(error)) from None
-
-
-def _describe(name: str, manifest: dict[str, Any]) -> dict[str, Any]:
-    """The facts of a manifest that a reader of results wants."""
-    stats = manifest["stats"] if isinstance(manifest.get("stats"), dict) else {}
-    facts = {key: manifest.get(key) for key in ("description", "license", "category", "file_size")}
-    counts = {key: stats.get(key) for key in ("documents", "characters")}
-    return {"kind": "speakleash", "name": name, "url": base_url(), **facts, **counts}

@@ -17,6 +17,7 @@ written with plain writes, not through a memory map, because a full disk then is
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,7 +29,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 
-from lsai_lab.data.documents import SPLITS, Document, Splitter
+from lsai_lab.data.documents import SPLITS, Document, split_of
 
 EOT = "<|endoftext|>"
 EOT_ID = 0
@@ -53,23 +54,22 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer)
-    return for_encoding(tokenizer)
+    return _for_encoding(tokenizer)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """Read a tokenizer.json for encoding."""
-    return for_encoding(Tokenizer.from_file(str(path)))
+    return _for_encoding(Tokenizer.from_file(str(path)))
 
 
-def for_encoding(tokenizer: Tokenizer) -> Tokenizer:
+def _for_encoding(tokenizer: Tokenizer) -> Tokenizer:
     """Encode `<|endoftext|>` inside texts as ordinary characters (a setting that tokenizer.json does not keep)."""
     tokenizer.encode_special_tokens = True
     return tokenizer
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Cut a long text into pieces of at most `PIECE_CHARS` characters, so that memory stays bounded and cores share the
-    work.
+    """Cut a long text into pieces of at most `PIECE_CHARS` characters: memory stays bounded, and cores share the work.
 
     A cut is made before a single space between two other characters. The pre-tokenizer always starts a word there, so
     the pieces' tokens are exactly the whole text's. Only text without such a space (no words) is cut at the limit.
@@ -87,12 +87,11 @@ def pieces(text: str) -> Iterator[str]:
 
 
 class Piece(NamedTuple):
-    """A piece of a document; `size` (bytes) is the whole document's and stands on its `last` piece, 0 on the others."""
+    """A piece of a document; `size`, on its last piece, is the whole document's in bytes, None on the others."""
 
-    split: int
+    split: str
     text: str
-    last: bool
-    size: int
+    size: int | None
 
 
 @dataclass
@@ -105,59 +104,50 @@ class SplitStats:
 
 
 def encode_documents(
-    documents: Iterable[Document], splitter: Splitter, tokenizer: Tokenizer, folder: Path, progress: tqdm
-) -> list[SplitStats]:
-    """Encode `documents` into `folder/{train,validation,test}.bin` (uint16, little-endian); `progress` counts text
-    bytes."""
-    stats = [SplitStats() for _ in SPLITS]
+    documents: Iterable[Document], thresholds: tuple[int, int], tokenizer: Tokenizer, folder: Path, progress: tqdm
+) -> dict[str, SplitStats]:
+    """Encode into `folder/{train,validation,test}.bin` (uint16, little-endian); `progress` counts text bytes."""
+    stats = {name: SplitStats() for name in SPLITS}
     with contextlib.ExitStack() as stack:
-        files = [stack.enter_context((folder / f"{name}.bin").open("wb")) for name in SPLITS]
+        files = {name: stack.enter_context((folder / f"{name}.bin").open("wb")) for name in SPLITS}
         pool = stack.enter_context(ThreadPoolExecutor(_WORKERS))
-        pending: deque[tuple[list[Piece], Future[list[np.ndarray]]]] = deque()
-        stack.callback(lambda: [future.cancel() for _, future in pending])
-
-        def write_oldest() -> None:
-            batch, future = pending.popleft()
-            for file, tokens, stat in zip(files, future.result(), stats, strict=True):
-                file.write(tokens.tobytes())
-                stat.tokens += len(tokens)
-            for piece in batch:
-                stats[piece.split].documents += piece.last
-                stats[piece.split].bytes += piece.size
-            progress.update(sum(piece.size for piece in batch))
-
-        for batch in _batches(documents, splitter):
-            pending.append((batch, pool.submit(_encode, tokenizer, batch)))
-            if len(pending) > _WORKERS:
-                write_oldest()
-        while pending:
-            write_oldest()
+        pending: deque[Future[tuple[list[Piece], dict[str, np.ndarray]]]] = deque()
+        stack.callback(lambda: [future.cancel() for future in pending])
+        for batch in itertools.chain(_batches(documents, thresholds), [None] * _WORKERS):
+            if batch is not None:
+                pending.append(pool.submit(_encode, tokenizer, batch))
+            if pending and (batch is None or len(pending) > _WORKERS):
+                done, tokens = pending.popleft().result()
+                for name, values in tokens.items():
+                    files[name].write(values.tobytes())
+                    stats[name].tokens += len(values)
+                for piece in done:
+                    stats[piece.split].documents += piece.size is not None
+                    stats[piece.split].bytes += piece.size or 0
+                    progress.update(piece.size or 0)
     return stats
 
 
-def _batches(documents: Iterable[Document], splitter: Splitter) -> Iterator[list[Piece]]:
+def _batches(documents: Iterable[Document], thresholds: tuple[int, int]) -> Iterator[list[Piece]]:
     batch: list[Piece] = []
     chars = 0
     for document in documents:
-        split, done = splitter.split(document.key), 0
-        for text in pieces(document.text):
-            done += len(text)
-            last = done == len(document.text)
-            batch.append(Piece(split, text, last, document.size if last else 0))
+        split, cut = split_of(document, thresholds), list(pieces(document.text))
+        for number, text in enumerate(cut, 1):
+            batch.append(Piece(split, text, document.size if number == len(cut) else None))
             chars += len(text)
             if chars >= _BATCH_CHARS or len(batch) >= _BATCH_PIECES:
                 yield batch
                 batch, chars = [], 0
-    if batch:
-        yield batch
+    yield batch
 
 
-def _encode(tokenizer: Tokenizer, batch: list[Piece]) -> list[np.ndarray]:
-    """The batch's tokens, one uint16 array per split, each document ended by `<|endoftext|>`."""
-    ids: list[list[int]] = [[] for _ in SPLITS]
+def _encode(tokenizer: Tokenizer, batch: list[Piece]) -> tuple[list[Piece], dict[str, np.ndarray]]:
+    """The batch and its tokens, one uint16 array per split, each document ended by `<|endoftext|>`."""
+    ids: dict[str, list[int]] = {name: [] for name in SPLITS}
     encodings = tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
     for piece, encoding in zip(batch, encodings, strict=True):
-        ids[piece.split].extend(encoding.ids)
-        if piece.last:
+        ids[piece.split] += encoding.ids
+        if piece.size is not None:
             ids[piece.split].append(EOT_ID)
-    return [np.array(values, dtype="<u2") for values in ids]
+    return batch, {name: np.array(values, dtype="<u2") for name, values in ids.items()}

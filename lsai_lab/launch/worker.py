@@ -81,14 +81,10 @@ def _report(error: BaseException, path: Path) -> int:
 
 
 def _environment_from_slurm() -> None:
-    """Who is who where srun started the workers: its names for what torchrun would set.
-
-    MASTER_ADDR and MASTER_PORT must come from whoever called srun.
-    """
-    names = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
-    for ours, theirs in names.items():
-        if ours not in os.environ and theirs in os.environ:
-            os.environ[ours] = os.environ[theirs]
+    """Who is who where srun started the workers, whose caller has set MASTER_ADDR and MASTER_PORT."""
+    for ours, theirs in {"RANK": "PROCID", "WORLD_SIZE": "NTASKS", "LOCAL_RANK": "LOCALID"}.items():
+        if f"SLURM_{theirs}" in os.environ:
+            os.environ.setdefault(ours, os.environ[f"SLURM_{theirs}"])
 
 
 def _leave_with_launcher() -> None:

@@ -27,4 +27,5 @@ BACKEND = Backend(
     "fa2", fa2_attention, dtypes={"cuda": HALF}, window=frozenset({"cuda"}), head_dims=(8, 256),
     head_dim_multiple=8, compute_capability=AMPERE_ON, load=load, operators=frozenset({"flash_attn"}),
     about="FlashAttention-2, its own package", color="#CC79A7", marker="D",
+    install="pip install flash-attn --no-build-isolation",
 )  # fmt: skip

@@ -96,4 +96,5 @@ BACKEND = Backend(
     "fa4", fa4_attention, dtypes={"cuda": HALF}, window=frozenset({"cuda"}), head_dims=(8, 128),
     head_dim_multiple=8, compute_capability=((9, 0), (99, 0)), load=load,
     operators=frozenset({"lsai::fa4_forward"}), about="FlashAttention-4, CuTe DSL", color="#0072B2", marker="o",
+    install="pip install --pre flash-attn-4",
 )  # fmt: skip
