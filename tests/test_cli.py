@@ -18,14 +18,21 @@ from lsai_core.config import ModelConfig
 from lsai_lab.cli import app
 from lsai_lab.runs.session import Session
 
-COMMANDS = [name for name in app.COMMANDS if name != "data"] + ["data prepare", "data list", "data info"]
+GROUPS = {"data": ["prepare", "list", "info"], "runs": ["list", "compare", "delete"], "new": ["lab", "chapter"]}
+COMMANDS = [name for name in app.COMMANDS if name not in GROUPS]
+COMMANDS += [f"{group} {name}" for group, names in GROUPS.items() for name in names]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(shared: Project, command: str) -> None:
     code, out, _ = shared.lsai(*command.split(), "--help")
     assert code == 0 and "Usage: " in out and len(out.splitlines()) > 5
-    assert f"lsai {command}" in " ".join(out.split())
+    assert " ".join(out.split()).count(f"lsai {command}") >= 2, "how it is used, and an example"
+
+
+def test_the_studies_are_listed(shared: Project) -> None:
+    code, out, _ = shared.lsai("study")
+    assert code == 0 and [line.split() for line in out.splitlines()] == [["machine", "Machine"], ["memory", "Memory"]]
 
 
 def test_the_list_of_commands_needs_no_large_library_and_names_what_the_environment_sets(tmp_path: Path) -> None:
@@ -104,7 +111,6 @@ def test_options_of_the_wrong_type_are_refused(shared: Project) -> None:
     for words in (
         ["train", "--batch-size", "0"],
         ["train", "--batch-size", "x"],
-        ["study"],
         ["studdy"],
         ["train", "--x"],
     ):

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import nbformat
@@ -147,3 +148,33 @@ def test_every_result_and_column_is_documented_with_its_type() -> None:
             assert types, f"{name} is not on the page"
             assert value is None or any(words[type(value)] in one for one in types), (name, value)
     assert all(f"`{name}`" in PAGE for name in IDENTITY)
+
+
+@pytest.mark.slow
+def test_installed_from_a_wheel_it_lays_out_a_laboratory_that_works(tmp_path: Path) -> None:
+    """Built and installed without a network; nothing of the checkout is on the path afterwards."""
+    pytest.importorskip("setuptools")
+    sources, site, made = tmp_path / "sources", tmp_path / "site", tmp_path / "made"
+    skipped = shutil.ignore_patterns(".*", "_[!q_]*", "__pycache__", "h200-b", "attention", "context", "fsdp", "peers")
+    for name in ("notebooks", "params", "envs", "reports"):
+        shutil.copytree(CHECKOUT / name, sources / name, ignore=skipped)
+    for name in ("lsai_core", "lsai_lab"):
+        shutil.copytree(CHECKOUT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("Makefile", "pyproject.toml", "setup.py", "MANIFEST.in", "README.md"):
+        shutil.copy(CHECKOUT / name, sources)
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--target", str(site), str(sources)], check=True)
+    shutil.rmtree(sources)
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("LSAI_")}
+    env = {**kept, "PYTHONPATH": str(site), "PATH": f"{site / 'bin'}:{os.environ['PATH']}"}
+
+    def call(*words: str, where: Path) -> str:
+        done = subprocess.run(words, cwd=where, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    call("lsai", "new", "lab", str(made), where=tmp_path)
+    assert "h200" in call("lsai", "compare", "memory", "--recorded", where=made)
+    assert "to run" in call("lsai", "study", "machine", "--dry-run", where=made)
+    plan = " ".join(call("make", "-n", "report", "NO_RUN=1", where=made).split())
+    assert f"{site}/bin/lsai report --no-run" in plan and "venv" not in plan and "pip" not in plan

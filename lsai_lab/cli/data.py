@@ -29,7 +29,7 @@ def list_(
     root: RootOption = None,
     speakleash: Annotated[bool, typer.Option("--speakleash", help="Also list what Speakleash offers.")] = False,
 ) -> None:
-    """Sources, and the datasets that are prepared here."""
+    """Sources, and the datasets that are prepared here. Example: lsai data list --speakleash"""
     print("sources")
     for kind, what in KINDS.items():
         print(f"  {kind:22} {what}")
@@ -51,7 +51,10 @@ def prepare(
     max_mb: Annotated[float | None, typer.Option(help="Use at most this much text (MB).")] = None,
     root: RootOption = None,
 ) -> None:
-    """Fetch a source, train its tokenizer and write the token files; quick if that has been done before."""
+    """Fetch a source, train its tokenizer and write the token files; quick if that has been done before.
+
+    Example: lsai data prepare stdlib --max-mb 5
+    """
     values = {"source": source, "vocab_size": vocab_size, "max_mb": max_mb}
     config = validated(DataConfig, values, "lsai data prepare")
     _show(prepare_dataset(config, root or data_root()))
@@ -62,7 +65,10 @@ def info(
     name: Annotated[str, typer.Argument(help="A prepared dataset (folder or its name), or speakleash:<name>.")],
     root: RootOption = None,
 ) -> None:
-    """What a prepared dataset holds (its files are verified), or what Speakleash says about one of its own."""
+    """What a prepared dataset holds (its files are verified), or what Speakleash says about one of its own.
+
+    Example: lsai data info speakleash:plwiki
+    """
     if name.startswith("speakleash:"):
         print(json.dumps(get_manifest(name.removeprefix("speakleash:")), indent=1, ensure_ascii=False))
         return

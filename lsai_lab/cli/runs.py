@@ -14,7 +14,7 @@ from lsai_lab.cli import options as opt
 from lsai_lab.cli.options import names, overrides_from
 from lsai_lab.runs.records import Run, annotate, find_runs, is_finished, recorded_runs, runs_frame
 from lsai_lab.runs.session import Session, current_runs, differing_settings
-from lsai_lab.runs.study import PlannedRun
+from lsai_lab.runs.study import PlannedRun, study_names
 
 TechniqueOption = Annotated[str, typer.Option(help="Variant of the study.")]
 StudyOption = Annotated[str, typer.Option(help="Study in params/studies.")]
@@ -49,7 +49,7 @@ def find_batch(
 
 
 def study(
-    name: opt.OneStudy,
+    name: Annotated[str | None, typer.Argument(metavar="[STUDY]", help="Study; none: list them.")] = None,
     only: opt.OnlyOption = None,
     skip: opt.SkipOption = None,
     parts: opt.PartsOption = None,
@@ -68,6 +68,8 @@ def study(
     set_: opt.SetOption = None,
 ) -> None:  # fmt: skip
     session, overrides = Session(profile), overrides_from(set_, batch_size, dataset, no_memory_profiling)
+    if name is None:
+        return print("\n".join(f"{known:12} {session.study(known).title}" for known in study_names(session.root)))
     plan = _planned(session, name, names(parts), only=names(only), skip=names(skip), overrides=overrides)
     if not dry_run:
         return _finish(session, plan, {"name": run_name, "note": note, "tags": tag}, jobs=jobs, again=again)
