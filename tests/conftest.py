@@ -53,6 +53,8 @@ LONG = (
     "test_slurm.py",
     "test_runs.py",
     "test_notebooks.py",
+    "test_face.py",
+    "test_jupyterlab.py",
     "test_book.py",
     "test_checkpoint.py",
     "test_launch.py",

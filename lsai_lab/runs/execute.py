@@ -144,17 +144,17 @@ class Progress:
     A search has no total: nobody knows how many tries it needs. An attention run learns its total from the backends that it has.
     """
 
-    def __init__(
-        self, kind: str, config: Strict, title: str | None = None, shown: bool = True, live: bool = True
-    ) -> None:
-        self._own = title is None
+    def __init__(self, kind: str, config: Strict, title: str = "", shown: bool = True, live: bool = True) -> None:
+        self._own = not title  # this process is the run's
         points = config.points() if hasattr(config, "points") else None
         self._lengths = sum(len(sweep.lengths) for sweep in getattr(config, "sweeps", []))
         total = getattr(config, "steps", None) if points is None else len(points)
         unit = "try" if kind.endswith("search") else "step" if kind in ("train", "peer") else "point"
-        rhythm: dict[str, Any] = {"mininterval": 1.0} if live else {"mininterval": 30.0, "delay": 30.0}
-        self.bar = tqdm(total=total, desc=title, unit=unit, file=sys.stdout if live and title is None else sys.stderr if live else _Lines(),
-                        disable=not shown, leave=title is None, ncols=None if title else 110, **rhythm)  # fmt: skip
+        every_s, file = (1, sys.stdout if self._own else sys.stderr) if live else (30, _Lines())
+        self.bar = tqdm(
+            total=total, desc=title, unit=unit, file=file, disable=not shown, leave=self._own, ncols=110 if self._own else None,
+            mininterval=every_s, delay=0 if live else every_s,
+        )  # fmt: skip
 
     def update(self, rows: list[dict[str, Any]]) -> None:
         for row in rows:
@@ -166,14 +166,12 @@ class Progress:
             self.bar.set_postfix(shown, refresh=False)
             self.bar.update(row["step"] + 1 - self.bar.n)
 
-    def _host_gib(self) -> float:
+    def _host_gib(self) -> float | None:
         """Resident memory of the run: of this process, if it is the run's own, and of those below it."""
-        family = [*([psutil.Process()] if self._own else []), *psutil.Process().children(recursive=True)]
-        total = 0
-        for process in family:
-            with contextlib.suppress(psutil.Error):
-                total += process.memory_info().rss
-        return total / 2**30
+        with contextlib.suppress(psutil.Error):  # one that has just ended
+            family = psutil.Process().children(recursive=True) + ([psutil.Process()] if self._own else [])
+            return sum(process.memory_info().rss for process in family) / 2**30
+        return None
 
     def __enter__(self) -> Progress:
         return self
@@ -183,16 +181,9 @@ class Progress:
 
 
 # Keys of rows that are shown while a run goes on, and as what.
-_LIVE = {
-    "loss": "loss",
-    "tokens_per_s": "tokens/s",
-    "memory_allocated_gib": "GiB",
-    "host_gib": "host GiB",
-    "validation_loss": "val",
-    "batch": "batch",
-    "size": "size",
-    "length": "length",
-}
+_LIVE = dict(
+    loss="loss", tokens_per_s="tokens/s", memory_allocated_gib="GiB", host_gib="host GiB", validation_loss="val", batch="batch", size="size"
+)  # fmt: skip
 
 
 class _Lines(io.StringIO):
