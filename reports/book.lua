@@ -106,6 +106,7 @@ function Pandoc(doc)
     doc.blocks = numbered(doc.blocks)
     doc = doc:walk(references)
     doc.blocks:extend({ pandoc.Header(1, "References", pandoc.Attr("references", { "unnumbered" })), pandoc.Div({}, pandoc.Attr("refs")) })
+    if not is_html then doc.blocks:insert(1, pandoc.RawBlock("typst", "#outline(title: [Figures], target: figure.where(kind: image))")) end
     if is_html then doc.blocks = pandoc.Blocks({ pandoc.RawBlock("html", "<main>") }) .. doc.blocks .. { pandoc.RawBlock("html", "</main>") } end
   end
   return is_html and doc:walk({ traverse = "topdown", Table = scrolling }) or doc

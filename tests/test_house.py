@@ -116,3 +116,12 @@ def test_the_core_is_usable_alone() -> None:
     assert answer.returncode == 0, answer.stderr
     early, roots = json.loads(answer.stdout)
     assert not early and not set(roots) & NOT_FOR_THE_CORE
+
+
+def test_the_report_kit_is_small() -> None:
+    """Lines of the kit with its templates, and of what executes, binds and renders; that is to come down to 500."""
+    templates = [path for path in (CHECKOUT / "reports").iterdir() if path.suffix in {".css", ".html", ".js", ".lua", ".py", ".scss", ".typ"}]
+    kit = files("lsai_lab/kit")
+    making = [path for path in kit if path.stem in {"bind", "book", "render", "runpages"}]
+    assert sum(len(path.read_text().splitlines()) for path in [*kit, *templates]) <= 1_500
+    assert sum(len(path.read_text().splitlines()) for path in [*making, *templates]) <= 900

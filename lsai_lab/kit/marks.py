@@ -44,7 +44,7 @@ def marks(fig: Figure, box: Bbox, data: pd.DataFrame) -> str:
 
 def _points(axes: Axes) -> Iterator[tuple[str, tuple[Any, Any], np.ndarray]]:
     """Label, values and place in pixels of each mark: of lines with markers or few points, of scatters, of bars (their far end)."""
-    for line in axes.lines:
+    for line in (each for each in axes.lines if each.get_marker() not in ("_", "|")):  # the caps of error bars
         xy = np.asarray(line.get_xydata(), dtype=float)
         if len(xy) > 2 or line.get_marker() not in (None, "", "None"):
             for point in xy[:: max(1, len(xy) // 40)]:
