@@ -33,6 +33,8 @@ for (const table of document.querySelectorAll(".table-box > table")) {
   table.parentElement.before(tools);
 }
 
+for (const wide of document.querySelectorAll("math[display=block], pre")) wide.tabIndex = 0;  // they scroll where the window is narrow
+
 const tip = make("div", { className: "tip", hidden: true });
 document.body.append(tip);
 document.addEventListener("pointerover", (event) => {

@@ -17,6 +17,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from lsai_lab.fits import BATCHES, LENGTHS, MODELS, TASK, fits, table_path
 from lsai_lab.kit.bind import bind
+from lsai_lab.kit.marks import marks
 from lsai_lab.kit.render import HTML, PDF, render
 from lsai_lab.kit.runpages import write_run_pages
 from lsai_lab.kit.show import table
@@ -333,3 +334,20 @@ def test_the_table_of_what_fits_is_what_is_predicted() -> None:
     assert list(committed["technique"]) == chosen
     assert committed["peak_gib"].to_numpy() == pytest.approx(again["peak_gib"].to_numpy(), rel=0.01)
     assert (committed["H200"] == again["H200"]).all()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_mark_names_its_series_its_values_and_the_run_of_its_row() -> None:
+    import matplotlib.pyplot as plt
+
+    rows = pd.DataFrame(
+        {"label": ["a", "b"], "gib": [0.0, 2.0], "tokens": [1500.0, 3000.0], "run": ["x/memory/a-1", "x/memory/b-2"]}
+    )
+    fig, axes = plt.subplots()
+    axes.plot(rows["gib"], rows["tokens"] / 1e3, "o", label="H200")
+    axes.set(xlabel="GiB", ylabel="thousand tokens/s")
+    fig.canvas.draw()
+    found = re.findall(r'data-run="(.*?)"><title>(.*?)</title>', marks(fig, fig.get_tightbbox(), rows), re.S)
+    assert found[1] == ("memory/b-2", "H200\nGiB: 2\nthousand tokens/s: 3\nlabel: b\nmemory/b-2")
+    assert len(found) == 2
+    plt.close(fig)

@@ -120,7 +120,11 @@ def test_the_core_is_usable_alone() -> None:
 
 def test_the_report_kit_is_small() -> None:
     """Lines of the kit with its templates, and of what executes, binds and renders; that is to come down to 500."""
-    templates = [path for path in (CHECKOUT / "reports").iterdir() if path.suffix in {".css", ".html", ".js", ".lua", ".py", ".scss", ".typ"}]
+    templates = [
+        path
+        for path in (CHECKOUT / "reports").iterdir()
+        if path.suffix in {".css", ".html", ".js", ".lua", ".py", ".scss", ".typ"}
+    ]
     kit = files("lsai_lab/kit")
     making = [path for path in kit if path.stem in {"bind", "book", "render", "runpages"}]
     assert sum(len(path.read_text().splitlines()) for path in [*kit, *templates]) <= 1_500

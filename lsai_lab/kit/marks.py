@@ -99,5 +99,5 @@ def _row(data: pd.DataFrame, values: list[Any]) -> dict[str, Any] | None:
             numbers = data.select_dtypes("number").abs().to_numpy(dtype=float)
             with np.errstate(all="ignore"):
                 power = np.log10(numbers / abs(value))
-            fits &= pd.Series((np.abs(power - np.round(power)) < 1e-9).any(axis=1))
+                fits &= pd.Series((np.abs(power - np.round(power)) < 1e-9).any(axis=1))
     return data.iloc[int(fits.idxmax())].to_dict() if fits.sum() == 1 else None
