@@ -12,10 +12,9 @@ a slow machine cannot repeat within its share is left out, except the smallest, 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +27,7 @@ from lsai_core.config import Precision
 from lsai_core.errors import UserError
 from lsai_core.profiling.flops import Flops, Peak, mfu, peak_for
 from lsai_core.strict import Strict
+from lsai_core.training.precision import set_matmul_mode
 from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.records import find_runs
 
@@ -130,8 +130,9 @@ def matmul_ceilings(dtype: str, device: torch.device, budget_s: float) -> Result
             break
         if 4 * size**2 * _DTYPES[dtype].itemsize > _free_bytes(device) // 2:
             break
-        with _fp32_precision("tf32" if dtype == "tf32" else "ieee"):
-            seconds = repeated(_matmul(dtype, size, device), device, share)
+        set_matmul_mode("tf32" if dtype == "tf32" else "fp32")
+        seconds = repeated(_matmul(dtype, size, device), device, share)
+        set_matmul_mode("fp32")
         figures = _rate(f"matmul_{dtype}_{size}_tflops", 2 * size**3 / 1e12, seconds, device)
         results |= figures
         previous_s = float(np.median(seconds))
@@ -218,14 +219,3 @@ def _rate(name: str, amount: float, seconds: list[float], device: torch.device) 
 
 def _free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-
-
-@contextlib.contextmanager
-def _fp32_precision(precision: str) -> Iterator[None]:
-    """fp32 products on the tensor cores (tf32) or in full precision (ieee), restored afterwards."""
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = precision
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = before

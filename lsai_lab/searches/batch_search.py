@@ -13,36 +13,29 @@ from pydantic import Field
 
 from lsai_core.config import TrainConfig
 from lsai_core.errors import UserError
-from lsai_core.facts import deciding
-from lsai_core.strict import Strict, validated
 from lsai_lab.runs.kinds import Context
 from lsai_lab.searches.search import search_largest
-from lsai_lab.searches.tries import Tries, gpu_peaks, limit_allocations
+from lsai_lab.searches.tries import SearchConfig, Tries, gpu_peaks, limit_allocations
 
 
-class BatchSearchConfig(Strict):
-    """Which training run, and how far and how finely to search."""
+class BatchSearchConfig(SearchConfig):
+    """How far to search."""
 
-    train: TrainConfig
     start: int = Field(1, gt=0, description="first batch size tried")
     max_batch: int = Field(1 << 16, gt=0)
-    resolution: float = Field(0.0, ge=0, lt=1, description="stop at this relative width; 0 finds the exact batch")
     steps: int = Field(2, gt=0, description="optimizer steps per try")
-    try_timeout_s: float = Field(120.0, gt=0)
-    cpu_limit_gib: float = Field(2.0, gt=0, description="on a CPU: what one try may allocate")
+    cpu_limit_gib: float = Field(2.0, gt=0)
 
     @classmethod
     def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-        """The row's training config, as far as it decides memory: a new learning rate does not repeat the search."""
-        row = validated(TrainConfig, config, "the training config of a batch search")
-        if row.parallel.sharded:
+        found = super().from_study(config, settings)
+        if TrainConfig.model_validate(config).parallel.sharded:
             raise UserError(
                 "the search for the largest batch is for one process; leave out parallel.fsdp and cpu_offload, or "
                 "measure the other parts alone (--parts train)"
             )
-        train = deciding(row, "memory")
-        del train["batch_size"]  # what is searched for
-        return {"train": train, **settings}
+        del found["train"]["batch_size"]  # what is searched for
+        return found
 
 
 def run(config: BatchSearchConfig, context: Context) -> dict[str, Any]:
@@ -50,9 +43,7 @@ def run(config: BatchSearchConfig, context: Context) -> dict[str, Any]:
     from lsai_core import fp8
     from lsai_core.training.step import attention_kernel
 
-    tries = Tries(
-        _train_random_tokens, config.train, context, timeout_s=config.try_timeout_s, cpu_limit_gib=config.cpu_limit_gib
-    )
+    tries = Tries(_train_random_tokens, config, context)
     kernel = attention_kernel(config.train, tries.device)
     fp8.require(config.train, tries.device)
     largest, _ = search_largest(
@@ -63,7 +54,7 @@ def run(config: BatchSearchConfig, context: Context) -> dict[str, Any]:
         "largest_batch": largest,
         "largest_batch_tokens": largest * config.train.seq_len,
         "attention_kernel": kernel,
-        **tries.results(config.resolution, capped=largest == config.max_batch),
+        **tries.results(capped=largest == config.max_batch),
     }
 
 

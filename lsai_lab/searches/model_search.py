@@ -23,10 +23,8 @@ from pydantic import Field
 from torch.distributed.tensor import DTensor
 
 from lsai_core.config import TrainConfig
-from lsai_core.facts import deciding
 from lsai_core.model import Transformer, count_parameters
 from lsai_core.profiling.limits import host_limit_gib
-from lsai_core.strict import Strict, validated
 from lsai_core.training.precision import set_matmul_mode, weight_dtype
 from lsai_lab.launch.launch import require_devices
 from lsai_lab.runs.kinds import Context
@@ -42,7 +40,7 @@ from lsai_lab.searches.model_size import (
     sized,
 )
 from lsai_lab.searches.search import Try, search_largest
-from lsai_lab.searches.tries import Tries, gpu_peaks, limit_allocations
+from lsai_lab.searches.tries import SearchConfig, Tries, gpu_peaks, limit_allocations
 
 if TYPE_CHECKING:
     from lsai_core.parallel.world import World
@@ -51,26 +49,17 @@ if TYPE_CHECKING:
 _FIRST_STEP_GPU, _FIRST_STEP_CPU = 1.02, 1.06
 
 
-class ModelSearchConfig(Strict):
-    """Which run, by what its model grows, and how finely to search."""
+class ModelSearchConfig(SearchConfig):
+    """What is measured, and by what the model grows."""
 
-    train: TrainConfig
     measure: Measure = Field(description="load: the weights alone; train: one whole step")
     grow: Grow = Field(description="all: the scaling factor; n_layers: the layers of the given model")
     max_size: int = Field(4096, gt=0, description="largest scaling factor or number of layers tried")
-    resolution: float = Field(0.0, ge=0, lt=1, description="stop at this relative width; 0 finds the exact size")
-    try_timeout_s: float = Field(120.0, gt=0)
     budget_s: float = Field(600.0, gt=0, description="no try begins later than this")
-    cpu_limit_gib: float = Field(0.5, gt=0, description="on a CPU: what one process of a try may allocate")
+    cpu_limit_gib: float = Field(0.5, gt=0)
     expandable_segments: bool = Field(
         False, description="on a GPU: the allocator's setting under which free pieces of memory serve any size"
     )
-
-    @classmethod
-    def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-        """The row's training config, as far as it decides memory: a new learning rate does not repeat the search."""
-        row = validated(TrainConfig, config, "the training config of a model search")
-        return {"train": deciding(row, "memory"), **settings}
 
 
 def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
@@ -80,7 +69,7 @@ def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
 
     train, offload = config.train, config.train.parallel.cpu_offload
     require_devices(train.device, train.parallel.world_size)
-    tries = Tries(_one_try, train, context, timeout_s=config.try_timeout_s, cpu_limit_gib=config.cpu_limit_gib)
+    tries = Tries(_one_try, config, context)
     if config.measure == "train":
         attention_kernel(train, tries.device)
     on_host_gib = host_limit_gib()
@@ -105,7 +94,7 @@ def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
         capacity_gib=tries.limit_gib * DEVICE_SHARE if tries.on_gpu and not offload else None,
         first_step=_FIRST_STEP_GPU if tries.on_gpu else _FIRST_STEP_CPU,
     )  # fmt: skip
-    found = tries.results(config.resolution, capped=largest == config.max_size)
+    found = tries.results(capped=largest == config.max_size)
     if tries.on_gpu and offload:
         found["search_limit_kind"] += f" and {on_host_gib:.0f} GiB of the host's"
     return {

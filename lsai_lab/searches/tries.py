@@ -24,10 +24,13 @@ from typing import Any
 
 import psutil
 import torch
+from pydantic import Field
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 from lsai_core.config import TrainConfig
 from lsai_core.errors import Unavailable
+from lsai_core.facts import deciding
+from lsai_core.strict import Strict, validated
 from lsai_core.training.host_memory import return_freed_memory
 from lsai_lab.launch.launch import on_this_machine
 from lsai_lab.runs.kinds import Context
@@ -45,24 +48,37 @@ Work = Callable[[int, Any], dict[str, float]]
 _COMPILER = "torch._dynamo"
 
 
+class SearchConfig(Strict):
+    """What every search is told: which training run, and how finely to search."""
+
+    train: TrainConfig
+    resolution: float = Field(0.0, ge=0, lt=1, description="stop at this relative width; 0 finds the exact size")
+    try_timeout_s: float = Field(120.0, gt=0)
+    cpu_limit_gib: float = Field(gt=0, description="on a CPU: what one process of a try may allocate")
+
+    @classmethod
+    def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+        """The row's training config, as far as it decides memory: a new learning rate does not repeat the search."""
+        row = validated(TrainConfig, config, "the training config of a search")
+        return {"train": deciding(row, "memory"), **settings}
+
+
 class Tries:
-    """The tries of a search over sizes of the run `train`: each is a row of `metrics.jsonl` as soon as it has ended.
+    """The tries of a search over sizes of a run: each is a row of `metrics.jsonl` as soon as it has ended.
 
     `limit_gib` is the memory of the GPU or, on a CPU, what one process may allocate. Raises Unavailable if the limit cannot be set here.
     """
 
-    def __init__(
-        self, work: Work, train: TrainConfig, context: Context, *, timeout_s: float, cpu_limit_gib: float
-    ) -> None:
+    def __init__(self, work: Work, config: SearchConfig, context: Context) -> None:
         from lsai_core.training.step import resolve_device
 
+        train = config.train
         self.device, self.seen = resolve_device(train.device), list[Try]()
         self.on_gpu = self.device.type == "cuda"
         if not self.on_gpu and sys.platform != "linux":
             raise Unavailable("the search on a CPU limits memory with Linux's RLIMIT_DATA; this is not Linux")
-        self.limit_gib = torch.cuda.get_device_properties(0).total_memory / GIB if self.on_gpu else cpu_limit_gib
-        self._work, self._context, self._timeout_s = work, context, timeout_s
-        self._processes = train.parallel.world_size
+        self.limit_gib = torch.cuda.get_device_properties(0).total_memory / GIB if self.on_gpu else config.cpu_limit_gib
+        self._work, self._config, self._context = work, config, context
         modules = [work.__module__, "lsai_core.training.step"]
         self._server = server(
             [*modules, "lsai_core.parallel.fsdp"] if train.parallel.sharded else modules, on_gpu=self.on_gpu
@@ -70,7 +86,8 @@ class Tries:
 
     def attempt(self, size: int, argument: Any, **facts: Any) -> Try:
         """One try of `work(rank, argument)`; `facts` stand in its row, too. RuntimeError if not even size 1 runs."""
-        answer = attempt(self._server, self._work, argument, processes=self._processes, timeout_s=self._timeout_s)
+        processes, timeout_s = self._config.train.parallel.world_size, self._config.try_timeout_s
+        answer = attempt(self._server, self._work, argument, processes=processes, timeout_s=timeout_s)
         self.seen.append(Try(size=size, **answer))
         row = {"step": len(self.seen), **self.seen[-1].row, **facts}
         with (self._context.folder / "metrics.jsonl").open("a" if len(self.seen) > 1 else "w") as file:
@@ -80,12 +97,12 @@ class Tries:
             raise RuntimeError(f"size 1 does not run: {self.seen[-1].note}")
         return self.seen[-1]
 
-    def results(self, resolution: float, capped: bool) -> dict[str, Any]:
+    def results(self, capped: bool) -> dict[str, Any]:
         """What the record says of any search; `capped`: whether the largest size that may be tried fitted."""
         return {
             "search_limit_gib": self.limit_gib,
             "search_limit_kind": "GPU memory" if self.on_gpu else "process allocation limit (RLIMIT_DATA)",
-            "search_resolution": resolution,
+            "search_resolution": self._config.resolution,
             "search_capped": capped,
             "tries": [t.row for t in self.seen],
         }
