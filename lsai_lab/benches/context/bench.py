@@ -10,11 +10,13 @@ is not tried at longer lengths once its memory was out, and not at all once its 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,11 +43,6 @@ def run(config: ContextBenchConfig, context: Context) -> dict[str, Any]:
 
     Raises Unavailable if this machine lacks the processes' GPUs, and what ended the processes if it happened before a point.
     """
-    if config.processes == 1 or context.world.size > 1:
-        return _measured(config, context)
-    command = srun_command(config.processes)
-    if command is None:
-        require_devices(config.device, config.processes)
     shown: set[int] = set()
 
     def on_rows(rows: list[Row]) -> None:
@@ -55,6 +52,11 @@ def run(config: ContextBenchConfig, context: Context) -> dict[str, Any]:
             print(describe(row), flush=True)
         context.on_rows(new)
 
+    if config.processes == 1 or context.world.size > 1:
+        return _measured(config, context, on_rows if config.processes == 1 else context.on_rows)
+    command = srun_command(config.processes)
+    if command is None:
+        require_devices(config.device, config.processes)
     pending = context.folder / _PENDING
     pending.unlink(missing_ok=True)  # of an attempt that was itself ended
     while True:
@@ -78,7 +80,7 @@ def _keep_failure(folder: Path, error: Exception) -> None:
     (folder / _PENDING).unlink()
 
 
-def _measured(config: ContextBenchConfig, context: Context) -> dict[str, Any]:
+def _measured(config: ContextBenchConfig, context: Context, on_rows: Callable[[list[Row]], None]) -> dict[str, Any]:
     from lsai_core.training.step import resolve_device
 
     world, device = context.world, resolve_device(config.device)
@@ -86,7 +88,7 @@ def _measured(config: ContextBenchConfig, context: Context) -> dict[str, Any]:
     if config.processes > 1:
         signal.signal(signal.SIGUSR1, lambda number, _frame: asked.append(number))
     # The first process alone writes, and knows what was measured before.
-    points = Points(context.folder / "metrics.jsonl", context.on_rows) if world.is_main else None
+    points = Points(context.folder / "metrics.jsonl", on_rows) if world.is_main else None
     rank = Rank(config, world, device)
     for measure, method, length in config.points():
         decision = _decision(config, points, measure, method, length, device) if points else None
@@ -100,15 +102,13 @@ def _measured(config: ContextBenchConfig, context: Context) -> dict[str, Any]:
         if points:
             write_json(context.folder / _PENDING, {**place, "began": time.time()})
         began = time.perf_counter()
-        with _Limit(config.point_timeout_s if config.processes > 1 else None, context.folder, world.rank):
+        with _limit(config.point_timeout_s if config.processes > 1 else None, context.folder, world.rank):
             work = partial(rank.measure, measure, method, length, expected_ms)
             everybody = world.gather(guarded(device, work, others_wait=world.size > 1))
         if points:
             took = {"took_s": round(time.perf_counter() - began, 3)}
-            row = points.add({**place, **row_of(config, measure, method, length, everybody, device), **took})
+            points.add({**place, **row_of(config, measure, method, length, everybody, device), **took})
             (context.folder / _PENDING).unlink()
-            if config.processes == 1:
-                print(describe(row), flush=True)
     return summary(config, device, points.rows) if points else {}
 
 
@@ -122,28 +122,24 @@ def _decision(
     total_gib = torch.cuda.get_device_properties(device).total_memory / 2**30 if device.type == "cuda" else None
     expected_ms, refusal = outlook(config, points.rows, measure, method, length, total_gib)
     if refusal:
-        row = points.add({**place, "batch": config.batch, "outcome": refusal[0], "reason": refusal[1], "took_s": 0.0})
-        if config.processes == 1:
-            print(describe(row), flush=True)
+        points.add({**place, "batch": config.batch, "outcome": refusal[0], "reason": refusal[1], "took_s": 0.0})
     return refusal is None, expected_ms
 
 
-class _Limit:
-    """Ends this process, with the reason where the launcher looks for it, if the block takes longer than `seconds`."""
+@contextlib.contextmanager
+def _limit(seconds: float | None, folder: Path, rank: int) -> Iterator[None]:
+    """End this process, with the reason where the launcher looks for it, if the block takes longer than `seconds`."""
 
-    def __init__(self, seconds: float | None, folder: Path, rank: int) -> None:
-        self._seconds, self._path = seconds, folder / "logs" / f"rank-{rank}.error.json"
-        self._timer = threading.Timer(seconds or 0.0, self._expire)
-        self._timer.daemon = True
-
-    def __enter__(self) -> None:
-        if self._seconds is not None:
-            self._timer.start()
-
-    def __exit__(self, *error: object) -> None:
-        self._timer.cancel()
-
-    def _expire(self) -> None:
-        reason = f"{_TOO_LONG} {self._seconds:g} s"
-        write_json(self._path, {"time": time.time(), "outcome": "failed", "reason": reason, "user_error": False})
+    def expire() -> None:
+        note = {"time": time.time(), "outcome": "failed", "reason": f"{_TOO_LONG} {seconds:g} s", "user_error": False}
+        write_json(folder / "logs" / f"rank-{rank}.error.json", note)
         os._exit(1)
+
+    timer = threading.Timer(seconds or 0.0, expire)
+    timer.daemon = True
+    if seconds is not None:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
