@@ -120,17 +120,9 @@ def versus(rows: pd.DataFrame, ours: str, by: Sequence[str], metric: str) -> pd.
         best = {name: some.loc[some[metric].idxmax()] for name, some in group.groupby("framework", sort=False)}
         mine = best.pop(ours, None)
         for name, other in best.items() if mine is not None else ():
-            row = dict(zip(by, recipe, strict=True)) | {
-                "label": mine["label"],
-                "run": mine["run"],
-                metric: mine[metric],
-            }
-            row |= {
-                "peer": name,
-                "peer_label": other["label"],
-                "peer_run": other["run"],
-                f"peer_{metric}": other[metric],
-            }
+            shown = ("label", "run", metric)
+            row = dict(zip(by, recipe, strict=True)) | {key: mine[key] for key in shown}
+            row |= {"peer": name} | {f"peer_{key}": other[key] for key in shown}
             ratio = mine[metric] / other[metric]
             found.append({**row, "ratio": ratio, "equal": bool(max(ratio, 1 / ratio) - 1 < 2**0.5 * SITTING_SPREAD)})
     return pd.DataFrame(found)

@@ -17,7 +17,7 @@ from lsai_core.config import ModelConfig
 from lsai_core.profiling.flops import MATMUL_DTYPE, flops_per_token, theoretical_peak
 from lsai_core.shapes import parameters_in
 from lsai_core.strict import validated
-from lsai_lab.runs.records import Run, Summary
+from lsai_lab.runs.records import read_run
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,5 @@ def ideal_step(config: Mapping[str, Any], gpu: str) -> Ideal | None:
 
 def ideal_of(row: Mapping[str, Any]) -> Ideal | None:
     """The ideal step of a row of `lab.load`."""
-    folder = Path(row["run"])
     gpu = row.get("env.gpu")
-    return ideal_step(Run(folder, "", Summary.read(folder)).config, gpu) if isinstance(gpu, str) else None
+    return ideal_step(read_run(Path(row["run"])).config, gpu) if isinstance(gpu, str) else None

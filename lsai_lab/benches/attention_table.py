@@ -20,7 +20,7 @@ from lsai_core.files import read_jsonl
 from lsai_core.strict import validated
 from lsai_lab.benches.attention.config import AttentionBenchConfig
 from lsai_lab.benches.attention.errors import ALLOWED, NAMES
-from lsai_lab.runs.records import Run, Summary
+from lsai_lab.runs.records import Run, read_run
 
 Row = dict[str, Any]
 Place = tuple[str, int | None, int]  # mask, window and length
@@ -142,7 +142,7 @@ def auto_choices(
 
 def choices_of(folder: str | Path, *, table: bool = True, from_neighbours: bool = False) -> list[dict[str, Any]]:
     """`auto_choices` at every shape of the run in `folder`, by the table that ships (`table=False`: by the fixed order alone)."""
-    run = Run(Path(folder), "", Summary.read(Path(folder)))
+    run = read_run(Path(folder))
     config, rows = read_points(run)
     name, capability = run.summary.results.get("device_name"), run.summary.results.get("compute_capability")
     measured = select_rankings(shipped(), str(name), capability) if table and capability else ()

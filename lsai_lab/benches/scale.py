@@ -13,11 +13,11 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -55,7 +55,9 @@ class ScaleConfig(Strict):
 
     model: ModelConfig = Field(description="trained for two steps to count what is sent")
     precision: Precision = "bf16_autocast"
-    layouts: list[tuple[int, int]] = Field(description="(shard, replicate) worlds of CPU processes")
+    layouts: list[Annotated[list[int], Field(min_length=2, max_length=2)]] = Field(
+        description="worlds of CPU processes: how many shards, how many replicas"
+    )
     agents: list[int] = Field(description="how many agents (one per node) meet by torchrun's rendezvous")
     clients: list[int] = Field(description="how many ranks meet in one TCPStore")
     repeats: int = Field(5, gt=0, description="of each TCPStore measurement; the median counts")
@@ -63,11 +65,6 @@ class ScaleConfig(Strict):
     nodes: list[int]
     shard_nodes: list[int] = Field(description="HSDP: nodes that share one copy of the model")
     assume: Assumptions = Assumptions()
-
-    @field_validator("layouts", mode="before")
-    @classmethod
-    def _yaml_lists_are_tuples(cls, pairs: Any) -> Any:
-        return [tuple(pair) if isinstance(pair, list) else pair for pair in pairs] if isinstance(pairs, list) else pairs
 
 
 def run(config: ScaleConfig, context: Context) -> dict[str, Any]:
