@@ -48,10 +48,8 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
     dataset = prepare(config.data, context.data_root)
     per_token = flops.flops_per_token(config.model, config.seq_len, config.attention.window)
     peak = _peak(config, context, device)
-    # Each rank has a GPU of its own; CPU processes share one processor.
-    devices = world.size if device.type == "cuda" else 1
-    mfu_per_rate = flops.mfu(1.0, per_token.convention, peak) / devices if peak else None
-    trained = train(config, dataset, context.folder, context.on_rows, mfu_per_rate, world)
+    per_rate = rated(1.0, per_token, peak, world.size, device.type == "cuda")
+    trained = train(config, dataset, context.folder, context.on_rows, per_rate["mfu"], world)
     if config.checkpoint.export:
         from lsai_core.hf import find_checkpoint, max_positions  # these load what most runs never need
         from lsai_core.parallel.export import export_hf

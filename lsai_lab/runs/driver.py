@@ -68,10 +68,10 @@ def run_plan(
     done: set[Path] = set()
     with stop_requests() as stop:
 
-        def execute(number: int, run: PlannedRun, beside: int) -> None:
+        def execute(run: PlannedRun, beside: int) -> None:
             if stop.number is not None:
                 return
-            title = f"[{number}/{len(todo)}] {run.name}"
+            title = f"[{todo.index(run) + 1}/{len(todo)}] {run.name}"
             if not again and (twin := _twin(run)) is not None:
                 _take_over(run, twin)
                 same = twin.summary.id
@@ -85,15 +85,14 @@ def run_plan(
             reason = f" ({summary.reason})" if summary.reason else ""
             print(f"{title} {summary.outcome}{reason}, {summary.wall_s:.0f} s", flush=True)
 
-        numbered = list(enumerate(todo, 1))
-        first = len(todo) - len(untimed)
-        for part, at_a_time in ((numbered[:first], jobs), (numbered[first:], min(untimed_jobs, len(untimed)))):
+        timed = todo[: len(todo) - len(untimed)]
+        for part, at_a_time in ((timed, jobs), (untimed, min(untimed_jobs, len(untimed)))):
             if at_a_time == 1:
-                for number, run in part:
-                    execute(number, run, 0)
+                for run in part:
+                    execute(run, 0)
             elif part:
                 with ThreadPoolExecutor(at_a_time) as pool:
-                    for future in [pool.submit(execute, number, run, at_a_time - 1) for number, run in part]:
+                    for future in [pool.submit(execute, run, at_a_time - 1) for run in part]:
                         future.result()
     left = sum(not (run.folder in done if again else is_finished(run.folder)) for run in todo)
     if stop.number is not None and left:
