@@ -30,7 +30,7 @@ from lsai_lab.runs.inputs import present_inputs
 from lsai_lab.runs.kinds import Context, get_kind
 from lsai_lab.runs.outcome import outcome_of
 from lsai_lab.runs.quiet import Quiet
-from lsai_lab.runs.records import FINAL, Outcome, Run, RunId, Summary, is_finished, set_aside
+from lsai_lab.runs.records import FINAL, Outcome, Run, RunId, Summary, is_finished, read_run, set_aside
 from lsai_lab.runs.study import PlannedRun
 from lsai_lab.runs.writer import only_writer
 
@@ -132,10 +132,7 @@ class ActiveRun:
 
     def record(self) -> Run:
         """The finished run, as the report reads it."""
-        summary = Summary.read(self.folder)
-        return Run(
-            self.folder, json.loads((self.folder / "env.json").read_text(encoding="utf-8")).get("machine", ""), summary
-        )
+        return read_run(self.folder)
 
 
 class Progress:
