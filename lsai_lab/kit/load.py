@@ -69,9 +69,10 @@ def steps(run: str | Path | Mapping[str, Any]) -> pd.DataFrame:
     Empty if the run took no training steps.
     """
     frame = _run(run).metrics
-    if len(frame):
-        frame["tokens"] = frame["tokens_in_step"].cumsum()
-        frame["elapsed_s"] = frame["step_ms"].cumsum() / 1e3
+    if "tokens_in_step" not in frame:
+        return pd.DataFrame()
+    frame["tokens"] = frame["tokens_in_step"].cumsum()
+    frame["elapsed_s"] = frame["step_ms"].cumsum() / 1e3
     return frame
 
 
