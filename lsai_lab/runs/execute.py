@@ -12,6 +12,7 @@ import contextlib
 import datetime
 import io
 import json
+import re
 import sys
 import time
 import traceback
@@ -34,17 +35,9 @@ from lsai_lab.runs.records import FINAL, Outcome, Run, RunId, Summary, is_finish
 from lsai_lab.runs.study import PlannedRun
 from lsai_lab.runs.writer import only_writer
 
-_SPEEDS = (
-    "tokens_per_s",
-    "step_ms",
-    "mfu",
-    "tflops",
-    "host_forward",
-    "host_backward",
-    "host_optimizer",
-    "kernel_idle",
-    "gpu_busy_share",
-)
+_SPEEDS = re.compile(
+    "tokens_per_s|step_ms|mfu|tflops|host_(forward|backward|optimizer)|kernel_idle|gpu_busy_share"
+)  # results that mean nothing where runs shared the machine, by how their names begin
 
 
 def write_plan(run: PlannedRun, command: str) -> None:
@@ -90,7 +83,7 @@ class ActiveRun:
         write_json(self.folder / "env.json", environment() | quiet.before)
         outcome, reason, results = self._work()
         if quiet.beside:
-            results = {name: value for name, value in results.items() if not name.startswith(_SPEEDS)}
+            results = {name: value for name, value in results.items() if not _SPEEDS.match(name)}
             results["ran_beside"] = quiet.beside
         results |= quiet.results(results) if results else {}
         seconds, when = round(time.perf_counter() - clock, 3), started.isoformat(timespec="seconds")
