@@ -134,7 +134,8 @@ def check_attention() -> Iterator[Check]:
         low, high = backend.compute_capability or ((0, 0), (0, 0))
         installable = backend.install is not None and low <= _capability() <= high
         ok = True if reason is None else False if installable else None
-        yield Check(f"attention {name}", ok, reason or f"runs on this machine's {_device().upper()}", backend.install)
+        detail = reason or f"runs on this machine's {_device().upper()}"
+        yield Check(f"attention {name}", ok, detail, f"pip install {backend.install}")
 
 
 def _device() -> str:

@@ -54,7 +54,7 @@ class Backend:
     otherwise it keeps them repeated; `masked`: a window is a mask of S x S values. `operators`: its operators as torch names them
     ("namespace::name", or a namespace), whose results selective checkpointing keeps; not needed where the name has "attention" in it.
 
-    `about`, `color` and `marker` (matplotlib's) are for tables and figures; `install` says how its package is installed, if it has one.
+    `about`, `color` and `marker` (matplotlib's) are for tables and figures; `install`: what pip is given for its package.
     """
 
     name: str
@@ -101,9 +101,8 @@ class Backend:
             known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
             return f"takes {known} on {case.device_type}, not {str(case.dtype).removeprefix('torch.')}"
         if not low <= case.head_dim <= high or case.head_dim % self.head_dim_multiple:
-            return (
-                f"takes head dimensions {low} to {high} in multiples of {self.head_dim_multiple}, not {case.head_dim}"
-            )
+            taken = f"{low} to {high} in multiples of {self.head_dim_multiple}"
+            return f"takes head dimensions {taken}, not {case.head_dim}"
         if case.window is not None and case.device_type not in self.window:
             return f"has no sliding window on {case.device_type}"
         if case.single_token and not self.single_token:

@@ -26,5 +26,5 @@ BACKEND = Backend(
     "fa3", fa3_attention, dtypes={"cuda": HALF}, window=frozenset({"cuda"}), head_dims=(8, 256),
     head_dim_multiple=8, compute_capability=((9, 0), (9, 0)), load=load, operators=frozenset({"flash_attn_3"}),
     about="FlashAttention-3, for Hopper", color="#009E73", marker="^",
-    install="build the folder hopper/ of https://github.com/Dao-AILab/flash-attention",
+    install="'git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper'",
 )  # fmt: skip
