@@ -13,6 +13,7 @@ import pandas as pd
 
 from lsai_core.errors import UserError
 from lsai_core.files import flatten, write_text
+from lsai_core.profiling.predict.prediction import PARTS
 from lsai_lab.fits import table_path
 from lsai_lab.kit.show import shown
 from lsai_lab.runs.records import Run
@@ -47,7 +48,8 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
                      [run.machine, outcome, main, f"{summary.wall_s:.0f}", summary.started[:10]]])  # fmt: skip
     write_text(folder / "index.html", template.render(title="All runs", up="../", rows=rows, facts=facts))
     if (path := table_path(reports.parent)).exists():
-        text = template.render(title="Will it fit?", up="../", sections={"Every prediction": _rows(pd.read_csv(path))})
+        table = pd.read_csv(path).drop(columns=[*PARTS, "tokens_per_s"], errors="ignore")
+        text = template.render(title="Will it fit?", up="../", sections={"Every prediction": _rows(table)})
         write_text(folder / "fits.html", text)
 
 
