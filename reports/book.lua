@@ -71,7 +71,7 @@ end
 local function box(div)
   div.content = div.content:map(function(block) return block.t == "Header" and pandoc.Para({ pandoc.Strong(block.content) }) or block end)
   if is_html then return div end
-  return pandoc.Blocks({ pandoc.RawBlock("typst", "#block(stroke: (left: 2pt + gray), inset: 8pt)["), div, pandoc.RawBlock("typst", "]") })
+  return pandoc.Blocks({ pandoc.RawBlock("typst", "#block(breakable: false, stroke: (left: 2pt + gray), inset: 8pt)["), div, pandoc.RawBlock("typst", "]") })
 end
 
 local function numbered(blocks)
