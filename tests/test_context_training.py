@@ -216,7 +216,7 @@ def test_no_rank_waits_for_one_that_is_out_of_memory(
 ) -> None:
     folder, worker = faulty(tmp_path, device), tmp_path / "worker.py"
     worker.write_text(OUT_OF_MEMORY)
-    monkeypatch.setattr(launcher, "WORKER", [str(worker)])
+    monkeypatch.setattr(launcher, "torchrun", lambda nproc: [*torchrun(nproc), str(worker)])
     with pytest.raises(MemoryError, match=r"rank 1: .*out of memory") as caught:
         launch(folder, tmp_path / "data", 2)
     assert time.time() - float((folder / "raised").read_text()) < 60

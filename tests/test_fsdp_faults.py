@@ -11,8 +11,7 @@ from fsdp_fixture import config, dataset, plan, write_text
 
 from lsai_core.files import read_jsonl
 from lsai_core.parallel.checkpoint import sharded_checkpoints
-from lsai_lab.launch import launch as launcher
-from lsai_lab.launch.launch import WorkerFailed, launch
+from lsai_lab.launch.launch import WorkerFailed, launch, torchrun
 
 STEPS = 14
 # Starts a worker whose rank 1 dies while it writes its slices of step 8.
@@ -30,7 +29,7 @@ def write_data(self, *arguments):
     return write(self, *arguments)
 
 filesystem.FileSystemWriter.write_data = write_data
-main(Path(sys.argv[1]), Path(sys.argv[2]))
+main(Path(sys.argv[3]), Path(sys.argv[4]))
 """
 
 
@@ -46,9 +45,8 @@ def planned(tmp_path: Path, **changes: Any) -> tuple[Path, Path]:
 def die_in_the_second_save(tmp_path: Path, folder: Path, data: Path) -> None:
     script = tmp_path / "dying.py"
     script.write_text(DYING)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(WorkerFailed, match="rank 1 was ended by SIGKILL"):
-        patch.setattr(launcher, "WORKER", [str(script)])
-        launch(folder, data, 2)
+    with pytest.raises(WorkerFailed, match="rank 1 was ended by SIGKILL"):
+        launch(folder, data, 2, command=[*torchrun(2), str(script)])
 
 
 def test_a_kill_in_mid_save_costs_only_the_new_checkpoint(tmp_path: Path) -> None:

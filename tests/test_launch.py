@@ -21,7 +21,8 @@ from lsai_core.errors import Preempted, Unavailable, UserError
 from lsai_core.files import read_jsonl
 from lsai_core.training.loop import train
 from lsai_lab.launch import launch as launcher
-from lsai_lab.launch.launch import WorkerFailed, launch, on_this_machine, require_devices
+from lsai_lab.launch import watch
+from lsai_lab.launch.launch import WorkerFailed, launch, on_this_machine, require_devices, torchrun
 from lsai_lab.runs.execute import ActiveRun
 
 
@@ -93,11 +94,11 @@ time.sleep(600)
 def test_who_waits_for_a_dead_neighbour_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, message: str
 ) -> None:
-    """As in a kernel on a GPU that nothing interrupts: it is ended seconds later, and the cause is the first death."""
+    """As in a kernel on a GPU that nothing interrupts: torchrun would wait 30 seconds, and the cause is the first death."""
     script = tmp_path / "worker.py"
     script.write_text(STUBBORN.replace("END", end))
-    monkeypatch.setattr(launcher, "GRACE_S", 2.0)
-    monkeypatch.setattr(launcher, "WORKER", [str(script)])
+    monkeypatch.setattr(watch, "GRACE_S", 2.0)
+    monkeypatch.setattr(launcher, "torchrun", lambda nproc: [*torchrun(nproc), str(script)])
     first: list[float] = []
 
     def look(_rows: list[dict[str, Any]]) -> None:
@@ -146,7 +147,7 @@ def test_silent_workers_say_where_they_are(tmp_path: Path, monkeypatch: pytest.M
     run = config(text, parallel={"fsdp": 2}, steps=200, profile={"memory_steps": 0})
     dataset(run, data)
     folder = plan(run, tmp_path / "runs" / "test" / "silent")
-    monkeypatch.setattr(launcher, "SILENCE_S", 2.0)
+    monkeypatch.setattr(watch, "SILENCE_S", 2.0)
     log, held = folder / "logs" / "rank-0.log", []
 
     def hold(rows: list[dict[str, Any]]) -> None:
@@ -196,7 +197,7 @@ def test_no_name_server_has_to_answer(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def fake_worker(folder: Path, body: str) -> list[str]:
-    """A command in the place of srun that does what `body` says and ends with exit code 1."""
+    """A command in the place of torchrun that does what `body` says and ends with exit code 1."""
     script = folder / "fake.py"
     script.write_text(
         f"import json, sys, time\nfrom pathlib import Path\nlogs = Path({str(folder / 'logs')!r})\n{body}\nsys.exit(1)\n"

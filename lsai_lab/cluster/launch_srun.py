@@ -1,8 +1,8 @@
 """One run over several nodes of a Slurm job: srun starts the workers, one task a process.
 
-Within one node the launcher starts the workers itself (see `lsai_lab.launch.launch`). Over several, srun does: it starts every
+Within one node torchrun is used (see `lsai_lab.launch.launch`). Over several, srun does what torchrun would: it starts every
 worker, says who is who (SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID), ends all when one fails, and passes a stop signal on to
-each of them. Rank 0 is on the job's first node, where this process runs, too, so the meeting point is
+each of them, which torchrun does not. Rank 0 is on the job's first node, where this process runs, too, so the meeting point is
 this host and a port that is free on it.
 """
 
@@ -15,11 +15,10 @@ import sys
 from collections.abc import Mapping
 
 from lsai_core.errors import UserError
-from lsai_lab.launch.launch import reserved_port
 
 
 def srun_command(nproc: int, environment: Mapping[str, str] = os.environ) -> list[str] | None:
-    """The command that starts `nproc` workers over the nodes of this job, for `launch(command=...)`.
+    """The command that starts `nproc` workers over the nodes of this job, for `parallel.launch.launch(command=...)`.
 
     None if this is no Slurm job of several nodes, or if one node's GPUs are enough. Raises UserError if the job is too small.
     """
@@ -38,12 +37,10 @@ def srun_command(nproc: int, environment: Mapping[str, str] = os.environ) -> lis
         raise UserError(f"{nproc} processes cannot be spread evenly over {used} nodes")
     per_node = nproc // used
     cpus = int(environment.get("SLURM_CPUS_PER_TASK", "1"))
-    with reserved_port() as port:  # free, that is
-        pass
     words = [
         "env",
         f"MASTER_ADDR={environment.get('MASTER_ADDR') or socket.gethostname()}",
-        f"MASTER_PORT={port}",
+        f"MASTER_PORT={_free_port()}",
         "srun",
         f"--nodes={used}",
         f"--ntasks={nproc}",
@@ -57,3 +54,9 @@ def srun_command(nproc: int, environment: Mapping[str, str] = os.environ) -> lis
     if gpus:
         words.append(f"--gpus-per-node={per_node}")
     return [*words, sys.executable]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
