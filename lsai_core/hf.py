@@ -32,6 +32,7 @@ from lsai_core.strict import validated
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 EMBEDDING = "model.embed_tokens.weight"
+LLAMA = {"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,7 @@ def slots(config: ModelConfig) -> dict[str, Slot]:
     """For each tensor name of a Hugging Face Llama of this shape, the place it has in `Transformer`."""
     d, ff, q = config.d_model, config.d_ff, config.n_heads * config.head_dim
     kv = config.n_kv_heads * config.head_dim
-    table = {
-        EMBEDDING: Slot("embedding.weight", 0, config.vocab_size),
-        "model.norm.weight": Slot("norm.weight", 0, d),
-    }
+    table = {EMBEDDING: Slot("embedding.weight", 0, config.vocab_size), "model.norm.weight": Slot("norm.weight", 0, d)}
     if not config.tie_embeddings:
         table["lm_head.weight"] = Slot("output.weight", 0, config.vocab_size)
     for i in range(config.n_layers):
@@ -169,8 +167,7 @@ def read_config(folder: Path) -> ModelConfig:
     """The `ModelConfig` that a Hugging Face `config.json` describes; `UserError` if no `Transformer` can express it."""
     path = folder / CONFIG
     data = _read_json(path)
-    expected = {"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
-    for key, value in expected.items():
+    for key, value in LLAMA.items():
         if data.get(key, value if key != "model_type" else None) != value:
             raise UserError(
                 f"{path}: {key} is {data.get(key)!r}; only Llama checkpoints with {key} {value!r} can be read"
@@ -210,7 +207,7 @@ def _config_json(config: ModelConfig, dtype: torch.dtype, max_seq_len: int) -> d
     scaling = None if config.rope_scaling is None else {"rope_type": "llama3", **config.rope_scaling.model_dump()}
     return {
         "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        **LLAMA,
         "hidden_size": config.d_model,
         "intermediate_size": config.d_ff,
         "num_hidden_layers": config.n_layers,
@@ -223,9 +220,6 @@ def _config_json(config: ModelConfig, dtype: torch.dtype, max_seq_len: int) -> d
         "rope_theta": config.rope_theta,
         "rope_scaling": scaling,
         "tie_word_embeddings": config.tie_embeddings,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
         "torch_dtype": str(dtype).removeprefix("torch."),
         # Which ids begin and end a text is the tokenizer's knowledge; Llama 2's defaults would be wrong for others.
         "bos_token_id": None,

@@ -113,10 +113,7 @@ class ShardedCheckpoints:
         weights, states = get_state_dict(model, optimizer)
         path = self.folder / f"sharded-{step:08d}"
         written = dcp.async_save(
-            {"model": weights, "optimizer": states},
-            checkpoint_id=path,
-            process_group=self._group,
-            no_dist=self._alone,
+            {"model": weights, "optimizer": states}, checkpoint_id=path, process_group=self._group, no_dist=self._alone
         )
         facts = {"step": step, "ranks": self.world.size, "sequences_per_step": self.sequences, "train_s": train_s}
         self._running = self._writer.submit(self._complete, written, path, facts)

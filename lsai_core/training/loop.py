@@ -48,6 +48,7 @@ from lsai_core.training.step import (
 )
 
 GIB = 2**30
+OnRows = Callable[[list[dict[str, Any]]], None]
 
 
 class Diverged(Exception):
@@ -119,7 +120,7 @@ def train(
     config: TrainConfig,
     dataset: TokenSource,
     folder: Path,
-    on_rows: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
+    on_rows: OnRows = lambda rows: None,
     mfu_per_rate: float | None = None,
     world: World | None = None,
 ) -> Trained:
@@ -131,96 +132,109 @@ def train(
     Resumes from the newest checkpoint in `folder`. Raises Unavailable, UserError, Diverged, Preempted, or torch's
     out-of-memory error; whatever happens, `metrics.jsonl` holds the complete steps.
     """
-    started = time.perf_counter()
     world = world or World()
     if config.parallel.world_size != world.size:
         raise UserError(f"parallel asks for {config.parallel.world_size} processes, but {world.size} are running")
-    readers, reader = config.parallel.readers, world.rank // config.parallel.cp
     if config.parallel.sharded and not world.launched:
         raise UserError("parallel.cpu_offload needs a process group, which `lsai train` and the studies start")
-    device = resolve_device(config.device)
-    if device.type == "cpu":
-        keep_freed_memory()
-    set_matmul_mode(config.precision)
-    kernel = attention_kernel(config, device)
-    stream = BatchStream(dataset.tokens("train"), config.batch_size * config.grad_accum, config.seq_len, config.seed)
-    model = prepare_model(config, device)
-    optimizer = build_optimizer(model, config.optim)
-    metrics, result = MetricsFile(folder / "metrics.jsonl", mfu_per_rate, world), Trained(model, kernel)
-    checkpoints = open_checkpoints(config, folder, world)
-    result.resumed_at, result.train_s = checkpoints.restore(model, optimizer)
-    result.rows = metrics.truncate(result.resumed_at)
+    loop = _Loop(config, dataset, folder, MetricsFile(folder / "metrics.jsonl", mfu_per_rate, world), on_rows, world)
+    with _stop_requests() as asked, loop.instruments:
+        for step in range(loop.result.resumed_at, config.steps):
+            loop.step(step)
+            loop.end_of_step(step + 1, world.agree_to_stop(bool(asked)), asked)
+    loop.checkpoints.finish()
+    loop.result.timed_ms = [row["step_ms"] for row in loop.result.rows if row["steady"]]  # in every sitting of this run
+    loop.result.measured = over_processes(world.gather(loop.instruments.results()))
+    return loop.result
 
-    timer = StepTimer(device)
-    profile = config.profile
-    if not world.is_main:  # one trace is enough
-        profile = profile.model_copy(update={"trace": False, "snapshot": False})
-    instruments = Instruments(profile, device, folder, (model, optimizer), result.resumed_at)
-    flushed = 0  # steps of this process whose durations are on disk
-    result.setup_s = time.perf_counter() - started
-    loop_started = time.perf_counter()
-    earlier_s = result.train_s
 
-    def flush(extra: dict[str, Any]) -> None:
-        nonlocal flushed
-        durations = timer.durations_ms()[flushed:]
-        flushed += len(durations)
-        rows = metrics.flush(durations, extra)
-        result.rows.extend(rows)
-        on_rows(rows)
-        if rows and not all(math.isfinite(row["loss"]) for row in rows):
-            raise Diverged(
-                f"the loss is not finite at step {next(r['step'] for r in rows if not math.isfinite(r['loss']))}"
-            )
+class _Loop:
+    """What one run of the loop holds: model, optimizer, data, clock, instruments, records and checkpoints."""
 
-    timer.mark()
-    with _stop_requests() as asked, instruments:
-        for step in range(result.resumed_at, config.steps):
-            meter = instruments.before(step)
-            lr = learning_rate(step, config.steps, config.optim)
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            loss_and_norm = train_step(model, optimizer, *stream.batch(step * readers + reader), config, device, meter)
-            timer.mark()
-            if instruments.after(step):
-                timer.restart()
-                timer.mark()
-            row = {"step": step, "lr": lr, "tokens_in_step": config.tokens_per_step, **memory_now(device)}
-            row["steady"] = step not in instruments.untimed
-            metrics.add(row, loss_and_norm)
-            if step == result.resumed_at:
-                _synchronize(device)
-                result.first_step_s = time.perf_counter() - loop_started
+    def __init__(
+        self,
+        config: TrainConfig,
+        dataset: TokenSource,
+        folder: Path,
+        metrics: MetricsFile,
+        on_rows: OnRows,
+        world: World,
+    ) -> None:
+        started = time.perf_counter()
+        self.config, self.dataset, self.metrics, self.on_rows, self.world = config, dataset, metrics, on_rows, world
+        self.device = resolve_device(config.device)
+        if self.device.type == "cpu":
+            keep_freed_memory()
+        set_matmul_mode(config.precision)
+        kernel = attention_kernel(config, self.device)
+        sequences = config.batch_size * config.grad_accum
+        self.stream = BatchStream(dataset.tokens("train"), sequences, config.seq_len, config.seed)
+        self.model = prepare_model(config, self.device)
+        self.optimizer = build_optimizer(self.model, config.optim)
+        self.result = result = Trained(self.model, kernel)
+        self.checkpoints = open_checkpoints(config, folder, world)
+        result.resumed_at, self.earlier_s = self.checkpoints.restore(self.model, self.optimizer)
+        result.rows, result.train_s = metrics.truncate(result.resumed_at), self.earlier_s
+        profile = config.profile.model_copy(update={} if world.is_main else {"trace": False, "snapshot": False})
+        self.instruments = Instruments(profile, self.device, folder, (self.model, self.optimizer), result.resumed_at)
+        self.timer, self.flushed = StepTimer(self.device), 0  # steps of this process whose durations are on disk
+        result.setup_s = time.perf_counter() - started
+        self.began = time.perf_counter()
+        self.timer.mark()
 
-            stop = world.agree_to_stop(bool(asked))
-            done = step + 1
-            last = done == config.steps
-            save_now = config.checkpoint.every and done % config.checkpoint.every == 0 and not last
-            check_now = last or (config.eval.every and done % config.eval.every == 0)
-            if not (last or save_now or check_now or stop or done % config.log_every == 0):
-                continue
-            extra: dict[str, Any] = {}
-            if check_now or save_now or stop:
-                timer.restart()  # what follows is no step
-            if check_now:
-                result.validation_loss = validate(model, config, dataset, device, world)
-                extra["validation_loss"] = result.validation_loss
-            result.train_s = earlier_s + time.perf_counter() - loop_started
-            flush(extra)
-            checkpoints.check()
-            if save_now or (stop and not last):
-                checkpoints.save(done, model, optimizer, result.train_s)
-            if stop and not last:
-                checkpoints.finish()
-                sender = "request" if world.launched else signal.Signals(asked[0]).name
-                raise Preempted(f"stopped by {sender} after step {done} of {config.steps}")
-            if check_now or save_now:
-                timer.mark()
+    def step(self, step: int) -> None:
+        """One optimizer step, its duration and its row."""
+        config, result = self.config, self.result
+        meter = self.instruments.before(step)
+        lr = learning_rate(step, config.steps, config.optim)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        batch = self.stream.batch(step * config.parallel.readers + self.world.rank // config.parallel.cp)
+        loss_and_norm = train_step(self.model, self.optimizer, *batch, config, self.device, meter)
+        self.timer.mark()
+        if self.instruments.after(step):
+            self.timer.restart()
+            self.timer.mark()
+        row = {"step": step, "lr": lr, "tokens_in_step": config.tokens_per_step, **memory_now(self.device)}
+        self.metrics.add(row | {"steady": step not in self.instruments.untimed}, loss_and_norm)
+        if step == result.resumed_at:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            result.first_step_s = time.perf_counter() - self.began
 
-    result.timed_ms = [row["step_ms"] for row in result.rows if row["steady"]]  # in every sitting of this run
-    checkpoints.finish()
-    result.measured = over_processes(world.gather(instruments.results()))
-    return result
+    def end_of_step(self, done: int, stop: bool, asked: list[int]) -> None:
+        """Validate, write and save what is due after `done` steps; raises Preempted where all agree to `stop`."""
+        config, result, last = self.config, self.result, done == self.config.steps
+        save = config.checkpoint.every and done % config.checkpoint.every == 0 and not last
+        check = last or (config.eval.every and done % config.eval.every == 0)
+        if not (save or check or stop or done % config.log_every == 0):
+            return
+        extra: dict[str, Any] = {}
+        if check or save or stop:
+            self.timer.restart()  # what follows is no step
+        if check:
+            result.validation_loss = validate(self.model, config, self.dataset, self.device, self.world)
+            extra["validation_loss"] = result.validation_loss
+        result.train_s = self.earlier_s + time.perf_counter() - self.began
+        self._write(extra)
+        self.checkpoints.check()
+        if save or (stop and not last):
+            self.checkpoints.save(done, self.model, self.optimizer, result.train_s)
+        if stop and not last:
+            self.checkpoints.finish()
+            sender = "request" if self.world.launched else signal.Signals(asked[0]).name
+            raise Preempted(f"stopped by {sender} after step {done} of {config.steps}")
+        if check or save:
+            self.timer.mark()
+
+    def _write(self, extra: dict[str, Any]) -> None:
+        durations = self.timer.durations_ms()[self.flushed :]
+        self.flushed += len(durations)
+        rows = self.metrics.flush(durations, extra)
+        self.result.rows.extend(rows)
+        self.on_rows(rows)
+        if wrong := [row["step"] for row in rows if not math.isfinite(row["loss"])]:
+            raise Diverged(f"the loss is not finite at step {wrong[0]}")
 
 
 def memory_now(device: torch.device) -> dict[str, float]:
@@ -231,8 +245,3 @@ def memory_now(device: torch.device) -> dict[str, float]:
         "memory_allocated_gib": torch.cuda.max_memory_allocated(device) / GIB,
         "memory_reserved_gib": torch.cuda.max_memory_reserved(device) / GIB,
     }
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -74,8 +74,7 @@ def run_plan(
             title = f"[{todo.index(run) + 1}/{len(todo)}] {run.name}"
             if not again and (twin := _twin(run)) is not None:
                 _take_over(run, twin)
-                same = twin.summary.id
-                print(f"{title} is the same run as {same.study}.{same.name}, copied", flush=True)
+                print(f"{title} is the same run as {twin.summary.id.study}.{twin.summary.id.name}, copied", flush=True)
                 return
             print(title, "started", flush=True)
             summary = run_one(
