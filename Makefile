@@ -64,9 +64,9 @@ lock:  ## refresh envs/constraints.txt with the newest versions that are allowed
 lab: $(if $(SOURCES),$(VENV)/.lab)  ## JupyterLab with the notebooks and the project's kernel
 	$(BIN)/jupyter lab --notebook-dir=. --ContentsManager.post_save_hook=lsai_lab.kit.strip.saved $(if $(PORT),--port $(PORT)) $(LAB_ARGS)
 
-report: setup  ## run the studies for this machine and render the lab report (HTML and PDF); NO_RUN=1 runs nothing
+report: setup  ## run the studies for this machine and render the lab report (HTML and PDF); FULL=1 runs everything, NO_RUN=1 nothing
 	@test "$(origin STUDY)" != "command line" || { echo "error: make report takes ONLY=$(STUDY) (STUDY is for run and submit)" >&2; exit 2; }
-	@$(LSAI) report $(options) $(if $(NO_RUN),--no-run) $(if $(BUDGET),--budget '$(BUDGET)')
+	@$(LSAI) report $(options) $(if $(NO_RUN),--no-run) $(if $(FULL),--full) $(if $(BUDGET),--budget '$(BUDGET)')
 
 run: setup  ## run one study (STUDY=...) without rendering
 	@$(LSAI) study $(STUDY) $(options)

@@ -22,7 +22,7 @@ from lsai_lab.runs.driver import run_one
 from lsai_lab.runs.execute import write_plan
 from lsai_lab.runs.records import Summary, find_runs
 from lsai_lab.runs.session import Session
-from lsai_lab.runs.study import PlannedRun, Profile, load_study, select_variants, study_names
+from lsai_lab.runs.study import PlannedRun, Profile, load_study, matching, select_variants, study_names
 
 
 def plan(project: Project, *arguments: object) -> dict[str, tuple[str, str]]:
@@ -343,6 +343,25 @@ def test_patterns_choose_variants_of_a_study_and_of_the_report(monkeypatch: pyte
 
     assert planned(["fp8"], ["*"]) == {}
     assert planned(["mach*", "baseline"], ["machine"]) == {"memory": {"baseline"}, "course": {"baseline"}}
+
+
+@pytest.mark.parametrize("profile", ["cpu", "gpu", "h200", "gh200", "rtx5090"])
+def test_a_first_pass_is_a_small_part_of_the_full_one(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
+    session = Session(profile)
+    session.dataset_id = lambda config: "none"  # type: ignore[method-assign]  # prepare no text for this
+    first, full = (
+        {run.folder: run for _, plan in plan_studies(session, report_studies(CHECKOUT), [], [], whole) for run in plan}
+        for whole in (False, True)
+    )
+    assert set(first) < set(full), "its runs are runs of the full pass, so that they are reused there"
+    assert next(iter(first.values())).kind == "ceilings"
+    assert 10 <= len(first) <= 25 < len(full)
+    # Every name and pattern of a first answer means a run of this profile, or of the variants that it has not.
+    for name in study_names(CHECKOUT):
+        study = session.study(name)
+        runs = [run.id.name for run in session.plan(name)]
+        assert not study.first or any(matching(runs, [pattern]) for pattern in study.first), (name, study.first)
 
 
 def test_every_shipped_study_resolves_under_every_shipped_profile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,8 @@ def report(
     only: opt.OnlyOption = None,
     skip: opt.SkipOption = None,
     no_run: Annotated[bool, typer.Option("--no-run", help="Report on the records there are; run nothing.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Run everything, not only what makes a first answer.")] = False,
+    dry_run: opt.DryRunOption = False,
     budget: Annotated[str | None, typer.Option(help="Run only what should fit this time: 20m, 90s or 2h.")] = None,
     formats: Annotated[str, typer.Option(help="html, pdf or html,pdf.")] = "html,pdf",
     engine: Annotated[str, typer.Option(help="auto, quarto or pandoc.")] = "auto",
@@ -29,7 +31,8 @@ def report(
     watch: Annotated[bool, typer.Option("--watch", help="Serve the report, remade as chapters are saved.")] = False,
     set_: opt.SetOption = None,
 ) -> None:
-    from lsai_lab.kit.book import make_report
+    from lsai_lab.kit.book import make_report, report_studies
+    from lsai_lab.runs.campaign import about, expected_seconds, plan_studies
     from lsai_lab.runs.session import Session
 
     kinds = names(formats)
@@ -45,9 +48,18 @@ def report(
             "STUDY --set ...` and see `lsai compare --all`, or write a profile in params/profiles"
         )
     session = Session(profile)
+    full = full or bool(only)  # what is named is run
+    if dry_run:
+        plans = plan_studies(session, report_studies(session.root), names(only), names(skip), full)
+        expected = expected_seconds(session, plans)
+        for name, plan in plans:
+            todo = [expected[run.name] for run in plan if run.name in expected]
+            print(f"{name}: {len(plan)} runs, {len(todo)} to do" + (f", {about(sum(todo))}" if todo else ""))
+        print(f"in all {about(sum(expected.values()))}")
+        return
     place = out or session.root / "reports" / "_output"
     make = functools.partial(make_report, session, only=names(only), skip=names(skip), out=place, engine=engine)  # type: ignore[arg-type]
-    good = make(formats=kinds, run=not no_run, budget_s=_seconds(budget) if budget else None)
+    good = make(formats=kinds, run=not no_run, full=full, budget_s=_seconds(budget) if budget else None)
     if watch:
         _watch(session.root, place, lambda: make(formats=["html"], run=False))
     if not good:

@@ -83,15 +83,16 @@ def report_studies(root: Path) -> list[str]:
 
 def make_report(
     session: Session, *, only: list[str], skip: list[str], out: Path, formats: list[str], engine: Engine = "auto",
-    run: bool = True, budget_s: float | None = None,
+    run: bool = True, full: bool = True, budget_s: float | None = None,
 ) -> bool:  # fmt: skip
     """Bring the report up to date. Returns False if a run or a chapter did not end well (the report shows which).
 
-    `run=False` makes it from the records there are; `budget_s` runs only what is expected to fit, in the order of the book.
+    `run=False` makes it from the records there are; without `full` runs what makes a first answer; `budget_s` runs
+    only what is expected to fit, in the order of the pass or the book.
     """
     find_quarto(engine)
     studies = report_studies(session.root) if run else []
-    plans = plan_studies(session, studies, only, skip)
+    plans = plan_studies(session, studies, only, skip, full or not run)
     build = session.root / "reports" / "_build"
     try:
         build.mkdir(parents=True, exist_ok=True)
@@ -100,6 +101,8 @@ def make_report(
             if run:
                 good = run_studies(session, plans, budget_s)
                 good &= _update(session, out, formats, engine, build)
+                if not full:
+                    print("report: this was the first pass; --full (make report FULL=1) runs everything", flush=True)
     except Timeout:
         raise UserError(f"another process is making the report in {build.parent} right now; wait for it") from None
     except OSError as error:  # a full or read-only disk is the user's to mend

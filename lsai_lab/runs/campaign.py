@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from lsai_core.errors import UserError, hint
 from lsai_core.profiling.limits import cpu_cores
 from lsai_lab.runs.driver import is_finished
-from lsai_lab.runs.records import find_runs
+from lsai_lab.runs.records import find_runs, recorded_runs
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import PlannedRun, matching
 
 
 def plan_studies(
-    session: Session, names: Iterable[str], only: list[str], skip: list[str]
-) -> Iterator[tuple[str, list[PlannedRun]]]:
-    """The planned runs of each study in `names`. `only` and `skip` name studies or variants, also by pattern; what means none is an
-    error, before anything is planned."""
+    session: Session, names: Iterable[str], only: list[str], skip: list[str], full: bool = True
+) -> list[tuple[str, list[PlannedRun]]]:
+    """The planned runs of each study in `names`; without `full` those that make a first answer.
+
+    `only` and `skip` name studies or variants, also by pattern; what means none is an error, before anything is planned.
+    """
     studies = {name: session.study(name) for name in names}
     # Ceilings come before what is rated against them.
     rating = [name for name, study in studies.items() if any(part.kind == "ceilings" for part in study.parts.values())]
@@ -25,44 +28,64 @@ def plan_studies(
     known = dict.fromkeys([*studies, *(variant for study in studies.values() for variant in study.variants)])
     if unknown := [pattern for pattern in (*only, *skip) if not matching(known, [pattern])]:
         raise UserError(f"--only/--skip: no study or variant {unknown[0]!r}{hint(unknown[0], known)}")
+    plans = []
+    for name, study in studies.items():
+        wanted = list(study.variants) if not only or matching([name], only) else matching(study.variants, only)
+        left_out = list(study.variants) if matching([name], skip) else matching(study.variants, skip)
+        if left := [variant for variant in wanted if variant not in left_out]:
+            plan = session.plan(name, only=left) if full or study.first else []
+            plans.append((name, [run for run in plan if full or matching([run.id.name], study.first)]))
+    return [(name, plan) for name, plan in plans if plan]
 
-    def plans() -> Iterator[tuple[str, list[PlannedRun]]]:
-        for name, study in studies.items():
-            wanted = list(study.variants) if not only or matching([name], only) else matching(study.variants, only)
-            left_out = list(study.variants) if matching([name], skip) else matching(study.variants, skip)
-            if left := [variant for variant in wanted if variant not in left_out]:
-                yield name, session.plan(name, only=left)
 
-    return plans()
-
-
-def run_studies(session: Session, plans: Iterable[tuple[str, list[PlannedRun]]], budget_s: float | None) -> bool:
-    """Run every study; prints how long each will take, as far as records of such runs tell. False if a run did not end well."""
-    good, started, known = True, time.monotonic(), _known_seconds(session)
+def run_studies(session: Session, plans: list[tuple[str, list[PlannedRun]]], budget_s: float | None) -> bool:
+    """Run every study; prints how long all and each will take, as far as records of such runs tell. False if a run did not end well."""
+    good, started, expected = True, time.monotonic(), expected_seconds(session, plans)
+    left = sum(expected.values())
+    if left:
+        print(f"runs: {len(expected)} to do, {about(left)} in all", flush=True)
     # On a CPU each search has a memory limit of its own; a GPU's memory is the limit, so there one search has it all.
     searches = 1 if session.env["gpu"] else min(cpu_cores(), 2)
     for name, plan in plans:
-        expected = {run.name: known.get((name, run.id.part), 30.0) for run in plan if not is_finished(run.folder)}
         if budget_s is not None:
-            left, kept = budget_s - (time.monotonic() - started), []
+            room, kept = budget_s - (time.monotonic() - started), []
             for run in plan:
-                left -= expected.get(run.name, 0.0)
-                if run.name not in expected or left >= 0:
+                room -= expected.get(run.name, 0.0)
+                if run.name not in expected or room >= 0:
                     kept.append(run)
             if len(kept) < len(plan):
                 print(f"study {name}: {len(plan) - len(kept)} of {len(plan)} runs do not fit the budget")
             plan = kept
         todo = sum(expected.get(run.name, 0.0) for run in plan)
-        about = f", about {max(1, round(todo / 60))} min" if todo else ""
-        print(f"study {name}: {len(plan)} runs with profile {session.profile.profile}{about}", flush=True)
+        time_left = f", {about(todo)}; {about(left)} left in all" if todo else ""
+        print(f"study {name}: {len(plan)} runs with profile {session.profile.profile}{time_left}", flush=True)
         summaries = session.run(plan, untimed_jobs=searches) if plan else []
         good &= all(summary.outcome in ("ok", "oom", "unavailable") for summary in summaries)
+        left -= todo
     return good
 
 
-def _known_seconds(session: Session) -> dict[tuple[str, str], float]:
-    """Mean seconds of this machine's own runs by study and part."""
+def about(seconds: float) -> str:
+    return f"about {seconds / 60:.0f} min" if seconds >= 90 else f"about {seconds:.0f} s"
+
+
+def expected_seconds(session: Session, plans: list[tuple[str, list[PlannedRun]]]) -> dict[str, float]:
+    """Seconds that each run that is not finished should take, by name: as this machine's own runs of the study and part, else as
+    recorded ones of the same kind of GPU, else half a minute."""
     seconds: dict[tuple[str, str], list[float]] = {}
-    for run in find_runs(session.runs_root):
-        seconds.setdefault((run.summary.id.study, run.summary.id.part), []).append(run.summary.wall_s)
-    return {key: sum(values) / len(values) for key, values in seconds.items()}
+    own = find_runs(session.runs_root)
+    alike = [run for run in recorded_runs(session.root / "reports") if run.env.get("gpu") == session.env["gpu"]]
+    for runs in (own, alike):
+        known = set(seconds)
+        for run in runs:
+            if (
+                run.summary.outcome != "unavailable"
+                and (key := (run.summary.id.study, run.summary.id.part)) not in known
+            ):
+                seconds.setdefault(key, []).append(run.summary.wall_s)
+    return {
+        run.name: statistics.fmean(seconds.get((name, run.id.part), [30.0]))
+        for name, plan in plans
+        for run in plan
+        if not is_finished(run.folder)
+    }

@@ -96,6 +96,9 @@ class Study(Strict):
     title: str
     question: str
     baseline: str | None = Field(None, description="the variant that the others are compared with")
+    first: list[str] = Field(
+        ["*"], description="the runs that make a first answer, by name or pattern (baseline, *_2.grid)"
+    )
     parts: dict[Name, Part]
     base: dict[str, Any] = {}
     sweeps: dict[str, Sweep] = {}
