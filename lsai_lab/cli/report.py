@@ -60,6 +60,8 @@ def report(
     place = out or session.root / "reports" / "_output"
     make = functools.partial(make_report, session, only=names(only), skip=names(skip), out=place, engine=engine)  # type: ignore[arg-type]
     good = make(formats=kinds, run=not no_run, full=full, budget_s=_seconds(budget) if budget else None)
+    if not full and not no_run:
+        print("report: this was the first pass; --full (make report FULL=1) runs everything", flush=True)
     if watch:
         _watch(session.root, place, lambda: make(formats=["html"], run=False))
     if not good:

@@ -101,8 +101,6 @@ def make_report(
             if run:
                 good = run_studies(session, plans, budget_s)
                 good &= _update(session, out, formats, engine, build)
-                if not full:
-                    print("report: this was the first pass; --full (make report FULL=1) runs everything", flush=True)
     except Timeout:
         raise UserError(f"another process is making the report in {build.parent} right now; wait for it") from None
     except OSError as error:  # a full or read-only disk is the user's to mend
