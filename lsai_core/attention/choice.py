@@ -153,9 +153,8 @@ def attention(
     batch, seq_len, n_heads, head_dim = q_BSHD.shape
     n_kv_heads = k_BSKD.shape[2]
     if k_BSKD.shape != v_BSKD.shape or k_BSKD.shape != (batch, seq_len, n_kv_heads, head_dim):
-        raise UserError(
-            f"attention: q {tuple(q_BSHD.shape)}, k {tuple(k_BSKD.shape)}, v {tuple(v_BSKD.shape)} do not fit"
-        )
+        q, k, v = (tuple(tensor.shape) for tensor in (q_BSHD, k_BSKD, v_BSKD))
+        raise UserError(f"attention: q {q}, k {k}, v {v} do not fit")
     if n_heads % n_kv_heads:
         raise UserError(f"attention: {n_heads} query heads are not a multiple of {n_kv_heads} key-value heads")
     if window is not None and window < 1:

@@ -33,6 +33,7 @@ from torch.optim import Optimizer
 from lsai_core.errors import UserError
 from lsai_core.files import write_json
 from lsai_core.parallel.world import World
+from lsai_core.training.checkpoint import beginning
 
 COMPLETE = "complete.json"
 _CLASSES = ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties",
@@ -99,9 +100,8 @@ class ShardedCheckpoints:
                 _Metadata(file).load()
             with warnings.catch_warnings():  # DCP finds it remarkable that a process is alone
                 warnings.filterwarnings("ignore", "torch.distributed is disabled")
-                dcp.load(
-                    state, checkpoint_id=saved[-1], planner=_Values(), process_group=self._group, no_dist=self._alone
-                )
+                where: dict[str, Any] = {"process_group": self._group, "no_dist": self._alone}
+                dcp.load(state, checkpoint_id=saved[-1], planner=_Values(), **where)
             set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=states)
         except (dcp.api.CheckpointException, pickle.UnpicklingError, KeyError, RuntimeError, ValueError) as error:
             raise UserError(f"{saved[-1]} does not fit this run's model: {_reason(error)}") from error
@@ -112,9 +112,8 @@ class ShardedCheckpoints:
         self.finish()
         weights, states = get_state_dict(model, optimizer)
         path = self.folder / f"sharded-{step:08d}"
-        written = dcp.async_save(
-            {"model": weights, "optimizer": states}, checkpoint_id=path, process_group=self._group, no_dist=self._alone
-        )
+        state = {"model": weights, "optimizer": states}
+        written = dcp.async_save(state, checkpoint_id=path, process_group=self._group, no_dist=self._alone)
         facts = {"step": step, "ranks": self.world.size, "sequences_per_step": self.sequences, "train_s": train_s}
         self._running = self._writer.submit(self._complete, written, path, facts)
 
@@ -175,5 +174,5 @@ def _reason(error: BaseException) -> str:
     """One line: of what several processes met, the first one's own words."""
     if isinstance(error, dcp.api.CheckpointException) and error.failures:
         cause = next(iter(error.failures.values()))[0]
-        error = cause if isinstance(cause, BaseException) else error
+        error = beginning(cause) if isinstance(cause, BaseException) else error
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -74,7 +74,7 @@ def trace(path: Path, steps: int = 3) -> Iterator[profile]:
             yield prof
         if not raw.exists():
             raise RuntimeError(
-                f"no step was profiled: call .step() on the profiler more than once ({path} not written)"
+                f"no step was profiled ({path} not written): call .step() on the profiler more than once"
             )
         with (
             atomic_writer(path) as file,

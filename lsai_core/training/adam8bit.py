@@ -24,6 +24,7 @@ from lsai_core import kernels
 from lsai_core.training.update import FactorOptimizer, local
 
 VALUES = 256  # of one block
+_AT_ONCE = 2**16  # values that the plain update decodes together: what it needs in between stays at some MiB
 _PLUS_ONE = 128  # code of +1 in the signed type, where -0 would be
 _SMALLEST = 2.75e-7  # what the signed type rounds to zero, of the largest of its block: half of its smallest value
 
@@ -56,9 +57,8 @@ class AdamW8bit(FactorOptimizer):
             for name, moment in moments_of(parameter).items():
                 value = saved[number][name]
                 if value.dtype != moment.dtype or value.shape != moment.shape:
-                    raise ValueError(
-                        f"{name} is {value.dtype} {tuple(value.shape)}, not {moment.dtype} {tuple(moment.shape)}"
-                    )
+                    found, wanted = ((one.dtype, tuple(one.shape)) for one in (value, moment))
+                    raise ValueError(f"{name} is {found}, not {wanted}")
                 local(moment).copy_(local(value))
                 self.state[parameter][name] = moment
 
@@ -97,8 +97,7 @@ def _edges(signed: bool) -> Tensor:
     edges = [torch.tensor([_SMALLEST if signed else 0.0])]
     for level in range(7):
         steps = 2 ** (level + (0 if signed else 1))
-        ends = 10.0 ** (level - 6) * (0.1 + 0.9 * torch.arange(1, steps + 1) / steps)
-        edges.append(ends)
+        edges.append(10.0 ** (level - 6) * (0.1 + 0.9 * torch.arange(1, steps + 1) / steps))
     edges[-1][-1] = 1.0 - 0.9 / (256 if signed else 512)  # halfway to 1
     return torch.cat(edges)
 
@@ -142,17 +141,19 @@ def _plain_update(
     weight: Tensor, gradient: Tensor, *moments_and_factor: Tensor, eight_bit: Literal[True, False], step: int, lr: float,
     betas: tuple[float, float], eps: float, weight_decay: float,
 ) -> None:  # fmt: skip
-    """What the kernels compute, by torch's operations."""
-    *moments, factor = moments_and_factor
-    g, w = gradient.float() * factor, weight.float()
-    if eight_bit:
-        m, v = restored(moments[0], moments[1], True), restored(moments[2], moments[3], False)
-    else:
-        m, v = moments[0].float(), moments[1].float()
-    m = m + (1 - betas[0]) * (g - m)
-    v = betas[1] * v + (1 - betas[1]) * g * g
-    denominator = v.sqrt() / (1 - betas[1] ** step) ** 0.5 + eps
-    weight.copy_(w * (1 - lr * weight_decay) - lr / (1 - betas[0] ** step) * m / denominator)
-    new = (*quantized(m, True), *quantized(v, False)) if eight_bit else (m, v)
-    for moment, value in zip(moments, new, strict=True):
-        moment.copy_(value)
+    """What the kernels compute, by torch's operations on some rows at a time."""
+    *moments_, factor = moments_and_factor
+    rows = max(1, _AT_ONCE // weight[0].numel())
+    for w_, gradient_, *moments in zip(*(tensor.split(rows) for tensor in (weight, gradient, *moments_)), strict=True):
+        g, w = gradient_.float() * factor, w_.float()
+        if eight_bit:
+            m, v = restored(moments[0], moments[1], True), restored(moments[2], moments[3], False)
+        else:
+            m, v = moments[0].float(), moments[1].float()
+        m = m + (1 - betas[0]) * (g - m)
+        v = betas[1] * v + (1 - betas[1]) * g * g
+        denominator = v.sqrt() / (1 - betas[1] ** step) ** 0.5 + eps
+        w_.copy_(w * (1 - lr * weight_decay) - lr / (1 - betas[0] ** step) * m / denominator)
+        new = (*quantized(m, True), *quantized(v, False)) if eight_bit else (m, v)
+        for moment, value in zip(moments, new, strict=True):
+            moment.copy_(value)

@@ -41,11 +41,13 @@ def save(folder: Path, step: int, state: dict[str, Any], keep: int) -> Path:
     """Write the checkpoint of `step` completed steps into `folder`, then remove all but the newest `keep`."""
     path = folder / f"checkpoint-{step:08d}.pt"
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    with atomic_writer(path) as file:
-        writer = _HashingWriter(file)
-        torch.save(
-            {"step": step, "random": {"torch": torch.get_rng_state(), "cuda": cuda}, **state}, cast(IO[bytes], writer)
-        )
+    random = {"torch": torch.get_rng_state(), "cuda": cuda}
+    try:
+        with atomic_writer(path) as file:
+            writer = _HashingWriter(file)
+            torch.save({"step": step, "random": random, **state}, cast(IO[bytes], writer))
+    except (OSError, RuntimeError) as error:
+        raise OSError(f"the checkpoint of step {step} could not be saved: {beginning(error)}") from error
     facts = {"step": step, "bytes": writer.bytes, "blake2b": writer.digest.hexdigest()}
     write_json(path.with_suffix(".json"), facts)
     for old in checkpoints(folder)[:-keep]:
@@ -54,6 +56,11 @@ def save(folder: Path, step: int, state: dict[str, Any], keep: int) -> Path:
     for part in _unfinished(folder):
         part.unlink()
     return path
+
+
+def beginning(error: BaseException) -> BaseException:
+    """The error that led to this one: of a full disk torch itself says that a position is unexpected."""
+    return beginning(error.__context__) if error.__context__ else error
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -129,9 +136,8 @@ class WholeCheckpoints:
             model.load_state_dict(state["model"])
             optimizer.load_state_dict(state["optimizer"])
         except (KeyError, RuntimeError, ValueError) as error:
-            raise UserError(
-                f"{saved[-1]} does not fit this run's model: {' '.join(str(error).split())[:200]}"
-            ) from None
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"{saved[-1]} does not fit this run's model: {reason}") from None
         restore_random_states(state["random"])
         return state["step"], state["train_s"]
 

@@ -163,9 +163,7 @@ def require_host_memory(config: TrainConfig) -> None:
     processes = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or 1)
     needed, allowed = host_gib(config) * processes, host_limit_gib()
     if needed > allowed:
-        raise MemoryError(
-            f"saved_inputs: host needs {needed:.0f} GiB of host memory, of which {allowed:.0f} GiB may be used"
-        )
+        raise MemoryError(f"saved_inputs: host needs {needed:.0f} GiB of host memory; {allowed:.0f} GiB may be used")
 
 
 def _unpacked(kept: Any) -> Tensor:

@@ -77,10 +77,8 @@ class FactorOptimizer(torch.optim.Optimizer):
                 if factor is None:
                     factor = torch.ones((), device=weight.device)
                 moments = [local(state[name]) for name in sorted(state) if name != "step"]
-                settings = {name: group[name] for name in self._settings}
-                self.updater(weight)(
-                    weight, local(parameter.grad), *moments, factor, step=int(state["step"]), **settings
-                )
+                settings = {"step": int(state["step"]), **{name: group[name] for name in self._settings}}
+                self.updater(weight)(weight, local(parameter.grad), *moments, factor, **settings)
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -137,7 +137,7 @@ def _show(config: TrainConfig, found: Prediction, gpus: list[Gpu], as_json: bool
     if found.host:
         print(f"In host memory, per GPU: {found.host:.2f} GiB")
     print(f"\n{_table(rows)}\nshare: of the least that the allocator needs. "
-          "tokens/s of one GPU: estimated from its matmul, copy and link ceilings.")  # fmt: skip
+          "tokens/s of one GPU: estimated from its matmul, copy and link ceilings; over 8 GPUs, one 400 Gb/s adapter each.")  # fmt: skip
     if not fits:
         print("Too large: --techniques with --gpu shows what would fit, and how.")
     return fits

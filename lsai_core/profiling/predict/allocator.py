@@ -115,9 +115,8 @@ class Allocator:
         return pool.free.pop(at)[2]
 
     def _new(self, pool: _Pool, size: int) -> Block | None:
-        wanted = (
-            SMALL_SEGMENT if pool.small else LARGE_SEGMENT if size < LARGE else -(-size // ROUND_LARGE) * ROUND_LARGE
-        )
+        large = LARGE_SEGMENT if size < LARGE else -(-size // ROUND_LARGE) * ROUND_LARGE
+        wanted = SMALL_SEGMENT if pool.small else large
         if self.limit is not None and self.reserved + wanted > self.limit:
             return None
         if self.expandable:

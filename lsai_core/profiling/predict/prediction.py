@@ -90,9 +90,8 @@ def _predicted(decisive: str, kernel: str | None, on: Literal["gpu", "cpu"]) -> 
     question = json.dumps([decisive, kernel, on])
     result = remembered(question, lambda: simulate(config, kernel, on=on))
     libraries = LIBRARIES_GIB if on == "gpu" else 0.0
-    parts = (
-        dict.fromkeys(PARTS, 0.0) | {name: size / GIB for name, size in result.parts.items()} | {"libraries": libraries}
-    )
+    known = {name: size / GIB for name, size in result.parts.items()}
+    parts = dict.fromkeys(PARTS, 0.0) | known | {"libraries": libraries}
     # Initial values are drawn in fp32, whole, also where a process keeps a slice.
     drawn = 4 / weight_dtype(config.precision).itemsize * config.parallel.shards
     again = functools.partial(replay, result, drawn=drawn) if on == "gpu" else None

@@ -7,7 +7,9 @@
                       once more each in the backward pass: 4 trips, 5 or 6 where checkpointing makes some or all of them
                       twice; all at the copy ceiling. The bytes are what one process would keep without checkpointing
     communication     two gathers of the weights and one reduce-scatter of the gradients; it hides behind the rest and counts only
-                      where it takes longer. CPU offload moves slices over PCIe, which does not hide.
+                      where it takes longer. Beyond the GPUs of a node (assumed: 8) it goes in rings through one 400 Gb/s
+                      adapter a GPU, and each hop of a ring takes its time. CPU offload moves slices over PCIe, which does not hide.
+    host              what it takes to launch a block's kernels: bounds the steps of small models
 
 A ceiling is the one that a `machine` record has measured on that GPU, or the data sheet's times the share that the H200's record
 reached. `EFFICIENCY` is what a step's matrix products, of many shapes and with gaps between them, are expected to keep of it.
@@ -32,6 +34,10 @@ EFFICIENCY = 0.95
 MATMUL_SHARE, COPY_SHARE = 0.69, 0.88  # of the data sheet's figures, measured on the H200
 TRIPS = {"none": 4, "selective": 5, "alternating": 5, "attention": 6, "full": 6}
 PCIE_GB_PER_S = 55.0  # host to device and back, measured on the H200
+# Assumed: GPUs of a node, each one's adapter to other nodes, a step of a ring over nodes.
+NODE, NETWORK_GB_PER_S, HOP_S = 8, 50.0, 15e-6
+# The host's time for a block's forward and backward pass, alone and with FSDP2: H200, study `fsdp`, part grid.
+HOST_S, HOST_SHARDED_S = 2.5e-3, 6.5e-3
 
 
 @dataclass(frozen=True)
@@ -42,12 +48,13 @@ class Estimate:
     memory_s: float
     communication_s: float
     offload_s: float
+    host_s: float
     tokens: int
     source: str
 
     @property
     def step_s(self) -> float:
-        return max(self.matmul_s + self.memory_s, self.communication_s) + self.offload_s
+        return max(self.matmul_s + self.memory_s, self.communication_s, self.host_s) + self.offload_s
 
     @property
     def tokens_per_s(self) -> float:
@@ -75,9 +82,8 @@ def estimate(
     again = config.grad_checkpoint in ("attention", "full")
     in_output = config.model.vocab_size * config.model.d_model  # outside of the blocks: never computed twice
     linear = 6.0 * in_output / plain
-    linear += (8.0 if again else 6.0) * (
-        (flops.counted_parameters - in_output - in_fp8) / plain + in_fp8 / (fast or plain)
-    )
+    in_blocks = (flops.counted_parameters - in_output - in_fp8) / plain + in_fp8 / (fast or plain)
+    linear += (8.0 if again else 6.0) * in_blocks
     if config.grad_checkpoint == "alternating":  # gate and up once more in every second block
         share = (config.model.n_layers // PERIOD) / config.model.n_layers
         rate = fast if fast and in_fp8 and "gate_up" in config.fp8.layers else plain
@@ -91,23 +97,22 @@ def estimate(
     copy = (measured.get("copy_gb_per_s") or COPY_SHARE * gpu.memory_gb_per_s) * 1e9
     states = 2 * bytes_per_parameter(config.optim, weight_dtype(config.precision))  # read and written
     updated = 0 if config.parallel.cpu_offload else (3 * stored + states) * total / shards
-    settings = {
-        "grad_checkpoint": "none",
-        "saved_inputs": "gpu",
-        "inputs_on_gpu": 0,
-        "mlp_chunk": None,
-        "grad_accum": 1,
-    }
-    alone = config.model_copy(update={**settings, "parallel": ParallelConfig()})
+    inputs = {"grad_checkpoint": "none", "saved_inputs": "gpu", "inputs_on_gpu": 0}
+    settings = {**inputs, "mlp_chunk": None, "grad_accum": 1, "parallel": ParallelConfig()}
+    alone = config.model_copy(update=settings)
     kept = predict(alone, kernel).parts["activations"] * 2**30 / config.parallel.cp
     memory_s = (updated + TRIPS[config.grad_checkpoint] * kept * config.grad_accum) / copy
 
     share = (shards - 1) / shards
     sent = share * total * (2 * computed + 4) * config.grad_accum
-    communication_s = sent / (gpu.link_gb_per_s * 1e9) if shards > 1 else 0.0
+    link = gpu.link_gb_per_s if shards <= NODE else min(gpu.link_gb_per_s, NODE * NETWORK_GB_PER_S)
+    communication_s = sent / (link * 1e9) if shards > 1 else 0.0
+    if shards > NODE:
+        communication_s += 3 * (config.model.n_layers + 1) * config.grad_accum * (shards - 1) * HOP_S
+    host_s = (HOST_S if shards == 1 else HOST_SHARDED_S) * config.model.n_layers * config.grad_accum
     moved = total * stored / shards * (1 + 2 * config.grad_accum) if config.parallel.cpu_offload else 0.0
     source = "measured ceilings" if measured else "data sheet"
-    return Estimate(matmul_s, memory_s, communication_s, moved / (PCIE_GB_PER_S * 1e9), tokens, source)
+    return Estimate(matmul_s, memory_s, communication_s, moved / (PCIE_GB_PER_S * 1e9), host_s, tokens, source)
 
 
 def _tflops(dtype: str, gpu: Gpu, measured: Mapping[str, float]) -> float | None:
