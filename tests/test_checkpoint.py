@@ -165,7 +165,7 @@ def test_a_full_disk_during_saving_keeps_the_older_checkpoint(dataset: Dataset, 
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, old[1]))
     try:
-        with pytest.raises(OSError, match="checkpoint of step 15 could not be saved: .*File too large"):
+        with pytest.raises(OSError, match=r"checkpoint of step 15 could not be saved: .*File too large"):
             train(CONFIG, dataset, tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
