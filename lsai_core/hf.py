@@ -169,9 +169,7 @@ def read_config(folder: Path) -> ModelConfig:
     data = _read_json(path)
     for key, value in LLAMA.items():
         if data.get(key, value if key != "model_type" else None) != value:
-            raise UserError(
-                f"{path}: {key} is {data.get(key)!r}; only Llama checkpoints with {key} {value!r} can be read"
-            )
+            raise UserError(f"{path}: {key} is {data.get(key)!r}; only checkpoints with {value!r} can be read")
     names = {
         "n_layers": "num_hidden_layers", "d_model": "hidden_size", "n_heads": "num_attention_heads",
         "d_ff": "intermediate_size", "vocab_size": "vocab_size", "norm_eps": "rms_norm_eps",
@@ -181,15 +179,15 @@ def read_config(folder: Path) -> ModelConfig:
     shape: dict[str, Any] = {ours: data[theirs] for ours, theirs in names.items()}
     shape["n_kv_heads"] = data.get("num_key_value_heads") or data["num_attention_heads"]
     shape["tie_embeddings"] = data.get("tie_word_embeddings", False)
+    if wrong := [key for key in ("rope_parameters", "rope_scaling") if not isinstance(data.get(key) or {}, dict)]:
+        raise UserError(f"{path}: {wrong[0]} is no mapping")
     # transformers 5 keeps everything about rotary embeddings in one mapping, older versions in two keys.
     rope = data.get("rope_parameters") or {}
     shape["rope_theta"] = rope.get("rope_theta", data.get("rope_theta", 1e4))
     shape["rope_scaling"] = _rope_scaling(rope or data.get("rope_scaling") or {}, path)
     config = validated(ModelConfig, shape, str(path))
     if data.get("head_dim") not in (None, config.head_dim):
-        raise UserError(
-            f"{path}: head_dim {data['head_dim']} differs from hidden_size / num_attention_heads = {config.head_dim}"
-        )
+        raise UserError(f"{path}: head_dim {data['head_dim']} is not hidden_size / heads = {config.head_dim}")
     return config
 
 
@@ -271,7 +269,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"no such file: {path}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read as JSON: {error}") from None
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected a JSON object")

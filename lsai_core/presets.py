@@ -83,12 +83,12 @@ class ModelConfig(Strict):
     """Shape of a Llama-style decoder. `preset` fills what is not given."""
 
     preset: str = Field("custom", description="name of the preset this shape came from")
-    n_layers: int = Field(gt=0)
-    d_model: int = Field(gt=0)
+    n_layers: int = Field(gt=0, le=10_000)
+    d_model: int = Field(gt=0, le=2**20)
     n_heads: int = Field(gt=0)
     n_kv_heads: int = Field(gt=0)
-    d_ff: int = Field(gt=0)
-    vocab_size: int = Field(gt=0)
+    d_ff: int = Field(gt=0, le=2**22)
+    vocab_size: int = Field(gt=0, le=2**24)
     rope_theta: float = Field(1e4, gt=0)
     rope_scaling: RopeScaling | None = None
     norm_eps: float = Field(1e-5, gt=0)

@@ -67,7 +67,9 @@ def test_a_full_disk_is_told_and_the_older_checkpoint_goes_on(tmp_path: Path) ->
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest // 2, limits[1]))
     try:
-        with pytest.raises(WorkerFailed, match=r"the checkpoint of step 8 could not be saved: .*File too large") as told:
+        with pytest.raises(
+            WorkerFailed, match=r"the checkpoint of step 8 could not be saved: .*File too large"
+        ) as told:
             launch(folder, data, 2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import shutil
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Protocol, cast
@@ -94,7 +95,7 @@ def load(path: Path) -> dict[str, Any]:
         if (path.stat().st_size, digest) != (facts["bytes"], facts["blake2b"]):
             raise UserError(f"{path} is damaged: size or checksum do not match; {advice}")
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise UserError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}); {advice}") from None
 
 
@@ -135,11 +136,11 @@ class WholeCheckpoints:
         try:
             model.load_state_dict(state["model"])
             optimizer.load_state_dict(state["optimizer"])
-        except (KeyError, RuntimeError, ValueError) as error:
+            restore_random_states(state["random"])
+            return state["step"], state["train_s"]
+        except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"{saved[-1]} does not fit this run's model: {reason}") from None
-        restore_random_states(state["random"])
-        return state["step"], state["train_s"]
 
     def save(self, step: int, model: nn.Module, optimizer: Optimizer, train_s: float) -> None:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "train_s": train_s}

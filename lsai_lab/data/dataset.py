@@ -80,9 +80,9 @@ def read_meta(folder: Path) -> dict[str, Any]:
         meta = dict(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise UserError(f"{folder} is no prepared dataset: it has no meta.json") from None
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         meta = {}
-    if not {"id", "files", "tokenizer", "splits"} <= set(meta):
+    if "id" not in meta or not all(isinstance(meta.get(name), dict) for name in ("files", "tokenizer", "splits")):
         raise _damaged(folder, f"{path}: damaged")
     return meta
 

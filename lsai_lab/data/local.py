@@ -151,7 +151,7 @@ def json_texts(path: Path) -> Iterator[str]:
                     raise UserError(f"{path}: line {number} holds more than {MAX_RECORD >> 20} MiB; split that record")
                 if not line.isspace():
                     yield _text(json.loads(line))
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, RecursionError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # the disk's fault, not the file's
             raise
         damaged = isinstance(error, pa.ArrowInvalid | OSError)
