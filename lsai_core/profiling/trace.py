@@ -73,9 +73,7 @@ def trace(path: Path, steps: int = 3) -> Iterator[profile]:
         ) as prof:
             yield prof
         if not raw.exists():
-            raise RuntimeError(
-                f"no step was profiled ({path} not written): call .step() on the profiler more than once"
-            )
+            raise RuntimeError(f"no step was profiled, {path} not written: call the profiler's .step() more than once")
         with (
             atomic_writer(path) as file,
             raw.open("rb") as source,

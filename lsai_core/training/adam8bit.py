@@ -57,8 +57,7 @@ class AdamW8bit(FactorOptimizer):
             for name, moment in moments_of(parameter).items():
                 value = saved[number][name]
                 if value.dtype != moment.dtype or value.shape != moment.shape:
-                    found, wanted = ((one.dtype, tuple(one.shape)) for one in (value, moment))
-                    raise ValueError(f"{name} is {found}, not {wanted}")
+                    raise ValueError(f"{name} is {value.dtype} {tuple(value.shape)}, not {moment.dtype}")
                 local(moment).copy_(local(value))
                 self.state[parameter][name] = moment
 
