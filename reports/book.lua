@@ -9,6 +9,15 @@ local function raw(element)
   if not (tag and harmless[tag:lower()]) or element.text:lower():match("%son%a+%s*=") then return {} end
 end
 
+local function calm(element)  -- no attribute is an event's script
+  local kept = {}
+  for name, value in pairs(element.attr.attributes) do
+    if not name:lower():match("^on") then kept[#kept + 1] = { name, value } end
+  end
+  element.attr = pandoc.Attr(element.attr.identifier, element.attr.classes, kept)
+  return element
+end
+
 local function local_path(target)
   return not target:match("^%a[%w+.-]*:") and not target:match("^[/\\]") and not target:match("%.%.")
 end
@@ -101,6 +110,7 @@ local references = {
 }
 
 function Pandoc(doc)
+  doc = doc:walk({ Div = calm, Span = calm, Link = calm, Image = calm, Header = calm, Code = calm, CodeBlock = calm, Table = calm })
   doc = doc:walk({ RawBlock = raw, RawInline = raw, Link = link, Table = not is_html and scrolling or nil }):walk({ Image = image })
   if not quarto then
     doc.blocks = numbered(doc.blocks)
