@@ -34,6 +34,14 @@ Name = Annotated[str, AfterValidator(named)]
 class _Loader(yaml.SafeLoader):
     """YAML 1.2 floats (`3e-4` is a number), finite and of at most 64 bits; dates are text; no silently repeated keys."""
 
+    aliases = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.aliases += self.check_event(yaml.AliasEvent)  # each may stand for many of the ones before it
+        if self.aliases > 50:
+            raise yaml.composer.ComposerError(None, None, "more than 50 aliases")
+        return super().compose_node(parent, index)
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:

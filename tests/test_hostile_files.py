@@ -66,6 +66,10 @@ YAML = {
     "name": "study: !!python/name:os.system ''\n",
     "module": "study: !!python/module:os ''\n",
     "tuple": "study: !!python/tuple [1, 2]\n",
+    "laughs": "a: &a [x]\n"
+    + "".join(
+        f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+    ),
     "circle": "study: &a [*a]\n",
     "merge": "base: &b {<<: *b}\n",
     "two documents": "study: memory\n---\nstudy: other\n",
