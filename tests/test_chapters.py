@@ -85,6 +85,19 @@ def test_a_chapter_is_whole_whatever_the_reader_ran(name: str, situation: str, m
         assert "ended as **oom**: out of memory" in text
 
 
+@pytest.mark.parametrize("variants", [["baseline"], ["baseline", "bf16"], ["baseline", "flash_attn", "flash_gradcp"]])
+def test_the_memory_chapter_is_whole_with_a_few_runs_and_no_committed_ones(
+    variants: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def few(frame: pd.DataFrame) -> pd.DataFrame:
+        own = frame[frame["variant"].isin(variants) & (frame["part"] == "train") & (frame["repeat"] == 0)]
+        own = own.assign(own=True, machine="box (this machine)").reset_index(drop=True)
+        return own.drop(columns=["largest_batch", "tries", "search_resolution"])
+
+    _, text = execute("10-memory", monkeypatch, runs=few)
+    assert not re.search(r"\b(nan|inf|None)\b[x%]?", text), text
+
+
 def test_labels_are_unique_and_every_figure_and_table_has_a_caption() -> None:
     labels = Counter()
     for path in CHAPTERS:
