@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import re
@@ -15,6 +16,12 @@ from lsai_core.errors import UserError
 from lsai_core.files import deep_merge, nested
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+
+
+def content_hash(path: Path) -> Any:
+    """BLAKE2b (16 bytes) of a file, a `hashlib` object."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
 
 
 def named(text: str) -> str:

@@ -14,7 +14,6 @@ hold, and no pickle that names anything but what DCP itself writes.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import pickle
 import shutil
@@ -33,7 +32,7 @@ from torch.optim import Optimizer
 from lsai_core.errors import UserError
 from lsai_core.files import write_json
 from lsai_core.parallel.world import World
-from lsai_core.training.checkpoint import beginning
+from lsai_core.training.checkpoint import beginning, checksum
 
 COMPLETE = "complete.json"
 _CLASSES = ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties",
@@ -135,14 +134,14 @@ class ShardedCheckpoints:
             if self.world.is_main:  # makes room again, which may be what was missing
                 shutil.rmtree(path, ignore_errors=True)
             raise OSError(f"the checkpoint of step {facts['step']} could not be saved: {_reason(error)}") from error
-        sums = {file.name: _checksum(file) for file in path.glob(f"__{self.world.rank}_*")}
+        sums = {file.name: checksum(file) for file in path.glob(f"__{self.world.rank}_*")}
         everyone = [sums] * self.world.size
         if not self._alone:
             dist.all_gather_object(everyone, sums, group=self._group)
         if not self.world.is_main:
             return
         files = {name: digest for one in everyone for name, digest in one.items()}
-        write_json(path / COMPLETE, {**facts, "files": files | {".metadata": _checksum(path / ".metadata")}})
+        write_json(path / COMPLETE, {**facts, "files": files | {".metadata": checksum(path / ".metadata")}})
         for old in sharded_checkpoints(self.folder)[: -self.keep]:
             (old / COMPLETE).unlink()
             shutil.rmtree(old)
@@ -152,7 +151,7 @@ class ShardedCheckpoints:
         try:
             facts = json.loads((path / COMPLETE).read_text(encoding="utf-8"))
             share = sorted(facts["files"].items())[self.world.rank :: self.world.size]
-            error = next((name for name, digest in share if _checksum(path / name) != digest), None)
+            error = next((name for name, digest in share if checksum(path / name) != digest), None)
         except (OSError, ValueError, KeyError, AttributeError) as unreadable:
             facts, error = {}, f"{unreadable}"
         for wrong in filter(None, self.world.gather(error)):
@@ -163,11 +162,6 @@ class ShardedCheckpoints:
                 "choose batch_size so that batch_size x grad_accum x processes stays the same"
             )
         return facts
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()
 
 
 def _reason(error: BaseException) -> str:

@@ -82,6 +82,12 @@ def _unfinished(folder: Path) -> list[Path]:
     return list(folder.glob(".checkpoint-*.part"))
 
 
+def checksum(path: Path) -> str:
+    """BLAKE2b of a file's content, in hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()
+
+
 def load(path: Path) -> dict[str, Any]:
     """Read one checkpoint into host memory after checking its size and checksum.
 
@@ -90,9 +96,7 @@ def load(path: Path) -> dict[str, Any]:
     advice = f"delete {path.with_suffix('').name}.* to resume from the one before it, or to start again"
     try:
         facts = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "blake2b").hexdigest()
-        if (path.stat().st_size, digest) != (facts["bytes"], facts["blake2b"]):
+        if (path.stat().st_size, checksum(path)) != (facts["bytes"], facts["blake2b"]):
             raise UserError(f"{path} is damaged: size or checksum do not match; {advice}")
         return torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, EOFError, pickle.UnpicklingError) as error:

@@ -14,6 +14,8 @@ import socket
 import sys
 from collections.abc import Mapping
 
+from torch.distributed.elastic.utils.distributed import get_free_port
+
 from lsai_core.errors import UserError
 
 
@@ -40,7 +42,7 @@ def srun_command(nproc: int, environment: Mapping[str, str] = os.environ) -> lis
     words = [
         "env",
         f"MASTER_ADDR={environment.get('MASTER_ADDR') or socket.gethostname()}",
-        f"MASTER_PORT={_free_port()}",
+        f"MASTER_PORT={get_free_port()}",
         "srun",
         f"--nodes={used}",
         f"--ntasks={nproc}",
@@ -54,9 +56,3 @@ def srun_command(nproc: int, environment: Mapping[str, str] = os.environ) -> lis
     if gpus:
         words.append(f"--gpus-per-node={per_node}")
     return [*words, sys.executable]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]

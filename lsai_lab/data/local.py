@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 
 from lsai_core.errors import UserError
 from lsai_lab.data.documents import Corpus, Part
-from lsai_lab.files import repo_root
+from lsai_lab.files import content_hash, repo_root
 
 TEXT_SUFFIXES = (".txt", ".md", ".text")
 SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".jsonl.zst", ".parquet")
@@ -105,12 +105,6 @@ def _fingerprint(files: Iterable[tuple[str, Path]]) -> str:
     for name, path in files:
         total.update(f"{name}\0".encode() + content_hash(path).digest())
     return total.hexdigest()
-
-
-def content_hash(path: Path) -> Any:
-    """BLAKE2b (16 bytes) of a file, a `hashlib` object."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
 
 
 def _text_documents(path: Path, target: int) -> Iterator[str]:

@@ -23,7 +23,8 @@ from lsai_core.errors import UserError
 from lsai_core.files import write_json
 from lsai_lab.data.documents import Corpus
 from lsai_lab.data.download import NotFound, download, get_json, size_in_bytes
-from lsai_lab.data.local import BUFFER, content_hash, json_texts, open_stream
+from lsai_lab.data.local import BUFFER, json_texts, open_stream
+from lsai_lab.files import content_hash
 
 DEFAULT_URL = "https://d6t0.c15.e2-2.dev/speakleash-ds-pub/datasets_text/"  # since May 2024; before: speakleash.space
 

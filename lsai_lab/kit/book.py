@@ -92,7 +92,7 @@ def make_report(
     """
     find_quarto(engine)
     studies = report_studies(session.root) if run else []
-    plans = plan_studies(session, studies, only, skip, full or not run)
+    plans = plan_studies(session, studies, only, skip, full)
     build = session.root / "reports" / "_build"
     try:
         build.mkdir(parents=True, exist_ok=True)

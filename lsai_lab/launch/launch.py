@@ -100,9 +100,8 @@ def watched(
                     survivors.look()
                 time.sleep(_POLL_S)
         finally:
-            end_family(
-                process.pid
-            )  # torchrun has ended its workers, unless the caller was interrupted or torchrun was killed
+            # torchrun has ended its workers, unless the caller was interrupted or torchrun was killed.
+            end_family(process.pid)
             process.wait()
     on_rows(rows.read())
     if (folder / RESULTS).exists():

@@ -136,6 +136,8 @@ class Progress:
 
     def __init__(self, kind: str, config: Strict, title: str = "", shown: bool = True, live: bool = True) -> None:
         self._own = not title  # this process is the run's
+        self._next_look = 0.0
+        self._resident: float | None = None
         points = config.points() if hasattr(config, "points") else None
         self._lengths = sum(len(sweep.lengths) for sweep in getattr(config, "sweeps", []))
         total = getattr(config, "steps", None) if points is None else len(points)
@@ -157,11 +159,15 @@ class Progress:
             self.bar.update(row["step"] + 1 - self.bar.n)
 
     def _host_gib(self) -> float | None:
-        """Resident memory of the run: of this process, if it is the run's own, and of those below it."""
+        """Resident memory of the run: of this process, if it is the run's own, and of those below it. Looked up once a second at most:
+        it walks over all processes of the machine, between timed steps."""
+        if time.monotonic() < self._next_look:
+            return self._resident
+        self._next_look, self._resident = time.monotonic() + 1.0, None
         with contextlib.suppress(psutil.Error):  # one that has just ended
             family = psutil.Process().children(recursive=True) + ([psutil.Process()] if self._own else [])
-            return sum(process.memory_info().rss for process in family) / 2**30
-        return None
+            self._resident = sum(process.memory_info().rss for process in family) / 2**30
+        return self._resident
 
     def __enter__(self) -> Progress:
         return self

@@ -22,6 +22,7 @@ from lsai_core.config import DataConfig
 from lsai_core.errors import Unavailable
 from lsai_core.strict import Strict
 from lsai_lab.data.prepare import prepared_id
+from lsai_lab.files import content_hash
 
 
 def resolved_paths(config: dict[str, Any], root: Path) -> dict[str, Any]:
@@ -86,8 +87,7 @@ def _checkpoint(name: str) -> Path | None:
 
 @functools.cache
 def _digest(path: Path, size: int, changed_ns: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    return str(content_hash(path).hexdigest())
 
 
 @functools.cache
