@@ -331,6 +331,7 @@ def test_the_table_of_what_fits_is_what_is_predicted() -> None:
     committed = again[[*TASK, "technique"]].merge(table)
     assert list(committed["technique"]) == chosen
     assert committed["peak_gib"].to_numpy() == pytest.approx(again["peak_gib"].to_numpy(), rel=0.01)
+    assert committed["tokens_per_s"].to_numpy() == pytest.approx(again["tokens_per_s"].to_numpy(), rel=0.01)
     assert (committed["H200"] == again["H200"]).all()
 
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from conftest import CHECKOUT, Project, gpu_bytes, write_run
@@ -77,6 +78,9 @@ def test_committed_predictions_are_those_of_the_code_as_it_stands() -> None:
     for run, row in list(zip(runs, kept.to_dict("records"), strict=True))[::8]:
         said = predict_again(run, CHECKOUT / "reports")
         assert row["predicted"] == pytest.approx(said["predicted"], rel=1e-3), run.folder
+        for name in ("predicted_reserved", "estimated_s"):
+            known = None if pd.isna(row[name]) else row[name]
+            assert known == (said[name] and pytest.approx(said[name], rel=1e-3, abs=1e-4)), (name, run.folder)
 
 
 # Read from a run on an H200 (PyTorch 2.11), of the code as it stands.

@@ -10,10 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import matplotlib as mpl
 import seaborn as sns
-from matplotlib.axes import Axes
-from matplotlib.container import BarContainer
 
 TEXT_WIDTH_IN = 6.3  # 160 mm: A4 with margins of 25 mm
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#4D4D4D", "#882255")
@@ -72,19 +69,3 @@ def series_style(index: int) -> dict[str, Any]:
         "marker": MARKERS[index % len(MARKERS)],
         "linestyle": DASHES[index % len(DASHES)],
     }
-
-
-def hatch_bars(axes: Axes) -> None:
-    """Give every group of bars in `axes` its own hatch, and the legend with it, so that a greyscale print still tells them
-    apart. Call it after drawing; it draws the legend anew if there is one."""
-    groups = [container for container in axes.containers if isinstance(container, BarContainer)]
-    for index, group in enumerate(groups):
-        for bar in group:
-            bar.set_hatch(HATCHES[index % len(HATCHES)])
-            bar.set_edgecolor(mpl.rcParams["patch.edgecolor"])
-            bar.set_linewidth(0.6)
-    legend = axes.get_legend()
-    if legend is not None:
-        for index, handle in enumerate(legend.legend_handles[: len(groups)]):
-            if handle is not None and hasattr(handle, "set_hatch"):
-                handle.set_hatch(HATCHES[index % len(HATCHES)])
