@@ -23,7 +23,7 @@ _FACE = {
     "lsai_lab.runs.interactive": ("open_run",),
     "lsai_lab.analysis": ("over_repeats", "summarize", "relative", "pareto", "equal_to_best", "spread"),
 }
-__all__ = ["equal_to_best", "figure", "kernels", "load", "open_run", "over_repeats", "pareto", "points", "relative", "run_link", "say", "spread", "steps", "study", "style", "summarize", "table"]  # fmt: skip
+__all__ = ["style", *(name for names in _FACE.values() for name in names)]
 
 
 def __getattr__(name: str) -> Any:

@@ -126,3 +126,18 @@ def versus(rows: pd.DataFrame, ours: str, by: Sequence[str], metric: str) -> pd.
             ratio = mine[metric] / other[metric]
             found.append({**row, "ratio": ratio, "equal": bool(max(ratio, 1 / ratio) - 1 < 2**0.5 * SITTING_SPREAD)})
     return pd.DataFrame(found)
+
+
+def work_of(runs: pd.DataFrame) -> pd.DataFrame:
+    """What a training step computes, one row per variant: variants with equal rows do the same work under several names.
+
+    Columns: `precision`, `attention` (whether its scores are stored), `window` (a dash where it is no shorter than the sequence),
+    `checkpointing`.
+    """
+    first = runs.drop_duplicates("variant").set_index("variant")
+    window = first["attention.window"].where(first["attention.window"] < first["seq_len"])
+    return pd.DataFrame(
+        {"precision": first["precision"],
+         "attention": (first["attention_kernel"] == "eager").map({True: "scores stored", False: "fused"}),
+         "window": window.map("{:.0f}".format, na_action="ignore").fillna("–"), "checkpointing": first["grad_checkpoint"]}
+    )  # fmt: skip
