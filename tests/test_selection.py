@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import yaml
 from conftest import Project
 
 from lsai_core.files import write_json
+from lsai_lab.runs.campaign import expected_seconds
 from lsai_lab.runs.execute import write_plan
 from lsai_lab.runs.records import Summary, annotate, find_runs
 from lsai_lab.runs.session import Session, current_runs
@@ -156,3 +158,23 @@ def test_names_that_cannot_be_files_are_refused_in_one_line(project: Project, na
         project.write_yaml(path, changed)
         code, _, err = project.lsai("study", "memory", "--dry-run")
         assert code == 2 and len(err.splitlines()) == 1 and "is no name" in err, err
+
+
+def test_the_expected_time_of_a_run_is_that_of_its_variant_else_of_its_part(project: Project) -> None:
+    session = Session()
+    slow, quick = session.plan("memory", parts=["train"])
+    record(session, slow)
+    summary = Summary.read(slow.folder)
+    replace(summary, wall_s=40.0).write(slow.folder)
+    (again,) = session.plan("memory", only=[slow.id.variant], parts=["train"], overrides={"optim": {"lr": 0.5}})
+    expected = expected_seconds(session, [("memory", [slow, again, quick])])
+    assert slow.folder.exists() and quick.name in expected and expected[quick.name] == 40.0  # the part's only record
+    record(session, quick)  # one second
+    (other,) = session.plan("memory", only=[quick.id.variant], parts=["train"], overrides={"optim": {"lr": 0.5}})
+    assert expected_seconds(session, [("memory", [again])])[again.name] == 40.0
+    assert expected_seconds(session, [("memory", [other])])[other.name] == 1.0
+    many = replace(
+        other, config=other.config.model_copy(update={"parallel": other.config.parallel.model_copy(update={"fsdp": 8})})
+    )
+    session.env |= {"gpu": "NVIDIA Test", "gpu_count": 1}
+    assert expected_seconds(session, [("memory", [many])])[many.name] == 2.0  # eight GPUs, and there is one

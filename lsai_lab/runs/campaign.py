@@ -70,22 +70,31 @@ def about(seconds: float) -> str:
 
 
 def expected_seconds(session: Session, plans: list[tuple[str, list[PlannedRun]]]) -> dict[str, float]:
-    """Seconds that each run that is not finished should take, by name: as this machine's own runs of the study and part, else as
-    recorded ones of the same kind of GPU, else half a minute."""
-    seconds: dict[tuple[str, str], list[float]] = {}
-    own = find_runs(session.runs_root)
-    alike = [run for run in recorded_runs(session.root / "reports") if run.env.get("gpu") == session.env["gpu"]]
-    for runs in (own, alike):
+    """Seconds that each run that is not finished should take, by name.
+
+    As runs of this machine took, else as recorded ones of the same kind of GPU, else of any GPU (for a GPU) or CPU; of the variant, else of
+    the study's part; else 15 s. A run that wants more GPUs than there are ends at once.
+    """
+    seconds: dict[tuple[str, ...], list[float]] = {}
+    gpu, recorded = session.env["gpu"], recorded_runs(session.root / "reports")
+    same = [run for run in recorded if run.env.get("gpu") == gpu]
+    for runs in (
+        find_runs(session.runs_root),
+        same,
+        [run for run in recorded if bool(run.env.get("gpu")) == bool(gpu)],
+    ):
         known = set(seconds)
         for run in runs:
-            if (
-                run.summary.outcome != "unavailable"
-                and (key := (run.summary.id.study, run.summary.id.part)) not in known
-            ):
-                seconds.setdefault(key, []).append(run.summary.wall_s)
-    return {
-        run.name: statistics.fmean(seconds.get((name, run.id.part), [30.0]))
-        for name, plan in plans
-        for run in plan
-        if not is_finished(run.folder)
-    }
+            study, part, variant = run.summary.id.study, run.summary.id.part, run.summary.id.variant
+            for key in ((study, part, variant), (study, part)):
+                if run.summary.outcome != "unavailable" and key not in known:
+                    seconds.setdefault(key, []).append(run.summary.wall_s)
+
+    def expected(study: str, run: PlannedRun) -> float:
+        processes = getattr(getattr(run.config, "parallel", None), "world_size", getattr(run.config, "processes", 1))
+        if gpu and processes > session.env["gpu_count"]:
+            return 2.0
+        found = seconds.get((study, run.id.part, run.id.variant)) or seconds.get((study, run.id.part), [15.0])
+        return statistics.fmean(found)
+
+    return {run.name: expected(name, run) for name, plan in plans for run in plan if not is_finished(run.folder)}
