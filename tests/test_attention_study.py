@@ -67,7 +67,6 @@ def test_a_run_measures_every_backend_that_there_is_and_says_what_is_missing(tmp
     assert states["fa4"]["outcome"] == "unavailable" and "cuda only" in states["fa4"]["reason"]
     assert len(timed(rows)) == 4 * 4 == results["points"] == results["points_ok"]
     (row,) = timed(rows, backend="eager", mask="causal", length=32)
-    assert row["training_ms"] == pytest.approx(row["forward_ms"] + row["backward_ms"], rel=0.9)
     assert row["training_ms_p25"] <= row["training_ms_p75"] and row["repeats"] >= 3 and row["batch"] == 2
     flops = 4 * 2 * 4 * 16 * 32 * 32 / 2
     assert row["forward_tflops"] == pytest.approx(flops / row["forward_ms"] / 1e9, rel=1e-3)

@@ -268,6 +268,15 @@ def test_without_scripts_the_page_reads_the_same(book: Path, browser: Any) -> No
     page.close()
 
 
+def test_without_a_renderer_one_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pypandoc.get_pandoc_path", lambda: (_ for _ in ()).throw(OSError("No pandoc was found")))
+    assert render(reports(tmp_path), tmp_path / "out", ["html", "pdf"], "pandoc") == []
+    said = capsys.readouterr().out
+    assert "the HTML could not be made: no pandoc here" in said and "the PDF could not be made" in said
+
+
 def test_a_pdf_that_fails_costs_the_pdf_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = reports(tmp_path)
     (folder / "layout.typ").write_text("#no-such-function()\n")

@@ -110,7 +110,7 @@ def make_report(
 
 
 def _update(session: Session, out: Path, formats: list[str], engine: Engine, build: Path) -> bool:
-    """Execute what changed, and render if anything did. False if a chapter did not complete."""
+    """Execute what changed, and render if anything did. False if a chapter did not complete or a format could not be made."""
     reports, chapters = session.root / "reports", read_chapters(session.root)
     committed = recorded_runs(reports)
     there = {(run.summary.id.study, run.folder.name) for run in committed}
@@ -125,6 +125,7 @@ def _update(session: Session, out: Path, formats: list[str], engine: Engine, bui
     left = [name for name in formats if not (made[name].exists() and _read(stamps[name]) == key)]
     for name in set(formats) - set(left):
         print(f"report: up to date, reused: {made[name]}", flush=True)
+    rendered = True
     if left or not all((reports / chapter.name).exists() for chapter in chapters):
         for old in (reports / "files", reports / "data"):
             shutil.rmtree(old, ignore_errors=True)
@@ -137,12 +138,14 @@ def _update(session: Session, out: Path, formats: list[str], engine: Engine, bui
         out.mkdir(parents=True, exist_ok=True)
         for name in left:
             stamps[name].unlink(missing_ok=True)
-            for path in render(reports, out, [name], engine):
+            paths = render(reports, out, [name], engine)
+            rendered &= bool(paths)
+            for path in paths:
                 write_text(stamps[name], "" if problems else key)
                 print(f"report: {path}, rendered in {time.monotonic() - started:.1f} s", flush=True)
     for problem in problems:
         print(f"report: a chapter did not complete: {problem}", flush=True)
-    return not problems
+    return rendered and not problems
 
 
 def _execute(session: Session, chapters: list[Chapter], runs: list[Run], build: Path) -> list[str]:

@@ -58,7 +58,7 @@ def find_quarto(engine: Engine) -> str | None:
 
 
 def render(reports: Path, out: Path, formats: Sequence[str], engine: Engine) -> list[Path]:
-    """Render the chapters bound in `reports` into `out`; returns what was made. Raises RuntimeError if the HTML cannot be made."""
+    """Render the chapters bound in `reports` into `out`; returns what was made, and prints why something could not be."""
     quarto = find_quarto(engine)
     made: list[Path] = []
     for name in [name for name in ("html", "pdf") if name in formats]:
@@ -68,9 +68,7 @@ def render(reports: Path, out: Path, formats: Sequence[str], engine: Engine) -> 
                 if not (Path(folder) / (HTML if name == "html" else PDF)).exists():
                     raise RuntimeError("nothing was written")
             except RuntimeError as error:
-                if name == "html":
-                    raise
-                print(f"report: the PDF could not be made: {error}", flush=True)
+                print(f"report: the {name.upper()} could not be made: {error}", flush=True)
                 continue
             shutil.copytree(folder, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("book.md", "book.typ"))
             made.append(out / (HTML if name == "html" else PDF))
@@ -87,8 +85,12 @@ def _quarto(quarto: str, reports: Path, folder: Path, name: str) -> None:
 
 def _pandoc(_: str, reports: Path, folder: Path, name: str) -> None:
     """One page of HTML with its pictures beside it, or one PDF."""
-    import pypandoc
+    try:
+        import pypandoc
 
+        pandoc = str(pypandoc.get_pandoc_path())
+    except (ImportError, OSError):
+        raise RuntimeError("no pandoc here that runs: `pip install pypandoc-binary typst`, or install Quarto") from None
     settings = book_settings(reports)
     facts = {
         **settings["book"], **settings["format"]["typst"], "lang": settings["lang"], "section-numbering": "1.1",
@@ -107,7 +109,7 @@ def _pandoc(_: str, reports: Path, folder: Path, name: str) -> None:
             "--output", folder / HTML)  # fmt: skip
     typst = ("--to", "typst", "--toc-depth=2", "-H", reports / "layout.typ", "-H", reports / "book.typ", "--output", folder / "book.typ")  # fmt: skip
     said = _call(
-        str(pypandoc.get_pandoc_path()), "--from", READER, "--standalone", "--number-sections", "--toc", "--lua-filter", reports / "book.lua",
+        pandoc, "--from", READER, "--standalone", "--number-sections", "--toc", "--lua-filter", reports / "book.lua",
         "--citeproc", "--bibliography", reports / "references.bib", "--syntax-highlighting=none", *(html if name == "html" else typst),
         "book.md", cwd=folder,
     )  # fmt: skip
