@@ -1,28 +1,29 @@
-"""One papermill execution in a process of its own: `python -m lsai_lab.runs.notebook DRIVER IN OUT KEY=JSON ...`, and its driver's side.
+"""One papermill execution in a process of its own, and its driver's side.
 
 The driver can watch, time and kill this process and its kernel without risking itself. What goes wrong is one line on standard error
-and exit code 1.
+and exit code 1. On Linux both are forked from a process that has imported what notebooks need (`lsai_lab.runs.kernel`).
 
 A stop signal is the driver's to deliver, to the kernel alone. Batch systems send SIGTERM to a whole process tree, and nbclient would
 kill the kernel on it before its checkpoint is written; so papermill works in a second thread, where nbclient cannot install its
-handlers, and the main thread lets the signals pass. From its first moment on, before papermill is imported, the process watches its
-driver, whose number it was given, and ends everything when the driver is gone (killed, crashed): nobody would watch the time any more,
-and the kernel might hold a GPU for hours. It holds the run's lock until then (`lsai_lab.runs.writer`).
+handlers, and the main thread lets the signals pass. From its first moment on the process watches its driver and ends everything when
+that is gone (killed, crashed): nobody would watch the time any more, and the kernel might hold a GPU for hours. It holds the run's lock
+until then (`lsai_lab.runs.writer`).
 
 When the last cell has ended everything is on disk, so the kernel is killed. To ask it and wait takes seconds for each run.
 """
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import resource_tracker
+from multiprocessing.reduction import DupFd
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -34,6 +35,9 @@ from lsai_lab.runs.stop import StopRequest
 _POLL_S = 0.25
 # Notebooks that start at the same moment can race for ports: the kernel then dies before its first answer.
 _START_ATTEMPTS = 3
+FORKS = sys.platform == "linux"
+_processes = multiprocessing.get_context("forkserver") if FORKS else multiprocessing.get_context("spawn")
+_processes.set_forkserver_preload(["lsai_lab.runs.kernel"])
 
 
 def execute_notebook(
@@ -55,39 +59,32 @@ def execute_notebook(
     """
     if not source.exists():
         raise UserError(f"the notebook {source} is missing")
-    arguments = [f"{key}={json.dumps(value)}" for key, value in parameters.items()]
-    words = [str(os.getpid()), portable(source, root), portable(target, root), *arguments]
     target.parent.mkdir(parents=True, exist_ok=True)
     log = target.with_suffix(".log")
-    with log.open("w+", encoding="utf-8") as errors:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "lsai_lab.runs.notebook", *words],
-            cwd=root,
-            stdin=subprocess.DEVNULL,
-            stdout=errors,
-            stderr=errors,
-            pass_fds=() if inherited is None else (inherited,),
-            env={**os.environ, **_absolute_folders(root), **environment, "PYDEVD_DISABLE_FILE_VALIDATION": "1"},
-        )
-        deadline, stop = time.monotonic() + timeout_s, stop or StopRequest()
-        try:
-            while child.poll() is None and time.monotonic() < min(deadline, stop.deadline):
-                watch()
-                stop.pass_on(child.pid)
-                time.sleep(_POLL_S)
-            ended = child.poll() is not None
-        finally:
-            end_family(child.pid)
-            child.wait()
+    settings = {**os.environ, **_absolute_folders(root), **environment, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    paths = portable(source, root), portable(target, root), str(root.resolve()), str(log.resolve())
+    child = _processes.Process(target=_process, args=(*paths, parameters, settings, inherited and _Held(inherited)))
+    child.start()
+    deadline, stop = time.monotonic() + timeout_s, stop or StopRequest()
+    try:
+        while child.exitcode is None and time.monotonic() < min(deadline, stop.deadline):
+            watch()
+            stop.pass_on(child.pid or 0)
+            child.join(_POLL_S)
+        ended = child.exitcode is not None
+    finally:
+        end_family(child.pid or 0)
+        child.join()
     if not ended:
         return f"no end within {timeout_s:g} s"
-    if child.returncode == 0:
+    if child.exitcode == 0:
         log.unlink()
         return None
-    if child.returncode < 0:
-        return f"the process that executes the notebook was killed by {signal.Signals(-child.returncode).name}"
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else f"the notebook process ended with exit code {child.returncode}"
+    if (child.exitcode or 0) < 0:
+        return f"the process that executes the notebook was killed by {signal.Signals(-(child.exitcode or 0)).name}"
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else f"the notebook process ended with exit code {child.exitcode}"
 
 
 def portable(path: Path, root: Path) -> str:
@@ -102,26 +99,69 @@ def _absolute_folders(root: Path) -> dict[str, str]:
     return {**moved, "LSAI_ROOT": str(root.resolve())}
 
 
-def _end_with(driver: int, poll_s: float = 1.0) -> None:
-    """Wait for the process `driver`, the parent of this one, to end; then end all below this one, and itself."""
-    while os.getppid() == driver:
-        threading.Event().wait(poll_s)
-    end_family(os.getpid(), itself=False)
-    os._exit(1)
+class _Held:
+    """A file descriptor on its way into a process that is being started, which keeps it open to its end."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _detached, (DupFd(self.number),)
 
 
-def _execute(source: str, target: str, *pairs: str) -> int:
-    """Execute notebook `source` with the given parameters, writing `target` as it goes; returns the exit code."""
+def _detached(held: Any) -> int:
+    return int(held.detach())
+
+
+def _process(
+    source: str, target: str, root: str, log: str, parameters: dict[str, Any], settings: dict[str, str], held: int | None = None
+) -> None:  # fmt: skip
+    """The body of the process: papermill in a thread, signals let pass, the driver watched."""
+    os.chdir(root)
+    os.environ.clear()
+    os.environ.update(settings)
+    for number, path, how in (
+        (0, os.devnull, os.O_RDONLY),
+        (1, log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+        (2, log, os.O_WRONLY),
+    ):
+        os.dup2(os.open(path, how, 0o644), number)
+    # What this process and its kernel leave when they are killed is theirs, not the driver's to warn about.
+    resource_tracker._resource_tracker.__init__()  # type: ignore[misc]
+    managers: list[Any] = []
+    if FORKS:
+        from lsai_lab.runs.kernel import ForkedKernel
+
+        managers = [ForkedKernel().manager()]  # before there are threads
+    threading.Thread(target=_end_with_driver, daemon=True).start()
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda *_: None)  # a handler, not SIG_IGN: the kernel must not inherit it
+    with ThreadPoolExecutor(1) as pool:
+        sys.exit(pool.submit(_execute, source, target, parameters, managers).result())
+
+
+def _end_with_driver() -> None:
+    """Wait for the process that started this one to end; then end all below this one, and itself."""
+    if (driver := multiprocessing.parent_process()) is not None:
+        driver.join()
+        end_family(os.getpid(), itself=False)
+        os._exit(1)
+
+
+def _execute(source: str, target: str, parameters: dict[str, Any], managers: list[Any]) -> int:
+    """Execute notebook `source` with the given parameters, writing `target` as it goes; returns the exit code.
+
+    `managers`: of kernels that wait; a try that finds none starts one."""
     import papermill
     from nbclient.exceptions import DeadKernelError
     from papermill.exceptions import PapermillExecutionError
 
-    parameters = {key: json.loads(value) for key, value in (pair.split("=", 1) for pair in pairs)}
     for attempt in range(_START_ATTEMPTS):
+        manager = {"kernel_manager_class": managers.pop()} if managers else {}
         try:
             papermill.execute_notebook(
                 source, target, parameters, kernel_name="python3", progress_bar=False, autosave_cell_every=30,
-                start_timeout=120, shutdown_kernel="immediate",
+                start_timeout=120, shutdown_kernel="immediate", **manager,
             )  # fmt: skip
             return 0
         except PapermillExecutionError as error:
@@ -134,11 +174,3 @@ def _execute(source: str, target: str, *pairs: str) -> int:
             if "Kernel died before replying" not in str(error) or attempt + 1 == _START_ATTEMPTS:
                 raise
     return 1
-
-
-if __name__ == "__main__":
-    threading.Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, lambda *_: None)  # a handler, not SIG_IGN: the kernel must not inherit it
-    with ThreadPoolExecutor(1) as pool:
-        sys.exit(pool.submit(_execute, *sys.argv[2:]).result())
