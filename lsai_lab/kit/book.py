@@ -7,6 +7,7 @@ it imports has changed; the book is rendered again when an executed chapter, a r
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -16,16 +17,13 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import nbformat
 from filelock import FileLock, Timeout
 
 from lsai_core.code import closure, code_hash
 from lsai_core.errors import UserError
 from lsai_core.files import write_text
 from lsai_core.profiling.limits import cpu_cores
-from lsai_lab.kit.bind import bind
 from lsai_lab.kit.render import HTML, PDF, Engine, book_settings, find_quarto, render
-from lsai_lab.kit.runpages import write_run_pages
 from lsai_lab.runs.campaign import plan_studies, run_studies
 from lsai_lab.runs.driver import cores_shared_by
 from lsai_lab.runs.notebook import execute_notebook
@@ -56,14 +54,14 @@ def read_chapters(root: Path) -> list[Chapter]:
         front = sorted(notebooks.glob("00*.ipynb")) if name == "index.ipynb" else []
         source = front[0] if front else notebooks / name
         try:
-            cells = nbformat.read(source, as_version=4).cells  # type: ignore[no-untyped-call]
+            cells = json.loads(source.read_text(encoding="utf-8"))["cells"]  # nbformat takes a second to import
+            text = "\0".join(f"{cell['cell_type']}\0{''.join(cell['source'])}" for cell in cells)
         except FileNotFoundError:
             raise UserError(
                 f"reports/_quarto.yml names the chapter {name}, and there is no notebook {source}"
             ) from None
-        except Exception as error:  # nbformat raises many kinds for a damaged file
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(f"{source}: cannot be read as a notebook: {' '.join(str(error).split())[:200]}") from None
-        text = "\0".join(f"{cell.cell_type}\0{cell.source}" for cell in cells)
         loads = re.findall(r"\bload\(([^)]*)\)", text)
         named = (
             set(re.findall(r"""["']([^"']+)["']""", " ".join(loads)))
@@ -127,6 +125,9 @@ def _update(session: Session, out: Path, formats: list[str], engine: Engine, bui
         print(f"report: up to date, reused: {made[name]}", flush=True)
     rendered = True
     if left or not all((reports / chapter.name).exists() for chapter in chapters):
+        from lsai_lab.kit.bind import bind  # these take seconds to import
+        from lsai_lab.kit.runpages import write_run_pages
+
         for old in (reports / "files", reports / "data"):
             shutil.rmtree(old, ignore_errors=True)
         for path in reports.glob("*.ipynb"):

@@ -7,6 +7,7 @@ that fails, or has too little memory, costs the PDF only. typst runs in a proces
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import re
 import shutil
@@ -17,11 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import nbformat
 import yaml
 
 from lsai_core.errors import UserError
-from lsai_lab.kit.bind import fenced
 
 Engine = Literal["auto", "quarto", "pandoc"]
 HTML, PDF = "index.html", "lab-report.pdf"
@@ -121,10 +120,12 @@ def _pandoc(_: str, reports: Path, folder: Path, name: str) -> None:
 
 def _chapter(path: Path, name: str) -> str:
     """A bound notebook as Markdown. Code is folded, and not in a PDF."""
-    cells = nbformat.read(path, as_version=4).cells  # type: ignore[no-untyped-call]
+    from lsai_lab.kit.bind import fenced  # its imports take seconds
+
+    cells = [(c["cell_type"], "".join(c["source"])) for c in json.loads(path.read_text(encoding="utf-8"))["cells"]]
     fold = '<details class="code">\n<summary>Code</summary>\n\n{}\n\n</details>'
-    texts = [fold.format(fenced(c.source, "python")) if c.cell_type == "code" else c.source for c in cells]
-    return "\n\n".join(text for text, c in zip(texts, cells, strict=True) if name == "html" or c.cell_type != "code")
+    texts = [fold.format(fenced(source, "python")) if kind == "code" else source for kind, source in cells]
+    return "\n\n".join(text for text, (kind, _) in zip(texts, cells, strict=True) if name == "html" or kind != "code")
 
 
 def _call(*command: object, **options: Any) -> str:
