@@ -95,8 +95,10 @@ def _become_kernel(told: int) -> None:
         signal.signal(number, signal.SIG_DFL)
     if not (connection := os.read(told, 65536).decode()):
         os._exit(0)  # nobody wants it any more
-    os.environ["JPY_PARENT_PID"] = str(os.getppid())
+    os.environ["JPY_PARENT_PID"] = str(
+        os.getppid()
+    )  # for what the kernel starts; its own setting was read before the fork
     if threads := os.environ.get("OMP_NUM_THREADS", ""):  # which torch had read before
         torch.set_num_threads(int(threads))
-    IPKernelApp.launch_instance(["-f", connection])
+    IPKernelApp.launch_instance(["-f", connection], parent_handle=os.getppid())
     os._exit(0)
