@@ -120,12 +120,8 @@ def _process(
     os.chdir(root)
     os.environ.clear()
     os.environ.update(settings)
-    for number, path, how in (
-        (0, os.devnull, os.O_RDONLY),
-        (1, log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
-        (2, log, os.O_WRONLY),
-    ):
-        os.dup2(os.open(path, how, 0o644), number)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), 1), 2)
     # What this process and its kernel leave when they are killed is theirs, not the driver's to warn about.
     resource_tracker._resource_tracker.__init__()  # type: ignore[misc]
     managers: list[Any] = []
