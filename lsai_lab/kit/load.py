@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ def load(*studies: str, mine: bool = False) -> pd.DataFrame:
 
     Columns: `IDENTITY`; every result by its name, with the unit in it (`tokens_per_s`, `mem_peak_allocated_gib`); every config key with
     its dots (`optim.lr`, `model.n_layers`; `config.steps` where a result has the same name); the environment as `env.gpu`, `env.torch`.
+    `main`: whether the run is one of those that tell the story, the committed ones of the GPU with the most of them (without any, all).
     `label` is the variant's name for people, `run` the run's folder, for `steps` and `kernels`.
 
     `mine=True`: every own run, whatever its settings, and a column `differs` that says how they differ; no committed ones.
@@ -53,8 +55,15 @@ def load(*studies: str, mine: bool = False) -> pd.DataFrame:
     differs = differing_settings(own) if mine else {}
     rows = [_row(run, True) | ({"differs": differs.get(run.folder, "")} if mine else {}) for run in own]
     rows += sorted((_row(run, False) for run in committed), key=_place)
-    frame = pd.DataFrame(rows)
-    return frame if len(frame) else pd.DataFrame(columns=list(IDENTITY))
+    frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=list(IDENTITY))
+    return frame.assign(main=_main(frame))
+
+
+def _main(frame: pd.DataFrame) -> pd.Series:
+    recorded = ~frame["own"].astype(bool)
+    gpus = Counter(run.env.get("gpu") for run in _committed()).most_common(1)
+    told = recorded & (frame["env.gpu"] == gpus[0][0]) if gpus and "env.gpu" in frame else recorded
+    return told if told.any() else recorded if recorded.any() else ~recorded
 
 
 def study(name: str) -> Study:
