@@ -139,5 +139,5 @@ def work_of(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(
         {"precision": first["precision"],
          "attention": (first["attention_kernel"] == "eager").map({True: "scores stored", False: "fused"}),
-         "window": window.map("{:.0f}".format, na_action="ignore").fillna("–"), "checkpointing": first["grad_checkpoint"]}
+         "window": window.map("{:.0f}".format, na_action="ignore").astype(object).fillna("–"), "checkpointing": first["grad_checkpoint"]}
     )  # fmt: skip

@@ -59,7 +59,7 @@ def with_own(change: Any) -> Any:
         frame = committed(frame)
         trained = frame[(frame["outcome"] == "ok") & frame["part"].isin(["train", "levers"])]["variant"]
         own = frame[frame["variant"].isin(list(dict.fromkeys(trained))[:2])].copy()
-        own["machine"], own["own"] = "box (this machine)", True
+        own = own[own["main"]].assign(machine="box (this machine)", own=True, main=False)
         return pd.concat([change(own), frame], ignore_index=True)
 
     return runs
@@ -80,7 +80,8 @@ SITUATIONS = {
 def test_a_chapter_is_whole_whatever_the_reader_ran(name: str, situation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _, text = execute(name, monkeypatch, runs=SITUATIONS[situation])
     assert not re.search(r"\b(nan|inf|None)\b[x%]?", text), text
-    assert ("On this machine" in text) == (situation not in ("none", "all failed"))
+    assert ("[box (this machine)](" in text) == (situation not in ("none", "all failed"))
+    assert "[h100](" in text  # the second recorded machine
     if situation == "all failed":
         assert "ended as **oom**: out of memory" in text
 
@@ -90,8 +91,10 @@ def test_the_memory_chapter_is_whole_with_a_few_runs_and_no_committed_ones(
     variants: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def few(frame: pd.DataFrame) -> pd.DataFrame:
-        own = frame[frame["variant"].isin(variants) & (frame["part"] == "train") & (frame["repeat"] == 0)]
-        own = own.assign(own=True, machine="box (this machine)").reset_index(drop=True)
+        own = frame[
+            frame["variant"].isin(variants) & (frame["part"] == "train") & (frame["repeat"] == 0) & frame["main"]
+        ]
+        own = own.assign(own=True, main=True, machine="box (this machine)").reset_index(drop=True)
         return own.drop(columns=["largest_batch", "tries", "search_resolution"])
 
     _, text = execute("10-memory", monkeypatch, runs=few)
