@@ -41,7 +41,7 @@ def plan_studies(
 def run_studies(session: Session, plans: list[tuple[str, list[PlannedRun]]], budget_s: float | None) -> bool:
     """Run every study; prints how long all and each will take, as far as records of such runs tell. False if a run did not end well."""
     good, started, expected = True, time.monotonic(), expected_seconds(session, plans)
-    left = sum(expected.values())
+    left = total = sum(expected.values())
     if left:
         print(f"runs: {len(expected)} to do, {about(left)} in all", flush=True)
     # On a CPU each search has a memory limit of its own; a GPU's memory is the limit, so there one search has it all.
@@ -56,8 +56,9 @@ def run_studies(session: Session, plans: list[tuple[str, list[PlannedRun]]], bud
             if len(kept) < len(plan):
                 print(f"study {name}: {len(plan) - len(kept)} of {len(plan)} runs do not fit the budget")
             plan = kept
-        todo = sum(expected.get(run.name, 0.0) for run in plan)
-        time_left = f", {about(todo)}; {about(left)} left in all" if todo else ""
+        todo, spent = sum(expected.get(run.name, 0.0) for run in plan), time.monotonic() - started
+        pace = spent / (total - left) if total - left > 60 else 1.0  # how this machine keeps to what was expected
+        time_left = f", {about(todo * pace)}; {about(left * pace)} left in all" if todo else ""
         print(f"study {name}: {len(plan)} runs with profile {session.profile.profile}{time_left}", flush=True)
         summaries = session.run(plan, untimed_jobs=searches) if plan else []
         good &= all(summary.outcome in ("ok", "oom", "unavailable") for summary in summaries)
