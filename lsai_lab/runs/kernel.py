@@ -31,6 +31,9 @@ import torch
 from ipykernel.kernelapp import IPKernelApp
 from jupyter_client.manager import AsyncKernelManager
 
+if not torch.cuda.device_count():  # read from NVML; beside a GPU the import of dynamo might touch CUDA
+    import torch._dynamo
+
 PRELOADED = (matplotlib, matplotlib_inline, pandas, papermill, pyarrow, pydantic, seaborn, tokenizers, torch)
 # Batch systems send signals to every process; the fork server must outlive them (its children decide for themselves).
 IGNORED = (signal.SIGTERM, signal.SIGUSR1)
