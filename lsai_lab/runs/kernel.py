@@ -14,9 +14,13 @@ import sys
 import time
 from typing import Any
 
-os.environ.setdefault(
-    "MPLBACKEND", "module://matplotlib_inline.backend_inline"
-)  # as a kernel sets it, and pyplot reads it once
+# Ctrl-C and batch systems send signals to every process; the fork server must outlive them (its children decide for themselves).
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+if sys.argv[0] == "-c":  # as the fork server is started
+    for _number in IGNORED:
+        signal.signal(_number, lambda *_: None)
+# As a kernel sets it; pyplot reads it once.
+os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
 
 import matplotlib.backends.backend_svg
 import matplotlib.pyplot
@@ -35,11 +39,6 @@ if not torch.cuda.device_count():  # read from NVML; beside a GPU the import of 
     import torch._dynamo
 
 PRELOADED = (matplotlib, matplotlib_inline, pandas, papermill, pyarrow, pydantic, seaborn, tokenizers, torch)
-# Batch systems send signals to every process; the fork server must outlive them (its children decide for themselves).
-IGNORED = (signal.SIGTERM, signal.SIGUSR1)
-if sys.argv[0] == "-c":  # as the fork server is started
-    for _number in IGNORED:
-        signal.signal(_number, lambda *_: None)
 
 
 class ForkedKernel:
@@ -95,7 +94,7 @@ class ForkedKernel:
 def _become_kernel(told: int) -> None:
     os.setsid()  # an interrupt is for the kernel and what it started
     for number in IGNORED:
-        signal.signal(number, signal.SIG_DFL)
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     if not (connection := os.read(told, 65536).decode()):
         os._exit(0)  # nobody wants it any more
     os.environ["JPY_PARENT_PID"] = str(
