@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 import re
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
-from conftest import CHECKOUT, Hazards
+from conftest import CHECKOUT, Hazards, Project
 
 pytestmark = pytest.mark.slow
 
@@ -121,3 +122,21 @@ def test_a_report_without_running_shows_how_every_run_ended(hazards: Hazards) ->
             reason = str(run.summary.reason).split("(")[0].split(";")[0][:20]
             assert re.search(rf"ended\s+as\s+{run.summary.outcome}:\s+{re.escape(reason)}", page), name
     assert (folder / "lab-report.pdf").read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"), [(64, "a process may open 64 files here"), (None, "cannot reach itself at 127.0.0.1")]
+)
+def test_a_machine_that_can_execute_no_notebook_says_so_in_one_line(
+    shared: Project, tmp_path: Path, limit: int | None, said: str
+) -> None:
+    words = [sys.executable, "-m", "lsai_lab.cli", "study", "memory", "--only", "baseline", "--parts", "train"]
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), **shared.env, "LSAI_RUNS": str(tmp_path)}
+    if limit is None:  # a network of its own, whose loopback is down
+        words = ["unshare", "--net", "--map-root-user", *words]
+        if subprocess.run(words[:3] + ["true"], capture_output=True, check=False).returncode:
+            pytest.skip("no network namespaces here")
+    else:
+        words = ["bash", "-c", f'ulimit -n {limit}; exec "$@"', "-", *words]
+    done = subprocess.run(words, env=environment, cwd=shared.root, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1, done

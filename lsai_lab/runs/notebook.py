@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
+import socket
 import sys
 import threading
 import time
@@ -35,6 +37,7 @@ from lsai_lab.runs.stop import StopRequest
 _POLL_S = 0.25
 # Notebooks that start at the same moment can race for ports: the kernel then dies before its first answer.
 _START_ATTEMPTS = 3
+_FILES = 256  # that a process may open; torch's libraries and a kernel's sockets want about 100
 FORKS = sys.platform == "linux"
 _processes = multiprocessing.get_context("forkserver") if FORKS else multiprocessing.get_context("spawn")
 _processes.set_forkserver_preload(["lsai_lab.runs.kernel"])
@@ -55,10 +58,11 @@ def execute_notebook(
     """Execute a notebook in its own process tree, with `root` as the working folder. `stop` is passed on to its kernel.
 
     `inherited`: a file descriptor that the process keeps open until its kernel has ended. Returns None, or one line that says what went
-    wrong. Raises UserError if the notebook does not exist.
+    wrong. Raises UserError if the notebook does not exist, or if no notebook can be executed here.
     """
     if not source.exists():
         raise UserError(f"the notebook {source} is missing")
+    _require_files_and_loopback()
     target.parent.mkdir(parents=True, exist_ok=True)
     log = target.with_suffix(".log")
     settings = {**os.environ, **_absolute_folders(root), **environment, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
@@ -85,6 +89,19 @@ def execute_notebook(
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else f"the notebook process ended with exit code {child.exitcode}"
+
+
+def _require_files_and_loopback() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < _FILES:
+        raise UserError(f"a process may open {hard} files here, and a notebook's needs {_FILES}; raise `ulimit -n`")
+    if 0 <= soft < _FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, hard))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        try:
+            socket.create_connection(server.getsockname(), timeout=5).close()
+        except OSError as error:
+            raise UserError(f"this machine cannot reach itself at 127.0.0.1 ({error.strerror or error}), as notebooks and their kernels must; `ip link set lo up`") from None  # fmt: skip
 
 
 def portable(path: Path, root: Path) -> str:
