@@ -134,7 +134,7 @@ def test_a_machine_that_can_execute_no_notebook_says_so_in_one_line(
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), **shared.env, "LSAI_RUNS": str(tmp_path)}
     if limit is None:  # a network of its own, whose loopback is down
         words = ["unshare", "--net", "--map-root-user", *words]
-        if subprocess.run(words[:3] + ["true"], capture_output=True, check=False).returncode:
+        if subprocess.run([*words[:3], "true"], capture_output=True, check=False).returncode:
             pytest.skip("no network namespaces here")
     else:
         words = ["bash", "-c", f'ulimit -n {limit}; exec "$@"', "-", *words]
