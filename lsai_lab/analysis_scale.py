@@ -123,19 +123,8 @@ def groupings(config: ScaleConfig, assume: Assumptions) -> pd.DataFrame:
                 moving, waiting = step_seconds(traffic, assume)
                 rows.append((name, nodes, plan, shard, gpus // shard, state_bytes(model, shard, config.precision) / 2**30,
                              sum(traffic.sent.values()) / 1e9, moving, waiting, flops / assume.mfu / assume.peak_tflops / 1e12))  # fmt: skip
-    names = [
-        "model",
-        "nodes",
-        "plan",
-        "shard",
-        "replicas",
-        "states_gib",
-        "sent_gb",
-        "moving_s",
-        "waiting_s",
-        "compute_s",
-    ]
-    frame = pd.DataFrame(rows, columns=names)
+    names = "model nodes plan shard replicas states_gib sent_gb moving_s waiting_s compute_s"
+    frame = pd.DataFrame(rows, columns=names.split())
     frame["communication_s"] = frame["moving_s"] + frame["waiting_s"]
     return frame.assign(share=frame["communication_s"] / frame["compute_s"])
 

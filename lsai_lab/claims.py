@@ -16,7 +16,6 @@ bad repeat makes it fall. Where runs are missing or not comparable there is no v
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -70,9 +69,8 @@ class Claim(Strict):
     def _terms_are_whole(cls, data: dict[str, Any]) -> dict[str, Any]:
         given = {key: data[key] for key in ("of", "over", "beside") if data.get(key) is not None}
         own = {key: data[key] for key in ("study", "part", "metric") if key in data}
-        return data | {
-            key: own | (term if isinstance(term, dict) else {"variant": term}) for key, term in given.items()
-        }
+        terms = {key: term if isinstance(term, dict) else {"variant": term} for key, term in given.items()}
+        return data | {key: own | term for key, term in terms.items()}
 
     @model_validator(mode="after")
     def _complete(self) -> Claim:
@@ -142,9 +140,7 @@ def load_claims(root: Path | None = None) -> dict[str, Claim]:
     return claims
 
 
-def evaluate(
-    frame: pd.DataFrame, claims: Mapping[str, Claim] | None = None, machine: str | None = None
-) -> pd.DataFrame:
+def evaluate(frame: pd.DataFrame, claims: dict[str, Claim] | None = None, machine: str | None = None) -> pd.DataFrame:
     """Every claim judged by the rows of `frame` (see `lab.load`), on its own machine or on `machine`: one row each, `COLUMNS`.
 
     `value`, `low` and `high` (over the repeats; missing with one run) are rounded after the verdict; `n` is the number of
@@ -282,10 +278,7 @@ def _check_names(claim: Claim, root: Path, where: str) -> None:
     plain = Profile(profile="none", description="the study as it is written", gpu=None)
     for term in claim.terms:
         study = load_study(root, term.study, plain)
-        for what, names, known in [
-            ("part", term.part, [*study.parts]),
-            ("variant", term.variant, [*study.variants]),
-        ]:
+        for what, names, known in [("part", term.part, [*study.parts]), ("variant", term.variant, [*study.variants])]:
             if unknown := [name for name in names if name not in known]:
                 raise UserError(f"{where}: study {study.study} has no {what} {unknown[0]!r}{hint(unknown[0], known)}")
 

@@ -67,9 +67,8 @@ class _Loader(yaml.SafeLoader):
                 return value
         except ValueError:
             pass
-        raise yaml.constructor.ConstructorError(
-            None, None, f"{node.value[:30]!r} is no finite number of 64 bits", node.start_mark
-        )
+        what = f"{node.value[:30]!r} is no finite number of 64 bits"
+        raise yaml.constructor.ConstructorError(None, None, what, node.start_mark)
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -78,9 +77,7 @@ _Loader.yaml_implicit_resolvers = {
 }
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(
-        r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9_]+|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?$|^[-+]?\.inf$|^\.nan$"
-    ),
+    re.compile(r"^[-+]?((\d[\d_]*\.[\d_]*|\.[\d_]+|\d[\d_]*(?=[eE]))([eE][-+]?\d+)?|\.inf)$|^\.nan$", re.ASCII),
     list("-+0123456789."),
 )
 for _kind in ("int", "float"):

@@ -18,6 +18,7 @@ from lsai_core.errors import Unavailable, UserError
 from lsai_core.files import deep_merge
 from lsai_core.profiling.predict import Gpu, estimate, find_gpu, predict
 from lsai_core.strict import validated
+from lsai_lab.benches.machine import newest_ceilings
 from lsai_lab.files import repo_root
 from lsai_lab.runs.records import Run, recorded_runs
 from lsai_lab.searches.model_size import grown
@@ -112,12 +113,7 @@ def predict_again(run: Run, reports: Path) -> dict[str, Any]:
 @functools.cache
 def measured_ceilings(gpu: Gpu, reports: Path) -> Mapping[str, float]:
     """Results of the newest recorded ceilings of that kind of GPU, or nothing."""
-    found = [
-        run
-        for run in recorded_runs(reports)
-        if run.summary.kind == "ceilings" and run.summary.outcome == "ok" and run.env.get("gpu") == gpu.driver_name
-    ]
-    return max(found, key=lambda run: run.summary.started).summary.results if found else {}
+    return newest_ceilings(recorded_runs(reports), gpu.driver_name)
 
 
 def _table(reports: Path) -> Path:

@@ -18,6 +18,7 @@ _PLAIN: dict[str, Any] = {
     "attention": {"backend": "auto"}, "compile": True, "parallel": {}, "optim": {"states": "full"},
 }  # fmt: skip
 _FUSED = deep_merge(_PLAIN, {"loss": "fused", "blocks": "fused"})
+_FULL = _FUSED | {"grad_checkpoint": "full"}
 
 # Name and settings, over the task's own model, sequence length, batch and window. Sharded rows are fused, too. fp8 is left out on
 # GPUs without it.
@@ -28,26 +29,17 @@ TECHNIQUES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fused, fp8 products", _FUSED | {"fp8": {"recipe": "fused"}}),
     ("fused, selective checkpointing", _FUSED | {"grad_checkpoint": "selective"}),
     ("fused, alternating checkpointing", _FUSED | {"grad_checkpoint": "alternating"}),
-    ("fused, full checkpointing", _FUSED | {"grad_checkpoint": "full"}),
-    (
-        "fused, full checkpointing, CPU offload",
-        _FUSED | {"parallel": {"cpu_offload": True}, "grad_checkpoint": "full"},
-    ),
+    ("fused, full checkpointing", _FULL),
+    ("fused, full checkpointing, CPU offload", _FULL | {"parallel": {"cpu_offload": True}}),
     *(
         row
         for gpus in (2, 4, 8)
         for row in (
             (f"FSDP, {gpus} GPUs", _FUSED | {"parallel": {"fsdp": gpus}}),
-            (
-                f"FSDP, {gpus} GPUs, full checkpointing",
-                _FUSED | {"parallel": {"fsdp": gpus}, "grad_checkpoint": "full"},
-            ),
+            (f"FSDP, {gpus} GPUs, full checkpointing", _FULL | {"parallel": {"fsdp": gpus}}),
         )
     ),
-    (
-        "FSDP, 2 GPUs, checkpointing, CPU offload",
-        _FUSED | {"parallel": {"fsdp": 2, "cpu_offload": True}, "grad_checkpoint": "full"},
-    ),
+    ("FSDP, 2 GPUs, checkpointing, CPU offload", _FULL | {"parallel": {"fsdp": 2, "cpu_offload": True}}),
 )
 
 

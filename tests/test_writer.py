@@ -241,6 +241,6 @@ def test_measuring_and_recording_need_no_typesetter_and_no_plots(project: Projec
     done = subprocess.run([sys.executable, "-c", BLOCKED], env=env, capture_output=True, text=True, cwd=project.root)
     assert done.returncode == 0, done.stderr
     assert "no figure: " in done.stdout and "baseline" in done.stdout
-    kinds = [name.partition(":")[0] for kind in KINDS.values() for name in (kind.config, kind.run)]
+    kinds = [name.partition(":")[0] for kind in KINDS.values() for name in (kind.module, kind.config)]
     reached = code.closure([*kinds, "lsai_lab.runs.interactive", "lsai_lab.runs.notebook", "lsai_lab.cli.runs"])
     assert not [path for path in reached if "report" in path.parts]

@@ -52,15 +52,17 @@ def read_points(run: Run) -> tuple[AttentionBenchConfig, list[Row]]:
     return config, read_jsonl(run.folder / "metrics.jsonl")
 
 
+def _place(row: Row) -> Place:
+    return row["mask"], row["window"], row["length"]
+
+
 def ranked(rows: Sequence[Row]) -> Iterator[tuple[Place, Purpose, dict[str, float], list[str]]]:
     """Of every place that was timed and each purpose: milliseconds by backend, and the backends that were compared with float64 under
     this kind of mask and came near enough, fastest first."""
     good = [row for row in rows if row["outcome"] == "ok"]
-    places = {(row["mask"], row["window"], row["length"]) for row in rows if row["measure"] == "time"}
+    places = {_place(row) for row in rows if row["measure"] == "time"}
     for place in sorted(places, key=lambda place: (place[0], place[1] or 0, place[2])):
-        timed = [
-            row for row in good if row["measure"] == "time" and (row["mask"], row["window"], row["length"]) == place
-        ]
+        timed = [row for row in good if row["measure"] == "time" and _place(row) == place]
         compared = [row for row in good if row["measure"] == "error" and row["mask"] == place[0]]
         for purpose, (time, judged) in _COUNTS.items():
             ms = {row["backend"]: row[time] for row in timed if time in row}
@@ -122,9 +124,9 @@ def auto_choices(
     for (mask, window, length), purpose, ms, correct in ranked(rows):
         grouped, causal = config.heads != config.kv_heads, mask != "full"
         own = (config.head_dim, grouped, causal, window, length)
-        known = [
-            r for r in measured if not from_neighbours or own != (r.head_dim, r.grouped, r.causal, r.window, r.length)
-        ]
+        known = measured
+        if from_neighbours:
+            known = [r for r in measured if own != (r.head_dim, r.grouped, r.causal, r.window, r.length)]
         available = {name: None if outcome.get(name) in good[purpose] else "not measured" for name in BACKENDS}
         case = Case(
             device_type, config.torch_dtype, config.head_dim, window, False, causal, grouped, length, purpose == "training"

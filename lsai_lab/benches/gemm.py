@@ -93,24 +93,21 @@ def run(config: GemmConfig, context: Context) -> dict[str, Any]:
             rows.append({"step": len(rows), **point.__dict__, **found})
             file.write(json.dumps(rows[-1]) + "\n")
             file.flush()
-            end = (
-                f"{found['tflops']:.4g} TFLOP/s"
-                if found["outcome"] == "ok"
-                else f"{found['outcome']}, {found['reason']}"
-            )
+            good = found["outcome"] == "ok"
+            end = f"{found['tflops']:.4g} TFLOP/s" if good else f"{found['outcome']}, {found['reason']}"
             print(f"{point.layer} {point.product} {point.way} {point.m} x {point.n} x {point.k}: {end}", flush=True)
-    good = [row for row in rows if row["outcome"] == "ok"]
-    if not good:
+    measured = [row for row in rows if row["outcome"] == "ok"]
+    if not measured:
         raise RuntimeError(f"no product could be measured: {rows[0]['reason']}")
     results: dict[str, Any] = {
         "gemm_device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "gemm_s": time.perf_counter() - began,
         "points": len(rows),
-        "points_ok": len(good),
+        "points_ok": len(measured),
         "points_skipped": sum(row["outcome"] == "skipped" for row in rows),
         "fp8_unavailable": reason,
     }
-    squares = [row for row in good if row["layer"] == "square"]
+    squares = [row for row in measured if row["layer"] == "square"]
     for way in dict.fromkeys(row["way"] for row in squares):
         best = max((row for row in squares if row["way"] == way), key=lambda row: row["tflops"])
         results |= {f"square_{way}_tflops": best["tflops"], f"square_{way}_n": best["n"]}
@@ -137,13 +134,11 @@ def points(config: GemmConfig, ways: tuple[str, ...]) -> Iterator[Point]:
 def measure(point: Point, device: torch.device, seconds: float) -> dict[str, Any]:
     """Median seconds and TFLOP/s with quartiles, or how it failed; frees what it took."""
     try:
-        work = _work(point, device)
-        taken = repeated(work, device, seconds, warm=0.2, most=_MAX_REPEATS)
+        taken = repeated(_work(point, device), device, seconds, warm=0.2, most=_MAX_REPEATS)
     except Exception as error:  # one impossible point must not cost the others
         oom = is_out_of_memory(error)
         return {"outcome": "oom" if oom else "failed", "reason": " ".join(str(error).split())[:300]}
     finally:
-        work = None  # type: ignore[assignment]
         if device.type == "cuda":
             torch.cuda.empty_cache()
     slow, middle, quick = (float(q) for q in np.percentile(taken, [75, 50, 25]))
@@ -158,25 +153,14 @@ def _work(point: Point, device: torch.device) -> Callable[[], object]:
     first = (m, k) if point.product == "forward" else (m, n)
     second = (m, k) if point.product == "wgrad" else (n, k)
     a, b = (torch.randn(shape, device=device, dtype=dtype) for shape in (first, second))
-    if point.way in ("fp32", "bf16"):
-        return _plain(point.product, a, b)
     if point.way == "fp8_casts":
         return _with_casts(point.product, a, b)
-    return _fp8(point, a, b)
-
-
-def _plain(product: str, a: Tensor, b: Tensor) -> Callable[[], object]:
-    left = a.t() if product == "wgrad" else a
-    right = b.t() if product == "forward" else b
-    out = torch.empty(left.shape[0], right.shape[1], device=a.device, dtype=a.dtype)
-    return lambda: torch.mm(left, right, out=out)
-
-
-def _fp8(point: Point, a: Tensor, b: Tensor) -> Callable[[], object]:
-    rowwise = point.way == "fp8_rowwise"
     # The summed dimension last, in both operands.
-    a_AC = a.t() if point.product == "wgrad" else a
-    b_BC = b if point.product == "forward" else b.t()
+    a_AC, b_BC = a.t() if point.product == "wgrad" else a, b if point.product == "forward" else b.t()
+    if point.way in ("fp32", "bf16"):
+        out = torch.empty(a_AC.shape[0], b_BC.shape[0], device=device, dtype=dtype)
+        return lambda: torch.mm(a_AC, b_BC.t(), out=out)
+    rowwise = point.way == "fp8_rowwise"
     gradient = tensorwise.GRAD_DTYPE if point.product != "forward" and not rowwise else E4M3
     a8_AC, a_inverse = _quantized(a_AC, gradient, rowwise)
     b8_BC, b_inverse = _quantized(b_BC, E4M3, rowwise)

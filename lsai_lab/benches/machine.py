@@ -12,9 +12,9 @@ a slow machine cannot repeat within its share is left out, except the smallest, 
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,10 +26,11 @@ from pydantic import Field
 from lsai_core.config import Precision
 from lsai_core.errors import UserError
 from lsai_core.profiling.flops import Flops, Peak, mfu, peak_for
+from lsai_core.profiling.steptime import StepTimer
 from lsai_core.strict import Strict
 from lsai_core.training.precision import set_matmul_mode
 from lsai_lab.runs.kinds import Context
-from lsai_lab.runs.records import find_runs
+from lsai_lab.runs.records import Run, find_runs
 
 MATMUL_SIZES = {"cuda": (4096, 8192, 16_384), "cpu": (512, 1024, 2048)}
 _MIN_REPEATS, _MAX_REPEATS = 3, 1000
@@ -58,17 +59,17 @@ def peak_of_this_machine(device: torch.device, precision: Precision, runs_root: 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     if known := peak_for(name, precision):
         return known
-    summaries = [run.summary for run in find_runs(runs_root)]
-    records = [
-        s for s in summaries if (s.kind, s.outcome, s.results.get("ceilings_device")) == ("ceilings", "ok", name)
-    ]
-    if records:
-        measured = max(records, key=lambda summary: summary.started).results
-    elif device.type == "cpu":  # only the products that its MFU is stated against
-        measured = matmul_ceilings("fp32", device, 0.7)
-    else:
-        measured = measure_ceilings(device, budget_s=2.0)
+    measured = newest_ceilings(find_runs(runs_root), name)
+    if not measured:  # on a CPU only the products that its MFU is stated against
+        measured = matmul_ceilings("fp32", device, 0.7) if name == "cpu" else measure_ceilings(device, budget_s=2.0)
     return peak_for(name, precision, measured)
+
+
+def newest_ceilings(runs: Iterable[Run], device: str) -> dict[str, Any]:
+    """Results of the newest ceilings of a kind of device among `runs`, or nothing."""
+    found = [run.summary for run in runs if (run.summary.kind, run.summary.outcome) == ("ceilings", "ok")]
+    found = [summary for summary in found if summary.results.get("ceilings_device") == device]
+    return max(found, key=lambda summary: summary.started).results if found else {}
 
 
 def rated(rate: float | None, per_token: Flops, peak: Peak | None, processes: int, on_gpu: bool) -> dict[str, Any]:
@@ -103,11 +104,8 @@ def measure_ceilings(device: torch.device | str, *, budget_s: float = 8.0) -> Re
     dtypes = ["fp32", "bf16"]
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
-        dtypes = [
-            "fp32",
-            *(["tf32", "bf16"] if capability >= (8, 0) else []),
-            *(["fp8"] if capability >= (8, 9) else []),
-        ]
+        least = {"fp32": (0, 0), "tf32": (8, 0), "bf16": (8, 0), "fp8": (8, 9)}
+        dtypes = [dtype for dtype in least if capability >= least[dtype]]
     share = budget_s / (len(dtypes) + (3 if device.type == "cuda" else 1))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     results: Results = {"ceilings_device": name}
@@ -191,22 +189,15 @@ def repeated(
 
 def timed(calls: list[Callable[[], object]], device: torch.device) -> list[float]:
     """Seconds of each call, one after the other: between events on a GPU, by the clock on a CPU."""
-    if device.type == "cpu":
-        seconds = []
+    timer = StepTimer(device)
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        timer.mark()
         for call in calls:
-            start = time.perf_counter()
             call()
-            seconds.append(time.perf_counter() - start)
-        return seconds
-    with torch.cuda.device(device):
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(len(calls) + 1)]
-        torch.cuda.synchronize()
-        events[0].record()
-        for call, event in zip(calls, events[1:], strict=True):
-            call()
-            event.record()
-        torch.cuda.synchronize()
-    return [start.elapsed_time(end) / 1e3 for start, end in itertools.pairwise(events)]
+            timer.mark()
+        return [ms / 1e3 for ms in timer.durations_ms()]
 
 
 def _rate(name: str, amount: float, seconds: list[float], device: torch.device) -> Results:

@@ -40,9 +40,7 @@ class Assumptions(Strict):
     nvlink_latency_us: float = Field(5.0, ge=0, description="one step of a ring within a node")
     network_latency_us: float = Field(15.0, ge=0, description="one step of a ring that crosses nodes")
     filesystem_gb_per_s: float = Field(100.0, gt=0, description="the whole file system, shared by all ranks")
-    memory_for_states_gib: float = Field(
-        48.0, gt=0, description="of a GPU, for weights, gradients and optimizer states"
-    )
+    memory_for_states_gib: float = Field(48.0, gt=0, description="of a GPU: weights, gradients and optimizer states")
     node_mtbf_days: float = Field(1000.0, gt=0, description="mean time between failures of one node")
     peak_tflops: float = Field(989.5, gt=0, description="dense bf16 peak of one GPU")
     mfu: float = Field(0.4, gt=0, le=1, description="used only where no recorded run on a GPU tells")

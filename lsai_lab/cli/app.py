@@ -157,8 +157,6 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version.")
-    ] = False,
+    version: Annotated[bool, typer.Option(is_eager=True, callback=_show_version, help="Show the version.")] = False,
 ) -> None:
     pass

@@ -90,9 +90,7 @@ def jobs(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a
 
 
 def cancel(
-    job: Annotated[
-        list[str] | None, typer.Argument(metavar="[JOB]...", help="Numbers of jobs, as in `lsai jobs`.")
-    ] = None,
+    job: Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", help="Numbers, as in `lsai jobs`.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every job that waits or runs.")] = False,
 ) -> None:
     from lsai_lab.cluster import slurm

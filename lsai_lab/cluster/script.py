@@ -76,9 +76,7 @@ class Cluster(Strict):
     prefix: list[Word] = Field([], description="command put before the study, for example numactl")
     requeue: bool = Field(False, description="a job that is warned of its end goes back into the queue and resumes")
     max_requeues: int = Field(20, ge=0, description="after this many restarts a job is not put back any more")
-    warning_s: int = Field(
-        120, ge=10, description="the job is warned this long before its time limit, and checkpoints; s"
-    )
+    warning_s: int = Field(120, ge=10, description="s before its time limit the job is warned, and checkpoints")
     sbatch: list[Word] = Field([], description="extra sbatch options, one `--option=value` each")
     setup: list[Line] = Field([], description="extra shell lines before the study (module load ..., export ...)")
 

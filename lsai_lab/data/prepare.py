@@ -92,10 +92,8 @@ def _build(config: DataConfig, request: str, source: Source, corpus: Corpus, roo
         if not corpus.unchanged():
             raise UserError(f"{config.source} changed while it was being read; try again when it is complete")
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        write_json(
-            building / "meta.json",
-            {"pipeline": PIPELINE, "id": dataset_id, "request": request, "created": created} | meta,
-        )
+        facts = {"pipeline": PIPELINE, "id": dataset_id, "request": request, "created": created}
+        write_json(building / "meta.json", facts | meta)
         os.rename(building, final)
     finally:
         shutil.rmtree(building, ignore_errors=True)
@@ -138,9 +136,7 @@ def _write_files(config: DataConfig, corpus: Corpus, folder: Path, progress: boo
     with progress_bar(progress, desc="encoding", unit="B", unit_scale=True) as bar:
         stats = encode_documents(read(), thresholds, tokenizer, folder, bar)
     if empty := [name for name in SPLITS if not stats[name].tokens]:
-        raise UserError(
-            f"{config.source}: no document fell into the {empty[0]} split; use another split_seed or more text"
-        )
+        raise UserError(f"{config.source}: no document fell into {empty[0]}; use another split_seed or more text")
     return {
         "config": config.model_dump(),
         "source": corpus.description,

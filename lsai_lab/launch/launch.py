@@ -87,9 +87,8 @@ def watched(
     forward = Forwarder(logs, to_workers=here)
     rows, silence, survivors = NewRows(folder / "metrics.jsonl"), Silence(logs), Survivors(logs)
     with (logs / LAUNCHER_LOG).open("wb") as log, caught(forward.receive):
-        process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
-        )
+        streams: Any = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        process = subprocess.Popen(words, **streams, env=environment, start_new_session=True)
         try:
             while process.poll() is None:
                 forward(process.pid)

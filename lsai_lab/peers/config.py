@@ -29,9 +29,7 @@ class PeerConfig(Strict):
     precision: Literal["bf16", "bf16_autocast"] = "bf16"
     fp8: Literal["none", "tensorwise"] = Field("none", description="by torchao; the output layer stays in bf16")
     attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
-    liger: bool = Field(
-        False, description="hf: use_liger_kernel, fused Triton kernels for loss, norms, rotary and SwiGLU"
-    )
+    liger: bool = Field(False, description="hf: use_liger_kernel, fused kernels for loss, norms, rotary and SwiGLU")
     compile: bool = False
     grad_checkpoint: Literal["none", "selective", "full"] = "none"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -43,9 +41,7 @@ class PeerConfig(Strict):
     seed: int = Field(0, ge=0, lt=2**32)
     optim: OptimConfig = OptimConfig()
     parallel: ParallelConfig = ParallelConfig()
-    packages: dict[str, str | None] = Field(
-        {}, description="versions of the peer's packages when the run was planned: another version is another run"
-    )
+    packages: dict[str, str | None] = Field({}, description="versions when it was planned: another is another run")
 
     @classmethod
     def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
@@ -56,12 +52,8 @@ class PeerConfig(Strict):
         if "recipe" in config.get("fp8", {}):
             shared["fp8"] = config["fp8"]["recipe"]
         # Which of our kernels updates the weights is nothing to a peer.
-        optim = config.get("optim", {})
-        shared["optim"] = {
-            key: value
-            for key, value in optim.items()
-            if key not in OptimConfig.model_fields or decides(OptimConfig, key, "result")
-        }
+        kernel = {key for key in OptimConfig.model_fields if not decides(OptimConfig, key, "result")}
+        shared["optim"] = {key: value for key, value in config.get("optim", {}).items() if key not in kernel}
         merged = deep_merge(deep_merge(shared, config.get("peer", {})), settings)
         return {**merged, "packages": {name: package_version(name) for name in needed_packages(merged)}}
 
@@ -79,7 +71,7 @@ class PeerConfig(Strict):
             raise ValueError(f"skip_steps={self.skip_steps} leaves none of steps={self.steps} to be timed")
         if self.parallel.cpu_offload or self.parallel.cp > 1 or self.parallel.fp8_gather:
             raise ValueError(
-                "parallel.cpu_offload, cp and fp8_gather are not for a peer; torchtitan gathers in fp8 anyway"
+                "parallel.cpu_offload, cp, fp8_gather are not for a peer; torchtitan gathers in fp8 anyway"
             )
         if (self.optim.name, self.optim.states) != ("adamw", "full"):
             raise ValueError("a peer trains with AdamW and whole states")

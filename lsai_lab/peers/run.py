@@ -49,9 +49,8 @@ def run(config: PeerConfig, context: Context) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)
     (context.folder / "metrics.jsonl").unlink(missing_ok=True)
     folder.mkdir(parents=True)
-    write_json(
-        folder / "job.json", {"config": config.model_dump(mode="json"), "dataset": str(dataset.folder.resolve())}
-    )
+    job = {"config": config.model_dump(mode="json"), "dataset": str(dataset.folder.resolve())}
+    write_json(folder / "job.json", job)
     framework.prepare(config, dataset, folder)
     words, variables = framework.command(config, folder), framework.environment(config)
     command = shown_command(words, variables, folder)

@@ -35,9 +35,8 @@ from lsai_lab.runs.records import FINAL, Outcome, Run, RunId, Summary, is_finish
 from lsai_lab.runs.study import PlannedRun
 from lsai_lab.runs.writer import only_writer
 
-_SPEEDS = re.compile(
-    "tokens_per_s|step_ms|mfu|tflops|host_(forward|backward|optimizer)|kernel_idle|gpu_busy_share"
-)  # results that mean nothing where runs shared the machine, by how their names begin
+# Results that mean nothing where runs shared the machine, by how their names begin.
+_SPEEDS = re.compile("tokens_per_s|step_ms|mfu|tflops|host_(forward|backward|optimizer)|kernel_idle|gpu_busy_share")
 
 
 def write_plan(run: PlannedRun, command: str) -> None:
@@ -118,9 +117,8 @@ class ActiveRun:
         now = {**present_inputs(self.config, self.data_root, kind.uses_data), "code": code_hash(kind.code)}
         for name, value in planned.items():
             if now.get(name) and value and now[name] != value:
-                return (
-                    f"the {name} changed since the run {since} ({value}, now {now[name]}); run the same command again"
-                )
+                values = f"({value}, now {now[name]})"
+                return f"the {name} changed since the run {since} {values}; run the same command again"
         return None
 
     def record(self) -> Run:

@@ -155,13 +155,6 @@ def _rows(heads: list[str], rows: list[list[Any]]) -> str:
 
 def _text(value: Any) -> str:
     """One cell of a Markdown table; nothing in it is markup."""
-    short = (
-        f"{value:,.5g}"
-        if isinstance(value, float)
-        else f"{value:,}"
-        if type(value) is int
-        else ""
-        if value is None
-        else str(value)
-    )
+    form = ",.5g" if isinstance(value, float) else "," if type(value) is int else ""
+    short = "" if value is None else f"{value:{form}}" if form else str(value)
     return re.sub(r"([\\`*_{}\[\]<>#|$@~^])", r"\\\1", " ".join(short.split())[:200])

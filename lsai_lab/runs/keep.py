@@ -32,9 +32,8 @@ def record_runs(runs: list[Run], reports: Path, machine: str | None = None) -> l
             continue
         for path in (run.folder / name for name in KEPT):
             if path.is_file() and not path.is_symlink():
-                write_text(
-                    target / path.name, _notebook(path) if path.suffix == ".ipynb" else path.read_text(encoding="utf-8")
-                )
+                text = _notebook(path) if path.suffix == ".ipynb" else path.read_text(encoding="utf-8")
+                write_text(target / path.name, text)
         made.append(target)
     return made
 

@@ -34,63 +34,50 @@ class Context:
 
 @dataclass(frozen=True)
 class Kind:
-    """`config` and `run` are `module:name`, so that listing kinds imports nothing heavy. `without`: names of files that are no
-    part of the run key although the code reaches them.
+    """`module` holds the function `run`, `config` is `module:name`, in the same module where none is named: listing kinds imports
+    nothing heavy. `without`: names of files that are no part of the run key although the code reaches them.
 
     `timed`: False if what it finds is no time or speed (a largest size), so that on a CPU two such runs can share the machine.
     """
 
+    module: str
     config: str
-    run: str
     notebook: str
     without: tuple[str, ...] = ()
     uses_data: bool = False
     timed: bool = True
 
     def config_class(self) -> type[Strict]:
-        return _load(self.config)
+        module, _, name = self.config.partition(":")
+        return getattr(importlib.import_module(module or self.module), name)
 
     @property
     def code(self) -> list[Path]:
         """The files that can change a result: what the kind's own code reaches."""
-        start = [name.partition(":")[0] for name in (self.config, self.run)]
+        start = [self.module, self.config.partition(":")[0]]
         return [path for path in closure(start, within=_DECIDES) if path.name not in self.without]
 
     def function(self) -> Callable[[Any, Context], dict[str, Any]]:
-        return _load(self.run)
+        return importlib.import_module(self.module).run
 
 
 KINDS: dict[str, Kind] = {
-    "train": Kind(
-        "lsai_core.config:TrainConfig", "lsai_lab.benches.training:run", "run-training.ipynb", uses_data=True
-    ),
-    "batch_search": Kind(
-        "lsai_lab.searches.batch_search:BatchSearchConfig",
-        "lsai_lab.searches.batch_search:run",
-        "run-batch-search.ipynb",
-        timed=False,
-    ),
-    "model_search": Kind(
-        "lsai_lab.searches.model_search:ModelSearchConfig",
-        "lsai_lab.searches.model_search:run",
-        "run-model-search.ipynb",
-        timed=False,
-    ),
-    "ceilings": Kind("lsai_lab.benches.machine:CeilingsConfig", "lsai_lab.benches.machine:run", "run-machine.ipynb"),
-    "gemm": Kind("lsai_lab.benches.gemm:GemmConfig", "lsai_lab.benches.gemm:run", "run-gemm.ipynb"),
+    "train": Kind("lsai_lab.benches.training", "lsai_core.config:TrainConfig", "run-training.ipynb", uses_data=True),
+    "batch_search": Kind("lsai_lab.searches.batch_search", ":BatchSearchConfig", "run-batch-search.ipynb", timed=False),
+    "model_search": Kind("lsai_lab.searches.model_search", ":ModelSearchConfig", "run-model-search.ipynb", timed=False),
+    "ceilings": Kind("lsai_lab.benches.machine", ":CeilingsConfig", "run-machine.ipynb"),
+    "gemm": Kind("lsai_lab.benches.gemm", ":GemmConfig", "run-gemm.ipynb"),
     # The measured table is made from these runs and changes none of their times.
     "attention": Kind(
-        "lsai_lab.benches.attention.config:AttentionBenchConfig",
-        "lsai_lab.benches.attention.bench:run",
-        "run-attention.ipynb",
-        without=("measured.json",),
+        "lsai_lab.benches.attention.bench", "lsai_lab.benches.attention.config:AttentionBenchConfig",
+        "run-attention.ipynb", without=("measured.json",),
     ),
     "context": Kind(
-        "lsai_lab.benches.context.config:ContextBenchConfig", "lsai_lab.benches.context.bench:run", "run-context.ipynb"
+        "lsai_lab.benches.context.bench", "lsai_lab.benches.context.config:ContextBenchConfig", "run-context.ipynb"
     ),
-    "scale": Kind("lsai_lab.benches.scale:ScaleConfig", "lsai_lab.benches.scale:run", "run-scale.ipynb"),
-    "peer": Kind("lsai_lab.peers.config:PeerConfig", "lsai_lab.peers.run:run", "run-peer.ipynb", uses_data=True),
-}
+    "scale": Kind("lsai_lab.benches.scale", ":ScaleConfig", "run-scale.ipynb"),
+    "peer": Kind("lsai_lab.peers.run", "lsai_lab.peers.config:PeerConfig", "run-peer.ipynb", uses_data=True),
+}  # fmt: skip
 
 # How runs are planned, started, watched and written down changes no result: only this code can.
 _DECIDES = ("lsai_core", "lsai_lab.benches", "lsai_lab.searches", "lsai_lab.peers")
@@ -101,8 +88,3 @@ def get_kind(name: str) -> Kind:
     if name not in KINDS:
         raise UserError(f"unknown kind of run {name!r}; known: {', '.join(KINDS)}")
     return KINDS[name]
-
-
-def _load(path: str) -> Any:
-    module, name = path.split(":")
-    return getattr(importlib.import_module(module), name)

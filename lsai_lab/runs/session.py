@@ -86,14 +86,9 @@ class Session:
 
     def plan(self, study: str, **selection: Any) -> list[PlannedRun]:
         """The planned runs of one study under this session's profile (see `plan_study` for the selection)."""
-        return plan_study(
-            self.study(study),
-            root=self.root,
-            runs_root=self.runs_root,
-            fingerprint=fingerprint(self.env),
-            dataset_id=self.dataset_id,
-            **selection,
-        )
+        if "fingerprint" not in selection:
+            selection |= {"fingerprint": fingerprint(self.env), "dataset_id": self.dataset_id}
+        return plan_study(self.study(study), root=self.root, runs_root=self.runs_root, **selection)
 
     def run(self, plan: list[PlannedRun], **options: Any) -> list[Summary]:
         """Execute a plan with this session's folders (see `run_plan` for the options)."""
@@ -109,32 +104,17 @@ def current_runs(session: Session, study: str | None = None) -> list[Run]:
     With a session whose profile was named, that profile's plan. Nothing is prepared: of a data set that is not there no run can be.
     Raises UserError for an unknown study or a wrong parameter file.
     """
-    names = study_names(session.root) if study is None else [study]
-    planned: dict[tuple[str, str, str], dict[Path, int]] = {}
-    found: list[tuple[int, int, int, Run]] = []
-    for number, name in enumerate(names):
-        if study is not None:
-            load_study(session.root, name, session.profile)
+    found: list[Run] = []
+    for name in study_names(session.root) if study is None else [session.study(study).study]:
+        machines: dict[tuple[str, str], dict[Path, Run]] = defaultdict(dict)
         for run in find_runs(session.runs_root, study=name):
-            machine = run.plan.get("machine", "")
             profile = session.profile_name or detect_profile(session.root, run.env.get("gpu"))
-            where = (name, profile, machine)
-            if where not in planned:
-                planned[where] = _folders(session, *where)
-            if run.folder in planned[where]:
-                found.append((number, list(planned).index(where), planned[where][run.folder], run))
-    return [run for *_, run in sorted(found, key=lambda item: item[:3])]
-
-
-def _folders(session: Session, study: str, profile: str, machine: str) -> dict[Path, int]:
-    plan = plan_study(
-        load_study(session.root, study, load_profile(session.root, profile)),
-        root=session.root,
-        runs_root=session.runs_root,
-        fingerprint=machine,
-        dataset_id=session.prepared_id,
-    )
-    return {run.folder: number for number, run in enumerate(plan)}
+            machines[profile, run.plan.get("machine", "")][run.folder] = run
+        for (profile, machine), runs in machines.items():
+            there = Session(profile, session.root)
+            plan = there.plan(name, fingerprint=machine, dataset_id=session.prepared_id)
+            found += [runs[planned.folder] for planned in plan if planned.folder in runs]
+    return found
 
 
 def differing_settings(runs: Iterable[Run]) -> dict[Path, str]:

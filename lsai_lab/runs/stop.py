@@ -29,9 +29,8 @@ class Stopped(Exception):
     """The plan was asked to stop before its end."""
 
     def __init__(self, number: int, left: int) -> None:
-        super().__init__(
-            f"stopped by {signal.Signals(number).name}, {left} runs are left; the same command goes on from here"
-        )
+        name = signal.Signals(number).name
+        super().__init__(f"stopped by {name}, {left} runs are left; the same command goes on from here")
         self.exit_code = PREEMPTED_EXIT if number == signal.SIGUSR1 else 128 + number
 
 

@@ -30,9 +30,7 @@ class Part(Strict):
     """One thing that is measured of every variant, or of some."""
 
     kind: str = "train"
-    variants: list[str] = Field(
-        [], description="the variants that it is measured of, also as a pattern like grid_*; empty: all"
-    )
+    variants: list[str] = Field([], description="of which it is measured, also patterns like grid_*; empty: all")
     repeats: int = Field(1, gt=0, description="runs with seeds seed, seed+1, ...")
     timeout_s: float = Field(3600.0, gt=0, description="a run that takes longer is ended and recorded as timeout")
     settings: dict[str, Any] = {}
@@ -81,11 +79,8 @@ class Sweep(Strict):
             config = self.config
             for axis, value in zip(self.axes.values(), values, strict=True):
                 config = deep_merge(config, nested(axis.key, value))
-            made[self.name.format(**words)] = {
-                "label": self.label.format(**words),
-                "note": self.note,
-                "config": config,
-            }
+            label = self.label.format(**words)
+            made[self.name.format(**words)] = {"label": label, "note": self.note, "config": config}
         return made
 
 
@@ -96,9 +91,7 @@ class Study(Strict):
     title: str
     question: str
     baseline: str | None = Field(None, description="the variant that the others are compared with")
-    first: list[str] = Field(
-        ["*"], description="the runs that make a first answer, by name or pattern (baseline, *_2.grid)"
-    )
+    first: list[str] = Field(["*"], description="the runs of a first answer, by name or pattern (baseline, *_2.grid)")
     parts: dict[Name, Part]
     base: dict[str, Any] = {}
     sweeps: dict[str, Sweep] = {}
@@ -126,9 +119,8 @@ class Study(Strict):
             raise ValueError(f"baseline {self.baseline!r} is no variant; there are {', '.join(self.variants)}")
         for name, part in self.parts.items():
             if unknown := [pattern for pattern in part.variants if not matching(self.variants, [pattern])]:
-                raise ValueError(
-                    f"part {name} names {unknown[0]!r}, which is no variant; there are {', '.join(self.variants)}"
-                )
+                known = ", ".join(self.variants)
+                raise ValueError(f"part {name} names {unknown[0]!r}, which is no variant; there are {known}")
         return self
 
     def measured(self, part: str) -> list[str]:
@@ -242,10 +234,8 @@ def resolve(
     for_part = {key: value for key, value in overrides.items() if key in spec.settings}
     for_config = {key: value for key, value in overrides.items() if key not in spec.settings}
     config = deep_merge(study.base, study.variants[variant].config)
-    if {"preset", "scaling_factor"} & {
-        *(for_config.get("model") or {})
-    }:  # a whole shape: none of the study's keys stay
-        config = {**config, "model": {}}
+    if {"preset", "scaling_factor"} & {*(for_config.get("model") or {})}:
+        config = {**config, "model": {}}  # a whole shape: none of the study's keys stay
     config = deep_merge(config, for_config)
     merged = cls.from_study(config, deep_merge(spec.settings, for_part))
     seed = merged.get("seed", 0)

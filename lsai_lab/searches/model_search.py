@@ -28,19 +28,9 @@ from lsai_core.profiling.limits import host_limit_gib
 from lsai_core.training.precision import set_matmul_mode, weight_dtype
 from lsai_lab.launch.launch import require_devices
 from lsai_lab.runs.kinds import Context
-from lsai_lab.searches.model_size import (
-    DEVICE_SHARE,
-    GIB,
-    Grow,
-    Measure,
-    device_gib,
-    first_size,
-    grown,
-    host_gib,
-    sized,
-)
+from lsai_lab.searches.model_size import DEVICE_SHARE, Grow, Measure, device_gib, first_size, grown, host_gib
 from lsai_lab.searches.search import Try, search_largest
-from lsai_lab.searches.tries import SearchConfig, Tries, gpu_peaks, limit_allocations
+from lsai_lab.searches.tries import GIB, SearchConfig, Tries, gpu_peaks, limit_allocations
 
 if TYPE_CHECKING:
     from lsai_core.parallel.world import World
@@ -86,7 +76,7 @@ def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
         if time.perf_counter() - started > config.budget_s and tries.seen:
             left_out += 1
             return Try(size, "timeout", note="not tried")
-        parameters = count_parameters(sized(train.model, config.grow, size)).total
+        parameters = count_parameters(grown(train, config.grow, size).model).total
         return tries.attempt(size, (config, size, on_host_gib), parameters=parameters)
 
     largest, _ = search_largest(
@@ -114,7 +104,8 @@ def _facts(config: ModelSearchConfig, size: int, limit_gib: float) -> dict[str, 
     """What the largest model is, and the share of all processes' memory that its weights take."""
     if size == 0:
         return {"parameters": 0}
-    model = sized(config.train.model, config.grow, size)
+    train = grown(config.train, config.grow, size)
+    model = train.model
     parameters = count_parameters(model).total
     weights_gib = parameters * weight_dtype(config.train.precision).itemsize / GIB
     return {
@@ -123,7 +114,7 @@ def _facts(config: ModelSearchConfig, size: int, limit_gib: float) -> dict[str, 
         "d_model": model.d_model,
         "weights_gib": weights_gib,
         "weights_share": weights_gib / (limit_gib * config.train.parallel.shards),
-        "estimate_gib": device_gib(grown(config.train, config.grow, size), config.measure),
+        "estimate_gib": device_gib(train, config.measure),
     }
 
 

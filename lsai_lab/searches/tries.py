@@ -79,10 +79,8 @@ class Tries:
             raise Unavailable("the search on a CPU limits memory with Linux's RLIMIT_DATA; this is not Linux")
         self.limit_gib = torch.cuda.get_device_properties(0).total_memory / GIB if self.on_gpu else config.cpu_limit_gib
         self._work, self._config, self._context = work, config, context
-        modules = [work.__module__, "lsai_core.training.step"]
-        self._server = server(
-            [*modules, "lsai_core.parallel.fsdp"] if train.parallel.sharded else modules, on_gpu=self.on_gpu
-        )
+        modules = [work.__module__, "lsai_core.training.step", *["lsai_core.parallel.fsdp"] * train.parallel.sharded]
+        self._server = server(modules, on_gpu=self.on_gpu)
 
     def attempt(self, size: int, argument: Any, **facts: Any) -> Try:
         """One try of `work(rank, argument)`; `facts` stand in its row, too. RuntimeError if not even size 1 runs."""

@@ -117,9 +117,8 @@ class Call(Step):
 
     def __init__(self, backend: str, shape: Shape, inputs: list[Tensor], training: bool) -> None:
         self.backend, self.shape = backend, shape
-        super().__init__(
-            partial(attention, backend=backend, window=shape.window, causal=shape.causal), inputs, training
-        )
+        function = partial(attention, backend=backend, window=shape.window, causal=shape.causal)
+        super().__init__(function, inputs, training)
 
 
 def repeats_in(point_ms: float, one_ms: float) -> int:

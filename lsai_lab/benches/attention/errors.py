@@ -51,10 +51,8 @@ def exact_attention(shape: Shape, inputs: list[Tensor]) -> list[Tensor]:
 
 
 def _allowed(rows: slice, keys: slice, window: int | None, device: torch.device) -> Tensor:
-    distance = (
-        torch.arange(rows.start, rows.stop, device=device)[:, None]
-        - torch.arange(keys.start, keys.stop, device=device)[None]
-    )
+    row, key = (torch.arange(some.start, some.stop, device=device) for some in (rows, keys))
+    distance = row[:, None] - key
     return (distance >= 0) & (distance < (window or rows.stop))
 
 
@@ -66,9 +64,8 @@ def eager_values(shape: Shape, inputs: list[Tensor]) -> list[Tensor]:
     parts = []
     for head in range(shape.kv_heads):
         own, shared = slice(head * groups, (head + 1) * groups), slice(head, head + 1)
-        parts.append(
-            values(Call("eager", one, [q[:, :, own], k[:, :, shared], v[:, :, shared], dout[:, :, own]], True))
-        )
+        some = [q[:, :, own], k[:, :, shared], v[:, :, shared], dout[:, :, own]]
+        parts.append(values(Call("eager", one, some, True)))
     return [torch.cat(pieces, dim=2) for pieces in zip(*parts, strict=True)]
 
 

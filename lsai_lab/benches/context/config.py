@@ -42,11 +42,9 @@ class ContextBenchConfig(BenchConfig):
     point_ms: float = Field(100.0, gt=0)
     max_call_s: float = Field(4.0, gt=0)
     budget_s: float = Field(100.0, gt=0, description="of measuring, without starts; after it no point is started")
-    memory_share: float = Field(
-        0.9, gt=0, le=1, description="no point that is expected to need more of a GPU is started"
-    )
+    memory_share: float = Field(0.9, gt=0, le=1, description="of a GPU; no point that should need more is started")
     point_timeout_s: float = Field(
-        60.0, gt=0, description="a point that takes longer has failed, and its processes are ended"
+        60.0, gt=0, description="a point that takes longer has failed; its processes are ended"
     )
 
     @model_validator(mode="after")
@@ -58,7 +56,7 @@ class ContextBenchConfig(BenchConfig):
             require_ascending(sweep.lengths)
         if not self.points():
             raise ValueError(
-                f"nothing to measure with processes={self.processes}: one process measures `one` and `one_torch` only"
+                f"nothing to measure with processes={self.processes}: one measures {' and '.join(ALONE)} only"
             )
         return self
 

@@ -82,9 +82,8 @@ class Rank:
             options: dict[str, Any] = {"point_ms": self.config.point_ms, "expected_ms": expected_ms}
             found = self.clock.measure(step, memory_before=before, **options)
         if cp is not None and cp.method.peer:
-            forward, backward = (
-                torch_sent_bytes(step.qkv[1], step.qkv[2], cp.size, backward=b) / 2**20 for b in (False, True)
-            )
+            _, k, v = step.qkv
+            forward, backward = (torch_sent_bytes(k, v, cp.size, backward=b) / 2**20 for b in (False, True))
             found |= {"sent_forward_mib": forward, "sent_training_mib": forward + backward}
         return facts | found
 
