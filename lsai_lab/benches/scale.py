@@ -21,7 +21,7 @@ from pydantic import Field
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lsai_core.config import ModelConfig, Precision, TrainConfig
+from lsai_core.config import DataConfig, ModelConfig, ParallelConfig, Precision, TrainConfig
 from lsai_core.errors import Unavailable
 from lsai_core.strict import Strict, validated
 from lsai_lab.runs.kinds import Context
@@ -124,14 +124,9 @@ def _count(rank: int, argument: tuple[ScaleConfig, int, int]) -> dict[str, float
 
     config, shard, replicate = argument
     world = connect(torch.device("cpu"))
-    spec = {
-        "model": config.model.model_dump(),
-        "data": {"vocab_size": config.model.vocab_size},
-        "precision": config.precision,
-        "device": "cpu",
-        "parallel": {"fsdp": shard, "replicate": replicate},
-    }
-    model = build_sharded(validated(TrainConfig, spec, "scale"), torch.device("cpu"))
+    data, parallel = DataConfig(vocab_size=config.model.vocab_size), ParallelConfig(fsdp=shard, replicate=replicate)
+    train = TrainConfig(model=config.model, data=data, precision=config.precision, device="cpu", parallel=parallel)
+    model = build_sharded(train, torch.device("cpu"))
     tokens_BS = torch.randint(config.model.vocab_size, (1, 33))
     for counted in (contextlib.nullcontext(), counter := CollectiveBytes()):  # the first step connects the processes
         world.barrier()

@@ -167,12 +167,8 @@ def _row(record: JobRecord, folder: Path, task: int | None, state: JobState | No
         starts = [event["time"] for event in events if event["event"] == "started"]
         lasted = time.strftime("%H:%M:%S", time.gmtime(events[-1]["time"] - starts[-1])) if starts else ""
         outcome = _ending(events, record.requeue) or ("no word from the job" if events else "never started")
-        facts = {
-            "state": GONE,
-            "elapsed": lasted,
-            "restarts": events[-1]["restart"] if events else 0,
-            "outcome": outcome,
-        }
+        restarts = events[-1]["restart"] if events else 0
+        facts = {"state": GONE, "elapsed": lasted, "restarts": restarts, "outcome": outcome}
     else:
         facts = {"state": state.state, "elapsed": state.elapsed, "restarts": state.restarts}
         facts["outcome"] = _outcome(state, events, record.requeue)

@@ -48,7 +48,10 @@ class Dataset:
             size = path.stat().st_size if path.exists() else 0
             if size != facts["bytes"]:
                 raise _damaged(folder, f"{path}: {size} bytes instead of {facts['bytes']}")
-            blocks = _some(len(facts["blake2b"]))
+            count = len(
+                facts["blake2b"]
+            )  # at most some of the blocks, evenly spaced, the first and the last among them
+            blocks = np.linspace(0, count - 1, min(count, MAX_BLOCKS_CHECKED)).round().astype(int).tolist()
             for block, digest in zip(blocks, _block_digests(path, blocks), strict=True):
                 if digest != facts["blake2b"][block]:
                     raise _damaged(folder, f"{path}: damaged (checksum of block {block} differs)")
@@ -103,13 +106,6 @@ def _block_digests(path: Path, blocks: Iterable[int]) -> list[str]:
 
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         return list(pool.map(digest, blocks))
-
-
-def _some(count: int) -> list[int]:
-    """At most `MAX_BLOCKS_CHECKED` of the blocks 0 to count-1, evenly spaced, the first and the last among them."""
-    if count <= MAX_BLOCKS_CHECKED:
-        return list(range(count))
-    return [round(i * (count - 1) / (MAX_BLOCKS_CHECKED - 1)) for i in range(MAX_BLOCKS_CHECKED)]
 
 
 def data_root() -> Path:

@@ -79,11 +79,8 @@ def expected_seconds(session: Session, plans: list[tuple[str, list[PlannedRun]]]
     seconds: dict[tuple[str, ...], list[float]] = {}
     gpu, recorded = session.env["gpu"], recorded_runs(session.root / "reports")
     same = [run for run in recorded if run.env.get("gpu") == gpu]
-    for runs in (
-        find_runs(session.runs_root),
-        same,
-        [run for run in recorded if bool(run.env.get("gpu")) == bool(gpu)],
-    ):
+    alike = [run for run in recorded if bool(run.env.get("gpu")) == bool(gpu)]
+    for runs in (find_runs(session.runs_root), same, alike):
         known = set(seconds)
         for run in runs:
             study, part, variant = run.summary.id.study, run.summary.id.part, run.summary.id.variant

@@ -223,12 +223,8 @@ def read_run(folder: Path, machine: str | None = None) -> Run:
             raise
         name, _, key = re.sub(r"[^\w.-]", "_", folder.name, flags=re.ASCII)[:80].rpartition("-")
         study = re.sub(r"[^\w.-]", "_", folder.parent.name, flags=re.ASCII)[:80]
-        text = str(error)
-        return Run(
-            folder,
-            machine or "unknown",
-            Summary(RunId(study, name, key=key), "unknown", "damaged", text, "", 0.0, "", {}),
-        )
+        summary = Summary(RunId(study, name, key=key), "unknown", "damaged", str(error), "", 0.0, "", {})
+        return Run(folder, machine or "unknown", summary)
 
 
 def run_key(config: dict[str, Any], *facts: str) -> str:

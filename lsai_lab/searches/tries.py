@@ -187,10 +187,8 @@ def _in_process(work: Work, argument: Any, rank: int, processes: int, port: int,
 def gpu_peaks() -> dict[str, float]:
     """What this process's GPU had at most so far: reserved (`peak_gib`) and allocated."""
     torch.cuda.synchronize()
-    return {
-        "peak_gib": torch.cuda.max_memory_reserved() / GIB,
-        "allocated_gib": torch.cuda.max_memory_allocated() / GIB,
-    }
+    reserved, allocated = torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated()
+    return {"peak_gib": reserved / GIB, "allocated_gib": allocated / GIB}
 
 
 def limit_allocations(gib: float) -> None:

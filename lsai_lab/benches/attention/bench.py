@@ -82,12 +82,10 @@ def run(config: AttentionBenchConfig, context: Context) -> dict[str, Any]:
     for sweep in config.sweeps:
         for length in sweep.lengths:
             shape = config.shape(sweep, length)
-            done = [
-                _short(row)
-                for name in sweep.backends or config.backends
-                for row in bench.point(sweep.measure, shape, name)
+            rows = [
+                row for name in sweep.backends or config.backends for row in bench.point(sweep.measure, shape, name)
             ]
-            if done:
+            if done := [_short(row) for row in rows]:
                 print(f"{bench.elapsed_s:5.1f} s  {shape.describe()}: {', '.join(done)}", flush=True)
     return _results(config, device, points.rows)
 
@@ -126,9 +124,7 @@ class _Bench:
         elif outcome == "ok":
             row |= guarded(self.device, partial(self._errors, shape, name))
         row = self.points.add(row)
-        if (
-            self.clock.on_gpu
-        ):  # after an illegal memory access nothing runs any more in this process: end here, the points are kept
+        if self.clock.on_gpu:  # after an illegal memory access nothing runs here any more: end, the points are kept
             torch.cuda.synchronize()
         return [row]
 
