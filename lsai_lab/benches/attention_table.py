@@ -105,13 +105,9 @@ def recorded_rankings(runs: Iterable[Run]) -> list[Ranking]:
 
 
 def auto_choices(
-    config: AttentionBenchConfig,
-    rows: Sequence[Row],
-    device_type: str,
-    measured: Sequence[Ranking],
-    *,
+    config: AttentionBenchConfig, rows: Sequence[Row], device_type: str, measured: Sequence[Ranking], *,
     from_neighbours: bool = False,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Any]]:  # fmt: skip
     """What `auto` takes at every shape of a run, by the table `measured`, and how good that is.
 
     `from_neighbours` hides each shape's own ranking: how good the choice is where nobody measured. One mapping for each shape and

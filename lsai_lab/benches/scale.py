@@ -13,6 +13,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
 import torch
@@ -182,22 +183,16 @@ def _clients(n: int) -> float:
 
 def _together(actions: list[Callable[[], Any]]) -> float:
     """Seconds from releasing a thread per action until the last has ended; the first error of any is raised."""
-    gate, errors = threading.Barrier(len(actions) + 1), []
+    gate = threading.Barrier(len(actions) + 1)
 
     def work(action: Callable[[], Any]) -> None:
         gate.wait()
-        try:
-            action()
-        except BaseException as error:
-            errors.append(error)
+        action()
 
-    threads = [threading.Thread(target=work, args=(action,)) for action in actions]
-    for thread in threads:
-        thread.start()
-    gate.wait()
-    started = time.perf_counter()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return time.perf_counter() - started
+    with ThreadPoolExecutor(len(actions)) as pool:
+        futures = [pool.submit(work, action) for action in actions]
+        gate.wait()
+        started = time.perf_counter()
+        for future in futures:
+            future.result()
+        return time.perf_counter() - started

@@ -39,20 +39,8 @@ def srun_command(nproc: int, environment: Mapping[str, str] = os.environ) -> lis
         raise UserError(f"{nproc} processes cannot be spread evenly over {used} nodes")
     per_node = nproc // used
     cpus = int(environment.get("SLURM_CPUS_PER_TASK", "1"))
-    words = [
-        "env",
-        f"MASTER_ADDR={environment.get('MASTER_ADDR') or socket.gethostname()}",
-        f"MASTER_PORT={get_free_port()}",
-        "srun",
-        f"--nodes={used}",
-        f"--ntasks={nproc}",
-        f"--ntasks-per-node={per_node}",
-        f"--cpus-per-task={max(1, cpus // per_node)}",
-        "--distribution=block",
-        "--overlap",
-        "--kill-on-bad-exit=1",
-        "--unbuffered",
-    ]
-    if gpus:
-        words.append(f"--gpus-per-node={per_node}")
-    return [*words, sys.executable]
+    host = environment.get("MASTER_ADDR") or socket.gethostname()
+    spread = f"--nodes={used} --ntasks={nproc} --ntasks-per-node={per_node} --cpus-per-task={max(1, cpus // per_node)}"
+    devices = f"--gpus-per-node={per_node}" if gpus else ""
+    srun = f"srun {spread} --distribution=block --overlap --kill-on-bad-exit=1 --unbuffered {devices}"
+    return ["env", f"MASTER_ADDR={host}", f"MASTER_PORT={get_free_port()}", *srun.split(), sys.executable]

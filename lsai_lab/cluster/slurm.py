@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections import defaultdict
 from dataclasses import dataclass
 
 from lsai_core.errors import UserError
@@ -102,17 +103,12 @@ def show(job: str) -> list[JobState]:
 
 
 def _parse(line: str) -> JobState:
-    fields = dict(re.findall(r"(?:^| )([A-Za-z]+)=(\S*)", line))
-    task = fields.get("ArrayTaskId", "")
+    fields = defaultdict(str, re.findall(r"(?:^| )([A-Za-z]+)=(\S*)", line))
+    task, state = fields["ArrayTaskId"], fields["JobState"].rstrip("+")
     return JobState(
-        job=fields["JobId"],
-        task=int(task) if task.isdigit() else None,
-        state=fields["JobState"].rstrip("+"),
-        elapsed=fields.get("RunTime", ""),
-        exit_code=fields.get("ExitCode", ""),
-        restarts=int(fields.get("Restarts", "0")),
-        reason=fields.get("Reason", ""),
-    )
+        fields["JobId"], int(task) if task.isdigit() else None, state, fields["RunTime"], fields["ExitCode"],
+        int(fields["Restarts"] or 0), fields["Reason"],
+    )  # fmt: skip
 
 
 def cancel(*jobs: str) -> None:

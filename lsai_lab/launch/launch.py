@@ -43,13 +43,9 @@ class WorkerFailed(Exception):
 
 
 def launch(
-    folder: Path,
-    data_root: Path,
-    nproc: int,
-    *,
-    on_rows: Callable[[Rows], None] = lambda rows: None,
+    folder: Path, data_root: Path, nproc: int, *, on_rows: Callable[[Rows], None] = lambda rows: None,
     command: Sequence[str] | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Execute the planned run in `folder` with `nproc` processes; returns the results that rank 0 wrote.
 
     `command`: what starts `nproc` times "python -m lsai_lab.launch.worker <folder> <data root>" when the words from `-m` on are
@@ -64,14 +60,9 @@ def launch(
 
 
 def watched(
-    words: Sequence[str],
-    folder: Path,
-    *,
-    nproc: int,
-    on_rows: Callable[[Rows], None],
-    here: bool = True,
+    words: Sequence[str], folder: Path, *, nproc: int, on_rows: Callable[[Rows], None], here: bool = True,
     variables: Mapping[str, str] = MappingProxyType({}),
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Execute `words`, which start `nproc` processes that call `worker.as_worker`, on this machine if `here`; see `launch`."""
     logs = folder / "logs"
     shutil.rmtree(logs, ignore_errors=True)
@@ -125,15 +116,9 @@ def on_this_machine() -> dict[str, str]:
     PyTorch's sockets the name behind each address. Where no server answers (a node of a cluster, a container), each costs ten
     seconds, and the start of two processes 95 s (12 s so, measured with a server that stays silent).
     """
-    loopback = [
-        name
-        for name, addresses in psutil.net_if_addrs().items()
-        if any(address.family == socket.AF_INET and address.address == "127.0.0.1" for address in addresses)
-    ]
-    defaults = {"RES_OPTIONS": "timeout:1 attempts:1"}
-    if loopback:
-        defaults["GLOO_SOCKET_IFNAME"] = loopback[0]
-    return {**defaults, **os.environ}
+    interfaces = {address.address: name for name, found in psutil.net_if_addrs().items() for address in found}
+    loopback = {"GLOO_SOCKET_IFNAME": interfaces["127.0.0.1"]} if "127.0.0.1" in interfaces else {}
+    return {"RES_OPTIONS": "timeout:1 attempts:1", **loopback, **os.environ}
 
 
 def require_devices(device: str, nproc: int) -> None:

@@ -19,14 +19,10 @@ from lsai_lab.peers.config import WORKER, PeerConfig
 
 def require(config: PeerConfig, on_gpu: bool) -> None:
     """Raise Unavailable for what the processor in use cannot do."""
-    needs = {
-        "liger": config.liger,
-        "attention: flash_attention_2": config.attention != "sdpa",
-        "fp8": config.fp8 != "none",
-    }
-    for name, asked in needs.items():
-        if asked and not on_gpu:
-            raise Unavailable(f"the Hugging Face Trainer's {name} needs a CUDA GPU and torch sees none here")
+    asked = {"liger": config.liger, f"attention: {config.attention}": config.attention != "sdpa"}
+    asked["fp8"] = config.fp8 != "none"
+    if needs := [name for name, wanted in asked.items() if wanted and not on_gpu]:
+        raise Unavailable(f"the Hugging Face Trainer's {needs[0]} needs a CUDA GPU and torch sees none here")
 
 
 def prepare(config: PeerConfig, dataset: Dataset, folder: Path) -> None:
@@ -103,15 +99,12 @@ def training_arguments(config: PeerConfig, output: Path, on_gpu: bool) -> dict[s
         "use_cpu": not on_gpu,
         "seed": config.seed,
     }
-    if config.grad_checkpoint == "full" and config.world_size == 1:
-        arguments["gradient_checkpointing"] = True
-    if config.world_size > 1:
-        fsdp = {
-            "version": 2,
-            "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
-            "reshard_after_forward": config.parallel.reshard_after_forward,
-            "activation_checkpointing": config.grad_checkpoint == "full",
-        }
+    if config.world_size == 1:
+        arguments |= {"gradient_checkpointing": True} if config.grad_checkpoint == "full" else {}
+    else:
+        fsdp = {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
+        checkpointing, reshard = config.grad_checkpoint == "full", config.parallel.reshard_after_forward
+        fsdp |= {"reshard_after_forward": reshard, "activation_checkpointing": checkpointing}
         arguments |= {"fsdp": True, "fsdp_config": fsdp}
     return arguments
 

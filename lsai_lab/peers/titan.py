@@ -59,35 +59,21 @@ def options(config: PeerConfig, folder: Path) -> list[str]:
     """
     optim, parallel = config.optim, config.parallel
     values: dict[str, object] = {
-        "job.dump_folder": folder / "out",
-        "model.name": "llama3",
-        "model.flavor": FLAVOR,
-        "model.hf_assets_path": folder / "tokenizer",
-        "training.dataset": "c4_test",
-        "training.dataset_path": folder / "text",
-        "training.seq_len": config.seq_len,
-        "training.local_batch_size": config.batch_size,
-        "training.steps": config.steps,
-        "training.max_norm": optim.grad_clip,
-        "training.dtype": "bfloat16" if config.precision == "bf16" else "float32",
-        "training.mixed_precision_param": "bfloat16",
-        "optimizer.name": "AdamW",
-        "optimizer.lr": optim.lr,
-        "optimizer.beta1": optim.betas[0],
-        "optimizer.beta2": optim.betas[1],
-        "optimizer.eps": optim.eps,
-        "optimizer.weight_decay": optim.weight_decay,
-        "optimizer.implementation": "fused",
-        "lr_scheduler.warmup_steps": optim.warmup_steps,
-        "lr_scheduler.decay_type": "cosine",
-        "lr_scheduler.min_lr_factor": optim.min_lr_ratio,
-        "activation_checkpoint.mode": config.grad_checkpoint,
+        "job.dump_folder": folder / "out", "model.name": "llama3", "model.flavor": FLAVOR,
+        "model.hf_assets_path": folder / "tokenizer", "training.dataset": "c4_test",
+        "training.dataset_path": folder / "text", "training.seq_len": config.seq_len,
+        "training.local_batch_size": config.batch_size, "training.steps": config.steps,
+        "training.max_norm": optim.grad_clip, "training.dtype": "bfloat16" if config.precision == "bf16" else "float32",
+        "training.mixed_precision_param": "bfloat16", "optimizer.name": "AdamW", "optimizer.lr": optim.lr,
+        "optimizer.beta1": optim.betas[0], "optimizer.beta2": optim.betas[1], "optimizer.eps": optim.eps,
+        "optimizer.weight_decay": optim.weight_decay, "optimizer.implementation": "fused",
+        "lr_scheduler.warmup_steps": optim.warmup_steps, "lr_scheduler.decay_type": "cosine",
+        "lr_scheduler.min_lr_factor": optim.min_lr_ratio, "activation_checkpoint.mode": config.grad_checkpoint,
         "parallelism.data_parallel_shard_degree": parallel.fsdp,
         "parallelism.data_parallel_replicate_degree": parallel.replicate,
         "parallelism.fsdp_reshard_after_forward": "default" if parallel.reshard_after_forward else "never",
-        "metrics.log_freq": config.steps,
-        "debug.seed": config.seed,
-    }
+        "metrics.log_freq": config.steps, "debug.seed": config.seed,
+    }  # fmt: skip
     if config.grad_checkpoint == "selective":
         values["activation_checkpoint.selective_ac_option"] = "op"
     flags = ["metrics.disable_color_printing"]

@@ -33,17 +33,11 @@ def flavor(model: ModelConfig) -> Any:
             given.factor, given.low_freq_factor, given.high_freq_factor, given.original_max_position_embeddings
         )
     return TransformerModelArgs(
-        dim=model.d_model,
-        n_layers=model.n_layers,
-        n_heads=model.n_heads,
-        n_kv_heads=model.n_kv_heads,
-        vocab_size=model.vocab_size,
-        multiple_of=model.d_ff,
-        ffn_dim_multiplier=0.5 * model.d_ff / int(8 * model.d_model / 3),
-        norm_eps=model.norm_eps,
-        rope_theta=model.rope_theta,
-        rope_scaling_args=scaling,
-    )
+        dim=model.d_model, n_layers=model.n_layers, n_heads=model.n_heads, n_kv_heads=model.n_kv_heads,
+        vocab_size=model.vocab_size, multiple_of=model.d_ff,
+        ffn_dim_multiplier=0.5 * model.d_ff / int(8 * model.d_model / 3), norm_eps=model.norm_eps,
+        rope_theta=model.rope_theta, rope_scaling_args=scaling,
+    )  # fmt: skip
 
 
 def watched_trainer(job: Job) -> type[Trainer]:

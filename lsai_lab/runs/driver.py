@@ -40,15 +40,9 @@ _NOTEBOOK_NEEDS = ("papermill", "nbclient", "ipykernel")
 
 
 def run_plan(
-    plan: list[PlannedRun],
-    *,
-    root: Path,
-    data_root: Path,
-    command: str,
-    jobs: int = 1,
-    untimed_jobs: int = 1,
+    plan: list[PlannedRun], *, root: Path, data_root: Path, command: str, jobs: int = 1, untimed_jobs: int = 1,
     again: bool = False,
-) -> list[Summary]:
+) -> list[Summary]:  # fmt: skip
     """Execute what is not finished; prints one line per run and returns all summaries in the plan's order.
 
     `jobs` runs at a time share the machine: for results that are no speeds, which such records leave out. `untimed_jobs`: the
@@ -136,16 +130,9 @@ def _writing(run: PlannedRun) -> Iterator[int | None]:
 
 
 def run_one(
-    run: PlannedRun,
-    *,
-    title: str,
-    root: Path,
-    data_root: Path,
-    command: str,
-    stop: StopRequest | None = None,
-    beside: int = 0,
-    again: bool = False,
-) -> Summary:
+    run: PlannedRun, *, title: str, root: Path, data_root: Path, command: str, stop: StopRequest | None = None,
+    beside: int = 0, again: bool = False,
+) -> Summary:  # fmt: skip
     """Execute one run through papermill and return its summary, whatever happens to it. `beside`: runs at the same time.
 
     Raises UserError if another process is executing the same run or the folder cannot be written.

@@ -82,14 +82,9 @@ class Results(dict[str, Any]):
 
 
 def open_run(
-    folder: str = "",
-    *,
-    study: str,
-    variant: str,
-    part: str,
-    profile: str | None = None,
+    folder: str = "", *, study: str, variant: str, part: str, profile: str | None = None,
     overrides: dict[str, Any] | None = None,
-) -> OpenRun:
+) -> OpenRun:  # fmt: skip
     """The run that the driver planned in `folder`; with an empty `folder`, one planned here and now.
 
     `profile`: a name in params/profiles, `""` or None for this machine's. `overrides` are settings with dots

@@ -246,17 +246,9 @@ def resolve(
 
 
 def plan_study(
-    study: Study,
-    *,
-    root: Path,
-    runs_root: Path,
-    fingerprint: str,
-    dataset_id: Any,
-    only: list[str] | None = None,
-    skip: list[str] | None = None,
-    parts: list[str] | None = None,
-    overrides: dict[str, Any] | None = None,
-) -> list[PlannedRun]:
+    study: Study, *, root: Path, runs_root: Path, fingerprint: str, dataset_id: Any, only: list[str] | None = None,
+    skip: list[str] | None = None, parts: list[str] | None = None, overrides: dict[str, Any] | None = None,
+) -> list[PlannedRun]:  # fmt: skip
     """Every run of `study`, in order. `dataset_id(DataConfig) -> str` prepares a dataset and names its content."""
     wanted = parts or list(study.parts)
     unknown = [part for part in wanted if part not in study.parts]

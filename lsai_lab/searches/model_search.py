@@ -190,7 +190,4 @@ def _fill(model: Transformer) -> None:
     """Write to every slice that this process holds: norms 1, matrices normal(0, 0.02)."""
     for parameter in model.parameters():
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        if parameter.ndim == 1:
-            local.fill_(1.0)
-        else:
-            local.normal_(0.0, 0.02)
+        local.fill_(1.0) if parameter.ndim == 1 else local.normal_(0.0, 0.02)

@@ -72,15 +72,9 @@ def grown(train: TrainConfig, grow: Grow, size: int) -> TrainConfig:
 
 
 def first_size(
-    train: TrainConfig,
-    grow: Grow,
-    measure: Measure,
-    *,
-    on_gpu: bool,
-    limit_gib: float,
-    host_limit_gib: float,
+    train: TrainConfig, grow: Grow, measure: Measure, *, on_gpu: bool, limit_gib: float, host_limit_gib: float,
     max_size: int,
-) -> int:
+) -> int:  # fmt: skip
     """The largest size in 1..max_size that may fit devices of `limit_gib`, 1 if none does: of a training step on GPUs as predictions
     go, else by the estimate."""
     last, limit = max_size, limit_gib * DEVICE_SHARE

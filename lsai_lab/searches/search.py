@@ -34,14 +34,9 @@ class Try:
 
 
 def search_largest(
-    attempt: Callable[[int], Try],
-    *,
-    start: int = 1,
-    limit: int = 1 << 20,
-    resolution: float = 0.0,
-    capacity_gib: float | None = None,
-    first_step: float = 2.0,
-) -> tuple[int, list[Try]]:
+    attempt: Callable[[int], Try], *, start: int = 1, limit: int = 1 << 20, resolution: float = 0.0,
+    capacity_gib: float | None = None, first_step: float = 2.0,
+) -> tuple[int, list[Try]]:  # fmt: skip
     """Largest size in 1..limit whose try is `ok` (0 if none), and every try in order.
 
     `resolution`: stop when the bracket is narrower than this share of the largest success (0: exact).
