@@ -16,6 +16,7 @@ from conftest import CHECKOUT, Hazards, Project, write_run
 
 from lsai_core.config import ModelConfig
 from lsai_lab.cli import app
+from lsai_lab.data.dataset import Dataset
 from lsai_lab.runs.session import Session
 
 GROUPS = {"data": ["prepare", "list", "info"], "runs": ["list", "compare", "delete"], "new": ["lab", "chapter"]}
@@ -215,3 +216,13 @@ def test_a_command_does_not_wait_for_the_compiler() -> None:
         capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
     )  # fmt: skip
     assert done.stdout.strip() == "[]"
+
+
+def test_plans_and_datasets_are_there_for_scripts(shared: Project, dataset: Dataset) -> None:
+    plan = json.loads(shared.lsai("study", "memory", "--parts", "train", "--dry-run", "--json")[1])
+    assert [row["run"] for row in plan] == ["memory.baseline", "memory.bf16"]
+    assert [row["config"]["precision"] for row in plan] == ["fp32", "bf16_autocast"] and not plan[0]["finished"]
+    root = dataset.folder.parent.parent
+    found = json.loads(shared.lsai("data", "list", "--json", "--root", root)[1])
+    assert found["datasets"][dataset.folder.name] == dataset.meta and "stdlib" in found["sources"]
+    assert json.loads(shared.lsai("data", "info", dataset.folder, "--json")[1]) == dataset.meta

@@ -11,6 +11,7 @@ import typer
 from lsai_core.config import DataConfig
 from lsai_core.errors import UserError
 from lsai_core.strict import validated
+from lsai_lab.cli.options import JsonOption
 from lsai_lab.data.dataset import Dataset, data_root, find_datasets, read_meta
 from lsai_lab.data.prepare import prepare as prepare_dataset
 from lsai_lab.data.sources import KINDS
@@ -28,8 +29,13 @@ RootOption = Annotated[
 def list_(
     root: RootOption = None,
     speakleash: Annotated[bool, typer.Option("--speakleash", help="Also list what Speakleash offers.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Sources, and the datasets that are prepared here. Example: lsai data list --speakleash"""
+    if as_json:
+        found = {folder.name: read_meta(folder) for folder in find_datasets(root or data_root())}
+        offered = {"speakleash": list_names()} if speakleash else {}
+        return print(json.dumps({"sources": KINDS, "datasets": found, **offered}, indent=1, ensure_ascii=False))
     print("sources")
     for kind, what in KINDS.items():
         print(f"  {kind:22} {what}")
@@ -64,6 +70,7 @@ def prepare(
 def info(
     name: Annotated[str, typer.Argument(help="A prepared dataset (folder or its name), or speakleash:<name>.")],
     root: RootOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """What a prepared dataset holds (its files are verified), or what Speakleash says about one of its own.
 
@@ -77,7 +84,10 @@ def info(
     if not matches and not Path(name).is_dir():
         known = ", ".join(folders) or "none"
         raise UserError(f"no prepared dataset {name!r} in {root or data_root()}; there is: {known}")
-    _show(Dataset(matches[0] if matches else Path(name)))
+    dataset = Dataset(matches[0] if matches else Path(name))
+    if as_json:
+        return print(json.dumps(dataset.meta, indent=1, ensure_ascii=False))
+    _show(dataset)
 
 
 def _show(dataset: Dataset) -> None:

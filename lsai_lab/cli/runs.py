@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,6 +58,7 @@ def study(
     dataset: opt.DatasetOption = None,
     no_memory_profiling: opt.NoMemoryOption = False,
     dry_run: opt.DryRunOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The plan of --dry-run as JSON.")] = False,
     jobs: Annotated[
         int, typer.Option(min=1, help="Runs at a time on this machine; with more than one their records hold no speeds.")
     ] = 1,
@@ -73,6 +75,9 @@ def study(
     plan = _planned(session, name, names(parts), only=names(only), skip=names(skip), overrides=overrides)
     if not dry_run:
         return _finish(session, plan, {"name": run_name, "note": note, "tags": tag}, jobs=jobs, again=again)
+    if as_json:
+        rows = [{"run": run.name, "finished": is_finished(run.folder), "folder": str(run.folder)} for run in plan]
+        return print(json.dumps([row | {"config": run.config.model_dump(mode="json")} for row, run in zip(rows, plan, strict=True)], indent=1))  # fmt: skip
     for run in plan:
         print(f"{'recorded' if is_finished(run.folder) else 'to run':9} {run.name:32} {run.folder}")
 
