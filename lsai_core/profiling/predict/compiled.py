@@ -137,12 +137,14 @@ class Replay:
 
     def _make(self, node: fx.Node) -> Any:
         value = node.meta["val"]
-        made = [_like(item) for item in value] if isinstance(value, (tuple, list)) else _like(value)
         name = node.target._schema.name if isinstance(node.target, torch._ops.OpOverload) else ""
+        arguments = tuple(a.meta["val"] if isinstance(a, fx.Node) else a for a in node.args)
+        if PurposeTracker.active is not None:
+            PurposeTracker.active.measure(name, arguments)
+        made = [_like(item) for item in value] if isinstance(value, (tuple, list)) else _like(value)
         if name in PRODUCTS and PurposeTracker.active is not None:
             PurposeTracker.active.product()
         if scratch := SCRATCH.get(name):
-            arguments = tuple(a.meta["val"] if isinstance(a, fx.Node) else a for a in node.args)
             blocks = [torch.empty(size, dtype=torch.uint8) for size in scratch(arguments)]
             del blocks  # counted, and freed at once
         return made

@@ -12,10 +12,10 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lsai_core import model as decoder
-from lsai_core.profiling.predict.tracker import PurposeTracker
+from lsai_core.profiling.predict.tracker import PurposeTracker, _bytes
 
 # Methods of FSDP2's parameter groups in which gathered weights and the buffers of the two collectives are made.
 _SHARDING = ("unshard", "wait_for_unshard", "post_backward")
@@ -25,7 +25,7 @@ _SHARDING = ("unshard", "wait_for_unshard", "post_backward")
 def named_purposes(model: nn.Module, tracker: PurposeTracker, cpu_offload: bool) -> Iterator[None]:
     """While open, tensors made for the loss, the gradients and FSDP are named so; `cpu_offload`: gradients leave the GPU."""
     hooks = [
-        parameter.register_post_accumulate_grad_hook(lambda p: tracker.mark(_gradient(p), "gradients"))
+        parameter.register_post_accumulate_grad_hook(lambda p: tracker.mark(p.grad, "gradients"))
         for parameter in model.parameters()
     ]
     group_class = _group_class()
@@ -40,11 +40,6 @@ def named_purposes(model: nn.Module, tracker: PurposeTracker, cpu_offload: bool)
         yield
     for hook in hooks:
         hook.remove()
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
 
 
 def _named(tracker: PurposeTracker, purpose: str, function: Any) -> Any:
@@ -68,7 +63,7 @@ def _sharding_method(tracker: PurposeTracker, method: Any, name: str, cpu_offloa
         with tracker.purpose("FSDP buffers"):
             if name == "unshard" and cpu_offload and tracker.live:
                 # The slices come to the GPU before they are gathered.
-                tracker.scratch([_bytes(p.sharded_param) for p in group.fsdp_params], "FSDP buffers")
+                tracker.scratch([_bytes(p.sharded_param._local_tensor) for p in group.fsdp_params], "FSDP buffers")
             result = method(group, *arguments, **options)
         if name == "post_backward":
             for parameter in group.fsdp_params:
@@ -80,8 +75,3 @@ def _sharding_method(tracker: PurposeTracker, method: Any, name: str, cpu_offloa
         return result
 
     return call
-
-
-def _bytes(tensor: Tensor) -> int:
-    local = getattr(tensor, "_local_tensor", tensor)
-    return local.numel() * local.element_size()

@@ -2,7 +2,8 @@
 
 A simulated step gives births and deaths in their order. A run is made of them as follows: the weights, each after another; their
 values, each drawn in fp32 as a whole tensor; a first step, whose update makes the optimizer's states and whose first products
-take cuBLAS's workspaces, one for the thread of the forward pass and one for autograd's; then steps that are alike.
+take cuBLAS's workspaces, one for the thread of the forward pass and one for autograd's, and which measures what fused fp8 casts; then
+steps that are alike.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 from lsai_core.profiling.predict.allocator import Allocator, Block, OutOfMemory
 from lsai_core.profiling.predict.simulate import Simulated
+from lsai_core.profiling.predict.tracker import FIRST
 
 WORKSPACE = 32 * 2**20  # cuBLAS's on a Hopper GPU
 STEPS = 3
@@ -79,7 +81,8 @@ def _steps(allocator: Allocator, step: Simulated, drawn: float) -> Iterator[None
                 make(states)
             if event > 0:
                 born += 1
-                blocks[born] = allocator.malloc(event // 512 * 512, event % 512)
+                if index == 0 or event % 512 != FIRST:
+                    blocks[born] = allocator.malloc(event // 512 * 512, event % 512 % FIRST)
             elif -event in blocks:
                 allocator.free(blocks.pop(-event))
             elif -event in lasting:

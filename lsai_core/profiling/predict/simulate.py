@@ -101,7 +101,7 @@ def _one_step(config: TrainConfig, on: str) -> tuple[dict[str, Counter[str]], li
     tracker = PurposeTracker(on_gpu=on == "gpu")
     model = _shaped(config, on)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        _give_memory(model, config)
+        model.to_empty(device=CPU) if config.parallel.sharded else _fill(model)
         optimizer = torch.optim.AdamW(model.parameters(), fused=False, foreach=True)
         states = get_optimizer(config.optim.name).states
         for parameter in sorted(model.parameters(), key=lambda p: p.ndim < 2):  # in the order of the run's groups
@@ -168,15 +168,8 @@ def _shaped(config: TrainConfig, on: str) -> Transformer:
     return model
 
 
-def _give_memory(model: nn.Module, config: TrainConfig) -> None:
-    """Fake memory for every parameter and buffer."""
-    if config.parallel.sharded:
-        model.to_empty(device=CPU)
-    else:
-        _fill(model)
-
-
 def _fill(model: nn.Module) -> None:
+    """Fake memory for every parameter and buffer."""
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:

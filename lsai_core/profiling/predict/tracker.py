@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from lsai_core.mlp_chunks import scratch as chunks_scratch
 from lsai_core.profiling.live_tensors import LiveTensors
 
 ALLOCATION = 512
+FIRST = ALLOCATION - 1  # stands for a stream's number: stream 0, in the first step alone
 KERNEL_SCRATCH = "kernel scratch"
 
 
@@ -34,11 +36,6 @@ def _attention_backward(arguments: tuple[Any, ...]) -> list[int]:
     """The fused kernels sum the gradient of q in fp32 and keep one number per row: (B, S, H, D) and (B, H, S) fp32."""
     q_BSHD: Tensor = arguments[1]
     return [4 * q_BSHD.numel() // q_BSHD.shape[-1], 4 * q_BSHD.numel()]
-
-
-def _engine_backward(arguments: tuple[Any, ...]) -> list[int]:
-    """Transformer Engine casts the gradient to fp8 in both layouts."""
-    return 2 * [int(arguments[0].numel())]
 
 
 def _bytes(*tensors: Tensor) -> int:
@@ -61,24 +58,21 @@ def _ring_backward(arguments: tuple[Any, ...]) -> list[int]:
     return [*sums, _bytes(q), _bytes(k, v), _bytes(k, v), _bytes(k, v), *kernel]
 
 
-def _chunks(arguments: tuple[Any, ...]) -> list[int]:
-    x_ND, gate_up_ED, down_DF, chunk = arguments
-    return chunks_scratch(len(x_ND), gate_up_ED, down_DF, chunk, backward=False)
-
-
-def _chunks_backward(arguments: tuple[Any, ...]) -> list[int]:
-    _, x_ND, gate_up_ED, down_DF, chunk = arguments
-    return chunks_scratch(len(x_ND), gate_up_ED, down_DF, chunk, backward=True)
-
-
 # Scratch bytes of an operator on a GPU, by its name, from its arguments.
 SCRATCH: dict[str, Callable[[tuple[Any, ...]], list[int]]] = {
     "lsai::predicted_attention_backward": _attention_backward,
-    "lsai::predicted_engine_backward": _engine_backward,
+    "lsai::predicted_engine_backward": lambda a: 2 * [int(a[0].numel())],  # the gradient in fp8, in both layouts
     "lsai::context_attend": _ring,
     "lsai::context_attend_backward": _ring_backward,
-    "lsai::chunked_mlp": _chunks,
-    "lsai::chunked_mlp_backward": _chunks_backward,
+    "lsai::chunked_mlp": lambda a: chunks_scratch(len(a[0]), *a[1:], backward=False),
+    "lsai::chunked_mlp_backward": lambda a: chunks_scratch(len(a[1]), *a[2:], backward=True),
+    "aten::_softmax_backward_data": lambda a: [_bytes(a[1])],  # the gradient times the result
+}
+# What an operator of fused fp8 takes in the first step alone, to measure what it casts; -n where the nth of these goes back.
+MEASURING: dict[str, Callable[[tuple[Any, ...]], list[int]]] = {
+    "lsai::fp8_cast": lambda a: [_bytes(a[0])],
+    "lsai::fp8_swiglu": lambda a: 2 * [_bytes(a[0]) // 2],
+    "lsai::fp8_swiglu_backward": lambda a: [_bytes(a[1]), _bytes(a[0]), -2, _bytes(a[1])],
 }
 
 
@@ -134,6 +128,14 @@ class PurposeTracker(LiveTensors):
         """A matrix product is computed, its result has its memory."""
         self.marks.setdefault(f"{self._phase} product", len(self.events))
 
+    def measure(self, name: str, arguments: tuple[Any, ...]) -> None:
+        """An operator is about to run, of which the first step may take more."""
+        before = self._births
+        for size in MEASURING[name](arguments) if name in MEASURING else ():
+            self._births += size > 0
+            self.events.append(-(-size // ALLOCATION) * ALLOCATION + FIRST if size > 0 else size - before)
+        self.events += range(-before - 1, -self._births - 1, -1)
+
     def mark(self, tensor: Tensor, name: str) -> None:
         """Say what an existing tensor is for, for instance that it has become a gradient."""
         if (key := _storage(tensor)._cdata) in self._purposes:
@@ -175,13 +177,17 @@ class PurposeTracker(LiveTensors):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # A fake tensor is what is counted here; other subclasses (a sharded DTensor) unpack themselves, as in the base class.
-        result = super().__torch_dispatch__(func, tuple(t for t in types if t is not FakeTensor), args, kwargs)
+        if self._on_gpu and func is torch.ops.aten.add.Tensor and _by_autograd(sys._getframe(1)):
+            # A tensor's second gradient: autograd adds it in place, but not while a dispatch mode watches.
+            func = torch.ops.aten.add_.Tensor
         name = func.name().partition(".")[0]
-        if result is not NotImplemented and name in PRODUCTS:
-            self.product()
-        scratch = SCRATCH.get(name) if self._on_gpu else None
-        if result is not NotImplemented and scratch is not None:
-            self.scratch(scratch(args))
+        self.measure(name, args)
+        result = super().__torch_dispatch__(func, tuple(t for t in types if t is not FakeTensor), args, kwargs)
+        if result is not NotImplemented:
+            if name in PRODUCTS:
+                self.product()
+            if self._on_gpu and name in SCRATCH:
+                self.scratch(SCRATCH[name](args))
         return result
 
     def __enter__(self) -> Self:
@@ -222,6 +228,13 @@ class PurposeTracker(LiveTensors):
             self._level, self.highest[self._phase] = level, self._by_purpose.copy()
             if scratch:
                 self.highest[self._phase][purpose] += scratch
+
+
+def _by_autograd(frame: Any) -> bool:
+    """Whether the backward pass's C++ called, not a Python function in it; torch wraps a dispatch mode's methods."""
+    while frame.f_code.co_filename.endswith(("/eval_frame.py", "/_compile.py")):
+        frame = frame.f_back
+    return frame.f_code.co_name == "_engine_run_backward"
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage:
