@@ -73,15 +73,13 @@ def pareto(rows: pd.DataFrame, cost: str, gain: str, *, larger: bool = True, sam
 
     Costs that differ by less than `same` count as equal: of two such rows only the better one is kept.
     """
+    ordered = rows.dropna(subset=[cost, gain]).sort_values([cost, gain], ascending=[True, not larger])
+    gains = ordered[gain] if larger else -ordered[gain]
     front: list[Any] = []  # index labels
-    best = None
-    for row in rows.dropna(subset=[cost, gain]).sort_values([cost, gain], ascending=[True, not larger]).index:
-        value = rows.loc[row, gain]
-        if best is None or (value > best if larger else value < best):
-            best = value
-            while front and rows.loc[row, cost] < (1 + same) * rows.loc[front[-1], cost]:
-                front.pop()
-            front.append(row)
+    for row in ordered.index[gains > gains.cummax().shift().fillna(-float("inf"))]:
+        while front and rows.loc[row, cost] < (1 + same) * rows.loc[front[-1], cost]:
+            front.pop()
+        front.append(row)
     return rows.loc[front]
 
 

@@ -95,13 +95,11 @@ def step_seconds(traffic: Traffic, assume: Assumptions) -> tuple[float, float]:
     a, n, r = assume, traffic.shard, traffic.replicas
     within = n <= a.gpus_per_node
     rate = a.nvlink_gb_per_s if within else min(a.nvlink_gb_per_s, a.gpus_per_node * a.network_gb_per_s)
-    hop = (a.nvlink_latency_us if within else a.network_latency_us) / 1e6
-    sent, calls = traffic.sent, traffic.calls
-    bandwidth = (sent["all_gather"] + sent["reduce_scatter"]) / (rate * 1e9)
-    bandwidth += sent["all_reduce"] / (a.network_gb_per_s * 1e9)
-    latency = (calls["all_gather"] + calls["reduce_scatter"]) * (n - 1) * hop
-    latency += calls["all_reduce"] * 2 * (r - 1) * a.network_latency_us / 1e6
-    return bandwidth, latency
+    hop_us = a.nvlink_latency_us if within else a.network_latency_us
+    (gathered, scattered, reduced), calls = (traffic.sent[name] for name in CALLS), traffic.calls
+    hops_us = (calls["all_gather"] + calls["reduce_scatter"]) * (n - 1) * hop_us
+    hops_us += calls["all_reduce"] * 2 * (r - 1) * a.network_latency_us
+    return ((gathered + scattered) / rate + reduced / a.network_gb_per_s) / 1e9, hops_us / 1e6
 
 
 def groupings(config: ScaleConfig, assume: Assumptions) -> pd.DataFrame:

@@ -111,12 +111,10 @@ def gpu_facts() -> dict[str, Any]:
         return facts
     with _visible_gpus(count) as (nvml, gpus):
         if gpus:
-            uuids = [nvml.nvmlDeviceGetUUID(gpu) for gpu in gpus]
-            total, driver = int(nvml.nvmlDeviceGetMemoryInfo(gpus[0]).total), nvml.nvmlSystemGetDriverVersion()
-            name = nvml.nvmlDeviceGetName(gpus[0])
-            return facts | {
-                "gpu": name, "gpu_memory_gib": round(total / 2**30, 1), "driver": driver, "gpu_uuids": uuids,
-            }  # fmt: skip
+            name, driver = nvml.nvmlDeviceGetName(gpus[0]), nvml.nvmlSystemGetDriverVersion()
+            memory = round(int(nvml.nvmlDeviceGetMemoryInfo(gpus[0]).total) / 2**30, 1)
+            facts["gpu_uuids"] = [nvml.nvmlDeviceGetUUID(gpu) for gpu in gpus]
+            return facts | {"gpu": name, "gpu_memory_gib": memory, "driver": driver}
     properties = torch.cuda.get_device_properties(0)
     driver = re.search(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", _read("/proc/driver/nvidia/version"))
     memory = round(properties.total_memory / 2**30, 1)

@@ -136,9 +136,7 @@ if __name__ == "__main__":
     reports, rows = repo_root() / "reports", []
     for run in recorded_runs(reports):
         if measured_gib(run) or limit_gib(run):
-            rows.append(
-                {"run": _place(run)}
-                | {name: value and round(value, 4) for name, value in predict_again(run, reports).items()}
-            )
+            said = {name: value and round(value, 4) for name, value in predict_again(run, reports).items()}
+            rows.append({"run": _place(run)} | said)
             print(f"{len(rows):4d} {rows[-1]['predicted']:8.2f} GiB  {rows[-1]['run']}", flush=True)
     pd.DataFrame(rows).to_csv(_table(reports), index=False)

@@ -20,6 +20,7 @@ to `metrics.jsonl` as they are finished; what no longer fits into `budget_s` is 
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -99,14 +100,10 @@ def run(config: GemmConfig, context: Context) -> dict[str, Any]:
     measured = [row for row in rows if row["outcome"] == "ok"]
     if not measured:
         raise RuntimeError(f"no product could be measured: {rows[0]['reason']}")
-    results: dict[str, Any] = {
-        "gemm_device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "gemm_s": time.perf_counter() - began,
-        "points": len(rows),
-        "points_ok": len(measured),
-        "points_skipped": sum(row["outcome"] == "skipped" for row in rows),
-        "fp8_unavailable": reason,
-    }
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    results: dict[str, Any] = {"gemm_device": name, "gemm_s": time.perf_counter() - began, "points": len(rows)}
+    results |= {"points_ok": len(measured), "points_skipped": sum(row["outcome"] == "skipped" for row in rows)}
+    results["fp8_unavailable"] = reason
     squares = [row for row in measured if row["layer"] == "square"]
     for way in dict.fromkeys(row["way"] for row in squares):
         best = max((row for row in squares if row["way"] == way), key=lambda row: row["tflops"])
@@ -117,17 +114,14 @@ def run(config: GemmConfig, context: Context) -> dict[str, Any]:
 def points(config: GemmConfig, ways: tuple[str, ...]) -> Iterator[Point]:
     """Every point, the most telling first: ceilings, products, products with casts, then the other numbers of tokens."""
     layers, (first, *others) = linear_shapes(config.model), config.tokens
-    plain = tuple(way for way in ways if way != "fp8_casts")
-    essential = tuple(way for way in plain if way != "fp8_rowwise")
-    for n in config.squares:
-        for way in essential:
-            yield Point("square", "forward", way, n, n, n)
-    rounds = [(first, plain), (first, tuple(way for way in ways if way == "fp8_casts"))]
-    for m, some in [*rounds, *((m, essential) for m in others)]:
-        for layer, (n, k) in layers.items():
-            for product in PRODUCTS:
-                for way in some:
-                    yield Point(layer, product, way, m, n, k)
+    plain = [way for way in ways if way != "fp8_casts"]
+    essential = [way for way in plain if way != "fp8_rowwise"]
+    for n, way in itertools.product(config.squares, essential):
+        yield Point("square", "forward", way, n, n, n)
+    rounds = [(first, plain), (first, [way for way in ways if way == "fp8_casts"]), *((m, essential) for m in others)]
+    for m, some in rounds:
+        for (layer, (n, k)), product, way in itertools.product(layers.items(), PRODUCTS, some):
+            yield Point(layer, product, way, m, n, k)
 
 
 @torch.no_grad()

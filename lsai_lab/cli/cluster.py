@@ -41,10 +41,8 @@ def submit(
 
     if after is not None and not after.isdigit():
         raise UserError(f"--after wants the number of a job, got {after!r}")
-    changes = {
-        "account": account, "partition": partition, "time": time, "nodes": nodes, "requeue": requeue, "profile": profile,
-    }  # fmt: skip
-    chosen = load_cluster(repo_root(), cluster, changes)
+    changes = {"account": account, "partition": partition, "time": time, "nodes": nodes, "requeue": requeue}
+    chosen = load_cluster(repo_root(), cluster, changes | {"profile": profile})
     session = Session(chosen.profile)
     planned = jobs_of(
         study, chosen, session, only=opt.names(only), skip=opt.names(skip), parts=opt.names(parts),

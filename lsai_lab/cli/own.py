@@ -74,20 +74,11 @@ def _show(rows: list[dict[str, Any]], as_json: bool, nothing: str) -> None:
 
 
 def _row(run: Run, current: bool) -> dict[str, Any]:
-    summary, plan = run.summary, run.plan
-    return {
-        "key": summary.id.key,
-        "started": summary.started[:16],
-        "run": _name(run),
-        "outcome": summary.outcome,
-        "current plan": "yes" if current else "",
-        "tokens/s": summary.results.get("tokens_per_s", ""),
-        "name": plan.get("name") or "",
-        "tags": " ".join(plan.get("tags", [])),
-        "note": plan.get("note") or "",
-        "disturbed": summary.results.get("disturbed", ""),
-        "reason": (summary.reason or "")[:60],
-    }
+    summary, plan, results = run.summary, run.plan, run.summary.results
+    row = {"key": summary.id.key, "started": summary.started[:16], "run": _name(run), "outcome": summary.outcome}
+    row |= {"current plan": "yes" if current else "", "tokens/s": results.get("tokens_per_s", "")}
+    row |= {"name": plan.get("name") or "", "tags": " ".join(plan.get("tags", [])), "note": plan.get("note") or ""}
+    return row | {"disturbed": results.get("disturbed", ""), "reason": (summary.reason or "")[:60]}
 
 
 def _name(run: Run) -> str:

@@ -43,9 +43,9 @@ def report(
     if no_run and (only or skip):
         raise UserError("--only and --skip say what to run, and --no-run runs nothing; leave one of them out")
     if set_:
+        ways = "run `lsai study STUDY --set ...` and see `lsai compare --all`, or write a profile in params/profiles"
         raise UserError(
-            "the report shows the runs of the plan, so --set has no place in it; for settings of your own run `lsai study "
-            "STUDY --set ...` and see `lsai compare --all`, or write a profile in params/profiles"
+            f"the report shows the runs of the plan, so --set has no place in it; for your own settings {ways}"
         )
     session = Session(profile)
     full = full or bool(only)  # what is named is run

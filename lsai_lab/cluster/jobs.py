@@ -62,7 +62,7 @@ class JobRecord:
 
 
 def submit(
-    study: str, jobs: list[Job], cluster: Cluster, session: Session, command: str, again: bool = False
+    study: str, jobs: list[Job], cluster: Cluster, session: Session, command: str, again: bool
 ) -> list[JobRecord]:
     """Submit a study's job and those that follow it, and record them.
 
@@ -75,26 +75,22 @@ def submit(
         (folder / "logs").mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock", timeout=60):
             if not again and (active := _active_job(folder, study)):
-                raise UserError(
-                    f"job {active} of study {study} is waiting or running: see `lsai jobs`, end it with "
-                    f"`lsai cancel {active}`, or submit a second one with --again"
-                )
+                ways = f"see `lsai jobs`, end it with `lsai cancel {active}`, or submit a second one with --again"
+                raise UserError(f"job {active} of study {study} is waiting or running: {ways}")
             after = (jobs[0].dependency or "").partition(":")[2]
             if after and not slurm.show(after):
                 raise UserError(f"--after: Slurm knows no job {after}")
             for job in jobs:
                 slurm.sbatch(render(job, cluster, session), test_only=True)
-            return _submit(study, jobs, cluster, session, command, folder)
+            return _submit(study, jobs, cluster, session, command)
     except Timeout:
         raise UserError("another submission has held the lock for a minute; try again") from None
     except OSError as error:
         raise UserError(f"cannot write the job's record in {folder}: {error.strerror or error}") from None
 
 
-def _submit(
-    study: str, jobs: list[Job], cluster: Cluster, session: Session, command: str, folder: Path
-) -> list[JobRecord]:
-    records: list[JobRecord] = []
+def _submit(study: str, jobs: list[Job], cluster: Cluster, session: Session, command: str) -> list[JobRecord]:
+    records, folder = list[JobRecord](), session.runs_root.resolve() / "jobs"
     try:
         for job in jobs:
             first = records[0].job if records else None
@@ -162,7 +158,7 @@ def _row(record: JobRecord, folder: Path, task: int | None, state: JobState | No
     if task is not None:
         what = f"{record.study}.{record.variants[task]}"
     else:
-        what = "report" if record.report_of else record.study + (" (array)" if record.variants else "")
+        what = "report" if record.report_of else record.study + " (array)" * bool(record.variants)
     if state is None:
         starts = [event["time"] for event in events if event["event"] == "started"]
         lasted = time.strftime("%H:%M:%S", time.gmtime(events[-1]["time"] - starts[-1])) if starts else ""

@@ -29,10 +29,8 @@ def srun_command(nproc: int, environment: Mapping[str, str] = os.environ) -> lis
     if nodes == 1 or (gpus and nproc <= gpus):
         return None
     if gpus and nproc > nodes * gpus:
-        raise UserError(
-            f"this run wants {nproc} GPUs and the job has {nodes} nodes with {gpus} each; "
-            f"submit it with --nodes {math.ceil(nproc / gpus)}"
-        )
+        had = f"this run wants {nproc} GPUs and the job has {nodes} nodes with {gpus} each"
+        raise UserError(f"{had}; submit it with --nodes {math.ceil(nproc / gpus)}")
     per_node = gpus or math.ceil(nproc / nodes)
     used = math.ceil(nproc / per_node)
     if nproc % used:

@@ -105,16 +105,13 @@ def load_cluster(root: Path, name: str, changes: Mapping[str, Any]) -> Cluster:
         if not isinstance(own, dict):
             raise UserError(f"params/clusters/local.yaml: {name} wants keys and values, got {own!r}")
         data = deep_merge(data, own)
-    account = os.environ.get("LSAI_ACCOUNT") or os.environ.get("SBATCH_ACCOUNT")
-    if account:
+    if account := os.environ.get("LSAI_ACCOUNT") or os.environ.get("SBATCH_ACCOUNT"):
         data["account"] = account
     data |= {key: value for key, value in changes.items() if value is not None}
     cluster = validated(Cluster, data, f"cluster {name}")
     if cluster.account_required and not cluster.account:
-        raise UserError(
-            f"cluster {name} wants an account: give --account, set LSAI_ACCOUNT, or write '{name}: {{account: ...}}' "
-            "into params/clusters/local.yaml"
-        )
+        ways = f"give --account, set LSAI_ACCOUNT, or write '{name}: {{account: ...}}' into params/clusters/local.yaml"
+        raise UserError(f"cluster {name} wants an account: {ways}")
     if cluster.environment and cluster.container_image:
         raise UserError(f"cluster {name}: environment and container_image are two ways to the same; keep one")
     return cluster

@@ -52,8 +52,7 @@ def open_stdlib(raw: Path, progress: bool) -> Corpus:
     files.sort()
 
     def texts() -> Iterator[str]:
-        for path in files:
-            yield path.read_text(encoding="utf-8", errors="replace")
+        return (path.read_text(encoding="utf-8", errors="replace") for path in files)
 
     description = {"kind": "stdlib", "python": platform.python_version(), "files": len(files)}
     return Corpus(_fingerprint((path.relative_to(root).as_posix(), path) for path in files), description, texts)

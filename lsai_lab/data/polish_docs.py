@@ -47,10 +47,10 @@ def open_corpus(raw: Path, progress: bool) -> Corpus:
 def _fetch(path: Path, progress: bool) -> None:
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
-            raise UserError(
-                f"polish-docs needs {tool}, which this machine lacks; use data.source stdlib, file:<path> or "
-                "speakleash:<name>, or copy data/datasets/ from a Debian or Ubuntu machine"
+            ways = (
+                "use data.source stdlib, file:<path> or speakleash:<name>, or copy data/datasets/ from a Debian machine"
             )
+            raise UserError(f"polish-docs needs {tool}, which this machine lacks; {ways}")
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".unpack-") as name:
         folder = Path(name)
         _call(["apt-get", "download", *PACKAGES], folder, "is the network up, and has `apt-get update` been run?")
@@ -193,10 +193,7 @@ def roff_to_text(roff: str) -> str:
 
 def _append(lines: list[str], text: str, new: bool) -> None:
     """Continue the last paragraph, or begin a new line."""
-    if new:
-        lines.append(text)
-    else:
-        lines[-1] += f" {text}"
+    lines[-1:] = [lines[-1], text] if new else [f"{lines[-1]} {text}"]
 
 
 def _unescape(text: str) -> str:

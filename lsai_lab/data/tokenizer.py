@@ -47,12 +47,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=MIN_FREQUENCY,
-        special_tokens=[EOT],
+        vocab_size=vocab_size, min_frequency=MIN_FREQUENCY, special_tokens=[EOT], show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+    )  # fmt: skip
     tokenizer.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer)
     return _for_encoding(tokenizer)
 

@@ -149,16 +149,14 @@ def _cause(logs: Path, code: int, asked: int, ended: set[int]) -> Exception:
     if first is None:
         lines = [line for line in log.splitlines() if line.strip()]
         return WorkerFailed(f"the workers ended with exit code {code}: {lines[-1] if lines else 'no output'}")
-    reason = first["reason"]
+    reason, rank = first["reason"], first["rank"]
     if first["outcome"] == "preempted":
         return Preempted(reason + (f" ({signal.Signals(asked).name})" if asked else ""))
     if first["outcome"] == "oom":
-        return MemoryError(f"rank {first['rank']}: {reason}")
-    if first["outcome"] == "unavailable":
-        return Unavailable(reason)
-    if first["user_error"]:
-        return UserError(reason)
-    return WorkerFailed(f"rank {first['rank']}: {reason}; see logs/rank-{first['rank']}.log")
+        return MemoryError(f"rank {rank}: {reason}")
+    if first["outcome"] == "unavailable" or first["user_error"]:
+        return (Unavailable if first["outcome"] == "unavailable" else UserError)(reason)
+    return WorkerFailed(f"rank {rank}: {reason}; see logs/rank-{rank}.log")
 
 
 def _by_whom(number: int) -> str:

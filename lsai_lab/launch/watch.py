@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ class Silence:
             self._since, self._asked = time.monotonic(), False
         elif not self._asked and time.monotonic() - self._since > SILENCE_S:
             self._asked = True
-            _signal_workers(self.logs, signal.SIGUSR2)
+            _signal(_workers(self.logs).values(), signal.SIGUSR2)
 
 
 class Survivors:
@@ -72,7 +72,7 @@ class Survivors:
         self._since = self._since or time.monotonic()
         if time.monotonic() - self._since > GRACE_S:
             self.ended |= {rank for rank, there in alive.items() if there}
-            _signal_workers(self.logs, signal.SIGKILL)
+            _signal(_workers(self.logs).values(), signal.SIGKILL)
 
 
 def _is_alive(pid: int) -> bool:
@@ -90,8 +90,8 @@ def _workers(logs: Path) -> dict[int, int]:
     return found
 
 
-def _signal_workers(logs: Path, number: int) -> None:
-    for pid in _workers(logs).values():
+def _signal(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
@@ -111,11 +111,7 @@ class Forwarder:
         if not self.received or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + 1.0
-        if self.to_workers:
-            _signal_workers(self.logs, signal.SIGUSR1)
-        else:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(launcher, signal.SIGUSR1)
+        _signal(_workers(self.logs).values() if self.to_workers else [launcher], signal.SIGUSR1)
 
 
 @contextlib.contextmanager

@@ -78,10 +78,9 @@ def train(job: Job) -> None:
     arguments = TrainingArguments(**training_arguments(config, job.folder / "out", device.type == "cuda"))
     torch.manual_seed(config.seed)
     dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+    shape = LlamaConfig(**model_arguments(config))
     with device:
-        model = AutoModelForCausalLM.from_config(
-            LlamaConfig(**model_arguments(config)), dtype=dtype, attn_implementation=config.attention
-        )
+        model = AutoModelForCausalLM.from_config(shape, dtype=dtype, attn_implementation=config.attention)
     watch.check(sum(parameter.numel() for parameter in model.parameters()))
     trainer = WatchedTrainer(model=model, args=arguments, train_dataset=Windows(job), callbacks=[Steps(watch)])
     trainer.watch = watch

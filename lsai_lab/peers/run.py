@@ -55,13 +55,8 @@ def run(config: PeerConfig, context: Context) -> dict[str, Any]:
     words, variables = framework.command(config, folder), framework.environment(config)
     command = shown_command(words, variables, folder)
     print(command, flush=True)
-    measured = watched(
-        words,
-        context.folder.resolve(),
-        nproc=config.world_size,
-        on_rows=context.on_rows,
-        variables={**_surroundings(config, folder), **variables},
-    )
+    place, variables = context.folder.resolve(), {**_surroundings(config, folder), **variables}
+    measured = watched(words, place, nproc=config.world_size, on_rows=context.on_rows, variables=variables)
     per_token = flops.flops_per_token(config.model, config.seq_len)
     peak = peak_of_this_machine(torch.device("cuda" if on_gpu else "cpu"), config.precision, context.runs_root)
     return {

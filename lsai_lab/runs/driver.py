@@ -144,7 +144,7 @@ def run_one(
         write_plan(run, command)
         write_json(run.folder / "env.json", environment())
         started, clock, stop = datetime.datetime.now(datetime.UTC), time.monotonic(), stop or StopRequest()
-        rows = NewRows(run.folder / "metrics.jsonl")
+        rows, told = NewRows(run.folder / "metrics.jsonl"), {"LSAI_DATA": str(data_root.resolve()), BESIDE: str(beside)}
         with Progress(run.kind, run.config, title, shown=not beside, live=sys.stderr.isatty()) as bar:
             problem = execute_notebook(
                 root / "notebooks" / get_kind(run.kind).notebook,
@@ -154,12 +154,7 @@ def run_one(
                 timeout_s=run.timeout_s,
                 watch=lambda: bar.update(rows.read()),
                 stop=stop,
-                environment={
-                    "LSAI_DATA": str(data_root.resolve()),
-                    BESIDE: str(beside),
-                    **as_driver(),
-                    **(cores_shared_by(beside + 1) if beside else {}),
-                },
+                environment=told | as_driver() | (cores_shared_by(beside + 1) if beside else {}),
                 inherited=lock,
             )
         if (run.folder / "summary.json").exists():

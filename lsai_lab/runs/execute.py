@@ -69,10 +69,8 @@ class ActiveRun:
         """
         with only_writer(self.folder, f"{self.id.study}.{self.id.name}"):
             if is_finished(self.folder) and not again:
-                print(
-                    f"{self.id.folder} is finished already, in {self.folder}; to repeat it: run.execute(again=True), "
-                    "or --again on the command line"
-                )
+                repeat = "to repeat it: run.execute(again=True), or --again on the command line"
+                print(f"{self.id.folder} is finished already, in {self.folder}; {repeat}")
                 return Summary.read(self.folder)
             set_aside(self.folder)
             return self._execute()

@@ -5,6 +5,7 @@ A run beyond one of the bounds keeps its figures and gets `disturbed`, one line 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import Any
@@ -49,13 +50,11 @@ class Quiet:
 def _busy_s() -> float:
     """Seconds of processor time that the whole machine has used, less those of this process and its children, ended or not."""
     times = psutil.cpu_times()
-    busy = sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
+    busy: float = sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
     own = os.times()
-    mine = own.user + own.system + own.children_user + own.children_system
+    busy -= own.user + own.system + own.children_user + own.children_system
     for child in psutil.Process().children(recursive=True):
-        try:
+        with contextlib.suppress(psutil.Error):
             used = child.cpu_times()
-        except psutil.Error:
-            continue
-        mine += used.user + used.system + used.children_user + used.children_system
-    return busy - mine
+            busy -= used.user + used.system + used.children_user + used.children_system
+    return busy

@@ -257,10 +257,8 @@ def recorded_runs(reports: Path) -> list[Run]:
 def runs_frame(runs: Iterable[Run]) -> pd.DataFrame:
     """One row per run: identity, outcome, `path`, and every result as a column."""
     names = ("kind", "outcome", "reason", "started", "wall_s")
-    rows = [
-        {"machine": run.machine, **run.summary.id.__dict__}
-        | {name: getattr(run.summary, name) for name in names}
-        | {"path": str(run.folder), **run.summary.results}
-        for run in runs
-    ]
+    rows = []
+    for run in runs:
+        facts = {name: getattr(run.summary, name) for name in names} | {"path": str(run.folder)}
+        rows.append({"machine": run.machine, **run.summary.id.__dict__, **facts, **run.summary.results})
     return pd.DataFrame(rows)

@@ -41,10 +41,8 @@ def only_writer(folder: Path, name: str) -> Iterator[int | None]:
             holder = _holder(file)
             if os.environ.get(_DRIVER) != _who(holder):
                 since = f" since {holder['since']}" if "since" in holder else ""
-                raise UserError(
-                    f"{name} is being run by process {holder.get('pid', '?')} on {holder.get('host', '?')}{since}; "
-                    f"wait for it, or end that process ({folder})"
-                )
+                who = f"process {holder.get('pid', '?')} on {holder.get('host', '?')}{since}"
+                raise UserError(f"{name} is being run by {who}; wait for it, or end that process ({folder})")
             yield None
             return
         _held.add(key)

@@ -30,10 +30,8 @@ class BatchSearchConfig(SearchConfig):
     def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
         found = super().from_study(config, settings)
         if TrainConfig.model_validate(config).parallel.sharded:
-            raise UserError(
-                "the search for the largest batch is for one process; leave out parallel.fsdp and cpu_offload, or "
-                "measure the other parts alone (--parts train)"
-            )
+            advice = "leave out parallel.fsdp and cpu_offload, or measure the other parts alone (--parts train)"
+            raise UserError(f"the search for the largest batch is for one process; {advice}")
         del found["train"]["batch_size"]  # what is searched for
         return found
 
@@ -50,12 +48,8 @@ def run(config: BatchSearchConfig, context: Context) -> dict[str, Any]:
         lambda size: tries.attempt(size, (config, size), batch=size),
         start=config.start, limit=config.max_batch, resolution=config.resolution, capacity_gib=tries.limit_gib,
     )  # fmt: skip
-    return {
-        "largest_batch": largest,
-        "largest_batch_tokens": largest * config.train.seq_len,
-        "attention_kernel": kernel,
-        **tries.results(capped=largest == config.max_batch),
-    }
+    found = {"largest_batch": largest, "largest_batch_tokens": largest * config.train.seq_len}
+    return found | {"attention_kernel": kernel, **tries.results(capped=largest == config.max_batch)}
 
 
 def _train_random_tokens(rank: int, argument: tuple[BatchSearchConfig, int]) -> dict[str, float]:

@@ -44,8 +44,7 @@ def longest(config: TrainConfig, gpu: Gpu) -> Longest:
     Lengths are multiples of 1,024 tokens, times 2 x cp where GPUs share a sequence: every method can cut these. UserError if
     the shortest is too long.
     """
-    unit = _STEP * (2 * config.parallel.cp if config.parallel.cp > 1 else 1)
-    limit = usable_gib(gpu)
+    unit, limit = _STEP * (2 * config.parallel.cp if config.parallel.cp > 1 else 1), usable_gib(gpu)
     smallest, largest = -(-(config.attention.window or 1) // unit), LAST // unit
 
     def at(units: int) -> TrainConfig:
@@ -56,8 +55,6 @@ def longest(config: TrainConfig, gpu: Gpu) -> Longest:
         first=smallest, last=largest, begin=FIRST * config.parallel.cp // unit, stride=_STRIDE,
     )  # fmt: skip
     if fits not in seen:
-        raise UserError(
-            f"not even {smallest * unit:,} tokens fit {gpu.name}: {seen[smallest]:.1f} GiB, and {limit:.1f} of "
-            f"{gpu.memory_gib:g} GiB may be used"
-        )
+        sizes = f"{seen[smallest]:.1f} GiB, and {limit:.1f} of {gpu.memory_gib:g} GiB may be used"
+        raise UserError(f"not even {smallest * unit:,} tokens fit {gpu.name}: {sizes}")
     return Longest(at(fits), predict(at(fits)), fits < largest)

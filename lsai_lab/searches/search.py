@@ -49,10 +49,8 @@ def search_largest(
     size, guesses = min(start, limit), 0
     while True:
         tries.append(attempt(size))
-        if tries[-1].outcome == "ok":
-            fits = max(fits, size)
-        else:
-            fails = min(fails, size)
+        good = tries[-1].outcome == "ok"
+        fits, fails = (max(fits, size), fails) if good else (fits, min(fails, size))
         if fails - fits <= max(1, int(resolution * fits)):
             return fits, tries
         guess = _predict(tries, capacity_gib, fails - fits)

@@ -86,7 +86,7 @@ def run(config: AttentionBenchConfig, context: Context) -> dict[str, Any]:
                 row for name in sweep.backends or config.backends for row in bench.point(sweep.measure, shape, name)
             ]
             if done := [_short(row) for row in rows]:
-                print(f"{bench.elapsed_s:5.1f} s  {shape.describe()}: {', '.join(done)}", flush=True)
+                print(f"{time.perf_counter() - bench.began:5.1f} s  {shape.describe()}: {', '.join(done)}", flush=True)
     return _results(config, device, points.rows)
 
 
@@ -105,10 +105,6 @@ class _Bench:
         # Library workspaces are taken by the first matrix product; no point's memory shall contain them.
         small = torch.ones(64, 64, dtype=config.torch_dtype, device=device)
         torch.mm(small, small)
-
-    @property
-    def elapsed_s(self) -> float:
-        return time.perf_counter() - self.began
 
     def point(self, measure: str, shape: Shape, name: str) -> list[Row]:
         """The row of a point; none if this machine lacks the backend or the point is measured already."""
@@ -150,7 +146,7 @@ class _Bench:
         case = Case(self.device.type, self.config.torch_dtype, shape.head_dim, shape.window, causal=shape.causal)
         if reason := get_backend(name).unsupported(case):
             return "unsupported", reason
-        if self.elapsed_s > self.config.budget_s:
+        if time.perf_counter() - self.began > self.config.budget_s:
             return "skipped", f"the {self.config.budget_s:g} s of this run were over"
         return None
 
@@ -185,12 +181,8 @@ def _results(config: AttentionBenchConfig, device: torch.device, rows: list[Row]
     good = [row for row in timed if row["outcome"] == "ok"]
     on_gpu = device.type == "cuda"
     capability = ".".join(map(str, torch.cuda.get_device_capability(device))) if on_gpu else None
-    results = {
-        "device_name": torch.cuda.get_device_name(device) if on_gpu else "cpu",
-        "compute_capability": capability,
-        "points": len(timed),
-        "points_ok": len(good),
-    }
+    name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
+    results = {"device_name": name, "compute_capability": capability, "points": len(timed), "points_ok": len(good)}
     for row in good:
         rate = row.get("training_tflops", row["forward_tflops"])
         window = row["window"] or ""

@@ -135,15 +135,12 @@ def measure(call: Call, clock: Clock, *, point_ms: float, expected_ms: float | N
     counted. Without gradients there are the forward figures alone. `first_call_s` is the wall time of the first call. `expected_ms`:
     what one call should take, if an earlier point tells.
     """
-    known_long = expected_ms is not None and expected_ms > LONG_MS
-    began = time.perf_counter()
-    if known_long:
-        memory, estimate_ms = _with_memory(call, clock)
-    else:
+    began, known_long = time.perf_counter(), expected_ms is not None and expected_ms > LONG_MS
+    first = _with_memory(call, clock) if known_long else None
+    if first is None:
         clock.repeat(call.passes, 1)
     first_call_s = time.perf_counter() - began
-    if not known_long:
-        memory, estimate_ms = _with_memory(call, clock)
+    memory, estimate_ms = first or _with_memory(call, clock)
     repeats = repeats_in(point_ms, estimate_ms)
     forward, *backward = (np.array(ms) for ms in clock.repeat(call.passes, repeats))
     call.release()

@@ -55,9 +55,8 @@ class ContextBenchConfig(BenchConfig):
         for sweep in self.sweeps:
             require_ascending(sweep.lengths)
         if not self.points():
-            raise ValueError(
-                f"nothing to measure with processes={self.processes}: one measures {' and '.join(ALONE)} only"
-            )
+            alone = "one process measures `one` and `one_torch` only"
+            raise ValueError(f"nothing to measure with processes={self.processes}: {alone}")
         return self
 
     def points(self) -> list[tuple[Measure, str, int]]:

@@ -32,10 +32,8 @@ def row_of(
 def _timed(flops: float, answers: Sequence[Row], typical: int) -> Row:
     """Milliseconds are the slowest process's of each repeat: median (on a CPU, where other work only ever slows a repeat, the
     fastest) and quartiles. `rank_*`: each process's own. `typical`: the percentile that counts."""
-    row: Row = {
-        "repeats": len(answers[0]["training_ms"]),
-        "first_call_s": round(max(a["first_call_s"] for a in answers), 3),
-    }
+    first_call_s = round(max(answer["first_call_s"] for answer in answers), 3)
+    row: Row = {"repeats": len(answers[0]["training_ms"]), "first_call_s": first_call_s}
     for name, work in (("forward", flops), ("training", (1 + BACKWARD_FLOPS) * flops)):
         each = np.array([answer[f"{name}_ms"] for answer in answers])
         row |= figures(name, each.max(axis=0), work, typical)
@@ -108,13 +106,9 @@ def summary(config: ContextBenchConfig, device: torch.device, rows: Sequence[Row
     """The flat results of a run from its rows."""
     timed = [row for row in rows if row["measure"] == "time"]
     good = [row for row in timed if row["outcome"] == "ok"]
-    results: dict[str, Any] = {
-        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "world_size": config.processes,
-        "points": len(timed),
-        "points_ok": len(good),
-        "measuring_s": round(sum(row["took_s"] for row in rows), 3),
-    }
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    results: dict[str, Any] = {"device_name": name, "world_size": config.processes, "points": len(timed)}
+    results |= {"points_ok": len(good), "measuring_s": round(sum(row["took_s"] for row in rows), 3)}
     return results | {f"{row['method']}_{row['length']}_tflops": row["training_tflops"] for row in good}
 
 

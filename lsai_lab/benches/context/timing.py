@@ -73,15 +73,11 @@ class SharedClock(Clock):
         peak = (torch.cuda.max_memory_allocated() - memory_before) / 2**30 if self.on_gpu else None
         slowest_ms = max(self.world.gather(ms[1]))
         taken = [self.once(step) for _ in range(repeats_in(point_ms, slowest_ms))]
-        sent = taken[-1][1]
-        return {
-            "forward_ms": [ms[0] for ms, _ in taken],
-            "training_ms": [ms[1] for ms, _ in taken],
-            "memory_gib": peak,
-            "sent_forward_mib": sent[0] / MIB,
-            "sent_training_mib": sent[1] / MIB,
-            "first_call_s": first_call_s,
-        }
+        found: dict[str, Any] = {"memory_gib": peak, "first_call_s": first_call_s}
+        for number, name in enumerate(("forward", "training")):
+            found[f"{name}_ms"] = [ms[number] for ms, _ in taken]
+            found[f"sent_{name}_mib"] = taken[-1][1][number] / MIB
+        return found
 
 
 def traced(step: Step, clock: SharedClock) -> dict[str, Any]:
