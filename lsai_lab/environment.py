@@ -48,23 +48,14 @@ def environment() -> dict[str, Any]:
     cudnn = getattr(torch._C, "_cudnn", None)
     nccl = torch.version.cuda is not None and torch.distributed.is_nccl_available()
     return {
-        "machine": machine_label(gpu["gpu"], cores),
-        "host": platform.node(),
-        "os": _os_name(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "cudnn": _dotted(cudnn.getRuntimeVersion() if cudnn else None),
-        "nccl": _dotted(torch.cuda.nccl.version() if nccl else None),
-        **gpu,
-        "cpu": cpu_model(),
-        "cpu_cores": cores,
-        "threads": torch.get_num_threads(),
-        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
+        "machine": machine_label(gpu["gpu"], cores), "host": platform.node(), "os": _os_name(),
+        "kernel": platform.release(), "python": platform.python_version(), "torch": torch.__version__,
+        "cuda": torch.version.cuda, "cudnn": _dotted(cudnn.getRuntimeVersion() if cudnn else None),
+        "nccl": _dotted(torch.cuda.nccl.version() if nccl else None), **gpu, "cpu": cpu_model(), "cpu_cores": cores,
+        "threads": torch.get_num_threads(), "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "memory_gib": round(memory_gib(), 1),
         "packages": {name: version for name in PACKAGES if (version := package_version(name))},
-    }
+    }  # fmt: skip
 
 
 def fingerprint(env: dict[str, Any]) -> str:

@@ -53,11 +53,9 @@ class Technique:
 
 
 def compare(
-    task: TrainConfig,
-    gpu: Gpu | None = None,
-    on_next: Callable[[str], object] = lambda name: None,
+    task: TrainConfig, gpu: Gpu | None = None, on_next: Callable[[str], object] = lambda name: None,
     techniques: Sequence[str] | None = None,
-) -> list[Technique]:
+) -> list[Technique]:  # fmt: skip
     """`task` as it stands (`as configured`) and under each technique that `gpu` and the model's shape allow.
 
     `techniques`: only those named (of none: all), without the task as it stands. `on_next` is told the name of each before it is

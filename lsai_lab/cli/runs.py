@@ -23,29 +23,19 @@ RunsOption = Annotated[Path | None, typer.Option("--runs", help="Folder of recor
 
 
 def train(
-    technique: TechniqueOption = "baseline",
-    study: StudyOption = "memory",
-    batch_size: opt.BatchOption = None,
-    dataset: opt.DatasetOption = None,
-    no_memory_profiling: opt.NoMemoryOption = False,
-    again: opt.AgainOption = False,
-    name: opt.NameOption = None,
-    note: opt.NoteOption = None,
-    tag: opt.TagOption = None,
-    profile: opt.ProfileOption = None,
-    set_: opt.SetOption = None,
-) -> None:
+    technique: TechniqueOption = "baseline", study: StudyOption = "memory", batch_size: opt.BatchOption = None,
+    dataset: opt.DatasetOption = None, no_memory_profiling: opt.NoMemoryOption = False, again: opt.AgainOption = False,
+    name: opt.NameOption = None, note: opt.NoteOption = None, tag: opt.TagOption = None,
+    profile: opt.ProfileOption = None, set_: opt.SetOption = None,
+) -> None:  # fmt: skip
     overrides = overrides_from(set_, batch_size, dataset, no_memory_profiling)
     _run_one(Session(profile), study, "train", technique, overrides, again, {"name": name, "note": note, "tags": tag})
 
 
 def find_batch(
-    technique: TechniqueOption = "baseline",
-    study: StudyOption = "memory",
-    again: opt.AgainOption = False,
-    profile: opt.ProfileOption = None,
-    set_: opt.SetOption = None,
-) -> None:
+    technique: TechniqueOption = "baseline", study: StudyOption = "memory", again: opt.AgainOption = False,
+    profile: opt.ProfileOption = None, set_: opt.SetOption = None,
+) -> None:  # fmt: skip
     _run_one(Session(profile), study, "batch_search", technique, overrides_from(set_), again, {})
 
 
@@ -121,16 +111,10 @@ def _finish(session: Session, plan: list[PlannedRun], about: dict[str, Any], **o
 
 
 _NUMBERS = {
-    "tokens_per_s": "tokens/s",
-    "step_ms": "step ms",
-    "mfu": "MFU %",
-    "mem_forward_peak_gib": "fwd GiB",
-    "mem_backward_peak_gib": "bwd GiB",
-    "mem_peak_allocated_gib": "peak GiB",
-    "largest_batch": "max batch",
-    "validation_loss": "val loss",
-    "validation_perplexity": "val ppl",
-}
+    "tokens_per_s": "tokens/s", "step_ms": "step ms", "mfu": "MFU %", "mem_forward_peak_gib": "fwd GiB",
+    "mem_backward_peak_gib": "bwd GiB", "mem_peak_allocated_gib": "peak GiB", "largest_batch": "max batch",
+    "validation_loss": "val loss", "validation_perplexity": "val ppl",
+}  # fmt: skip
 
 
 def show(runs: list[Run], as_json: bool = False) -> None:
@@ -161,9 +145,8 @@ def compare(
     machine: Annotated[str | None, typer.Option(help="Only this machine's runs.")] = None,
     as_json: opt.JsonOption = False,
     every: Annotated[bool, typer.Option("--all", help="Your runs of other settings and earlier code, too.")] = False,
-    runs_dir: RunsOption = None,
-    profile: opt.ProfileOption = None,
-) -> None:
+    runs_dir: RunsOption = None, profile: opt.ProfileOption = None,
+) -> None:  # fmt: skip
     session = Session(profile)
     if recorded:
         runs = recorded_runs(session.root / "reports")

@@ -50,17 +50,11 @@ def model_arguments(config: PeerConfig) -> dict[str, Any]:
     """Keyword arguments of `LlamaConfig`: the same shape as ours."""
     model = config.model
     arguments: dict[str, Any] = {
-        "vocab_size": model.vocab_size,
-        "hidden_size": model.d_model,
-        "intermediate_size": model.d_ff,
-        "num_hidden_layers": model.n_layers,
-        "num_attention_heads": model.n_heads,
-        "num_key_value_heads": model.n_kv_heads,
-        "max_position_embeddings": config.seq_len,
-        "rms_norm_eps": model.norm_eps,
-        "tie_word_embeddings": model.tie_embeddings,
-        "use_cache": False,
-    }
+        "vocab_size": model.vocab_size, "hidden_size": model.d_model, "intermediate_size": model.d_ff,
+        "num_hidden_layers": model.n_layers, "num_attention_heads": model.n_heads,
+        "num_key_value_heads": model.n_kv_heads, "max_position_embeddings": config.seq_len,
+        "rms_norm_eps": model.norm_eps, "tie_word_embeddings": model.tie_embeddings, "use_cache": False,
+    }  # fmt: skip
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": model.rope_theta}
     if model.rope_scaling is not None:
         rope |= {"rope_type": "llama3", **model.rope_scaling.model_dump()}

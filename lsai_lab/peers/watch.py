@@ -111,21 +111,16 @@ class Watch:
         self._write_rows(durations_ms, loss)
         last = loss[-_LAST:]
         results = {
-            **speed_summary(durations_ms, config.tokens_per_step, config.skip_steps),
-            "parameters": self.parameters,
-            "steps": len(durations_ms),
-            "tokens": len(durations_ms) * config.tokens_per_step,
-            "train_loss": sum(last) / len(last),
-            "train_s": sum(durations_ms) / 1e3,
-            "setup_s": self.begun - self.job.begun,
-            "first_step_s": self.first_step_s,
+            **speed_summary(durations_ms, config.tokens_per_step, config.skip_steps), "parameters": self.parameters,
+            "steps": len(durations_ms), "tokens": len(durations_ms) * config.tokens_per_step,
+            "train_loss": sum(last) / len(last), "train_s": sum(durations_ms) / 1e3,
+            "setup_s": self.begun - self.job.begun, "first_step_s": self.first_step_s,
             "mem_peak_allocated_gib": allocated if on_gpu else None,
             "mem_peak_reserved_gib": reserved if on_gpu else None,
             "memory_kind": "CUDA caching allocator" if on_gpu else "not measured on a CPU",
             "device": torch.cuda.get_device_name(self.device) if on_gpu else "cpu",
-            "host_threads": torch.get_num_threads(),
-            **facts,
-        }
+            "host_threads": torch.get_num_threads(), **facts,
+        }  # fmt: skip
         write_json(self.job.run_folder / RESULTS, finite(results))
 
     def _row(self, step: int, **measured: float | None) -> dict[str, Any]:

@@ -81,12 +81,9 @@ class Step:
     """Attention on given inputs: forward and, with `training`, backward. `sent()`: bytes sent to other processes so far."""
 
     def __init__(
-        self,
-        function: Callable[..., Tensor],
-        inputs: list[Tensor],
-        training: bool = True,
+        self, function: Callable[..., Tensor], inputs: list[Tensor], training: bool = True,
         sent: Callable[[], int] = lambda: 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.function, self.training, self.sent = function, training, sent
         self.qkv, self.dout_BSHD = [x.detach().requires_grad_(training) for x in inputs[:3]], inputs[3]
         self.out_BSHD: Tensor | None = None
