@@ -161,7 +161,7 @@ YAML = {
     "chapter": (
         "reports/_quarto.yml",
         "book: {chapters: [gone.ipynb]}",
-        r"names the chapter gone.ipynb, and there is no",
+        r"names gone.ipynb, and there is no",
     ),
 }
 

@@ -57,17 +57,12 @@ def read_chapters(root: Path) -> list[Chapter]:
             cells = json.loads(source.read_text(encoding="utf-8"))["cells"]  # nbformat takes a second to import
             text = "\0".join(f"{cell['cell_type']}\0{''.join(cell['source'])}" for cell in cells)
         except FileNotFoundError:
-            raise UserError(
-                f"reports/_quarto.yml names the chapter {name}, and there is no notebook {source}"
-            ) from None
+            raise UserError(f"reports/_quarto.yml names {name}, and there is no notebook {source}") from None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(f"{source}: cannot be read as a notebook: {' '.join(str(error).split())[:200]}") from None
         loads = re.findall(r"\bload\(([^)]*)\)", text)
-        named = (
-            set(re.findall(r"""["']([^"']+)["']""", " ".join(loads)))
-            if all(loads) and "*" not in "".join(loads)
-            else set()
-        )
+        whole = not all(loads) or "*" in "".join(loads)
+        named = [] if whole else re.findall(r"""["']([^"']+)["']""", " ".join(loads))
         studies = tuple(study for study in study_names(root) if study in named)
         chapters.append(Chapter(name, source, studies, text))
     return chapters
@@ -139,8 +134,7 @@ def _update(session: Session, out: Path, formats: list[str], engine: Engine, bui
         out.mkdir(parents=True, exist_ok=True)
         for name in left:
             stamps[name].unlink(missing_ok=True)
-            paths = render(reports, out, [name], engine)
-            rendered &= bool(paths)
+            rendered &= bool(paths := render(reports, out, [name], engine))
             for path in paths:
                 write_text(stamps[name], "" if problems else key)
                 print(f"report: {path}, rendered in {time.monotonic() - started:.1f} s", flush=True)

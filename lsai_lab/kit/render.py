@@ -96,9 +96,8 @@ def _pandoc(_: str, reports: Path, folder: Path, name: str) -> None:
         "date": datetime.date.today().isoformat(), "link-citations": True,
     }  # fmt: skip
     chapters = [_chapter(reports / chapter, name) for chapter in settings["chapters"]]
-    (folder / "book.md").write_text(
-        "\n\n".join([f"---\n{yaml.safe_dump(facts, allow_unicode=True)}---", *chapters]), encoding="utf-8"
-    )
+    text = "\n\n".join([f"---\n{yaml.safe_dump(facts, allow_unicode=True)}---", *chapters])
+    (folder / "book.md").write_text(text, encoding="utf-8")
     for extra in ("book.js", "book.css", "page.css", "files", "runs", "data"):
         if (reports / extra).is_dir():
             shutil.copytree(reports / extra, folder / extra)
