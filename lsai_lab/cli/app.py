@@ -155,8 +155,9 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+_VersionOption = typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version.")
+
+
 @app.callback()
-def _options(
-    version: Annotated[bool, typer.Option(is_eager=True, callback=_show_version, help="Show the version.")] = False,
-) -> None:
+def _options(version: Annotated[bool, _VersionOption] = False) -> None:
     pass

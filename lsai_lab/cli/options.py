@@ -20,9 +20,7 @@ OnlyOption = Annotated[
 ]  # fmt: skip
 SkipOption = Annotated[str | None, typer.Option(help="Comma-separated variants to leave out, as with --only.")]
 PartsOption = Annotated[str | None, typer.Option(help="Comma-separated parts to measure.")]
-AgainOption = Annotated[
-    bool, typer.Option("--again", help="Repeat finished runs; what they found is kept in their folders, in earlier/.")
-]
+AgainOption = Annotated[bool, typer.Option("--again", help="Repeat finished runs; earlier/ keeps what they found.")]
 NameOption = Annotated[str | None, typer.Option("--name", help="A name for these runs, as `lsai runs` finds them.")]
 NoteOption = Annotated[str | None, typer.Option(help="A note to keep with these runs.")]
 TagOption = Annotated[list[str] | None, typer.Option(help="A tag for these runs. Repeatable.")]

@@ -45,7 +45,7 @@ def report(
     if set_:
         ways = "run `lsai study STUDY --set ...` and see `lsai compare --all`, or write a profile in params/profiles"
         raise UserError(
-            f"the report shows the runs of the plan, so --set has no place in it; for your own settings {ways}"
+            f"the report shows the runs of the plan, --set has no place in it; for your own settings {ways}"
         )
     session = Session(profile)
     full = full or bool(only)  # what is named is run

@@ -39,9 +39,7 @@ class JobState:
 
 def _call(program: str, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
     if shutil.which(program) is None:
-        ways = (
-            "submit from a login node of the cluster, look at the script with --dry-run, or run here with `lsai study`"
-        )
+        ways = "submit from a login node of the cluster, see the script with --dry-run, or run here with `lsai study`"
         raise UserError(f"no {program} on this machine: {ways}")
     try:
         return subprocess.run([program, *arguments], input=text, capture_output=True, text=True, timeout=_SECONDS)

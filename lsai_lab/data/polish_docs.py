@@ -47,9 +47,7 @@ def open_corpus(raw: Path, progress: bool) -> Corpus:
 def _fetch(path: Path, progress: bool) -> None:
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
-            ways = (
-                "use data.source stdlib, file:<path> or speakleash:<name>, or copy data/datasets/ from a Debian machine"
-            )
+            ways = "use data.source stdlib, file:<path> or speakleash:<name>, or copy data/datasets/ from a machine with it"
             raise UserError(f"polish-docs needs {tool}, which this machine lacks; {ways}")
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".unpack-") as name:
         folder = Path(name)

@@ -70,9 +70,7 @@ class PeerConfig(Strict):
         if self.skip_steps >= self.steps:
             raise ValueError(f"skip_steps={self.skip_steps} leaves none of steps={self.steps} to be timed")
         if self.parallel.cpu_offload or self.parallel.cp > 1 or self.parallel.fp8_gather:
-            raise ValueError(
-                "parallel.cpu_offload, cp, fp8_gather are not for a peer; torchtitan gathers in fp8 anyway"
-            )
+            raise ValueError("parallel.cpu_offload, cp, fp8_gather are no peer's; torchtitan gathers in fp8 anyway")
         if (self.optim.name, self.optim.states) != ("adamw", "full"):
             raise ValueError("a peer trains with AdamW and whole states")
         if self.framework == "torchtitan":

@@ -82,9 +82,8 @@ def run(config: AttentionBenchConfig, context: Context) -> dict[str, Any]:
     for sweep in config.sweeps:
         for length in sweep.lengths:
             shape = config.shape(sweep, length)
-            rows = [
-                row for name in sweep.backends or config.backends for row in bench.point(sweep.measure, shape, name)
-            ]
+            names = sweep.backends or config.backends
+            rows = [row for name in names for row in bench.point(sweep.measure, shape, name)]
             if done := [_short(row) for row in rows]:
                 print(f"{time.perf_counter() - bench.began:5.1f} s  {shape.describe()}: {', '.join(done)}", flush=True)
     return _results(config, device, points.rows)

@@ -43,9 +43,7 @@ class ContextBenchConfig(BenchConfig):
     max_call_s: float = Field(4.0, gt=0)
     budget_s: float = Field(100.0, gt=0, description="of measuring, without starts; after it no point is started")
     memory_share: float = Field(0.9, gt=0, le=1, description="of a GPU; no point that should need more is started")
-    point_timeout_s: float = Field(
-        60.0, gt=0, description="a point that takes longer has failed; its processes are ended"
-    )
+    point_timeout_s: float = Field(60.0, gt=0, description="a point that takes longer failed; its processes are ended")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
