@@ -74,7 +74,7 @@ def expected_seconds(session: Session, plans: list[tuple[str, list[PlannedRun]]]
     """Seconds that each run that is not finished should take, by name.
 
     As runs of this machine took, else as recorded ones of the same kind of GPU, else of any GPU (for a GPU) or CPU; of the variant, else of
-    the study's part; else 15 s. A run that wants more GPUs than there are ends at once.
+    the study's part; else 8 s. A run that wants more GPUs than there are ends at once.
     """
     seconds: dict[tuple[str, ...], list[float]] = {}
     gpu, recorded = session.env["gpu"], recorded_runs(session.root / "reports")
@@ -92,7 +92,7 @@ def expected_seconds(session: Session, plans: list[tuple[str, list[PlannedRun]]]
         processes = getattr(getattr(run.config, "parallel", None), "world_size", getattr(run.config, "processes", 1))
         if gpu and processes > session.env["gpu_count"]:
             return 2.0
-        found = seconds.get((study, run.id.part, run.id.variant)) or seconds.get((study, run.id.part), [15.0])
+        found = seconds.get((study, run.id.part, run.id.variant)) or seconds.get((study, run.id.part), [8.0])
         return statistics.fmean(found)
 
     return {run.name: expected(name, run) for name, plan in plans for run in plan if not is_finished(run.folder)}
