@@ -24,6 +24,7 @@ import pytest
 import torch
 from conftest import Project, tiny, write_run
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from pypdf import PdfReader
 from test_book import PNG, SVG, reports
 from test_data import quick, texts, write_jsonl
 
@@ -34,7 +35,7 @@ from lsai_core.parallel.checkpoint import ShardedCheckpoints
 from lsai_core.parallel.world import World
 from lsai_core.training.checkpoint import WholeCheckpoints
 from lsai_lab.kit.bind import bind
-from lsai_lab.kit.render import HTML, render
+from lsai_lab.kit.render import HTML, PDF, render
 from lsai_lab.kit.runpages import write_run_pages
 from lsai_lab.runs.records import find_runs
 
@@ -316,7 +317,7 @@ def test_prepared_data(name: str, tmp_path: Path) -> None:
     refused(lambda: quick(source, tmp_path / "root").tokenizer(), tmp_path / "ran")
 
 
-# ------------------------------------------------------------------ notebooks and records, as HTML
+# ------------------------------------------------------------------ notebooks and records, as HTML and PDF
 
 EVIL = "<script>document.title='NAME'</script><img src=x onerror=\"document.title='NAME'\">"
 OUTPUTS: dict[str, dict[str, Any]] = {
@@ -335,6 +336,10 @@ OUTPUTS: dict[str, dict[str, Any]] = {
     "entity": {"image/svg+xml": '<!DOCTYPE svg [<!ENTITY x SYSTEM "file:///etc/hostname">]>' + SVG},
     "plain": {"text/plain": EVIL},
     "closed box": {"text/markdown": f":::\n\n</div></section>{EVIL}\n\n:::"},
+    "raw typst": {
+        "text/markdown": '```{=typst}\n#link("javascript:NAME")[x] #read("/etc/hostname") #panic("typst ran")\n```'
+    },
+    "inline typst": {"text/markdown": '`#panic("typst ran")`{=typst} #panic("typst ran") $#panic("typst ran")$'},
     "latex": {"text/latex": "\\href{javascript:document.title='NAME'}{x}", "text/plain": EVIL},
 }
 RECORDS: dict[str, dict[str, Any]] = {
@@ -375,8 +380,8 @@ class Active(html.parser.HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """One chapter that shows all outputs and the pages of all records, as the pandoc engine makes them: text by path."""
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One chapter that shows all outputs and the pages of all records, as the pandoc engine makes them."""
     root = tmp_path_factory.mktemp("hostile")
     folder = reports(root)
     cells: list[Any] = [new_markdown_cell("# One {#sec-one}")]
@@ -395,8 +400,29 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         named = json.loads(json.dumps(changes).replace("NAME", name.replace("'", "")))
         write_run(root / "runs", "memory", f"case{number}", **named)
     write_run_pages(find_runs(root / "runs"), folder)
-    assert HTML in [path.name for path in render(folder, root / "out", ["html"], "pandoc")]
-    return {str(path.relative_to(root / "out")): path.read_text() for path in (root / "out").rglob("*.html")}
+    assert [path.name for path in render(folder, root / "out", ["html", "pdf"], "pandoc")] == [HTML, PDF]
+    return root / "out"
+
+
+@pytest.fixture(scope="module")
+def pages(rendered: Path) -> dict[str, str]:
+    """The text of each page by its path."""
+    return {str(path.relative_to(rendered)): path.read_text() for path in rendered.rglob("*.html")}
+
+
+def test_the_pdf_runs_and_fetches_nothing(rendered: Path) -> None:
+    pdf = PdfReader(rendered / PDF)
+    text = "".join(page.extract_text() for page in pdf.pages)
+    assert all(f"Case {name}" in text for name in OUTPUTS) and "document.title" in text
+    assert (hostname := Path("/etc/hostname")).exists() and f" {hostname.read_text().strip()}\n" not in text
+    assert not {"/OpenAction", "/AA", "/JavaScript", "/EmbeddedFiles"} & {
+        *pdf.trailer["/Root"],
+        *pdf.trailer["/Root"].get("/Names", {}),
+    }
+    actions = [note.get_object().get("/A", {}) for page in pdf.pages for note in page.get("/Annots", [])]
+    assert {str(action.get("/S")) for action in actions} <= {"/URI", "/GoTo", "None"}
+    addresses = [str(action["/URI"]) for action in actions if "/URI" in action]
+    assert not [address for address in addresses if re.match(r"(?i)\s*(javascript|data|file):", address)]
 
 
 @pytest.mark.parametrize("name", [*OUTPUTS, *RECORDS])

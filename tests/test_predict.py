@@ -37,7 +37,7 @@ from lsai_core.profiling.predict.simulate import simulate
 from lsai_core.strict import validated
 from lsai_core.training import step
 from lsai_core.training.optimizer import build_optimizer
-from lsai_lab.cli.prediction import predict_command
+from lsai_lab.cli.prediction import describe, predict_command
 from lsai_lab.launch.launch import launch
 from lsai_lab.predicted import config_of, measured_gib, predict_again, predicted_runs
 from lsai_lab.runs.records import find_runs, recorded_runs
@@ -480,3 +480,11 @@ def test_a_real_step_on_a_gpu(changes: dict[str, Any]) -> None:
         step.train_step(model, optimizer, tokens_NS[:, :-1], tokens_NS[:, 1:], config, device, measuring)
     measured = float(meter.summary()["mem_peak_allocated_gib"]) - held / 2**30
     assert predict(config, kernel).peak == pytest.approx(measured, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [({"preset": "lab"}, "lab ("), ({"preset": "lab", "n_layers": 3}, "custom ("), ({"scaling_factor": 1, "d_ff": 512}, "custom (")],
+)  # fmt: skip
+def test_a_changed_shape_does_not_keep_its_presets_name(model: dict[str, Any], name: str) -> None:
+    assert describe(TrainConfig.model_validate({"model": model, "data": {"vocab_size": 320}})).startswith(name)

@@ -195,7 +195,7 @@ def describe(config: TrainConfig) -> str:
     """One line: what is predicted."""
     model, cp, gpus = config.model, config.parallel.cp, config.parallel.world_size
     # The preset's name, if the shape is still the preset's.
-    same = all(getattr(model, name) == value for name, value in PRESETS.get(model.preset, {}).items())
+    same = all(getattr(model, name, None) == value for name, value in PRESETS.get(model.preset, {"": ""}).items())
     fp8 = "" if config.fp8.recipe == "none" else f" with fp8 ({config.fp8.recipe})"
     words = [
         f"{model.preset if same else 'custom'} ({model.n_layers} layers, width {model.d_model})",
