@@ -262,6 +262,9 @@ def plan_study(
         if variant in study.measured(part)
         for repeat in range(study.parts[part].repeats)
     ]
+    # Repeat by repeat, every second one backwards: nothing is always measured before what it is compared with.
+    rounds = itertools.groupby(sorted(resolved, key=lambda run: run[2]), key=lambda run: run[2])
+    resolved = [run for repeat, runs in rounds for run in (list(runs)[::-1] if repeat % 2 else runs)]
     codes = {kind: code_facts(get_kind(kind).code, root) for kind in {study.parts[part].kind for part in wanted}}
     plan = []
     for variant, part, repeat, config in resolved:
