@@ -3,31 +3,63 @@
 Communication is the alpha-beta model (Hockney 1994; Thakur et al. 2005): a ring collective of n ranks over a buffer of S bytes
 takes (n - 1) alpha + (n - 1)/n S / B to gather or to reduce-scatter, and twice that to all-reduce. A step of FSDP gathers each
 unit once or twice and reduce-scatters it once, over the shard group; HSDP adds an all-reduce of each gradient shard over the
-replicas. FSDP2 cuts each parameter along its first dimension and pads to equal slices. Checkpoint intervals: Young 1974,
-Daly 2006, first order.
+replicas. FSDP2 cuts each parameter along its first dimension and pads to equal slices. What it is computed from stands in
+`params/scale.yaml`.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-import numpy as np
 import pandas as pd
 import torch
+from pydantic import Field
 
-from lsai_core.config import ModelConfig
+from lsai_core.config import ModelConfig, Precision
 from lsai_core.model import Transformer
 from lsai_core.profiling.flops import flops_per_token
-from lsai_lab.benches.scale import Assumptions, ScaleConfig
+from lsai_core.strict import Strict, validated
+from lsai_lab.files import load_yaml, repo_root
 
 GATHER_BYTES = {"fp32": 4, "tf32": 4, "bf16_autocast": 2, "bf16": 2}  # of an element; gradients are summed in fp32
 WEIGHT_BYTES = {"fp32": 4, "tf32": 4, "bf16_autocast": 4, "bf16": 2}
 REDUCE_BYTES = 4
 CALLS = ("all_gather", "reduce_scatter", "all_reduce")
+
+
+class Assumptions(Strict):
+    """What one machine cannot measure: replace each by what your own cluster shows. Rates are per direction."""
+
+    gpus_per_node: int = Field(4, gt=0)
+    nvlink_gb_per_s: float = Field(150.0, gt=0, description="per GPU, to the other GPUs of its node")
+    network_gb_per_s: float = Field(25.0, gt=0, description="per GPU, to other nodes (one adapter per GPU)")
+    nvlink_latency_us: float = Field(5.0, ge=0, description="one step of a ring within a node")
+    network_latency_us: float = Field(15.0, ge=0, description="one step of a ring that crosses nodes")
+    filesystem_gb_per_s: float = Field(100.0, gt=0, description="the whole file system, shared by all ranks")
+    memory_for_states_gib: float = Field(48.0, gt=0, description="of a GPU: weights, gradients and optimizer states")
+    node_mtbf_days: float = Field(1000.0, gt=0, description="mean time between failures of one node")
+    peak_tflops: float = Field(989.5, gt=0, description="dense bf16 peak of one GPU")
+    mfu: float = Field(0.4, gt=0, le=1, description="used only where no recorded run on a GPU tells")
+    tokens_per_gpu: int = Field(8192, gt=0, description="per optimizer step")
+    seq_len: int = Field(8192, gt=0)
+
+
+class ScaleConfig(Strict):
+    """`params/scale.yaml`: which models, on how many nodes."""
+
+    precision: Precision = "bf16_autocast"
+    shapes: dict[str, ModelConfig]
+    nodes: list[int]
+    shard_nodes: list[int] = Field(description="HSDP: nodes that share one copy of the model")
+    assume: Assumptions = Assumptions()
+
+
+def read_config() -> ScaleConfig:
+    """What is computed here, of `params/scale.yaml`. Raises UserError for what is wrong in it."""
+    return validated(ScaleConfig, load_yaml(repo_root() / "params" / "scale.yaml"), "params/scale.yaml")
 
 
 @dataclass(frozen=True)
@@ -125,24 +157,3 @@ def groupings(config: ScaleConfig, assume: Assumptions) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=names.split())
     frame["communication_s"] = frame["moving_s"] + frame["waiting_s"]
     return frame.assign(share=frame["communication_s"] / frame["compute_s"])
-
-
-def fastest_that_fits(groups: pd.DataFrame, memory_gib: float) -> pd.DataFrame:
-    """Of each model and number of nodes the row that communicates least long among those whose states fit; no row where none does."""
-    fitting = groups[groups["states_gib"] <= memory_gib]
-    return fitting.loc[fitting.groupby(["model", "nodes"], sort=False)["communication_s"].idxmin()]
-
-
-def daly(write_s: float, mtbf_s: float) -> tuple[float, float]:
-    """(best interval in s, share of time lost at it): sqrt(2 d M), and d/t + t/2M = sqrt(2 d / M)."""
-    interval = math.sqrt(2 * write_s * mtbf_s)
-    return interval, write_s / interval + interval / (2 * mtbf_s)
-
-
-def fit(n: Sequence[int], seconds: Sequence[float], power: int) -> tuple[float, float]:
-    """(a, b) of seconds = a + b n^power by least squares of the relative error; neither is below 0."""
-    x, y = np.asarray(n, float) ** power, np.asarray(seconds)
-    b, a = np.polyfit(x, y, 1, w=1 / y)
-    if b < 0:
-        return float(y.mean()), 0.0
-    return (float(a), float(b)) if a >= 0 else (0.0, float((x / y).sum() / ((x / y) ** 2).sum()))

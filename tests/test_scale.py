@@ -1,31 +1,30 @@
-"""What changes on many nodes: the formulas by hand, what they predict against what real processes send, and the chapter."""
+"""What changes on many nodes: the formulas by hand, and what they predict against what real processes send."""
 
 from __future__ import annotations
 
-import json
+import contextlib
+from typing import Any
 
-import nbformat
 import pytest
-from conftest import CHECKOUT, write_run
+import torch
+from conftest import CHECKOUT
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from lsai_core.config import ModelConfig
+from lsai_core.config import DataConfig, ModelConfig, ParallelConfig, TrainConfig
 from lsai_core.errors import UserError
 from lsai_core.model import count_parameters
 from lsai_core.strict import validated
 from lsai_lab.analysis_scale import (
-    daly,
-    fastest_that_fits,
-    fit,
+    Assumptions,
+    ScaleConfig,
     groupings,
+    read_config,
     state_bytes,
     step_seconds,
     step_traffic,
 )
-from lsai_lab.benches.scale import Assumptions, ScaleConfig, run
-from lsai_lab.runs.kinds import Context
-from lsai_lab.runs.notebook import execute_notebook
-from lsai_lab.runs.records import Summary
-from lsai_lab.runs.session import Session
+from lsai_lab.searches import tries
 
 TINY = {"n_layers": 2, "d_model": 8, "n_heads": 2, "n_kv_heads": 1, "d_ff": 16, "vocab_size": 32}
 
@@ -72,95 +71,75 @@ def test_time_within_a_node_and_beyond():
     assert latency == pytest.approx(9e-6 + 4 * 2 * 10e-6)
 
 
-def test_checkpoint_interval_is_the_best_one():
-    interval, lost = daly(50.0, 10_000.0)
-    assert (interval, lost) == (1000.0, pytest.approx(0.1))
-    assert all(50 / t + t / 20_000 > lost for t in (900.0, 1100.0))
+class CollectiveBytes(TorchDispatchMode):
+    """Counts, while active, the bytes of the full buffer of every collective of this thread and how often each is called."""
+
+    OPS = {
+        "c10d::_allgather_base_": ("all_gather", 0),  # its output
+        "c10d::_reduce_scatter_base_": ("reduce_scatter", 1),  # its input
+        "c10d::allreduce_": ("all_reduce", 0),
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = {f"{name}_{what}": 0 for name, _ in self.OPS.values() for what in ("bytes", "calls")}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if known := self.OPS.get(func._schema.name):
+            name, position = known
+            buffers = args[position] if isinstance(args[position], (list, tuple)) else [args[position]]
+            self.found[f"{name}_bytes"] += sum(buffer.numel() * buffer.element_size() for buffer in buffers)
+            self.found[f"{name}_calls"] += 1
+        return func(*args, **(kwargs or {}))
 
 
-def test_fit_finds_the_law_and_never_falls():
-    assert fit([2, 4, 8], [1 + 0.5 * n**2 for n in (2, 4, 8)], 2) == pytest.approx((1.0, 0.5))
-    assert fit([2, 4, 8], [3.0, 2.0, 1.0], 1) == (2.0, 0.0)
-    assert fit([1, 2], [0.5, 2.0], 1)[0] == 0.0
+def one_step(rank: int, argument: tuple[ModelConfig, int, int]) -> dict[str, float]:
+    """One process's FSDP2 step: bytes and calls by collective."""
+    from lsai_core.parallel.fsdp import build_sharded
+    from lsai_core.parallel.processes import connect
+
+    shape, shard, replicate = argument
+    world = connect(torch.device("cpu"))
+    data, parallel = DataConfig(vocab_size=shape.vocab_size), ParallelConfig(fsdp=shard, replicate=replicate)
+    train = TrainConfig(model=shape, data=data, precision="bf16_autocast", device="cpu", parallel=parallel)
+    model = build_sharded(train, torch.device("cpu"))
+    tokens_BS = torch.randint(shape.vocab_size, (1, 33))
+    for counted in (contextlib.nullcontext(), counter := CollectiveBytes()):  # the first step connects the processes
+        world.barrier()
+        with counted:
+            logits_BSV = model(tokens_BS[:, :-1])
+            F.cross_entropy(logits_BSV.flatten(0, 1).float(), tokens_BS[:, 1:].flatten()).backward()
+    world.barrier()
+    return counter.found
 
 
-def test_real_processes_send_and_save_what_is_predicted(tmp_path):
-    small = {"n_layers": 1, "d_model": 64, "n_heads": 2, "n_kv_heads": 1, "d_ff": 126, "vocab_size": 510}
-    config = validated(
-        ScaleConfig,
-        {
-            "model": small,
-            "layouts": [[4, 1], [2, 2]],
-            "agents": [2],
-            "clients": [2, 6],
-            "repeats": 1,
-            "shapes": {"s": small},
-            "nodes": [1, 8],
-            "shard_nodes": [1],
-        },
-        "test",
-    )
-    results = run(config, Context(tmp_path, tmp_path, tmp_path))
-    even = step_traffic(config.model, 2, 1).bytes["reduce_scatter"]
-    assert results["layouts"][0]["reduce_scatter_bytes"] > even, "four processes pad this model, two do not"
-    for row in results["layouts"]:
-        traffic = step_traffic(config.model, row["shard"], row["replicate"])
-        for name in ("all_gather", "reduce_scatter", "all_reduce"):
-            assert row[f"{name}_bytes"] == traffic.bytes[name], name
-            assert row[f"{name}_calls"] == traffic.calls[name], name
-    assert all(row["seconds"] > 0 for row in (*results["agents"], *results["clients"]))
+@pytest.mark.parametrize(("shard", "replicas"), [(4, 1), (2, 2)])
+def test_real_processes_send_what_is_predicted(shard: int, replicas: int) -> None:
+    small = model(n_layers=1, d_model=64, n_kv_heads=1, d_ff=126, vocab_size=510)
+    workers = tries.server(["lsai_core.parallel.fsdp"], on_gpu=False)
+    ended = tries.attempt(workers, one_step, (small, shard, replicas), processes=shard * replicas, timeout_s=300)
+    assert ended["outcome"] == "ok", ended
+    traffic = step_traffic(small, shard, replicas)
+    even = step_traffic(small, 2, 1).bytes["reduce_scatter"]
+    assert (traffic.bytes["reduce_scatter"] > even) == (shard == 4), "four processes pad this model, two do not"
+    for name in ("all_gather", "reduce_scatter", "all_reduce"):
+        assert ended["measured"][f"{name}_bytes"] == traffic.bytes[name], name
+        assert ended["measured"][f"{name}_calls"] == traffic.calls[name], name
 
 
-def test_bad_configs_are_one_line():
-    base = {"model": TINY, "layouts": [[2, 1, 3]], "agents": [2], "clients": [2], "shapes": {}, "nodes": [1]}
-    with pytest.raises(UserError, match="layouts") as error:
-        validated(ScaleConfig, {**base, "shard_nodes": [1]}, "test")
+def test_what_is_computed_is_read_and_a_wrong_value_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
+    given = read_config().model_dump()
+    assert count_parameters(validated(ModelConfig, given["shapes"]["llama3-70b"], "test")).total == 70_553_706_496
+    with pytest.raises(UserError, match="mfu") as error:
+        validated(ScaleConfig, {**given, "assume": {"mfu": 40}}, "test")
     assert "\n" not in str(error.value)
 
 
-def test_groupings_and_the_best_of_them():
-    base = {
-        "model": TINY,
-        "layouts": [],
-        "agents": [],
-        "clients": [],
-        "shapes": {"s": TINY},
-        "nodes": [1, 4],
-        "shard_nodes": [1, 2, 3],
-    }
-    config = validated(ScaleConfig, base, "test")
+def test_groupings() -> None:
+    config = validated(ScaleConfig, {"shapes": {"s": TINY}, "nodes": [1, 4], "shard_nodes": [1, 2, 3]}, "test")
     groups = groupings(config, config.assume)
     assert list(zip(groups["nodes"], groups["shard"], groups["replicas"], strict=True)) == [
         (1, 4, 1), (4, 16, 1), (4, 4, 4), (4, 8, 2),
     ], "three nodes do not divide four; one node of one is FSDP over all"  # fmt: skip
     assert (groups["share"] * groups["compute_s"]).tolist() == pytest.approx(groups["communication_s"].tolist())
-    best = fastest_that_fits(groups, memory_gib=1.0)
-    assert (
-        best["nodes"].tolist() == [1, 4] and best["communication_s"].iloc[1] == groups["communication_s"].iloc[1:].min()
-    )
-    smallest = groups["states_gib"].min()
-    assert fastest_that_fits(groups, smallest)["nodes"].tolist() == [4], "on one node the states do not fit"
-
-
-def test_the_chapter_checks_a_record_of_this_machine(tmp_path, monkeypatch):
-    layout = {"shard": 2, "replicate": 2, "all_gather_bytes": 1, "reduce_scatter_bytes": 1, "all_reduce_bytes": 1}
-    results = {
-        "layouts": [layout],
-        "agents": [{"agents": n, "seconds": 1 + n**2 / 1e4} for n in (2, 8, 64)],
-        "clients": [{"clients": n, "seconds": n / 1e4, "slowest_s": n / 1e3} for n in (2, 32, 256)],
-    }
-    monkeypatch.setenv("LSAI_RUNS", str(tmp_path))
-    monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
-    (planned,) = Session("cpu").plan("scale")
-    folder = write_run(tmp_path, "scale", "scale", "measure", kind="scale", results=results)
-    (folder / "run.json").write_text(json.dumps({"machine": planned.machine}))
-    summary = Summary.read(folder.rename(planned.folder))
-    summary.id = planned.id
-    summary.write(planned.folder)
-    target = tmp_path / "60-scale.ipynb"
-    assert execute_notebook(CHECKOUT / "notebooks" / "60-scale.ipynb", target, {}, root=CHECKOUT, timeout_s=120) is None
-    outputs = [o for c in nbformat.read(target, as_version=4).cells if c.cell_type == "code" for o in c.outputs]
-    text = "\n".join(o.data.get("text/markdown", "") for o in outputs if "data" in o)
-    assert "0 of 1 layouts" in text, "a wrong count is told"
-    (row,) = (line for line in text.splitlines() if "agent" in line and "| 512 |" in line)
-    assert float(row.split("|")[5]) == pytest.approx(1 + 512**2 / 1e4, rel=0.05), "the fit carries the times further"

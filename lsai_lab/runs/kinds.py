@@ -75,7 +75,6 @@ KINDS: dict[str, Kind] = {
     "context": Kind(
         "lsai_lab.benches.context.bench", "lsai_lab.benches.context.config:ContextBenchConfig", "run-context.ipynb"
     ),
-    "scale": Kind("lsai_lab.benches.scale", ":ScaleConfig", "run-scale.ipynb"),
     "peer": Kind("lsai_lab.peers.run", "lsai_lab.peers.config:PeerConfig", "run-peer.ipynb", uses_data=True),
 }  # fmt: skip
 
