@@ -25,7 +25,6 @@ from typing import Any
 import psutil
 import torch
 from pydantic import Field
-from torch.distributed.elastic.utils.distributed import get_free_port
 
 from lsai_core.config import TrainConfig
 from lsai_core.errors import Unavailable
@@ -119,11 +118,11 @@ def attempt(workers: Any, work: Work, argument: Any, *, processes: int, timeout_
     Returns outcome, note and seconds, and for `ok` of each measured number the largest process's: `peak_gib`, and the others in
     `measured`. `work` and `argument` must be picklable.
     """
-    started, port = time.perf_counter(), get_free_port()
+    started, meeting = time.perf_counter(), on_this_machine(processes)
     waiting, found = {}, list[dict[str, float]]()
     for rank in range(processes):
         answer, told = workers.Pipe(duplex=False)
-        process = workers.Process(target=_in_process, args=(work, argument, rank, processes, port, told), daemon=True)
+        process = workers.Process(target=_in_process, args=(work, argument, rank, meeting, told), daemon=True)
         process.start()
         told.close()  # here; the process has its own, and its end ends the pipe
         waiting[answer] = process
@@ -163,12 +162,9 @@ def _answer(pipe: Any, process: Any) -> dict[str, Any]:
     return {"outcome": outcome, "note": f"the process ended with exit code {process.exitcode}"}
 
 
-def _in_process(work: Work, argument: Any, rank: int, processes: int, port: int, told: Any) -> None:
+def _in_process(work: Work, argument: Any, rank: int, meeting: dict[str, str], told: Any) -> None:
     """Body of one process: work, and answer with how that ended."""
-    os.environ |= on_this_machine() | {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes),
-        "MASTER_ADDR": "localhost", "MASTER_PORT": str(port),
-    }  # fmt: skip
+    os.environ |= meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     answer: dict[str, Any]
     try:
         answer = {"outcome": "ok", "measured": work(rank, argument)}

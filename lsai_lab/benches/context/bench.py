@@ -1,6 +1,6 @@
 """The `context` kind's work: go through the points, keep every one at once, and outlive those that end a process.
 
-The run's own process launches the others (`parallel.launch`), and all of them come back to `run`. The first process decides what is
+The run's own process launches the others (`lsai_lab.launch`), and all of them come back to `run`. The first process decides what is
 measured next and says so to the others; each point is a line of `metrics.jsonl`, written when it is measured. A refusal is the same on
 every process and comes before anything is sent, so it is a line with its reason and the rest goes on. Any other error of one
 process leaves its neighbours waiting for it: it ends with its reason, the others are ended, the point that was pending gets that
@@ -29,8 +29,7 @@ from lsai_lab.benches.attention.bench import Points, Row, guarded
 from lsai_lab.benches.context.config import ContextBenchConfig, Measure
 from lsai_lab.benches.context.rank import Rank
 from lsai_lab.benches.context.rows import describe, outlook, row_of, summary
-from lsai_lab.cluster.launch_srun import srun_command
-from lsai_lab.launch.launch import WorkerFailed, launch, require_devices
+from lsai_lab.launch.launch import WorkerFailed, launch
 from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.outcome import is_out_of_memory
 
@@ -54,14 +53,11 @@ def run(config: ContextBenchConfig, context: Context) -> dict[str, Any]:
 
     if config.processes == 1 or context.world.size > 1:
         return _measured(config, context, on_rows if config.processes == 1 else context.on_rows)
-    command = srun_command(config.processes)
-    if command is None:
-        require_devices(config.device, config.processes)
     pending = context.folder / _PENDING
     pending.unlink(missing_ok=True)  # of an attempt that was itself ended
     while True:
         try:
-            return launch(context.folder, context.data_root, config.processes, on_rows=on_rows, command=command)
+            return launch(context.folder, context.data_root, config.processes, config.device, on_rows)
         except (MemoryError, WorkerFailed) as error:
             if not pending.exists():
                 raise
