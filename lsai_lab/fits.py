@@ -25,9 +25,9 @@ TASKS = [
 ]
 
 
-def table_path(root: Path | None = None) -> Path:
-    """Where the committed table lies."""
-    return (root or repo_root()) / "reports" / "recorded" / "predictions" / "fits.csv"
+def table_path(root: Path | None = None, name: str = "fits") -> Path:
+    """Where a committed table of predictions lies."""
+    return (root or repo_root()) / "reports" / "recorded" / "predictions" / f"{name}.csv"
 
 
 def fits(model: str, seq_len: int, batch_size: int, techniques: Sequence[str] = ()) -> pd.DataFrame:

@@ -202,12 +202,11 @@ def _partition(
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     if grad_checkpoint != "none":
-        wide = layer.get_parameter("mlp.gate_up.weight").shape[0]
         for node in joint.graph.nodes:
             if node.op == "call_function":
                 # A part of a result is kept as the whole is.
                 made: Any = node.args[0] if "getitem" in str(node.target) else node
-                again = grad_checkpoint == "mlp" and _width(made) == wide
+                again = grad_checkpoint == "mlp" and _width(made) == layer.get_parameter("mlp.gate_up.weight").shape[0]
                 policy = _POLICIES["full" if again else grad_checkpoint]
                 node.meta["recompute"] = policy(None, made.target)
                 node.meta["ac_graph_id"] = 0

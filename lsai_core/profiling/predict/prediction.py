@@ -18,7 +18,7 @@ from lsai_core.facts import deciding
 from lsai_core.profiling.predict.gpus import Gpu
 from lsai_core.profiling.predict.remembered import remembered
 from lsai_core.profiling.predict.replay import WORKSPACE, Replayed, replay
-from lsai_core.profiling.predict.simulate import simulate
+from lsai_core.profiling.predict.simulate import Simulated, simulate
 from lsai_core.profiling.predict.stand_ins import FUSED, expected_kernel, is_usual
 from lsai_core.training.optimizer import bytes_per_parameter
 from lsai_core.training.precision import weight_dtype
@@ -88,7 +88,11 @@ def predict(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu"
 def _predicted(decisive: str, kernel: str | None, on: Literal["gpu", "cpu"]) -> Prediction:
     config = TrainConfig.model_validate(json.loads(decisive))
     question = json.dumps([decisive, kernel, on])
-    result = remembered(question, lambda: simulate(config, kernel, on=on))
+    return prediction_of(config, remembered(question, lambda: simulate(config, kernel, on=on)), on)
+
+
+def prediction_of(config: TrainConfig, result: Simulated, on: Literal["gpu", "cpu"] = "gpu") -> Prediction:
+    """What a simulated step of `config` comes to."""
     libraries = LIBRARIES_GIB if on == "gpu" else 0.0
     known = {name: size / GIB for name, size in result.parts.items()}
     parts = dict.fromkeys(PARTS, 0.0) | known | {"libraries": libraries}
@@ -111,12 +115,10 @@ def _host_gib(config: TrainConfig) -> float:
     from lsai_core.model import count_parameters
     from lsai_core.training.saved_inputs import host_gib
 
-    total = 0.0
-    if config.parallel.cpu_offload:
-        stored = weight_dtype(config.precision)
-        each = 2 * stored.itemsize + bytes_per_parameter(config.optim, stored)  # weight, gradient, states
-        total += each * count_parameters(config.model).total / config.parallel.shards
-    return total / GIB + host_gib(config)
+    stored = weight_dtype(config.precision)
+    each = 2 * stored.itemsize + bytes_per_parameter(config.optim, stored)  # weight, gradient, states
+    held = count_parameters(config.model).total / config.parallel.shards if config.parallel.cpu_offload else 0.0
+    return each * held / GIB + host_gib(config)
 
 
 def verdict(prediction: Prediction, gpu: Gpu) -> Verdict:

@@ -1,0 +1,57 @@
+"""Figures that other trainers published (`params/published.yaml`) beside predictions: `python -m lsai_lab.published` writes the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lsai_core.config import TrainConfig
+from lsai_core.files import deep_merge
+from lsai_core.profiling.predict import find_gpu
+from lsai_core.profiling.predict.prediction import GIB, OUTSIDE_GIB
+from lsai_core.strict import validated
+from lsai_lab.files import load_yaml, repo_root
+from lsai_lab.fits import table_path
+from lsai_lab.peers.habits import Habits, habits_of, predict_as
+
+NAMES = ["source", "row", "memory", "why"]
+# What all of them do: logits as a whole, torch's operations and optimizer. Of the text nothing matters.
+PLAIN: dict[str, Any] = {"loss": "full", "blocks": "plain", "optim": {"kernel": "torch"}, "data": {"vocab_size": 257}}
+
+
+def rows(root: Path | None = None) -> list[dict[str, Any]]:
+    """One entry per figure: source, what the source says of it, its config and the habits of its trainer."""
+    told, found = load_yaml((root or repo_root()) / "params" / "published.yaml"), []
+    numbered = [(name, *pair) for name, group in told["figures"].items() for pair in enumerate(group["rows"], 1)]
+    for source, number, row in numbered:
+        group, changed = told["figures"][source], row.get("habits", {})
+        own = {key: value for key, value in row.items() if key not in ("gib", "habits", "model", "why")}
+        shape = told["shapes"][row.get("model") or group["model"]]
+        data = deep_merge(deep_merge(PLAIN | {"model": shape}, group["setting"]), own)
+        config = validated(TrainConfig, data, f"params/published.yaml, {source}, row {number}")
+        habits = habits_of(group["as"], config).model_dump() | group.get("habits", {}) | changed
+        said = {"source": source, "row": number, "config": config, "habits": Habits.model_validate(habits)}
+        found.append(group | said | {"gib": row["gib"], "why": row.get("why")})
+    return found
+
+
+def predicted(row: dict[str, Any]) -> dict[str, Any]:
+    """Of one of `rows`: the published GiB, what is predicted to have been measured, and its parts."""
+    found = predict_as(row["config"], row["habits"])
+    # A full GPU gives cached memory back.
+    available = find_gpu(row["gpu"]).memory_gib - OUTSIDE_GIB if "gpu" in row else 1e6
+    reserved = found.on_gpu_with(available, expandable=row.get("expandable", False)).reserved / GIB
+    said = found.peak if row["memory"] == "active" else reserved + (OUTSIDE_GIB if row.get("outside") else 0.0)
+    sizes = {"published": row["gib"], "predicted": said, "error": said / row["gib"] - 1, **found.parts}
+    sizes["unused"] = said - found.peak
+    return {name: row[name] for name in NAMES} | {name: round(size, 4) for name, size in sizes.items()}
+
+
+if __name__ == "__main__":
+    table = []
+    for entry in rows():
+        table.append(predicted(entry))
+        print("{source} {row}: {published} GiB published, {predicted} predicted".format_map(table[-1]), flush=True)
+    pd.DataFrame(table).to_csv(table_path(name="published"), index=False)
