@@ -49,9 +49,6 @@ def study(
     no_memory_profiling: opt.NoMemoryOption = False,
     dry_run: opt.DryRunOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="The plan of --dry-run as JSON.")] = False,
-    jobs: Annotated[
-        int, typer.Option(min=1, help="Runs at a time on this machine; with more than one their records hold no speeds.")
-    ] = 1,
     again: opt.AgainOption = False,
     run_name: opt.NameOption = None,
     note: opt.NoteOption = None,
@@ -64,7 +61,7 @@ def study(
         return print("\n".join(f"{known:12} {session.study(known).title}" for known in study_names(session.root)))
     plan = _planned(session, name, names(parts), only=names(only), skip=names(skip), overrides=overrides)
     if not dry_run:
-        return _finish(session, plan, {"name": run_name, "note": note, "tags": tag}, jobs=jobs, again=again)
+        return _finish(session, plan, {"name": run_name, "note": note, "tags": tag}, again=again)
     if as_json:
         rows = [{"run": run.name, "finished": is_finished(run.folder), "folder": str(run.folder)} for run in plan]
         return print(json.dumps([row | {"config": run.config.model_dump(mode="json")} for row, run in zip(rows, plan, strict=True)], indent=1))  # fmt: skip

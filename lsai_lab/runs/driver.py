@@ -40,14 +40,12 @@ _NOTEBOOK_NEEDS = ("papermill", "nbclient", "ipykernel")
 
 
 def run_plan(
-    plan: list[PlannedRun], *, root: Path, data_root: Path, command: str, jobs: int = 1, untimed_jobs: int = 1,
-    again: bool = False,
-) -> list[Summary]:  # fmt: skip
+    plan: list[PlannedRun], *, root: Path, data_root: Path, command: str, untimed_jobs: int = 1, again: bool = False
+) -> list[Summary]:
     """Execute what is not finished; prints one line per run and returns all summaries in the plan's order.
 
-    `jobs` runs at a time share the machine: for results that are no speeds, which such records leave out. `untimed_jobs`: the
-    same for the kinds whose results never are (`Kind.timed`), which then come last. `again` repeats finished runs, too; what they
-    found is set aside in their folders.
+    `untimed_jobs` runs at a time share the machine if their results are no speeds (`Kind.timed`); these come last. `again` repeats
+    finished runs, too; what they found is set aside in their folders.
 
     Raises Stopped if SIGTERM or SIGUSR1 arrived and runs are left, UserError before any run that could not even begin.
     """
@@ -55,8 +53,8 @@ def run_plan(
     if todo and (missing := [name for name in _NOTEBOOK_NEEDS if importlib.util.find_spec(name) is None]):
         names = ", ".join(missing)
         raise UserError(f"a run's notebook needs what is not installed here: {names}; pip install -e . brings it")
-    untimed = [run for run in todo if untimed_jobs > jobs and not get_kind(run.kind).timed]
-    todo = [*[run for run in todo if run not in untimed], *untimed]
+    sharing = [run for run in todo if untimed_jobs > 1 and not get_kind(run.kind).timed]
+    todo = [*(run for run in todo if run not in sharing), *sharing]
     if len(todo) < len(plan):
         print(f"reusing {len(plan) - len(todo)} of {len(plan)} runs (same config, code, data and machine)", flush=True)
     done: set[Path] = set()
@@ -78,15 +76,12 @@ def run_plan(
             reason = f" ({summary.reason})" if summary.reason else ""
             print(f"{title} {summary.outcome}{reason}, {summary.wall_s:.0f} s", flush=True)
 
-        timed = todo[: len(todo) - len(untimed)]
-        for part, at_a_time in ((timed, jobs), (untimed, min(untimed_jobs, len(untimed)))):
-            if at_a_time == 1:
-                for run in part:
-                    execute(run, 0)
-            elif part:
-                with ThreadPoolExecutor(at_a_time) as pool:
-                    for future in [pool.submit(execute, run, at_a_time - 1) for run in part]:
-                        future.result()
+        for run in todo[: len(todo) - len(sharing)]:
+            execute(run, 0)
+        beside = min(untimed_jobs, len(sharing)) - 1
+        with ThreadPoolExecutor(untimed_jobs) as pool:
+            for future in [pool.submit(execute, run, beside) for run in sharing]:
+                future.result()
     left = sum(not (run.folder in done if again else is_finished(run.folder)) for run in todo)
     if stop.number is not None and left:
         raise Stopped(stop.number, left)

@@ -12,7 +12,6 @@ import contextlib
 import datetime
 import io
 import json
-import re
 import sys
 import time
 import traceback
@@ -34,9 +33,6 @@ from lsai_lab.runs.quiet import Quiet
 from lsai_lab.runs.records import FINAL, Outcome, Run, RunId, Summary, is_finished, read_run, set_aside
 from lsai_lab.runs.study import PlannedRun
 from lsai_lab.runs.writer import only_writer
-
-# Results that mean nothing where runs shared the machine, by how their names begin.
-_SPEEDS = re.compile("tokens_per_s|step_ms|mfu|tflops|host_(forward|backward|optimizer)|kernel_idle|gpu_busy_share")
 
 
 def write_plan(run: PlannedRun, command: str) -> None:
@@ -80,7 +76,6 @@ class ActiveRun:
         write_json(self.folder / "env.json", environment() | quiet.before)
         outcome, reason, results = self._work()
         if quiet.beside:
-            results = {name: value for name, value in results.items() if not _SPEEDS.match(name)}
             results["ran_beside"] = quiet.beside
         results |= quiet.results(results) if results else {}
         seconds, when = round(time.perf_counter() - clock, 3), started.isoformat(timespec="seconds")
