@@ -2,8 +2,7 @@
 
 A file is fetched into `<name>.part` and renamed when its size agrees with the server's and its content passes the
 caller's check. A broken connection is retried with growing pauses and continues where it stopped (HTTP Range, RFC 9110
-section 14); so does a later process. `If-Range` with the stored validator makes the server start over if the file has
-changed meanwhile.
+section 14); `If-Range` makes the server start over if the file has changed meanwhile.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from time import sleep
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import requests
 from filelock import FileLock
 
 from lsai_core.errors import UserError
-from lsai_core.files import write_text
 from lsai_lab.data.documents import progress_bar
 
 T = TypeVar("T")
@@ -28,7 +26,7 @@ BACKOFF_S = 0.5
 TIMEOUT_S = (10, 60)  # connect, read
 CHUNK = 64 << 10  # a broken connection loses less than one chunk
 MAX_JSON = 16 << 20
-RETRY_STATUS = {408, 425, 429, 500, 502, 503, 504}
+RETRY_STATUS = {408, 416, 425, 429, 500, 502, 503, 504}
 
 
 class NotFound(UserError):
@@ -78,67 +76,53 @@ def download(url: str, path: Path, *, expected: int | None, check: Callable[[Pat
     whole. One process downloads, others wait. Raises `NotFound`, or `UserError` for any other failure; then `path` does
     not exist.
     """
-    if path.exists():
-        return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
+    part, seen = path.with_name(f"{path.name}.part"), dict[str, str]()
     with FileLock(path.with_name(f".{path.name}.lock")):
         if path.exists():
             return path
-        _retry(url, lambda: _fetch(url, part, expected, progress), lambda: part.stat().st_size if part.exists() else 0)
         try:
-            check(part)
-        except UserError as error:
-            part.unlink()
-            raise UserError(f"{url}: the download is damaged ({error}); try again") from None
-        part.rename(path)
-        _validator(part).unlink(missing_ok=True)
+            with part.open("wb") as file:
+                _retry(url, lambda: _fetch(url, file, seen, expected, progress), file.tell)
+            try:
+                check(part)
+            except UserError as error:
+                raise UserError(f"{url}: the download is damaged ({error}); try again") from None
+            part.rename(path)
+        finally:
+            part.unlink(missing_ok=True)
     return path
 
 
-def _fetch(url: str, part: Path, expected: int | None, progress: bool) -> None:
-    """One request that completes `part`, or leaves it longer than before and raises `_Broken`."""
-    have, tag_file = part.stat().st_size if part.exists() else 0, _validator(part)
-    tag = tag_file.read_text(encoding="utf-8") if tag_file.exists() else ""
-    resume = {"Range": f"bytes={have}-", "If-Range": tag} if have and tag else {}
+def _fetch(url: str, file: BinaryIO, seen: dict[str, str], expected: int | None, progress: bool) -> None:
+    """One request that completes `file`, or raises, mostly with more in `file` than before. `seen["tag"]`: of which version it is."""
+    have = file.tell()
+    resume = {"Range": f"bytes={have}-", "If-Range": seen["tag"]} if have and seen.get("tag") else {}
     headers = {"Accept-Encoding": "identity"} | resume
     with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT_S) as response:
-        told, resumed = response.headers, response.status_code == 206
-        if response.status_code == 416:  # nothing beyond what is here: complete, or the file has become shorter
-            if told.get("Content-Range") == f"bytes */{have}" and expected in (None, have):
-                return
-            raise _discarded(part, _Broken("the file changed on the server"))
+        told, status = response.headers, response.status_code
+        resumed = status == 206 and told.get("Content-Range", "").startswith(f"bytes {have}-")
+        if status in (200, 206, 416) and not resumed:
+            file.truncate(file.seek(0))
         _check_status(response, url)
-        if resumed and not told.get("Content-Range", "").startswith(f"bytes {have}-"):
-            raise _discarded(part, _Broken("the server continued at the wrong place"))
-        start = have if resumed else 0
+        if status == 206 and not resumed:
+            raise _Broken("the server continued at the wrong place")
         length = size_in_bytes(told.get("Content-Length"), f"{url}: Content-Length")
-        total = start + length if length is not None else None
-        if None not in (expected, total) and total != expected:
+        total = file.tell() + length if length is not None else expected
+        if expected is not None and total != expected:
             sizes = f"the server sends {total} bytes but its manifest says {expected}"
-            raise _discarded(part, UserError(f"{url}: {sizes}; it may be updating, try later"))
-        if not resumed:
-            part.unlink(missing_ok=True)  # before its tag changes, so that the two always belong together
-            # A weak ETag must not be used with If-Range; the date is the next best (RFC 9110, section 13.1.5).
-            tags = (told.get("ETag", ""), told.get("Last-Modified", ""))
-            write_text(tag_file, next((t for t in tags if t.isascii() and t and not t.startswith("W/")), ""))
-        with (
-            part.open("ab" if resumed else "wb") as file,
-            progress_bar(progress, desc=part.stem, total=total, initial=start, unit="B", unit_scale=True) as bar,
-        ):
+            raise UserError(f"{url}: {sizes}; it may be updating, try later")
+        # A weak ETag must not be used with If-Range; the date is the next best (RFC 9110, section 13.1.5).
+        tags = (told.get("ETag", ""), told.get("Last-Modified", ""))
+        seen["tag"] = next((tag for tag in tags if tag.isascii() and tag and not tag.startswith("W/")), "")
+        options: dict[str, Any] = {"total": total, "initial": file.tell(), "unit": "B", "unit_scale": True}
+        with progress_bar(progress, desc=url.rpartition("/")[2], **options) as bar:
             for chunk in response.iter_content(CHUNK):
                 bar.update(file.write(chunk))
                 if expected is not None and file.tell() > expected:
                     break  # of a length that the server did not state
-    size, wanted = part.stat().st_size, expected if total is None else total
-    if wanted is not None and size != wanted:
-        error = _Broken(f"{size} of {wanted} bytes arrived")
-        raise _discarded(part, error) if size > wanted else error
-
-
-def _discarded(part: Path, error: Exception) -> Exception:
-    part.unlink(missing_ok=True)
-    return error
+    if total is not None and file.tell() != total:
+        raise _Broken(f"{file.tell()} of {total} bytes arrived")
 
 
 def _retry(url: str, action: Callable[[], T], done: Callable[[], int] = lambda: 0) -> T:
@@ -165,8 +149,3 @@ def _check_status(response: requests.Response, url: str) -> None:
         raise _Broken(f"status {response.status_code} {response.reason}")
     if response.status_code not in (200, 206):
         raise UserError(f"{url}: the server answered {response.status_code} {response.reason}")
-
-
-def _validator(part: Path) -> Path:
-    """The file beside `part` that keeps the ETag or date of what is being fetched."""
-    return part.with_name(f"{part.name}.tag")
