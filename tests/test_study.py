@@ -179,8 +179,8 @@ def test_what_no_run_can_do_without_is_asked_for_once_and_before_any(
     session = Session("cpu")
     plan = session.plan("memory")
     there = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ipykernel" else there(name))
-    with pytest.raises(UserError, match="needs what is not installed here: ipykernel; pip install"):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "IPython" else there(name))
+    with pytest.raises(UserError, match="needs what is not installed here: IPython; pip install"):
         session.run(plan)
     assert not any(run.folder.exists() for run in plan)
 

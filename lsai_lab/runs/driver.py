@@ -36,7 +36,7 @@ from lsai_lab.runs.study import PlannedRun
 from lsai_lab.runs.writer import as_driver, only_writer
 
 # What a run's notebook imports beside what a command has imported when it begins to run one.
-_NOTEBOOK_NEEDS = ("papermill", "nbclient", "ipykernel")
+_NOTEBOOK_NEEDS = ("papermill", "nbclient", "IPython")
 
 
 def run_plan(

@@ -1,15 +1,13 @@
 """One papermill execution in a process of its own, and its driver's side.
 
-The driver can watch, time and kill this process and its kernel without risking itself. What goes wrong is one line on standard error
-and exit code 1. On Linux both are forked from a process that has imported what notebooks need (`lsai_lab.runs.kernel`).
+The driver can watch, time and kill this process without risking itself. What goes wrong is one line on standard error and exit code 1.
+On Linux it is forked from a process that has imported what notebooks need, and the cells run in it (`lsai_lab.runs.engine`).
 
-A stop signal is the driver's to deliver, to the kernel alone. Batch systems send SIGTERM to a whole process tree, and nbclient would
-kill the kernel on it before its checkpoint is written; so papermill works in a second thread, where nbclient cannot install its
-handlers, and the main thread lets the signals pass. From its first moment on the process watches its driver and ends everything when
-that is gone (killed, crashed): nobody would watch the time any more, and the kernel might hold a GPU for hours. It holds the run's lock
-until then (`lsai_lab.runs.writer`).
+It has a session of its own, so that a stop signal is the driver's to deliver. From its first moment on it watches its driver and ends
+everything when that is gone (killed, crashed): nobody would watch the time any more, and the run might hold a GPU for hours. It holds
+the run's lock until then (`lsai_lab.runs.writer`).
 
-When the last cell has ended everything is on disk, so the kernel is killed. To ask it and wait takes seconds for each run.
+When the last cell has ended everything is on disk, so the process leaves at once.
 """
 
 from __future__ import annotations
@@ -18,12 +16,10 @@ import multiprocessing
 import os
 import resource
 import signal
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import resource_tracker
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -35,12 +31,9 @@ from lsai_lab.launch.watch import end_family
 from lsai_lab.runs.stop import StopRequest
 
 _POLL_S = 0.25
-# Notebooks that start at the same moment can race for ports: the kernel then dies before its first answer.
-_START_ATTEMPTS = 3
-_FILES = 256  # that a process may open; torch's libraries and a kernel's sockets want about 100
-FORKS = sys.platform == "linux"
-_processes = multiprocessing.get_context("forkserver") if FORKS else multiprocessing.get_context("spawn")
-_processes.set_forkserver_preload(["lsai_lab.runs.kernel"])
+_FILES = 256  # that a process may open; torch's libraries want some 100
+_processes: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+_processes.set_forkserver_preload(["lsai_lab.runs.engine"])
 
 
 def execute_notebook(
@@ -55,14 +48,14 @@ def execute_notebook(
     environment: Mapping[str, str] = MappingProxyType({}),
     inherited: int | None = None,
 ) -> str | None:
-    """Execute a notebook in its own process tree, with `root` as the working folder. `stop` is passed on to its kernel.
+    """Execute a notebook in its own process tree, with `root` as the working folder. `stop` is passed on to it.
 
-    `inherited`: a file descriptor that the process keeps open until its kernel has ended. Returns None, or one line that says what went
+    `inherited`: a file descriptor that the process keeps open to its end. Returns None, or one line that says what went
     wrong. Raises UserError if the notebook does not exist, or if no notebook can be executed here.
     """
     if not source.exists():
         raise UserError(f"the notebook {source} is missing")
-    _require_files_and_loopback()
+    _require_files()
     target.parent.mkdir(parents=True, exist_ok=True)
     log = target.with_suffix(".log")
     settings = {**os.environ, **_absolute_folders(root), **environment, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
@@ -85,23 +78,18 @@ def execute_notebook(
         log.unlink()
         return None
     if (child.exitcode or 0) < 0:
-        return f"the process that executes the notebook was killed by {signal.Signals(-(child.exitcode or 0)).name}"
+        return f"the notebook's process was killed by {signal.Signals(-(child.exitcode or 0)).name}"
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else f"the notebook process ended with exit code {child.exitcode}"
 
 
-def _require_files_and_loopback() -> None:
+def _require_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= hard < _FILES:
         raise UserError(f"a process may open {hard} files here, and a notebook's needs {_FILES}; raise `ulimit -n`")
     if 0 <= soft < _FILES:
         resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, hard))
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        try:
-            socket.create_connection(server.getsockname(), timeout=5).close()
-        except OSError as error:
-            raise UserError(f"this machine cannot reach itself at 127.0.0.1 ({error.strerror or error}), as notebooks and their kernels must; `ip link set lo up`") from None  # fmt: skip
 
 
 def portable(path: Path, root: Path) -> str:
@@ -133,24 +121,24 @@ def _detached(held: Any) -> int:
 def _process(
     source: str, target: str, root: str, log: str, parameters: dict[str, Any], settings: dict[str, str], held: int | None = None
 ) -> None:  # fmt: skip
-    """The body of the process: papermill in a thread, signals let pass, the driver watched."""
+    """The body of the process: papermill, with the driver watched."""
     os.chdir(root)
     os.environ.clear()
     os.environ.update(settings)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), 1), 2)
-    # What this process and its kernel leave when they are killed is theirs, not the driver's to warn about.
+    # What this process leaves when it is killed is its own, not the driver's to warn about.
     resource_tracker._resource_tracker.__init__()  # type: ignore[misc]
-    managers: list[Any] = []
-    if FORKS:
-        from lsai_lab.runs.kernel import ForkedKernel
-
-        managers = [ForkedKernel().manager()]  # before there are threads
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # which the fork server ignores
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     threading.Thread(target=_end_with_driver, daemon=True).start()
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, lambda *_: None)  # a handler, not SIG_IGN: the kernel must not inherit it
-    with ThreadPoolExecutor(1) as pool:
-        sys.exit(pool.submit(_execute, source, target, parameters, managers).result())
+    try:
+        code = _execute(source, target, parameters)
+    finally:
+        end_family(os.getpid(), itself=False)
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _end_with_driver() -> None:
@@ -161,29 +149,18 @@ def _end_with_driver() -> None:
         os._exit(1)
 
 
-def _execute(source: str, target: str, parameters: dict[str, Any], managers: list[Any]) -> int:
-    """Execute notebook `source` with the given parameters, writing `target` as it goes; returns the exit code.
-
-    `managers`: of kernels that wait; a try that finds none starts one."""
+def _execute(source: str, target: str, parameters: dict[str, Any]) -> int:
+    """Execute notebook `source` with the given parameters, writing `target` as it goes; returns the exit code."""
     import papermill
-    from nbclient.exceptions import DeadKernelError
     from papermill.exceptions import PapermillExecutionError
 
-    for attempt in range(_START_ATTEMPTS):
-        manager = {"kernel_manager_class": managers.pop()} if managers else {}
-        try:
-            papermill.execute_notebook(
-                source, target, parameters, kernel_name="python3", progress_bar=False, autosave_cell_every=30,
-                start_timeout=120, shutdown_kernel="immediate", **manager,
-            )  # fmt: skip
-            return 0
-        except PapermillExecutionError as error:
-            print(f"the notebook failed in cell {error.exec_count}: {error.ename}: {error.evalue}", file=sys.stderr)
-            return 1
-        except DeadKernelError:
-            print("the notebook's kernel died (killed, crashed, or out of memory)", file=sys.stderr)
-            return 1
-        except RuntimeError as error:
-            if "Kernel died before replying" not in str(error) or attempt + 1 == _START_ATTEMPTS:
-                raise
-    return 1
+    from lsai_lab.runs.engine import NAME
+
+    try:
+        papermill.execute_notebook(
+            source, target, parameters, engine_name=NAME, kernel_name="python3", progress_bar=False
+        )
+        return 0
+    except PapermillExecutionError as error:
+        print(f"the notebook failed in cell {error.exec_count}: {error.ename}: {error.evalue}", file=sys.stderr)
+        return 1

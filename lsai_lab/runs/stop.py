@@ -1,7 +1,7 @@
 """Stopping in good order: a warning from outside becomes a checkpoint, a record and an exit code that says so.
 
 Batch systems warn a job before they end it (SIGUSR1 by our own wish, SIGTERM by theirs). While a plan is being executed the
-driver catches both, passes the signal on to the running notebook's kernel, where the training loop ends at its next step
+driver catches both, passes the signal on to the running notebook's process, where the training loop ends at its next step
 boundary with a checkpoint, waits for that a bounded time, and then raises `Stopped`. Everything finished stays finished; the
 interrupted run is recorded as `preempted` and goes on from its checkpoint when the same command is given again.
 """
@@ -13,8 +13,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-
-import psutil
 
 from lsai_core.errors import UserError
 from lsai_lab.launch.watch import caught
@@ -47,14 +45,12 @@ class StopRequest:
             self.number, self.deadline = number, time.monotonic() + grace_s()
 
     def pass_on(self, child_pid: int) -> None:
-        """Send the signal, once, to the kernel of the papermill process `child_pid`."""
+        """Send the signal, once, to the notebook's process `child_pid`."""
         if self.number is None or child_pid in self._told:
             return
         self._told.add(child_pid)
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for kernel in psutil.Process(child_pid).children():
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    kernel.send_signal(self.number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child_pid, self.number)
 
 
 def grace_s() -> float:

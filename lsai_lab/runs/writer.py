@@ -1,8 +1,8 @@
 """One writer a run: who writes into a run's folder holds its lock, whoever started it; the second one is told who has it.
 
 The lock is the operating system's (`flock` on `<run>/.lock`), so it ends with the process that holds it, however that ends. The driver
-holds it and hands it to the process that executes the notebook, which keeps it until the kernel is gone, even if the driver was killed.
-The kernel of such a run recognizes its driver as the holder; a kernel that a person or papermill started takes the lock itself.
+holds it and hands it to the process that executes the notebook, which keeps it to its end, even if the driver was killed.
+Such a run recognizes its driver as the holder; a kernel that a person or papermill started takes the lock itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from lsai_core.errors import UserError
 
-_DRIVER = "LSAI_WRITER"  # for the kernel: which process holds the lock for it
+_DRIVER = "LSAI_WRITER"  # for a notebook's process: which one holds the lock for it
 _held: set[Path] = set()
 
 
@@ -57,7 +57,7 @@ def only_writer(folder: Path, name: str) -> Iterator[int | None]:
 
 
 def as_driver() -> dict[str, str]:
-    """The environment that tells a kernel that this process holds the lock for it."""
+    """The environment that tells a notebook's process that this one holds the lock for it."""
     return {_DRIVER: _who({"pid": os.getpid(), "host": platform.node()})}
 
 
