@@ -290,4 +290,4 @@ def _rounded(value: float) -> float:
 def _short(value: float | None) -> str:
     if value is None or value != value:
         return "–"
-    return f"{float(f'{value:.3g}'):,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -19,7 +19,7 @@ from lsai_lab.claims import evaluate, load_claims, readable
 from lsai_lab.cli.claims import as_records, claims_file
 
 ROOT = Path(__file__).resolve().parent.parent
-RECORDED = ROOT / "reports" / "recorded" / "h200"
+RECORDED = ROOT / "reports" / "recorded"
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +45,10 @@ def test_a_claim_stands_only_if_its_worst_repeat_does(found: pd.DataFrame) -> No
 # The recomputation knows of the claims only what params/claims.yaml says, and of the runs only what each step wrote.
 
 
-def raw_rows(study: str, parts: str | list[str], variant: str) -> dict[int, list[dict[str, Any]]]:
+def raw_rows(machine: str, study: str, parts: str | list[str], variant: str) -> dict[int, list[dict[str, Any]]]:
     """repeat -> the rows of its newest run, from `metrics.jsonl`."""
     runs: dict[int, tuple[str, list[dict[str, Any]]]] = {}
-    for folder in (RECORDED / study).glob(f"{variant}[.-]*"):
+    for folder in (RECORDED / machine / study).glob(f"{variant}[.-]*"):
         summary = json.loads((folder / "summary.json").read_text())
         name = summary["id"]
         if name["variant"] == variant and name["part"] in parts and summary["outcome"] == "ok":
@@ -79,7 +79,7 @@ def figure(claim: dict[str, Any], term: Any, choose: Any) -> float:
     term = {**claim, **(term if isinstance(term, dict) else {"variant": term})}
     figures = []
     for variant in [term["variant"]] if isinstance(term["variant"], str) else term["variant"]:
-        runs = raw_rows(term["study"], term.get("part", "train"), variant)
+        runs = raw_rows(term.get("machine", "h200"), term["study"], term.get("part", "train"), variant)
         for metric in [term["metric"]] if isinstance(term["metric"], str) else term["metric"]:
             gpus = int(next((word for word in variant.split("_") if word in ("1", "2", "4")), 1))
             values = [from_rows(metric, rows, gpus) for rows in runs.values()]
