@@ -21,10 +21,10 @@ to `metrics.jsonl` as they are finished; what no longer fits into `budget_s` is 
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -36,8 +36,8 @@ from lsai_core.config import ModelConfig
 from lsai_core.fp8 import linear_shapes, missing, tensorwise
 from lsai_core.strict import Strict
 from lsai_lab.benches.machine import repeated
+from lsai_lab.benches.points import Points, Row, guarded
 from lsai_lab.runs.kinds import Context
-from lsai_lab.runs.outcome import is_out_of_memory
 
 PRODUCTS = ("forward", "dgrad", "wgrad")
 _FAST = {"forward": tensorwise.FAST_OUTPUT, "dgrad": tensorwise.FAST_DGRAD, "wgrad": tensorwise.FAST_WGRAD}
@@ -84,19 +84,16 @@ def run(config: GemmConfig, context: Context) -> dict[str, Any]:
         reason = "a CPU multiplies fp8 by converting it first; its speed says nothing"
     ways = ("fp32", "bf16") if device.type == "cpu" else ("bf16",) if reason else _WAYS
     torch._dynamo.reset()  # the casts are compiled for each shape
-    rows: list[dict[str, Any]] = []
-    with (context.folder / "metrics.jsonl").open("w", encoding="utf-8") as file:
-        for point in points(config, ways):
-            if time.perf_counter() - began > config.budget_s:
-                found: dict[str, Any] = {"outcome": "skipped", "reason": f"the {config.budget_s:g} s were over"}
-            else:
-                found = measure(point, device, config.point_s)
-            rows.append({"step": len(rows), **point.__dict__, **found})
-            file.write(json.dumps(rows[-1]) + "\n")
-            file.flush()
-            good = found["outcome"] == "ok"
-            end = f"{found['tflops']:.4g} TFLOP/s" if good else f"{found['outcome']}, {found['reason']}"
-            print(f"{point.layer} {point.product} {point.way} {point.m} x {point.n} x {point.k}: {end}", flush=True)
+    (context.folder / "metrics.jsonl").unlink(missing_ok=True)
+    kept = Points(context.folder / "metrics.jsonl", context.on_rows)
+    for point in points(config, ways):
+        found: Row = {"outcome": "skipped", "reason": f"the {config.budget_s:g} s were over"}
+        if time.perf_counter() - began <= config.budget_s:
+            found = guarded(device, partial(measure, point, device, config.point_s))
+        kept.add({**point.__dict__, **found})
+        end = f"{found['tflops']:.4g} TFLOP/s" if found["outcome"] == "ok" else f"{found['outcome']}, {found['reason']}"
+        print(f"{point.layer} {point.product} {point.way} {point.m} x {point.n} x {point.k}: {end}", flush=True)
+    rows = kept.rows
     measured = [row for row in rows if row["outcome"] == "ok"]
     if not measured:
         raise RuntimeError(f"no product could be measured: {rows[0]['reason']}")
@@ -126,15 +123,10 @@ def points(config: GemmConfig, ways: tuple[str, ...]) -> Iterator[Point]:
 
 @torch.no_grad()
 def measure(point: Point, device: torch.device, seconds: float) -> dict[str, Any]:
-    """Median seconds and TFLOP/s with quartiles, or how it failed; frees what it took."""
-    try:
-        taken = repeated(_work(point, device), device, seconds, warm=0.2, most=_MAX_REPEATS)
-    except Exception as error:  # one impossible point must not cost the others
-        oom = is_out_of_memory(error)
-        return {"outcome": "oom" if oom else "failed", "reason": " ".join(str(error).split())[:300]}
-    finally:
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+    """Median seconds and TFLOP/s with quartiles."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # of the point before
+    taken = repeated(_work(point, device), device, seconds, warm=0.2, most=_MAX_REPEATS)
     slow, middle, quick = (float(q) for q in np.percentile(taken, [75, 50, 25]))
     rate = {f"tflops{end}": point.flops / s / 1e12 for end, s in (("", middle), ("_p25", slow), ("_p75", quick))}
     return {"outcome": "ok", "reason": None, "ms": middle * 1e3, **rate, "repeats": len(taken)}

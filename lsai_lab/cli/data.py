@@ -13,8 +13,8 @@ from lsai_core.errors import UserError
 from lsai_core.strict import validated
 from lsai_lab.cli.options import JsonOption
 from lsai_lab.data.dataset import Dataset, data_root, find_datasets, read_meta
+from lsai_lab.data.prepare import KINDS
 from lsai_lab.data.prepare import prepare as prepare_dataset
-from lsai_lab.data.sources import KINDS
 from lsai_lab.data.speakleash import base_url, get_manifest, list_names
 
 app = typer.Typer(no_args_is_help=True)

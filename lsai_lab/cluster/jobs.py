@@ -146,10 +146,9 @@ def _active_job(folder: Path, study: str) -> str | None:
 
 def rows(record: JobRecord, folder: Path) -> list[dict[str, Any]]:
     """The job's lines in `lsai jobs`, one for each array task that has a state of its own."""
-    known = sorted(states(record, folder), key=lambda state: (state.task is None, state.task or 0))
-    if known:
-        return [_row(record, folder, state.task if record.variants else None, state) for state in known]
-    return [_row(record, folder, task, None) for task in (range(len(record.variants)) if record.variants else [None])]
+    known = {state.task if record.variants else None: state for state in states(record, folder)}
+    tasks: list[int | None] = sorted(known, key=lambda task: (task is None, task or 0))
+    return [_row(record, folder, task, known.get(task)) for task in tasks or [*range(len(record.variants))] or [None]]
 
 
 def _row(record: JobRecord, folder: Path, task: int | None, state: JobState | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Data: from any source of text (sources.py) to clean documents split 85/10/5 by content (documents.py), a byte-level BPE trained
+"""Data: from any source of text to clean documents split 85/10/5 by content (documents.py), a byte-level BPE trained
 on the training split (tokenizer.py), and token files that training reads (prepare.py, dataset.py)."""
 
 from lsai_core.training.batches import BatchStream, sequential_batches

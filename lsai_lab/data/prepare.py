@@ -1,4 +1,4 @@
-"""Preparing a dataset: fetch, split, train the tokenizer, encode, publish; once for each content.
+"""Preparing a dataset: find its source by name, fetch, split, train the tokenizer, encode, publish; once for each content.
 
 Three passes over the corpus, each streamed: a survey of at most 1000 documents that fixes the split thresholds, the
 tokenizer's training text, and the encoding. Everything is written into a hidden folder that is renamed when it is
@@ -19,11 +19,13 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +40,51 @@ from lsai_lab.data import local
 from lsai_lab.data import tokenizer as tokenizer_module
 from lsai_lab.data.dataset import Dataset, file_facts, find_datasets, read_meta
 from lsai_lab.data.documents import MB, MIN_FILES, SPLITS, Corpus, Document, documents, progress_bar, split_of, survey
-from lsai_lab.data.sources import Source, parse_source
 from lsai_lab.data.tokenizer import EOT, EOT_ID, encode_documents, train_tokenizer
 
 PIPELINE = 2  # raise it when a change of code in this package, not of a constant, changes the tokens of the same text
+
+
+KINDS = {
+    "stdlib": "sources of this Python's standard library; works everywhere, offline",
+    "polish-docs": "Polish documentation from Debian packages (7.6 MB on Debian 12); needs apt-get",
+    "speakleash:<name>": "a Polish dataset of speakleash.org; needs the network once",
+    "file:<path or glob>": "local .txt, .jsonl, .jsonl.zst or .parquet files",
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """`slug` begins the dataset's folder name; a `remote` source is prepared once per request, a local one per content.
+
+    `open(raw, progress)` fetches what is missing into the cache folder `raw` and returns the corpus.
+    """
+
+    slug: str
+    remote: bool
+    open: Callable[[Path, bool], Corpus]
+
+
+def parse_source(text: str) -> Source:
+    """The source that a config names. Raises `UserError` for an unknown kind or a missing name."""
+    from lsai_lab.data import polish_docs, speakleash  # with requests, which a prepared dataset does not need
+
+    kind, colon, name = text.partition(":")
+    if text == "stdlib":
+        return Source("stdlib", False, local.open_stdlib)
+    if text == "polish-docs":
+        return Source("polish-docs", True, polish_docs.open_corpus)
+    if kind == "speakleash" and name:
+        return Source(f"speakleash-{_slug(name)}", True, partial(speakleash.open_corpus, speakleash.checked(name)))
+    if kind == "file" and name:
+        return Source(f"file-{_slug(Path(name).name.split('.')[0])}", False, partial(local.open_files, name))
+    hint = f"{kind}: needs a name after the colon" if colon and not name else f"unknown source {text!r}"
+    raise UserError(f"{hint}; sources are {', '.join(KINDS)}")
+
+
+def _slug(text: str) -> str:
+    """A file name made from any text: at most 40 characters of a-z 0-9 and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40].strip("-") or "data"
 
 
 def prepare(config: DataConfig, root: Path, *, progress: bool = True) -> Dataset:

@@ -7,23 +7,17 @@ encoded as ordinary text, so a corpus cannot forge a document end. Source: Radfo
 
 Encoding: documents in, three token files out, at the speed of the tokenizer.
 
-The main thread reads and cuts documents into batches of two million characters; two worker threads encode them
-(`encode_batch_fast` releases the GIL and uses all cores) and turn the result into uint16 arrays; the main thread
-appends the arrays to the files in order. So reading, conversion and writing hide behind encoding, and at most a few
-batches exist at any time: resident memory does not depend on the size of the corpus or of one document. Files are
-written with plain writes, not through a memory map, because a full disk then is an exception and not a SIGBUS.
+Documents are cut into batches of two million characters; `encode_batch_fast` encodes one after the other on all cores. One batch exists
+at any time: resident memory does not depend on the size of the corpus or of one document. Files are written with plain writes, not
+through a memory map, because a full disk then is an exception and not a SIGBUS.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -38,7 +32,6 @@ MIN_FREQUENCY = 2  # of a pair of tokens that is merged
 # Both bound memory: the tokenizer's results take far more of it than the text, and each piece adds some of its own.
 _BATCH_CHARS = 2_000_000
 _BATCH_PIECES = 10_000
-_WORKERS = 2
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -83,14 +76,6 @@ def pieces(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-class Piece(NamedTuple):
-    """A piece of a document; `size`, on its last piece, is the whole document's in bytes, None on the others."""
-
-    split: str
-    text: str
-    size: int | None
-
-
 @dataclass
 class SplitStats:
     """What one split holds. `bytes` are bytes of UTF-8 text, `tokens` include one `<|endoftext|>` per document."""
@@ -107,44 +92,28 @@ def encode_documents(
     stats = {name: SplitStats() for name in SPLITS}
     with contextlib.ExitStack() as stack:
         files = {name: stack.enter_context((folder / f"{name}.bin").open("wb")) for name in SPLITS}
-        pool = stack.enter_context(ThreadPoolExecutor(_WORKERS))
-        pending: deque[Future[tuple[list[Piece], dict[str, np.ndarray]]]] = deque()
-        stack.callback(lambda: [future.cancel() for future in pending])
-        for batch in itertools.chain(_batches(documents, thresholds), [None] * _WORKERS):
-            if batch is not None:
-                pending.append(pool.submit(_encode, tokenizer, batch))
-            if pending and (batch is None or len(pending) > _WORKERS):
-                done, tokens = pending.popleft().result()
-                for name, values in tokens.items():
-                    files[name].write(values.tobytes())
-                    stats[name].tokens += len(values)
-                for piece in done:
-                    stats[piece.split].documents += piece.size is not None
-                    stats[piece.split].bytes += piece.size or 0
-                    progress.update(piece.size or 0)
+        for batch in _batches(documents, thresholds):
+            encodings = tokenizer.encode_batch_fast([text for _, text, _ in batch], add_special_tokens=False)
+            for (split, _, size), encoding in zip(batch, encodings, strict=True):
+                ids = encoding.ids if size is None else [*encoding.ids, EOT_ID]
+                files[split].write(np.array(ids, dtype="<u2").tobytes())
+                stats[split].tokens += len(ids)
+                stats[split].documents += size is not None
+                stats[split].bytes += size or 0
+                progress.update(size or 0)
     return stats
 
 
-def _batches(documents: Iterable[Document], thresholds: tuple[int, int]) -> Iterator[list[Piece]]:
-    batch: list[Piece] = []
+def _batches(documents: Iterable[Document], thresholds: tuple[int, int]) -> Iterator[list[tuple[str, str, int | None]]]:
+    """Pieces of documents: the split, the text, and with a document's last piece its whole size in bytes."""
+    batch: list[tuple[str, str, int | None]] = []
     chars = 0
     for document in documents:
         split, cut = split_of(document, thresholds), list(pieces(document.text))
         for number, text in enumerate(cut, 1):
-            batch.append(Piece(split, text, document.size if number == len(cut) else None))
+            batch.append((split, text, document.size if number == len(cut) else None))
             chars += len(text)
             if chars >= _BATCH_CHARS or len(batch) >= _BATCH_PIECES:
                 yield batch
                 batch, chars = [], 0
     yield batch
-
-
-def _encode(tokenizer: Tokenizer, batch: list[Piece]) -> tuple[list[Piece], dict[str, np.ndarray]]:
-    """The batch and its tokens, one uint16 array per split, each document ended by `<|endoftext|>`."""
-    ids: dict[str, list[int]] = {name: [] for name in SPLITS}
-    encodings = tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
-    for piece, encoding in zip(batch, encodings, strict=True):
-        ids[piece.split] += encoding.ids
-        if piece.size is not None:
-            ids[piece.split].append(EOT_ID)
-    return batch, {name: np.array(values, dtype="<u2") for name, values in ids.items()}

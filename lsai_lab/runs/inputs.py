@@ -97,18 +97,13 @@ def git_state(root: Path) -> dict[str, Any]:
     if os.environ.get("LSAI_COMMIT"):
         return {"commit": os.environ["LSAI_COMMIT"], "dirty": None}
 
-    def git(*args: str) -> str | None:
-        try:
-            done = subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True, timeout=10)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    commit = git("rev-parse", "--verify", "HEAD")
-    if commit is None:
-        return {"commit": None, "dirty": None}
-    status = git("status", "--porcelain", "--", "lsai_core", "lsai_lab", "params", "notebooks")
-    return {"commit": commit, "dirty": None if status is None else bool(status)}
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        told = ""
+    commit, _, dirty = told.partition("-")
+    return {"commit": commit or None, "dirty": bool(dirty) if commit else None}
 
 
 def code_facts(files: Iterable[Path], root: Path) -> dict[str, Any]:

@@ -8,68 +8,19 @@ at longer ones. What the machine lacks altogether is said once (`measure: backen
 
 from __future__ import annotations
 
-import gc
-import json
-import os
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from lsai_core.attention import Case, available_backends, get_backend
-from lsai_core.errors import Unavailable, UserError
-from lsai_core.files import read_jsonl, write_text
 from lsai_lab.benches.attention.clock import Call, Clock, measure, random_inputs
 from lsai_lab.benches.attention.config import AttentionBenchConfig, Shape
 from lsai_lab.benches.attention.errors import eager_values, exact_attention, relative_errors, values
+from lsai_lab.benches.points import Points, Refusal, Row, guarded, outlook
 from lsai_lab.runs.kinds import Context
-from lsai_lab.runs.outcome import outcome_of
-
-Row = dict[str, Any]
-
-
-class Points:
-    """The rows of a run, in memory and in a file that holds each as soon as it is added."""
-
-    def __init__(self, path: Path, on_rows: Callable[[list[Row]], None]) -> None:
-        self.path, self.on_rows = path, on_rows
-        self.rows: list[Row] = read_jsonl(path) if path.exists() else []
-        write_text(path, "".join(json.dumps(row) + "\n" for row in self.rows))  # without a torn last line
-
-    def add(self, row: Row) -> Row:
-        """Keep `row` under the next number."""
-        row = {"step": len(self.rows), **row}
-        self.rows.append(row)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        self.on_rows([row])
-        return row
-
-    def find(self, **values: Any) -> list[Row]:
-        """The rows that have these values."""
-        return [row for row in self.rows if all(row.get(key) == value for key, value in values.items())]
-
-
-def guarded(device: torch.device, work: Callable[[], Row], others_wait: bool = False) -> Row:
-    """What `work` returns, or the outcome and reason of the error that ended it. With `others_wait`, that is other processes for this
-    one, only refusals, which come before anything is sent."""
-    try:
-        return work()
-    except Exception as error:
-        outcome, reason = outcome_of(error)
-        refused = isinstance(error, UserError | Unavailable)
-        if others_wait and not refused:
-            raise
-    gc.collect()  # tracebacks hold tensors
-    if device.type == "cuda" and outcome == "oom":
-        torch.cuda.empty_cache()
-    return {"outcome": "unsupported" if refused and outcome == "failed" else outcome, "reason": reason}
 
 
 def run(config: AttentionBenchConfig, context: Context) -> dict[str, Any]:
@@ -110,7 +61,10 @@ class _Bench:
         place = {"measure": measure, "mask": shape.mask, "window": shape.window, "length": shape.length}
         if self.inference[name] is not None or self.points.find(**place, backend=name):
             return []
-        expected_ms, refusal = self._outlook(shape, name) if measure == "time" else (None, None)
+        expected_ms, refusal = None, None
+        if measure == "time":
+            rows = self.points.find(measure="time", mask=shape.mask, window=shape.window, backend=name)
+            expected_ms, refusal = outlook(rows, shape.length, partial(_growth, shape), self.config.max_call_s)
         outcome, reason = refusal or self._refusal(shape, name) or ("ok", None)
         row = {**place, "batch": shape.batch, "backend": name, "outcome": outcome, "reason": reason}
         if outcome == "ok" and measure == "time":
@@ -140,8 +94,7 @@ class _Bench:
         found = relative_errors(values(Call(name, shape, inputs, self.training[name] is None)), exact)
         return {**bounds, "first_call_s": round(time.perf_counter() - began, 3), **found}
 
-    def _refusal(self, shape: Shape, name: str) -> tuple[str, str] | None:
-        """Outcome and reason of a point that is not to be started."""
+    def _refusal(self, shape: Shape, name: str) -> Refusal | None:
         case = Case(self.device.type, self.config.torch_dtype, shape.head_dim, shape.window, causal=shape.causal)
         if reason := get_backend(name).unsupported(case):
             return "unsupported", reason
@@ -149,22 +102,10 @@ class _Bench:
             return "skipped", f"the {self.config.budget_s:g} s of this run were over"
         return None
 
-    def _outlook(self, shape: Shape, name: str) -> tuple[float | None, tuple[str, str] | None]:
-        """Expected milliseconds of a call, from the longest shorter length; and why not to try, if there is a reason."""
-        shorter = self.points.find(measure="time", mask=shape.mask, window=shape.window, backend=name)
-        shorter = [row for row in shorter if row["length"] < shape.length]
-        if ended := next((row for row in shorter if row["outcome"] == "oom"), None):
-            return None, ("oom", f"out of memory already at length {ended['length']}")
-        timed = [row for row in shorter if row["outcome"] == "ok"]
-        if not timed:
-            return None, None
-        last = timed[-1]
-        ms: float = last["training_ms"] if "training_ms" in last else last["forward_ms"]
-        before = replace(shape, batch=last["batch"], length=last["length"])
-        ms *= shape.forward_flops / before.forward_flops
-        if ms > 1e3 * self.config.max_call_s:
-            return ms, ("skipped", f"about {ms / 1e3:.1f} s a call expected, the limit is {self.config.max_call_s:g} s")
-        return ms, None
+
+def _growth(shape: Shape, row: Row) -> float:
+    """How much more work `shape` is than the measured `row`."""
+    return shape.forward_flops / replace(shape, batch=row["batch"], length=row["length"]).forward_flops
 
 
 def _short(row: Row) -> str:

@@ -25,10 +25,10 @@ import torch
 
 from lsai_core.errors import Preempted
 from lsai_core.files import write_json
-from lsai_lab.benches.attention.bench import Points, Row, guarded
 from lsai_lab.benches.context.config import ContextBenchConfig, Measure
 from lsai_lab.benches.context.rank import Rank
-from lsai_lab.benches.context.rows import describe, outlook, row_of, summary
+from lsai_lab.benches.context.rows import describe, expected, row_of, summary
+from lsai_lab.benches.points import Points, Row, guarded
 from lsai_lab.launch.launch import WorkerFailed, launch
 from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.outcome import is_out_of_memory
@@ -116,7 +116,7 @@ def _decision(
     if points.find(**place):
         return False, None
     total_gib = torch.cuda.get_device_properties(device).total_memory / 2**30 if device.type == "cuda" else None
-    expected_ms, refusal = outlook(config, points.rows, measure, method, length, total_gib)
+    expected_ms, refusal = expected(config, points.rows, measure, method, length, total_gib)
     if refusal:
         points.add({**place, "batch": config.batch, "outcome": refusal[0], "reason": refusal[1], "took_s": 0.0})
     return refusal is None, expected_ms

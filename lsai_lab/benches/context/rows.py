@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from lsai_lab.benches.attention.bench import Row
 from lsai_lab.benches.attention.clock import figures, short
 from lsai_lab.benches.attention.config import BACKWARD_FLOPS
 from lsai_lab.benches.context.config import ALONE, ContextBenchConfig, Measure
+from lsai_lab.benches.points import Refusal, Row, outlook
 
 
 def row_of(
@@ -66,40 +66,33 @@ def _traced(answers: Sequence[Row]) -> Row:
     return row
 
 
-def outlook(
+def expected(
     config: ContextBenchConfig, rows: Sequence[Row], measure: Measure, method: str, length: int, total_gib: float | None
-) -> tuple[float | None, tuple[str, str] | None]:
+) -> tuple[float | None, Refusal | None]:
     """Expected milliseconds of a step, from the method's longest shorter one; and why not to try, if there is a reason."""
-    spent_s = sum(row["took_s"] for row in rows)
-    if spent_s > config.budget_s:
+    if sum(row["took_s"] for row in rows) > config.budget_s:
         return None, ("skipped", f"the {config.budget_s:g} s of this run were over")
     mine = [row for row in rows if row["method"] == method]
     if ended := next((row for row in mine if row["outcome"] in ("failed", "timeout")), None):
         return None, ("skipped", f"its processes ended at length {ended['length']}")
     if missing := next((row for row in mine if row["outcome"] == "unavailable"), None):
         return None, ("unavailable", missing["reason"])
-    if full := next((row for row in mine if row["outcome"] == "oom" and row["length"] <= length), None):
-        return None, ("oom", f"out of memory already at length {full['length']}")
-    timed = [row for row in mine if row["measure"] == "time" and row["outcome"] == "ok" and row["length"] <= length]
-    last = max(timed, key=lambda row: row["length"], default=None)
+    expected_ms, refusal = outlook(mine, length, lambda row: (length / row["length"]) ** 2, config.max_call_s)
     if measure == "error":
-        return None, None
-    if total_gib is not None:
+        return None, refusal if refusal and refusal[0] == "oom" else None
+    if total_gib is not None and not refusal:
         # Inputs, output and gradients of one process: what no method can do without.
         positions = config.batch * length / (1 if method in ALONE else config.processes)
         values = positions * config.head_dim * 4 * (config.heads + config.kv_heads)
-        needed = values * config.torch_dtype.itemsize / 2**30
-        if last is not None and last["memory_gib"]:
-            needed = max(needed, last["memory_gib"] * length / last["length"])
+        seen = [
+            row["memory_gib"] * length / row["length"]
+            for row in mine
+            if row.get("memory_gib") and row["length"] <= length
+        ]
+        needed = max([values * config.torch_dtype.itemsize / 2**30, *seen[-1:]])
         if needed > config.memory_share * total_gib:
             return None, ("skipped", f"about {needed:.0f} GiB expected, the GPU has {total_gib:.0f} GiB")
-    if last is None:
-        return None, None
-    expected_ms = last["training_ms"] * (length / last["length"]) ** 2
-    if expected_ms > 1e3 * config.max_call_s:
-        limit = f"the limit is {config.max_call_s:g} s"
-        return expected_ms, ("skipped", f"about {expected_ms / 1e3:.1f} s a step expected, {limit}")
-    return expected_ms, None
+    return expected_ms, refusal
 
 
 def summary(config: ContextBenchConfig, device: torch.device, rows: Sequence[Row]) -> dict[str, Any]:

@@ -1,0 +1,77 @@
+"""What every bench of points does alike: keep each at once, outlive those that fail, tell what the next one will take."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lsai_core.errors import Unavailable, UserError
+from lsai_core.files import read_jsonl, write_text
+from lsai_lab.runs.outcome import outcome_of
+
+Row = dict[str, Any]
+Refusal = tuple[str, str]  # outcome and reason of a point that is not to be started
+
+
+class Points:
+    """The rows of a run, in memory and in a file that holds each as soon as it is added."""
+
+    def __init__(self, path: Path, on_rows: Callable[[list[Row]], None]) -> None:
+        self.path, self.on_rows = path, on_rows
+        self.rows: list[Row] = read_jsonl(path) if path.exists() else []
+        write_text(path, "".join(json.dumps(row) + "\n" for row in self.rows))  # without a torn last line
+
+    def add(self, row: Row) -> Row:
+        """Keep `row` under the next number."""
+        row = {"step": len(self.rows), **row}
+        self.rows.append(row)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.on_rows([row])
+        return row
+
+    def find(self, **values: Any) -> list[Row]:
+        """The rows that have these values."""
+        return [row for row in self.rows if all(row.get(key) == value for key, value in values.items())]
+
+
+def guarded(device: torch.device, work: Callable[[], Row], others_wait: bool = False) -> Row:
+    """What `work` returns, or the outcome and reason of the error that ended it. With `others_wait`, that is other processes for this
+    one, only refusals, which come before anything is sent."""
+    try:
+        return work()
+    except Exception as error:
+        outcome, reason = outcome_of(error)
+        refused = isinstance(error, UserError | Unavailable)
+        if others_wait and not refused:
+            raise
+    gc.collect()  # tracebacks hold tensors
+    if device.type == "cuda" and outcome == "oom":
+        torch.cuda.empty_cache()
+    return {"outcome": "unsupported" if refused and outcome == "failed" else outcome, "reason": reason}
+
+
+def outlook(
+    rows: Sequence[Row], length: int, grows: Callable[[Row], float], max_call_s: float
+) -> tuple[float | None, Refusal | None]:
+    """Expected milliseconds of a call at `length`, from the longest of the shorter `rows` times how it `grows`; and why not to try, if
+    there is a reason. `rows`: those of the same backend or method."""
+    shorter = [row for row in rows if row["length"] <= length]
+    if full := next((row for row in shorter if row["outcome"] == "oom"), None):
+        return None, ("oom", f"out of memory already at length {full['length']}")
+    timed = [row for row in shorter if row["outcome"] == "ok" and row["measure"] == "time"]
+    if not timed:
+        return None, None
+    last = max(timed, key=lambda row: row["length"])
+    ms = float(last["training_ms"] if "training_ms" in last else last["forward_ms"]) * grows(last)
+    if ms > 1e3 * max_call_s:
+        return ms, ("skipped", f"about {ms / 1e3:.1f} s a call expected, the limit is {max_call_s:g} s")
+    return ms, None
