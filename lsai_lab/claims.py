@@ -7,6 +7,7 @@ must keep, and the sentence that the numbers fill. Here one small function per k
     ratio    the figure of `of` over that of `over`; `beside`: over another one, for the sentence
     spread   (largest - smallest) / smallest of the variants `of`
     count    how many of the variants `of` have at least `repeats` runs, all of which ended ok (and have `metric`)
+    estimators   our predictions' median error over that of the best of others' formulas
 
 A figure is taken over a variant's good repeats (`analysis.over_repeats`); of several variants or metrics it is the best one: the
 largest, and as `of` of a claim with `at_most` the smallest. A claim is held if its value and each single repeat keep the bound, so one
@@ -32,8 +33,6 @@ from lsai_lab.runs.study import Profile, load_study
 COLUMNS = ("name", "machine", "sentence", "value", "low", "high", "n", "bound", "held", "note", "runs")
 _FACTS = {"value": 1.0, "of": 1.0, "over": 1.0, "beside": 1.0, "smallest": 1.0, "largest": 1.0, "total": 8, "repeats": 3, "best": "bf16", "machine": "h200"}  # fmt: skip
 _IDENTITY = ["study", "variant", "part", "repeat"]
-
-
 Names = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 
 
@@ -49,7 +48,7 @@ class Term(Strict):
 class Claim(Strict):
     """One entry of `params/claims.yaml`."""
 
-    kind: Literal["value", "ratio", "spread", "count"]
+    kind: Literal["estimators", "value", "ratio", "spread", "count"]
     study: str
     machine: str = Field("h200", description="folder in reports/recorded whose runs the claim is about")
     part: Names = ["train"]
@@ -230,7 +229,14 @@ def _count(claim: Claim, rows: pd.DataFrame) -> Found:
     return Found(float(claim.total - len(short)), [], used, {}, "; ".join(short))
 
 
-_RULES = {"value": _value, "ratio": _ratio, "spread": _spread, "count": _count}
+def _estimators(claim: Claim, rows: pd.DataFrame) -> Found:
+    from lsai_lab.estimators import beside  # with torch
+
+    value, each, facts = beside()
+    return Found(value, each, rows.iloc[:0], facts)
+
+
+_RULES = {"value": _value, "ratio": _ratio, "spread": _spread, "count": _count, "estimators": _estimators}
 
 
 def _rows(rows: pd.DataFrame, term: Term) -> pd.DataFrame:

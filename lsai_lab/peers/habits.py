@@ -39,6 +39,8 @@ from lsai_core.rope import rotate
 from lsai_core.strict import Strict
 
 Peer = Literal["torchtitan", "torchtune", "hf", "nanotron"]
+# What all of them do: logits as a whole, torch's operations and optimizer. Of the text nothing matters.
+PLAIN: dict[str, Any] = {"loss": "full", "blocks": "plain", "optim": {"kernel": "torch"}, "data": {"vocab_size": 257}}
 
 
 class Habits(Strict):
@@ -121,7 +123,7 @@ def _loss(kind: str, model: Any, x_BS: Tensor, *_targets_and_config: Any) -> Ten
 
 
 def _policy(habits: Habits) -> Any:
-    """torchtitan's, for one block: of its products the first, the third and so on stay.
+    """torchtitan's, for one block (all compiled ones have one plan): of its products the first, the third and so on stay.
 
     Products in fp8 count, too: torchtitan's list of 2024 and 2025 does not name them, but its figures in fp8 are those in bf16.
     """
@@ -135,11 +137,6 @@ def _policy(habits: Habits) -> Any:
         return keep_expensive(context, operation)
 
     return keep
-
-
-def _partitioned(original: Any, habits: Habits, *graph: Any, **options: Any) -> Any:
-    with mock.patch.dict(compiled._POLICIES, {"selective": _policy(habits)}):
-        return original(*graph, **options)
 
 
 def _convert(model: Any, config: TrainConfig) -> None:
@@ -173,8 +170,7 @@ def stand_ins(habits: Habits) -> dict[str, Any]:
         f"{simulate.__module__}._convert": habits.apart and _convert,
         "lsai_core.model.selective_contexts":
             habits.every_second and (lambda: create_selective_checkpoint_contexts(_policy(habits))),
-        f"{compiled.__name__}._partition":
-            habits.every_second and functools.partial(_partitioned, compiled._partition, habits),
+        f"{compiled.__name__}._POLICIES": habits.every_second and compiled._POLICIES | {"selective": _policy(habits)},
         f"{simulate.__module__}.get_optimizer":
             habits.masters and (lambda _name: mock.Mock(states=functools.partial(_masters, habits.masters))),
         f"{simulate.__module__}.named_purposes": habits.step_in_backward and _purposes,

@@ -1,11 +1,14 @@
-"""Figures that other trainers published (`params/published.yaml`) beside predictions: `python -m lsai_lab.published` writes the table."""
+"""Figures that other trainers published (`params/published.yaml`) beside predictions: `python tests/published_predictions.py` writes the table."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from lsai_core.config import TrainConfig
 from lsai_core.files import deep_merge
@@ -14,11 +17,9 @@ from lsai_core.profiling.predict.prediction import GIB, OUTSIDE_GIB
 from lsai_core.strict import validated
 from lsai_lab.files import load_yaml, repo_root
 from lsai_lab.fits import table_path
-from lsai_lab.peers.habits import Habits, habits_of, predict_as
+from lsai_lab.peers.habits import PLAIN, Habits, habits_of, predict_as
 
 NAMES = ["source", "row", "memory", "why"]
-# What all of them do: logits as a whole, torch's operations and optimizer. Of the text nothing matters.
-PLAIN: dict[str, Any] = {"loss": "full", "blocks": "plain", "optim": {"kernel": "torch"}, "data": {"vocab_size": 257}}
 
 
 def rows(root: Path | None = None) -> list[dict[str, Any]]:
@@ -46,7 +47,8 @@ def predicted(row: dict[str, Any]) -> dict[str, Any]:
     said = found.peak if row["memory"] == "active" else reserved + (OUTSIDE_GIB if row.get("outside") else 0.0)
     sizes = {"published": row["gib"], "predicted": said, "error": said / row["gib"] - 1, **found.parts}
     sizes["unused"] = said - found.peak
-    return {name: row[name] for name in NAMES} | {name: round(size, 4) for name, size in sizes.items()}
+    told = {"config": row["config"].model_dump_json(exclude_defaults=True), "masters": max(1, row["habits"].masters)}
+    return {name: row[name] for name in NAMES} | told | {name: round(size, 4) for name, size in sizes.items()}
 
 
 if __name__ == "__main__":
