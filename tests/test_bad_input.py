@@ -117,7 +117,6 @@ NAMES = {
     "compare --machine nothing": r"no finished runs",
     "compare --runs /no/such/folder": r"no such folder of runs",
     "record --runs /no/such/folder": r"no such folder of runs",
-    "claims --write --mine": r"does not go with --mine",
 }
 
 

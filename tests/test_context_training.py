@@ -28,7 +28,7 @@ from lsai_core.training.loop import Trained, train
 from lsai_lab.launch import launch as launcher
 from lsai_lab.launch.launch import WorkerFailed, launch
 from lsai_lab.runs.execute import ActiveRun
-from lsai_lab.runs.outcome import outcome_of
+from lsai_lab.runs.records import outcome_of
 
 needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 

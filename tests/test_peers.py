@@ -29,7 +29,7 @@ from lsai_lab.peers.run import run, shown_command
 from lsai_lab.peers.watch import FOLDER, Job, Watch
 from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.notebook import execute_notebook
-from lsai_lab.runs.outcome import outcome_of
+from lsai_lab.runs.records import outcome_of
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import resolve
 

@@ -14,7 +14,7 @@ from lsai_core.files import deep_merge, flatten
 from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.study import load_profile, load_study, resolve, study_names
 from lsai_lab.searches.batch_search import BatchSearchConfig, run
-from lsai_lab.searches.search import Try, search_largest
+from lsai_lab.searches.tries import Try, search_largest
 
 
 class Machine:

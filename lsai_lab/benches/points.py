@@ -13,7 +13,7 @@ import torch
 
 from lsai_core.errors import Unavailable, UserError
 from lsai_core.files import read_jsonl, write_text
-from lsai_lab.runs.outcome import outcome_of
+from lsai_lab.runs.records import outcome_of
 
 Row = dict[str, Any]
 Refusal = tuple[str, str]  # outcome and reason of a point that is not to be started

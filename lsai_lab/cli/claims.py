@@ -1,7 +1,6 @@
 """`lsai claims`, `attention-table`: what follows from the records, headline by headline and kernel by kernel.
 
-A fallen claim is shown, never dropped. For the committed records a claim without data counts as fallen, because a
-headline without evidence must not stand; for your own runs it only says what has not been measured.
+A fallen claim is shown, never dropped, and one without data counts as fallen, because a headline without evidence must not stand.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lsai_core.errors import UserError
 from lsai_core.files import write_json, write_text
 from lsai_lab.files import repo_root
 
@@ -22,38 +20,22 @@ if TYPE_CHECKING:
 
 def claims(
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON, with every run behind each.")] = False,
-    mine: Annotated[bool, typer.Option("--mine", help="Judge this machine's runs of the current plan instead.")] = False,
     write: Annotated[bool, typer.Option("--write", help="Refresh reports/recorded/claims.json.")] = False,
 ) -> None:  # fmt: skip
     """Recompute every headline statement of params/claims.yaml; exit 1 if one falls."""
-    if mine and write:
-        raise UserError("--write keeps the verdicts on the committed records; it does not go with --mine")
-    found = judged(mine)
+    from lsai_lab.claims import evaluate
+    from lsai_lab.kit.load import load
+
+    runs = load()
+    found = evaluate(runs[~runs["own"].astype(bool)])
     if write:
         write_json(claims_file(repo_root()), as_records(found))
     if as_json:
         print(json.dumps(as_records(found), indent=1, ensure_ascii=False))
     else:
         _show(found)
-    fallen = ~found["held"] & (found["value"].notna() if mine else True)
-    if fallen.any():
+    if not found["held"].all():
         raise typer.Exit(1)
-
-
-def judged(mine: bool = False) -> pd.DataFrame:
-    """Every claim, judged by the committed records or by the own runs of the current plan (each machine that has any)."""
-    import pandas as pd
-
-    from lsai_lab.claims import evaluate
-    from lsai_lab.kit.load import load
-
-    runs = load()
-    if not mine:
-        return evaluate(runs[~runs["own"].astype(bool)])
-    own = runs[runs["own"].astype(bool)]
-    if own.empty:
-        raise UserError("no own runs of the current plan yet; `lsai study memory` makes some")
-    return pd.concat([evaluate(own, machine=machine) for machine in own["machine"].unique()], ignore_index=True)
 
 
 def claims_file(root: Path) -> Path:

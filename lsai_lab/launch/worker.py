@@ -67,7 +67,7 @@ def _work(folder: Path, data_root: Path) -> None:
 def _report(error: BaseException, path: Path) -> int:
     """Write down why this process ends; returns its exit code (0 if all processes end like this, in good order)."""
     from lsai_core.errors import UserError
-    from lsai_lab.runs.outcome import outcome_of
+    from lsai_lab.runs.records import outcome_of
 
     at = time.time()
     traceback.print_exception(error)

@@ -28,9 +28,8 @@ from lsai_core.strict import Strict, validated
 from lsai_lab.environment import environment
 from lsai_lab.runs.inputs import present_inputs
 from lsai_lab.runs.kinds import Context, get_kind
-from lsai_lab.runs.outcome import outcome_of
 from lsai_lab.runs.quiet import Quiet
-from lsai_lab.runs.records import FINAL, Outcome, Run, RunId, Summary, is_finished, read_run, set_aside
+from lsai_lab.runs.records import FINAL, Outcome, Run, RunId, Summary, is_finished, outcome_of, read_run, set_aside
 from lsai_lab.runs.study import PlannedRun
 from lsai_lab.runs.writer import only_writer
 

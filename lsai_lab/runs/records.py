@@ -18,6 +18,7 @@ import hashlib
 import json
 import re
 import shutil
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import pandas as pd
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from lsai_core.errors import UserError
+from lsai_core.errors import Preempted, Unavailable, UserError
 from lsai_core.files import read_jsonl, write_json
 from lsai_lab.files import Name
 
@@ -262,3 +263,31 @@ def runs_frame(runs: Iterable[Run]) -> pd.DataFrame:
         facts = {name: getattr(run.summary, name) for name in names} | {"path": str(run.folder)}
         rows.append({"machine": run.machine, **run.summary.id.__dict__, **facts, **run.summary.results})
     return pd.DataFrame(rows)
+
+
+# What allocators say when memory is out and they do not raise an error of their own type.
+_MEMORY_WORDS = re.compile(r"out of memory|can('|no)t allocate memory|not enough memory|bad_alloc|alloc_failed", re.I)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for CUDA's, the CPU allocator's and Python's out-of-memory errors."""
+    torch = sys.modules.get("torch")  # if nothing imported it, nothing raised its error
+    if isinstance(error, MemoryError) or (torch and isinstance(error, torch.OutOfMemoryError)):
+        return True
+    if isinstance(error, SystemError):  # C code that got no memory and did not say so
+        return "without exception set" in str(error)
+    return isinstance(error, RuntimeError) and bool(_MEMORY_WORDS.search(str(error)))
+
+
+def outcome_of(error: BaseException) -> tuple[Outcome, str]:
+    """The outcome and one line of reason for a run that raised `error`."""
+    line = " ".join(str(error).split())[:500] or type(error).__name__
+    if is_out_of_memory(error):
+        return "oom", line
+    if isinstance(error, Unavailable):
+        return "unavailable", line
+    if isinstance(error, Preempted):
+        return "preempted", line
+    if isinstance(error, UserError):
+        return "failed", line
+    return "failed", f"{type(error).__name__}: {line}"

@@ -14,8 +14,7 @@ from pydantic import Field
 from lsai_core.config import TrainConfig
 from lsai_core.errors import UserError
 from lsai_lab.runs.kinds import Context
-from lsai_lab.searches.search import search_largest
-from lsai_lab.searches.tries import SearchConfig, Tries, gpu_peaks, limit_allocations
+from lsai_lab.searches.tries import SearchConfig, Tries, gpu_peaks, limit_allocations, search_largest
 
 
 class BatchSearchConfig(SearchConfig):

@@ -29,8 +29,7 @@ from lsai_core.training.precision import set_matmul_mode, weight_dtype
 from lsai_lab.launch.launch import require_devices
 from lsai_lab.runs.kinds import Context
 from lsai_lab.searches.model_size import DEVICE_SHARE, Grow, Measure, device_gib, first_size, grown, host_gib
-from lsai_lab.searches.search import Try, search_largest
-from lsai_lab.searches.tries import GIB, SearchConfig, Tries, gpu_peaks, limit_allocations
+from lsai_lab.searches.tries import GIB, SearchConfig, Tries, Try, gpu_peaks, limit_allocations, search_largest
 
 if TYPE_CHECKING:
     from lsai_core.parallel.world import World

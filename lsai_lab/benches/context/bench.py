@@ -31,7 +31,7 @@ from lsai_lab.benches.context.rows import describe, expected, row_of, summary
 from lsai_lab.benches.points import Points, Row, guarded
 from lsai_lab.launch.launch import WorkerFailed, launch
 from lsai_lab.runs.kinds import Context
-from lsai_lab.runs.outcome import is_out_of_memory
+from lsai_lab.runs.records import is_out_of_memory
 
 _PENDING = "pending.json"
 _TOO_LONG = "no end within"
