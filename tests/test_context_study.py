@@ -119,17 +119,17 @@ def test_two_processes_measure_every_point(run_folder: Path) -> None:
 def test_points_that_end_their_processes_are_kept_and_the_rest_goes_on(tmp_path: Path) -> None:
     """No point can end within a microsecond: each method ends its processes once and is not tried again.
 
-    The points are long enough for the thread that watches the time to have its turn, also on a busy machine.
+    The points are long enough for the launcher to look, which it does five times a second.
     """
     sweeps = [
-        {"lengths": [2048, 4096], "methods": ["zigzag"]},
-        {"measure": "error", "lengths": [2048], "methods": ["zigzag", "ring"]},
+        {"lengths": [8192, 16384], "methods": ["zigzag"]},
+        {"measure": "error", "lengths": [8192], "methods": ["zigzag", "ring"]},
     ]
     results, rows = launched(tmp_path / "run", config(sweeps=sweeps, point_timeout_s=1e-6))
     assert [(row["method"], row["outcome"]) for row in rows] == [
         ("zigzag", "timeout"), ("zigzag", "skipped"), ("zigzag", "skipped"), ("ring", "timeout"),
     ]  # fmt: skip
-    assert "no end within 1e-06 s" in rows[0]["reason"] and rows[1]["reason"] == "its processes ended at length 2048"
+    assert "no end within 1e-06 s" in rows[0]["reason"] and rows[1]["reason"] == "its processes ended at length 8192"
     assert results["points_ok"] == 0
 
 

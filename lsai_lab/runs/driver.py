@@ -33,7 +33,7 @@ from lsai_lab.runs.quiet import BESIDE
 from lsai_lab.runs.records import EARLIER, FINAL, Outcome, Run, Summary, is_finished, read_run, set_aside
 from lsai_lab.runs.stop import Stopped, StopRequest, stop_requests
 from lsai_lab.runs.study import PlannedRun
-from lsai_lab.runs.writer import as_driver, only_writer
+from lsai_lab.runs.writer import only_writer
 
 # What a run's notebook imports beside what a command has imported when it begins to run one.
 _NOTEBOOK_NEEDS = ("papermill", "nbclient", "IPython")
@@ -149,7 +149,7 @@ def run_one(
                 timeout_s=run.timeout_s,
                 watch=lambda: bar.update(rows.read()),
                 stop=stop,
-                environment=told | as_driver() | (cores_shared_by(beside + 1) if beside else {}),
+                environment=told | (cores_shared_by(beside + 1) if beside else {}),
                 inherited=lock,
             )
         if (run.folder / "summary.json").exists():

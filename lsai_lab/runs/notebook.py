@@ -29,6 +29,7 @@ from typing import Any
 from lsai_core.errors import UserError
 from lsai_lab.launch.watch import end_family
 from lsai_lab.runs.stop import StopRequest
+from lsai_lab.runs.writer import inherit
 
 _POLL_S = 0.25
 _FILES = 256  # that a process may open; torch's libraries want some 100
@@ -50,7 +51,7 @@ def execute_notebook(
 ) -> str | None:
     """Execute a notebook in its own process tree, with `root` as the working folder. `stop` is passed on to it.
 
-    `inherited`: a file descriptor that the process keeps open to its end. Returns None, or one line that says what went
+    `inherited`: the lock of the folder of `target`, as a file descriptor that the process keeps open to its end. Returns None, or one line that says what went
     wrong. Raises UserError if the notebook does not exist, or if no notebook can be executed here.
     """
     if not source.exists():
@@ -123,6 +124,8 @@ def _process(
 ) -> None:  # fmt: skip
     """The body of the process: papermill, with the driver watched."""
     os.chdir(root)
+    if held is not None:
+        inherit(Path(target).parent)
     os.environ.clear()
     os.environ.update(settings)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -2,7 +2,7 @@
 
 The lock is the operating system's (`flock` on `<run>/.lock`), so it ends with the process that holds it, however that ends. The driver
 holds it and hands it to the process that executes the notebook, which keeps it to its end, even if the driver was killed.
-Such a run recognizes its driver as the holder; a kernel that a person or papermill started takes the lock itself.
+That process is told so (`inherit`); a kernel that a person or papermill started takes the lock itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import IO, Any
 
 from lsai_core.errors import UserError
 
-_DRIVER = "LSAI_WRITER"  # for a notebook's process: which one holds the lock for it
 _held: set[Path] = set()
 
 
@@ -33,18 +32,15 @@ def only_writer(folder: Path, name: str) -> Iterator[int | None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     key = folder.resolve()
-    if key in _held:  # by the caller
+    if key in _held:  # by the caller, or by the driver of this process
         yield None
         return
     with (folder / ".lock").open("a+", encoding="utf-8") as file:
         if not _locked(file):
             holder = _holder(file)
-            if os.environ.get(_DRIVER) != _who(holder):
-                since = f" since {holder['since']}" if "since" in holder else ""
-                who = f"process {holder.get('pid', '?')} on {holder.get('host', '?')}{since}"
-                raise UserError(f"{name} is being run by {who}; wait for it, or end that process ({folder})")
-            yield None
-            return
+            since = f" since {holder['since']}" if "since" in holder else ""
+            who = f"process {holder.get('pid', '?')} on {holder.get('host', '?')}{since}"
+            raise UserError(f"{name} is being run by {who}; wait for it, or end that process ({folder})")
         _held.add(key)
         try:
             now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -56,9 +52,9 @@ def only_writer(folder: Path, name: str) -> Iterator[int | None]:
             _held.discard(key)
 
 
-def as_driver() -> dict[str, str]:
-    """The environment that tells a notebook's process that this one holds the lock for it."""
-    return {_DRIVER: _who({"pid": os.getpid(), "host": platform.node()})}
+def inherit(folder: Path) -> None:
+    """Say that this process was handed the lock of the run in `folder`."""
+    _held.add(folder.resolve())
 
 
 def _locked(file: IO[str]) -> bool:
@@ -75,7 +71,3 @@ def _holder(file: IO[str]) -> dict[str, Any]:
         return dict(json.loads(file.read(1000)))
     except (ValueError, TypeError):
         return {}  # it has just begun
-
-
-def _who(holder: dict[str, Any]) -> str:
-    return f"{holder.get('pid')}@{holder.get('host')}"

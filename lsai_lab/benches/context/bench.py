@@ -4,7 +4,7 @@ The run's own process launches the others (`lsai_lab.launch`), and all of them c
 measured next and says so to the others; each point is a line of `metrics.jsonl`, written when it is measured. A refusal is the same on
 every process and comes before anything is sent, so it is a line with its reason and the rest goes on. Any other error of one
 process leaves its neighbours waiting for it: it ends with its reason, the others are ended, the point that was pending gets that
-outcome, and new processes go on with what is left. A process that has been in one point for too long ends itself. A method
+outcome, and new processes go on with what is left; so it is with a point that takes too long. A method
 is not tried at longer lengths once its memory was out, and not at all once its processes ended for another reason.
 """
 
@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,7 +40,7 @@ def run(config: ContextBenchConfig, context: Context) -> dict[str, Any]:
 
     Raises Unavailable if this machine lacks the processes' GPUs, and what ended the processes if it happened before a point.
     """
-    shown: set[int] = set()
+    shown, pending = set[int](), context.folder / _PENDING
 
     def on_rows(rows: list[Row]) -> None:
         new = [row for row in rows if row["step"] not in shown]
@@ -51,13 +49,19 @@ def run(config: ContextBenchConfig, context: Context) -> dict[str, Any]:
             print(describe(row), flush=True)
         context.on_rows(new)
 
+    def watch(rows: list[Row]) -> None:
+        on_rows(rows)
+        with contextlib.suppress(FileNotFoundError):
+            began = json.loads(pending.read_text(encoding="utf-8"))["began"]
+            if time.time() - began > config.point_timeout_s:
+                raise WorkerFailed(f"{_TOO_LONG} {config.point_timeout_s:g} s")
+
     if config.processes == 1 or context.world.size > 1:
         return _measured(config, context, on_rows if config.processes == 1 else context.on_rows)
-    pending = context.folder / _PENDING
     pending.unlink(missing_ok=True)  # of an attempt that was itself ended
     while True:
         try:
-            return launch(context.folder, context.data_root, config.processes, config.device, on_rows)
+            return launch(context.folder, context.data_root, config.processes, config.device, watch)
         except (MemoryError, WorkerFailed) as error:
             if not pending.exists():
                 raise
@@ -98,9 +102,8 @@ def _measured(config: ContextBenchConfig, context: Context, on_rows: Callable[[l
         if points:
             write_json(context.folder / _PENDING, {**place, "began": time.time()})
         began = time.perf_counter()
-        with _limit(config.point_timeout_s if config.processes > 1 else None, context.folder, world.rank):
-            work = partial(rank.measure, measure, method, length, expected_ms)
-            everybody = world.gather(guarded(device, work, others_wait=world.size > 1))
+        work = partial(rank.measure, measure, method, length, expected_ms)
+        everybody = world.gather(guarded(device, work, others_wait=world.size > 1))
         if points:
             took = {"took_s": round(time.perf_counter() - began, 3)}
             points.add({**place, **row_of(config, measure, method, length, everybody, device), **took})
@@ -120,22 +123,3 @@ def _decision(
     if refusal:
         points.add({**place, "batch": config.batch, "outcome": refusal[0], "reason": refusal[1], "took_s": 0.0})
     return refusal is None, expected_ms
-
-
-@contextlib.contextmanager
-def _limit(seconds: float | None, folder: Path, rank: int) -> Iterator[None]:
-    """End this process, with the reason where the launcher looks for it, if the block takes longer than `seconds`."""
-
-    def expire() -> None:
-        note = {"time": time.time(), "outcome": "failed", "reason": f"{_TOO_LONG} {seconds:g} s", "user_error": False}
-        write_json(folder / "logs" / f"rank-{rank}.error.json", note)
-        os._exit(1)
-
-    timer = threading.Timer(seconds or 0.0, expire)
-    timer.daemon = True
-    if seconds is not None:
-        timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
