@@ -10,8 +10,7 @@ import pandas as pd
 
 from lsai_core.config import TrainConfig
 from lsai_lab.files import load_yaml, repo_root
-from lsai_lab.fits import table_path
-from lsai_lab.predicted import config_of, predicted_runs
+from lsai_lab.predicted import config_of, predicted_runs, table_path
 from lsai_lab.runs.records import recorded_runs
 
 OURS = "this package"

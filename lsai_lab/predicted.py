@@ -116,8 +116,9 @@ def measured_ceilings(gpu: Gpu, reports: Path) -> Mapping[str, float]:
     return newest_ceilings(recorded_runs(reports), gpu.driver_name)
 
 
-def _table(reports: Path) -> Path:
-    return reports / "recorded" / "predictions" / "recorded.csv"
+def table_path(root: Path | None = None, name: str = "fits") -> Path:
+    """Where a committed table of predictions lies."""
+    return (root or repo_root()) / "reports" / "recorded" / "predictions" / f"{name}.csv"
 
 
 def _place(run: Run) -> str:
@@ -127,7 +128,7 @@ def _place(run: Run) -> str:
 
 def _kept(reports: Path) -> dict[str, dict[str, Any]]:
     """The committed predictions, by run."""
-    path = _table(reports)
+    path = table_path(reports.parent, "recorded")
     frame = pd.read_csv(path, index_col="run") if path.exists() else pd.DataFrame()
     return {str(name): row for name, row in frame.astype(object).where(frame.notna(), None).to_dict("index").items()}
 
@@ -139,4 +140,4 @@ if __name__ == "__main__":
             said = {name: value and round(value, 4) for name, value in predict_again(run, reports).items()}
             rows.append({"run": _place(run)} | said)
             print(f"{len(rows):4d} {rows[-1]['predicted']:8.2f} GiB  {rows[-1]['run']}", flush=True)
-    pd.DataFrame(rows).to_csv(_table(reports), index=False)
+    pd.DataFrame(rows).to_csv(table_path(name="recorded"), index=False)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from lsai_core.config import TrainConfig
-from lsai_core.errors import UserError
 from lsai_core.files import deep_merge, flatten
 from lsai_core.profiling.predict.gpus import Gpu
 from lsai_core.profiling.predict.prediction import Prediction, predict, verdict
@@ -89,6 +88,4 @@ def settings_of(task: TrainConfig, technique: Technique) -> list[str]:
 
 def first_that_fits(rows: list[Technique], gpu: Gpu) -> Technique | None:
     """The first row whose peak fits `gpu`."""
-    if not rows:
-        raise UserError("nothing to choose from")
     return next((row for row in rows if verdict(row.prediction, gpu) == "fits"), None)

@@ -13,9 +13,10 @@ import pandas as pd
 import pytest
 import yaml
 from conftest import CHECKOUT, Project, write_run
+from fits_table import TASKS, fits
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from lsai_lab.fits import TASK, TASKS, fits, table_path
+from lsai_lab.fits import TASK, table_path
 from lsai_lab.kit.bind import bind
 from lsai_lab.kit.marks import marks
 from lsai_lab.kit.render import HTML, PDF, render
@@ -332,7 +333,7 @@ def test_only_what_changed_is_made_again(new_project: Callable[..., Project]) ->
 
 
 def test_the_table_of_what_fits_is_what_is_predicted() -> None:
-    """Rows of the committed table, computed again. `python -m lsai_lab.fits` writes it."""
+    """Rows of the committed table, computed again. `python tests/fits_table.py` writes it."""
     table = pd.read_csv(table_path(CHECKOUT))
     assert len(table.drop_duplicates(TASK)) == len(TASKS) and len(table) == len(TECHNIQUES) * len(TASKS)
     chosen = ["fused loss and blocks", "fused, full checkpointing"]

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from conftest import CHECKOUT
+from conftest import CHECKOUT, Project
 from published_predictions import NAMES, predicted, rows
 
 from lsai_core.config import TrainConfig
+from lsai_core.errors import UserError
 from lsai_core.model import count_parameters
 from lsai_core.profiling.predict import predict
 from lsai_core.profiling.predict.prediction import GIB
 from lsai_lab.estimators import OURS, errors
 from lsai_lab.files import load_yaml
-from lsai_lab.fits import table_path
-from lsai_lab.peers.habits import PLAIN, Habits, habits_of, predict_as
+from lsai_lab.peers.habits import PLAIN, Habits, habits_of, predict_as, read_toml
+from lsai_lab.predicted import table_path
 
 SHAPE = {"n_layers": 4, "d_model": 1024, "n_heads": 8, "n_kv_heads": 8, "d_ff": 4096, "vocab_size": 32_768}
 
@@ -106,3 +109,86 @@ def test_others_formulas_say_what_their_authors_compute() -> None:
     scores = 5 * t * 32 * 32 * 8192
     assert first["EleutherAI"] == pytest.approx(18 * own / 8 + 2 * 1.5e9 + kept_by_layers + scores)
     assert errors(CHECKOUT).loc["recorded"].shape[0] >= 100 and off.shape[1] == 9
+
+
+TOML = """
+[model]
+name = "llama3"
+flavor = "8B"
+converters = ["quantize.linear.float8"]
+[training]
+local_batch_size = 2
+seq_len = 8192
+[parallelism]
+data_parallel_shard_degree = -1
+[compile]
+enable = true
+"""
+OLDER = """
+[model]
+flavor = "70B"
+[training]
+batch_size = 1
+seq_len = 4096
+data_parallel_shard_degree = 4
+data_parallel_replicate_degree = 2
+compile = true
+dtype = "bfloat16"
+[activation_checkpoint]
+mode = "full"
+"""
+
+
+def test_torchtitans_configuration_is_read_in_our_words(tmp_path: Path) -> None:
+    (tmp_path / "new.toml").write_text(TOML)
+    (tmp_path / "old.toml").write_text(OLDER)
+    new, old = (TrainConfig.model_validate(read_toml(tmp_path / name, 8)) for name in ("new.toml", "old.toml"))
+    assert (new.model.preset, new.batch_size, new.seq_len, new.compile) == ("llama3-8b", 2, 8192, True)
+    assert (new.grad_checkpoint, new.fp8.recipe, new.precision, new.parallel.fsdp) == (
+        "selective",
+        "tensorwise",
+        "bf16_autocast",
+        8,
+    )
+    assert (old.model.n_layers, old.batch_size, old.compile, old.precision) == (80, 1, True, "bf16")
+    assert (old.grad_checkpoint, old.fp8.recipe, old.parallel.fsdp, old.parallel.replicate) == ("full", "none", 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (TOML, "say with --gpus how many"),
+        (TOML + "[parallelism.x]\n" + "[", "cannot be read as TOML"),
+        (
+            TOML.replace("data_parallel_shard_degree = -1", "tensor_parallel_degree = 8"),
+            "tensor_parallel_degree is not predicted",
+        ),
+        (OLDER.replace('"full"', '"selective"\nselective_ac_option = "2"'), "selective_ac_option is not predicted"),
+    ],
+)
+def test_what_torchtitan_does_and_we_do_not_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(UserError, match=said):
+        read_toml(tmp_path / "run.toml", None)
+
+
+def test_command_line_answers_for_other_trainers_and_hugging_face_folders(shared: Project, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(TOML)
+    small = ["--set", "model.n_layers=2", "--set", "seq_len=512"]
+    code, out, _ = shared.lsai(
+        "predict", "--config", str(tmp_path / "run.toml"), "--gpus", "2", "--gpu", "80GB", *small
+    )
+    assert code == 0 and out.startswith("Fits GPU with 80 GiB with ") and "without checkpointing it fits." in out
+    assert "by torchtitan (this package: " in out
+    shape = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 512,
+             "vocab_size": 1024, "rms_norm_eps": 1e-5}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    code, out, _ = shared.lsai("predict", "--hf", str(tmp_path), "--as", "hf", "--gpu", "24GB", "--json", *small[2:])
+    found = json.loads(out)
+    assert code == 0 and found["as"] == "hf" and found["answer"].startswith("Fits GPU with 24 GiB")
+    assert (
+        found["ours_gib"]["weights"] == found["parts_gib"]["weights"]
+        and sum(found["ours_gib"].values()) < found["peak_gib"]
+    )
+    code, out, _ = shared.lsai("predict", "--hf", str(tmp_path), "--gpu", "0.01GB", *small[2:])
+    assert code == 1 and out.startswith("Does not fit GPU with 0.01 GiB: ")

@@ -32,7 +32,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "Predict peak memory and step time of a training run on any GPU, without one.",
         "Will it fit, and with which technique? lsai predict --model llama3-8b --gpu rtx4090 --techniques\n\n"
         "The longest sequence that memory allows, and the host memory it needs: lsai predict --model llama3-8b --gpu h200 "
-        "--longest --set grad_checkpoint=full\n\nA study's run: lsai predict --study speed --variant attention",
+        "--longest --set grad_checkpoint=full\n\nA study's run: lsai predict --study speed --variant attention\n\nAnother trainer: "
+        "lsai predict --config torchtitan.toml --gpus 8 --gpu h100; lsai predict --hf FOLDER --as hf --gpu 80GB",
     ),
     "study": (
         "runs:study",

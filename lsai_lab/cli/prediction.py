@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import pandas as pd
@@ -12,6 +14,7 @@ from tqdm import tqdm
 from lsai_core.config import TrainConfig
 from lsai_core.errors import UserError
 from lsai_core.files import deep_merge
+from lsai_core.hf import read_config
 from lsai_core.presets import PRESETS
 from lsai_core.profiling.predict import GPUS, Gpu, Prediction, estimate, find_gpu, predict, verdict
 from lsai_core.profiling.predict.prediction import OUTSIDE_GIB
@@ -20,6 +23,7 @@ from lsai_lab import techniques as known_techniques
 from lsai_lab.cli import options as opt
 from lsai_lab.environment import gpu_facts
 from lsai_lab.files import repo_root
+from lsai_lab.peers.habits import PLAIN, Peer, habits_of, predict_as, read_toml
 from lsai_lab.predicted import measured_ceilings
 from lsai_lab.searches.longest_sequence import longest
 
@@ -32,8 +36,11 @@ _DEFAULTS: dict[str, Any] = {
 def predict_command(
     study: Annotated[str | None, typer.Option(help="Study in params/studies.")] = None,
     variant: Annotated[str | None, typer.Option(help="Variant of the study.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="A preset (lab, course, llama3-8b, ...), in bf16 and compiled, without a study.")
+    model: Annotated[str | None, typer.Option(help="A preset (course, llama3-8b, ...), in bf16 and compiled.")] = None,
+    hf: Annotated[Path | None, typer.Option(help="The same of a folder with a Hugging Face config.json.")] = None,
+    toml: Annotated[Path | None, typer.Option("--config", help="A torchtitan configuration (TOML).")] = None,
+    trainer: Annotated[
+        Peer | None, typer.Option("--as", help="What that trainer would need, beside this package; of --config torchtitan.")
     ] = None,
     gpu: Annotated[
         str | None, typer.Option(help="One GPU, e.g. rtx4090, h200, or its memory, e.g. 24GB; default: all known.")
@@ -49,25 +56,29 @@ def predict_command(
     as_json: opt.JsonOption = False,
     profile: opt.ProfileOption = None,
     set_: opt.SetOption = None,
-) -> None:
-    overrides = deep_merge(opt.overrides_from(set_, batch_size), {"parallel": {"fsdp": gpus}} if gpus else {})
+) -> None:  # fmt: skip
+    overrides = deep_merge(
+        opt.overrides_from(set_, batch_size), {"parallel": {"fsdp": gpus}} if gpus and not toml else {}
+    )
     target = None if gpu is None else find_gpu(gpu)
-    if find_longest and techniques:
-        raise UserError("--longest and --techniques are two questions; ask one of them")
-    if (study is None) == (model is None):
-        raise UserError("say what to predict: --study with --variant, or --model with a preset's name")
+    trainer = trainer or ("torchtitan" if toml else None)
+    if find_longest + techniques + bool(trainer) > 1:
+        raise UserError("--longest, --techniques and --as (or --config) are two questions; ask one of them")
+    if sum(given is not None for given in (study, model, hf, toml)) != 1:
+        raise UserError("say what to predict: --study with --variant, or --model, --hf or --config")
     if study is not None:
         config = _of_study(study, variant, overrides, target, profile)
     elif variant is not None:
         raise UserError("--variant belongs to a study; add --study, or leave it out")
     else:  # needs no checkout
-        data = deep_merge(_DEFAULTS | {"model": {"preset": model}}, overrides)
-        config = validated(TrainConfig, data, f"--model {model}")
+        shape = {"model": read_config(hf).model_dump(exclude={"preset"}) if hf else {"preset": model}}
+        data = read_toml(toml, gpus) if toml else _DEFAULTS | shape | (PLAIN if trainer else {})
+        config = validated(TrainConfig, deep_merge(data, overrides), f"--config {toml}" if toml else f"--model {hf or model}")  # fmt: skip
     if find_longest:
         _show_longest(config, target or _this_gpu(), as_json)
     elif techniques:
         _show_techniques(config, target or _this_gpu())
-    elif not _show(config, predict(config), [target] if target else list(GPUS), as_json):
+    elif not _show(config, [target] if target else list(GPUS), as_json, trainer):
         raise typer.Exit(1)
 
 
@@ -109,38 +120,54 @@ def _time(config: TrainConfig, gpu: Gpu) -> dict[str, Any]:
     return dict(zip(("step s", "tokens/s", "ceilings"), known, strict=True))
 
 
-def _show(config: TrainConfig, found: Prediction, gpus: list[Gpu], as_json: bool) -> bool:
-    """Memory and time on `gpus`. False if it fits none of them."""
+def _show(config: TrainConfig, gpus: list[Gpu], as_json: bool, trainer: Peer | None) -> bool:
+    """Memory and time on `gpus`, of another trainer memory beside ours. False if it fits none of them."""
+
+    def needed(asked: TrainConfig) -> Prediction:
+        return predict_as(asked, habits_of(trainer, asked)) if trainer else predict(asked)
+
+    found = needed(config)
+    ours = predict(config.model_copy(update={"loss": "fused", "blocks": "fused"})) if trainer else found
     rows = [
         {"GPU": gpu.name, "memory GiB": gpu.memory_gib, "share": found.needs / gpu.memory_gib,
-         "verdict": verdict(found, gpu), **_time(config, gpu)}
+         "verdict": verdict(found, gpu), **({} if trainer else _time(config, gpu))}
         for gpu in gpus
     ]  # fmt: skip
-    fits = any(row["verdict"] != "too large" for row in rows)
+    fits = [row["GPU"] for row in rows if row["verdict"] == "fits"]
+    answer = (
+        _answer(config, found, needed, gpus[0]) if len(gpus) == 1 else f"Fits {', '.join(fits) or 'none of these'}."
+    )
     if as_json:
-        print(json.dumps({"peak_gib": found.peak, "needs_gib": found.needs, "reserved_gib": found.reserved,
-                          "phases_gib": found.phases, "parts_gib": found.parts, "host_gib": found.host, "gpus": rows},
-                         indent=1))  # fmt: skip
-        return fits
-    print(describe(config))
-    if len(gpus) == 1:
-        spare, name = gpus[0].memory_gib - OUTSIDE_GIB - found.needs, gpus[0].name
-        said = {"fits": f"Fits {name} with {spare:.1f} GiB to spare.",
-                "tight": f"May fit {name}: {max(spare, 0):.1f} GiB to spare, less than predictions are sure of.",
-                "too large": f"Does not fit {name}: {-spare:.1f} GiB are missing."}  # fmt: skip
-        print(said[rows[0]["verdict"]])
-    print(f"The allocator needs {found.needs:.2f} GiB of a GPU, and takes {found.reserved:.2f} where it can have them.")
-    print(f"\nPredicted peak per GPU: {found.peak:.2f} GiB, at that moment")
-    for name, size in found.parts.items():
-        print(f"  {name:18}{size:9.2f}")
-    print("Peaks of the phases: " + ", ".join(f"{name} {size:.2f}" for name, size in found.phases.items()))
-    if found.host:
-        print(f"In host memory, per GPU: {found.host:.2f} GiB")
-    print(f"\n{_table(rows)}\nshare: of the least that the allocator needs. "
-          "tokens/s of one GPU: estimated from its matmul, copy and link ceilings; over 8 GPUs, one 400 Gb/s adapter each.")  # fmt: skip
-    if not fits:
-        print("Too large: --techniques with --gpu shows what would fit, and how.")
-    return fits
+        print(json.dumps({"answer": answer, "as": trainer, "peak_gib": found.peak, "needs_gib": found.needs,
+                          "reserved_gib": found.reserved, "phases_gib": found.phases, "parts_gib": found.parts,
+                          "ours_gib": ours.parts, "host_gib": found.host, "gpus": rows}, indent=1))  # fmt: skip
+    else:
+        print(f"{answer}\n{describe(config)}{f', by {trainer} (this package: {ours.peak:.2f} GiB)' if trainer else ''}")
+        print(
+            f"The allocator needs {found.needs:.2f} GiB of a GPU, and takes {found.reserved:.2f} where it can have them."
+        )
+        print(f"\nPredicted peak per GPU: {found.peak:.2f} GiB, at that moment")
+        for name, size in found.parts.items():
+            print(f"  {name:18}{size:9.2f}" + (f"{ours.parts[name]:9.2f}" if trainer else ""))
+        print("Peaks of the phases: " + ", ".join(f"{name} {size:.2f}" for name, size in found.phases.items()))
+        if found.host:
+            print(f"In host memory, per GPU: {found.host:.2f} GiB")
+        print(f"\n{_table(rows)}\nshare: of the least that the allocator needs. tokens/s of one GPU: estimated from its "
+              "matmul, copy and link ceilings; over 8 GPUs, one 400 Gb/s adapter each.")  # fmt: skip
+        if all(row["verdict"] == "too large" for row in rows):
+            print("Too large: --techniques with --gpu shows what would fit, and how.")
+    return any(row["verdict"] != "too large" for row in rows)
+
+
+def _answer(config: TrainConfig, found: Prediction, needed: Callable[[TrainConfig], Prediction], gpu: Gpu) -> str:
+    """Whether it fits, in words, and whether it would with the other kind of checkpointing."""
+    spare, other = gpu.memory_gib - OUTSIDE_GIB - found.needs, "full" if config.grad_checkpoint == "none" else "none"
+    said = {"fits": f"Fits {gpu.name} with {spare:.1f} GiB to spare",
+            "tight": f"May fit {gpu.name}: {max(spare, 0):.1f} GiB to spare, less than predictions are sure of",
+            "too large": f"Does not fit {gpu.name}: {-spare:.1f} GiB are missing"}[verdict(found, gpu)]  # fmt: skip
+    without = config.model_copy(update={"grad_checkpoint": other, "saved_inputs": "gpu", "inputs_on_gpu": 0})
+    then = {"fits": "fits", "tight": "may fit", "too large": "does not"}[verdict(needed(without), gpu)]
+    return f"{said}; {'with full' if other == 'full' else 'without'} checkpointing it {then}."
 
 
 def _show_techniques(task: TrainConfig, gpu: Gpu) -> None:
@@ -167,20 +194,20 @@ def _show_techniques(task: TrainConfig, gpu: Gpu) -> None:
 
 
 def _show_longest(config: TrainConfig, gpu: Gpu, as_json: bool) -> None:
-    found = longest(config, gpu)
-    time = _time(found.config, gpu)
-    peak, gpus = found.prediction.peak, found.config.parallel.world_size
+    run, found, limited = longest(config, gpu)
+    time, gpus, peak, host = _time(run, gpu), run.parallel.world_size, found.peak, found.host
     if as_json:
-        print(json.dumps({"tokens": found.tokens, "limited_by_memory": found.limited, "gpus": gpus, "peak_gib": peak,
-                          "host_gib": found.prediction.host, "gpu": gpu.name, **time}, indent=1))  # fmt: skip
+        print(json.dumps({"tokens": run.seq_len, "limited_by_memory": limited, "gpus": gpus, "peak_gib": peak,
+                          "host_gib": host, "gpu": gpu.name, **time}, indent=1))  # fmt: skip
         return
-    print(describe(found.config))
-    print(f"\nThe longest sequence on {gpus} x {gpu.name} ({gpu.memory_gib:g} GiB): {found.tokens:,} tokens")
+    print(
+        f"{describe(run)}\n\nThe longest sequence on {gpus} x {gpu.name} ({gpu.memory_gib:g} GiB): {run.seq_len:,} tokens"
+    )
     print(f"  predicted peak per GPU {peak:9.1f} GiB ({peak / gpu.memory_gib:.0%})")
-    print(f"  host memory per GPU    {found.prediction.host:9.1f} GiB, in all {found.host_gib:.1f} GiB")
+    print(f"  host memory per GPU    {host:9.1f} GiB, in all {host * gpus:.1f} GiB")
     if time["step s"] is not None:
         print(f"  a step, estimated      {time['step s']:9.0f} s ({time['ceilings']})")
-    if not found.limited:
+    if not limited:
         print("Memory would take longer ones; positions beyond are not exact in the rotary embedding's fp32.")
 
 

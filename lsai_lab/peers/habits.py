@@ -14,8 +14,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
 
@@ -27,7 +29,8 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from lsai_core import model as decoder
 from lsai_core.code import closure, code_hash
 from lsai_core.config import TrainConfig
-from lsai_core.fp8.tensorwise import Fp8Linear
+from lsai_core.errors import UserError
+from lsai_core.presets import PRESETS
 from lsai_core.profiling.predict import compiled
 from lsai_core.profiling.predict.prediction import Prediction, prediction_of
 from lsai_core.profiling.predict.purposes import named_purposes
@@ -41,15 +44,17 @@ from lsai_core.strict import Strict
 Peer = Literal["torchtitan", "torchtune", "hf", "nanotron"]
 # What all of them do: logits as a whole, torch's operations and optimizer. Of the text nothing matters.
 PLAIN: dict[str, Any] = {"loss": "full", "blocks": "plain", "optim": {"kernel": "torch"}, "data": {"vocab_size": 257}}
+# torchtitan's flavors of Llama 3.
+FLAVORS: dict[str, dict[str, Any]] = {
+    "8B": {"preset": "llama3-8b"},
+    "70B": {"preset": "custom", "n_layers": 80, "d_model": 8192, "n_heads": 64, "d_ff": 28_672},
+    "405B": {"preset": "custom", "n_layers": 126, "d_model": 16_384, "n_heads": 128, "d_ff": 53_248},
+}
 
 
 class Habits(Strict):
-    """The defaults are our own.
-
-    `loss`: which logits stay and where their gradient is made. `norms`: outside of compiled blocks. `every_second`: with
-    `grad_checkpoint: selective`, which with `attention_again` repeats attention, too. `liger`: SwiGLU's gradients overwrite gate and
-    up. `masters`: so many processes share fp32 masters and moments; fp32 gradients are whole. `step_in_backward`: gradients do not stay.
-    """
+    """The defaults are our own. `loss`: which logits stay and where their gradient is made; `liger`: SwiGLU's gradients overwrite gate and
+    up; `masters`: so many processes share fp32 masters and moments, fp32 gradients are whole."""
 
     loss: Literal["eager", "in place", "held", "fp32", "shifted"] = "eager"
     norms: Literal["fused", "fp32"] = "fused"
@@ -139,12 +144,9 @@ def _policy(habits: Habits) -> Any:
     return keep
 
 
-def _convert(model: Any, config: TrainConfig) -> None:
-    """fp8 layers in all blocks, which have other names here."""
-    parents = list(model.blocks.modules()) if config.fp8.recipe != "none" else []
-    for parent, name, child in [(p, *named) for p in parents for named in p.named_children()]:
-        if type(child) is nn.Linear:
-            setattr(parent, name, Fp8Linear.from_linear(child))
+def _linears(model: nn.Module, _fp8: Any) -> list[str]:
+    """The layers that run in fp8, which have other names here."""
+    return [name for name, part in model.named_modules() if type(part) is nn.Linear and name.startswith("blocks")]
 
 
 def _masters(shared: int, weight: Tensor, _optim: Any) -> dict[str, Tensor]:
@@ -167,7 +169,7 @@ def stand_ins(habits: Habits) -> dict[str, Any]:
         f"{simulate.__module__}.FusedRMSNorm": habits.norms == "fp32" and _Fp32Norm,
         "lsai_core.model.Attention": habits.apart and _Attention,
         "lsai_core.model.MLP": habits.apart and functools.partial(_MLP, habits.liger),
-        f"{simulate.__module__}._convert": habits.apart and _convert,
+        "lsai_core.fp8.recipes.names_of": habits.apart and _linears,
         "lsai_core.model.selective_contexts":
             habits.every_second and (lambda: create_selective_checkpoint_contexts(_policy(habits))),
         f"{compiled.__name__}._POLICIES": habits.every_second and compiled._POLICIES | {"selective": _policy(habits)},
@@ -189,3 +191,33 @@ def predict_as(config: TrainConfig, habits: Habits) -> Prediction:
 
     question = json.dumps([config.model_dump_json(), habits.model_dump_json(), code_hash(closure([__name__]))])
     return prediction_of(config, remembered(question, answer))
+
+
+def read_toml(path: Path, gpus: int | None) -> dict[str, Any]:
+    """The keys of `TrainConfig` that torchtitan's configuration stands for (TOML, to 0.2); `gpus`: where it says all. UserError: it cannot."""
+    try:
+        told = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as TOML: {' '.join(str(error).split())}") from None
+    model, keeps = told.get("model", {}), {"mode": "selective"} | told.get("activation_checkpoint", {})
+    run = told.get("training", {}) | told.get("parallelism", {}) | told.get("experimental", {})  # older ones mix them
+    shards, copies = run.get("data_parallel_shard_degree", -1), run.get("data_parallel_replicate_degree", 1)
+    unsaid = [
+        name for name in map("{}_parallel_degree".format, ("tensor", "pipeline", "context")) if run.get(name, 1) > 1
+    ]
+    if keeps["mode"] == "selective" and keeps.get("selective_ac_option", "op") != "op":
+        unsaid.append("selective_ac_option")
+    if unsaid:
+        raise UserError(f"{path}: {unsaid[0]} is not predicted")
+    if shards < 0 and gpus is None:
+        raise UserError(f"{path}: data_parallel_shard_degree is all GPUs: say with --gpus how many")
+    flavor = str(model.get("flavor"))
+    fp8 = told.get("float8", {}).get("enable_float8_linear") or "float8" in str(model.get("converters", ""))
+    return PLAIN | {
+        "model": PRESETS["llama3-8b"] | FLAVORS.get(flavor, {"preset": flavor}), "seq_len": run.get("seq_len", 2048),
+        "batch_size": run.get("local_batch_size", run.get("batch_size", 8)), "grad_checkpoint": keeps["mode"],
+        "compile": bool(told.get("compile", {}).get("enable", run.get("compile", False))),
+        "precision": "bf16" if run.get("dtype") == "bfloat16" else "bf16_autocast",
+        "fp8": {"recipe": "tensorwise" if fp8 else "none"},
+        "parallel": {"fsdp": (gpus or 1) // copies if shards < 0 else shards, "replicate": copies},
+    }  # fmt: skip

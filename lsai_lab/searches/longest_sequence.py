@@ -6,7 +6,7 @@ search (`aim.py`) counts on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from lsai_core.config import TrainConfig
 from lsai_core.errors import UserError
@@ -20,22 +20,12 @@ _STEP = 1024
 _STRIDE = 4  # from the first to the second length: wide enough that the line has the slope of long sequences
 
 
-@dataclass(frozen=True)
-class Longest:
+class Longest(NamedTuple):
     """The run at its longest sequence, what it is predicted to need, and whether memory (not `LAST`) ends it there."""
 
     config: TrainConfig
     prediction: Prediction
     limited: bool
-
-    @property
-    def tokens(self) -> int:
-        return self.config.seq_len
-
-    @property
-    def host_gib(self) -> float:
-        """Of all processes together."""
-        return self.prediction.host * self.config.parallel.world_size
 
 
 def longest(config: TrainConfig, gpu: Gpu) -> Longest:
