@@ -139,30 +139,6 @@ def test_a_stop_signal_before_the_first_step_counts(device: str, tmp_path: Path)
     assert len(read_jsonl(folder / "metrics.jsonl")) < 100
 
 
-def test_silent_workers_say_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text, data = write_text(tmp_path), tmp_path / "data"
-    # Enough steps that they still run when the launcher, which looks five times a second, sees the first.
-    run = config(text, parallel={"fsdp": 2}, steps=200, profile={"memory_steps": 0})
-    dataset(run, data)
-    folder = plan(run, tmp_path / "runs" / "test" / "silent")
-    monkeypatch.setattr(launcher, "SILENCE_S", 2.0)
-    log, held = folder / "logs" / "rank-0.log", []
-
-    def hold(rows: list[dict[str, Any]]) -> None:
-        """Hold rank 1 back until rank 0, which waits for it, has told so."""
-        if rows and rows[-1]["step"] >= 3 and not held:
-            held.append(int((folder / "logs" / "rank-1.pid").read_text()))
-            log.write_text("")  # of the silence before the first row
-            os.kill(held[0], signal.SIGSTOP)
-        elif len(held) == 1 and "loop.py" in log.read_text():  # in a step, or between two: both wait for rank 1
-            os.kill(held[0], signal.SIGCONT)
-            held.append(0)
-
-    results = launch(folder, data, 2, on_rows=hold)
-    assert len(held) == 2 and results["steps"] == 200
-    assert "most recent call first" in log.read_text() and "in train" in log.read_text()
-
-
 SILENT_SERVER = """
 import socket, subprocess, sys
 socket.sethostname("nowhere")

@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from tqdm import tqdm
 
 from lsai_core.config import DataConfig
@@ -98,7 +98,8 @@ def prepare(config: DataConfig, root: Path, *, progress: bool = True) -> Dataset
         corpus, wanted = _wanted(source, request, root, progress)
         if found := _find(root, source, wanted):
             return Dataset(found)
-        with _lock(root, f"{source.slug}-{next(iter(wanted.values()))}", progress):
+        (root / "datasets").mkdir(parents=True, exist_ok=True)
+        with FileLock(root / "datasets" / f".{source.slug}-{next(iter(wanted.values()))}.lock"):
             if found := _find(root, source, wanted):
                 return Dataset(found)
             return _build(config, request, source, corpus or source.open(root / "raw", progress), root, progress)
@@ -221,24 +222,6 @@ def _request(config: DataConfig) -> str:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
-
-
-@contextlib.contextmanager
-def _lock(root: Path, name: str, progress: bool) -> Iterator[None]:
-    """Hold the lock of this name; says so once if another process holds it."""
-    folder = root / "datasets"
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / f".{name}.lock")
-    try:
-        lock.acquire(timeout=0.2)
-    except Timeout:
-        if progress:
-            tqdm.write(f"waiting for another process that prepares {name}")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @contextlib.contextmanager

@@ -4,8 +4,7 @@ The caller (the run notebook's kernel) stays outside: it holds no GPU, follows t
 signals on. On one machine it starts the workers itself, with the environment that torchrun would give them; over several nodes of a Slurm
 job srun starts them. Every worker leaves its output in `logs/rank-<N>.log` and, if it fails, why and when in
 `logs/rank-<N>.error.json`: the earliest of these is the cause, the others are its echo. One that still runs some seconds after another has
-died is killed: it may wait for it in a GPU's kernel that nothing interrupts. Workers that are silent for a minute are asked once where
-they are: their Python stacks stand in their logs, should somebody wonder what they wait for.
+died is killed: it may wait for it in a GPU's kernel that nothing interrupts.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ LAUNCHER_LOG = "launcher.log"
 # Told to the workers, so that they end when the launcher is gone.
 LAUNCHER = "LSAI_LAUNCHER"
 PYTHON = [sys.executable]
-SILENCE_S, GRACE_S, _POLL_S = 60.0, 5.0, 0.2
+GRACE_S, _POLL_S = 5.0, 0.2
 
 
 class WorkerFailed(Exception):
@@ -103,24 +102,15 @@ def _watch(
     family: list[subprocess.Popen[bytes]], logs: Path, rows: NewRows, on_rows: Callable[[Rows], None], asked: list[int]
 ) -> dict[int, int]:
     """Wait until all have ended, or some seconds more than one that failed; returns the exit codes of those that ended by themselves."""
-    told, silent_at, patience_ends = 0.0, time.monotonic() + SILENCE_S, math.inf
-
-    def signal_all(number: int) -> None:
-        for rank, process in enumerate(family):
-            if (logs / f"rank-{rank}.log").exists():  # before it has a log, a signal would end it
-                process.send_signal(number)
-
+    told, patience_ends = 0.0, math.inf
     while any([process.poll() is None for process in family]):  # noqa: C419  (all are asked)
-        now, new = time.monotonic(), rows.read()
-        on_rows(new)
-        if new:
-            silent_at = now + SILENCE_S
-        if now > silent_at and len(family) > 1:
-            silent_at = math.inf
-            signal_all(signal.SIGUSR2)
+        now = time.monotonic()
+        on_rows(rows.read())
         if asked and now > told + 1.0:  # again and again: one that has not reached its training loop yet ignores it
             told = now
-            signal_all(signal.SIGUSR1)
+            for rank, process in enumerate(family):
+                if (logs / f"rank-{rank}.log").exists():  # before it has a log, a signal would end it
+                    process.send_signal(signal.SIGUSR1)
         if any(process.returncode for process in family):
             patience_ends = min(patience_ends, now + GRACE_S)
         if now > patience_ends:

@@ -6,7 +6,6 @@ raised, it notes what and when, and leaves at once, without the farewells that c
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import signal
 import socket
@@ -38,7 +37,6 @@ def as_worker(folder: Path, work: Callable[[], None]) -> None:
     with (logs / f"rank-{rank}.log").open("ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    faulthandler.register(signal.SIGUSR2)  # says where every thread is
     threading.Thread(target=_leave_with_launcher, daemon=True).start()
     try:
         work()
