@@ -74,33 +74,24 @@ def ranked(rows: Sequence[Row]) -> Iterator[tuple[Place, Purpose, dict[str, floa
             yield place, purpose, ms, sorted(correct, key=lambda name: ms[name])
 
 
-def run_rankings(run: Run) -> list[Ranking]:
-    """One ranking for each place of a run on a GPU; none for other runs."""
-    results = run.summary.results
-    if run.summary.outcome != "ok" or results.get("compute_capability") is None:
-        return []
-    config, rows = read_points(run)
-    order: dict[Place, dict[str, tuple[str, ...]]] = {}
-    for place, purpose, _, correct in ranked(rows):
-        order.setdefault(place, {})[purpose] = tuple(correct)
-    return [
-        Ranking(
-            gpu=results["device_name"], capability=results["compute_capability"], dtype=config.dtype,
-            head_dim=config.head_dim, grouped=config.heads != config.kv_heads, causal=mask != "full",
-            window=window, length=length, training=names["training"], inference=names["inference"],
-        )
-        for (mask, window, length), names in order.items()
-        if names["inference"]
-    ]  # fmt: skip
-
-
 def recorded_rankings(runs: Iterable[Run]) -> list[Ranking]:
-    """The table that the records give: sorted, one ranking for each shape of each GPU, of the newest run that has it."""
+    """The table that the records of GPUs give: sorted, one ranking for each shape of each GPU, of the newest run that has it."""
     found: dict[tuple[Any, ...], Ranking] = {}
     for run in sorted(attention_runs(runs), key=lambda run: run.summary.started):
-        for r in run_rankings(run):
-            key = (r.gpu, r.dtype, r.head_dim, r.grouped, not r.causal, r.window or 0, r.length)
-            found[key] = r
+        results, order = run.summary.results, dict[Place, dict[str, tuple[str, ...]]]()
+        if run.summary.outcome != "ok" or results.get("compute_capability") is None:
+            continue
+        config, rows = read_points(run)
+        for place, purpose, _, correct in ranked(rows):
+            order.setdefault(place, {})[purpose] = tuple(correct)
+        for (mask, window, length), names in order.items():
+            r = Ranking(
+                gpu=results["device_name"], capability=results["compute_capability"], dtype=config.dtype,
+                head_dim=config.head_dim, grouped=config.heads != config.kv_heads, causal=mask != "full",
+                window=window, length=length, training=names["training"], inference=names["inference"],
+            )  # fmt: skip
+            if r.inference:
+                found[r.gpu, r.dtype, r.head_dim, r.grouped, not r.causal, r.window or 0, r.length] = r
     return [found[key] for key in sorted(found)]
 
 
