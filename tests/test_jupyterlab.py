@@ -81,7 +81,7 @@ def server(folder: Project) -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["run-training", "10-memory"])
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CHECKOUT / "notebooks").glob("*.ipynb")))
 def test_a_notebook_runs_in_the_browser(folder: Project, server: str, browser: Any, name: str) -> None:  # noqa: F811
     page = browser.new_page(viewport={"width": 1400, "height": 1000})
     complaints: list[str] = []
