@@ -14,6 +14,7 @@ from lsai_core.errors import UserError
 from lsai_core.files import write_text
 from lsai_lab.files import repo_root
 from lsai_lab.kit.render import book_settings
+from lsai_lab.kit.strip import KERNEL
 from lsai_lab.template import lay_out
 
 app = typer.Typer(no_args_is_help=True)
@@ -43,7 +44,6 @@ def chapter(name: Annotated[str, typer.Argument(help="Two digits, a dash, and th
         new_code_cell(f"import lsai_lab as lab\n\n{load}"),  # type: ignore[no-untyped-call]
         new_code_cell(f'#| label: tbl-{name[3:]}\n#| tbl-cap: "What the table shows."\nlab.table(rows[["label", "tokens_per_s", "n", "run"]])'),  # type: ignore[no-untyped-call]
     ]  # fmt: skip
-    kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
-    nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": kernel}), path)  # type: ignore[no-untyped-call]
+    nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": KERNEL}), path)  # type: ignore[no-untyped-call]
     write_text(book, last.sub(lambda found: f"{found[0]}\n{found[1]}{name}.ipynb", book.read_text(encoding="utf-8")))
     print(f"{path} is a chapter now; open it in JupyterLab, and run: lsai report --no-run --watch")

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}  # as JupyterLab calls it
+
 
 def stripped(text: str) -> str:
     """The notebook without outputs, execution counts and what editors and papermill leave in the metadata."""
@@ -16,9 +18,7 @@ def stripped(text: str) -> str:
         cell["metadata"] = {key: value for key, value in cell["metadata"].items() if key == "tags"}
         if cell["cell_type"] == "code":
             cell |= {"outputs": [], "execution_count": None}
-    notebook["metadata"].pop("papermill", None)
-    if "language_info" in notebook["metadata"]:
-        notebook["metadata"]["language_info"] = {"name": notebook["metadata"]["language_info"]["name"]}
+    notebook["metadata"] = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 
 
