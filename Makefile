@@ -79,8 +79,9 @@ claims: setup  ## recompute every headline statement from the committed records
 	@$(LSAI) claims
 
 # One worker per core, by groups of files, the longest first (tests/conftest.py). TESTS="-n 0 ..." runs them in one process.
-test: $(VENV)/.test  ## the tests
-	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(TESTS)
+MARKS ?= not slow
+test: $(VENV)/.test  ## the tests; MARKS=slow those that take longer (Slurm, faults, whole reports, kills), MARKS= all
+	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(if $(MARKS),-m "$(MARKS)") $(TESTS)
 
 lint: $(VENV)/.dev  ## style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/python -m lsai_lab.kit.strip notebooks/*.ipynb && $(BIN)/mypy

@@ -173,6 +173,7 @@ def faulty(root: Path, device: str) -> Path:
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_two_gpus])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_no_rank_outlives_one_that_is_killed(device: str, tmp_path: Path) -> None:
     folder, killed = faulty(tmp_path, device), list[float]()

@@ -129,6 +129,7 @@ def test_micro_batches_share_their_scales() -> None:
     assert made.fp8_scales.history_HT[0, 0] == whole.fp8_scales.history_HT[0, 0] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["none", "full"])
 def test_resuming_equals_never_having_stopped(dataset: Dataset, tmp_path: Path, mode: str) -> None:
     run = config(steps=24, checkpoint={"every": 5}, eval={"every": 4, "batches": 2}, grad_checkpoint=mode)
@@ -161,6 +162,7 @@ def test_a_resumed_run_on_a_gpu_goes_on_with_its_scales(dataset: Dataset, tmp_pa
     assert ratio_HT.min() > 0.5 and ratio_HT.max() < 2
 
 
+@pytest.mark.slow
 def test_the_loss_falls_as_in_bf16(dataset: Dataset, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()

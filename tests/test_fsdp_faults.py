@@ -16,6 +16,7 @@ from lsai_core.parallel.checkpoint import sharded_checkpoints
 from lsai_lab.launch import launch as launcher
 from lsai_lab.launch.launch import WorkerFailed, launch
 
+pytestmark = pytest.mark.slow
 STEPS = 14
 # Starts a worker whose rank 1 dies while it writes its slices of step 8.
 DYING = """

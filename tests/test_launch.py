@@ -30,6 +30,7 @@ def error(rank: int, outcome: str, reason: str, at: float, user_error: bool = Fa
     return f"(logs / 'rank-{rank}.error.json').write_text({facts!r})"
 
 
+@pytest.mark.slow
 def test_a_run_survives_a_stop_signal_and_the_kill_of_a_process(tmp_path: Path) -> None:
     text, data = write_text(tmp_path), tmp_path / "data"
     settings: dict[str, Any] = {"steps": 60, "checkpoint": {"every": 10}, "profile": {"memory_steps": 0}}
@@ -150,6 +151,7 @@ sys.exit(subprocess.run(sys.argv[2:]).returncode)
 """
 
 
+@pytest.mark.slow
 def test_no_name_server_has_to_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a network of its own whose name server stays silent, two processes still meet within seconds."""
     text, data, names = write_text(tmp_path), tmp_path / "data", tmp_path / "resolv.conf"

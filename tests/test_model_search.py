@@ -49,6 +49,7 @@ def test_no_memory_for_a_thread_is_no_memory(limited: bool, outcome: str) -> Non
     assert found["outcome"] == outcome and "temporarily unavailable" in found["note"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_the_found_model_fits_and_a_larger_one_does_not(tmp_path: Path, processes: int) -> None:
     found = search(tmp_path, train={"parallel": {"fsdp": processes}})
@@ -67,6 +68,7 @@ def test_the_found_model_fits_and_a_larger_one_does_not(tmp_path: Path, processe
     assert all(("loss" in t) == (t["outcome"] == "ok") for t in found["tries"])
 
 
+@pytest.mark.slow
 def test_weights_alone_fill_most_of_the_limit_and_two_processes_hold_more(tmp_path: Path) -> None:
     one, two = (
         search(tmp_path, measure="load", resolution=0.1, train={"precision": "bf16", "parallel": {"fsdp": n}})
@@ -109,6 +111,7 @@ def test_the_estimate_counts_what_is_kept() -> None:
     assert first_size(plain, "n_layers", "load", limit_gib=0.0, **limits) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grow", ["all", "n_layers"])
 @pytest.mark.parametrize("parallel", [{}, {"fsdp": 2}, {"fsdp": 2, "cpu_offload": True}], ids=str)
 def test_on_gpus_the_search_begins_at_the_largest_step_that_is_predicted_to_fit(

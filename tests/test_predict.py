@@ -70,6 +70,7 @@ def test_recorded_runs_of_gpus_are_predicted() -> None:
     assert len(long) >= 6 and (long <= 0.02).all()
 
 
+@pytest.mark.slow
 def test_committed_predictions_are_those_of_the_code_as_it_stands() -> None:
     """Every eighth; if this fails after a change that is meant, `python -m lsai_lab.predicted` writes them again."""
     runs = [run for run in recorded_runs(CHECKOUT / "reports") if measured_gib(run)]

@@ -30,6 +30,7 @@ def config(**changes: Any) -> TrainConfig:
     )
 
 
+@pytest.mark.slow
 def test_committed_predictions_of_published_figures_are_those_of_the_code() -> None:
     """Every eleventh; if this fails after a change that is meant, `python tests/published_predictions.py` writes them again."""
     kept, said = pd.read_csv(table_path(CHECKOUT, "published")), rows(CHECKOUT)

@@ -22,7 +22,11 @@ from slurm_cluster import NODES, running_cluster, why_not
 from lsai_lab.cluster import slurm
 from lsai_lab.runs.records import Summary
 
-pytestmark = [pytest.mark.skipif(why_not() is not None, reason=str(why_not())), pytest.mark.timeout(800)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
+    pytest.mark.timeout(800),
+]
 
 CLUSTER: dict[str, Any] = {
     "cluster": "ci",
