@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -14,8 +15,9 @@ from published_predictions import NAMES, predicted, rows
 from lsai_core.config import TrainConfig
 from lsai_core.errors import UserError
 from lsai_core.model import count_parameters
-from lsai_core.profiling.predict import predict
+from lsai_core.profiling.predict import find_gpu, predict
 from lsai_core.profiling.predict.prediction import GIB
+from lsai_lab.cli import prediction as cli
 from lsai_lab.estimators import OURS, errors
 from lsai_lab.files import load_yaml
 from lsai_lab.peers.habits import PLAIN, Habits, habits_of, predict_as, read_toml
@@ -193,3 +195,28 @@ def test_command_line_answers_for_other_trainers_and_hugging_face_folders(shared
     )
     code, out, _ = shared.lsai("predict", "--hf", str(tmp_path), "--gpu", "0.01GB", *small[2:])
     assert code == 1 and out.startswith("Does not fit GPU with 0.01 GiB: ")
+
+
+@pytest.mark.parametrize(
+    ("found", "needs", "said"),
+    [
+        ("fits", 70.0, "Fits H100 with 8.5 GiB to spare; with full checkpointing it fits."),
+        (
+            "tight",
+            78.0,
+            "May fit H100: 0.5 GiB to spare, less than predictions are sure of; with full checkpointing it may fit.",
+        ),
+        (
+            "tight",
+            80.0,
+            "May fit H100, slowly: 1.5 GiB of cached memory go back in every step; with full checkpointing it may fit.",
+        ),
+        ("too large", 90.0, "Does not fit H100: 11.5 GiB are missing; with full checkpointing it does not."),
+    ],
+)
+def test_the_first_line_says_how_a_run_fits(
+    found: str, needs: float, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "verdict", lambda *_: found)
+    prediction: Any = SimpleNamespace(needs=needs)
+    assert cli._answer(config(), prediction, lambda _: prediction, find_gpu("h100")) == said

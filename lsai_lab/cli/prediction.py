@@ -163,7 +163,8 @@ def _answer(config: TrainConfig, found: Prediction, needed: Callable[[TrainConfi
     """Whether it fits, in words, and whether it would with the other kind of checkpointing."""
     spare, other = gpu.memory_gib - OUTSIDE_GIB - found.needs, "full" if config.grad_checkpoint == "none" else "none"
     said = {"fits": f"Fits {gpu.name} with {spare:.1f} GiB to spare",
-            "tight": f"May fit {gpu.name}: {max(spare, 0):.1f} GiB to spare, less than predictions are sure of",
+            "tight": f"May fit {gpu.name}: {spare:.1f} GiB to spare, less than predictions are sure of" if spare > 0 else
+                     f"May fit {gpu.name}, slowly: {-spare:.1f} GiB of cached memory go back in every step",
             "too large": f"Does not fit {gpu.name}: {-spare:.1f} GiB are missing"}[verdict(found, gpu)]  # fmt: skip
     without = config.model_copy(update={"grad_checkpoint": other, "saved_inputs": "gpu", "inputs_on_gpu": 0})
     then = {"fits": "fits", "tight": "may fit", "too large": "does not"}[verdict(needed(without), gpu)]
