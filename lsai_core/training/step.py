@@ -1,8 +1,7 @@
 """One optimizer step, and what it needs: the model on its device, the optimizer, the learning rate, the loss.
 
 A step runs forward and backward over `grad_accum` micro-batches, clips the gradient norm and lets AdamW update (`optimizer.py`). What
-is measured around it and how often it is called is the loop's business (`loop.py`); the search for the largest batch
-(`runs/batch_search.py`) calls the same step.
+is measured around it and how often it is called is the loop's business (`loop.py`); searches call the same step.
 """
 
 from __future__ import annotations
