@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from conftest import CHECKOUT, Project, write_run
@@ -113,6 +115,9 @@ def test_a_notebook_runs_in_the_browser(folder: Project, server: str, browser: A
             page.screenshot(path=f"{SHOTS}/{name}-{number}.png")
     wide = "() => [...document.querySelectorAll('.jp-RenderedMarkdown table')].filter(t => t.scrollWidth > t.parentElement.clientWidth + 1 && getComputedStyle(t.parentElement).overflowX === 'visible').length"
     assert page.evaluate(wide) == 0, "a table runs out of its cell"
+    links = re.findall(r"\]\(([^)\s]+/notebook\.ipynb)\)", str(outputs))
+    assert links or name != "10-memory"
+    assert all((folder.root / "notebooks" / unquote(link)).exists() for link in links), "a link to a run leads nowhere"
     page.evaluate("() => jupyterapp.commands.execute('docmanager:save')")
     page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty", timeout=30_000)
     page.close()

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pandas as pd
+
+from lsai_lab.files import repo_root
 
 Format = str | Callable[[Any], str]
 MISSING = "–"
@@ -94,9 +98,8 @@ def say(markdown: str, box: str = "") -> None:
 
 
 def run_link(text: object, run: str | Path) -> str:
-    """Markdown link from `text` to the page of a run (its folder), as the report places it."""
-    folder = Path(run)
-    return f"[{text}](runs/{folder.parent.name}/{folder.name}.html)"
+    """Markdown link from `text` to the notebook of a run (its folder), seen from a chapter; in the report it leads to the run's page."""
+    return f"[{text}]({quote(os.path.relpath(run, repo_root() / 'notebooks'))}/notebook.ipynb)"
 
 
 def _width(cells: Sequence[str]) -> int:
