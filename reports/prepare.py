@@ -5,9 +5,8 @@ import sys
 from pathlib import Path
 
 here = Path(__file__).resolve().parent
-if "QUARTO_PROJECT_OUTPUT_FILES" in os.environ:
-    for index in (Path(os.environ.get("QUARTO_PROJECT_OUTPUT_DIR", here / "_book")) / "search.json",):
-        if index.exists():
-            index.with_suffix(".js").write_text(f"window.searchIndex = {index.read_text()};\n")
+index = Path(os.environ.get("QUARTO_PROJECT_OUTPUT_DIR", here / "_book")) / "search.json"
+if "QUARTO_PROJECT_OUTPUT_FILES" in os.environ and index.exists():
+    index.with_suffix(".js").write_text(f"window.searchIndex = {index.read_text()};\n")
 elif not (here / "index.ipynb").exists():
     sys.exit("the chapters are not executed yet: run `make report NO_RUN=1` first")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,20 +60,8 @@ def plan(config: TrainConfig, folder: Path) -> Path:
     return folder
 
 
-def torchrun(nproc: int) -> list[str]:
-    """The command that starts `nproc` processes on this machine, on a free port."""
-    return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        f"--nproc-per-node={nproc}",
-        "--standalone",
-        "--local-addr=localhost",
-    ]
-
-
 def pids(folder: Path) -> list[int]:
-    """The processes of a run that have started."""
+    """The processes of a run that have started and not left in good order."""
     return [int(path.read_text()) for path in (folder / "logs").glob("rank-*.pid")]
 
 

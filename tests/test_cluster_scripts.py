@@ -23,9 +23,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from lsai_core.errors import UserError
+from lsai_lab.cluster.launch_srun import srun_command
 from lsai_lab.cluster.script import Job, load_cluster, render
 from lsai_lab.files import load_yaml
-from lsai_lab.launch.launch import srun_command
 from lsai_lab.runs.session import Session
 
 ACCOUNTS = ("LSAI_ACCOUNT", "SBATCH_ACCOUNT")
@@ -409,6 +409,7 @@ def test_runs_larger_than_a_node_go_through_srun() -> None:
     assert srun_command(4, slurm_job(2, 4)) is None
     words = srun_command(8, slurm_job(2, 4)) or []
     assert words[:2] == ["env", "MASTER_ADDR=nid001"]
+    assert words[-1] == sys.executable
     assert {"--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=72", "--gpus-per-node=4"} <= set(words)
     with pytest.raises(UserError, match=r"wants 12 GPUs and the job has 2 nodes with 4 each; submit it with --nodes 3"):
         srun_command(12, slurm_job(2, 4))

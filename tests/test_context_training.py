@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import psutil
 import pytest
 import torch
 from context_training_job import LEAN, RUNS, STEPS
-from fsdp_fixture import assert_predicted, config, dataset, pids, plan, torchrun, write_text
+from fsdp_fixture import assert_predicted, config, dataset, pids, plan, write_text
 
 from lsai_core.errors import UserError
 from lsai_core.files import read_jsonl
@@ -26,7 +25,7 @@ from lsai_core.hf import load_hf, save_hf, to_hf
 from lsai_core.model import build_model
 from lsai_core.training.loop import Trained, train
 from lsai_lab.launch import launch as launcher
-from lsai_lab.launch.launch import WorkerFailed, launch
+from lsai_lab.launch.launch import WorkerFailed, launch, torchrun
 from lsai_lab.runs.execute import ActiveRun
 from lsai_lab.runs.records import outcome_of
 
@@ -218,7 +217,7 @@ def test_no_rank_waits_for_one_that_is_out_of_memory(
 ) -> None:
     folder, worker = faulty(tmp_path, device), tmp_path / "worker.py"
     worker.write_text(OUT_OF_MEMORY)
-    monkeypatch.setattr(launcher, "PYTHON", [sys.executable, str(worker)])
+    monkeypatch.setattr(launcher, "torchrun", lambda nproc: [*torchrun(nproc), str(worker)])
     with pytest.raises(MemoryError, match=r"rank 1: .*out of memory") as caught:
         launch(folder, tmp_path / "data", 2)
     assert time.time() - float((folder / "raised").read_text()) < 60

@@ -26,7 +26,7 @@ from lsai_core.hf import load_hf, to_hf
 from lsai_core.parallel.world import World
 from lsai_core.strict import validated
 from lsai_core.training.loop import Trained, train
-from lsai_lab.launch.launch import launch
+from lsai_lab.launch.launch import launch, torchrun
 
 EXACT = ("fsdp", "kept", "hsdp", "offload", "tied")
 CLOSE = [
@@ -64,7 +64,7 @@ class Job:
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     """All runs of `fsdp_job.py`, by four processes."""
-    from fsdp_fixture import torchrun, write_text
+    from fsdp_fixture import write_text
 
     torch.set_num_threads(1)  # tiny models: a second thread only waits
     root = tmp_path_factory.mktemp("fsdp")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import resource
-import sys
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 from fsdp_fixture import config, dataset, plan, write_text
 
 from lsai_core.files import read_jsonl
 from lsai_core.parallel.checkpoint import sharded_checkpoints
-from lsai_lab.launch import launch as launcher
-from lsai_lab.launch.launch import WorkerFailed, launch
+from lsai_lab.launch.launch import WorkerFailed, launch, torchrun
 
 pytestmark = pytest.mark.slow
 STEPS = 14
@@ -49,9 +46,8 @@ def planned(tmp_path: Path, **changes: Any) -> tuple[Path, Path]:
 def die_in_the_second_save(tmp_path: Path, folder: Path, data: Path) -> None:
     script = tmp_path / "dying.py"
     script.write_text(DYING)
-    with mock.patch.object(launcher, "PYTHON", [sys.executable, str(script)]):
-        with pytest.raises(WorkerFailed, match="rank 1 was ended by SIGKILL"):
-            launch(folder, data, 2)
+    with pytest.raises(WorkerFailed, match="rank 1 was ended by SIGKILL"):
+        launch(folder, data, 2, command=[*torchrun(2), str(script)])
 
 
 def test_a_kill_in_mid_save_costs_only_the_new_checkpoint(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from lsai_core.errors import Preempted, Unavailable, UserError
 from lsai_core.files import read_jsonl
 from lsai_core.training.loop import train
 from lsai_lab.launch import launch as launcher
-from lsai_lab.launch.launch import WorkerFailed, launch, on_this_machine, require_devices
+from lsai_lab.launch import watch
+from lsai_lab.launch.launch import WorkerFailed, launch, on_this_machine, require_devices, torchrun
 from lsai_lab.runs.execute import ActiveRun
 
 
@@ -74,6 +75,7 @@ STUBBORN = """
 import os, signal, sys, time
 from pathlib import Path
 rank, logs = int(os.environ["RANK"]), Path(sys.argv[-2]) / "logs"
+(logs / f"rank-{rank}.pid").write_text(str(os.getpid()))
 if rank == 1:
     time.sleep(1)
     END
@@ -93,11 +95,11 @@ time.sleep(600)
 def test_who_waits_for_a_dead_neighbour_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, message: str
 ) -> None:
-    """As in a kernel on a GPU that nothing interrupts: and the cause is the first death."""
+    """As in a kernel on a GPU that nothing interrupts: torchrun would wait 30 seconds, and the cause is the first death."""
     script = tmp_path / "worker.py"
     script.write_text(STUBBORN.replace("END", end))
-    monkeypatch.setattr(launcher, "GRACE_S", 2.0)
-    monkeypatch.setattr(launcher, "PYTHON", [sys.executable, str(script)])
+    monkeypatch.setattr(watch, "GRACE_S", 2.0)
+    monkeypatch.setattr(launcher, "torchrun", lambda nproc: [*torchrun(nproc), str(script)])
     first: list[float] = []
 
     def look(_rows: list[dict[str, Any]]) -> None:
@@ -169,16 +171,16 @@ def test_no_name_server_has_to_answer(tmp_path: Path, monkeypatch: pytest.Monkey
     assert time.monotonic() - started < 60
 
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
-    assert on_this_machine(2)["GLOO_SOCKET_IFNAME"] == "ib0"
+    assert on_this_machine()["GLOO_SOCKET_IFNAME"] == "ib0"
 
 
-def fake_worker(monkeypatch: pytest.MonkeyPatch, folder: Path, body: str) -> None:
-    """A program in the place of the workers that does what `body` says and ends with exit code 1."""
+def fake_worker(folder: Path, body: str) -> list[str]:
+    """A command in the place of torchrun that does what `body` says and ends with exit code 1."""
     script = folder / "fake.py"
     script.write_text(
         f"import json, sys, time\nfrom pathlib import Path\nlogs = Path({str(folder / 'logs')!r})\n{body}\nsys.exit(1)\n"
     )
-    monkeypatch.setattr(launcher, "PYTHON", [sys.executable, str(script)])
+    return [sys.executable, str(script)]
 
 
 @pytest.mark.parametrize(
@@ -191,34 +193,30 @@ def fake_worker(monkeypatch: pytest.MonkeyPatch, folder: Path, body: str) -> Non
     ],
 )
 def test_the_earliest_error_is_the_cause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: str, user_error: bool, kind: type[Exception], message: str
+    tmp_path: Path, outcome: str, user_error: bool, kind: type[Exception], message: str
 ) -> None:
     later = error(0, "failed", "connection closed by peer", at=2.0)
     body = later + "\n" + error(3, outcome, "CUDA out of memory", at=1.0, user_error=user_error)
-    fake_worker(monkeypatch, tmp_path, body)
     with pytest.raises(kind) as caught:
-        launch(tmp_path, tmp_path, 4)
+        launch(tmp_path, tmp_path, 4, command=fake_worker(tmp_path, body))
     assert str(caught.value) == message
 
 
-def test_workers_that_say_nothing_leave_the_launchers_last_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_worker(monkeypatch, tmp_path, "print('no such partition')")
+def test_workers_that_say_nothing_leave_the_launchers_last_line(tmp_path: Path) -> None:
     with pytest.raises(WorkerFailed, match="exit code 1: no such partition"):
-        launch(tmp_path, tmp_path, 4)
+        launch(tmp_path, tmp_path, 4, command=fake_worker(tmp_path, "print('no such partition')"))
 
 
-def test_interrupting_the_launcher_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    body = "Path(logs.parent / 'metrics.jsonl').write_text('{\"step\": 0}\\n')\ntime.sleep(600)"
+def test_interrupting_the_launcher_leaves_no_process(tmp_path: Path) -> None:
+    body = "(logs / 'rank-0.pid').write_text(str(__import__('os').getpid()))\n"
+    body += "Path(logs.parent / 'metrics.jsonl').write_text('{\"step\": 0}\\n')\ntime.sleep(600)"
 
     def interrupt(rows: list[dict[str, Any]]) -> None:
         if rows:
             raise KeyboardInterrupt
 
-    fake_worker(monkeypatch, tmp_path, body)
     with pytest.raises(KeyboardInterrupt):
-        launch(tmp_path, tmp_path, 2, on_rows=interrupt)
+        launch(tmp_path, tmp_path, 1, on_rows=interrupt, command=fake_worker(tmp_path, body))
     assert not any(psutil.pid_exists(pid) for pid in pids(tmp_path))
 
 

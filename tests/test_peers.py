@@ -160,12 +160,9 @@ def test_a_peer_that_dies_is_told_in_one_line(tmp_path, end):
 
 def test_commands_show_no_path_of_this_machine(tmp_path):
     config, folder = peer(peer={"framework": "torchtitan"}), tmp_path / "run" / "peer"
-    shown = shown_command(config, titan.options(config, folder), titan.environment(config), folder)
+    shown = shown_command(titan.command(config, folder), titan.environment(config), folder)
     assert str(tmp_path) not in shown and sys.executable not in shown
-    assert (
-        "LSAI_PEER=$RUN/peer torchrun --nproc-per-node=1 -m lsai_lab.peers.worker" in shown
-        and "$RUN/peer/tokenizer" in shown
-    )
+    assert "LSAI_PEER=$RUN/peer python -m torch.distributed.run" in shown and "$RUN/peer/tokenizer" in shown
 
 
 def job(tmp_path: Path, config: PeerConfig, monkeypatch: pytest.MonkeyPatch) -> Job:
@@ -219,7 +216,7 @@ def test_torchtitan_options(tmp_path):
     assert "--quantize.linear.float8.enable_fsdp_float8_all_gather" in words
     assert option(words, "parallelism.data_parallel_shard_degree") == "2"
     assert option(words, "parallelism.fsdp_reshard_after_forward") == "never"
-    assert "torchrun --nproc-per-node=4" in shown_command(many, words, {}, tmp_path)
+    assert "--nproc-per-node=4" in titan.command(many, tmp_path)
 
 
 def test_torchtitan_gets_the_same_text(tmp_path, dataset: Dataset):
@@ -256,6 +253,7 @@ def test_hugging_face_arguments(tmp_path):
     fp8 = peer(peer={"framework": "hf"}, precision="bf16_autocast", fp8={"recipe": "tensorwise"})
     assert not hf.training_arguments(fp8, tmp_path, on_gpu=True)["bf16"], "it would win over fp8"
     assert hf.environment(fp8)["ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER"] == "false"
+    assert hf.command(fp8, tmp_path)[1:] == ["-m", "lsai_lab.peers.worker"]
 
 
 @pytest.mark.gpu

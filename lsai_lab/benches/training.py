@@ -23,8 +23,9 @@ from lsai_core.training import checkpoint
 from lsai_core.training.loop import train
 from lsai_core.training.step import resolve_device
 from lsai_lab.benches.machine import peak_of_this_machine, rated
+from lsai_lab.cluster.launch_srun import srun_command
 from lsai_lab.data import prepare
-from lsai_lab.launch.launch import launch
+from lsai_lab.launch.launch import launch, require_devices
 from lsai_lab.runs.kinds import Context
 
 
@@ -35,8 +36,12 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
     each of them.
     """
     if config.parallel.sharded and not context.world.launched:
+        nproc = config.parallel.world_size
+        command = srun_command(nproc)
+        if command is None:
+            require_devices(config.device, nproc)
         prepare(config.data, context.data_root)  # once, before all need it at the same time
-        return launch(context.folder, context.data_root, config.parallel.world_size, config.device, context.on_rows)
+        return launch(context.folder, context.data_root, nproc, on_rows=context.on_rows, command=command)
     device = resolve_device(config.device)  # these two say "unavailable" before any work is done
     fp8.require(config, device)
     world = context.world

@@ -21,7 +21,6 @@ from lsai_core.files import write_text
 LINES, WIDTH = 60, 100  # of a long text
 _PICTURES = {"image/svg+xml": ".svg", "image/png": ".png", "image/jpeg": ".jpg"}
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-_RUN = re.compile(r"\]\([^()\s]*?([^/()\s]+/[^/()\s]+)/notebook\.ipynb\)")  # a link to a run, as a chapter has it
 _ACTIVE = re.compile(r"(?i)<script|<foreignobject|<!entity|<iframe|\son\w+\s*=")  # an SVG that has any is not shown
 _SKIPPED = {"remove-cell", "parameters", "injected-parameters", "papermill-error-cell-tag"}
 
@@ -116,7 +115,8 @@ def _markdown(output: Any, picture: Path, alt: str) -> str:
     if isinstance(text := data.get("text/markdown"), str):
         box = output.metadata.get("lsai", {}).get("box")
         text = re.sub(r"(?m)^[> \t]*(:{3,})", r"\\\1", text.replace("{{<", "{{ <"))
-        text = _RUN.sub(r"](runs/\1.html)", re.sub(r"(?m)^(---|\.\.\.)[ \t]*$", "* * *", text).strip())
+        text = re.sub(r"\]\([^()\s]*?([^/()\s]+/[^/()\s]+)/notebook\.ipynb\)", r"](runs/\1.html)", text)  # a run's page
+        text = re.sub(r"(?m)^(---|\.\.\.)[ \t]*$", "* * *", text).strip()
         return callout(str(box), text, "note") if box else text
     for kind, suffix in _PICTURES.items():
         if kind in data and not (suffix == ".svg" and _ACTIVE.search(data[kind])):

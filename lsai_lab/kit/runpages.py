@@ -58,9 +58,7 @@ def _sections(run: Run) -> dict[str, list[list[str]]]:
     tables = {key: pd.DataFrame(value) for key, value in run.summary.results.items() if _is_rows(value)}
     plain = {key: value for key, value in run.summary.results.items() if not _is_rows(value)}
     pairs = {"Results": plain, **tables, "Configuration": flatten(run.config), "Environment": flatten(run.env), "Code": run.summary.code}  # fmt: skip
-    if (
-        "loss" not in run.metrics and len(run.metrics) <= 400
-    ):  # points of a bench; a training run's steps are in the charts
+    if "loss" not in run.metrics and len(run.metrics) <= 400:  # points of a bench; training steps are in the charts
         pairs["Measurements"] = run.metrics
     pairs["Kernels with the most time"] = run.kernels.head(20)
     return {name: _rows(value) for name, value in pairs.items() if len(value)}
@@ -71,12 +69,9 @@ def _is_rows(value: Any) -> bool:
 
 
 def _rows(value: Any) -> list[list[str]]:
-    table = (
-        [("key", "value"), *value.items()]
-        if isinstance(value, dict)
-        else [value.columns, *value.itertuples(index=False)]
-    )
-    return [[shown(cell) for cell in row] for row in table]
+    if isinstance(value, dict):
+        value = pd.DataFrame(value.items(), columns=["key", "value"], dtype=object)
+    return [[shown(cell) for cell in row] for row in (value.columns, *value.itertuples(index=False))]
 
 
 def _charts(metrics: pd.DataFrame) -> list[tuple[str, str, float, float]]:

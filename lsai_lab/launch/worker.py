@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from lsai_core.files import write_json
+from lsai_core.files import write_json, write_text
 from lsai_lab.launch.launch import LAUNCHER, RESULTS
 
 _WATCH_S = 1.0
@@ -37,12 +37,15 @@ def as_worker(folder: Path, work: Callable[[], None]) -> None:
     with (logs / f"rank-{rank}.log").open("ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    write_text(logs / f"rank-{rank}.pid", str(os.getpid()))
     threading.Thread(target=_leave_with_launcher, daemon=True).start()
     try:
         work()
         code = 0
     except BaseException as error:
         code = _report(error, logs / f"rank-{rank}.error.json")
+    if code == 0:  # in good order: the launcher is not to look for the others' cause of death
+        (logs / f"rank-{rank}.pid").unlink(missing_ok=True)
     sys.stdout.flush()
     os._exit(code)
 

@@ -14,6 +14,9 @@ from lsai_core.files import deep_merge
 from lsai_core.strict import Strict
 from lsai_lab.environment import package_version
 
+# The module that every peer's process executes.
+WORKER = "lsai_lab.peers.worker"
+
 
 class PeerConfig(Strict):
     """`precision: bf16`: weights, gradients and AdamW states in bf16; `bf16_autocast`: these in fp32, matrix products in bf16.

@@ -7,12 +7,14 @@ every step, SDPA or FlashAttention 2, torch.compile or Liger's kernels. fp8 is A
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 from lsai_core.errors import Unavailable
 from lsai_lab.data import Dataset
-from lsai_lab.peers.config import PeerConfig
+from lsai_lab.launch.launch import torchrun
+from lsai_lab.peers.config import WORKER, PeerConfig
 
 
 def require(config: PeerConfig, on_gpu: bool) -> None:
@@ -27,9 +29,10 @@ def prepare(config: PeerConfig, dataset: Dataset, folder: Path) -> None:
     """Nothing: the process reads the dataset's token file itself."""
 
 
-def options(config: PeerConfig, folder: Path) -> list[str]:
-    """None: the process reads its arguments from `job.json`."""
-    return []
+def command(config: PeerConfig, folder: Path) -> list[str]:
+    """What starts it. One process runs without torchrun: with it the Trainer would wrap the model for several."""
+    start = [sys.executable] if config.world_size == 1 else torchrun(config.world_size)
+    return [*start, "-m", WORKER]
 
 
 def environment(config: PeerConfig) -> dict[str, str]:

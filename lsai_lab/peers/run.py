@@ -30,7 +30,6 @@ from lsai_lab.peers.config import PeerConfig, needed_packages
 from lsai_lab.peers.watch import FOLDER
 from lsai_lab.runs.kinds import Context
 
-WORKER = "lsai_lab.peers.worker"  # the module that every peer's process executes
 _FRAMEWORKS = {"hf": "lsai_lab.peers.hf", "torchtitan": "lsai_lab.peers.titan"}
 
 
@@ -53,11 +52,10 @@ def run(config: PeerConfig, context: Context) -> dict[str, Any]:
     job = {"config": config.model_dump(mode="json"), "dataset": str(dataset.folder.resolve())}
     write_json(folder / "job.json", job)
     framework.prepare(config, dataset, folder)
-    words, variables = framework.options(config, folder), framework.environment(config)
-    command = shown_command(config, words, variables, folder)
+    words, variables = framework.command(config, folder), framework.environment(config)
+    command = shown_command(words, variables, folder)
     print(command, flush=True)
     place, variables = context.folder.resolve(), {**_surroundings(config, folder), **variables}
-    words = [sys.executable, "-m", WORKER, *words]
     measured = watched(words, place, nproc=config.world_size, on_rows=context.on_rows, variables=variables)
     per_token = flops.flops_per_token(config.model, config.seq_len)
     peak = peak_of_this_machine(torch.device("cuda" if on_gpu else "cpu"), config.precision, context.runs_root)
@@ -73,16 +71,11 @@ def run(config: PeerConfig, context: Context) -> dict[str, Any]:
     }
 
 
-def shown_command(config: PeerConfig, options: Sequence[str], variables: Mapping[str, str], folder: Path) -> str:
-    """The command line as a reader may repeat it: `$RUN` for the run's folder, no path of this machine.
-
-    The Hugging Face Trainer takes one process without torchrun: with it, it would wrap the model for several.
-    """
+def shown_command(words: Sequence[str], variables: Mapping[str, str], folder: Path) -> str:
+    """The command line as a reader may repeat it: `$RUN` for the run's folder, no path of this machine."""
     given = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-    alone = config.framework == "hf" and config.world_size == 1
-    start = "python" if alone else f"torchrun --nproc-per-node={config.world_size}"
-    line = shlex.join(["-m", WORKER, *options]).replace(str(folder.parent), "$RUN")
-    return " ".join([*given, f"{FOLDER}=$RUN/{folder.name}", start, line])
+    line = shlex.join(["python" if word == sys.executable else word for word in words])
+    return " ".join([*given, f"{FOLDER}=$RUN/{folder.name}", line.replace(str(folder.parent), "$RUN")])
 
 
 def _surroundings(config: PeerConfig, folder: Path) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 The options are those of its documentation (README, docs/fsdp.md, docs/float8.md): per-block torch.compile and a compiled loss,
 fused AdamW, `quantize.linear.float8` without the output layer, for several GPUs FSDP2 with fp8 gathers, and its launch script's
-`expandable_segments`. Its processes get the environment of torchrun, as its documentation says, also for one GPU.
+`expandable_segments`. It starts through torchrun, as its documentation says, also for one GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pathlib import Path
 from lsai_core.errors import Unavailable
 from lsai_core.files import atomic_writer
 from lsai_lab.data import Dataset
-from lsai_lab.peers.config import PeerConfig
+from lsai_lab.launch.launch import torchrun
+from lsai_lab.peers.config import WORKER, PeerConfig
 
 FLAVOR = "lsai"
 _DOCUMENT_TOKENS = 2048
@@ -39,6 +40,11 @@ def prepare(config: PeerConfig, dataset: Dataset, folder: Path) -> None:
     with atomic_writer(folder / "text" / "data.json") as file:
         for text in dataset.tokenizer().decode_batch(pieces, skip_special_tokens=True):
             file.write((json.dumps({"text": text}) + "\n").encode())
+
+
+def command(config: PeerConfig, folder: Path) -> list[str]:
+    """What starts it."""
+    return [*torchrun(config.world_size), "-m", WORKER, *options(config, folder)]
 
 
 def environment(config: PeerConfig) -> dict[str, str]:

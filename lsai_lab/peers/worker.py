@@ -22,9 +22,6 @@ _TRAINING = {"hf": "lsai_lab.peers.hf_train", "torchtitan": "lsai_lab.peers.tita
 def train(job: Job) -> None:
     """Do the job."""
     signal.signal(signal.SIGUSR1, stop)
-    if (job.config.framework, job.config.world_size) == ("hf", 1):  # else the Trainer would wrap the model for several
-        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-            os.environ.pop(name, None)
     importlib.import_module(_TRAINING[job.config.framework]).train(job)
 
 

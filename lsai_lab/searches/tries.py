@@ -31,6 +31,7 @@ from typing import Any
 import psutil
 import torch
 from pydantic import Field
+from torch.distributed.elastic.utils.distributed import get_free_port
 
 from lsai_core.config import TrainConfig
 from lsai_core.errors import Unavailable
@@ -142,7 +143,11 @@ def attempt(workers: Any, work: Work, argument: Any, *, processes: int, timeout_
     Returns outcome, note and seconds, and for `ok` of each measured number the largest process's: `peak_gib`, and the others in
     `measured`. `work` and `argument` must be picklable.
     """
-    started, meeting = time.perf_counter(), on_this_machine(processes)
+    started, meeting = (
+        time.perf_counter(),
+        on_this_machine() | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes)),
+    )
+    meeting |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(get_free_port())}
     waiting, found = {}, list[dict[str, float]]()
     for rank in range(processes):
         answer, told = workers.Pipe(duplex=False)

@@ -27,7 +27,8 @@ from lsai_lab.benches.context.config import ContextBenchConfig, Measure
 from lsai_lab.benches.context.rank import Rank
 from lsai_lab.benches.context.rows import describe, expected, row_of, summary
 from lsai_lab.benches.points import Points, Row, guarded
-from lsai_lab.launch.launch import WorkerFailed, launch
+from lsai_lab.cluster.launch_srun import srun_command
+from lsai_lab.launch.launch import WorkerFailed, launch, require_devices
 from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.records import is_out_of_memory
 
@@ -58,10 +59,13 @@ def run(config: ContextBenchConfig, context: Context) -> dict[str, Any]:
 
     if config.processes == 1 or context.world.size > 1:
         return _measured(config, context, on_rows if config.processes == 1 else context.on_rows)
+    command = srun_command(config.processes)
+    if command is None:
+        require_devices(config.device, config.processes)
     pending.unlink(missing_ok=True)  # of an attempt that was itself ended
     while True:
         try:
-            return launch(context.folder, context.data_root, config.processes, config.device, watch)
+            return launch(context.folder, context.data_root, config.processes, on_rows=watch, command=command)
         except (MemoryError, WorkerFailed) as error:
             if not pending.exists():
                 raise
