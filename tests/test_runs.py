@@ -124,11 +124,18 @@ def test_a_report_without_running_shows_how_every_run_ended(hazards: Hazards) ->
     assert (folder / "lab-report.pdf").read_bytes().startswith(b"%PDF")
 
 
-@pytest.mark.parametrize("limited", [True, False])
-def test_few_open_files_are_told_in_one_line_and_a_run_needs_no_loopback(
-    shared: Project, tmp_path: Path, limited: bool
+@pytest.mark.parametrize(
+    ("limited", "command", "code", "said"),
+    [
+        (True, "study memory --only baseline --parts train", 2, "a process may open 64 files here"),
+        (False, "study memory --only baseline --parts train", 0, "1 ok"),
+        (False, "train --study memory --technique baseline --set parallel.fsdp=2", 1, "`ip link set lo up`"),
+    ],
+)
+def test_few_open_files_and_no_loopback_are_told_in_one_line_and_one_process_needs_none(
+    shared: Project, tmp_path: Path, limited: bool, command: str, code: int, said: str
 ) -> None:
-    words = [sys.executable, "-m", "lsai_lab.cli", "study", "memory", "--only", "baseline", "--parts", "train"]
+    words = [sys.executable, "-m", "lsai_lab.cli", *command.split()]
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), **shared.env, "LSAI_RUNS": str(tmp_path)}
     if limited:
         words = ["bash", "-c", 'ulimit -n 64; exec "$@"', "-", *words]
@@ -137,6 +144,5 @@ def test_few_open_files_are_told_in_one_line_and_a_run_needs_no_loopback(
         if subprocess.run([*words[:3], "true"], capture_output=True, check=False).returncode:
             pytest.skip("no network namespaces here")
     done = subprocess.run(words, env=environment, cwd=shared.root, capture_output=True, text=True, timeout=100)
-    assert done.returncode == (2 if limited else 0), done
-    if limited:
-        assert "a process may open 64 files here" in done.stderr and len(done.stderr.splitlines()) == 1, done
+    assert done.returncode == code and said in done.stdout + done.stderr, done
+    assert code != 2 or len(done.stderr.splitlines()) == 1, done

@@ -115,8 +115,9 @@ def on_this_machine() -> dict[str, str]:
     seconds, and the start of two processes 95 s (12 s so, measured with a server that stays silent).
     """
     interfaces = {address.address: name for name, found in psutil.net_if_addrs().items() for address in found}
-    loopback = {"GLOO_SOCKET_IFNAME": interfaces["127.0.0.1"]} if "127.0.0.1" in interfaces else {}
-    return {"RES_OPTIONS": "timeout:1 attempts:1", **loopback, **os.environ}
+    if "127.0.0.1" not in interfaces:
+        raise UserError("processes meet at 127.0.0.1, which this machine does not have; `ip link set lo up`")
+    return {"RES_OPTIONS": "timeout:1 attempts:1", "GLOO_SOCKET_IFNAME": interfaces["127.0.0.1"], **os.environ}
 
 
 def require_devices(device: str, nproc: int) -> None:
