@@ -28,7 +28,7 @@ from lsai_lab.runs.campaign import plan_studies, run_studies
 from lsai_lab.runs.driver import cores_shared_by
 from lsai_lab.runs.notebook import execute_notebook
 from lsai_lab.runs.records import Run, find_runs, recorded_runs
-from lsai_lab.runs.session import Session
+from lsai_lab.runs.session import Session, current_runs
 from lsai_lab.runs.stop import StopRequest
 from lsai_lab.runs.study import study_names
 
@@ -107,24 +107,28 @@ def _update(session: Session, out: Path, formats: list[str], engine: Engine, bui
     reports, chapters = session.root / "reports", read_chapters(session.root)
     committed = recorded_runs(reports)
     there = {(run.summary.id.study, run.folder.name) for run in committed}
-    own = [run for run in find_runs(session.runs_root) if (run.summary.id.study, run.folder.name) not in there]
-    runs = [*own, *committed]
-    problems = _execute(session, chapters, runs, build)
+    runs = [run for run in find_runs(session.runs_root) if (run.summary.id.study, run.folder.name) not in there]
+    runs += committed
+    try:
+        told = [*committed, *current_runs(session)]  # not what was tried by hand
+    except UserError:  # of parameters: the chapters that read them say so
+        told = runs
+    problems = _execute(session, chapters, runs, told, build)
     shell = [path for path in sorted(reports.iterdir()) if path.is_file() and path.suffix != ".ipynb"]
     inputs = [*(build / chapter.name for chapter in chapters), *shell, *_files(runs)]
     key = _digest(inputs, str(find_quarto(engine)), str(out), code_hash(closure(["lsai_lab.kit.render"])))
-    stamps = {name: build / f"{name}.key" for name in formats}
+    keys = {name: build / f"{name}.key" for name in formats}
     made = {name: out / {"html": HTML, "pdf": PDF}[name] for name in formats}
-    left = [name for name in formats if not (made[name].exists() and _read(stamps[name]) == key)]
-    for name in set(formats) - set(left):
+    old = [name for name in formats if made[name].exists() and keys[name].exists() and keys[name].read_text() == key]
+    for name in old:
         print(f"report: up to date, reused: {made[name]}", flush=True)
-    rendered = True
+    rendered, left = True, [name for name in formats if name not in old]
     if left or not all((reports / chapter.name).exists() for chapter in chapters):
         from lsai_lab.kit.bind import bind  # these take seconds to import
         from lsai_lab.kit.runpages import write_run_pages
 
-        for old in (reports / "files", reports / "data"):
-            shutil.rmtree(old, ignore_errors=True)
+        for folder in (reports / "files", reports / "data"):
+            shutil.rmtree(folder, ignore_errors=True)
         for path in reports.glob("*.ipynb"):
             path.unlink()
         whole = {chapter.name: bind(build / chapter.name, reports / chapter.name) for chapter in chapters}
@@ -133,21 +137,22 @@ def _update(session: Session, out: Path, formats: list[str], engine: Engine, bui
         started = time.monotonic()
         out.mkdir(parents=True, exist_ok=True)
         for name in left:
-            stamps[name].unlink(missing_ok=True)
+            keys[name].unlink(missing_ok=True)
             rendered &= bool(paths := render(reports, out, [name], engine))
             for path in paths:
-                write_text(stamps[name], "" if problems else key)
+                write_text(keys[name], "" if problems else key)
                 print(f"report: {path}, rendered in {time.monotonic() - started:.1f} s", flush=True)
     for problem in problems:
         print(f"report: a chapter did not complete: {problem}", flush=True)
     return rendered and not problems
 
 
-def _execute(session: Session, chapters: list[Chapter], runs: list[Run], build: Path) -> list[str]:
+def _execute(session: Session, chapters: list[Chapter], runs: list[Run], told: list[Run], build: Path) -> list[str]:
     """Execute what changed, as many chapters at a time as there are cores; an error or an interrupt ends those that are running."""
     stop, problems, started = StopRequest(), [], time.monotonic()
     with ThreadPoolExecutor(AT_A_TIME) as pool:  # each thread waits for a process
-        futures = {pool.submit(_chapter, session, chapter, runs, build, stop): chapter for chapter in chapters}
+        reads = [(chapter, runs if "mine=" in chapter.cells else told) for chapter in chapters]
+        futures = {pool.submit(_chapter, session, chapter, read, build, stop): chapter for chapter, read in reads}
         try:
             for number, future in enumerate(as_completed(futures), 1):
                 what, left = future.result(), (time.monotonic() - started) / number * (len(futures) - number)
@@ -171,13 +176,12 @@ def _chapter(session: Session, chapter: Chapter, runs: list[Run], build: Path, s
     files += _files([run for run in runs if not chapter.studies or run.summary.id.study in chapter.studies])
     modules = re.findall(r"(?m)^(?:from|import) (lsai_[\w.]+)", chapter.cells)
     key = _digest(files, chapter.cells, repr(session.profile_name), code_hash(closure([*_FACE, *modules])))
-    if target.exists() and _read(stamp) == key:
+    if target.exists() and stamp.exists() and stamp.read_text() == key:
         return "reused"
     stamp.unlink(missing_ok=True)
-    named = {"LSAI_PROFILE": session.profile_name} if session.profile_name else {}
     problem = execute_notebook(
         chapter.source, target, {}, root=session.root, timeout_s=CHAPTER_TIMEOUT_S, stop=stop,
-        environment={**cores_shared_by(AT_A_TIME), **named},
+        environment={**cores_shared_by(AT_A_TIME), **({"LSAI_PROFILE": session.profile_name} if session.profile_name else {})},
     )  # fmt: skip
     if problem is None:
         write_text(stamp, key)
@@ -186,10 +190,6 @@ def _chapter(session: Session, chapter: Chapter, runs: list[Run], build: Path, s
 
 def _files(runs: Iterable[Run]) -> list[Path]:
     return [path for run in runs for path in sorted(run.folder.iterdir()) if path.suffix in (".json", ".jsonl")]
-
-
-def _read(stamp: Path) -> str:
-    return stamp.read_text(encoding="utf-8") if stamp.exists() else ""
 
 
 def _digest(files: Iterable[Path], *facts: str) -> str:
