@@ -104,7 +104,14 @@ def test_a_notebook_runs_in_the_browser(folder: Project, server: str, browser: A
         page.wait_for_timeout(500)
         if SHOTS and "%|" in str(texts):
             page.screenshot(path=f"{SHOTS}/{name}-during.png")
-    assert name != "run-training" or any("%|" in text and "tokens/s" in text for text in texts), "no progress was shown"
+    if name in (
+        "run-training",
+        "run-attention",
+        "run-batch-search",
+        "run-context",
+    ):  # the others end too soon to be seen
+        assert any("%|" in text for text in texts), "no progress was shown"
+        assert name != "run-training" or any("tokens/s" in text for text in texts)
     outputs = [output for cell in page.evaluate(CELLS) for output in cell["outputs"]]
     assert all(cell["count"] for cell in page.evaluate(CELLS))
     assert not [output for output in outputs if output["output_type"] == "error"]
