@@ -6,6 +6,7 @@ it imports has changed; the book is rendered again when an executed chapter, a r
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -51,8 +52,7 @@ def read_chapters(root: Path) -> list[Chapter]:
     """The chapters that `reports/_quarto.yml` names. `index.ipynb` is the notebook whose name starts with 00."""
     notebooks, chapters = root / "notebooks", []
     for name in book_settings(root / "reports")["chapters"]:
-        front = sorted(notebooks.glob("00*.ipynb")) if name == "index.ipynb" else []
-        source = front[0] if front else notebooks / name
+        source = min(notebooks.glob("00*.ipynb" if name == "index.ipynb" else name), default=notebooks / name)
         try:
             cells = json.loads(source.read_text(encoding="utf-8"))["cells"]  # nbformat takes a second to import
             text = "\0".join(f"{cell['cell_type']}\0{''.join(cell['source'])}" for cell in cells)
@@ -70,7 +70,7 @@ def read_chapters(root: Path) -> list[Chapter]:
 
 def report_studies(root: Path) -> list[str]:
     """Every study, in the order in which the chapters behind the front page first load them."""
-    named = [study for chapter in read_chapters(root)[1:] for study in chapter.studies]
+    named = (study for chapter in read_chapters(root)[1:] for study in chapter.studies)
     return list(dict.fromkeys([*named, *study_names(root)]))
 
 
@@ -84,16 +84,14 @@ def make_report(
     only what is expected to fit, in the order of the pass or the book.
     """
     find_quarto(engine)
-    studies = report_studies(session.root) if run else []
-    plans = plan_studies(session, studies, only, skip, full)
+    plans = plan_studies(session, report_studies(session.root) if run else [], only, skip, full)
     build = session.root / "reports" / "_build"
     try:
         build.mkdir(parents=True, exist_ok=True)
         with FileLock(build / ".lock", timeout=0):
             good = _update(session, out, ["html"] if run and "html" in formats else formats, engine, build)
             if run:
-                good = run_studies(session, plans, budget_s)
-                good &= _update(session, out, formats, engine, build)
+                good = run_studies(session, plans, budget_s) & _update(session, out, formats, engine, build)
     except Timeout:
         raise UserError(f"another process is making the report in {build.parent} right now; wait for it") from None
     except OSError as error:  # a full or read-only disk is the user's to mend
@@ -107,19 +105,17 @@ def _update(session: Session, out: Path, formats: list[str], engine: Engine, bui
     reports, chapters = session.root / "reports", read_chapters(session.root)
     committed = recorded_runs(reports)
     there = {(run.summary.id.study, run.folder.name) for run in committed}
-    runs = [run for run in find_runs(session.runs_root) if (run.summary.id.study, run.folder.name) not in there]
-    runs += committed
-    try:
+    own = [run for run in find_runs(session.runs_root) if (run.summary.id.study, run.folder.name) not in there]
+    runs = told = [*own, *committed]
+    with contextlib.suppress(UserError):  # of parameters: the chapters that read them say so
         told = [*committed, *current_runs(session)]  # not what was tried by hand
-    except UserError:  # of parameters: the chapters that read them say so
-        told = runs
     problems = _execute(session, chapters, runs, told, build)
     shell = [path for path in sorted(reports.iterdir()) if path.is_file() and path.suffix != ".ipynb"]
     inputs = [*(build / chapter.name for chapter in chapters), *shell, *_files(runs)]
     key = _digest(inputs, str(find_quarto(engine)), str(out), code_hash(closure(["lsai_lab.kit.render"])))
     keys = {name: build / f"{name}.key" for name in formats}
     made = {name: out / {"html": HTML, "pdf": PDF}[name] for name in formats}
-    old = [name for name in formats if made[name].exists() and keys[name].exists() and keys[name].read_text() == key]
+    old = [name for name in formats if made[name].exists() and _holds(keys[name], key)]
     for name in old:
         print(f"report: up to date, reused: {made[name]}", flush=True)
     rendered, left = True, [name for name in formats if name not in old]
@@ -176,7 +172,7 @@ def _chapter(session: Session, chapter: Chapter, runs: list[Run], build: Path, s
     files += _files([run for run in runs if not chapter.studies or run.summary.id.study in chapter.studies])
     modules = re.findall(r"(?m)^(?:from|import) (lsai_[\w.]+)", chapter.cells)
     key = _digest(files, chapter.cells, repr(session.profile_name), code_hash(closure([*_FACE, *modules])))
-    if target.exists() and stamp.exists() and stamp.read_text() == key:
+    if target.exists() and _holds(stamp, key):
         return "reused"
     stamp.unlink(missing_ok=True)
     problem = execute_notebook(
@@ -190,6 +186,10 @@ def _chapter(session: Session, chapter: Chapter, runs: list[Run], build: Path, s
 
 def _files(runs: Iterable[Run]) -> list[Path]:
     return [path for run in runs for path in sorted(run.folder.iterdir()) if path.suffix in (".json", ".jsonl")]
+
+
+def _holds(stamp: Path, key: str) -> bool:
+    return stamp.exists() and stamp.read_text(encoding="utf-8") == key
 
 
 def _digest(files: Iterable[Path], *facts: str) -> str:
