@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from lsai_core.config import DataConfig
 from lsai_core.errors import UserError
 from lsai_core.strict import validated
-from lsai_lab.data import Dataset, download, prepare, speakleash
+from lsai_lab.data import Dataset, prepare, speakleash
 from lsai_lab.data.polish_docs import html_to_text, roff_to_text
 
 RECORDS = [{"text": f"Dokument numer {i}. " + f"Zdanie o liczbie {i * i}. " * 20, "meta": {"n": i}} for i in range(200)]
@@ -30,7 +30,7 @@ BIG = [{"text": f"{i} " + random.Random(i).randbytes(1500).hex()} for i in range
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[SpeakleashServer]:
-    monkeypatch.setattr(download, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(speakleash, "BACKOFF_S", 0.001)
     with SpeakleashServer() as running:
         monkeypatch.setenv("LSAI_SPEAKLEASH_URL", running.url)
         yield running
@@ -105,14 +105,14 @@ def test_a_file_that_changes_meanwhile_is_fetched_anew_and_an_interrupted_one_le
 
     served.manifest["file_size"] = None
     with monkeypatch.context() as patch:
-        patch.setattr(download, "sleep", pause)
+        patch.setattr(speakleash, "sleep", pause)
         quick("speakleash:d", tmp_path / "changed")
     assert server.requests[-1][1] == "bytes=131072-", "answered with 200 and the new file"
     assert (tmp_path / "changed/raw/speakleash/d.jsonl.zst").read_bytes() == new
 
     served.drops = 1
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(download, "sleep", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(speakleash, "sleep", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         quick("speakleash:d", tmp_path / "interrupted")
     assert not list(tmp_path.glob("interrupted/raw/speakleash/d*"))
     quick("speakleash:d", tmp_path / "interrupted")

@@ -5,8 +5,11 @@
                                 file_size, the size in bytes of the next
     <base>/<name>.jsonl.zst     records {"text": str or list of str, "meta": {...}}, zstd (lm_dataformat)
 
-Source of the layout: the client's repository github.com/speakleash/speakleash. Unlike that client, every answer's
-status is checked, a download is complete and decodes or does not exist, and listing reads the index alone.
+Source of the layout: the client's repository github.com/speakleash/speakleash.
+
+A download is whole or does not exist: a file is fetched into `<name>.part` and renamed when its size agrees with the manifest's and it
+decodes. A broken connection is retried with growing pauses and continues where it stopped (HTTP Range, RFC 9110 section 14);
+`If-Range` makes the server start over if the file has changed meanwhile.
 """
 
 from __future__ import annotations
@@ -16,17 +19,36 @@ import difflib
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from time import sleep
+from typing import Any, BinaryIO, TypeVar
+
+import requests
+from filelock import FileLock
 
 from lsai_core.errors import UserError
 from lsai_core.files import write_json
-from lsai_lab.data.documents import Corpus
-from lsai_lab.data.download import NotFound, download, get_json, size_in_bytes
+from lsai_lab.data.documents import Corpus, progress_bar
 from lsai_lab.data.local import BUFFER, json_texts, open_stream
 from lsai_lab.files import content_hash
 
+T = TypeVar("T")
 DEFAULT_URL = "https://d6t0.c15.e2-2.dev/speakleash-ds-pub/datasets_text/"  # since May 2024; before: speakleash.space
+ATTEMPTS = 5
+BACKOFF_S = 0.5
+TIMEOUT_S = (10, 60)  # connect, read
+CHUNK = 64 << 10  # a broken connection loses less than one chunk
+MAX_JSON = 16 << 20
+RETRY_STATUS = {408, 416, 425, 429, 500, 502, 503, 504}
+
+
+class NotFound(UserError):
+    """The server answered 404."""
+
+
+class _Broken(Exception):
+    """A fault that a retry may mend."""
 
 
 def base_url() -> str:
@@ -37,7 +59,7 @@ def base_url() -> str:
 def list_names() -> list[str]:
     """The names of all datasets: one request."""
     url = base_url() + "speakleash.json"
-    index = get_json(url)
+    index = _get_json(url)
     if not isinstance(index, list):
         raise UserError(f"{url}: expected a list of datasets; is LSAI_SPEAKLEASH_URL right?")
     return sorted(str(item["name"]) for item in index if isinstance(item, dict) and "name" in item)
@@ -45,14 +67,15 @@ def list_names() -> list[str]:
 
 def get_manifest(name: str) -> dict[str, Any]:
     """The manifest of one dataset. Raises `UserError` with the nearest names if there is none of this name."""
+    url = base_url() + f"{name}.manifest"
     try:
-        manifest = get_json(base_url() + f"{name}.manifest")
+        manifest = _get_json(url)
     except NotFound:
         near = difflib.get_close_matches(name, list_names(), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "see `lsai data list --speakleash`"
         raise UserError(f"Speakleash has no dataset {name!r}; {hint}") from None
     if not isinstance(manifest, dict):
-        raise UserError(f"{base_url()}{name}.manifest: expected a JSON object")
+        raise UserError(f"{url}: expected a JSON object")
     return manifest
 
 
@@ -66,11 +89,14 @@ def checked(name: str) -> str:
 def open_corpus(name: str, raw: Path, progress: bool) -> Corpus:
     """One dataset of the collection. What is in the raw cache is complete and is used without asking the network."""
     data, manifest_file = (raw / "speakleash" / f"{name}{suffix}" for suffix in (".jsonl.zst", ".manifest"))
-    manifest = _cached(manifest_file) if data.exists() else None
-    if manifest is None:
+    manifest = None
+    if data.exists():
+        with contextlib.suppress(OSError, ValueError):
+            manifest = json.loads(manifest_file.read_text(encoding="utf-8"))
+    if not isinstance(manifest, dict):
         manifest = get_manifest(name)
-        size = size_in_bytes(manifest.get("file_size"), f"{base_url()}{name}.manifest: file_size")
-        download(base_url() + data.name, data, expected=size, check=_decodes, progress=progress)
+        size = _size_in_bytes(manifest.get("file_size"), f"{base_url()}{name}.manifest: file_size")
+        _download(base_url() + data.name, data, size, progress)
         write_json(manifest_file, manifest)
     stats = manifest["stats"] if isinstance(manifest.get("stats"), dict) else {}
     facts = {key: manifest.get(key) for key in ("description", "license", "category", "file_size")}
@@ -79,20 +105,115 @@ def open_corpus(name: str, raw: Path, progress: bool) -> Corpus:
     return Corpus(content_hash(data).hexdigest(), description, lambda: json_texts(data))
 
 
-def _cached(path: Path) -> dict[str, Any] | None:
-    with contextlib.suppress(OSError, ValueError):
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        return manifest if isinstance(manifest, dict) else None
-    return None
+def _get_json(url: str) -> Any:
+    """Fetch and parse a small JSON file. Raises `NotFound`, or `UserError` for any other failure."""
+
+    def get() -> Any:
+        with requests.get(url, timeout=TIMEOUT_S, stream=True) as response:
+            _check_status(response, url)
+            body = b""
+            for chunk in response.iter_content(CHUNK):
+                body += chunk
+                if len(body) > MAX_JSON:
+                    raise UserError(f"{url}: more than {MAX_JSON >> 20} MiB of JSON; is this the right server?")
+            try:
+                return json.loads(body, parse_constant=_no_number)
+            except (ValueError, RecursionError):
+                raise UserError(f"{url}: the answer is not JSON; is this the right server?") from None
+
+    return _retry(url, get)
 
 
-def _decodes(path: Path) -> None:
-    """Raise `UserError` unless every zstd frame is complete."""
-    with open_stream(path, compressed=True) as file:
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _size_in_bytes(value: Any, where: str) -> int | None:
+    """A size that a server states, None if it states none. Raises `UserError` for what is no whole number."""
+    if value in (None, "", 0):
+        return None
+    if re.fullmatch("[0-9]{1,18}", str(value)):
+        return int(value)
+    raise UserError(f"{where} is {str(value)[:40]!r}, not a size in bytes; try again later")
+
+
+def _download(url: str, path: Path, expected: int | None, progress: bool) -> None:
+    """Fetch `url`, of which the manifest says that it has `expected` bytes, to `path` unless it is there already.
+
+    One process downloads, others wait. Raises `NotFound`, or `UserError` for any other failure; then `path` does not exist.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part, seen = path.with_name(f"{path.name}.part"), dict[str, str]()
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        if path.exists():
+            return
         try:
-            while file.read(BUFFER):
-                pass
+            with part.open("wb") as file:
+                _retry(url, lambda: _fetch(url, file, seen, expected, progress), file.tell)
+            with open_stream(part, compressed=True) as file:
+                while file.read(BUFFER):
+                    pass
+            part.rename(path)
         except OSError as error:
-            if error.errno is not None:
+            if error.errno is not None:  # the disk's fault, not the file's
                 raise
-            raise UserError(str(error)) from None
+            raise UserError(f"{url}: the download is damaged ({error}); try again") from None
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def _fetch(url: str, file: BinaryIO, seen: dict[str, str], expected: int | None, progress: bool) -> None:
+    """One request that completes `file`, or raises, mostly with more in `file` than before. `seen["tag"]`: of which version it is."""
+    have = file.tell()
+    resume = {"Range": f"bytes={have}-", "If-Range": seen["tag"]} if have and seen.get("tag") else {}
+    headers = {"Accept-Encoding": "identity"} | resume
+    with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT_S) as response:
+        told, status = response.headers, response.status_code
+        resumed = status == 206 and told.get("Content-Range", "").startswith(f"bytes {have}-")
+        if status in (200, 206, 416) and not resumed:
+            file.truncate(file.seek(0))
+        _check_status(response, url)
+        if status == 206 and not resumed:
+            raise _Broken("the server continued at the wrong place")
+        length = _size_in_bytes(told.get("Content-Length"), f"{url}: Content-Length")
+        total = file.tell() + length if length is not None else expected
+        if expected is not None and total != expected:
+            sizes = f"the server sends {total} bytes but its manifest says {expected}"
+            raise UserError(f"{url}: {sizes}; it may be updating, try later")
+        # A weak ETag must not be used with If-Range; the date is the next best (RFC 9110, section 13.1.5).
+        tags = (told.get("ETag", ""), told.get("Last-Modified", ""))
+        seen["tag"] = next((tag for tag in tags if tag.isascii() and tag and not tag.startswith("W/")), "")
+        options: dict[str, Any] = {"total": total, "initial": file.tell(), "unit": "B", "unit_scale": True}
+        with progress_bar(progress, desc=url.rpartition("/")[2], **options) as bar:
+            for chunk in response.iter_content(CHUNK):
+                bar.update(file.write(chunk))
+                if expected is not None and file.tell() > expected:
+                    break  # of a length that the server did not state
+    if total is not None and file.tell() != total:
+        raise _Broken(f"{file.tell()} of {total} bytes arrived")
+
+
+def _retry(url: str, action: Callable[[], T], done: Callable[[], int] = lambda: 0) -> T:
+    """The result of `action`, tried again after faults of the network; one that moved `done` further than ever resets the count."""
+    failures, most = 0, done()
+    while True:
+        try:
+            return action()
+        except (_Broken, requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError) as error:
+            now = done()
+            failures, most = (1 if now > most else failures + 1), max(most, now)
+            if failures >= ATTEMPTS:
+                reason = "no connection" if isinstance(error, requests.ConnectionError) else error
+                raise UserError(f"{url}: gave up after {ATTEMPTS} attempts ({reason}); try again later") from error
+            sleep(BACKOFF_S * 2 ** (failures - 1))
+        except requests.RequestException as error:
+            raise UserError(f"{url}: {error}") from error
+
+
+def _check_status(response: requests.Response, url: str) -> None:
+    if response.status_code == 404:
+        raise NotFound(f"{url}: not found on the server (404)")
+    if response.status_code in RETRY_STATUS:
+        raise _Broken(f"status {response.status_code} {response.reason}")
+    if response.status_code not in (200, 206):
+        raise UserError(f"{url}: the server answered {response.status_code} {response.reason}")
