@@ -5,10 +5,9 @@
                            meta.json                     what it is, counts, sizes, checksums; written last
 
 `<id>` is a hash over the data config, the content of the source and the version of this pipeline. Opening a dataset
-compares all sizes with meta.json and checks the token files' checksums (BLAKE2b per 16 MiB block): all blocks of files
-up to 2 GiB (a billion tokens; about a second a GiB and core), of larger ones 128 evenly spaced blocks with the first
-and the last. So a cut-off or damaged file is one clear error and never a strange loss, and no token reaches or passes
-the vocabulary's size.
+compares all sizes with meta.json and checks the files' checksums (BLAKE2b per 16 MiB block): all blocks of files up to
+2 GiB (a billion tokens; about a second a GiB and core), of larger ones 128 evenly spaced ones. So a cut-off or damaged
+file is one clear error and never a strange loss.
 """
 
 from __future__ import annotations
@@ -48,9 +47,7 @@ class Dataset:
             size = path.stat().st_size if path.exists() else 0
             if size != facts["bytes"]:
                 raise _damaged(folder, f"{path}: {size} bytes instead of {facts['bytes']}")
-            count = len(
-                facts["blake2b"]
-            )  # at most some of the blocks, evenly spaced, the first and the last among them
+            count = len(facts["blake2b"])
             blocks = np.linspace(0, count - 1, min(count, MAX_BLOCKS_CHECKED)).round().astype(int).tolist()
             for block, digest in zip(blocks, _block_digests(path, blocks), strict=True):
                 if digest != facts["blake2b"][block]:

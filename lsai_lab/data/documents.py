@@ -2,14 +2,13 @@
 
 Whatever the source, its texts pass through `documents` once per pass over the corpus: text that is no valid Unicode (lone
 surrogates from JSON escapes) is repaired, blank texts are dropped, `max_mb` ends the stream after whole documents, and each
-document gets a 64-bit key, a hash of the split seed and its content. Everything is a generator: a corpus of any size streams through.
+document gets a 64-bit key, a hash of the split seed and its content. A corpus of any size streams through.
 
-Splits: 85 % train, 10 % validation, 5 % test, by document. The key is compared with two thresholds, so the decision needs no
-state, and equal texts always land in the same split: no copy of a training document is ever tested on. Documents cut from one
-of `MIN_FILES` or more files of plain text stay together, as their key is the file's; fewer files could not fill three splits. For
-a corpus of at least `SURVEY` distinct documents the thresholds are the fixed quantiles, so adding documents moves none of
-the others. A smaller one would risk an empty split, so there the thresholds are taken from its sorted keys: the shares are then
-exact to one document, and validation and test hold at least one each.
+Splits: 85 % train, 10 % validation, 5 % test, by document. The key is compared with two thresholds, so equal texts always land in the
+same split: no copy of a training document is ever tested on. Documents cut from one of `MIN_FILES` or more files of plain text stay
+together, as their key is the file's; fewer files could not fill three splits. For a corpus of at least `SURVEY` distinct documents the
+thresholds are the fixed quantiles, so adding documents moves none of the others. Those of a smaller one are taken from its sorted keys:
+the shares are then exact to one document, and validation and test hold at least one each.
 """
 
 from __future__ import annotations

@@ -2,15 +2,11 @@
 
 Three passes over the corpus, each streamed: a survey of at most 1000 documents that fixes the split thresholds, the
 tokenizer's training text, and the encoding. Everything is written into a hidden folder that is renamed when it is
-complete, meta.json last, so a dataset folder is whole or does not exist.
+complete, so a dataset folder is whole or does not exist.
 
-Which dataset answers a config?
-- Local sources (stdlib, file:) are hashed on every call, so that a changed corpus makes a new dataset.
-- Remote sources (polish-docs, speakleash) are found by the request alone, a hash over the config that each meta.json
-  carries: the meta.json files are the index. So a prepared dataset works offline, and on any machine that `datasets/`
-  is copied to. Delete its folder (and its raw download) to fetch anew.
-
-Two preparations of the same dataset at once: the second waits at a file lock and then finds the first one's result.
+Which dataset answers a config? Local sources (stdlib, file:) are hashed on every call, so that a changed corpus makes a new dataset.
+Remote ones (polish-docs, speakleash) are found by the request alone, a hash over the config that each meta.json carries. So a prepared
+dataset works offline, and on any machine that `datasets/` is copied to. Delete its folder (and its raw download) to fetch anew.
 """
 
 from __future__ import annotations
@@ -43,8 +39,6 @@ from lsai_lab.data.documents import MB, MIN_FILES, SPLITS, Corpus, Document, doc
 from lsai_lab.data.tokenizer import EOT, EOT_ID, encode_documents, train_tokenizer
 
 PIPELINE = 2  # raise it when a change of code in this package, not of a constant, changes the tokens of the same text
-
-
 KINDS = {
     "stdlib": "sources of this Python's standard library; works everywhere, offline",
     "polish-docs": "Polish documentation from Debian packages (7.6 MB on Debian 12); needs apt-get",
@@ -66,7 +60,7 @@ class Source:
 
 
 def parse_source(text: str) -> Source:
-    """The source that a config names. Raises `UserError` for an unknown kind or a missing name."""
+    """The source that a config names; `UserError` for an unknown kind or a missing name."""
     from lsai_lab.data import polish_docs, speakleash  # with requests, which a prepared dataset does not need
 
     kind, colon, name = text.partition(":")
@@ -94,7 +88,7 @@ def prepare(config: DataConfig, root: Path, *, progress: bool = True) -> Dataset
     when `root` cannot be written.
     """
     source, request = parse_source(config.source), _request(config)
-    with _disk_errors(root):
+    try:
         corpus, wanted = _wanted(source, request, root, progress)
         if found := _find(root, source, wanted):
             return Dataset(found)
@@ -103,6 +97,10 @@ def prepare(config: DataConfig, root: Path, *, progress: bool = True) -> Dataset
             if found := _find(root, source, wanted):
                 return Dataset(found)
             return _build(config, request, source, corpus or source.open(root / "raw", progress), root, progress)
+    except OSError as error:  # a full or read-only disk is the user's to mend
+        where = f"{error.filename or root}: {error.strerror}"
+        advice = "free space, mend its permissions, or set LSAI_DATA to another folder"
+        raise UserError(f"cannot prepare the data at {where}; {advice}") from error
 
 
 def prepared_id(config: DataConfig, root: Path) -> str | None:
@@ -201,11 +199,9 @@ def _find(root: Path, source: Source, wanted: dict[str, str]) -> Path | None:
     """The newest dataset folder of this source whose meta.json says what is `wanted`."""
     matches = []
     for folder in find_datasets(root):
-        if folder.name.startswith(f"{source.slug}-"):
-            with contextlib.suppress(UserError):  # a damaged neighbour is reported when it is opened itself
-                meta = read_meta(folder)
-                if meta.items() >= wanted.items():
-                    matches.append((str(meta.get("created", "")), folder))
+        with contextlib.suppress(UserError):  # a damaged neighbour is reported when it is opened itself
+            if folder.name.startswith(f"{source.slug}-") and (meta := read_meta(folder)).items() >= wanted.items():
+                matches.append((str(meta.get("created", "")), folder))
     return max(matches)[1] if matches else None
 
 
@@ -222,14 +218,3 @@ def _request(config: DataConfig) -> str:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
-
-
-@contextlib.contextmanager
-def _disk_errors(root: Path) -> Iterator[None]:
-    """A full or read-only disk is the user's to mend: one line that names it and the file."""
-    try:
-        yield
-    except OSError as error:
-        where = f"{error.filename or root}: {error.strerror}"
-        advice = "free space, mend its permissions, or set LSAI_DATA to another folder"
-        raise UserError(f"cannot prepare the data at {where}; {advice}") from error

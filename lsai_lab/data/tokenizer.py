@@ -5,11 +5,8 @@ itself. The vocabulary is 1 special token + 256 bytes + the merges that the trai
 (a small corpus may support fewer). `<|endoftext|>` has id 0 and ends every document; inside a text its characters are
 encoded as ordinary text, so a corpus cannot forge a document end. Source: Radford et al. 2019 (GPT-2), section 2.2.
 
-Encoding: documents in, three token files out, at the speed of the tokenizer.
-
-Documents are cut into batches of two million characters; `encode_batch_fast` encodes one after the other on all cores. One batch exists
-at any time: resident memory does not depend on the size of the corpus or of one document. Files are written with plain writes, not
-through a memory map, because a full disk then is an exception and not a SIGBUS.
+Encoding: documents in, three token files out. One batch of two million characters exists at any time, so memory does not depend on the
+size of the corpus or of one document. Files are written with plain writes, because in a memory map a full disk would be a SIGBUS.
 """
 
 from __future__ import annotations
@@ -44,17 +41,14 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )  # fmt: skip
     tokenizer.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer)
-    return _for_encoding(tokenizer)
+    tokenizer.encode_special_tokens = True  # inside texts as ordinary characters
+    return tokenizer
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """Read a tokenizer.json for encoding."""
-    return _for_encoding(Tokenizer.from_file(str(path)))
-
-
-def _for_encoding(tokenizer: Tokenizer) -> Tokenizer:
-    """Encode `<|endoftext|>` inside texts as ordinary characters (a setting that tokenizer.json does not keep)."""
-    tokenizer.encode_special_tokens = True
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.encode_special_tokens = True  # which tokenizer.json does not keep
     return tokenizer
 
 
