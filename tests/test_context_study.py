@@ -15,7 +15,7 @@ from lsai_core.errors import UserError
 from lsai_core.files import read_jsonl, write_json
 from lsai_core.strict import validated
 from lsai_lab.benches.attention.config import Shape
-from lsai_lab.benches.context.config import ContextBenchConfig
+from lsai_lab.benches.context.config import ContextBenchConfig, Point
 from lsai_lab.benches.context.rows import expected as outlook
 from lsai_lab.benches.context.rows import row_of
 from lsai_lab.runs.driver import run_one
@@ -186,7 +186,7 @@ def known(method: str, length: int, **values: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_earlier_points_tell_what_is_not_worth_trying(rows: list[Any], length: int, expected: Any) -> None:
-    assert outlook(config(budget_s=100), rows, "time", "zigzag", length, 140.0) == expected
+    assert outlook(config(budget_s=100), rows, Point("time", "zigzag", length), 140.0) == expected
 
 
 def test_a_step_takes_as_long_as_its_slowest_process() -> None:
@@ -208,7 +208,7 @@ def test_a_step_takes_as_long_as_its_slowest_process() -> None:
             "sent_training_mib": 2.0,
         },
     ]
-    row = row_of(config(), "time", "zigzag", 128, answers, torch.device("cuda"))
+    row = row_of(config(), Point("time", "zigzag", 128), answers, 50)
     assert (row["forward_ms"], row["training_ms"], row["rank_training_ms"]) == (3.0, 7.0, [5.0, 6.0])
     assert (row["memory_gib"], row["rank_memory_gib"], row["rank_sent_training_mib"]) == (5.0, [3.0, 5.0], [4.0, 2.0])
     traces = [
@@ -222,7 +222,7 @@ def test_a_step_takes_as_long_as_its_slowest_process() -> None:
         }
         for c, e in ((8.0, 2.0), (5.0, 1.0))
     ]
-    row = row_of(config(), "trace", "zigzag", 128, [{**t, "sent_training_mib": 1000.0} for t in traces], CPU)
+    row = row_of(config(), Point("trace", "zigzag", 128), [{**t, "sent_training_mib": 1000.0} for t in traces], 0)
     assert (row["busy_balance"], row["exposed_share"]) == (1.6, 0.2)
     assert row["sent_gb_per_s"] == pytest.approx(2000 * 2**20 / 8e-3 / 1e9, rel=1e-4)
 

@@ -18,7 +18,7 @@ import torch
 from lsai_core.attention import Case, available_backends, get_backend
 from lsai_lab.benches.attention.clock import Call, Clock, measure, random_inputs
 from lsai_lab.benches.attention.config import AttentionBenchConfig, Shape
-from lsai_lab.benches.attention.errors import eager_values, exact_attention, relative_errors, values
+from lsai_lab.benches.attention.errors import example, relative_errors, values
 from lsai_lab.benches.points import Points, Refusal, Row, guarded, outlook
 from lsai_lab.runs.kinds import Context
 
@@ -43,8 +43,7 @@ def run(config: AttentionBenchConfig, context: Context) -> dict[str, Any]:
 class _Bench:
     def __init__(self, config: AttentionBenchConfig, device: torch.device, points: Points) -> None:
         self.config, self.device, self.points = config, device, points
-        self.began, self.clock = time.perf_counter(), Clock(device)
-        self._exact: tuple[Shape, list[torch.Tensor], list[torch.Tensor], Row] | None = None
+        self.began, self.clock = time.perf_counter(), Clock(device, config.torch_dtype)
         self.inference = available_backends(device, training=False)
         self.training = available_backends(device)
         for name in dict.fromkeys([*config.backends, *(b for s in config.sweeps for b in s.backends or [])]):
@@ -52,9 +51,6 @@ class _Bench:
                 reason = self.inference[name] or self.training[name]
                 outcome = "unavailable" if self.inference[name] else "forward only" if reason else "ok"
                 points.add({"measure": "backend", "backend": name, "outcome": outcome, "reason": reason})
-        # Library workspaces are taken by the first matrix product; no point's memory shall contain them.
-        small = torch.ones(64, 64, dtype=config.torch_dtype, device=device)
-        torch.mm(small, small)
 
     def point(self, measure: str, shape: Shape, name: str) -> list[Row]:
         """The row of a point; none if this machine lacks the backend or the point is measured already."""
@@ -68,7 +64,7 @@ class _Bench:
         outcome, reason = refusal or self._refusal(shape, name) or ("ok", None)
         row = {**place, "batch": shape.batch, "backend": name, "outcome": outcome, "reason": reason}
         if outcome == "ok" and measure == "time":
-            self._exact = None  # its memory is for what is timed
+            example.cache_clear()  # its memory is for what is timed
             row |= guarded(self.device, partial(self._measure, shape, name, expected_ms))
         elif outcome == "ok":
             row |= guarded(self.device, partial(self._errors, shape, name))
@@ -83,13 +79,7 @@ class _Bench:
         return measure(call, self.clock, point_ms=self.config.point_ms, expected_ms=expected_ms)
 
     def _errors(self, shape: Shape, name: str) -> Row:
-        """Errors, with eager's own (`bound_*`) beside them. Every backend is held against the same exact values."""
-        if self._exact is None or self._exact[0] != shape:
-            self._exact = None
-            inputs = random_inputs(shape, self.config.torch_dtype, self.device, self.config.seed)
-            exact = exact_attention(shape, inputs)
-            self._exact = shape, inputs, exact, relative_errors(eager_values(shape, inputs), exact, "bound_")
-        _, inputs, exact, bounds = self._exact
+        inputs, exact, bounds = example(shape, self.config.torch_dtype, self.device, self.config.seed)
         began = time.perf_counter()
         found = relative_errors(values(Call(name, shape, inputs, self.training[name] is None)), exact)
         return {**bounds, "first_call_s": round(time.perf_counter() - began, 3), **found}

@@ -11,12 +11,13 @@ when the definition is followed literally. A backend counts as correct up to `AL
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lsai_lab.benches.attention.clock import Call, Step
+from lsai_lab.benches.attention.clock import Call, Step, random_inputs
 from lsai_lab.benches.attention.config import Shape
 
 NAMES = ("out", "dq", "dk", "dv")
@@ -79,6 +80,17 @@ def values(call: Step) -> list[Tensor]:
         found += call.gradients
     call.release()
     return found
+
+
+@lru_cache(maxsize=1)
+def example(
+    shape: Shape, dtype: torch.dtype, device: torch.device, seed: int
+) -> tuple[list[Tensor], list[Tensor], dict[str, Any]]:
+    """Random inputs, their exact values and eager attention's errors (`bound_*`): every backend is held against the same ones.
+    `example.cache_clear()` gives their memory back."""
+    inputs = random_inputs(shape, dtype, device, seed)
+    exact = exact_attention(shape, inputs)
+    return inputs, exact, relative_errors(eager_values(shape, inputs), exact, "bound_")
 
 
 def relative_errors(found: list[Tensor], exact: list[Tensor], prefix: str = "") -> dict[str, Any]:

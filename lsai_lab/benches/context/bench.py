@@ -23,7 +23,7 @@ import torch
 
 from lsai_core.errors import Preempted
 from lsai_core.files import write_json
-from lsai_lab.benches.context.config import ContextBenchConfig, Measure
+from lsai_lab.benches.context.config import ContextBenchConfig, Point
 from lsai_lab.benches.context.rank import Rank
 from lsai_lab.benches.context.rows import describe, expected, row_of, summary
 from lsai_lab.benches.points import Points, Row, guarded
@@ -94,36 +94,36 @@ def _measured(config: ContextBenchConfig, context: Context, on_rows: Callable[[l
     # The first process alone writes, and knows what was measured before.
     points = Points(context.folder / "metrics.jsonl", on_rows) if world.is_main else None
     rank = Rank(config, world, device)
-    for measure, method, length in config.points():
-        decision = _decision(config, points, measure, method, length, device) if points else None
+    for point in config.points():
+        decision = _decision(config, points, point, device) if points else None
         answers = world.gather((decision, bool(asked)))
         if any(stop for _, stop in answers):
             raise Preempted("stopped between two points; those measured are kept")
         todo, expected_ms = answers[0][0] or (False, None)
         if not todo:
             continue
-        place = {"measure": measure, "method": method, "length": length, "batch": config.batch}
+        place = {**point._asdict(), "batch": config.batch}
         if points:
             write_json(context.folder / _PENDING, {**place, "began": time.time()})
         began = time.perf_counter()
-        work = partial(rank.measure, measure, method, length, expected_ms)
+        work = partial(rank.measure, point, expected_ms)
         everybody = world.gather(guarded(device, work, others_wait=world.size > 1))
         if points:
             took = {"took_s": round(time.perf_counter() - began, 3)}
-            points.add({**place, **row_of(config, measure, method, length, everybody, device), **took})
+            points.add({**place, **row_of(config, point, everybody, rank.typical), **took})
             (context.folder / _PENDING).unlink()
     return summary(config, device, points.rows) if points else {}
 
 
 def _decision(
-    config: ContextBenchConfig, points: Points, measure: Measure, method: str, length: int, device: torch.device
+    config: ContextBenchConfig, points: Points, point: Point, device: torch.device
 ) -> tuple[bool, float | None]:
     """Whether to measure a point now, and the milliseconds that its step should take. Notes why not."""
-    place: Row = {"measure": measure, "method": method, "length": length}
-    if points.find(**place):
+    if points.find(**point._asdict()):
         return False, None
     total_gib = torch.cuda.get_device_properties(device).total_memory / 2**30 if device.type == "cuda" else None
-    expected_ms, refusal = expected(config, points.rows, measure, method, length, total_gib)
+    expected_ms, refusal = expected(config, points.rows, point, total_gib)
     if refusal:
-        points.add({**place, "batch": config.batch, "outcome": refusal[0], "reason": refusal[1], "took_s": 0.0})
+        ended = {"batch": config.batch, "outcome": refusal[0], "reason": refusal[1], "took_s": 0.0}
+        points.add(point._asdict() | ended)
     return refusal is None, expected_ms

@@ -8,7 +8,7 @@ time of the slowest. The method `one` is no method: every process alone, on the 
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -23,6 +23,14 @@ NAMES = (*ALONE, *METHODS)
 Measure = Literal["time", "error", "trace"]
 
 
+class Point(NamedTuple):
+    """What is measured of a method at a length of the whole sequence."""
+
+    measure: Measure
+    method: str
+    length: int
+
+
 class Sweep(Strict):
     """Every length by every method: timed, traced by the profiler, or compared with float64."""
 
@@ -32,8 +40,6 @@ class Sweep(Strict):
 
 
 class ContextBenchConfig(BenchConfig):
-    """Over how many processes, by which methods, over which sweeps."""
-
     processes: int = Field(gt=0, description="one GPU each; with one, only `one` and `one_torch` are measured")
     batch: int = Field(1, gt=0)
     kernel: str = Field("auto", description="of one tile, see lsai_core.context.kernels; torch's method brings its own")
@@ -53,14 +59,13 @@ class ContextBenchConfig(BenchConfig):
         for sweep in self.sweeps:
             require_ascending(sweep.lengths)
         if not self.points():
-            alone = "one process measures `one` and `one_torch` only"
-            raise ValueError(f"nothing to measure with processes={self.processes}: {alone}")
+            raise ValueError("nothing to measure: one process measures `one` and `one_torch` only")
         return self
 
-    def points(self) -> list[tuple[Measure, str, int]]:
-        """(measure, method, length) in the order in which they are measured, each once."""
+    def points(self) -> list[Point]:
+        """In the order in which they are measured, each once."""
         found = [
-            (sweep.measure, method, length)
+            Point(sweep.measure, method, length)
             for sweep in self.sweeps
             for length in sweep.lengths
             for method in sweep.methods or self.methods

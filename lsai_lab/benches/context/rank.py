@@ -1,107 +1,189 @@
-"""What one process does for a point: its inputs, the step, and its share of the answer.
+"""What one process does for a point: its inputs, the step (forward, then backward), and its share of the answer.
+
+Before each step the processes meet, first on their hosts, then, behind a gigabyte that is overwritten to empty the caches and
+to give the hosts a head start, on the GPUs: a tiny all-reduce, so that all begin within microseconds. From there each takes its own
+time with CUDA events (on a CPU, the host's clock). The first step may compile and open connections and is kept apart; the second tells
+memory and how many repeats fit into a point's time. Where a step is known to be long the first does both.
+
+A traced step tells when each process computed and when it communicated, and what communication was not hidden. On a GPU the events are
+kernels. A communication kernel also runs while it waits for a slower process; time in which it ran and nothing else is exposed. Clocks
+of different processes are aligned at the end of the all-reduce behind which the step begins. On a CPU the events are operators of the
+host's thread: what lies between is waiting, copying and Python, which the profiler does not tell apart.
 
 Inputs are random; for a comparison with float64 they are drawn whole and equal on every process, and the first process holds the
-result against the exact one, beside eager attention's own error in the same number format (`attention_bench.errors`).
+result against the exact one, beside eager attention's own error in the same number format (`attention.errors`).
 """
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile, schedule
 
 from lsai_core.attention import attention
-from lsai_core.context import ContextParallel, get_method
+from lsai_core.context import ContextParallel
 from lsai_core.context.heads import key_heads
 from lsai_core.context.kernels import local_kernel
-from lsai_core.context.methods import Setting
 from lsai_core.context.peer import torch_missing, torch_sent_bytes
 from lsai_core.errors import Unavailable
 from lsai_core.parallel.world import World
-from lsai_lab.benches.attention.clock import Step, random_inputs
-from lsai_lab.benches.attention.errors import eager_values, exact_attention, relative_errors, values
-from lsai_lab.benches.context.config import ALONE, ONE_TORCH, ContextBenchConfig, Measure
-from lsai_lab.benches.context.timing import SharedClock, traced
+from lsai_core.profiling.trace import KernelEvent, busy_ms, exposed_ms, kernel_events
+from lsai_lab.benches.attention.clock import LONG_MS, MIB, Clock, Step, mark, random_inputs, repeats_in
+from lsai_lab.benches.attention.errors import example, relative_errors, values
+from lsai_lab.benches.context.config import ALONE, ONE_TORCH, ContextBenchConfig, Point
 
 TORCH_KERNEL = "sdpa_cudnn"  # of torch's context parallelism, see lsai_core.context.peer
+COMMUNICATION = "communication"
+_MARK = "context step"
 
 
-class Rank:
+class Rank(Clock):
     """This process's part of every point. Every method is collective: all processes of `world` must call it alike."""
 
     def __init__(self, config: ContextBenchConfig, world: World, device: torch.device) -> None:
+        super().__init__(device, config.torch_dtype)
         self.config, self.world, self.device = config, world, device
-        self.clock = SharedClock(device, world)
-        self._exact: tuple[int, list[Tensor], dict[str, Any]] | None = None
-        # Library workspaces are taken by the first matrix product; no point's memory shall contain them.
-        small = torch.ones(64, 64, dtype=config.torch_dtype, device=device)
-        torch.mm(small, small)
+        self._flag = torch.zeros(1, device=device)
+        self._start_together()  # NCCL wants a collective before ranks talk in pairs
 
-    def kernel(self, method: str, length: int) -> str:
-        """The kernel that computes a method's tiles. UserError or Unavailable if the method cannot work here."""
-        config, processes = self.config, self.config.processes
-        pieces, size = 1, length
-        if method == ONE_TORCH or (method not in ALONE and get_method(method).peer):
-            if (reason := torch_missing()) is not None:
-                raise Unavailable(f"torch's context parallelism {reason}")
-            return TORCH_KERNEL
-        if method not in ALONE:
-            setting = Setting(method, length)
-            pieces, size = setting.pieces(processes), setting.layout(processes).length // processes
-        ranges = key_heads(config.heads, config.kv_heads, pieces)
-        heads, kv_heads = config.heads // pieces, ranges[0][1] - ranges[0][0]
-        found = local_kernel(
-            config.kernel, self.device, config.torch_dtype, config.head_dim, grouped=heads != kv_heads, length=size * pieces
-        )  # fmt: skip
-        return found.name
-
-    def measure(self, measure: Measure, method: str, length: int, expected_ms: float | None) -> dict[str, Any]:
-        """This process's answer; see `SharedClock.measure`, `traced` and `relative_errors` (the first process's alone)."""
-        kernel = self.kernel(method, length)
-        if measure != "error":
-            self._exact = None
-        before = 0
-        if self.device.type == "cuda":
+    def measure(self, point: Point, expected_ms: float | None) -> dict[str, Any]:
+        """This process's answer: `kernel`, `plan_imbalance`, and what `_timed`, `_traced` or `_errors` say. UserError or Unavailable if
+        the method cannot work here. `expected_ms`: of a step, if an earlier point tells; the same on every process."""
+        config, before = self.config, 0
+        if point.measure != "error":
+            example.cache_clear()  # its memory is for what is timed
+        if self.on_gpu:
             torch.cuda.empty_cache()  # another length's blocks are of little use
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-        cp = None if method in ALONE else ContextParallel(method, length, kernel=self.config.kernel)
+        cp = None if point.method in ALONE else ContextParallel(point.method, point.length, kernel=config.kernel)
+        kernel = self._kernel(cp, point)
         facts = {"kernel": kernel, "plan_imbalance": cp.plan.imbalance() if cp else 1.0}
-        if measure == "error":
-            return facts | self._errors(cp, kernel, length)
-        processes = 1 if cp is None else self.config.processes
-        shape = self.config.shape(length // processes)
-        seed = self.config.seed + 1000 * self.world.rank + length % 997
-        inputs = random_inputs(shape, self.config.torch_dtype, self.device, seed)
-        step = self._step(cp, kernel, inputs)
-        if measure == "trace":
-            found = traced(step, self.clock)
-        else:
-            options: dict[str, Any] = {"point_ms": self.config.point_ms, "expected_ms": expected_ms}
-            found = self.clock.measure(step, memory_before=before, **options)
+        if point.measure == "error":
+            return facts | self._errors(cp, kernel, point.length)
+        shape = config.shape(point.length // (config.processes if cp else 1))
+        seed = config.seed + 1000 * self.world.rank + point.length % 997
+        step = _step(cp, kernel, random_inputs(shape, config.torch_dtype, self.device, seed))
+        found = self._traced(step) if point.measure == "trace" else self._timed(step, expected_ms, before)
         if cp is not None and cp.method.peer:
             _, k, v = step.qkv
-            forward, backward = (torch_sent_bytes(k, v, cp.size, backward=b) / 2**20 for b in (False, True))
+            forward, backward = (torch_sent_bytes(k, v, cp.size, backward=b) / MIB for b in (False, True))
             found |= {"sent_forward_mib": forward, "sent_training_mib": forward + backward}
         return facts | found
 
-    def _step(self, cp: ContextParallel | None, kernel: str, inputs: list[Tensor]) -> Step:
-        if cp is None:
-            return Step(partial(attention, backend=kernel), inputs)
-        return Step(cp.attention, inputs, sent=lambda: cp.sent_bytes)
+    def _kernel(self, cp: ContextParallel | None, point: Point) -> str:
+        """The kernel that computes a method's tiles."""
+        if point.method == ONE_TORCH or (cp and cp.method.peer):
+            if (reason := torch_missing()) is not None:
+                raise Unavailable(f"torch's context parallelism {reason}")
+            return TORCH_KERNEL
+        config, pieces, length = self.config, 1, point.length
+        if cp is not None:
+            pieces = cp.setting.pieces(cp.size)
+            length = cp.layout.length // cp.size * pieces
+        (first, end), *_ = key_heads(config.heads, config.kv_heads, pieces)
+        grouped = config.heads // pieces != end - first
+        kernel = local_kernel(
+            config.kernel, self.device, config.torch_dtype, config.head_dim, grouped=grouped, length=length
+        )
+        return kernel.name
+
+    def _start_together(self) -> None:
+        """Return when all have called; on GPUs, what is queued next begins when all have come here."""
+        self.world.barrier()
+        self.overwritten.zero_()
+        if self.world.size > 1:
+            dist.all_reduce(self._flag)
+
+    def _once(self, step: Step) -> tuple[list[float], list[int]]:
+        """Of forward, and of forward plus backward: this process's milliseconds, and the bytes that it sent."""
+        self._start_together()
+        start, ends, before, sent = mark(self.on_gpu), [], step.sent(), []
+        for one in step.passes:
+            one()
+            ends.append((start, mark(self.on_gpu)))
+            sent.append(step.sent() - before)
+        return self.durations_ms(ends), sent
+
+    def _timed(self, step: Step, expected_ms: float | None, memory_before: int) -> dict[str, Any]:
+        """`forward_ms` and `training_ms` of every repeat, `memory_gib` (the peak beyond `memory_before` bytes; None on a CPU),
+        `sent_forward_mib`, `sent_training_mib` and `first_call_s` (wall time of the first step)."""
+        began = time.perf_counter()
+        ms, _ = self._once(step)
+        first_call_s = time.perf_counter() - began
+        if expected_ms is None or expected_ms < LONG_MS:
+            if self.on_gpu:
+                torch.cuda.reset_peak_memory_stats()
+            ms, _ = self._once(step)
+        peak = (torch.cuda.max_memory_allocated() - memory_before) / 2**30 if self.on_gpu else None
+        slowest_ms = max(self.world.gather(ms[1]))
+        taken = [self._once(step) for _ in range(repeats_in(self.config.point_ms, slowest_ms))]
+        found: dict[str, Any] = {"memory_gib": peak, "first_call_s": first_call_s}
+        for number, name in enumerate(("forward", "training")):
+            found[f"{name}_ms"] = [ms[number] for ms, _ in taken]
+            found[f"sent_{name}_mib"] = taken[-1][1][number] / MIB
+        return found
+
+    def _traced(self, step: Step) -> dict[str, Any]:
+        """Of the second of two traced steps `sent_training_mib`, `step_ms`, `compute_ms` (the time in which anything but communication
+        ran), and on a GPU `communication_ms` and `exposed_ms`, else None."""
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.on_gpu else [])]
+        window = schedule(wait=0, warmup=1, active=1, repeat=1)
+        with profile(activities=activities, schedule=window, acc_events=True) as prof:
+            for _ in range(2):
+                self._start_together()
+                before = step.sent()
+                with torch.profiler.record_function(_MARK):
+                    step.forward()
+                    step.backward()
+                if self.on_gpu:
+                    torch.cuda.synchronize()
+                sent = step.sent() - before
+                prof.step()
+        share = _gpu_share(kernel_events(prof)) if self.on_gpu else _cpu_share(prof)
+        return {"sent_training_mib": sent / MIB, **share}
 
     def _errors(self, cp: ContextParallel | None, kernel: str, length: int) -> dict[str, Any]:
-        shape = self.config.shape(length)
-        whole = random_inputs(shape, self.config.torch_dtype, self.device, self.config.seed)
-        found = values(self._step(cp, kernel, [cp.shard(x) for x in whole] if cp else whole))
+        """On the first process: `relative_errors`, with eager's beside them."""
+        case = self.config.shape(length), self.config.torch_dtype, self.device, self.config.seed
+        whole = random_inputs(*case)
+        found = values(_step(cp, kernel, [cp.shard(x) for x in whole] if cp else whole))
         if cp is not None:
             found = [cp.unshard(x) for x in found]
         if not self.world.is_main:
             return {}
-        if self._exact is None or self._exact[0] != length:  # every method is held against the same values
-            exact = exact_attention(shape, whole)
-            self._exact = (length, exact, relative_errors(eager_values(shape, whole), exact, "bound_"))
-        _, exact, bounds = self._exact
+        _, exact, bounds = example(*case)
         return {**bounds, **relative_errors(found, exact)}
+
+
+def _step(cp: ContextParallel | None, kernel: str, inputs: list[Tensor]) -> Step:
+    if cp is None:
+        return Step(partial(attention, backend=kernel), inputs)
+    return Step(cp.attention, inputs, sent=lambda: cp.sent_bytes)
+
+
+def _gpu_share(events: list[KernelEvent]) -> dict[str, Any]:
+    started = [event.end_ms for event in events if "allreduce" in event.name.lower()]
+    start = min(started, default=min((event.start_ms for event in events), default=0.0))
+    own = [event for event in events if event.start_ms >= start]
+    return {
+        "step_ms": max((event.end_ms for event in own), default=start) - start,
+        "compute_ms": busy_ms([event for event in own if event.label != COMMUNICATION]) or 0.0,
+        "communication_ms": busy_ms([event for event in own if event.label == COMMUNICATION]) or 0.0,
+        "exposed_ms": exposed_ms(own, COMMUNICATION) or 0.0,
+    }
+
+
+def _cpu_share(prof: profile) -> dict[str, Any]:
+    spans = [(e.name, e.time_range.start / 1e3, e.time_range.end / 1e3) for e in prof.events() or []]
+    start, end = next((a, b) for name, a, b in spans if name == _MARK and b)
+    busy, until = 0.0, start
+    for a, b in sorted((a, b) for name, a, b in spans if name.startswith("aten::") and start <= a < end):
+        busy += max(0.0, b - max(a, until))
+        until = max(until, b)
+    return {"step_ms": end - start, "compute_ms": busy, "communication_ms": None, "exposed_ms": None}

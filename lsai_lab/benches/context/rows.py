@@ -10,28 +10,23 @@ import torch
 
 from lsai_lab.benches.attention.clock import figures, short
 from lsai_lab.benches.attention.config import BACKWARD_FLOPS
-from lsai_lab.benches.context.config import ALONE, ContextBenchConfig, Measure
+from lsai_lab.benches.context.config import ALONE, ContextBenchConfig, Point
 from lsai_lab.benches.points import Refusal, Row, outlook
 
 
-def row_of(
-    config: ContextBenchConfig, measure: Measure, method: str, length: int, answers: Sequence[Row], device: torch.device
-) -> Row:
-    """The row of a point from each process's answer; how a refusal ended it."""
-    first = answers[0]
-    if "outcome" in first:
-        return {"outcome": first["outcome"], "reason": first["reason"]}
-    row: Row = {"outcome": "ok", "reason": None, "kernel": first["kernel"], "plan_imbalance": first["plan_imbalance"]}
-    if measure == "error":
-        return row | {name: value for name, value in first.items() if name not in row}
-    if measure == "trace":
+def row_of(config: ContextBenchConfig, point: Point, answers: Sequence[Row], typical: int) -> Row:
+    """The row of a point from each process's answer; how a refusal ended it. `typical`: the percentile of the repeats that counts."""
+    first: Row = {"outcome": "ok", "reason": None} | answers[0]
+    if first["outcome"] != "ok" or point.measure == "error":
+        return first
+    row = {name: first[name] for name in ("outcome", "reason", "kernel", "plan_imbalance")}
+    if point.measure == "trace":
         return row | _traced(answers)
-    return row | _timed(config.work(method, length), answers, 50 if device.type == "cuda" else 0)
+    return row | _timed(config.work(point.method, point.length), answers, typical)
 
 
 def _timed(flops: float, answers: Sequence[Row], typical: int) -> Row:
-    """Milliseconds are the slowest process's of each repeat: median (on a CPU, where other work only ever slows a repeat, the
-    fastest) and quartiles. `rank_*`: each process's own. `typical`: the percentile that counts."""
+    """Milliseconds are the slowest process's of each repeat; `rank_*`: each process's own."""
     first_call_s = round(max(answer["first_call_s"] for answer in answers), 3)
     row: Row = {"repeats": len(answers[0]["training_ms"]), "first_call_s": first_call_s}
     for name, work in (("forward", flops), ("training", (1 + BACKWARD_FLOPS) * flops)):
@@ -67,9 +62,10 @@ def _traced(answers: Sequence[Row]) -> Row:
 
 
 def expected(
-    config: ContextBenchConfig, rows: Sequence[Row], measure: Measure, method: str, length: int, total_gib: float | None
+    config: ContextBenchConfig, rows: Sequence[Row], point: Point, total_gib: float | None
 ) -> tuple[float | None, Refusal | None]:
     """Expected milliseconds of a step, from the method's longest shorter one; and why not to try, if there is a reason."""
+    measure, method, length = point
     if sum(row["took_s"] for row in rows) > config.budget_s:
         return None, ("skipped", f"the {config.budget_s:g} s of this run were over")
     mine = [row for row in rows if row["method"] == method]
