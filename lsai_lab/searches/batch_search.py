@@ -1,7 +1,7 @@
 """The `batch_search` kind: the largest batch that trains, found by really training it.
 
-Each try is a process of its own (`tries.py`), so that its death (an out-of-memory error, a crash, a kill) ends that try alone. It
-runs whole optimizer steps on random tokens: the memory of a step does not depend on which tokens they are.
+Each try is a process of its own (`tries.py`) and runs whole optimizer steps on random tokens: the memory of a step does not depend on
+which tokens they are.
 """
 
 from __future__ import annotations

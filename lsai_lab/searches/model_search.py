@@ -1,13 +1,11 @@
 """The `model_search` kind: the largest model that loads or trains on some processes, found by really doing it.
 
-A model grows by the scaling factor of `presets` (width, depth and heads together) or by its number of layers. Each try is a
-process group of its own (`tries.py`): an out-of-memory error of any process ends that try and is a data point. `load` gives every
-parameter memory and a value; `train` takes one real step on random tokens, with the optimizer's states there before it, as in every
-step but the first. The search begins at an estimate, of a training step on a GPU at its prediction (`model_size.py`), so that few
-tries are needed.
+Each try is a process group of its own (`tries.py`). `load` gives every parameter memory and a value; `train` takes one real step on
+random tokens, with the optimizer's states there before it, as in every step but the first. The search begins at an estimate, of a
+training step on a GPU at its prediction (`model_size.py`), so that few tries are needed.
 
 With `cpu_offload` the host's memory is the edge. Running over it would end more than the try, so a model whose slices would take
-more than 85 % of it is refused before it is built; such a try says so.
+more than 85 % of it is refused before it is built.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from lsai_core.profiling.limits import host_limit_gib
 from lsai_core.training.precision import set_matmul_mode, weight_dtype
 from lsai_lab.launch.launch import require_devices
 from lsai_lab.runs.kinds import Context
-from lsai_lab.searches.model_size import DEVICE_SHARE, Grow, Measure, device_gib, first_size, grown, host_gib
+from lsai_lab.searches.model_size import DEVICE_SHARE, Grow, Measure, first_size, grown, host_gib
 from lsai_lab.searches.tries import GIB, SearchConfig, Tries, Try, gpu_peaks, limit_allocations, search_largest
 
 if TYPE_CHECKING:
@@ -103,8 +101,7 @@ def _facts(config: ModelSearchConfig, size: int, limit_gib: float) -> dict[str, 
     """What the largest model is, and the share of all processes' memory that its weights take."""
     if size == 0:
         return {"parameters": 0}
-    train = grown(config.train, config.grow, size)
-    model = train.model
+    model = grown(config.train, config.grow, size).model
     parameters = count_parameters(model).total
     weights_gib = parameters * weight_dtype(config.train.precision).itemsize / GIB
     return {
@@ -113,7 +110,6 @@ def _facts(config: ModelSearchConfig, size: int, limit_gib: float) -> dict[str, 
         "d_model": model.d_model,
         "weights_gib": weights_gib,
         "weights_share": weights_gib / (limit_gib * config.train.parallel.shards),
-        "estimate_gib": device_gib(train, config.measure),
     }
 
 

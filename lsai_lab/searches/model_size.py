@@ -1,9 +1,8 @@
 """The size of a model that a search grows, and where the search begins: at an estimate, which decides nothing else.
 
-A rough estimate adds up what is kept (weights, gradients and the optimizer's states, a slice of each per process),
-the weights that a sharded model gathers, and the activations that wait for the backward pass. For weights alone that is exact, and
-on a CPU a try costs less than anything better. A training step on several GPUs costs half a minute, so there the step is predicted
-(`profiling.predict`), at three or four sizes.
+A rough estimate adds up what is kept (weights, gradients and the optimizer's states, a slice of each per process) and the activations
+that wait for the backward pass. For weights alone that is exact, and on a CPU a try costs less than anything better. A training step on
+several GPUs costs half a minute, so there the step is predicted (`profiling.predict`), at three or four sizes.
 """
 
 from __future__ import annotations
@@ -15,10 +14,8 @@ from typing import Literal
 from lsai_core.config import ModelConfig, TrainConfig
 from lsai_core.model import count_parameters
 from lsai_core.presets import scaled_shape
-from lsai_core.recompute import PERIOD
 from lsai_core.training.optimizer import bytes_per_parameter
 from lsai_core.training.precision import compute_dtype, weight_dtype
-from lsai_core.training.saved_inputs import blocks_on_host
 
 GIB = 2**30
 DEVICE_SHARE = 0.98  # a GPU holds some hundred MiB of libraries beside what can be allocated
@@ -36,20 +33,16 @@ def sized(model: ModelConfig, grow: Grow, size: int) -> ModelConfig:
 
 def device_gib(train: TrainConfig, measure: Measure) -> float:
     """Estimated peak of one process, in GiB, on the device that computes."""
-    model, processes = train.model, train.parallel.shards
-    kept, computed = weight_dtype(train.precision).itemsize, compute_dtype(train.precision).itemsize
-    parameters = count_parameters(model)
+    model, own = train.model, count_parameters(train.model).total / train.parallel.shards
     if measure == "load":
-        return parameters.total * kept / processes / GIB
-    total = 0.0 if train.parallel.cpu_offload else _bytes_kept(train) * parameters.total / processes
-    if train.parallel.sharded:
-        # Two blocks' weights, the gradients of one and their sum in fp32; the output layer and its gradient.
-        block = (parameters.non_embedding - parameters.embedding) / model.n_layers
-        total += block * (3 * computed + 4) + parameters.embedding * (2 * computed + 4)
-    elif train.precision == "bf16_autocast":
-        total += parameters.total * computed  # autocast keeps what it has cast until the step's end
+        return own * weight_dtype(train.precision).itemsize / GIB
+    total = 0.0 if train.parallel.cpu_offload else own * _bytes_kept(train)
     tokens = train.batch_size * train.seq_len // train.parallel.cp
-    total += tokens * computed * _values_per_token(train)
+    # Of a token: the inputs of the blocks; without checkpointing also what their products read.
+    values = model.d_model
+    if train.grad_checkpoint in ("none", "selective", "alternating"):
+        values = 7 * model.d_model + 4 * model.n_kv_heads * model.head_dim + 3 * model.d_ff
+    total += tokens * compute_dtype(train.precision).itemsize * model.n_layers * values
     if train.loss == "full":
         total += 3 * 4 * tokens * model.vocab_size
     return total / GIB
@@ -98,14 +91,3 @@ def first_size(
 def _largest(last: int, fits: Callable[[int], bool]) -> int:
     """The largest size in 1..last that fits; 1 if none does."""
     return max(1, bisect.bisect_left(range(1, last + 1), True, key=lambda size: not fits(size)))
-
-
-def _values_per_token(train: TrainConfig) -> float:
-    """Values that the blocks keep of a token: their inputs; without checkpointing also what their products read."""
-    model = train.model
-    if train.grad_checkpoint in ("attention", "full"):
-        inputs = model.n_layers - blocks_on_host(train)
-        return model.d_model * (inputs + (model.n_layers if train.grad_checkpoint == "attention" else 0))
-    keys = 2 * model.n_kv_heads * model.head_dim
-    again = model.n_layers // PERIOD if train.grad_checkpoint == "alternating" else 0  # feed-forward layers
-    return model.n_layers * (7 * model.d_model + 2 * keys) + (model.n_layers - again) * 3 * model.d_ff

@@ -1,16 +1,16 @@
 """Tries: a piece of work in processes of its own, whose end is an answer and never the end of the caller.
 
-Processes are forked from a server that has torch imported and has not touched the GPU, so a try costs little. A try of several
-processes is a process group of its own: each finds in its environment who it is, as torchrun sets it. The first process that does
-not end well decides the outcome, and the others are killed, since they wait for a neighbour that is gone.
+Processes are forked from a server that has torch imported and has not touched the GPU, so a try costs little. Each finds in its
+environment who it is, as torchrun sets it. The first process that does not end well decides the outcome, and the others are killed,
+since they wait for a neighbour that is gone.
 
 On a CPU there is no natural edge before the machine suffers, so the edge is set: each process may allocate a given amount
-(RLIMIT_DATA), beyond which the allocator really fails. `Tries` are those of one search, with what every search records.
+(RLIMIT_DATA), beyond which the allocator really fails.
 
 The search itself: doubling from `start` brackets the answer, bisection narrows it; from a start that is an estimate the first steps are
 smaller. Where the peak memory of two successful tries and the capacity are known, the next try is taken where the straight line through
-them reaches the capacity, because memory is linear in the batch size; the bracket is kept, so a bad guess costs a try and never a wrong
-answer. After two guesses in a row comes a plain step, so readings that mislead cost at most three times the tries of a search without.
+them reaches the capacity; the bracket is kept, so a bad guess costs a try and never a wrong answer. After two guesses in a row comes a
+plain step, so readings that mislead cost at most three times the tries of a search without.
 """
 
 from __future__ import annotations
@@ -47,8 +47,6 @@ _ECHO_S = 1.0
 _GUESSES_IN_A_ROW = 2
 # The work of one process: its rank and its argument to what it measured, with `peak_gib` (of memory) where that is known.
 Work = Callable[[int, Any], dict[str, float]]
-
-
 # The first step of any optimizer imports it, for seconds. On a GPU's machine each try does that by itself: nobody has checked that
 # it leaves the GPU alone, as a process must that others are forked from.
 _COMPILER = "torch._dynamo"
@@ -143,10 +141,8 @@ def attempt(workers: Any, work: Work, argument: Any, *, processes: int, timeout_
     Returns outcome, note and seconds, and for `ok` of each measured number the largest process's: `peak_gib`, and the others in
     `measured`. `work` and `argument` must be picklable.
     """
-    started, meeting = (
-        time.perf_counter(),
-        on_this_machine() | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes)),
-    )
+    started, meeting = time.perf_counter(), on_this_machine()
+    meeting |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
     meeting |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(get_free_port())}
     waiting, found = {}, list[dict[str, float]]()
     for rank in range(processes):
@@ -217,12 +213,8 @@ def gpu_peaks() -> dict[str, float]:
 
 
 def limit_allocations(gib: float) -> None:
-    """Let this process allocate `gib` more than it has now; anything beyond fails.
-
-    What the first step imports comes before. It is there already, unless the process that this one was forked from had been
-    started earlier for other work.
-    """
-    importlib.import_module(_COMPILER)
+    """Let this process allocate `gib` more than it has now; anything beyond fails."""
+    importlib.import_module(_COMPILER)  # there already, unless the server was started earlier for other work
     return_freed_memory()
     total = psutil.Process().memory_info().data + int(gib * GIB)
     resource.setrlimit(resource.RLIMIT_DATA, (total, resource.getrlimit(resource.RLIMIT_DATA)[1]))
@@ -234,10 +226,8 @@ def search_largest(
 ) -> tuple[int, list[Try]]:  # fmt: skip
     """Largest size in 1..limit whose try is `ok` (0 if none), and every try in order.
 
-    `resolution`: stop when the bracket is narrower than this share of the largest success (0: exact).
-    `first_step`: the factor by which the second try lies above or below `start`, if nothing better is known; later ones are
-    larger, up to 2.
-    Any outcome but `ok` counts as "does not fit".
+    `resolution`: stop when the bracket is narrower than this share of the largest success (0: exact). `first_step`: the factor by
+    which the second try lies above or below `start`, if nothing better is known; later ones are larger, up to 2.
     """
     tries: list[Try] = []
     fits, fails = 0, limit + 1
@@ -269,10 +259,10 @@ def _predict(tries: list[Try], capacity_gib: float | None, gap: int) -> int | No
     if capacity_gib is None or len(seen) < 2:
         return None
     (size_a, peak_a), (size_b, peak_b) = seen
-    slope = ((peak_b or 0) - (peak_a or 0)) / (size_b - size_a)
+    slope = (peak_b - peak_a) / (size_b - size_a)
     if slope <= 0:
         return None
-    size = int(size_b + (capacity_gib - (peak_b or 0)) / slope)
+    size = int(size_b + (capacity_gib - peak_b) / slope)
     # A prediction that was tried already tells its error: look a few percent on, towards the answer.
     tried = {t.size: t.outcome for t in tries}
     step = max(1, min(size // 50, gap // 2))
