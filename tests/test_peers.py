@@ -233,7 +233,7 @@ def test_torchtitan_understands_its_options_and_builds_our_model(tmp_path):
     from torchtitan.config import ConfigManager
     from torchtitan.models.llama3 import Transformer
 
-    from lsai_lab.peers.titan_train import flavor
+    from lsai_lab.peers.titan import flavor
 
     for model in (TINY_MODEL, {"preset": "course"}, {"preset": "lab"}):
         config = peer(peer={"framework": "torchtitan"}, model=model, compile=True, fp8={"recipe": "tensorwise"})

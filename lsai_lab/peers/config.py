@@ -14,7 +14,8 @@ from lsai_core.files import deep_merge
 from lsai_core.strict import Strict
 from lsai_lab.environment import package_version
 
-# The module that every peer's process executes.
+# Of each framework the module that says how it is started and what its process does; what that process executes.
+FRAMEWORKS = {"hf": "lsai_lab.peers.hf", "torchtitan": "lsai_lab.peers.titan"}
 WORKER = "lsai_lab.peers.worker"
 
 

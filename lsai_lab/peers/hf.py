@@ -1,20 +1,31 @@
-"""The Hugging Face Trainer: which machine it needs, how it is started, and the arguments it gets.
+"""The Hugging Face Trainer: which machine it needs, how it is started, the arguments it gets, and what its process does.
 
 The arguments follow its documentation on training speed (https://huggingface.co/docs/transformers/perf_train_gpu_one and the
 pages on torch.compile, Liger and FSDP): fused AdamW, pinned memory with copies that do not wait, no look at the loss in
 every step, SDPA or FlashAttention 2, torch.compile or Liger's kernels. fp8 is Accelerate's, with torchao.
+
+The process trains a `LlamaForCausalLM` of our shape, random weights made on the device in their dtype, with the Trainer's own loop over
+windows of the same token file. A callback marks the ends of steps and a subclass keeps each step's loss; neither changes what the
+Trainer does. The model shifts the labels itself, so that the last position of a sequence has no target; it is computed all the same.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.utils.data import Dataset as TorchDataset
+
 from lsai_core.errors import Unavailable
-from lsai_lab.data import Dataset
+from lsai_core.training.host_memory import keep_freed_memory
+from lsai_core.training.step import resolve_device
+from lsai_lab.data import BatchStream, Dataset
 from lsai_lab.launch.launch import torchrun
 from lsai_lab.peers.config import WORKER, PeerConfig
+from lsai_lab.peers.watch import Job, Watch
 
 
 def require(config: PeerConfig, on_gpu: bool) -> None:
@@ -107,3 +118,60 @@ def tuning(config: PeerConfig, on_gpu: bool) -> str:
     """The arguments in one line, as a person would write them."""
     arguments = training_arguments(config, Path("out"), on_gpu)
     return "TrainingArguments(" + ", ".join(f"{key}={value!r}" for key, value in arguments.items()) + ")"
+
+
+class Windows(TorchDataset[dict[str, torch.Tensor]]):
+    """Windows of the training split, as many as the run trains on: input_ids and labels, int64 (S,), the same tensor."""
+
+    def __init__(self, job: Job) -> None:
+        config = job.config
+        self.stream = BatchStream(Dataset(job.dataset).tokens("train"), 1, config.seq_len, config.seed)
+        self.count = config.steps * config.batch_size * config.world_size
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        tokens_S = self.stream.batch(number)[0][0]
+        return {"input_ids": tokens_S, "labels": tokens_S}
+
+
+def train(job: Job) -> None:
+    """The work of its process: build, train, write the results."""
+    from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainerCallback, TrainingArguments
+
+    config = job.config
+    device = resolve_device(config.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    else:
+        keep_freed_memory()  # as our own trainer does on a CPU
+    watch = Watch(job, device)
+
+    class WatchedTrainer(Trainer):
+        def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            loss = super().training_step(*args, **kwargs)
+            watch.loss(loss)
+            return loss
+
+    class Steps(TrainerCallback):
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            model, optimizer = kwargs["model"], kwargs["optimizer"]
+            held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            if lost := sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in held):
+                raise RuntimeError(f"the Trainer's optimizer does not hold {lost:,} of the model's parameters")
+            watch.check_fp8(model)
+            watch.begin()
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            watch.step()
+
+    arguments = TrainingArguments(**training_arguments(config, job.folder / "out", device.type == "cuda"))
+    torch.manual_seed(config.seed)
+    dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+    shape = LlamaConfig(**model_arguments(config))
+    with device:
+        model = AutoModelForCausalLM.from_config(shape, dtype=dtype, attn_implementation=config.attention)
+    watch.check(sum(parameter.numel() for parameter in model.parameters()))
+    WatchedTrainer(model=model, args=arguments, train_dataset=Windows(job), callbacks=[Steps()]).train()
+    watch.finish(attention_kernel=str(model.config._attn_implementation))

@@ -1,8 +1,8 @@
 """The `peer` kind: the same model, data shape and machine with another trainer, for a fair comparison with our own.
 
-The peer runs in processes of its own, watched as those of a run of several are (`lsai_lab.launch`); the results have the names that the `train` kind uses, and what
-they mean is the same: the median step outside warm-up, MFU from our FLOPs of our config, the peak of the allocator. The peer's model
-must have exactly our number of parameters.
+The peer runs in processes of its own, watched as those of a run of several are (`lsai_lab.launch`). The results have the names and the
+meaning of the `train` kind's: the median step outside warm-up, MFU from our FLOPs of our config, the peak of the allocator. The peer's
+model must have exactly our number of parameters.
 """
 
 from __future__ import annotations
@@ -26,17 +26,15 @@ from lsai_lab.benches.machine import peak_of_this_machine, rated
 from lsai_lab.data import prepare
 from lsai_lab.environment import package_version
 from lsai_lab.launch.launch import require_devices, watched
-from lsai_lab.peers.config import PeerConfig, needed_packages
+from lsai_lab.peers.config import FRAMEWORKS, PeerConfig, needed_packages
 from lsai_lab.peers.watch import FOLDER
 from lsai_lab.runs.kinds import Context
-
-_FRAMEWORKS = {"hf": "lsai_lab.peers.hf", "torchtitan": "lsai_lab.peers.titan"}
 
 
 def run(config: PeerConfig, context: Context) -> dict[str, Any]:
     """Train with the peer and measure; returns the flat results of `summary.json`, its output is in `logs/`."""
-    framework = importlib.import_module(_FRAMEWORKS[config.framework])
-    # device_count does not initialize CUDA: this process holds no memory that the peer could use.
+    framework = importlib.import_module(FRAMEWORKS[config.framework])
+    # This does not initialize CUDA: this process holds no memory that the peer could use.
     on_gpu = config.device != "cpu" and torch.cuda.device_count() > 0
     if config.device == "cuda" and not on_gpu:
         raise Unavailable("needs a CUDA GPU and torch sees none here")

@@ -1,7 +1,6 @@
 """One process of a peer's run: `LSAI_PEER=<folder> python -m lsai_lab.peers.worker <the peer's own options>`.
 
-It calls the training of the framework that `job.json` names: as one of the processes that a launcher watches, or by hand, with its
-output where it was started.
+It is one of the processes that a launcher watches, or is started by hand, with its output where it was started.
 """
 
 from __future__ import annotations
@@ -14,15 +13,14 @@ from functools import partial
 from lsai_core.errors import Preempted
 from lsai_lab.launch.launch import LAUNCHER
 from lsai_lab.launch.worker import as_worker
+from lsai_lab.peers.config import FRAMEWORKS
 from lsai_lab.peers.watch import Job
-
-_TRAINING = {"hf": "lsai_lab.peers.hf_train", "torchtitan": "lsai_lab.peers.titan_train"}
 
 
 def train(job: Job) -> None:
     """Do the job."""
     signal.signal(signal.SIGUSR1, stop)
-    importlib.import_module(_TRAINING[job.config.framework]).train(job)
+    importlib.import_module(FRAMEWORKS[job.config.framework]).train(job)
 
 
 def stop(_number: int, _frame: object) -> None:
