@@ -20,9 +20,9 @@ from lsai_core.files import read_jsonl
 from lsai_core.strict import validated
 from lsai_lab.benches.attention.config import AttentionBenchConfig
 from lsai_lab.benches.attention.errors import ALLOWED, NAMES
+from lsai_lab.benches.points import Row
 from lsai_lab.runs.records import Run, read_run
 
-Row = dict[str, Any]
 Place = tuple[str, int | None, int]  # mask, window and length
 Purpose = Literal["training", "inference"]
 # The time that counts, and the errors that must be small enough.

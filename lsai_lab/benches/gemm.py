@@ -13,9 +13,8 @@ Four ways to do each, and square products beside them as the ceiling of each typ
                  compiled, and the fp8 product; the maximum of the gradient counts with dgrad, those of input and weight
                  with forward, as each is taken once
 
-All data is random: a chip at its power limit multiplies zeros faster. Each point runs for `point_s` seconds, long enough for
-the clocks to settle to that limit, after a fifth of that unmeasured. Points are taken in order of importance and written
-to `metrics.jsonl` as they are finished; what no longer fits into `budget_s` is recorded as skipped.
+All data is random. Each point runs for `point_s` seconds, long enough for the clocks to settle to the power limit, after a fifth of that
+unmeasured. Points are taken in order of importance; what no longer fits into `budget_s` is recorded as skipped.
 """
 
 from __future__ import annotations
@@ -59,8 +58,7 @@ class GemmConfig(Strict):
 
 @dataclass(frozen=True)
 class Point:
-    """One measurement: a product of a layer with n outputs and k inputs over m tokens, in one way. `layer` is `square` for
-    the ceilings."""
+    """A product of a layer with n outputs and k inputs over m tokens, in one way. `layer` is `square` for the ceilings."""
 
     layer: str
     product: str
@@ -75,7 +73,7 @@ class Point:
 
 
 def run(config: GemmConfig, context: Context) -> dict[str, Any]:
-    """Measure; the points go to `metrics.jsonl`, the results hold the ceilings and how the points ended."""
+    """Measure; the results hold the ceilings and how the points ended."""
     from lsai_core.training.step import resolve_device
 
     device, began = resolve_device(config.device), time.perf_counter()

@@ -1,18 +1,13 @@
 """The `ceilings` kind: what this machine can do at best, so that every speed has something to be held against.
 
-Data sheet peaks are not reached under real clocks and power caps. The ceilings are plain library calls at several sizes: `torch.mm`
-(and `torch._scaled_mm` for fp8), `Tensor.copy_`. Inputs are random: a GPU multiplies zeros with less power and therefore at higher
-clocks, which would flatter the ceiling. A GPU without a published peak in the table, and every CPU, gets its MFU against the matmul
-rate measured here.
-
-Each measurement repeats for its share of the time budget, long enough for a GPU to settle to the clocks that its power
-allows, and reports the median (on a CPU, where other work comes and goes, the fastest) with the quartiles. A size that
-a slow machine cannot repeat within its share is left out, except the smallest, which always runs.
+The ceilings are plain library calls at several sizes: `torch.mm` (and `torch._scaled_mm` for fp8), `Tensor.copy_`. Inputs are random: a
+GPU multiplies zeros with less power and therefore at higher clocks. Each measurement repeats for its share of the time budget, long
+enough for a GPU to settle to the clocks that its power allows, and reports the median (on a CPU, where other work only ever slows a
+repeat, the fastest) with the quartiles. A size that a slow machine cannot repeat within its share is left out, except the smallest.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -91,16 +86,13 @@ def measure_ceilings(device: torch.device | str, *, budget_s: float = 8.0) -> Re
     `matmul_<dtype>_<n>_tflops` for n x n x n products (2 n^3 FLOPs) in fp32, bf16 and, on GPUs that have them, tf32
     and fp8 (e4m3 inputs, bf16 output, fast accumulation); `matmul_<dtype>_tflops` is the best size and
     `matmul_<dtype>_size` says which. `copy_gb_per_s`: copy within the device's memory, bytes read plus bytes written.
-    `h2d_gb_per_s`, `d2h_gb_per_s`: pinned host memory to GPU and back. GB are 10^9 bytes. Every figure is the median
-    of its repeats (on a CPU the fastest), with `_p25` and `_p75` beside it. `ceilings_device` names the device, `ceilings_s` is the time
-    that it all took.
-
+    `h2d_gb_per_s`, `d2h_gb_per_s`: pinned host memory to GPU and back. GB are 10^9 bytes. Every figure has `_p25` and `_p75` beside it.
+    `ceilings_device` names the device, `ceilings_s` is the time that it all took.
     Raises UserError for other device types.
     """
-    device = torch.device(device)
+    device, began = torch.device(device), time.perf_counter()
     if device.type not in MATMUL_SIZES:
         raise UserError(f"ceilings can be measured on cpu or cuda, not on {device.type!r}")
-    began = time.perf_counter()
     dtypes = ["fp32", "bf16"]
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
@@ -118,15 +110,12 @@ def measure_ceilings(device: torch.device | str, *, budget_s: float = 8.0) -> Re
 def matmul_ceilings(dtype: str, device: torch.device, budget_s: float) -> Results:
     """The part of `measure_ceilings` about products of one dtype (fp32, tf32, bf16, fp8) that `device` has."""
     results: Results = {}
-    best = 0.0
     sizes = MATMUL_SIZES[device.type]
-    previous_s: float | None = None
+    share, best, previous_s = budget_s / len(sizes), 0.0, 0.0
     for size in sizes:
-        share = budget_s / len(sizes)
         # The next size is eight times the work of the last: do not start what cannot be repeated within its share.
-        if previous_s is not None and (_MIN_REPEATS + 1) * 8 * previous_s > share:
-            break
-        if 4 * size**2 * _DTYPES[dtype].itemsize > _free_bytes(device) // 2:
+        too_long = (_MIN_REPEATS + 1) * 8 * previous_s > share
+        if too_long or 4 * size**2 * _DTYPES[dtype].itemsize > _free_bytes(device) // 2:
             break
         set_matmul_mode("tf32" if dtype == "tf32" else "fp32")
         seconds = repeated(_matmul(dtype, size, device), device, share)
@@ -190,20 +179,18 @@ def repeated(
 def timed(calls: list[Callable[[], object]], device: torch.device) -> list[float]:
     """Seconds of each call, one after the other: between events on a GPU, by the clock on a CPU."""
     timer = StepTimer(device)
-    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    timer.mark()
+    for call in calls:
+        call()
         timer.mark()
-        for call in calls:
-            call()
-            timer.mark()
-        return [ms / 1e3 for ms in timer.durations_ms()]
+    return [ms / 1e3 for ms in timer.durations_ms()]
 
 
 def _rate(name: str, amount: float, seconds: list[float], device: torch.device) -> Results:
     slow, median, fast = (float(value) for value in np.percentile(seconds, [75, 50, 25]))
-    # A GPU is ours alone and slows down with heat: its typical repeat is what it sustains. On a CPU other work comes and
-    # goes, and only ever slows a repeat: the fastest one is the ceiling.
+    # A GPU is ours alone and slows down with heat: its typical repeat is what it sustains.
     typical = min(seconds) if device.type == "cpu" else median
     return {name: amount / typical, f"{name}_p25": amount / slow, f"{name}_p75": amount / fast}
 

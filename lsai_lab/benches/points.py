@@ -43,6 +43,19 @@ class Points:
         return [row for row in self.rows if all(row.get(key) == value for key, value in values.items())]
 
 
+def describe(row: Row, *place: object) -> str:
+    """One line of progress: how the point at `place` ended."""
+    where = f"{row['measure']} {' '.join(map(str, place))}"
+    if row["outcome"] != "ok":
+        return f"{where}: {row['outcome']} ({row['reason']})"
+    if "out" in row:
+        return f"{where}: relative error {max(row[name] for name in ('out', 'dq', 'dk', 'dv') if name in row):.1e}"
+    if "step_ms" in row:
+        return f"{where}: compute of a process {row['rank_compute_ms'][0]:.4g} ms, balance {row['busy_balance']}"
+    kind = "training" if "training_ms" in row else "forward"
+    return f"{where}: {row[f'{kind}_ms']:.4g} ms, {row[f'{kind}_tflops']:.4g} TFLOP/s"
+
+
 def guarded(device: torch.device, work: Callable[[], Row], others_wait: bool = False) -> Row:
     """What `work` returns, or the outcome and reason of the error that ended it. With `others_wait`, that is other processes for this
     one, only refusals, which come before anything is sent."""

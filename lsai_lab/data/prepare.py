@@ -19,7 +19,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -177,7 +177,7 @@ def _write_files(config: DataConfig, corpus: Corpus, folder: Path, progress: boo
     trained = time.perf_counter()
     with progress_bar(progress, desc="encoding", unit="B", unit_scale=True) as bar:
         stats = encode_documents(read(), thresholds, tokenizer, folder, bar)
-    if empty := [name for name in SPLITS if not stats[name].tokens]:
+    if empty := [name for name in SPLITS if not stats[name]["tokens"]]:
         raise UserError(f"{config.source}: no document fell into {empty[0]}; use another split_seed or more text")
     return {
         "config": config.model_dump(),
@@ -189,7 +189,7 @@ def _write_files(config: DataConfig, corpus: Corpus, folder: Path, progress: boo
             "end_of_text": {"token": EOT, "id": EOT_ID},
             "trained_on_bytes": used,
         },
-        "splits": {name: asdict(stat) | {"bytes_per_token": stat.bytes / stat.tokens} for name, stat in stats.items()},
+        "splits": {n: stat | {"bytes_per_token": stat["bytes"] / stat["tokens"]} for n, stat in stats.items()},
         "files": {name: file_facts(folder / name) for name in [*(f"{name}.bin" for name in SPLITS), "tokenizer.json"]},
         "seconds": {"tokenizer": round(trained - started, 3), "encoding": round(time.perf_counter() - trained, 3)},
     }

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -70,20 +69,14 @@ def pieces(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-@dataclass
-class SplitStats:
-    """What one split holds. `bytes` are bytes of UTF-8 text, `tokens` include one `<|endoftext|>` per document."""
-
-    documents: int = 0
-    bytes: int = 0
-    tokens: int = 0
-
-
 def encode_documents(
     documents: Iterable[Document], thresholds: tuple[int, int], tokenizer: Tokenizer, folder: Path, progress: tqdm
-) -> dict[str, SplitStats]:
-    """Encode into `folder/{train,validation,test}.bin` (uint16, little-endian); `progress` counts text bytes."""
-    stats = {name: SplitStats() for name in SPLITS}
+) -> dict[str, dict[str, int]]:
+    """Encode into `folder/{train,validation,test}.bin` (uint16, little-endian); `progress` counts text bytes.
+
+    Returns of each split `documents`, `bytes` of UTF-8 text, and `tokens` with one `<|endoftext|>` per document.
+    """
+    stats = {name: {"documents": 0, "bytes": 0, "tokens": 0} for name in SPLITS}
     with contextlib.ExitStack() as stack:
         files = {name: stack.enter_context((folder / f"{name}.bin").open("wb")) for name in SPLITS}
         for batch in _batches(documents, thresholds):
@@ -91,9 +84,9 @@ def encode_documents(
             for (split, _, size), encoding in zip(batch, encodings, strict=True):
                 ids = encoding.ids if size is None else [*encoding.ids, EOT_ID]
                 files[split].write(np.array(ids, dtype="<u2").tobytes())
-                stats[split].tokens += len(ids)
-                stats[split].documents += size is not None
-                stats[split].bytes += size or 0
+                stats[split]["tokens"] += len(ids)
+                stats[split]["documents"] += size is not None
+                stats[split]["bytes"] += size or 0
                 progress.update(size or 0)
     return stats
 

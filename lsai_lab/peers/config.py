@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lsai_core.config import DataConfig, ModelConfig, OptimConfig, ParallelConfig, TrainConfig
+from lsai_core.config import DataConfig, ModelConfig, OptimConfig, ParallelConfig
 from lsai_core.facts import decides
 from lsai_core.files import deep_merge
 from lsai_core.strict import Strict
@@ -17,6 +17,11 @@ from lsai_lab.environment import package_version
 # Of each framework the module that says how it is started and what its process does; what that process executes.
 FRAMEWORKS = {"hf": "lsai_lab.peers.hf", "torchtitan": "lsai_lab.peers.titan"}
 WORKER = "lsai_lab.peers.worker"
+# Fields of the training config that mean the same here.
+_SHARED = (
+    "model", "precision", "compile", "grad_checkpoint", "device", "data", "seq_len", "batch_size", "steps", "seed",
+    "optim", "parallel",
+)  # fmt: skip
 
 
 class PeerConfig(Strict):
@@ -47,7 +52,7 @@ class PeerConfig(Strict):
     @classmethod
     def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
         """The shape of the work from the training config, what is special from its key `peer`."""
-        shared = {key: config[key] for key in cls._shared() if key in config}
+        shared = {key: config[key] for key in _SHARED if key in config}
         if "skip_steps" in config.get("profile", {}):
             shared["skip_steps"] = config["profile"]["skip_steps"]
         if "recipe" in config.get("fp8", {}):
@@ -57,14 +62,6 @@ class PeerConfig(Strict):
         shared["optim"] = {key: value for key, value in config.get("optim", {}).items() if key not in kernel}
         merged = deep_merge(deep_merge(shared, config.get("peer", {})), settings)
         return {**merged, "packages": {name: package_version(name) for name in needed_packages(merged)}}
-
-    @classmethod
-    def _shared(cls) -> list[str]:
-        """Fields of the training config that a peer calls the same. Where one has a section and the other a word, as for
-        `attention`, the frameworks name their ways otherwise."""
-        ours, theirs = TrainConfig.model_fields, cls.model_fields
-        both = [name for name in ours if name in theirs]
-        return [name for name in both if _is_section(ours[name].annotation) == _is_section(theirs[name].annotation)]
 
     @model_validator(mode="after")
     def _combination_possible(self) -> Self:
@@ -93,10 +90,6 @@ class PeerConfig(Strict):
     def tokens_per_step(self) -> int:
         """Tokens that one optimizer step trains on, over all processes."""
         return self.batch_size * self.seq_len * self.world_size
-
-
-def _is_section(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Strict)
 
 
 def needed_packages(config: dict[str, Any]) -> list[str]:

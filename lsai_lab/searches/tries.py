@@ -238,7 +238,7 @@ def search_largest(
         fits, fails = (max(fits, size), fails) if good else (fits, min(fails, size))
         if fails - fits <= max(1, int(resolution * fits)):
             return fits, tries
-        guess = _predict(tries, capacity_gib, fails - fits)
+        guess = _predict(tries, capacity_gib, fits, fails)
         if guess is not None and fits < guess < fails and guesses < _GUESSES_IN_A_ROW:
             size, guesses = guess, guesses + 1
         else:
@@ -253,8 +253,8 @@ def _plain_step(fits: int, fails: int, limit: int, factor: float) -> int:
     return (fits + fails) // 2
 
 
-def _predict(tries: list[Try], capacity_gib: float | None, gap: int) -> int | None:
-    """Where the line through the two largest successes meets the capacity; None when it cannot be told or was tried."""
+def _predict(tries: list[Try], capacity_gib: float | None, fits: int, fails: int) -> int | None:
+    """Where the line through the two largest successes meets the capacity; None when it cannot be told."""
     seen = sorted({(t.size, t.peak_gib) for t in tries if t.outcome == "ok" and t.peak_gib})[-2:]
     if capacity_gib is None or len(seen) < 2:
         return None
@@ -264,8 +264,5 @@ def _predict(tries: list[Try], capacity_gib: float | None, gap: int) -> int | No
         return None
     size = int(size_b + (capacity_gib - peak_b) / slope)
     # A prediction that was tried already tells its error: look a few percent on, towards the answer.
-    tried = {t.size: t.outcome for t in tries}
-    step = max(1, min(size // 50, gap // 2))
-    while size in tried and step:
-        size += step if tried[size] == "ok" else -step
-    return size
+    step = max(1, min(size // 50, (fails - fits) // 2))
+    return size + step * ((size == fits) - (size == fails))

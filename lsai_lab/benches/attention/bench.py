@@ -1,9 +1,9 @@
 """The `attention` kind's work: go through the sweeps, measure, and keep every point at once.
 
-Each point is a line of `metrics.jsonl`, written when it is measured; a run that is killed and started again goes on where
-it was. A point that cannot be measured is a line, too, with its outcome (`oom`, `unsupported`, `failed`, `skipped`) and
-the reason. A backend whose next length would take too long, judged by its last, or whose memory has ended is not tried
-at longer ones. What the machine lacks altogether is said once (`measure: backend`).
+Each point is a line of `metrics.jsonl`; a run that is killed and started again goes on where it was. A point that cannot be measured is a
+line, too, with its outcome (`oom`, `unsupported`, `failed`, `skipped`) and the reason. A backend whose next length would take too long,
+judged by its last, or whose memory has ended is not tried at longer ones. What the machine lacks altogether is said once
+(`measure: backend`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lsai_core.attention import Case, available_backends, get_backend
 from lsai_lab.benches.attention.clock import Call, Clock, measure, random_inputs
 from lsai_lab.benches.attention.config import AttentionBenchConfig, Shape
 from lsai_lab.benches.attention.errors import example, relative_errors, values
-from lsai_lab.benches.points import Points, Refusal, Row, guarded, outlook
+from lsai_lab.benches.points import Points, Refusal, Row, describe, guarded, outlook
 from lsai_lab.runs.kinds import Context
 
 
@@ -33,10 +33,9 @@ def run(config: AttentionBenchConfig, context: Context) -> dict[str, Any]:
     for sweep in config.sweeps:
         for length in sweep.lengths:
             shape = config.shape(sweep, length)
-            names = sweep.backends or config.backends
-            rows = [row for name in names for row in bench.point(sweep.measure, shape, name)]
-            if done := [_short(row) for row in rows]:
-                print(f"{time.perf_counter() - bench.began:5.1f} s  {shape.describe()}: {', '.join(done)}", flush=True)
+            for name in sweep.backends or config.backends:
+                if row := bench.point(sweep.measure, shape, name):
+                    print(describe(row, shape.mask, shape.window or "", shape.length, name), flush=True)
     return _results(config, device, points.rows)
 
 
@@ -52,28 +51,27 @@ class _Bench:
                 outcome = "unavailable" if self.inference[name] else "forward only" if reason else "ok"
                 points.add({"measure": "backend", "backend": name, "outcome": outcome, "reason": reason})
 
-    def point(self, measure: str, shape: Shape, name: str) -> list[Row]:
+    def point(self, measure: str, shape: Shape, name: str) -> Row | None:
         """The row of a point; none if this machine lacks the backend or the point is measured already."""
         place = {"measure": measure, "mask": shape.mask, "window": shape.window, "length": shape.length}
         if self.inference[name] is not None or self.points.find(**place, backend=name):
-            return []
+            return None
         expected_ms, refusal = None, None
         if measure == "time":
             rows = self.points.find(measure="time", mask=shape.mask, window=shape.window, backend=name)
             expected_ms, refusal = outlook(rows, shape.length, partial(_growth, shape), self.config.max_call_s)
         outcome, reason = refusal or self._refusal(shape, name) or ("ok", None)
         row = {**place, "batch": shape.batch, "backend": name, "outcome": outcome, "reason": reason}
-        if outcome == "ok" and measure == "time":
-            example.cache_clear()  # its memory is for what is timed
-            row |= guarded(self.device, partial(self._measure, shape, name, expected_ms))
-        elif outcome == "ok":
-            row |= guarded(self.device, partial(self._errors, shape, name))
+        if outcome == "ok":
+            work = partial(self._measure, expected_ms=expected_ms) if measure == "time" else self._errors
+            row |= guarded(self.device, partial(work, shape, name))
         row = self.points.add(row)
         if self.clock.on_gpu:  # after an illegal memory access nothing runs here any more: end, the points are kept
             torch.cuda.synchronize()
-        return [row]
+        return row
 
     def _measure(self, shape: Shape, name: str, expected_ms: float | None) -> Row:
+        example.cache_clear()  # its memory is for what is timed
         inputs = random_inputs(shape, self.config.torch_dtype, self.device, self.config.seed + len(self.points.rows))
         call = Call(name, shape, inputs, self.training[name] is None)
         return measure(call, self.clock, point_ms=self.config.point_ms, expected_ms=expected_ms)
@@ -96,14 +94,6 @@ class _Bench:
 def _growth(shape: Shape, row: Row) -> float:
     """How much more work `shape` is than the measured `row`."""
     return shape.forward_flops / replace(shape, batch=row["batch"], length=row["length"]).forward_flops
-
-
-def _short(row: Row) -> str:
-    if row["outcome"] != "ok":
-        return f"{row['backend']} {row['outcome']}"
-    if row["measure"] == "error":
-        return f"{row['backend']} {max(row[key] for key in ('out', 'dq', 'dk', 'dv') if key in row):.1e}"
-    return f"{row['backend']} {row.get('training_ms', row['forward_ms']):.3g} ms"
 
 
 def _results(config: AttentionBenchConfig, device: torch.device, rows: list[Row]) -> dict[str, Any]:

@@ -57,16 +57,13 @@ class Sweep(Strict):
 
 
 class BenchConfig(Strict):
-    """Which heads, in which number format, where, and how long it may take: the part that every bench of attention has."""
+    """Which heads, in which number format, and where: the part that every bench of attention has."""
 
     heads: int = Field(gt=0)
     kv_heads: int = Field(gt=0)
     head_dim: int = Field(gt=0)
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    point_ms: float = Field(gt=0, description="time to repeat one point in; at least three repeats of short calls")
-    max_call_s: float = Field(gt=0, description="no forward plus backward that is expected to take longer is started")
-    budget_s: float = Field(gt=0, description="after this time no new point is started")
     seed: int = Field(0, ge=0, lt=2**32)
 
     @model_validator(mode="after")
@@ -81,14 +78,16 @@ class BenchConfig(Strict):
 
 
 class AttentionBenchConfig(BenchConfig):
-    """By which backends, over which sweeps."""
-
     tokens: int = Field(16384, gt=0, description="of a batch: max(1, tokens // length) sequences")
     backends: list[str] = Field(list(BACKENDS), min_length=1)
     sweeps: list[Sweep] = Field(description="in this order, so that what matters most is measured first")
-    point_ms: float = Field(50.0, gt=0)
-    max_call_s: float = Field(2.0, gt=0)
-    budget_s: float = Field(300.0, gt=0)
+    point_ms: float = Field(
+        50.0, gt=0, description="time to repeat one point in; at least three repeats of short calls"
+    )
+    max_call_s: float = Field(
+        2.0, gt=0, description="no forward plus backward that is expected to take longer is started"
+    )
+    budget_s: float = Field(300.0, gt=0, description="after this time no new point is started")
 
     _known_backends = field_validator("backends")(_known)
 
@@ -121,8 +120,3 @@ class Shape:
         reach = length if window is None else window
         pairs = length * reach - reach**2 / 2 if self.causal else length**2
         return 4.0 * self.batch * self.heads * self.head_dim * pairs
-
-    def describe(self) -> str:
-        """For example `window 512, length 16384, batch 1`."""
-        window = f" {self.window}" if self.window is not None else ""
-        return f"{self.mask}{window}, length {self.length}, batch {self.batch}"

@@ -25,8 +25,8 @@ from lsai_core.errors import Preempted
 from lsai_core.files import write_json
 from lsai_lab.benches.context.config import ContextBenchConfig, Point
 from lsai_lab.benches.context.rank import Rank
-from lsai_lab.benches.context.rows import describe, expected, row_of, summary
-from lsai_lab.benches.points import Points, Row, guarded
+from lsai_lab.benches.context.rows import expected, row_of, summary
+from lsai_lab.benches.points import Points, Row, describe, guarded
 from lsai_lab.cluster.launch_srun import srun_command
 from lsai_lab.launch.launch import WorkerFailed, launch, require_devices
 from lsai_lab.runs.kinds import Context
@@ -47,7 +47,7 @@ def run(config: ContextBenchConfig, context: Context) -> dict[str, Any]:
         new = [row for row in rows if row["step"] not in shown]
         shown.update(row["step"] for row in new)
         for row in new:
-            print(describe(row), flush=True)
+            print(describe(row, row["method"], row["length"]), flush=True)
         context.on_rows(new)
 
     def watch(rows: list[Row]) -> None:

@@ -99,15 +99,3 @@ def summary(config: ContextBenchConfig, device: torch.device, rows: Sequence[Row
     results: dict[str, Any] = {"device_name": name, "world_size": config.processes, "points": len(timed)}
     results |= {"points_ok": len(good), "measuring_s": round(sum(row["took_s"] for row in rows), 3)}
     return results | {f"{row['method']}_{row['length']}_tflops": row["training_tflops"] for row in good}
-
-
-def describe(row: Row) -> str:
-    """One line of progress."""
-    place = f"{row['measure']} {row['method']} {row['length']:,}"
-    if row["outcome"] != "ok":
-        return f"{place}: {row['outcome']} ({row['reason']})"
-    if row["measure"] == "time":
-        return f"{place}: {row['training_ms']:.4g} ms, {row['training_tflops']:.4g} TFLOP/s per process"
-    if row["measure"] == "error":
-        return f"{place}: {max(row[name] for name in ('out', 'dq', 'dk', 'dv')):.1e}"
-    return f"{place}: compute of a process {row['rank_compute_ms'][0]:.4g} ms, balance {row['busy_balance']}"
