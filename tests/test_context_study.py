@@ -15,9 +15,9 @@ from lsai_core.errors import UserError
 from lsai_core.files import read_jsonl, write_json
 from lsai_core.strict import validated
 from lsai_lab.benches.attention.config import Shape
+from lsai_lab.benches.context.bench import expected as outlook
+from lsai_lab.benches.context.bench import row_of
 from lsai_lab.benches.context.config import ContextBenchConfig, Point
-from lsai_lab.benches.context.rows import expected as outlook
-from lsai_lab.benches.context.rows import row_of
 from lsai_lab.runs.driver import run_one
 from lsai_lab.runs.kinds import Context, get_kind
 from lsai_lab.runs.records import RunId, Summary

@@ -72,14 +72,12 @@ def _pages(folder: Path) -> Iterator[str]:
     """The texts of all distinct pages, sorted by path."""
     seen: set[str] = set()
     for path in sorted(folder.rglob("*")):
-        if not path.is_file() or path.is_symlink():
-            continue
-        if path.suffix == ".html":
-            text = html_to_text(path.read_text(encoding="utf-8", errors="replace"))
-        elif path.suffix == ".gz" and "man" in path.parts:
-            text = roff_to_text(gzip.decompress(path.read_bytes()).decode("utf-8", "replace"))
-        else:
-            continue
+        text = ""
+        if path.is_file() and not path.is_symlink():
+            if path.suffix == ".html":
+                text = html_to_text(path.read_text(encoding="utf-8", errors="replace"))
+            elif path.suffix == ".gz" and "man" in path.parts:
+                text = roff_to_text(gzip.decompress(path.read_bytes()).decode("utf-8", "replace"))
         if len(text) >= MIN_CHARS and text not in seen:
             seen.add(text)
             yield text
@@ -102,27 +100,18 @@ class _Text(HTMLParser):
         self.parts: list[str] = []
         self.skipping = self.literal = 0
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.skipping += tag in SKIPPED
-        self.literal += tag == "pre"
-        self._break(tag)
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]], step: int = 1) -> None:
+        self.skipping = max(0, self.skipping + step * (tag in SKIPPED))
+        self.literal = max(0, self.literal + step * (tag == "pre"))
+        if not self.skipping and tag in BLOCKS | {"td", "th"}:
+            self.parts.append("\n" if tag in BLOCKS else " ")
 
     def handle_endtag(self, tag: str) -> None:
-        if tag in SKIPPED:
-            self.skipping = max(0, self.skipping - 1)
-        if tag == "pre":
-            self.literal = max(0, self.literal - 1)
-        self._break(tag)
+        self.handle_starttag(tag, [], -1)
 
     def handle_data(self, data: str) -> None:
         if not self.skipping:
             self.parts.append(data if self.literal else data.replace("\n", " "))
-
-    def _break(self, tag: str) -> None:
-        if not self.skipping and tag in BLOCKS:
-            self.parts.append("\n")
-        elif not self.skipping and tag in ("td", "th"):
-            self.parts.append(" ")
 
 
 def html_to_text(html: str) -> str:
@@ -133,16 +122,11 @@ def html_to_text(html: str) -> str:
     return _tidy("".join(parser.parts))
 
 
-# Escapes in the order in which they are resolved.
-ESCAPES = [
-    (re.compile(r"\\[\"#].*"), ""),  # comment
-    (re.compile(r"\\f(?:\[[^\]]*\]|\(..|.)"), ""),  # font
-    (re.compile(r"\\s(?:[+-]?\d|\[[^\]]*\]|\([+-]?\d\d)"), ""),  # size
-    (re.compile(r"\\[mMF](?:\[[^\]]*\]|\(..|.)"), ""),  # colour, font family
-    (re.compile(r"\\[hvwlLobDXAZCNxHSR]'[^']*'"), ""),  # motions, drawing, numbered glyphs
-    (re.compile(r"\\[nkgV](?:\[[^\]]*\]|\(..|.)"), ""),  # registers
-    (re.compile(r"\\[|^&%/,:{}dru)!?acptz]"), ""),  # no visible glyph
-]
+# Escapes without text: comments, fonts and colours and registers, sizes, motions and drawing, no visible glyph.
+ESCAPES = (
+    r"\\[\"#].*", r"\\[fmMFnkgV](?:\[[^\]]*\]|\(..|.)", r"\\s(?:[+-]?\d|\[[^\]]*\]|\([+-]?\d\d)",
+    r"\\[hvwlLobDXAZCNxHSR]'[^']*'", r"\\[|^&%/,:{}dru)!?acptz]",
+)  # fmt: skip
 GLYPHS = {
     'co': '©', 'rg': '®', 'tm': '™', 'bu': '•', 'em': '—', 'en': '–', 'hy': '-', 'mi': '−', 'aq': "'", 'dq': '"',
     'lq': '“', 'rq': '”', 'oq': '‘', 'cq': '’', 'Fo': '«', 'Fc': '»', 'Bq': '„', 'ga': '`', 'aa': '´', 'ha': '^',
@@ -153,12 +137,11 @@ GLYPHS = {
 }  # fmt: skip
 GLYPH = re.compile(r"\\(?:\[([^\]]+)\]|\((..)|\*(?:\[([^\]]+)\]|\((..)|(.)))")
 # Macros whose arguments are text that goes on in the same paragraph; each begins a line of input.
-INLINE = {"B", "I", "BR", "BI", "IB", "IR", "RB", "RI", "SM", "SB", "UR", "MT", "ME", "UE", "R", "OP", "MR"}
-HEADINGS = {"SH", "SS"}
+JOINED = {"BR", "BI", "IB", "IR", "RB", "RI", "ME", "UE", "MR"}
+INLINE = JOINED | {"B", "I", "R", "SM", "SB", "UR", "MT", "OP"}
 ARGUMENT = re.compile(r'"((?:[^"]|"")*)"?|((?:\\ |\S)+)')
 # These end the paragraph; all other requests (hyphenation, tabs, conditions, ...) have no text.
 BREAKS = {"PP", "P", "LP", "TP", "IP", "HP", "TQ", "RS", "RE", "br", "sp", "nf", "fi", "EX", "EE", "TH", "SY", "YS"}
-DEFINITIONS = {"de", "ig", "am"}  # the lines up to `..` are no text
 
 
 def roff_to_text(roff: str) -> str:
@@ -174,13 +157,12 @@ def roff_to_text(roff: str) -> str:
             continue
         request, _, rest = line[1:].strip().partition(" ")
         arguments = [a.replace('""', '"') or b for a, b in ARGUMENT.findall(rest.strip())]
-        if request in DEFINITIONS:
+        if request in ("de", "ig", "am"):  # the lines up to `..` are no text
             defining = True
-        elif request in HEADINGS:
+        elif request in ("SH", "SS"):
             lines += ["", _unescape(" ".join(arguments)), ""]
         elif request in INLINE:
-            joint = "" if len(request) == 2 and request not in ("SM", "SB", "UR", "MT", "OP") else " "
-            _append(lines, _unescape(joint.join(arguments)), new=literal)
+            _append(lines, _unescape(("" if request in JOINED else " ").join(arguments)), new=literal)
         elif request in BREAKS:
             literal = request in ("nf", "EX") or (literal and request not in ("fi", "EE"))
             lines.append(_unescape(arguments[0]) + " " if request == "IP" and arguments else "")
@@ -197,8 +179,8 @@ def _append(lines: list[str], text: str, new: bool) -> None:
 def _unescape(text: str) -> str:
     text = text.replace("\\e", "\\[rs]").replace("\\-", "-").replace("\\.", ".").replace("\\'", "´").replace("\\`", "`")
     text = text.replace("\\ ", " ").replace("\\~", " ").replace("\\0", " ").replace("\\(aq", "'")
-    for pattern, replacement in ESCAPES:
-        text = pattern.sub(replacement, text)
+    for pattern in ESCAPES:
+        text = re.sub(pattern, "", text)
     return GLYPH.sub(_glyph, text).rstrip("\\")
 
 

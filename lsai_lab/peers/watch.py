@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from lsai_core.files import write_json, write_text
 from lsai_core.model import count_parameters
@@ -47,17 +48,16 @@ class Watch:
     def __init__(self, job: Job, device: torch.device, *, loss_is_share: bool = False) -> None:
         """`loss_is_share`: the losses of all processes add up to the mean loss; else each is a mean of its own."""
         self.job, self.device, self.loss_is_share = job, device, loss_is_share
-        self.timer = StepTimer(device)
+        self.timer, self.on_gpu = StepTimer(device), device.type == "cuda"
         self.losses: list[torch.Tensor] = []
         self.memory: list[tuple[float, float]] = []
-        self.begun, self.first_step_s, self.parameters = 0.0, 0.0, 0
+        self.begun, self.first_step_s = 0.0, 0.0
 
     def check(self, parameters: int) -> None:
         """Raise RuntimeError unless the peer's model is as large as ours: it would not be the same work."""
         ours = count_parameters(self.job.config.model).total
         if parameters != ours:
             raise RuntimeError(f"the peer's model has {parameters:,} parameters, this package's {ours:,}")
-        self.parameters = parameters
 
     def check_fp8(self, *models: torch.nn.Module) -> None:
         """Raise RuntimeError if fp8 was asked for and the model that is about to be trained has no such layer."""
@@ -77,41 +77,40 @@ class Watch:
     def step(self) -> None:
         """A step has been queued."""
         self.timer.mark()
-        done, first = len(self.memory) + 1, not self.memory
-        if self.device.type == "cuda":
+        done, first, allocated, reserved = len(self.memory) + 1, not self.memory, 0.0, 0.0
+        if self.on_gpu:
             if first:
                 torch.cuda.synchronize(self.device)
             # Read at every step, since a trainer may reset the peaks for figures of its own.
             allocated = torch.cuda.max_memory_allocated(self.device) / GIB
-            self.memory.append((allocated, torch.cuda.max_memory_reserved(self.device) / GIB))
+            reserved = torch.cuda.max_memory_reserved(self.device) / GIB
             if first:  # what compiling needed is not what training needs
                 torch.cuda.reset_peak_memory_stats(self.device)
-        else:
-            self.memory.append((0.0, 0.0))
+        self.memory.append((allocated, reserved))
         if first:
             self.first_step_s = time.perf_counter() - self.begun
         if self.job.rank == 0 and (first or done % 10 == 0):
             with (self.job.run_folder / "metrics.jsonl").open("w" if first else "a", encoding="utf-8") as file:
-                file.write(json.dumps(self._row(done - 1)) + "\n")
+                file.write(json.dumps(self._row(done - 1, step_ms=None)) + "\n")
 
     def finish(self, **facts: Any) -> None:
         """Write what was seen; `facts` join the results. To be called by all processes."""
-        durations_ms = self.timer.durations_ms()
-        config = self.job.config
-        losses = self._over_processes(torch.stack(self.losses), "sum")
-        if not self.loss_is_share:
-            losses = losses / config.world_size
+        durations_ms, config, on_gpu = self.timer.durations_ms(), self.job.config, self.on_gpu
+        losses = torch.stack(self.losses)
         steady = self.memory[config.skip_steps :] or self.memory
         peaks = torch.tensor(steady, device=self.device).amax(0)
-        allocated, reserved = self._over_processes(peaks, "max").tolist()
+        if config.world_size > 1:
+            dist.all_reduce(losses)
+            dist.all_reduce(peaks, op=dist.ReduceOp.MAX)
         if self.job.rank != 0:
             return
-        loss = losses.tolist()
-        on_gpu = self.device.type == "cuda"
+        loss = (losses if self.loss_is_share else losses / config.world_size).tolist()
+        allocated, reserved = peaks.tolist()
         self._write_rows(durations_ms, loss)
         last = loss[-_LAST:]
         results = {
-            **speed_summary(durations_ms, config.tokens_per_step, config.skip_steps), "parameters": self.parameters,
+            **speed_summary(durations_ms, config.tokens_per_step, config.skip_steps),
+            "parameters": count_parameters(config.model).total,
             "steps": len(durations_ms), "tokens": len(durations_ms) * config.tokens_per_step,
             "train_loss": sum(last) / len(last), "train_s": sum(durations_ms) / 1e3,
             "setup_s": self.begun - self.job.begun, "first_step_s": self.first_step_s,
@@ -125,22 +124,15 @@ class Watch:
 
     def _row(self, step: int, **measured: float | None) -> dict[str, Any]:
         config = self.job.config
-        row = {"step": step, "tokens_in_step": config.tokens_per_step, "steady": step >= config.skip_steps}
-        return row | {"step_ms": None, **measured}
+        steady = step >= config.skip_steps
+        return {"step": step, "tokens_in_step": config.tokens_per_step, "steady": steady, **measured}
 
     def _write_rows(self, durations_ms: list[float], losses: list[float]) -> None:
         lines = []
         for step, (ms, loss, memory) in enumerate(zip(durations_ms, losses, self.memory, strict=True)):
             tokens_per_s = self.job.config.tokens_per_step * 1e3 / ms
             row = self._row(step, loss=loss, step_ms=ms, tokens_per_s=tokens_per_s)
-            if self.device.type == "cuda":
+            if self.on_gpu:
                 row |= dict(zip(("memory_allocated_gib", "memory_reserved_gib"), memory, strict=True))
             lines.append(json.dumps(finite(row)) + "\n")
         write_text(self.job.run_folder / "metrics.jsonl", "".join(lines))
-
-    def _over_processes(self, values: torch.Tensor, how: str) -> torch.Tensor:
-        import torch.distributed as dist
-
-        if self.job.config.world_size > 1:
-            dist.all_reduce(values, op=dist.ReduceOp.SUM if how == "sum" else dist.ReduceOp.MAX)
-        return values
