@@ -8,6 +8,8 @@ output's error alone). What was not compared with float64 is not ranked.
 from __future__ import annotations
 
 import contextlib
+import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -26,18 +28,12 @@ from lsai_lab.runs.records import Run, read_run
 Place = tuple[str, int | None, int]  # mask, window and length
 Purpose = Literal["training", "inference"]
 # The time that counts, and the errors that must be small enough.
-_COUNTS: dict[Purpose, tuple[str, tuple[str, ...]]] = {
-    "training": ("training_ms", NAMES),
-    "inference": ("forward_ms", NAMES[:1]),
-}
+_COUNTS: dict[Purpose, Any] = {"training": ("training_ms", NAMES), "inference": ("forward_ms", NAMES[:1])}
 
 
 def attention_runs(runs: Iterable[Run], *, repeated: bool = False) -> list[Run]:
-    """The newest attention run of each machine, study and variant that measured anything.
-
-    `repeated`: of the second and further repeats instead of the first. The table is made from first ones alone, so that the
-    others can judge it.
-    """
+    """The newest attention run of each machine, study and variant that measured anything; `repeated`: of the second and further
+    repeats, which judge the table that is made from the first."""
     newest: dict[tuple[str, str, str], Run] = {}
     for run in sorted(runs, key=lambda run: run.summary.started):
         found = run.summary.kind == "attention" and (run.folder / "metrics.jsonl").exists()
@@ -66,11 +62,10 @@ def ranked(rows: Sequence[Row]) -> Iterator[tuple[Place, Purpose, dict[str, floa
         compared = [row for row in good if row["measure"] == "error" and row["mask"] == place[0]]
         for purpose, (time, judged) in _COUNTS.items():
             ms = {row["backend"]: row[time] for row in timed if time in row}
-            errors: dict[str, list[float]] = {name: [] for name in ms}
+            errors = defaultdict[str, list[float]](list)
             for row in compared:
-                ratios = [row[name] / max(row[f"bound_{name}"], 1e-30) for name in judged if name in row]
-                errors.setdefault(row["backend"], []).extend(ratios)
-            correct = [name for name in ms if errors[name] and max(errors[name]) <= ALLOWED]
+                errors[row["backend"]] += [row[n] / max(row[f"bound_{n}"], 1e-30) for n in judged if n in row]
+            correct = [name for name in ms if max(errors[name], default=math.inf) <= ALLOWED]
             yield place, purpose, ms, sorted(correct, key=lambda name: ms[name])
 
 
@@ -101,19 +96,17 @@ def auto_choices(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """What `auto` takes at every shape of a run, by the table `measured`, and how good that is.
 
-    `from_neighbours` hides each shape's own ranking: how good the choice is where nobody measured. One mapping for each shape and
-    purpose: `mask`, `window`, `length`, `purpose`, `chosen`, `fastest` (of the correct ones)
-    and `share`, the fastest one's time over the chosen one's; None if the chosen one was not timed.
+    `from_neighbours` hides each shape's own ranking: how good the choice is where nobody measured. Of each shape and purpose: `mask`,
+    `window`, `length`, `purpose`, `chosen`, `fastest` (of the correct ones) and `share`, the fastest one's time over the chosen one's;
+    None if the chosen one was not timed.
     """
     outcome = {row["backend"]: row["outcome"] for row in rows if row["measure"] == "backend"}
     good: dict[Purpose, set[str]] = {"training": {"ok"}, "inference": {"ok", "forward only"}}
     found = []
     for (mask, window, length), purpose, ms, correct in ranked(rows):
         grouped, causal = config.heads != config.kv_heads, mask != "full"
-        own = (config.head_dim, grouped, causal, window, length)
-        known = measured
-        if from_neighbours:
-            known = [r for r in measured if own != (r.head_dim, r.grouped, r.causal, r.window, r.length)]
+        own = (config.head_dim, grouped, causal, window, length) if from_neighbours else None
+        known = [r for r in measured if own != (r.head_dim, r.grouped, r.causal, r.window, r.length)]
         available = {name: None if outcome.get(name) in good[purpose] else "not measured" for name in BACKENDS}
         case = Case(
             device_type, config.torch_dtype, config.head_dim, window, False, causal, grouped, length, purpose == "training"

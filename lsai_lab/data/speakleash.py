@@ -99,9 +99,9 @@ def open_corpus(name: str, raw: Path, progress: bool) -> Corpus:
         _download(base_url() + data.name, data, size, progress)
         write_json(manifest_file, manifest)
     stats = manifest["stats"] if isinstance(manifest.get("stats"), dict) else {}
-    facts = {key: manifest.get(key) for key in ("description", "license", "category", "file_size")}
-    counts = {key: stats.get(key) for key in ("documents", "characters")}
-    description = {"kind": "speakleash", "name": name, "url": base_url(), **facts, **counts}
+    description: dict[str, Any] = {"kind": "speakleash", "name": name, "url": base_url()}
+    description |= {key: manifest.get(key) for key in ("description", "license", "category", "file_size")}
+    description |= {key: stats.get(key) for key in ("documents", "characters")}
     return Corpus(content_hash(data).hexdigest(), description, lambda: json_texts(data))
 
 

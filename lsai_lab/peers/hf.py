@@ -31,9 +31,9 @@ from lsai_lab.peers.watch import Job, Watch
 def require(config: PeerConfig, on_gpu: bool) -> None:
     """Raise Unavailable for what the processor in use cannot do."""
     asked = {"liger": config.liger, f"attention: {config.attention}": config.attention != "sdpa"}
-    asked["fp8"] = config.fp8 != "none"
-    if needs := [name for name, wanted in asked.items() if wanted and not on_gpu]:
-        raise Unavailable(f"the Hugging Face Trainer's {needs[0]} needs a CUDA GPU and torch sees none here")
+    for name, wanted in {**asked, "fp8": config.fp8 != "none"}.items():
+        if wanted and not on_gpu:
+            raise Unavailable(f"the Hugging Face Trainer's {name} needs a CUDA GPU and torch sees none here")
 
 
 def prepare(config: PeerConfig, dataset: Dataset, folder: Path) -> None:
@@ -65,53 +65,38 @@ def model_arguments(config: PeerConfig) -> dict[str, Any]:
         "num_hidden_layers": model.n_layers, "num_attention_heads": model.n_heads,
         "num_key_value_heads": model.n_kv_heads, "max_position_embeddings": config.seq_len,
         "rms_norm_eps": model.norm_eps, "tie_word_embeddings": model.tie_embeddings, "use_cache": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
     }  # fmt: skip
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": model.rope_theta}
     if model.rope_scaling is not None:
-        rope |= {"rope_type": "llama3", **model.rope_scaling.model_dump()}
-    return {**arguments, "rope_parameters": rope}
+        arguments["rope_parameters"] |= {"rope_type": "llama3", **model.rope_scaling.model_dump()}
+    return arguments
 
 
 def training_arguments(config: PeerConfig, output: Path, on_gpu: bool) -> dict[str, Any]:
     """Keyword arguments of `TrainingArguments`."""
     optim = config.optim
     arguments: dict[str, Any] = {
-        "output_dir": str(output),
-        "max_steps": config.steps,
-        "per_device_train_batch_size": config.batch_size,
-        "optim": "adamw_torch_fused",
-        "learning_rate": optim.lr,
-        "adam_beta1": optim.betas[0],
-        "adam_beta2": optim.betas[1],
-        "adam_epsilon": optim.eps,
-        "weight_decay": optim.weight_decay,
-        "max_grad_norm": optim.grad_clip,
-        "lr_scheduler_type": "cosine_with_min_lr",
-        "lr_scheduler_kwargs": {"min_lr_rate": optim.min_lr_ratio},
-        "warmup_steps": optim.warmup_steps,
+        "output_dir": str(output), "max_steps": config.steps, "per_device_train_batch_size": config.batch_size,
+        "optim": "adamw_torch_fused", "learning_rate": optim.lr, "weight_decay": optim.weight_decay,
+        "adam_beta1": optim.betas[0], "adam_beta2": optim.betas[1], "adam_epsilon": optim.eps,
+        "max_grad_norm": optim.grad_clip, "lr_scheduler_type": "cosine_with_min_lr",
+        "lr_scheduler_kwargs": {"min_lr_rate": optim.min_lr_ratio}, "warmup_steps": optim.warmup_steps,
         # Asking for both would be answered with bf16 alone; Accelerate's fp8 runs the rest under bf16 autocast.
         "bf16": config.precision == "bf16_autocast" and config.fp8 == "none",
-        "torch_compile": config.compile,
-        "use_liger_kernel": config.liger,
-        "logging_strategy": "no",
-        "logging_nan_inf_filter": False,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "remove_unused_columns": False,
-        "dataloader_pin_memory": on_gpu,
-        "accelerator_config": {"non_blocking": on_gpu},
-        "use_cpu": not on_gpu,
-        "seed": config.seed,
-    }
-    if config.world_size == 1:
-        arguments |= {"gradient_checkpointing": True} if config.grad_checkpoint == "full" else {}
-    else:
+        "torch_compile": config.compile, "use_liger_kernel": config.liger, "logging_strategy": "no",
+        "logging_nan_inf_filter": False, "save_strategy": "no", "report_to": "none", "disable_tqdm": True,
+        "remove_unused_columns": False, "dataloader_pin_memory": on_gpu,
+        "accelerator_config": {"non_blocking": on_gpu}, "use_cpu": not on_gpu, "seed": config.seed,
+    }  # fmt: skip
+    checkpointing = config.grad_checkpoint == "full"
+    if config.world_size > 1:
         fsdp = {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
-        checkpointing, reshard = config.grad_checkpoint == "full", config.parallel.reshard_after_forward
-        fsdp |= {"reshard_after_forward": reshard, "activation_checkpointing": checkpointing}
-        arguments |= {"fsdp": True, "fsdp_config": fsdp}
-    return arguments
+        fsdp |= {
+            "reshard_after_forward": config.parallel.reshard_after_forward,
+            "activation_checkpointing": checkpointing,
+        }
+        return arguments | {"fsdp": True, "fsdp_config": fsdp}
+    return arguments | ({"gradient_checkpointing": True} if checkpointing else {})
 
 
 def tuning(config: PeerConfig, on_gpu: bool) -> str:

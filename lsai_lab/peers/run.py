@@ -46,15 +46,14 @@ def run(config: PeerConfig, context: Context) -> dict[str, Any]:
     folder = (context.folder / "peer").resolve()
     shutil.rmtree(folder, ignore_errors=True)
     (context.folder / "metrics.jsonl").unlink(missing_ok=True)
-    folder.mkdir(parents=True)
     job = {"config": config.model_dump(mode="json"), "dataset": str(dataset.folder.resolve())}
     write_json(folder / "job.json", job)
     framework.prepare(config, dataset, folder)
     words, variables = framework.command(config, folder), framework.environment(config)
     command = shown_command(words, variables, folder)
     print(command, flush=True)
-    place, variables = context.folder.resolve(), {**_surroundings(config, folder), **variables}
-    measured = watched(words, place, nproc=config.world_size, on_rows=context.on_rows, variables=variables)
+    variables = _surroundings(config, folder) | variables
+    measured = watched(words, folder.parent, nproc=config.world_size, on_rows=context.on_rows, variables=variables)
     per_token = flops.flops_per_token(config.model, config.seq_len)
     peak = peak_of_this_machine(torch.device("cuda" if on_gpu else "cpu"), config.precision, context.runs_root)
     return {
@@ -87,8 +86,7 @@ def _surroundings(config: PeerConfig, folder: Path) -> dict[str, str]:
 
 def _versions(config: PeerConfig) -> str:
     """The peer's packages with their versions, in one line. Raises Unavailable for what is not installed."""
-    names = needed_packages(config.model_dump())
-    found = {name: package_version(name) for name in names}
+    found = {name: package_version(name) for name in needed_packages(config.model_dump())}
     if missing := [name for name, version in found.items() if version is None]:
         raise Unavailable(f"{', '.join(missing)} is not installed; pip install {' '.join(missing)}")
     return ", ".join(f"{name} {version}" for name, version in {"torch": torch.__version__, **found}.items())

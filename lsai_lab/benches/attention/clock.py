@@ -2,8 +2,6 @@
 
 Before each timed pass a gigabyte is overwritten. That empties the caches, as the rest of a training step does, and keeps
 the GPU busy while Python issues the pass, so that what the CUDA events enclose is the kernels and not the interpreter.
-Inputs are random: a GPU multiplies zeros with less power and at higher clocks.
-
 The first call of a point compiles or chooses a kernel and is kept apart; the second one tells the peak memory beyond the
 inputs and how many repeats fit into the time of a point. Where a call is known to be long the first does both.
 """
@@ -113,8 +111,6 @@ class Step:
 
 
 class Call(Step):
-    """One call of a backend."""
-
     def __init__(self, backend: str, shape: Shape, inputs: list[Tensor], training: bool) -> None:
         self.backend, self.shape = backend, shape
         function = partial(attention, backend=backend, window=shape.window, causal=shape.causal)
@@ -145,13 +141,11 @@ def measure(call: Call, clock: Clock, *, point_ms: float, expected_ms: float | N
     forward, *backward = (np.array(ms) for ms in clock.repeat(call.passes, repeats))
     call.release()
     flops = call.shape.forward_flops
-    passes = {"forward": (forward, flops)}
-    if backward:
-        passes["backward"] = (backward[0], BACKWARD_FLOPS * flops)
-        passes["training"] = (forward + backward[0], (1 + BACKWARD_FLOPS) * flops)
     row = {"repeats": repeats, "first_call_s": round(first_call_s, 3)}
-    for name, (ms, work) in passes.items():
-        row |= figures(name, ms, work, clock.typical)
+    row |= figures("forward", forward, flops, clock.typical)
+    for ms in backward:
+        row |= figures("backward", ms, BACKWARD_FLOPS * flops, clock.typical)
+        row |= figures("training", forward + ms, (1 + BACKWARD_FLOPS) * flops, clock.typical)
     return row | memory
 
 
