@@ -62,8 +62,8 @@ def peak_of_this_machine(device: torch.device, precision: Precision, runs_root: 
 
 def newest_ceilings(runs: Iterable[Run], device: str) -> dict[str, Any]:
     """Results of the newest ceilings of a kind of device among `runs`, or nothing."""
-    found = [run.summary for run in runs if (run.summary.kind, run.summary.outcome) == ("ceilings", "ok")]
-    found = [summary for summary in found if summary.results.get("ceilings_device") == device]
+    ended = (run.summary for run in runs if (run.summary.kind, run.summary.outcome) == ("ceilings", "ok"))
+    found = [summary for summary in ended if summary.results.get("ceilings_device") == device]
     return max(found, key=lambda summary: summary.started).results if found else {}
 
 

@@ -162,7 +162,7 @@ def _text(record: Any) -> str:
 
 
 def _parquet_texts(path: Path) -> Iterator[str]:
-    """The column `text` of a parquet file, about 8 MiB at a time; nulls are left out."""
+    """The column `text` of a parquet file; nulls are left out."""
     try:
         with pq.ParquetFile(path) as file:
             kinds = {field.name: field.type for field in file.schema_arrow}
@@ -170,10 +170,7 @@ def _parquet_texts(path: Path) -> Iterator[str]:
                 raise UserError(f"{path}: no column 'text'; it has {', '.join(kinds)}")
             if kinds["text"] not in (pa.string(), pa.large_string()):
                 raise UserError(f"{path}: column 'text' holds {kinds['text']}, not strings")
-            for group in range(file.num_row_groups):
-                meta = file.metadata.row_group(group)
-                rows = max(1, meta.num_rows * (8 << 20) // max(meta.total_byte_size, 1))
-                for batch in file.iter_batches(min(rows, 4096), row_groups=[group], columns=["text"]):
-                    yield from (text for text in batch.column(0).to_pylist() if text is not None)
+            for batch in file.iter_batches(64, columns=["text"]):
+                yield from (text for text in batch.column(0).to_pylist() if text is not None)
     except pa.ArrowInvalid as error:
         raise UserError(f"{path}: cannot be read as parquet ({error})") from None

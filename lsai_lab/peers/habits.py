@@ -44,7 +44,7 @@ from lsai_core.strict import Strict
 Peer = Literal["torchtitan", "torchtune", "hf", "nanotron"]
 # What all of them do: logits as a whole, torch's operations and optimizer. Of the text nothing matters.
 PLAIN: dict[str, Any] = {"loss": "full", "blocks": "plain", "optim": {"kernel": "torch"}, "data": {"vocab_size": 257}}
-# torchtitan's flavors of Llama 3.
+# torchtitan's of Llama 3.
 FLAVORS: dict[str, dict[str, Any]] = {
     "8B": {"preset": "llama3-8b"},
     "70B": {"preset": "custom", "n_layers": 80, "d_model": 8192, "n_heads": 64, "d_ff": 28_672},

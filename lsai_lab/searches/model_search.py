@@ -50,8 +50,8 @@ class ModelSearchConfig(SearchConfig):
 
 
 def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
-    """Search; returns the largest size and its model, what was measured of it (`_one_try`), what it was limited by, the estimate,
-    and every try. Raises Unavailable if the machine lacks the processes' GPUs."""
+    """Search; returns the largest size and its model, what was measured of it (`_one_try`), its limit, the estimate, and every try.
+    Raises Unavailable if the machine lacks the processes' GPUs."""
     from lsai_core.training.step import attention_kernel
 
     train, offload = config.train, config.train.parallel.cpu_offload
@@ -66,17 +66,15 @@ def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
     )  # fmt: skip
     if tries.on_gpu and config.expandable_segments:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # read where tries import torch
-    started, left_out = time.perf_counter(), 0
+    started = time.perf_counter()
 
     def attempt(size: int) -> Try:
-        nonlocal left_out
         if time.perf_counter() - started > config.budget_s and tries.seen:
-            left_out += 1
             return Try(size, "timeout", note="not tried")
         parameters = count_parameters(grown(train, config.grow, size).model).total
         return tries.attempt(size, (config, size, on_host_gib), parameters=parameters)
 
-    largest, _ = search_largest(
+    largest, asked = search_largest(
         attempt, start=start, limit=config.max_size, resolution=config.resolution,
         capacity_gib=tries.limit_gib * DEVICE_SHARE if tries.on_gpu and not offload else None,
         first_step=_FIRST_STEP_GPU if tries.on_gpu else _FIRST_STEP_CPU,
@@ -88,9 +86,9 @@ def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
         "largest_size": largest,
         **next((t.measured for t in tries.seen if t.size == largest), {}),
         "estimated_size": start,
-        **_facts(config, largest, tries.limit_gib),
+        **(_facts(config, largest, tries.limit_gib) if largest else {"parameters": 0}),
         "world_size": train.parallel.world_size,
-        "search_out_of_time": left_out > 0,
+        "search_out_of_time": len(asked) > len(tries.seen),
         "search_s": time.perf_counter() - started,
         "device": torch.cuda.get_device_name(tries.device) if tries.on_gpu else "cpu",
         **found,
@@ -99,8 +97,6 @@ def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
 
 def _facts(config: ModelSearchConfig, size: int, limit_gib: float) -> dict[str, Any]:
     """What the largest model is, and the share of all processes' memory that its weights take."""
-    if size == 0:
-        return {"parameters": 0}
     model = grown(config.train, config.grow, size).model
     parameters = count_parameters(model).total
     weights_gib = parameters * weight_dtype(config.train.precision).itemsize / GIB
@@ -134,11 +130,9 @@ def _one_try(rank: int, argument: tuple[ModelSearchConfig, int, float]) -> dict[
     elif train.parallel.cpu_offload and (needed := host_gib(train)) > on_host_gib:
         raise MemoryError(f"needs {needed:.0f} GiB of the host's memory, of which {on_host_gib:.0f} may be used")
     set_matmul_mode(train.precision)
-    measured: dict[str, float] = {}
     if config.measure == "load":
         _fill(_empty(train, device))
-    else:
-        measured = _train_one_step(train, device, rank, world)
+    measured = _train_one_step(train, device, rank, world) if config.measure == "train" else {}
     return measured if device.type == "cpu" else gpu_peaks() | measured
 
 
@@ -146,11 +140,8 @@ def _train_one_step(train: TrainConfig, device: torch.device, rank: int, world: 
     from lsai_core.training import step
     from lsai_core.training.optimizer import build_optimizer, make_states
 
-    if train.parallel.cpu_offload:  # its values would be drawn on the host, whole on every rank, for minutes
-        model = _empty(train, device)
-        _fill(model)
-    else:
-        model = step.prepare_model(train, device)
+    # With offload its values would be drawn on the host, whole on every rank, for minutes.
+    model = _fill(_empty(train, device)) if train.parallel.cpu_offload else step.prepare_model(train, device)
     optimizer = build_optimizer(model, train.optim)
     states = make_states(optimizer)
     # Processes that share a sequence draw the same.
@@ -181,8 +172,9 @@ def _empty(train: TrainConfig, device: torch.device) -> Transformer:
 
 
 @torch.no_grad()
-def _fill(model: Transformer) -> None:
+def _fill(model: Transformer) -> Transformer:
     """Write to every slice that this process holds: norms 1, matrices normal(0, 0.02)."""
     for parameter in model.parameters():
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         local.fill_(1.0) if parameter.ndim == 1 else local.normal_(0.0, 0.02)
+    return model

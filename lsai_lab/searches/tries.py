@@ -108,14 +108,14 @@ class Tries:
         """One try of `work(rank, argument)`; `facts` stand in its row, too. RuntimeError if not even size 1 runs."""
         processes, timeout_s = self._config.train.parallel.world_size, self._config.try_timeout_s
         answer = attempt(self._server, self._work, argument, processes=processes, timeout_s=timeout_s)
-        self.seen.append(Try(size=size, **answer))
-        row = {"step": len(self.seen), **self.seen[-1].row, **facts}
+        self.seen.append(found := Try(size=size, **answer))
+        row = {"step": len(self.seen), **found.row, **facts}
         with (self._context.folder / "metrics.jsonl").open("a" if len(self.seen) > 1 else "w") as file:
             file.write(json.dumps(row) + "\n")
         self._context.on_rows([row])
-        if size == 1 and self.seen[-1].outcome == "failed":
-            raise RuntimeError(f"size 1 does not run: {self.seen[-1].note}")
-        return self.seen[-1]
+        if size == 1 and found.outcome == "failed":
+            raise RuntimeError(f"size 1 does not run: {found.note}")
+        return found
 
     def results(self, capped: bool) -> dict[str, Any]:
         """What the record says of any search; `capped`: whether the largest size that may be tried fitted."""
@@ -136,15 +136,14 @@ def server(preload: list[str], *, on_gpu: bool) -> Any:
 
 
 def attempt(workers: Any, work: Work, argument: Any, *, processes: int, timeout_s: float) -> dict[str, Any]:
-    """Do `work(rank, argument)` in each of `processes` new processes; never raises for what happens inside them.
+    """Do `work(rank, argument)`, both picklable, in each of `processes` new processes; never raises for what happens inside them.
 
-    Returns outcome, note and seconds, and for `ok` of each measured number the largest process's: `peak_gib`, and the others in
-    `measured`. `work` and `argument` must be picklable.
+    Returns the fields of a `Try` but its size, of each measured number the largest process's.
     """
     started, meeting = time.perf_counter(), on_this_machine()
     meeting |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
     meeting |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(get_free_port())}
-    waiting, found = {}, list[dict[str, float]]()
+    waiting, found, bad = {}, list[dict[str, float]](), dict[str, Any]()
     for rank in range(processes):
         answer, told = workers.Pipe(duplex=False)
         process = workers.Process(target=_in_process, args=(work, argument, rank, meeting, told), daemon=True)
@@ -152,7 +151,6 @@ def attempt(workers: Any, work: Work, argument: Any, *, processes: int, timeout_
         told.close()  # here; the process has its own, and its end ends the pipe
         waiting[answer] = process
     family, until = list(waiting.values()), started + timeout_s
-    bad: dict[str, Any] = {}
     while waiting and bad.get("outcome") in (None, "failed"):
         ready = multiprocessing.connection.wait(list(waiting), max(0.0, until - time.perf_counter()))
         if not ready:
@@ -190,9 +188,8 @@ def _answer(pipe: Any, process: Any) -> dict[str, Any]:
 def _in_process(work: Work, argument: Any, rank: int, meeting: dict[str, str], told: Any) -> None:
     """Body of one process: work, and answer with how that ended."""
     os.environ |= meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-    answer: dict[str, Any]
     try:
-        answer = {"outcome": "ok", "measured": work(rank, argument)}
+        answer: dict[str, Any] = {"outcome": "ok", "measured": work(rank, argument)}
     except Exception as error:
         note = " ".join(str(error).split())[:300]
         # Under a limit of its own a process that cannot start a thread has no memory for its stack.

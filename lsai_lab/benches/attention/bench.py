@@ -99,12 +99,12 @@ def _growth(shape: Shape, row: Row) -> float:
 def _results(config: AttentionBenchConfig, device: torch.device, rows: list[Row]) -> dict[str, Any]:
     timed = [row for row in rows if row["measure"] == "time"]
     good = [row for row in timed if row["outcome"] == "ok"]
-    on_gpu = device.type == "cuda"
-    capability = ".".join(map(str, torch.cuda.get_device_capability(device))) if on_gpu else None
-    name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
+    name, capability = "cpu", None
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
     results = {"device_name": name, "compute_capability": capability, "points": len(timed), "points_ok": len(good)}
     for row in good:
-        rate = row.get("training_tflops", row["forward_tflops"])
-        window = row["window"] or ""
-        results[f"{row['mask']}{window}_{row['length']}_{row['backend']}_tflops"] = rate
+        place = f"{row['mask']}{row['window'] or ''}_{row['length']}_{row['backend']}"
+        results[f"{place}_tflops"] = row.get("training_tflops", row["forward_tflops"])
     return results

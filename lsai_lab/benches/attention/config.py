@@ -51,10 +51,6 @@ class Sweep(Strict):
             raise ValueError(f"a window of {self.mask} restricts nothing at length {self.lengths[0]}")
         return self
 
-    @property
-    def window(self) -> int | None:
-        return self.mask if isinstance(self.mask, int) else None
-
 
 class BenchConfig(Strict):
     """Which heads, in which number format, and where: the part that every bench of attention has."""
@@ -93,8 +89,8 @@ class AttentionBenchConfig(BenchConfig):
 
     def shape(self, sweep: Sweep, length: int) -> Shape:
         """The shape of a sweep at one of its lengths."""
-        batch = max(1, self.tokens // length)
-        return Shape(batch, length, self.heads, self.kv_heads, self.head_dim, sweep.mask != "full", sweep.window)
+        batch, window = max(1, self.tokens // length), sweep.mask if isinstance(sweep.mask, int) else None
+        return Shape(batch, length, self.heads, self.kv_heads, self.head_dim, sweep.mask != "full", window)
 
 
 @dataclass(frozen=True)
@@ -116,7 +112,6 @@ class Shape:
     @property
     def forward_flops(self) -> float:
         """See this file's introduction."""
-        length, window = self.length, self.window
-        reach = length if window is None else window
+        length, reach = self.length, self.length if self.window is None else self.window
         pairs = length * reach - reach**2 / 2 if self.causal else length**2
         return 4.0 * self.batch * self.heads * self.head_dim * pairs

@@ -96,15 +96,21 @@ def _measured(config: ContextBenchConfig, context: Context, on_rows: Callable[[l
     # The first process alone writes, and knows what was measured before.
     points = Points(context.folder / "metrics.jsonl", on_rows) if world.is_main else None
     rank = Rank(config, world, device)
+    total_gib = torch.cuda.get_device_properties(device).total_memory / 2**30 if device.type == "cuda" else None
     for point in config.points():
-        decision = _decision(config, points, point, device) if points else None
-        answers = world.gather((decision, bool(asked)))
-        if any(stop for _, stop in answers):
+        place = {**point._asdict(), "batch": config.batch}
+        todo, expected_ms = False, None
+        if points and not points.find(**point._asdict()):
+            expected_ms, refusal = expected(config, points.rows, point, total_gib)
+            todo = refusal is None
+            if refusal:
+                points.add({**place, "outcome": refusal[0], "reason": refusal[1], "took_s": 0.0})
+        answers = world.gather((todo, expected_ms, bool(asked)))
+        if any(stop for *_, stop in answers):
             raise Preempted("stopped between two points; those measured are kept")
-        todo, expected_ms = answers[0][0] or (False, None)
+        todo, expected_ms, _ = answers[0]
         if not todo:
             continue
-        place = {**point._asdict(), "batch": config.batch}
         if points:
             write_json(context.folder / _PENDING, {**place, "began": time.time()})
         began = time.perf_counter()
@@ -115,20 +121,6 @@ def _measured(config: ContextBenchConfig, context: Context, on_rows: Callable[[l
             points.add({**place, **row_of(config, point, everybody, rank.typical), **took})
             (context.folder / _PENDING).unlink()
     return _results(config, device, points.rows) if points else {}
-
-
-def _decision(
-    config: ContextBenchConfig, points: Points, point: Point, device: torch.device
-) -> tuple[bool, float | None]:
-    """Whether to measure a point now, and the milliseconds that its step should take. Notes why not."""
-    if points.find(**point._asdict()):
-        return False, None
-    total_gib = torch.cuda.get_device_properties(device).total_memory / 2**30 if device.type == "cuda" else None
-    expected_ms, refusal = expected(config, points.rows, point, total_gib)
-    if refusal:
-        ended = {"batch": config.batch, "outcome": refusal[0], "reason": refusal[1], "took_s": 0.0}
-        points.add(point._asdict() | ended)
-    return refusal is None, expected_ms
 
 
 def row_of(config: ContextBenchConfig, point: Point, answers: Sequence[Row], typical: int) -> Row:
