@@ -49,14 +49,13 @@ class Part(NamedTuple):
 class Corpus:
     """What a source yields: its texts (iterable again and again) and the facts that identify them.
 
-    `fingerprint` is a hash over the content; `description` goes into the dataset's meta.json; `unchanged` says whether the
-    content is still what was fingerprinted; `cut_files`: how many files of plain text it is cut from.
+    `fingerprint` is a hash over the content; `description` goes into the dataset's meta.json; `cut_files`: how many files of plain
+    text it is cut from.
     """
 
     fingerprint: str
     description: dict[str, Any]
     texts: Callable[[], Iterator[str | Part]]
-    unchanged: Callable[[], bool] = lambda: True
     cut_files: int = 0
 
 

@@ -23,7 +23,7 @@ import platform
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -66,9 +66,6 @@ def open_files(pattern: str, raw: Path, progress: bool) -> Corpus:
     # and a large one keeps long contexts.
     target = min(max(sum(path.stat().st_size for path in plain) // 200, MIN_DOCUMENT), MAX_DOCUMENT)
 
-    def stamps() -> list[tuple[int, int]]:
-        return [(stat.st_size, stat.st_mtime_ns) for stat in map(Path.stat, files)]
-
     def texts() -> Iterator[str | Part]:
         for path in files:
             if path in plain:
@@ -77,10 +74,9 @@ def open_files(pattern: str, raw: Path, progress: bool) -> Corpus:
             else:
                 yield from _parquet_texts(path) if path.name.lower().endswith(".parquet") else json_texts(path)
 
-    before = stamps()
-    fingerprint = _fingerprint((path.name, path) for path in files)
-    description = {"kind": "file", "pattern": pattern, "files": len(files), "bytes": sum(size for size, _ in before)}
-    return Corpus(fingerprint, description, texts, lambda: stamps() == before, len(plain))
+    size = sum(path.stat().st_size for path in files)
+    description = {"kind": "file", "pattern": pattern, "files": len(files), "bytes": size}
+    return Corpus(_fingerprint((path.name, path) for path in files), description, texts, len(plain))
 
 
 def _matches(given: str) -> list[Path]:
@@ -126,11 +122,9 @@ def _text_documents(path: Path, target: int) -> Iterator[str]:
         yield "".join(parts)
 
 
-def open_stream(path: Path, compressed: bool) -> BinaryIO:
+def open_stream(path: Path, compressed: bool) -> io.BufferedReader:
     """Open for reading bytes. `compressed`: decode zstd, all frames; a cut-off frame raises an OSError without errno."""
-    if compressed:
-        return cast(BinaryIO, io.BufferedReader(pa.input_stream(str(path), compression="zstd"), BUFFER))
-    return path.open("rb", buffering=BUFFER)
+    return io.BufferedReader(pa.input_stream(str(path), compression="zstd" if compressed else None), BUFFER)
 
 
 def json_texts(path: Path) -> Iterator[str]:

@@ -17,7 +17,6 @@ import json
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -131,7 +130,7 @@ def _build(config: DataConfig, request: str, source: Source, corpus: Corpus, roo
     building.mkdir(parents=True)
     try:
         meta = _write_files(config, corpus, building, progress)
-        if not corpus.unchanged():
+        if not source.remote and source.open(root / "raw", progress).fingerprint != corpus.fingerprint:
             raise UserError(f"{config.source} changed while it was being read; try again when it is complete")
         created = datetime.now(UTC).isoformat(timespec="seconds")
         facts = {"pipeline": PIPELINE, "id": dataset_id, "request": request, "created": created}
@@ -144,7 +143,6 @@ def _build(config: DataConfig, request: str, source: Source, corpus: Corpus, roo
 
 def _write_files(config: DataConfig, corpus: Corpus, folder: Path, progress: bool) -> dict[str, Any]:
     """Write tokenizer.json and the token files; return the body of meta.json."""
-    started = time.perf_counter()
     whole_files = corpus.cut_files >= MIN_FILES
 
     def read() -> Iterator[Document]:
@@ -174,7 +172,6 @@ def _write_files(config: DataConfig, corpus: Corpus, folder: Path, progress: boo
     with progress_bar(progress, desc="tokenizer", unit="B", unit_scale=True) as bar:
         tokenizer = train_tokenizer(training_texts(bar), config.vocab_size)
     write_text(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
-    trained = time.perf_counter()
     with progress_bar(progress, desc="encoding", unit="B", unit_scale=True) as bar:
         stats = encode_documents(read(), thresholds, tokenizer, folder, bar)
     if empty := [name for name in SPLITS if not stats[name]["tokens"]]:
@@ -191,7 +188,6 @@ def _write_files(config: DataConfig, corpus: Corpus, folder: Path, progress: boo
         },
         "splits": {n: stat | {"bytes_per_token": stat["bytes"] / stat["tokens"]} for n, stat in stats.items()},
         "files": {name: file_facts(folder / name) for name in [*(f"{name}.bin" for name in SPLITS), "tokenizer.json"]},
-        "seconds": {"tokenizer": round(trained - started, 3), "encoding": round(time.perf_counter() - trained, 3)},
     }
 
 

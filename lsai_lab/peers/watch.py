@@ -106,7 +106,13 @@ class Watch:
             return
         loss = (losses if self.loss_is_share else losses / config.world_size).tolist()
         allocated, reserved = peaks.tolist()
-        self._write_rows(durations_ms, loss)
+        lines = []
+        for step, (ms, one, memory) in enumerate(zip(durations_ms, loss, self.memory, strict=True)):
+            row = self._row(step, loss=one, step_ms=ms, tokens_per_s=config.tokens_per_step * 1e3 / ms)
+            if on_gpu:
+                row |= dict(zip(("memory_allocated_gib", "memory_reserved_gib"), memory, strict=True))
+            lines.append(json.dumps(finite(row)) + "\n")
+        write_text(self.job.run_folder / "metrics.jsonl", "".join(lines))
         last = loss[-_LAST:]
         results = {
             **speed_summary(durations_ms, config.tokens_per_step, config.skip_steps),
@@ -126,13 +132,3 @@ class Watch:
         config = self.job.config
         steady = step >= config.skip_steps
         return {"step": step, "tokens_in_step": config.tokens_per_step, "steady": steady, **measured}
-
-    def _write_rows(self, durations_ms: list[float], losses: list[float]) -> None:
-        lines = []
-        for step, (ms, loss, memory) in enumerate(zip(durations_ms, losses, self.memory, strict=True)):
-            tokens_per_s = self.job.config.tokens_per_step * 1e3 / ms
-            row = self._row(step, loss=loss, step_ms=ms, tokens_per_s=tokens_per_s)
-            if self.on_gpu:
-                row |= dict(zip(("memory_allocated_gib", "memory_reserved_gib"), memory, strict=True))
-            lines.append(json.dumps(finite(row)) + "\n")
-        write_text(self.job.run_folder / "metrics.jsonl", "".join(lines))

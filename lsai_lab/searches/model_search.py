@@ -110,13 +110,9 @@ def _facts(config: ModelSearchConfig, size: int, limit_gib: float) -> dict[str, 
 
 
 def _one_try(rank: int, argument: tuple[ModelSearchConfig, int, float]) -> dict[str, float]:
-    """One process of a try; returns of a GPU `peak_gib` (reserved) and `allocated_gib`, and of a training step
-
-    - `step_s`: its time, which for a first step includes compilation and pinning host memory
-    - `loss`: nats per token of random tokens, all processes' mean
-    - `states_gib`: the optimizer's states, which exist before the step
-    - `host_gib`: what all processes have in host memory after it (resident pages: block inputs, libraries)
-    """
+    """One process of a try; returns of a GPU `peak_gib` (reserved) and `allocated_gib`, and of a training step `step_s` (with compilation
+    and pinning of host memory), `loss` (nats per random token, all processes' mean), `states_gib` (the optimizer's, which exist before the
+    step) and `host_gib` (what all processes have in host memory after it: resident pages)."""
     from lsai_core.parallel.processes import connect
     from lsai_core.parallel.world import World
     from lsai_core.training import step

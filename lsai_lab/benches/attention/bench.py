@@ -57,9 +57,13 @@ class _Bench:
         if self.inference[name] is not None or self.points.find(**place, backend=name):
             return None
         expected_ms, refusal = None, None
+
+        def growth(row: Row) -> float:
+            return shape.forward_flops / replace(shape, batch=row["batch"], length=row["length"]).forward_flops
+
         if measure == "time":
             rows = self.points.find(measure="time", mask=shape.mask, window=shape.window, backend=name)
-            expected_ms, refusal = outlook(rows, shape.length, partial(_growth, shape), self.config.max_call_s)
+            expected_ms, refusal = outlook(rows, shape.length, growth, self.config.max_call_s)
         outcome, reason = refusal or self._refusal(shape, name) or ("ok", None)
         row = {**place, "batch": shape.batch, "backend": name, "outcome": outcome, "reason": reason}
         if outcome == "ok":
@@ -89,11 +93,6 @@ class _Bench:
         if time.perf_counter() - self.began > self.config.budget_s:
             return "skipped", f"the {self.config.budget_s:g} s of this run were over"
         return None
-
-
-def _growth(shape: Shape, row: Row) -> float:
-    """How much more work `shape` is than the measured `row`."""
-    return shape.forward_flops / replace(shape, batch=row["batch"], length=row["length"]).forward_flops
 
 
 def _results(config: AttentionBenchConfig, device: torch.device, rows: list[Row]) -> dict[str, Any]:
