@@ -249,26 +249,22 @@ def test_450_thousand_tokens_on_one_gpu() -> None:
 )
 def test_the_longest_sequence_fits_and_a_longer_one_does_not(changes: dict[str, Any]) -> None:
     gpu, unit = Gpu("small", "small", 1.35, 100, 10, False), 1024 * (8 if "parallel" in changes else 1)
-    found = longest(tiny(**changes), gpu)
-    assert (
-        found.limited
-        and found.config.seq_len % unit == 0
-        and found.config.seq_len >= changes.get("attention", {}).get("window", 0)
-    )
-    assert found.prediction == predict(found.config) and verdict(found.prediction, gpu) == "fits"
-    assert found.config.seq_len > unit
-    step_up = (
-        -(-found.config.seq_len // 10 // unit) * unit
-    )  # memory falls into pieces otherwise at every length: a tenth is clear
-    longer = predict(tiny(**{**changes, "seq_len": found.config.seq_len + step_up}))
+    config, prediction, limited = longest(tiny(**changes), gpu)
+    length = config.seq_len
+    assert limited and length % unit == 0 and length >= changes.get("attention", {}).get("window", 0)
+    assert prediction == predict(config) and verdict(prediction, gpu) == "fits"
+    assert length > unit
+    # Memory falls into pieces otherwise at every length: a tenth is clear.
+    longer = predict(tiny(**{**changes, "seq_len": length - (-length // 10 // unit) * unit}))
     assert verdict(longer, gpu) != "fits"
 
 
 def test_the_longest_sequence_has_ends() -> None:
     with pytest.raises(UserError, match=r"not even 1,024 tokens fit small: .* GiB may be used"):
         longest(tiny(), Gpu("small", "small", 0.01, 100, 10, False))
-    endless = longest(tiny(grad_checkpoint="full", mlp_chunk=64, batch_size=1), Gpu("huge", "huge", 1e4, 1, 1, True))
-    assert endless.config.seq_len == 2**24 and not endless.limited
+    huge = Gpu("huge", "huge", 1e4, 1, 1, True)
+    config, _, limited = longest(tiny(grad_checkpoint="full", mlp_chunk=64, batch_size=1), huge)
+    assert config.seq_len == 2**24 and not limited
 
 
 def test_parts_add_up_and_phases_bound_the_peak() -> None:

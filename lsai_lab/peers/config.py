@@ -83,13 +83,9 @@ class PeerConfig(Strict):
         return self
 
     @property
-    def world_size(self) -> int:
-        return self.parallel.world_size
-
-    @property
     def tokens_per_step(self) -> int:
         """Tokens that one optimizer step trains on, over all processes."""
-        return self.batch_size * self.seq_len * self.world_size
+        return self.batch_size * self.seq_len * self.parallel.world_size
 
 
 def needed_packages(config: dict[str, Any]) -> list[str]:

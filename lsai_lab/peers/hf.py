@@ -42,7 +42,7 @@ def prepare(config: PeerConfig, dataset: Dataset, folder: Path) -> None:
 
 def command(config: PeerConfig, folder: Path) -> list[str]:
     """What starts it. One process runs without torchrun: with it the Trainer would wrap the model for several."""
-    start = [sys.executable] if config.world_size == 1 else torchrun(config.world_size)
+    start = [sys.executable] if config.parallel.world_size == 1 else torchrun(config.parallel.world_size)
     return [*start, "-m", WORKER]
 
 
@@ -89,7 +89,7 @@ def training_arguments(config: PeerConfig, output: Path, on_gpu: bool) -> dict[s
         "accelerator_config": {"non_blocking": on_gpu}, "use_cpu": not on_gpu, "seed": config.seed,
     }  # fmt: skip
     checkpointing = config.grad_checkpoint == "full"
-    if config.world_size > 1:
+    if config.parallel.world_size > 1:
         fsdp = {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
         fsdp |= {
             "reshard_after_forward": config.parallel.reshard_after_forward,
@@ -111,7 +111,7 @@ class Windows(TorchDataset[dict[str, torch.Tensor]]):
     def __init__(self, job: Job) -> None:
         config = job.config
         self.stream = BatchStream(Dataset(job.dataset).tokens("train"), 1, config.seq_len, config.seed)
-        self.count = config.steps * config.batch_size * config.world_size
+        self.count = config.steps * config.batch_size * config.parallel.world_size
 
     def __len__(self) -> int:
         return self.count

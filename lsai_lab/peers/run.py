@@ -40,7 +40,7 @@ def run(config: PeerConfig, context: Context) -> dict[str, Any]:
         raise Unavailable("needs a CUDA GPU and torch sees none here")
     framework.require(config, on_gpu)
     versions = _versions(config)
-    require_devices(config.device, config.world_size)
+    require_devices(config.device, config.parallel.world_size)
 
     dataset = prepare(config.data, context.data_root)
     folder = (context.folder / "peer").resolve()
@@ -53,12 +53,14 @@ def run(config: PeerConfig, context: Context) -> dict[str, Any]:
     command = shown_command(words, variables, folder)
     print(command, flush=True)
     variables = _surroundings(config, folder) | variables
-    measured = watched(words, folder.parent, nproc=config.world_size, on_rows=context.on_rows, variables=variables)
+    measured = watched(
+        words, folder.parent, nproc=config.parallel.world_size, on_rows=context.on_rows, variables=variables
+    )
     per_token = flops.flops_per_token(config.model, config.seq_len)
     peak = peak_of_this_machine(torch.device("cuda" if on_gpu else "cpu"), config.precision, context.runs_root)
     return {
         **measured,
-        **rated(measured.get("tokens_per_s"), per_token, peak, config.world_size, on_gpu),
+        **rated(measured.get("tokens_per_s"), per_token, peak, config.parallel.world_size, on_gpu),
         "parameters_non_embedding": count_parameters(config.model).non_embedding,
         "dataset": dataset.folder.name,
         "framework": config.framework,
@@ -81,7 +83,7 @@ def _surroundings(config: PeerConfig, folder: Path) -> dict[str, str]:
     # A trainer that sees more GPUs than it has processes may use them.
     first = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
     own = {"TOKENIZERS_PARALLELISM": "false", "HF_HOME": str(folder / "cache"), FOLDER: str(folder)}
-    return offline | own | (first if config.world_size == 1 else {})
+    return offline | own | (first if config.parallel.world_size == 1 else {})
 
 
 def _versions(config: PeerConfig) -> str:

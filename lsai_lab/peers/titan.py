@@ -53,7 +53,7 @@ def prepare(config: PeerConfig, dataset: Dataset, folder: Path) -> None:
 
 def command(config: PeerConfig, folder: Path) -> list[str]:
     """What starts it."""
-    return [*torchrun(config.world_size), "-m", WORKER, *options(config, folder)]
+    return [*torchrun(config.parallel.world_size), "-m", WORKER, *options(config, folder)]
 
 
 def environment(config: PeerConfig) -> dict[str, str]:
@@ -91,7 +91,7 @@ def options(config: PeerConfig, folder: Path) -> list[str]:
         values["compile.components"] = "model,loss"
     if config.fp8 != "none":
         values |= {"model.converters": "quantize.linear.float8", "quantize.linear.float8.filter_fqns": "output"}
-        if config.world_size > 1:
+        if config.parallel.world_size > 1:
             flags += [
                 "quantize.linear.float8.enable_fsdp_float8_all_gather",
                 "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp",

@@ -26,7 +26,6 @@ from lsai_lab.peers.config import PeerConfig
 
 FOLDER = "LSAI_PEER"
 GIB = 2**30
-_LAST = 10  # steps that the training loss is the mean of, as in the train kind
 
 
 class Job:
@@ -99,12 +98,12 @@ class Watch:
         losses = torch.stack(self.losses)
         steady = self.memory[config.skip_steps :] or self.memory
         peaks = torch.tensor(steady, device=self.device).amax(0)
-        if config.world_size > 1:
+        if config.parallel.world_size > 1:
             dist.all_reduce(losses)
             dist.all_reduce(peaks, op=dist.ReduceOp.MAX)
         if self.job.rank != 0:
             return
-        loss = (losses if self.loss_is_share else losses / config.world_size).tolist()
+        loss = (losses if self.loss_is_share else losses / config.parallel.world_size).tolist()
         allocated, reserved = peaks.tolist()
         lines = []
         for step, (ms, one, memory) in enumerate(zip(durations_ms, loss, self.memory, strict=True)):
@@ -113,7 +112,7 @@ class Watch:
                 row |= dict(zip(("memory_allocated_gib", "memory_reserved_gib"), memory, strict=True))
             lines.append(json.dumps(finite(row)) + "\n")
         write_text(self.job.run_folder / "metrics.jsonl", "".join(lines))
-        last = loss[-_LAST:]
+        last = loss[-10:]  # as in the train kind
         results = {
             **speed_summary(durations_ms, config.tokens_per_step, config.skip_steps),
             "parameters": count_parameters(config.model).total,

@@ -6,8 +6,6 @@ search (`aim.py`) counts on.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from lsai_core.config import TrainConfig
 from lsai_core.errors import UserError
 from lsai_core.profiling.predict.aim import largest_within
@@ -20,16 +18,9 @@ _STEP = 1024
 _STRIDE = 4  # from the first to the second length: wide enough that the line has the slope of long sequences
 
 
-class Longest(NamedTuple):
-    """The run at its longest sequence, what it is predicted to need, and whether memory (not `LAST`) ends it there."""
-
-    config: TrainConfig
-    prediction: Prediction
-    limited: bool
-
-
-def longest(config: TrainConfig, gpu: Gpu) -> Longest:
-    """`config` with the largest `seq_len` whose peak `fits` each of its GPUs; host memory is stated, not bounded.
+def longest(config: TrainConfig, gpu: Gpu) -> tuple[TrainConfig, Prediction, bool]:
+    """`config` with the largest `seq_len` whose peak `fits` each of its GPUs, what it is predicted to need, and whether memory (not
+    `LAST`) ends it there; host memory is stated, not bounded.
 
     Lengths are multiples of 1,024 tokens, times 2 x cp where GPUs share a sequence: every method can cut these. UserError if
     the shortest is too long.
@@ -47,4 +38,4 @@ def longest(config: TrainConfig, gpu: Gpu) -> Longest:
     if fits not in seen:
         sizes = f"{seen[smallest]:.1f} GiB, and {limit:.1f} of {gpu.memory_gib:g} GiB may be used"
         raise UserError(f"not even {smallest * unit:,} tokens fit {gpu.name}: {sizes}")
-    return Longest(at(fits), predict(at(fits)), fits < largest)
+    return at(fits), predict(at(fits)), fits < largest
