@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import CHECKOUT, TINY_MODEL, write_run
 
+import lsai_lab as lab
 from lsai_core.config import TrainConfig
 from lsai_core.errors import Unavailable, UserError
 from lsai_core.files import read_jsonl, write_json
@@ -299,7 +300,18 @@ def test_the_chapter_tells_the_recorded_results(tmp_path, monkeypatch):
     assert execute_notebook(CHECKOUT / "notebooks" / "40-peers.ipynb", target, {}, root=CHECKOUT, timeout_s=120) is None
     outputs = [o for cell in nbformat.read(target, as_version=4).cells for o in cell.get("outputs", []) if "data" in o]
     text = "".join(str(o.data.get("text/markdown", "")) for o in outputs)
-    assert "1.11 times as fast (fp8, current scales, compiled), 1.07 times as fast (bf16, compiled), equal" in text
+    runs = lab.load("peers")
+    speed = runs[runs["outcome"] == "ok"].groupby(["machine", "variant"])["tokens_per_s"].median()
+    pairs = [
+        ("h200", "ours_fp8_tensorwise", "titan_fp8", "fp8, current scales, compiled"),
+        ("h200", "ours_bf16", "titan_compiled", "bf16, compiled"),
+        ("h200-c", "ours_bf16", "hf_flash_compiled", "bf16, compiled"),
+    ]
+    for machine, own, peer, recipe in pairs:
+        ratio = speed[machine, own] / speed[machine, peer]
+        sentence = next(line for line in text.split("Against ") if f" on {machine}, at the same recipe" in line)
+        assert ratio > 1.024 and f"{ratio:.2f} times as fast ({recipe})" in sentence
+    assert abs(speed["h200", "ours_eager"] / speed["h200", "titan_eager"] - 1) < 0.024 and "equal (bf16, eager)" in text
     assert "that ratio includes the change of recipe" in text and " nan" not in text
     assert [o.metadata.get("lsai", {}).get("kind") for o in outputs].count("figure") == 2
 
