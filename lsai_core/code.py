@@ -10,8 +10,10 @@ and is named in it counts as it stands.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
+import json
 import re
 import threading
 from collections.abc import Collection, Iterable, Iterator
@@ -19,9 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from lsai_core import plugins
+from lsai_core.files import write_json
 
 ROOT = Path(__file__).resolve().parent.parent  # the folder that holds the packages
 _MODULE = re.compile(r"lsai_\w+(\.\w+)+(\.\*)?")
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 # Python 3.11 counts the depth of a syntax tree for all threads together and fails when two parse at the same time:
 # "AST constructor recursion depth mismatch".
 _ONE_PARSER = threading.Lock()
@@ -50,6 +54,22 @@ def code_hash(files: Iterable[Path]) -> str:
         digest.update(str(path.relative_to(ROOT)).encode())
         digest.update(_normalized(path, _stamp(path)).encode())
     return digest.hexdigest()[:12]
+
+
+def version_of(module: str) -> str:
+    """`code_hash` of all that `module` reaches. Reading that takes 0.3 s, so it is kept until a file's size or time changes."""
+    files = sorted(path for path in ROOT.glob("lsai_*/**/*.*") if path.suffix in (".py", ".json"))
+    state = hashlib.sha256(repr([(path, _stamp(path)) for path in files]).encode()).hexdigest()
+    kept = ROOT / ".cache" / "code" / f"{module}.json"
+    with contextlib.suppress(OSError, ValueError):  # not there, or not whole
+        known = json.loads(kept.read_text(encoding="utf-8"))
+        if known[:1] == [state]:
+            return str(known[1])
+    found = code_hash(closure([module]))
+    with contextlib.suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_json(kept, [state, found])
+    return found
 
 
 def _file(module: str) -> Path | None:
@@ -105,9 +125,7 @@ def _normalized(path: Path, stamp: tuple[int, int]) -> str:
         return path.read_text(encoding="utf-8")
     tree = _tree(path)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
-            node
-        ):
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node):
             node.body[0] = ast.Pass()
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Field":
             node.keywords = [keyword for keyword in node.keywords if keyword.arg != "description"]
@@ -119,8 +137,6 @@ def _normalized(path: Path, stamp: tuple[int, int]) -> str:
 def _dump(node: Any) -> str:
     """A syntax tree in one line, without its empty fields: newer versions of Python add some, and a result is not theirs."""
     if isinstance(node, ast.AST):
-        fields = (
-            f"{name}={_dump(value)}" for name, value in ast.iter_fields(node) if value is not None and value != []
-        )
+        fields = [f"{name}={_dump(value)}" for name, value in ast.iter_fields(node) if value not in (None, [])]
         return f"{type(node).__name__}({', '.join(fields)})"
     return f"[{', '.join(map(_dump, node))}]" if isinstance(node, list) else repr(node)

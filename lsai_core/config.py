@@ -54,16 +54,10 @@ class AttentionConfig(Strict):
 class DataConfig(Strict):
     """Which text, and how it becomes tokens. See `lsai_lab.data`."""
 
-    source: Annotated[str, RESULT] = Field(
-        "stdlib", description="stdlib | polish-docs | speakleash:<name> | file:<glob>"
-    )
+    source: Annotated[str, RESULT] = Field("stdlib", description="stdlib, polish-docs, speakleash:<name>, file:<glob>")
     vocab_size: int = Field(10_000, gt=256, le=65_536, description="BPE vocabulary, trained on the training split only")
-    max_mb: Annotated[float | None, RESULT] = Field(
-        None, gt=0, description="at most this much text (MB), whole documents"
-    )
-    tokenizer_mb: Annotated[float, RESULT] = Field(
-        64.0, gt=0, description="train the BPE on at most this much text (MB)"
-    )
+    max_mb: Annotated[float | None, RESULT] = Field(None, gt=0, description="at most so many MB, in whole documents")
+    tokenizer_mb: Annotated[float, RESULT] = Field(64.0, gt=0, description="train the BPE on at most so many MB")
     split_seed: Annotated[int, RESULT] = 0
 
 
@@ -131,9 +125,7 @@ class CheckpointConfig(Strict):
 
     every: Annotated[int, NOTHING] = Field(0, ge=0)
     keep: Annotated[int, NOTHING] = Field(1, ge=1)
-    export: Annotated[bool, NOTHING] = Field(
-        False, description="write the trained model as a Hugging Face checkpoint, <run>/model"
-    )
+    export: Annotated[bool, NOTHING] = Field(False, description="write a Hugging Face checkpoint, <run>/model")
 
 
 class ParallelConfig(Strict):
@@ -144,15 +136,11 @@ class ParallelConfig(Strict):
     neighbours in rank, see the same sequences, a slice each (`lsai_core.context`).
     """
 
-    fsdp: int = Field(
-        1, gt=0, description="groups of cp processes that share one copy of the model, each with its batch"
-    )
+    fsdp: int = Field(1, gt=0, description="groups of cp processes that share one copy of the model, each its batch")
     replicate: int = Field(1, gt=0, description="copies of the model (HSDP)")
     cp: int = Field(1, gt=0, description="processes that share each sequence (context parallelism)")
     cp_method: Annotated[ContextMethod, STEP] = Field("zigzag", description="zigzag serves any number of heads")
-    reshard_after_forward: Annotated[bool, STEP] = Field(
-        True, description="free a block's full weights until its backward"
-    )
+    reshard_after_forward: Annotated[bool, STEP] = Field(True, description="free a block's weights until its backward")
     cpu_offload: Annotated[bool, STEP] = Field(False, description="keep weights, gradients and states in host memory")
     fp8_gather: bool = Field(False, description="fp8.recipe fused: gather the weights of its layers in fp8")
 
@@ -202,9 +190,7 @@ class TrainConfig(Strict):
     attention: AttentionConfig = AttentionConfig()
     precision: Precision = "fp32"
     fp8: Fp8Config = Fp8Config()
-    loss: Annotated[Literal["fused", "full"], STEP] = Field(
-        "fused", description="full: all logits are kept; fused: chunks"
-    )
+    loss: Annotated[Literal["fused", "full"], STEP] = Field("fused", description="full keeps all logits, fused: chunks")
     blocks: Annotated[Literal["fused", "plain"], STEP] = Field(
         "fused", description="fused: SwiGLU and RMSNorm with the project's gradient kernels; plain: torch's operations"
     )
@@ -219,9 +205,7 @@ class TrainConfig(Strict):
     inputs_on_gpu: Annotated[int, STEP] = Field(
         0, ge=0, description="saved_inputs host: so many of the last blocks keep theirs on the GPU"
     )
-    mlp_chunk: Annotated[int | None, STEP] = Field(
-        None, gt=0, description="tokens a feed-forward layer takes at a time"
-    )
+    mlp_chunk: Annotated[int | None, STEP] = Field(None, gt=0, description="tokens that an MLP takes at a time")
     init_from: Annotated[str | None, RESULT] = Field(
         None,
         description="Hugging Face Llama checkpoint to start from: a folder, or a name below the data root's models/",

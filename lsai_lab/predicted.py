@@ -6,8 +6,7 @@ A prediction takes seconds, and there are more than a hundred committed runs, so
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ import pandas as pd
 from lsai_core.config import TrainConfig
 from lsai_core.errors import Unavailable, UserError
 from lsai_core.files import deep_merge
-from lsai_core.profiling.predict import Gpu, estimate, find_gpu, predict
+from lsai_core.profiling.predict import estimate, find_gpu, predict
 from lsai_core.strict import validated
-from lsai_lab.benches.machine import newest_ceilings
+from lsai_lab.ceilings import measured_ceilings
 from lsai_lab.files import repo_root
 from lsai_lab.runs.records import Run, recorded_runs
 from lsai_lab.searches.model_size import grown
@@ -108,12 +107,6 @@ def predict_again(run: Run, reports: Path) -> dict[str, Any]:
         time = None
     step = time.step_s if time and run.summary.kind == "train" else None
     return {"predicted": prediction.peak, "predicted_reserved": prediction.reserved, "estimated_s": step}
-
-
-@functools.cache
-def measured_ceilings(gpu: Gpu, reports: Path) -> Mapping[str, float]:
-    """Results of the newest recorded ceilings of that kind of GPU, or nothing."""
-    return newest_ceilings(recorded_runs(reports), gpu.driver_name)
 
 
 def table_path(root: Path | None = None, name: str = "fits") -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 
 from lsai_core.config import TrainConfig
 from lsai_core.files import deep_merge, flatten
-from lsai_core.profiling.predict.gpus import Gpu
+from lsai_core.profiling.gpus import Gpu
 from lsai_core.profiling.predict.prediction import Prediction, predict, verdict
 
 _PLAIN: dict[str, Any] = {

@@ -17,8 +17,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from lsai_core.config import TrainConfig
 from lsai_core.profiling.predict import GPUS, estimate, find_gpu, verdict
+from lsai_lab.ceilings import measured_ceilings
 from lsai_lab.files import repo_root
-from lsai_lab.predicted import measured_ceilings, table_path
+from lsai_lab.predicted import table_path
 from lsai_lab.techniques import compare
 
 TASKS = [

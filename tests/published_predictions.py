@@ -16,7 +16,8 @@ from lsai_core.profiling.predict import find_gpu
 from lsai_core.profiling.predict.prediction import GIB, OUTSIDE_GIB
 from lsai_core.strict import validated
 from lsai_lab.files import load_yaml, repo_root
-from lsai_lab.peers.habits import PLAIN, Habits, habits_of, predict_as
+from lsai_lab.peers.habits import Habits, habits_of, predict_as
+from lsai_lab.peers.settings import PLAIN
 from lsai_lab.predicted import table_path
 
 NAMES = ["source", "row", "memory", "why"]

@@ -15,6 +15,7 @@ from conftest import CHECKOUT, Project, gpu_bytes, write_run
 from fsdp_fixture import METERED, assert_predicted, dataset, plan, write_text
 from fsdp_fixture import config as fsdp_config
 
+from lsai_core import remembered
 from lsai_core.config import TrainConfig
 from lsai_core.context import METHODS
 from lsai_core.errors import UserError
@@ -28,7 +29,6 @@ from lsai_core.profiling.predict import (
     find_gpu,
     predict,
     prediction,
-    remembered,
     verdict,
 )
 from lsai_core.profiling.predict.messages import held_back
@@ -122,7 +122,7 @@ def test_a_prediction_is_made_once_for_the_same_code(monkeypatch: pytest.MonkeyP
     assert ask(seq_len=128).peak > first.peak and len(made) == 2
     kept.write_text(kept.read_text()[:20])
     assert ask() == first and len(made) == 3
-    monkeypatch.setattr(remembered, "_version", lambda: "of newer code")
+    monkeypatch.setattr(remembered, "_version", lambda _module: "of newer code")
     assert ask() == first and len(made) == 4
     (tmp_path / "a file").write_text("")
     monkeypatch.setattr(remembered, "FOLDER", tmp_path / "a file")

@@ -17,10 +17,11 @@ from lsai_core.errors import UserError
 from lsai_core.model import count_parameters
 from lsai_core.profiling.predict import find_gpu, predict
 from lsai_core.profiling.predict.prediction import GIB
-from lsai_lab.cli import prediction as cli
+from lsai_lab import will_fit
 from lsai_lab.estimators import OURS, errors
 from lsai_lab.files import load_yaml
-from lsai_lab.peers.habits import PLAIN, Habits, habits_of, predict_as, read_toml
+from lsai_lab.peers.habits import Habits, habits_of, predict_as
+from lsai_lab.peers.settings import PLAIN, read_toml
 from lsai_lab.predicted import table_path
 
 SHAPE = {"n_layers": 4, "d_model": 1024, "n_heads": 8, "n_kv_heads": 8, "d_ff": 4096, "vocab_size": 32_768}
@@ -217,6 +218,6 @@ def test_command_line_answers_for_other_trainers_and_hugging_face_folders(shared
 def test_the_first_line_says_how_a_run_fits(
     found: str, needs: float, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "verdict", lambda *_: found)
+    monkeypatch.setattr(will_fit, "verdict", lambda *_: found)
     prediction: Any = SimpleNamespace(needs=needs)
-    assert cli._answer(config(), prediction, lambda _: prediction, find_gpu("h100")) == said
+    assert will_fit._answer(config(), prediction, lambda _: prediction, find_gpu("h100")) == said

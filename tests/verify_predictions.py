@@ -34,8 +34,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from lsai_core.config import TrainConfig
 from lsai_core.files import read_jsonl, write_text
+from lsai_core.profiling.gpus import find_gpu
 from lsai_core.profiling.predict.allocator import Allocator
-from lsai_core.profiling.predict.gpus import find_gpu
 from lsai_core.profiling.predict.prediction import GIB, Prediction, predict
 from lsai_core.profiling.predict.roofline import estimate
 

@@ -35,7 +35,7 @@ def build_optimizer(model: torch.nn.Module, optim: OptimConfig) -> torch.optim.O
 
 def bytes_per_parameter(optim: OptimConfig, dtype: torch.dtype) -> float:
     """What the optimizer keeps of a parameter of a matrix of `dtype`."""
-    matrix = torch.empty(256, 256, dtype=dtype, device="meta")
+    matrix = torch.empty(256, 256, dtype=dtype)
     return sum(state.nbytes for state in get_optimizer(optim.name).states(matrix, optim).values()) / matrix.numel()
 
 

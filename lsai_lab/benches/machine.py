@@ -9,7 +9,7 @@ repeat, the fastest) with the quartiles. A size that a slow machine cannot repea
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,8 +24,9 @@ from lsai_core.profiling.flops import Flops, Peak, mfu, peak_for
 from lsai_core.profiling.steptime import StepTimer
 from lsai_core.strict import Strict
 from lsai_core.training.precision import set_matmul_mode
+from lsai_lab.ceilings import newest_ceilings
 from lsai_lab.runs.kinds import Context
-from lsai_lab.runs.records import Run, find_runs
+from lsai_lab.runs.records import find_runs
 
 MATMUL_SIZES = {"cuda": (4096, 8192, 16_384), "cpu": (512, 1024, 2048)}
 _MIN_REPEATS, _MAX_REPEATS = 3, 1000
@@ -58,13 +59,6 @@ def peak_of_this_machine(device: torch.device, precision: Precision, runs_root: 
     if not measured:  # on a CPU only the products that its MFU is stated against
         measured = matmul_ceilings("fp32", device, 0.7) if name == "cpu" else measure_ceilings(device, budget_s=2.0)
     return peak_for(name, precision, measured)
-
-
-def newest_ceilings(runs: Iterable[Run], device: str) -> dict[str, Any]:
-    """Results of the newest ceilings of a kind of device among `runs`, or nothing."""
-    ended = (run.summary for run in runs if (run.summary.kind, run.summary.outcome) == ("ceilings", "ok"))
-    found = [summary for summary in ended if summary.results.get("ceilings_device") == device]
-    return max(found, key=lambda summary: summary.started).results if found else {}
 
 
 def rated(rate: float | None, per_token: Flops, peak: Peak | None, processes: int, on_gpu: bool) -> dict[str, Any]:

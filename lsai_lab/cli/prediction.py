@@ -1,31 +1,30 @@
-"""`lsai predict`: peak memory and step time of a training run on any GPU, computed on any machine."""
+"""`lsai predict`: peak memory and step time of a training run on any GPU, computed on any machine.
+
+What imports torch is imported where it is needed: an answer that is remembered does without.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import pandas as pd
 import typer
 from tqdm import tqdm
 
 from lsai_core.config import TrainConfig
 from lsai_core.errors import UserError
 from lsai_core.files import deep_merge
-from lsai_core.hf import read_config
 from lsai_core.presets import PRESETS
-from lsai_core.profiling.predict import GPUS, Gpu, Prediction, estimate, find_gpu, predict, verdict
-from lsai_core.profiling.predict.prediction import OUTSIDE_GIB
+from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu
+from lsai_core.remembered import remembered
 from lsai_core.strict import validated
-from lsai_lab import techniques as known_techniques
+from lsai_lab.ceilings import ceilings_of
 from lsai_lab.cli import options as opt
 from lsai_lab.environment import gpu_facts
 from lsai_lab.files import repo_root
-from lsai_lab.peers.habits import PLAIN, Peer, habits_of, predict_as, read_toml
-from lsai_lab.predicted import measured_ceilings
-from lsai_lab.searches.longest_sequence import longest
+from lsai_lab.peers.settings import PLAIN, Peer, read_toml
 
 # Of the text nothing matters; the smallest vocabulary fits any model.
 _DEFAULTS: dict[str, Any] = {
@@ -71,6 +70,8 @@ def predict_command(
     elif variant is not None:
         raise UserError("--variant belongs to a study; add --study, or leave it out")
     else:  # needs no checkout
+        if hf:
+            from lsai_core.hf import read_config
         shape = {"model": read_config(hf).model_dump(exclude={"preset"}) if hf else {"preset": model}}
         data = read_toml(toml, gpus) if toml else _DEFAULTS | shape | (PLAIN if trainer else {})
         config = validated(TrainConfig, deep_merge(data, overrides), f"--config {toml}" if toml else f"--model {hf or model}")  # fmt: skip
@@ -109,69 +110,47 @@ def _this_gpu() -> Gpu:
     return find_gpu(str(name))
 
 
-def _time(config: TrainConfig, gpu: Gpu) -> dict[str, Any]:
-    """Columns of an estimated step, by ceilings that the committed records of this GPU hold, where there is a checkout."""
-    try:
-        ceilings = measured_ceilings(gpu, repo_root() / "reports")
-    except UserError:
-        ceilings = {}
-    time = estimate(config, gpu, ceilings)
-    known = (time.step_s, time.tokens_per_s, time.source) if time else (None, None, "none known")
-    return dict(zip(("step s", "tokens/s", "ceilings"), known, strict=True))
-
-
 def _show(config: TrainConfig, gpus: list[Gpu], as_json: bool, trainer: Peer | None) -> bool:
     """Memory and time on `gpus`, of another trainer memory beside ours. False if it fits none of them."""
+    known = ceilings_of(gpus)
+    question = json.dumps([config.model_dump_json(), [asdict(gpu) for gpu in gpus], known, trainer])
 
-    def needed(asked: TrainConfig) -> Prediction:
-        return predict_as(asked, habits_of(trainer, asked)) if trainer else predict(asked)
+    def answer() -> dict[str, Any]:
+        from lsai_lab.will_fit import told
 
-    found = needed(config)
-    ours = predict(config.model_copy(update={"loss": "fused", "blocks": "fused"})) if trainer else found
-    rows = [
-        {"GPU": gpu.name, "memory GiB": gpu.memory_gib, "share": found.needs / gpu.memory_gib,
-         "verdict": verdict(found, gpu), **({} if trainer else _time(config, gpu))}
-        for gpu in gpus
-    ]  # fmt: skip
-    fits = [row["GPU"] for row in rows if row["verdict"] == "fits"]
-    answer = (
-        _answer(config, found, needed, gpus[0]) if len(gpus) == 1 else f"Fits {', '.join(fits) or 'none of these'}."
-    )
+        return told(config, gpus, known, trainer)
+
+    found = remembered("lsai_lab.will_fit", question, answer)
     if as_json:
-        print(json.dumps({"answer": answer, "as": trainer, "peak_gib": found.peak, "needs_gib": found.needs,
-                          "reserved_gib": found.reserved, "phases_gib": found.phases, "parts_gib": found.parts,
-                          "ours_gib": ours.parts, "host_gib": found.host, "gpus": rows}, indent=1))  # fmt: skip
+        print(json.dumps(found, indent=1))
     else:
-        print(f"{answer}\n{describe(config)}{f', by {trainer} (this package: {ours.peak:.2f} GiB)' if trainer else ''}")
-        print(
-            f"The allocator needs {found.needs:.2f} GiB of a GPU, and takes {found.reserved:.2f} where it can have them."
-        )
-        print(f"\nPredicted peak per GPU: {found.peak:.2f} GiB, at that moment")
-        for name, size in found.parts.items():
-            print(f"  {name:18}{size:9.2f}" + (f"{ours.parts[name]:9.2f}" if trainer else ""))
-        print("Peaks of the phases: " + ", ".join(f"{name} {size:.2f}" for name, size in found.phases.items()))
-        if found.host:
-            print(f"In host memory, per GPU: {found.host:.2f} GiB")
-        print(f"\n{_table(rows)}\nshare: of the least that the allocator needs. tokens/s of one GPU: estimated from its "
-              "matmul, copy and link ceilings; over 8 GPUs, one 400 Gb/s adapter each.")  # fmt: skip
-        if all(row["verdict"] == "too large" for row in rows):
-            print("Too large: --techniques with --gpu shows what would fit, and how.")
-    return any(row["verdict"] != "too large" for row in rows)
+        _print(found, describe(config), trainer)
+    return any(row["verdict"] != "too large" for row in found["gpus"])
 
 
-def _answer(config: TrainConfig, found: Prediction, needed: Callable[[TrainConfig], Prediction], gpu: Gpu) -> str:
-    """Whether it fits, in words, and whether it would with the other kind of checkpointing."""
-    spare, other = gpu.memory_gib - OUTSIDE_GIB - found.needs, "full" if config.grad_checkpoint == "none" else "none"
-    said = {"fits": f"Fits {gpu.name} with {spare:.1f} GiB to spare",
-            "tight": f"May fit {gpu.name}: {spare:.1f} GiB to spare, less than predictions are sure of" if spare > 0 else
-                     f"May fit {gpu.name}, slowly: {-spare:.1f} GiB of cached memory go back in every step",
-            "too large": f"Does not fit {gpu.name}: {-spare:.1f} GiB are missing"}[verdict(found, gpu)]  # fmt: skip
-    without = config.model_copy(update={"grad_checkpoint": other, "saved_inputs": "gpu", "inputs_on_gpu": 0})
-    then = {"fits": "fits", "tight": "may fit", "too large": "does not"}[verdict(needed(without), gpu)]
-    return f"{said}; {'with full' if other == 'full' else 'without'} checkpointing it {then}."
+def _print(found: dict[str, Any], run: str, trainer: Peer | None) -> None:
+    parts, ours, rows = found["parts_gib"], found["ours_gib"], found["gpus"]
+    beside = f", by {trainer} (this package: {sum(ours.values()):.2f} GiB)" if trainer else ""
+    needs, reserved = found["needs_gib"], found["reserved_gib"]
+    print(f"{found['answer']}\n{run}{beside}")
+    print(f"The allocator needs {needs:.2f} GiB of a GPU, and takes {reserved:.2f} where it can have them.")
+    print(f"\nPredicted peak per GPU: {found['peak_gib']:.2f} GiB, at that moment")
+    for name, size in parts.items():
+        print(f"  {name:18}{size:9.2f}" + (f"{ours[name]:9.2f}" if trainer else ""))
+    print("Peaks of the phases: " + ", ".join(f"{name} {size:.2f}" for name, size in found["phases_gib"].items()))
+    if found["host_gib"]:
+        print(f"In host memory, per GPU: {found['host_gib']:.2f} GiB")
+    print(f"\n{_table(rows)}\nshare: of the least that the allocator needs. tokens/s of one GPU: estimated from its "
+          "matmul, copy and link ceilings; over 8 GPUs, one 400 Gb/s adapter each.")  # fmt: skip
+    if all(row["verdict"] == "too large" for row in rows):
+        print("Too large: --techniques with --gpu shows what would fit, and how.")
 
 
 def _show_techniques(task: TrainConfig, gpu: Gpu) -> None:
+    from lsai_core.profiling.predict import verdict
+    from lsai_lab import techniques as known_techniques
+    from lsai_lab.will_fit import timed
+
     with tqdm(total=len(known_techniques.TECHNIQUES) + 1, unit="technique", leave=False, disable=None) as bar:
 
         def on_next(name: str) -> None:
@@ -179,9 +158,10 @@ def _show_techniques(task: TrainConfig, gpu: Gpu) -> None:
             bar.update()
 
         rows = known_techniques.compare(task, gpu, on_next)
+    known = ceilings_of([gpu])
     table = [
         {"technique": row.name, "GPUs": row.config.parallel.world_size, "peak GiB": row.prediction.peak,
-         "host GiB": row.prediction.host or None, "verdict": verdict(row.prediction, gpu), **_time(row.config, gpu)}
+         "host GiB": row.prediction.host or None, "verdict": verdict(row.prediction, gpu), **timed(row.config, gpu, known)}
         for row in rows
     ]  # fmt: skip
     print(f"{describe(task)}\n\nOn {gpu.name} ({gpu.memory_gib:g} GiB):\n{_table(table)}")
@@ -195,8 +175,11 @@ def _show_techniques(task: TrainConfig, gpu: Gpu) -> None:
 
 
 def _show_longest(config: TrainConfig, gpu: Gpu, as_json: bool) -> None:
+    from lsai_lab.searches.longest_sequence import longest
+    from lsai_lab.will_fit import timed
+
     run, found, limited = longest(config, gpu)
-    time, gpus, peak, host = _time(run, gpu), run.parallel.world_size, found.peak, found.host
+    time, gpus, peak, host = timed(run, gpu, ceilings_of([gpu])), run.parallel.world_size, found.peak, found.host
     if as_json:
         print(json.dumps({"tokens": run.seq_len, "limited_by_memory": limited, "gpus": gpus, "peak_gib": peak,
                           "host_gib": host, "gpu": gpu.name, **time}, indent=1))  # fmt: skip
@@ -213,10 +196,13 @@ def _show_longest(config: TrainConfig, gpu: Gpu, as_json: bool) -> None:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    frame = pd.DataFrame(rows).dropna(axis="columns", how="all")
-    formats = {"share": "{:.0%}", "step s": "{:.3g}", "tokens/s": "{:,.0f}", "peak GiB": "{:.1f}", "host GiB": "{:.1f}"}
-    used = {name: text.format for name, text in formats.items() if name in frame}
-    return frame.to_string(index=False, na_rep="", formatters=used)
+    formats = {"share": ".0%", "step s": ".3g", "tokens/s": ",.0f", "peak GiB": ".1f", "host GiB": ".1f"}
+    columns = []
+    for name in rows[0]:
+        if any(row[name] is not None for row in rows):
+            texts = [name, *("" if row[name] is None else format(row[name], formats.get(name, "")) for row in rows)]
+            columns.append([text.rjust(max(map(len, texts))) for text in texts])
+    return "\n".join("  ".join(line) for line in zip(*columns, strict=True))
 
 
 def describe(config: TrainConfig) -> str:

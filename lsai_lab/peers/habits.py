@@ -14,10 +14,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import tomllib
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any, Literal
 from unittest import mock
 
@@ -27,29 +26,17 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from lsai_core import model as decoder
-from lsai_core.code import closure, code_hash
 from lsai_core.config import TrainConfig
-from lsai_core.errors import UserError
-from lsai_core.presets import PRESETS
 from lsai_core.profiling.predict import compiled
 from lsai_core.profiling.predict.prediction import Prediction, prediction_of
 from lsai_core.profiling.predict.purposes import named_purposes
-from lsai_core.profiling.predict.remembered import remembered
 from lsai_core.profiling.predict.simulate import Simulated, simulate
 from lsai_core.profiling.predict.tracker import PurposeTracker
 from lsai_core.recompute import keep_expensive
+from lsai_core.remembered import remembered
 from lsai_core.rope import rotate
 from lsai_core.strict import Strict
-
-Peer = Literal["torchtitan", "torchtune", "hf", "nanotron"]
-# What all of them do: logits as a whole, torch's operations and optimizer. Of the text nothing matters.
-PLAIN: dict[str, Any] = {"loss": "full", "blocks": "plain", "optim": {"kernel": "torch"}, "data": {"vocab_size": 257}}
-# torchtitan's of Llama 3.
-FLAVORS: dict[str, dict[str, Any]] = {
-    "8B": {"preset": "llama3-8b"},
-    "70B": {"preset": "custom", "n_layers": 80, "d_model": 8192, "n_heads": 64, "d_ff": 28_672},
-    "405B": {"preset": "custom", "n_layers": 126, "d_model": 16_384, "n_heads": 128, "d_ff": 53_248},
-}
+from lsai_lab.peers.settings import Peer
 
 
 class Habits(Strict):
@@ -182,42 +169,12 @@ def stand_ins(habits: Habits) -> dict[str, Any]:
 def predict_as(config: TrainConfig, habits: Habits) -> Prediction:
     """Predicted memory on each GPU of a trainer of these habits that is set as `config`. Raises UserError as `predict`."""
 
-    def answer() -> Simulated:
+    def answer() -> dict[str, Any]:
         with contextlib.ExitStack() as stack:
             for name, stand_in in stand_ins(habits).items():
                 if stand_in:
                     stack.enter_context(mock.patch(name, stand_in))
-            return simulate(config)
+            return asdict(simulate(config))
 
-    question = json.dumps([config.model_dump_json(), habits.model_dump_json(), code_hash(closure([__name__]))])
-    return prediction_of(config, remembered(question, answer))
-
-
-def read_toml(path: Path, gpus: int | None) -> dict[str, Any]:
-    """The keys of `TrainConfig` that torchtitan's configuration stands for (TOML, to 0.2); `gpus`: where it says all. UserError: it cannot."""
-    try:
-        told = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as TOML: {' '.join(str(error).split())}") from None
-    model, keeps = told.get("model", {}), {"mode": "selective"} | told.get("activation_checkpoint", {})
-    run = told.get("training", {}) | told.get("parallelism", {}) | told.get("experimental", {})  # older ones mix them
-    shards, copies = run.get("data_parallel_shard_degree", -1), run.get("data_parallel_replicate_degree", 1)
-    unsaid = [
-        name for name in map("{}_parallel_degree".format, ("tensor", "pipeline", "context")) if run.get(name, 1) > 1
-    ]
-    if keeps["mode"] == "selective" and keeps.get("selective_ac_option", "op") != "op":
-        unsaid.append("selective_ac_option")
-    if unsaid:
-        raise UserError(f"{path}: {unsaid[0]} is not predicted")
-    if shards < 0 and gpus is None:
-        raise UserError(f"{path}: data_parallel_shard_degree is all GPUs: say with --gpus how many")
-    flavor = str(model.get("flavor"))
-    fp8 = told.get("float8", {}).get("enable_float8_linear") or "float8" in str(model.get("converters", ""))
-    return PLAIN | {
-        "model": PRESETS["llama3-8b"] | FLAVORS.get(flavor, {"preset": flavor}), "seq_len": run.get("seq_len", 2048),
-        "batch_size": run.get("local_batch_size", run.get("batch_size", 8)), "grad_checkpoint": keeps["mode"],
-        "compile": bool(told.get("compile", {}).get("enable", run.get("compile", False))),
-        "precision": "bf16" if run.get("dtype") == "bfloat16" else "bf16_autocast",
-        "fp8": {"recipe": "tensorwise" if fp8 else "none"},
-        "parallel": {"fsdp": (gpus or 1) // copies if shards < 0 else shards, "replicate": copies},
-    }  # fmt: skip
+    question = json.dumps([config.model_dump_json(), habits.model_dump_json()])
+    return prediction_of(config, Simulated(**remembered(__name__, question, answer)))

@@ -19,17 +19,19 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-import pandas as pd
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from lsai_core.errors import Preempted, Unavailable, UserError
 from lsai_core.files import read_jsonl, write_json
 from lsai_lab.files import Name
+
+if TYPE_CHECKING:  # pandas takes longer to import than most commands that read records take
+    import pandas as pd
 
 # `damaged` is no end of a run: it is what a record that cannot be read is shown as.
 Outcome = Literal["ok", "oom", "failed", "timeout", "preempted", "unavailable", "damaged"]
@@ -185,13 +187,13 @@ class Run:
         """One row per training step (empty if the run wrote none); a torn last line is left out."""
         path = self.folder / "metrics.jsonl"
         rows = read_jsonl(path) if path.exists() and not path.is_symlink() else []
-        return pd.DataFrame([row for row in rows if isinstance(row, dict)])
+        return _frame(row for row in rows if isinstance(row, dict))
 
     @property
     def kernels(self) -> pd.DataFrame:
         """The kernels with the most time: name, class, ms and calls per step, longest first (empty if nothing was traced)."""
         path = self.folder / "kernels.json"
-        return pd.DataFrame(_read(path, _KERNELS).kernels if path.exists() else [])
+        return _frame(_read(path, _KERNELS).kernels if path.exists() else [])
 
     @property
     def page(self) -> Path | None:
@@ -262,7 +264,13 @@ def runs_frame(runs: Iterable[Run]) -> pd.DataFrame:
     for run in runs:
         facts = {name: getattr(run.summary, name) for name in names} | {"path": str(run.folder)}
         rows.append({"machine": run.machine, **run.summary.id.__dict__, **facts, **run.summary.results})
-    return pd.DataFrame(rows)
+    return _frame(rows)
+
+
+def _frame(rows: Iterable[Mapping[Any, Any]]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(list(rows))
 
 
 # What allocators say when memory is out and they do not raise an error of their own type.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from lsai_core.config import TrainConfig
 from lsai_core.errors import UserError
+from lsai_core.profiling.gpus import Gpu
 from lsai_core.profiling.predict.aim import largest_within
-from lsai_core.profiling.predict.gpus import Gpu
 from lsai_core.profiling.predict.prediction import Prediction, predict, usable_gib
 
 # Tokens: where the search begins, per GPU, and where it ends. Positions up to 2^24 are exact in the fp32 of rotary tables.

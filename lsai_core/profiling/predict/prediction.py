@@ -10,16 +10,16 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from lsai_core.config import TrainConfig
 from lsai_core.facts import deciding
-from lsai_core.profiling.predict.gpus import Gpu
-from lsai_core.profiling.predict.remembered import remembered
+from lsai_core.profiling.gpus import Gpu
 from lsai_core.profiling.predict.replay import WORKSPACE, Replayed, replay
 from lsai_core.profiling.predict.simulate import Simulated, simulate
 from lsai_core.profiling.predict.stand_ins import FUSED, expected_kernel, is_usual
+from lsai_core.remembered import remembered
 from lsai_core.training.optimizer import bytes_per_parameter
 from lsai_core.training.precision import weight_dtype
 
@@ -88,7 +88,8 @@ def predict(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu"
 def _predicted(decisive: str, kernel: str | None, on: Literal["gpu", "cpu"]) -> Prediction:
     config = TrainConfig.model_validate(json.loads(decisive))
     question = json.dumps([decisive, kernel, on])
-    return prediction_of(config, remembered(question, lambda: simulate(config, kernel, on=on)), on)
+    kept = remembered(simulate.__module__, question, lambda: asdict(simulate(config, kernel, on=on)))
+    return prediction_of(config, Simulated(**kept), on)
 
 
 def prediction_of(config: TrainConfig, result: Simulated, on: Literal["gpu", "cpu"] = "gpu") -> Prediction:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from lsai_core.config import ParallelConfig, TrainConfig
 from lsai_core.model import count_parameters
 from lsai_core.profiling.flops import MATMUL_DTYPE, flops_per_token, theoretical_peak
-from lsai_core.profiling.predict.gpus import Gpu
+from lsai_core.profiling.gpus import Gpu
 from lsai_core.profiling.predict.prediction import predict
 from lsai_core.recompute import PERIOD
 from lsai_core.shapes import parameters_in

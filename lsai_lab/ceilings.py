@@ -1,0 +1,39 @@
+"""The newest measured ceilings of a device: what `lsai_lab.benches.machine` measured, found among the records."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lsai_core.errors import UserError
+from lsai_core.profiling.gpus import Gpu
+from lsai_lab.files import repo_root
+from lsai_lab.runs.records import Run, recorded_runs
+
+
+def newest_ceilings(runs: Iterable[Run], device: str) -> dict[str, Any]:
+    """Results of the newest ceilings of a kind of device among `runs`, or nothing."""
+    ended = (run.summary for run in runs if (run.summary.kind, run.summary.outcome) == ("ceilings", "ok"))
+    found = [summary for summary in ended if summary.results.get("ceilings_device") == device]
+    return max(found, key=lambda summary: summary.started).results if found else {}
+
+
+def measured_ceilings(gpu: Gpu, reports: Path) -> Mapping[str, float]:
+    """Results of the newest recorded ceilings of that kind of GPU, or nothing."""
+    return newest_ceilings(_recorded(reports), gpu.driver_name)
+
+
+@functools.cache
+def _recorded(reports: Path) -> list[Run]:
+    return [run for run in recorded_runs(reports) if run.summary.kind == "ceilings"]
+
+
+def ceilings_of(gpus: Iterable[Gpu]) -> dict[str, dict[str, Any]]:
+    """The same of each GPU's name, as far as there is a checkout with records."""
+    try:
+        reports = repo_root() / "reports"
+    except UserError:
+        return {gpu.name: {} for gpu in gpus}
+    return {gpu.name: dict(measured_ceilings(gpu, reports)) for gpu in gpus}

@@ -1,0 +1,58 @@
+"""Whether a run fits, in words and numbers: what `lsai predict` prints, as plain JSON, so that it can be remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lsai_core.config import TrainConfig
+from lsai_core.profiling.gpus import Gpu
+from lsai_core.profiling.predict import Prediction, estimate, predict, verdict
+from lsai_core.profiling.predict.prediction import OUTSIDE_GIB
+from lsai_lab.peers.habits import habits_of, predict_as
+from lsai_lab.peers.settings import Peer
+
+Ceilings = Mapping[str, Mapping[str, float]]
+
+
+def told(config: TrainConfig, gpus: Sequence[Gpu], ceilings: Ceilings, trainer: Peer | None = None) -> dict[str, Any]:
+    """Memory (GiB) and time (s) of a step of `config` on `gpus`; with `trainer`, of that trainer's step, and ours beside it.
+
+    `ceilings`: of each GPU's name what was measured on it, or nothing. Raises UserError for a run that cannot be predicted.
+    """
+
+    def needed(asked: TrainConfig) -> Prediction:
+        return predict_as(asked, habits_of(trainer, asked)) if trainer else predict(asked)
+
+    found = needed(config)
+    ours = predict(config.model_copy(update={"loss": "fused", "blocks": "fused"})) if trainer else found
+    rows = [
+        {"GPU": gpu.name, "memory GiB": gpu.memory_gib, "share": found.needs / gpu.memory_gib,
+         "verdict": verdict(found, gpu), **({} if trainer else timed(config, gpu, ceilings))}
+        for gpu in gpus
+    ]  # fmt: skip
+    fits = [row["GPU"] for row in rows if row["verdict"] == "fits"]
+    return {
+        "answer": _answer(config, found, needed, gpus[0]) if len(gpus) == 1 else f"Fits {', '.join(fits) or 'none of these'}.",
+        "as": trainer, "peak_gib": found.peak, "needs_gib": found.needs, "reserved_gib": found.reserved,
+        "phases_gib": found.phases, "parts_gib": found.parts, "ours_gib": ours.parts, "host_gib": found.host, "gpus": rows,
+    }  # fmt: skip
+
+
+def timed(config: TrainConfig, gpu: Gpu, ceilings: Ceilings) -> dict[str, Any]:
+    """Columns of an estimated step."""
+    time = estimate(config, gpu, ceilings[gpu.name])
+    known = (time.step_s, time.tokens_per_s, time.source) if time else (None, None, "none known")
+    return dict(zip(("step s", "tokens/s", "ceilings"), known, strict=True))
+
+
+def _answer(config: TrainConfig, found: Prediction, needed: Callable[[TrainConfig], Prediction], gpu: Gpu) -> str:
+    """Whether it fits, in words, and whether it would with the other kind of checkpointing."""
+    spare, other = gpu.memory_gib - OUTSIDE_GIB - found.needs, "full" if config.grad_checkpoint == "none" else "none"
+    said = {"fits": f"Fits {gpu.name} with {spare:.1f} GiB to spare",
+            "tight": f"May fit {gpu.name}: {spare:.1f} GiB to spare, less than predictions are sure of" if spare > 0 else
+                     f"May fit {gpu.name}, slowly: {-spare:.1f} GiB of cached memory go back in every step",
+            "too large": f"Does not fit {gpu.name}: {-spare:.1f} GiB are missing"}[verdict(found, gpu)]  # fmt: skip
+    without = config.model_copy(update={"grad_checkpoint": other, "saved_inputs": "gpu", "inputs_on_gpu": 0})
+    then = {"fits": "fits", "tight": "may fit", "too large": "does not"}[verdict(needed(without), gpu)]
+    return f"{said}; {'with full' if other == 'full' else 'without'} checkpointing it {then}."
