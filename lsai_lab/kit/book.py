@@ -20,7 +20,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from lsai_core.code import closure, code_hash
+from lsai_core.code import closure, code_hash, version_of
 from lsai_core.errors import UserError
 from lsai_core.files import write_text
 from lsai_core.profiling.limits import cpu_cores
@@ -112,7 +112,7 @@ def _update(session: Session, out: Path, formats: list[str], engine: Engine, bui
     problems = _execute(session, chapters, runs, told, build)
     shell = [path for path in sorted(reports.iterdir()) if path.is_file() and path.suffix != ".ipynb"]
     inputs = [*(build / chapter.name for chapter in chapters), *shell, *_files(runs)]
-    key = _digest(inputs, str(find_quarto(engine)), str(out), code_hash(closure(["lsai_lab.kit.render"])))
+    key = _digest(inputs, str(find_quarto(engine)), str(out), version_of("lsai_lab.kit.render"))
     keys = {name: build / f"{name}.key" for name in formats}
     made = {name: out / {"html": HTML, "pdf": PDF}[name] for name in formats}
     old = [name for name in formats if made[name].exists() and _holds(keys[name], key)]

@@ -292,10 +292,8 @@ def outcome_of(error: BaseException) -> tuple[Outcome, str]:
     line = " ".join(str(error).split())[:500] or type(error).__name__
     if is_out_of_memory(error):
         return "oom", line
-    if isinstance(error, Unavailable):
-        return "unavailable", line
-    if isinstance(error, Preempted):
-        return "preempted", line
-    if isinstance(error, UserError):
-        return "failed", line
+    known: dict[type[Exception], Outcome] = {Unavailable: "unavailable", Preempted: "preempted", UserError: "failed"}
+    for kind, outcome in known.items():
+        if isinstance(error, kind):
+            return outcome, line
     return "failed", f"{type(error).__name__}: {line}"
