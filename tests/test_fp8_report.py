@@ -122,6 +122,4 @@ def test_the_chapter_tells_the_recorded_results(tmp_path: Path, monkeypatch: pyt
     assert kinds.count("figure") == 4 and kinds.count("table") == 3
     text = "".join(str(o.data.get("text/markdown", "")) for o in outputs)
     assert "of the bf16 peak" in text and "nan" not in text
-    assert (
-        "17,805 tokens/s, 1.44 times bf16" in text and "differs by -0.20% (mean of 3 seeds, -0.44% to -0.02%)" in text
-    )
+    assert "17,805 tokens/s, 1.44 times bf16" in text and "differs by -0.20% (mean of 3 seeds, -0.44% to -0.02%" in text
