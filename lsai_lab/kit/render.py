@@ -1,7 +1,7 @@
 """The bound chapters as a book: by Quarto where there is one, else by pandoc and typst, which come with the Python packages.
 
 Both read `reports/_quarto.yml`. A rendering is made in a folder of its own and copied into place when it is whole, the HTML first: a PDF
-that fails, or has too little memory, costs the PDF only. typst runs in a process of its own for that.
+that fails, or has too little memory, costs the PDF only. typst runs in a process of its own for that, with its own fonts and those of the figures.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Engine = Literal["auto", "quarto", "pandoc"]
 HTML, PDF = "index.html", "lab-report.pdf"
 OLDEST_QUARTO = (1, 9)
 READER = "markdown+lists_without_preceding_blankline-blank_before_blockquote-blank_before_header-implicit_figures"
-_TYPST = "import sys, typst; typst.compile(sys.argv[1], output=sys.argv[2], root=sys.argv[3], ignore_system_fonts=True)"
+_TYPST = "import sys, typst, matplotlib as m; typst.compile(*sys.argv[1:4], [m.get_data_path() + '/fonts/ttf'], True)"
 
 
 def book_settings(reports: Path) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _pandoc(_: str, reports: Path, folder: Path, name: str) -> None:
             shutil.copy(reports / extra, folder)
     html = ("--to", "html5", "--mathml", "--toc-depth=3", "--css", "book.css", "--css", "page.css", "-H", reports / "head.html",
             "--output", folder / HTML)  # fmt: skip
-    typst = ("--to", "typst", "--toc-depth=2", "-H", reports / "layout.typ", "-H", reports / "book.typ", "--output", folder / "book.typ")  # fmt: skip
+    typst = ("--to", "typst", "--toc-depth=2", "-H", reports / "book.typ", "-H", reports / "layout.typ", "--output", folder / "book.typ")  # fmt: skip
     said = _call(
         pandoc, "--from", READER, "--standalone", "--number-sections", "--toc", "--lua-filter", reports / "book.lua",
         "--citeproc", "--bibliography", reports / "references.bib", "--syntax-highlighting=none", *(html if name == "html" else typst),

@@ -50,6 +50,7 @@ def apply_style() -> None:
             "lines.linewidth": 1.6,
             "lines.markersize": 5,
             "axes.edgecolor": "#444444",
+            "axes.formatter.min_exponent": 5,  # 100, not 10 with a small 2
             "axes.spines.top": False,
             "axes.spines.right": False,
             "grid.color": "#d9d9d9",
