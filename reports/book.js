@@ -24,7 +24,7 @@ for (const table of document.querySelectorAll(".table-box > table")) {
   });
   const tools = make("div", { className: "tools" });
   if (body.rows.length > 6) {
-    const filter = make("input", { type: "search", placeholder: "Filter rows, e.g. two words", ariaLabel: "Filter the rows of this table" });
+    const filter = make("input", { type: "search", placeholder: "Filter the rows", ariaLabel: "Filter the rows of this table" });
     filter.oninput = () => { for (const row of body.rows) row.hidden = !has(filter.value, row.textContent); };
     tools.append(filter);
   }
