@@ -15,7 +15,6 @@ decodes. A broken connection is retried with growing pauses and continues where 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import os
 import re
@@ -27,7 +26,7 @@ from typing import Any, BinaryIO, TypeVar
 import requests
 from filelock import FileLock
 
-from lsai_core.errors import UserError
+from lsai_core.errors import UserError, hint
 from lsai_core.files import write_json
 from lsai_lab.data.documents import Corpus, progress_bar
 from lsai_lab.data.local import BUFFER, json_texts, open_stream
@@ -71,9 +70,7 @@ def get_manifest(name: str) -> dict[str, Any]:
     try:
         manifest = _get_json(url)
     except NotFound:
-        near = difflib.get_close_matches(name, list_names(), n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else "see `lsai data list --speakleash`"
-        raise UserError(f"Speakleash has no dataset {name!r}; {hint}") from None
+        raise UserError(f"Speakleash has no dataset {name!r}{hint(name, list_names())}") from None
     if not isinstance(manifest, dict):
         raise UserError(f"{url}: expected a JSON object")
     return manifest

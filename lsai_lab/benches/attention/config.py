@@ -11,10 +11,10 @@ A kernel that computes what the mask throws away therefore shows a lower rate, a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import torch
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from lsai_core.attention.choice import BACKENDS
 from lsai_core.strict import Strict
@@ -22,31 +22,33 @@ from lsai_core.strict import Strict
 BACKWARD_FLOPS = 2.5  # of the forward pass's
 
 
-def require_ascending(lengths: list[int]) -> None:
-    """ValueError unless lengths ascend, so that the shorter ones tell what the longer ones will take."""
+def _ascending(lengths: list[int]) -> list[int]:
     if sorted(set(lengths)) != lengths or lengths[0] < 2:
         raise ValueError(f"lengths must ascend from at least 2, got {lengths}")
+    return lengths
 
 
-def _known(names: list[str] | None) -> list[str] | None:
-    if unknown := [name for name in names or [] if name not in BACKENDS]:
+def _known(names: list[str]) -> list[str]:
+    if unknown := [name for name in names if name not in BACKENDS]:
         raise ValueError(f"unknown attention backend {unknown[0]!r}; known: {', '.join(BACKENDS)}")
     return names
 
 
+# In ascending order the shorter ones tell what the longer ones will take.
+Lengths = Annotated[list[int], Field(min_length=1), AfterValidator(_ascending)]
+Backends = Annotated[list[str], AfterValidator(_known)]
+
+
 class Sweep(Strict):
-    """One mask at several lengths, in ascending order, by every backend: timed, or compared with float64."""
+    """One mask at several lengths by every backend: timed, or compared with float64."""
 
     measure: Literal["time", "error"] = "time"
     mask: Literal["causal", "full"] | int = Field(description="an integer is a causal window of so many positions")
-    lengths: list[int] = Field(min_length=1)
-    backends: list[str] | None = Field(None, description="these only; null: the backends of the run")
-
-    _known_backends = field_validator("backends")(_known)
+    lengths: Lengths
+    backends: Backends | None = Field(None, description="these only; null: the backends of the run")
 
     @model_validator(mode="after")
     def _lengths_fit(self) -> Self:
-        require_ascending(self.lengths)
         if isinstance(self.mask, int) and not 0 < self.mask < self.lengths[0]:
             raise ValueError(f"a window of {self.mask} restricts nothing at length {self.lengths[0]}")
         return self
@@ -75,7 +77,7 @@ class BenchConfig(Strict):
 
 class AttentionBenchConfig(BenchConfig):
     tokens: int = Field(16384, gt=0, description="of a batch: max(1, tokens // length) sequences")
-    backends: list[str] = Field(list(BACKENDS), min_length=1)
+    backends: Backends = Field(list(BACKENDS), min_length=1)
     sweeps: list[Sweep] = Field(description="in this order, so that what matters most is measured first")
     point_ms: float = Field(
         50.0, gt=0, description="time to repeat one point in; at least three repeats of short calls"
@@ -84,8 +86,6 @@ class AttentionBenchConfig(BenchConfig):
         2.0, gt=0, description="no forward plus backward that is expected to take longer is started"
     )
     budget_s: float = Field(300.0, gt=0, description="after this time no new point is started")
-
-    _known_backends = field_validator("backends")(_known)
 
     def shape(self, sweep: Sweep, length: int) -> Shape:
         """The shape of a sweep at one of its lengths."""
