@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterable
+from typing import Any
 
 from lsai_core.errors import UserError, hint
 from lsai_core.profiling.limits import cpu_cores
-from lsai_lab.runs.driver import is_finished
-from lsai_lab.runs.records import find_runs, recorded_runs
+from lsai_lab.runs.records import find_runs, is_finished, recorded_runs, runs_frame
 from lsai_lab.runs.session import Session
-from lsai_lab.runs.study import PlannedRun, matching
+from lsai_lab.runs.study import PlannedRun, matching, unmatched
 
 
 def plan_studies(
@@ -26,7 +25,7 @@ def plan_studies(
     rating = [name for name, study in studies.items() if any(part.kind == "ceilings" for part in study.parts.values())]
     studies = {name: studies[name] for name in dict.fromkeys([*rating, *studies])}
     known = dict.fromkeys([*studies, *(variant for study in studies.values() for variant in study.variants)])
-    if unknown := [pattern for pattern in (*only, *skip) if not matching(known, [pattern])]:
+    if unknown := unmatched(known, [*only, *skip]):
         raise UserError(f"--only/--skip: no study or variant {unknown[0]!r}{hint(unknown[0], known)}")
     plans = []
     for name, study in studies.items():
@@ -76,23 +75,20 @@ def expected_seconds(session: Session, plans: list[tuple[str, list[PlannedRun]]]
     As runs of this machine took, else as recorded ones of the same kind of GPU, else of any GPU (for a GPU) or CPU; of the variant, else of
     the study's part; else 8 s. A run that wants more GPUs than there are ends at once.
     """
-    seconds: dict[tuple[str, ...], list[float]] = {}
+    seconds: dict[Any, float] = {}
     gpu, recorded = session.env["gpu"], recorded_runs(session.root / "reports")
     same = [run for run in recorded if run.env.get("gpu") == gpu]
     alike = [run for run in recorded if bool(run.env.get("gpu")) == bool(gpu)]
     for runs in (find_runs(session.runs_root), same, alike):
-        known = set(seconds)
-        for run in runs:
-            study, part, variant = run.summary.id.study, run.summary.id.part, run.summary.id.variant
-            for key in ((study, part, variant), (study, part)):
-                if run.summary.outcome != "unavailable" and key not in known:
-                    seconds.setdefault(key, []).append(run.summary.wall_s)
+        if runs:
+            frame = runs_frame(runs).query("outcome != 'unavailable'")
+            for names in (["study", "part", "variant"], ["study", "part"]):
+                seconds = frame.groupby(names)["wall_s"].mean().to_dict() | seconds
 
     def expected(study: str, run: PlannedRun) -> float:
         processes = getattr(getattr(run.config, "parallel", None), "world_size", getattr(run.config, "processes", 1))
         if gpu and processes > session.env["gpu_count"]:
             return 2.0
-        found = seconds.get((study, run.id.part, run.id.variant)) or seconds.get((study, run.id.part), [8.0])
-        return statistics.fmean(found)
+        return seconds.get((study, run.id.part, run.id.variant)) or seconds.get((study, run.id.part), 8.0)
 
     return {run.name: expected(name, run) for name, plan in plans for run in plan if not is_finished(run.folder)}

@@ -69,9 +69,8 @@ def run_plan(
                 print(f"{title} is the same run as {twin.summary.id.study}.{twin.summary.id.name}, copied", flush=True)
                 return
             print(title, "started", flush=True)
-            summary = run_one(
-                run, title=title, root=root, data_root=data_root, command=command, stop=stop, beside=beside, again=again
-            )
+            folders = {"root": root, "data_root": data_root}
+            summary = run_one(run, title=title, **folders, command=command, stop=stop, beside=beside, again=again)
             done.add(run.folder)
             reason = f" ({summary.reason})" if summary.reason else ""
             print(f"{title} {summary.outcome}{reason}, {summary.wall_s:.0f} s", flush=True)
@@ -140,18 +139,14 @@ def run_one(
         write_json(run.folder / "env.json", environment())
         started, clock, stop = datetime.datetime.now(datetime.UTC), time.monotonic(), stop or StopRequest()
         rows, told = NewRows(run.folder / "metrics.jsonl"), {"LSAI_DATA": str(data_root.resolve()), BESIDE: str(beside)}
-        with Progress(run.kind, run.config, title, shown=not beside, live=sys.stderr.isatty()) as bar:
+        source, target = root / "notebooks" / get_kind(run.kind).notebook, run.folder / "notebook.ipynb"
+        progress = Progress(run.kind, run.config, title, shown=not beside, live=sys.stderr.isatty())
+        with contextlib.closing(progress) as bar:
             problem = execute_notebook(
-                root / "notebooks" / get_kind(run.kind).notebook,
-                run.folder / "notebook.ipynb",
-                {"folder": portable(run.folder, root)},
-                root=root,
-                timeout_s=run.timeout_s,
-                watch=lambda: bar.update(rows.read()),
-                stop=stop,
+                source, target, {"folder": portable(run.folder, root)}, root=root, timeout_s=run.timeout_s, stop=stop,
+                watch=lambda: bar.update(rows.read()), inherited=lock,
                 environment=told | (cores_shared_by(beside + 1) if beside else {}),
-                inherited=lock,
-            )
+            )  # fmt: skip
         if (run.folder / "summary.json").exists():
             return Summary.read(run.folder)
         outcome: Outcome = "timeout" if problem and problem.startswith("no end within") else "failed"

@@ -1,9 +1,8 @@
 """Notebooks executed in this process: an engine of papermill whose cells run in an IPython shell, without a kernel beside it.
 
-To start Python and import torch, pandas, matplotlib and Jupyter takes 3 s on two CPU cores and 8 s beside a GPU, for every run and chapter.
-So this module is loaded once, into the fork server of the command (`multiprocessing`, Linux only), and each notebook's process is forked
-from there in milliseconds. CUDA is untouched until then, nothing of this project is imported but this file, and no thread of Python
-runs: a fork is as good as a fresh process.
+To start Python and import torch, pandas, matplotlib and Jupyter takes 3 s on two CPU cores and 8 s beside a GPU. So this module is loaded
+once, into the fork server of the command (`multiprocessing`, Linux only), and each notebook's process is forked from there. CUDA is
+untouched until then, nothing else of this project is imported, and no thread of Python runs: a fork is as good as a fresh process.
 """
 
 from __future__ import annotations

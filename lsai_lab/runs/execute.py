@@ -2,8 +2,7 @@
 
 The run's folder already says what to do (`run.json`, `config.json`). Executing writes `env.json`, does the work, turns
 whatever ends it into an outcome, and writes `summary.json` last. It does not raise for a failed run: the notebook goes on
-to show what there is, and the record says what happened. (A process that dies without writing its summary is recorded by
-the driver that started it.)
+to show what there is.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ class ActiveRun:
     def __init__(self, folder: Path | str, data_root: Path | str) -> None:
         self.folder, self.data_root = Path(folder), Path(data_root)
         try:
-            plan = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))
-            config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+            plan, config = (json.loads((self.folder / name).read_bytes()) for name in ("run.json", "config.json"))
         except (OSError, ValueError) as error:
             raise UserError(f"{self.folder} holds no planned run ({error}); start runs with `lsai study`") from None
         self.id, self.kind, self.label = RunId(**plan["id"]), plan["kind"], plan["label"]
@@ -90,7 +88,7 @@ class ActiveRun:
             return "failed", changed, {}
         outcome: Outcome = "ok"
         reason, results = None, dict[str, Any]()
-        with Progress(self.kind, self.config) as bar:
+        with contextlib.closing(Progress(self.kind, self.config)) as bar:
             context = Context(self.folder, self.data_root, self.folder.parent.parent, bar.update)
             try:
                 results = get_kind(self.kind).function()(self.config, context)
@@ -105,7 +103,7 @@ class ActiveRun:
     def _changed(self, since: str) -> str | None:
         """One line if the code or what the run reads is not what its key says any more, else None."""
         kind = get_kind(self.kind)
-        planned = {**self.inputs, **({"code": self.code["hash"]} if "hash" in self.code else {})}
+        planned = {**self.inputs, "code": self.code.get("hash")}
         now = {**present_inputs(self.config, self.data_root, kind.uses_data), "code": code_hash(kind.code)}
         for name, value in planned.items():
             if now.get(name) and value and now[name] != value:
@@ -159,10 +157,7 @@ class Progress:
             self._resident = sum(process.memory_info().rss for process in family) / 2**30
         return self._resident
 
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         self.bar.close()
 
 

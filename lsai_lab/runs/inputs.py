@@ -96,7 +96,6 @@ def git_state(root: Path) -> dict[str, Any]:
     container without its history); without either both are null."""
     if os.environ.get("LSAI_COMMIT"):
         return {"commit": os.environ["LSAI_COMMIT"], "dirty": None}
-
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         told = subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip()

@@ -6,7 +6,6 @@ or papermill leaves it empty and chooses study, variant, part, profile and overr
 
 from __future__ import annotations
 
-import ast
 import itertools
 import re
 import sys
@@ -117,19 +116,10 @@ def _refuse_unknown_parameters() -> None:
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     cells = shell.user_ns.get("In", []) if shell is not None else []
     for before, cell in itertools.pairwise(cells):
-        known = _assigned(before)
-        if cell.startswith("# Parameters\n") and (unknown := [name for name in _assigned(cell) if name not in known]):
-            raise UserError(f"the notebook has no parameter {unknown[0]!r}{hint(unknown[0], known)}")
-
-
-def _assigned(cell: str) -> list[str]:
-    try:
-        tree = ast.parse(cell)
-    except SyntaxError:
-        return []
-    targets = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
-    targets += [node.target for node in tree.body if isinstance(node, ast.AnnAssign)]
-    return [target.id for target in targets if isinstance(target, ast.Name)]
+        if cell.startswith("# Parameters\n"):
+            known, given = (re.findall(r"(?m)^(\w+)\s*(?::[^=]*)?=(?!=)", text) for text in (before, cell))
+            if unknown := [name for name in given if name not in known]:
+                raise UserError(f"the notebook has no parameter {unknown[0]!r}{hint(unknown[0], known)}")
 
 
 def _number(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """The kinds of run: what can be measured, each one entry of a registry.
 
-A kind names its config, the function that does the work and the notebook that shows it. The source files that can change its
-result, which enter the run key, are those that the function reaches. Adding a kind is one entry here, one function and one notebook.
+A kind names its config, the function that does the work and the notebook that shows it. Adding one is an entry here, a function and a
+notebook.
 """
 
 from __future__ import annotations

@@ -3,15 +3,13 @@
 The driver can watch, time and kill this process without risking itself. What goes wrong is one line on standard error and exit code 1.
 On Linux it is forked from a process that has imported what notebooks need, and the cells run in it (`lsai_lab.runs.engine`).
 
-It has a session of its own, so that a stop signal is the driver's to deliver. From its first moment on it watches its driver and ends
-everything when that is gone (killed, crashed): nobody would watch the time any more, and the run might hold a GPU for hours. It holds
-the run's lock until then (`lsai_lab.runs.writer`).
-
-When the last cell has ended everything is on disk, so the process leaves at once.
+It has a session of its own, so that a stop signal is the driver's to deliver, and ends everything when the driver is gone (killed,
+crashed): nobody would watch the time any more. It holds the run's lock until then (`lsai_lab.runs.writer`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import resource
@@ -21,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from multiprocessing import resource_tracker
-from multiprocessing.reduction import DupFd
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -38,21 +36,14 @@ _processes.set_forkserver_preload(["lsai_lab.runs.engine"])
 
 
 def execute_notebook(
-    source: Path,
-    target: Path,
-    parameters: dict[str, Any],
-    *,
-    root: Path,
-    timeout_s: float,
-    watch: Callable[[], None] = lambda: None,
-    stop: StopRequest | None = None,
-    environment: Mapping[str, str] = MappingProxyType({}),
-    inherited: int | None = None,
-) -> str | None:
+    source: Path, target: Path, parameters: dict[str, Any], *, root: Path, timeout_s: float,
+    watch: Callable[[], None] = lambda: None, stop: StopRequest | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}), inherited: int | None = None,
+) -> str | None:  # fmt: skip
     """Execute a notebook in its own process tree, with `root` as the working folder. `stop` is passed on to it.
 
-    `inherited`: the lock of the folder of `target`, as a file descriptor that the process keeps open to its end. Returns None, or one line that says what went
-    wrong. Raises UserError if the notebook does not exist, or if no notebook can be executed here.
+    `inherited`: the lock of the folder of `target`, as a file descriptor that the process keeps open to its end. Returns None, or one
+    line that says what went wrong. Raises UserError if the notebook does not exist, or if no notebook can be executed here.
     """
     if not source.exists():
         raise UserError(f"the notebook {source} is missing")
@@ -61,8 +52,10 @@ def execute_notebook(
     log = target.with_suffix(".log")
     settings = {**os.environ, **_absolute_folders(root), **environment, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
     paths = portable(source, root), portable(target, root), str(root.resolve()), str(log.resolve())
-    child = _processes.Process(target=_process, args=(*paths, parameters, settings, inherited and _Held(inherited)))
-    child.start()
+    # A connection can be sent to a process that is being started, whatever the descriptor is of.
+    with contextlib.nullcontext() if inherited is None else Connection(os.dup(inherited)) as held:
+        child = _processes.Process(target=_process, args=(*paths, parameters, settings, held))
+        child.start()
     deadline, stop = time.monotonic() + timeout_s, stop or StopRequest()
     try:
         while child.exitcode is None and time.monotonic() < min(deadline, stop.deadline):
@@ -105,23 +98,9 @@ def _absolute_folders(root: Path) -> dict[str, str]:
     return {**moved, "LSAI_ROOT": str(root.resolve())}
 
 
-class _Held:
-    """A file descriptor on its way into a process that is being started, which keeps it open to its end."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _detached, (DupFd(self.number),)
-
-
-def _detached(held: Any) -> int:
-    return int(held.detach())
-
-
 def _process(
-    source: str, target: str, root: str, log: str, parameters: dict[str, Any], settings: dict[str, str], held: int | None = None
-) -> None:  # fmt: skip
+    source: str, target: str, root: str, log: str, parameters: dict[str, Any], settings: dict[str, str], held: Any
+) -> None:
     """The body of the process: papermill, with the driver watched."""
     os.chdir(root)
     if held is not None:

@@ -14,12 +14,13 @@ to numbers or short strings, with the unit in the name (`_gib`, `_s`, `_ms`), so
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -35,8 +36,6 @@ if TYPE_CHECKING:  # pandas takes longer to import than most commands that read 
 
 # `damaged` is no end of a run: it is what a record that cannot be read is shown as.
 Outcome = Literal["ok", "oom", "failed", "timeout", "preempted", "unavailable", "damaged"]
-SCHEMA = 1
-_REMEDY = "restore it from a copy, or delete its folder and run it again"
 
 
 @dataclass(frozen=True)
@@ -76,13 +75,12 @@ class Summary:
     measured_as: str | None = None
 
     def write(self, folder: Path) -> None:
-        value = {"schema": SCHEMA, **self.__dict__, "id": self.id.__dict__}
-        write_json(folder / "summary.json", value)
+        write_json(folder / "summary.json", {"schema": 1, **self.__dict__, "id": self.id.__dict__})
 
     @staticmethod
     def read(folder: Path) -> Summary:
         """The summary in `folder`. Raises FileNotFoundError if the run has not ended, UserError if the file is damaged."""
-        return _read(folder / "summary.json", _SUMMARY)
+        return _read(folder / "summary.json", Summary)
 
 
 class Environment(BaseModel, extra="allow"):
@@ -118,11 +116,8 @@ class Plan(BaseModel, extra="allow"):
     tags: list[str] = []
 
 
-_SUMMARY = TypeAdapter(Summary)
-_ENVIRONMENT, _PLAN = TypeAdapter(Environment), TypeAdapter(Plan)
-_OBJECT, _KERNELS = TypeAdapter(dict[str, Any]), TypeAdapter(Kernels)
 T = TypeVar("T")
-
+_adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
 
 # A run that ended like this is finished; any other is tried again, from its checkpoint if it has one.
 FINAL: frozenset[Outcome] = frozenset({"ok", "oom"})
@@ -163,18 +158,18 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        return self._object("config.json", _OBJECT)
+        return self._object("config.json", dict)
 
     @property
     def env(self) -> dict[str, Any]:
-        return self._object("env.json", _ENVIRONMENT)
+        return self._object("env.json", Environment)
 
     @property
     def plan(self) -> dict[str, Any]:
         """`run.json`: how the run was planned, and what a person called it; empty for a record without it."""
-        return self._object("run.json", _PLAN)
+        return self._object("run.json", Plan)
 
-    def _object(self, name: str, schema: TypeAdapter[Any]) -> dict[str, Any]:
+    def _object(self, name: str, schema: type) -> dict[str, Any]:
         """A file of the record; empty if there is none, and of a damaged record."""
         path = self.folder / name
         if self.summary.outcome == "damaged" or not path.exists():
@@ -193,7 +188,7 @@ class Run:
     def kernels(self) -> pd.DataFrame:
         """The kernels with the most time: name, class, ms and calls per step, longest first (empty if nothing was traced)."""
         path = self.folder / "kernels.json"
-        return _frame(_read(path, _KERNELS).kernels if path.exists() else [])
+        return _frame(_read(path, Kernels).kernels if path.exists() else [])
 
     @property
     def page(self) -> Path | None:
@@ -201,14 +196,15 @@ class Run:
         return path if path.exists() else None
 
 
-def _read(path: Path, schema: TypeAdapter[T]) -> T:
+def _read(path: Path, schema: type[T]) -> T:
     """A file of a record, if it is what `schema` says. Raises FileNotFoundError if there is none, UserError for another content."""
     try:
-        return schema.validate_json(path.read_bytes(), strict=True)
+        return _adapter(schema).validate_json(path.read_bytes(), strict=True)  # type: ignore[no-any-return]
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise UserError(f"{path} is damaged ({where + ': ' if where else ''}{first['msg']}); {_REMEDY}") from None
+        remedy = "restore it from a copy, or delete its folder and run it again"
+        raise UserError(f"{path} is damaged ({where + ': ' if where else ''}{first['msg']}); {remedy}") from None
 
 
 def read_run(folder: Path, machine: str | None = None) -> Run:
@@ -221,9 +217,9 @@ def read_run(folder: Path, machine: str | None = None) -> Run:
         run.machine = machine or run.env.get("machine") or "this machine"
         _ = run.config, run.plan  # so that whoever reads them later need not expect an error
         return run
+    except FileNotFoundError:
+        raise
     except (UserError, OSError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise
         name, _, key = re.sub(r"[^\w.-]", "_", folder.name, flags=re.ASCII)[:80].rpartition("-")
         study = re.sub(r"[^\w.-]", "_", folder.parent.name, flags=re.ASCII)[:80]
         summary = Summary(RunId(study, name, key=key), "unknown", "damaged", str(error), "", 0.0, "", {})
@@ -293,7 +289,5 @@ def outcome_of(error: BaseException) -> tuple[Outcome, str]:
     if is_out_of_memory(error):
         return "oom", line
     known: dict[type[Exception], Outcome] = {Unavailable: "unavailable", Preempted: "preempted", UserError: "failed"}
-    for kind, outcome in known.items():
-        if isinstance(error, kind):
-            return outcome, line
-    return "failed", f"{type(error).__name__}: {line}"
+    found = next((outcome for cls, outcome in known.items() if isinstance(error, cls)), None)
+    return (found, line) if found else ("failed", f"{type(error).__name__}: {line}")

@@ -4,9 +4,8 @@
 GPU unless it is given.
 
 Which runs belong together follows from it: those whose key is in the current plan, and the committed ones; everything else only by name.
-A key covers config, code, data and machine, so the runs of a plan are of one setting by construction; a run by hand with another
-learning rate, or one of yesterday's code, is none of them. The plan is that of the machine that a run was executed on (a compute node's,
-where this is the login node): the profile of its GPU, its fingerprint.
+The plan is that of the machine that a run was executed on (a compute node's, where this is the login node): the profile of its GPU, its
+fingerprint.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from lsai_lab.runs.study import (
 )
 
 
-@dataclass
+@dataclass(eq=False)
 class Session:
     """One command's view of the project: folders, machine, profile."""
 
@@ -93,9 +92,6 @@ class Session:
     def run(self, plan: list[PlannedRun], **options: Any) -> list[Summary]:
         """Execute a plan with this session's folders (see `run_plan` for the options)."""
         return run_plan(plan, root=self.root, data_root=self.data_root, command=self.command, **options)
-
-    def __hash__(self) -> int:
-        return id(self)
 
 
 def current_runs(session: Session, study: str | None = None) -> list[Run]:

@@ -1,9 +1,8 @@
 """Stopping in good order: a warning from outside becomes a checkpoint, a record and an exit code that says so.
 
 Batch systems warn a job before they end it (SIGUSR1 by our own wish, SIGTERM by theirs). While a plan is being executed the
-driver catches both, passes the signal on to the running notebook's process, where the training loop ends at its next step
-boundary with a checkpoint, waits for that a bounded time, and then raises `Stopped`. Everything finished stays finished; the
-interrupted run is recorded as `preempted` and goes on from its checkpoint when the same command is given again.
+driver passes both on to the notebook's process, where training ends at its next step with a checkpoint, waits for that a bounded
+time, and then raises `Stopped`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from lsai_lab.launch.watch import caught
 # Asked to stop by SIGUSR1, and there is more to do (sysexits.h calls it EX_TEMPFAIL). Not 99: where Slurm is configured with
 # RequeueExit=99 it requeues such a job even if it was submitted with --no-requeue.
 PREEMPTED_EXIT = 75
-_DEFAULT_GRACE_S = 60.0
 
 
 class Stopped(Exception):
@@ -55,7 +53,7 @@ class StopRequest:
 
 def grace_s() -> float:
     """Seconds between the signal and the end of patience: $LSAI_STOP_GRACE_S, else 60."""
-    text = os.environ.get("LSAI_STOP_GRACE_S", str(_DEFAULT_GRACE_S))
+    text = os.environ.get("LSAI_STOP_GRACE_S", "60")
     try:
         return float(text)
     except ValueError:

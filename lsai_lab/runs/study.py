@@ -1,8 +1,7 @@
 """From `params/` to a plan: which runs a study consists of on this machine, each fully resolved.
 
 A study file names the question, a base config, the parts to measure (training, largest batch, ...) and the variants, each
-a small difference to the base; a sweep makes many of them from a grid of values. A profile file lays a machine's sizes over it. One variant x one part x one repeat is one
-planned run. Layers, later ones win: study base, profile base, variant, part settings, command line.
+a small difference to the base; a profile file lays a machine's sizes over it. One variant x one part x one repeat is one planned run.
 """
 
 from __future__ import annotations
@@ -75,10 +74,9 @@ class Sweep(Strict):
         """The variants as a study file would hold them, the last axis fastest."""
         made = {}
         for values in itertools.product(*(axis.values for axis in self.axes.values())):
-            words = dict(zip(self.axes, values, strict=True))
-            config = self.config
-            for axis, value in zip(self.axes.values(), values, strict=True):
-                config = deep_merge(config, nested(axis.key, value))
+            words, config = dict(zip(self.axes, values, strict=True)), self.config
+            for axis, value in words.items():
+                config = deep_merge(config, nested(self.axes[axis].key, value))
             label = self.label.format(**words)
             made[self.name.format(**words)] = {"label": label, "note": self.note, "config": config}
         return made
@@ -118,7 +116,7 @@ class Study(Strict):
         if self.baseline is not None and self.baseline not in self.variants:
             raise ValueError(f"baseline {self.baseline!r} is no variant; there are {', '.join(self.variants)}")
         for name, part in self.parts.items():
-            if unknown := [pattern for pattern in part.variants if not matching(self.variants, [pattern])]:
+            if unknown := unmatched(self.variants, part.variants):
                 known = ", ".join(self.variants)
                 raise ValueError(f"part {name} names {unknown[0]!r}, which is no variant; there are {known}")
         return self
@@ -212,10 +210,14 @@ def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
+def unmatched(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
+    """Those of `patterns` that mean none of `names`."""
+    return [pattern for pattern in patterns if not matching(names, [pattern])]
+
+
 def select_variants(study: Study, only: list[str], skip: list[str]) -> list[str]:
     """The variants to run, by name or pattern, in the study's order; what means none is an error that lists the known ones."""
-    unknown = [pattern for pattern in (*only, *skip) if not matching(study.variants, [pattern])]
-    if unknown:
+    if unknown := unmatched(study.variants, [*only, *skip]):
         raise UserError(f"study {study.study} has no variant {unknown[0]!r}{hint(unknown[0], study.variants)}")
     left_out = matching(study.variants, skip)
     chosen = [name for name in matching(study.variants, only or ["*"]) if name not in left_out]
@@ -231,8 +233,8 @@ def resolve(
     spec = study.parts[part]
     cls = get_kind(spec.kind).config_class()
     # What the part sets can be overridden, too; everything else from the command line belongs to the variant's config.
-    for_part = {key: value for key, value in overrides.items() if key in spec.settings}
-    for_config = {key: value for key, value in overrides.items() if key not in spec.settings}
+    for_part = {key: overrides[key] for key in overrides.keys() & spec.settings}
+    for_config = {key: value for key, value in overrides.items() if key not in for_part}
     config = deep_merge(study.base, study.variants[variant].config)
     if {"preset", "scaling_factor"} & {*(for_config.get("model") or {})}:
         config = {**config, "model": {}}  # a whole shape: none of the study's keys stay

@@ -1,8 +1,8 @@
 """One writer a run: who writes into a run's folder holds its lock, whoever started it; the second one is told who has it.
 
-The lock is the operating system's (`flock` on `<run>/.lock`), so it ends with the process that holds it, however that ends. The driver
-holds it and hands it to the process that executes the notebook, which keeps it to its end, even if the driver was killed.
-That process is told so (`inherit`); a kernel that a person or papermill started takes the lock itself.
+The lock is the operating system's (`flock` on `<run>/.lock`), so it ends with the process that holds it. The driver hands it to the
+process that executes the notebook, which keeps it to its end, even if the driver was killed, and is told so (`inherit`); a kernel that
+a person or papermill started takes the lock itself.
 """
 
 from __future__ import annotations
