@@ -17,6 +17,7 @@ bad repeat makes it fall. Where runs are missing or not comparable there is no v
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -87,10 +88,6 @@ class Claim(Strict):
         return self
 
     @property
-    def terms(self) -> list[Term]:
-        return [term for term in (self.of, self.over, self.beside) if term is not None]
-
-    @property
     def total(self) -> int:
         return len(self.of.variant)
 
@@ -109,16 +106,10 @@ class NoData(Exception):
     """The records cannot answer; the message says why."""
 
 
-class _Blank:
-    """Stands in the sentence for a number that there is not."""
-
-    def __format__(self, spec: str) -> str:
-        return "…"
-
-
 @dataclass
 class Found:
-    """What a rule found: the number, the same number repeat by repeat, the rows behind it, facts for the sentence."""
+    """What a rule found: the number, the same number repeat by repeat, the rows behind it, facts for the sentence; `note`: what the
+    outcomes of these rows do not say."""
 
     value: float
     each: list[float]
@@ -139,16 +130,13 @@ def load_claims(root: Path | None = None) -> dict[str, Claim]:
     return claims
 
 
-def evaluate(frame: pd.DataFrame, claims: dict[str, Claim] | None = None, machine: str | None = None) -> pd.DataFrame:
-    """Every claim judged by the rows of `frame` (see `lab.load`), on its own machine or on `machine`: one row each, `COLUMNS`.
+def evaluate(frame: pd.DataFrame, claims: dict[str, Claim] | None = None) -> pd.DataFrame:
+    """Every claim judged by the rows of `frame` (see `lab.load`) of its machine: one row each, `COLUMNS`.
 
     `value`, `low` and `high` (over the repeats; missing with one run) are rounded after the verdict; `n` is the number of
     independent runs behind each figure, `runs` every run's `<study>/<folder>`.
     """
-    found = [
-        _judge(name, claim, frame[frame["machine"] == (machine or claim.machine)], machine or claim.machine)
-        for name, claim in (load_claims() if claims is None else claims).items()
-    ]
+    found = [_judge(name, claim, frame) for name, claim in (load_claims() if claims is None else claims).items()]
     return pd.DataFrame(found, columns=list(COLUMNS))
 
 
@@ -163,52 +151,50 @@ def readable(claims: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["claim", "value", "over repeats", "n", "bound", "verdict"])
 
 
-def _judge(name: str, claim: Claim, rows: pd.DataFrame, machine: str) -> dict[str, Any]:
-    row: dict[str, Any] = {"name": name, "machine": machine, "bound": claim.bound, "low": None, "high": None}
+def _judge(name: str, claim: Claim, rows: pd.DataFrame) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": name, "machine": claim.machine, "bound": claim.bound, "low": None, "high": None}
     try:
-        newest = rows.sort_values("started", kind="stable").drop_duplicates(_IDENTITY, keep="last")
-        found = _RULES[claim.kind](claim, newest.sort_values(_IDENTITY))
-        good = found.rows[found.rows["outcome"] == "ok"]
+        own = rows[rows["machine"] == claim.machine].sort_values("started", kind="stable")
+        found = _RULES[claim.kind](claim, own.drop_duplicates(_IDENTITY, keep="last").sort_values(_IDENTITY))
+        ended_ok = found.rows["outcome"] == "ok"
         for fact in claim.same:
-            values = list(good[fact].unique()) if fact in good else ["missing"]
+            values = list(found.rows[ended_ok][fact].unique()) if fact in found.rows else ["missing"]
             if len(values) > 1 or pd.isna(values[0]) or values == ["missing"]:
                 shown = ", ".join(map(str, values))
                 raise NoData(f"the runs cannot be compared, their {fact} must agree: {shown}")
     except NoData as reason:
-        sentence = claim.sentence.format(**{**dict.fromkeys(_FACTS, _Blank()), "machine": machine})
+        sentence = re.sub(r"\{(?!machine\})[^{}]*\}", "…", claim.sentence).format(machine=claim.machine)
         return row | {"sentence": sentence, "value": None, "n": 0, "held": False, "note": str(reason), "runs": []}
-    facts = {"value": found.value, "total": claim.total, "repeats": claim.repeats, "machine": machine, **found.facts}
+    facts = {"value": found.value, "total": claim.total, "repeats": claim.repeats, "machine": claim.machine} | found.facts
     n = claim.repeats if claim.kind == "count" else max(1, len(found.each))
     row |= {"sentence": claim.sentence.format(**facts), "value": _rounded(found.value), "n": n}
     if len(found.each) > 1:
         row |= {"low": _rounded(min(found.each)), "high": _rounded(max(found.each))}
     broken = [value for value in found.each if not claim.holds(value)]
     worst = _rounded((min if claim.at_most is None else max)(broken, default=0.0))
-    notes = [claim.void, found.note, f"a repeat breaks the bound: {_short(worst)}" if broken else ""]
+    bad = found.rows[~ended_ok]
+    notes = [claim.void, found.note or "; ".join(bad["variant"] + ": " + bad["outcome"])]
+    notes += [f"a repeat breaks the bound: {_short(worst)}"] if broken else []
     runs = found.rows.drop_duplicates(["study", "run"])
     paths = [f"{study}/{Path(run).name}" for study, run in zip(runs["study"], runs["run"], strict=True)]
     held = claim.void is None and claim.holds(found.value) and not broken
     return row | {"held": held, "note": "; ".join(filter(None, notes)), "runs": paths}
 
 
-def _value(claim: Claim, rows: pd.DataFrame) -> Found:
-    name, figure, repeats, used = _best(rows, claim.of, claim.at_most is not None)
-    return Found(figure, list(repeats), used, {"best": name}, _failed(used))
-
-
-def _ratio(claim: Claim, rows: pd.DataFrame) -> Found:
-    """Repeat r over repeat r, which have equal seeds; a single run over or under each of several."""
-    assert claim.over is not None
+def _figure(claim: Claim, rows: pd.DataFrame) -> Found:
+    """A ratio's repeats: r over r, which have equal seeds; a single run over or under each of several."""
     name, of, upper, used = _best(rows, claim.of, claim.at_most is not None)
+    if claim.over is None:
+        return Found(of, list(upper), used, {"best": name})
     _, over, lower, bases = _best(rows, claim.over, False)
     if over == 0:
         raise NoData("the figure that divides is 0")
-    facts, used = {"best": name, "of": of, "over": over}, pd.concat([used, bases])
+    facts = {"best": name, "of": of, "over": over}
     if claim.beside is not None:
         facts["beside"] = of / _best(rows, claim.beside, False)[1]
     shared = sorted(set(upper.index) & set(lower.index))
     each = [float(upper[r] / lower[r]) for r in shared] if min(len(upper), len(lower)) > 1 else [of / over]
-    return Found(of / over, each, used, facts, _failed(used))
+    return Found(of / over, each, pd.concat([used, bases]), facts)
 
 
 def _spread(claim: Claim, rows: pd.DataFrame) -> Found:
@@ -217,7 +203,7 @@ def _spread(claim: Claim, rows: pd.DataFrame) -> Found:
     figures = pd.Series([over_repeats(metric, values) for values in series.values()])
     each = [spread(row) for _, row in pd.DataFrame(series).dropna().iterrows()]
     facts = {"smallest": figures.min(), "largest": figures.max()}
-    return Found(spread(figures), each, used, facts, _failed(used))
+    return Found(spread(figures), each, used, facts)
 
 
 def _count(claim: Claim, rows: pd.DataFrame) -> Found:
@@ -236,7 +222,7 @@ def _estimators(claim: Claim, rows: pd.DataFrame) -> Found:
     return Found(value, each, rows.iloc[:0], facts)
 
 
-_RULES = {"value": _value, "ratio": _ratio, "spread": _spread, "count": _count, "estimators": _estimators}
+_RULES = {"value": _figure, "ratio": _figure, "spread": _spread, "count": _count, "estimators": _estimators}
 
 
 def _rows(rows: pd.DataFrame, term: Term) -> pd.DataFrame:
@@ -275,14 +261,9 @@ def _best(rows: pd.DataFrame, term: Term, smallest: bool) -> tuple[str, float, p
     return name, *found[name], _rows(rows, term)
 
 
-def _failed(rows: pd.DataFrame) -> str:
-    bad = rows[rows["outcome"] != "ok"]
-    return "; ".join(bad["variant"] + ": " + bad["outcome"])
-
-
 def _check_names(claim: Claim, root: Path, where: str) -> None:
     plain = Profile(profile="none", description="the study as it is written", gpu=None)
-    for term in claim.terms:
+    for term in filter(None, (claim.of, claim.over, claim.beside)):
         study = load_study(root, term.study, plain)
         for what, names, known in [("part", term.part, [*study.parts]), ("variant", term.variant, [*study.variants])]:
             if unknown := [name for name in names if name not in known]:

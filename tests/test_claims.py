@@ -120,9 +120,9 @@ def rows(**speeds: list[float | None]) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def judge(checkout: Path, runs: pd.DataFrame, claim: str, machine: str | None = None) -> pd.Series:
+def judge(checkout: Path, runs: pd.DataFrame, claim: str) -> pd.Series:
     (checkout / "params" / "claims.yaml").write_text(f"c: {{study: memory, metric: tokens_per_s, {claim}}}\n")
-    return evaluate(runs, load_claims(checkout), machine).iloc[0]
+    return evaluate(runs, load_claims(checkout)).iloc[0]
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_missing_and_unequal_runs_are_no_data(checkout: Path) -> None:
     assert missing["value"] is None and not missing["held"] and "oom" in missing["note"] and "…" in missing["sentence"]
     unequal = rows(baseline=[100], bf16=[190]).assign(tokens=[10, 20])
     assert "tokens must agree: 20, 10" in judge(checkout, unequal, RATIO)["note"]
-    assert "no run" in judge(checkout, rows(baseline=[100], bf16=[190]), RATIO, machine="laptop")["note"]
+    assert "no run" in judge(checkout, rows(baseline=[100], bf16=[190]), f"machine: laptop, {RATIO}")["note"]
 
 
 def test_the_newest_run_of_a_repeat_counts(checkout: Path) -> None:
