@@ -34,6 +34,7 @@ from torch import Tensor
 from lsai_core.config import ModelConfig
 from lsai_core.fp8 import linear_shapes, missing, tensorwise
 from lsai_core.strict import Strict
+from lsai_core.training.step import resolve_device
 from lsai_lab.benches.machine import repeated
 from lsai_lab.benches.points import Points, Row, guarded
 from lsai_lab.runs.kinds import Context
@@ -74,8 +75,6 @@ class Point:
 
 def run(config: GemmConfig, context: Context) -> dict[str, Any]:
     """Measure; the results hold the ceilings and how the points ended."""
-    from lsai_core.training.step import resolve_device
-
     device, began = resolve_device(config.device), time.perf_counter()
     reason = missing("tensorwise", device)
     if device.type == "cpu":

@@ -24,6 +24,7 @@ from lsai_core.profiling.flops import Flops, Peak, mfu, peak_for
 from lsai_core.profiling.steptime import StepTimer
 from lsai_core.strict import Strict
 from lsai_core.training.precision import set_matmul_mode
+from lsai_core.training.step import resolve_device
 from lsai_lab.ceilings import newest_ceilings
 from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.records import find_runs
@@ -44,8 +45,6 @@ class CeilingsConfig(Strict):
 
 def run(config: CeilingsConfig, context: Context) -> dict[str, Any]:
     """Measure and return the flat results."""
-    from lsai_core.training.step import resolve_device
-
     return measure_ceilings(resolve_device(config.device), budget_s=config.budget_s)
 
 

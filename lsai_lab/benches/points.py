@@ -6,6 +6,7 @@ import gc
 import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from lsai_core.errors import Unavailable, UserError
 from lsai_core.files import read_jsonl, write_text
+from lsai_lab.benches.attention.config import Shape
 from lsai_lab.runs.records import outcome_of
 
 Row = dict[str, Any]
@@ -29,8 +31,7 @@ class Points:
 
     def add(self, row: Row) -> Row:
         """Keep `row` under the next number."""
-        row = {"step": len(self.rows), **row}
-        self.rows.append(row)
+        self.rows.append(row := {"step": len(self.rows), **row})
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
             file.flush()
@@ -72,19 +73,18 @@ def guarded(device: torch.device, work: Callable[[], Row], others_wait: bool = F
     return {"outcome": "unsupported" if refused and outcome == "failed" else outcome, "reason": reason}
 
 
-def outlook(
-    rows: Sequence[Row], length: int, grows: Callable[[Row], float], max_call_s: float
-) -> tuple[float | None, Refusal | None]:
-    """Expected milliseconds of a call at `length`, from the longest of the shorter `rows` times how it `grows`; and why not to try, if
-    there is a reason. `rows`: those of the same backend or method."""
-    shorter = [row for row in rows if row["length"] <= length]
+def outlook(rows: Sequence[Row], shape: Shape, max_call_s: float) -> tuple[float | None, Refusal | None]:
+    """Expected milliseconds of a call at `shape`, from the longest of the shorter `rows` by their FLOPs; and why not to try, if there is
+    a reason. `rows`: those of the same backend or method."""
+    shorter = [row for row in rows if row["length"] <= shape.length]
     if full := next((row for row in shorter if row["outcome"] == "oom"), None):
         return None, ("oom", f"out of memory already at length {full['length']}")
     timed = [row for row in shorter if row["outcome"] == "ok" and row["measure"] == "time"]
     if not timed:
         return None, None
     last = max(timed, key=lambda row: row["length"])
-    ms = float(last["training_ms"] if "training_ms" in last else last["forward_ms"]) * grows(last)
+    before = replace(shape, batch=last["batch"], length=last["length"])
+    ms = last["training_ms" if "training_ms" in last else "forward_ms"] * shape.forward_flops / before.forward_flops
     if ms > 1e3 * max_call_s:
         return ms, ("skipped", f"about {ms / 1e3:.1f} s a call expected, the limit is {max_call_s:g} s")
     return ms, None

@@ -9,24 +9,22 @@ judged by its last, or whose memory has ended is not tried at longer ones. What 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from lsai_core.attention import Case, available_backends, get_backend
+from lsai_core.training.step import resolve_device
 from lsai_lab.benches.attention.clock import Call, Clock, measure, random_inputs
 from lsai_lab.benches.attention.config import AttentionBenchConfig, Shape
 from lsai_lab.benches.attention.errors import example, relative_errors, values
-from lsai_lab.benches.points import Points, Refusal, Row, describe, guarded, outlook
+from lsai_lab.benches.points import Points, Row, describe, guarded, outlook
 from lsai_lab.runs.kinds import Context
 
 
 def run(config: AttentionBenchConfig, context: Context) -> dict[str, Any]:
     """Measure; returns counts, the device, and `<mask>_<length>_<backend>_tflops` of every point."""
-    from lsai_core.training.step import resolve_device
-
     device = resolve_device(config.device)
     points = Points(context.folder / "metrics.jsonl", context.on_rows)
     bench = _Bench(config, device, points)
@@ -57,14 +55,15 @@ class _Bench:
         if self.inference[name] is not None or self.points.find(**place, backend=name):
             return None
         expected_ms, refusal = None, None
-
-        def growth(row: Row) -> float:
-            return shape.forward_flops / replace(shape, batch=row["batch"], length=row["length"]).forward_flops
-
         if measure == "time":
             rows = self.points.find(measure="time", mask=shape.mask, window=shape.window, backend=name)
-            expected_ms, refusal = outlook(rows, shape.length, growth, self.config.max_call_s)
-        outcome, reason = refusal or self._refusal(shape, name) or ("ok", None)
+            expected_ms, refusal = outlook(rows, shape, self.config.max_call_s)
+        case = Case(self.device.type, self.config.torch_dtype, shape.head_dim, shape.window, causal=shape.causal)
+        outcome, reason = refusal or ("ok", None)
+        if not refusal and (unsupported := get_backend(name).unsupported(case)):
+            outcome, reason = "unsupported", unsupported
+        elif not refusal and time.perf_counter() - self.began > self.config.budget_s:
+            outcome, reason = "skipped", f"the {self.config.budget_s:g} s of this run were over"
         row = {**place, "batch": shape.batch, "backend": name, "outcome": outcome, "reason": reason}
         if outcome == "ok":
             work = partial(self._measure, expected_ms=expected_ms) if measure == "time" else self._errors
@@ -85,14 +84,6 @@ class _Bench:
         began = time.perf_counter()
         found = relative_errors(values(Call(name, shape, inputs, self.training[name] is None)), exact)
         return {**bounds, "first_call_s": round(time.perf_counter() - began, 3), **found}
-
-    def _refusal(self, shape: Shape, name: str) -> Refusal | None:
-        case = Case(self.device.type, self.config.torch_dtype, shape.head_dim, shape.window, causal=shape.causal)
-        if reason := get_backend(name).unsupported(case):
-            return "unsupported", reason
-        if time.perf_counter() - self.began > self.config.budget_s:
-            return "skipped", f"the {self.config.budget_s:g} s of this run were over"
-        return None
 
 
 def _results(config: AttentionBenchConfig, device: torch.device, rows: list[Row]) -> dict[str, Any]:

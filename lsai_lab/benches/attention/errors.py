@@ -1,9 +1,7 @@
 """How exact a backend is: ||value - exact|| / ||exact|| of output and gradients, against float64.
 
 The exact values come from the same inputs (already rounded to the run's number format), in float64, a block of query
-rows at a time, so that no S x S matrix is ever whole: with p the softmax of one block's scores and o = p v,
-
-    dv += p^T do,  ds = p (do v^T - rowsum(do o)),  dq = ds k,  dk += ds^T q   (the last two scaled like the scores).
+rows at a time, so that no S x S matrix is ever whole.
 
 Beside it stands the error of eager attention in the run's own number format, on the same inputs: what rounding costs
 when the definition is followed literally. A backend counts as correct up to `ALLOWED` times that.
@@ -15,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lsai_lab.benches.attention.clock import Call, Step, random_inputs
@@ -22,39 +21,29 @@ from lsai_lab.benches.attention.config import Shape
 
 NAMES = ("out", "dq", "dk", "dv")
 ALLOWED = 2.0
-_BLOCK_BYTES = {"cuda": 2**30, "cpu": 2**26}
+_BLOCK_BYTES = {"cuda": 2**29, "cpu": 2**26}
 
 
 def exact_attention(shape: Shape, inputs: list[Tensor]) -> list[Tensor]:
     """out (B, S, H, D), dq (B, S, H, D), dk and dv (B, S, K, D) in float64 for q, k, v and the output's gradient."""
     q, k, v, dout = (x.double() for x in inputs)
     out, dq, dk, dv = (torch.zeros_like(x) for x in (q, q, k, v))
-    groups, scale = shape.heads // shape.kv_heads, shape.head_dim**-0.5
+    places = torch.arange(shape.length, device=q.device)
     rows = max(1, _BLOCK_BYTES[q.device.type] // (8 * shape.batch * shape.heads * shape.length))
     for start in range(0, shape.length, rows):
         end = min(start + rows, shape.length)
         first = 0 if shape.window is None else max(0, start - shape.window + 1)
         block, keys = slice(start, end), slice(first, end if shape.causal else shape.length)
-        q_block, do_block = (x[:, block].unflatten(2, (shape.kv_heads, groups)) for x in (q, dout))
-        scores = torch.einsum("bikgd,bjkd->bkgij", q_block, k[:, keys]).mul_(scale)
-        if shape.causal:
-            scores.masked_fill_(~_allowed(block, keys, shape.window, q.device), -torch.inf)
-        p = torch.softmax(scores, dim=-1)
-        del scores
-        o_block = torch.einsum("bkgij,bjkd->bikgd", p, v[:, keys])
-        dv[:, keys] += torch.einsum("bkgij,bikgd->bjkd", p, do_block)
-        ds = torch.einsum("bikgd,bjkd->bkgij", do_block, v[:, keys])
-        ds.sub_((do_block * o_block).sum(-1).permute(0, 2, 3, 1)[..., None]).mul_(p).mul_(scale)
-        out[:, block] = o_block.flatten(2, 3)
-        dq[:, block] = torch.einsum("bkgij,bjkd->bikgd", ds, k[:, keys]).flatten(2, 3)
-        dk[:, keys] += torch.einsum("bkgij,bikgd->bjkd", ds, q_block)
+        distance = places[block, None] - places[keys]
+        allowed = (distance >= 0) & (distance < (shape.window or end)) if shape.causal else None
+        some = [x.transpose(1, 2).requires_grad_() for x in (q[:, block], k[:, keys], v[:, keys])]
+        found = F.scaled_dot_product_attention(some[0], some[1], some[2], attn_mask=allowed, enable_gqa=True)
+        grads = torch.autograd.grad(found, some, dout[:, block].transpose(1, 2))
+        out[:, block] = found.detach().transpose(1, 2)
+        dq[:, block], dk_part, dv_part = (x.transpose(1, 2) for x in grads)
+        dk[:, keys] += dk_part
+        dv[:, keys] += dv_part
     return [out, dq, dk, dv]
-
-
-def _allowed(rows: slice, keys: slice, window: int | None, device: torch.device) -> Tensor:
-    row, key = (torch.arange(some.start, some.stop, device=device) for some in (rows, keys))
-    distance = row[:, None] - key
-    return (distance >= 0) & (distance < (window or rows.stop))
 
 
 def eager_values(shape: Shape, inputs: list[Tensor]) -> list[Tensor]:

@@ -24,6 +24,7 @@ import torch
 
 from lsai_core.errors import Preempted
 from lsai_core.files import write_json
+from lsai_core.training.step import resolve_device
 from lsai_lab.benches.attention.clock import figures, short
 from lsai_lab.benches.attention.config import BACKWARD_FLOPS
 from lsai_lab.benches.context.config import ALONE, ContextBenchConfig, Point
@@ -87,8 +88,6 @@ def _keep_failure(folder: Path, error: Exception) -> None:
 
 
 def _measured(config: ContextBenchConfig, context: Context, on_rows: Callable[[list[Row]], None]) -> dict[str, Any]:
-    from lsai_core.training.step import resolve_device
-
     world, device = context.world, resolve_device(config.device)
     asked: list[int] = []  # the launcher has passed a stop signal on
     if config.processes > 1:
@@ -96,12 +95,11 @@ def _measured(config: ContextBenchConfig, context: Context, on_rows: Callable[[l
     # The first process alone writes, and knows what was measured before.
     points = Points(context.folder / "metrics.jsonl", on_rows) if world.is_main else None
     rank = Rank(config, world, device)
-    total_gib = torch.cuda.get_device_properties(device).total_memory / 2**30 if device.type == "cuda" else None
     for point in config.points():
         place = {**point._asdict(), "batch": config.batch}
         todo, expected_ms = False, None
         if points and not points.find(**point._asdict()):
-            expected_ms, refusal = expected(config, points.rows, point, total_gib)
+            expected_ms, refusal = expected(config, points.rows, point)
             todo = refusal is None
             if refusal:
                 points.add({**place, "outcome": refusal[0], "reason": refusal[1], "took_s": 0.0})
@@ -131,7 +129,8 @@ def row_of(config: ContextBenchConfig, point: Point, answers: Sequence[Row], typ
     row = {name: first[name] for name in ("outcome", "reason", "kernel", "plan_imbalance")}
     if point.measure == "trace":
         return row | _traced(answers)
-    return row | _timed(config.work(point.method, point.length), answers, typical)
+    alone = point.method in ALONE
+    return row | _timed(config.shape(point.length).forward_flops / (1 if alone else config.processes), answers, typical)
 
 
 def _timed(flops: float, answers: Sequence[Row], typical: int) -> Row:
@@ -170,9 +169,7 @@ def _traced(answers: Sequence[Row]) -> Row:
     return row
 
 
-def expected(
-    config: ContextBenchConfig, rows: Sequence[Row], point: Point, total_gib: float | None
-) -> tuple[float | None, Refusal | None]:
+def expected(config: ContextBenchConfig, rows: Sequence[Row], point: Point) -> tuple[float | None, Refusal | None]:
     """Expected milliseconds of a step, from the method's longest shorter one; and why not to try, if there is a reason."""
     measure, method, length = point
     if sum(row["took_s"] for row in rows) > config.budget_s:
@@ -182,21 +179,9 @@ def expected(
         return None, ("skipped", f"its processes ended at length {ended['length']}")
     if missing := next((row for row in mine if row["outcome"] == "unavailable"), None):
         return None, ("unavailable", missing["reason"])
-    expected_ms, refusal = outlook(mine, length, lambda row: (length / row["length"]) ** 2, config.max_call_s)
+    expected_ms, refusal = outlook(mine, config.shape(length), config.max_call_s)
     if measure == "error":
         return None, refusal if refusal and refusal[0] == "oom" else None
-    if total_gib is not None and not refusal:
-        # Inputs, output and gradients of one process: what no method can do without.
-        positions = config.batch * length / (1 if method in ALONE else config.processes)
-        values = positions * config.head_dim * 4 * (config.heads + config.kv_heads)
-        seen = [
-            row["memory_gib"] * length / row["length"]
-            for row in mine
-            if row.get("memory_gib") and row["length"] <= length
-        ]
-        needed = max([values * config.torch_dtype.itemsize / 2**30, *seen[-1:]])
-        if needed > config.memory_share * total_gib:
-            return None, ("skipped", f"about {needed:.0f} GiB expected, the GPU has {total_gib:.0f} GiB")
     return expected_ms, refusal
 
 

@@ -1,9 +1,7 @@
 """What a context run measures: processes, heads, number format, and sweeps of methods over lengths, in order of importance.
 
-Work is counted as for one GPU (DESIGN.md, "Attention speed"): a causal sequence of S positions has S^2 / 2 pairs, 4 x batch x
-heads x head dimension x pairs FLOPs forward and 2.5 times that backward; a GPU's rate is that over the number of processes and the
-time of the slowest. The method `one` is no method: every process alone, on the whole sequence, with the kernel that the others use;
-`one_torch` likewise with the kernel of torch's method.
+A GPU's rate is the FLOPs of the whole problem over the number of processes and the time of the slowest. The method `one` is no
+method: every process alone, on the whole sequence, with the kernel that the others use; `one_torch` with the kernel of torch's method.
 """
 
 from __future__ import annotations
@@ -48,7 +46,6 @@ class ContextBenchConfig(BenchConfig):
     point_ms: float = Field(100.0, gt=0, description="time to repeat one point in")
     max_call_s: float = Field(4.0, gt=0, description="no step that is expected to take longer is started")
     budget_s: float = Field(100.0, gt=0, description="of measuring, without starts; after it no point is started")
-    memory_share: float = Field(0.9, gt=0, le=1, description="of a GPU; no point that should need more is started")
     point_timeout_s: float = Field(60.0, gt=0, description="a point that takes longer failed; its processes are ended")
 
     @model_validator(mode="after")
@@ -74,7 +71,3 @@ class ContextBenchConfig(BenchConfig):
     def shape(self, length: int) -> Shape:
         """The whole attention problem at a length."""
         return Shape(self.batch, length, self.heads, self.kv_heads, self.head_dim, causal=True)
-
-    def work(self, method: str, length: int) -> float:
-        """FLOPs of the forward pass that fall to one process."""
-        return self.shape(length).forward_flops / (1 if method in ALONE else self.processes)
