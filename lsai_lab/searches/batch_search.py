@@ -11,8 +11,12 @@ from typing import Any
 import torch
 from pydantic import Field
 
+from lsai_core import fp8
 from lsai_core.config import TrainConfig
 from lsai_core.errors import UserError
+from lsai_core.training import step
+from lsai_core.training.optimizer import build_optimizer
+from lsai_core.training.precision import set_matmul_mode
 from lsai_lab.runs.kinds import Context
 from lsai_lab.searches.tries import SearchConfig, Tries, gpu_peaks, limit_allocations, search_largest
 
@@ -37,11 +41,8 @@ class BatchSearchConfig(SearchConfig):
 
 def run(config: BatchSearchConfig, context: Context) -> dict[str, Any]:
     """Search; returns `largest_batch`, `largest_batch_tokens`, the limit, and every try."""
-    from lsai_core import fp8
-    from lsai_core.training.step import attention_kernel
-
     tries = Tries(_train_random_tokens, config, context)
-    kernel = attention_kernel(config.train, tries.device)
+    kernel = step.attention_kernel(config.train, tries.device)
     fp8.require(config.train, tries.device)
     largest, _ = search_largest(
         lambda size: tries.attempt(size, (config, size), batch=size),
@@ -53,10 +54,6 @@ def run(config: BatchSearchConfig, context: Context) -> dict[str, Any]:
 
 def _train_random_tokens(rank: int, argument: tuple[BatchSearchConfig, int]) -> dict[str, float]:
     """Train `steps` steps at a batch size; returns the peak of reserved GPU memory in GiB, on a CPU nothing."""
-    from lsai_core.training import step
-    from lsai_core.training.optimizer import build_optimizer
-    from lsai_core.training.precision import set_matmul_mode
-
     config, size = argument
     train = config.train
     # From the second micro-batch on all are alike.

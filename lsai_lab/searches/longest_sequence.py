@@ -1,8 +1,4 @@
-"""The longest sequence whose predicted peak still fits a GPU.
-
-Beyond the chunks of loss and feed-forward layer every moment of a step needs memory in proportion to the tokens, which is what the
-search (`aim.py`) counts on.
-"""
+"""The longest sequence whose predicted peak still fits a GPU: a step's memory is near a straight line over tokens (`aim.py`)."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import torch
@@ -22,15 +22,16 @@ from torch.distributed.tensor import DTensor
 
 from lsai_core.config import TrainConfig
 from lsai_core.model import Transformer, count_parameters
+from lsai_core.parallel.processes import connect
+from lsai_core.parallel.world import World
 from lsai_core.profiling.limits import host_limit_gib
+from lsai_core.training import step
+from lsai_core.training.optimizer import build_optimizer, make_states
 from lsai_core.training.precision import set_matmul_mode, weight_dtype
 from lsai_lab.launch.launch import require_devices
 from lsai_lab.runs.kinds import Context
 from lsai_lab.searches.model_size import DEVICE_SHARE, Grow, Measure, first_size, grown, host_gib
 from lsai_lab.searches.tries import GIB, SearchConfig, Tries, Try, gpu_peaks, limit_allocations, search_largest
-
-if TYPE_CHECKING:
-    from lsai_core.parallel.world import World
 
 # From the estimate to the second try: on a GPU it is a prediction or, of weights alone, exact.
 _FIRST_STEP_GPU, _FIRST_STEP_CPU = 1.02, 1.06
@@ -52,13 +53,11 @@ class ModelSearchConfig(SearchConfig):
 def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
     """Search; returns the largest size and its model, what was measured of it (`_one_try`), its limit, the estimate, and every try.
     Raises Unavailable if the machine lacks the processes' GPUs."""
-    from lsai_core.training.step import attention_kernel
-
     train, offload = config.train, config.train.parallel.cpu_offload
     require_devices(train.device, train.parallel.world_size)
     tries = Tries(_one_try, config, context)
     if config.measure == "train":
-        attention_kernel(train, tries.device)
+        step.attention_kernel(train, tries.device)
     on_host_gib = host_limit_gib()
     start = first_size(
         train, config.grow, config.measure,
@@ -113,10 +112,6 @@ def _one_try(rank: int, argument: tuple[ModelSearchConfig, int, float]) -> dict[
     """One process of a try; returns of a GPU `peak_gib` (reserved) and `allocated_gib`, and of a training step `step_s` (with compilation
     and pinning of host memory), `loss` (nats per random token, all processes' mean), `states_gib` (the optimizer's, which exist before the
     step) and `host_gib` (what all processes have in host memory after it: resident pages)."""
-    from lsai_core.parallel.processes import connect
-    from lsai_core.parallel.world import World
-    from lsai_core.training import step
-
     config, size, on_host_gib = argument
     train = grown(config.train, config.grow, size)
     device = step.resolve_device(train.device)
@@ -133,9 +128,6 @@ def _one_try(rank: int, argument: tuple[ModelSearchConfig, int, float]) -> dict[
 
 
 def _train_one_step(train: TrainConfig, device: torch.device, rank: int, world: World) -> dict[str, float]:
-    from lsai_core.training import step
-    from lsai_core.training.optimizer import build_optimizer, make_states
-
     # With offload its values would be drawn on the host, whole on every rank, for minutes.
     model = _fill(_empty(train, device)) if train.parallel.cpu_offload else step.prepare_model(train, device)
     optimizer = build_optimizer(model, train.optim)
@@ -158,9 +150,9 @@ def _train_one_step(train: TrainConfig, device: torch.device, rank: int, world: 
 
 def _empty(train: TrainConfig, device: torch.device) -> Transformer:
     """The model with memory and no values in it, sharded if asked."""
-    from lsai_core.parallel.fsdp import empty_sharded
-
     if train.parallel.sharded:
+        from lsai_core.parallel.fsdp import empty_sharded
+
         return empty_sharded(train, device)
     with torch.device("meta"):
         model = Transformer(train.model, train.attention, grad_checkpoint=train.grad_checkpoint)

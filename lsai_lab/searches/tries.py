@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import multiprocessing.connection
 import os
 import resource
@@ -38,6 +37,8 @@ from lsai_core.errors import Unavailable
 from lsai_core.facts import deciding
 from lsai_core.strict import Strict, validated
 from lsai_core.training.host_memory import return_freed_memory
+from lsai_core.training.step import resolve_device
+from lsai_lab.benches.points import Points
 from lsai_lab.launch.launch import on_this_machine
 from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.records import is_out_of_memory
@@ -92,16 +93,16 @@ class Tries:
     """
 
     def __init__(self, work: Work, config: SearchConfig, context: Context) -> None:
-        from lsai_core.training.step import resolve_device
-
         train = config.train
         self.device, self.seen = resolve_device(train.device), list[Try]()
         self.on_gpu = self.device.type == "cuda"
         if not self.on_gpu and sys.platform != "linux":
             raise Unavailable("the search on a CPU limits memory with Linux's RLIMIT_DATA; this is not Linux")
         self.limit_gib = torch.cuda.get_device_properties(0).total_memory / GIB if self.on_gpu else config.cpu_limit_gib
-        self._work, self._config, self._context = work, config, context
-        modules = [work.__module__, "lsai_core.training.step", *["lsai_core.parallel.fsdp"] * train.parallel.sharded]
+        self._work, self._config = work, config
+        (context.folder / "metrics.jsonl").unlink(missing_ok=True)
+        self._rows = Points(context.folder / "metrics.jsonl", context.on_rows)
+        modules = [work.__module__, *["lsai_core.parallel.fsdp"] * train.parallel.sharded]
         self._server = server(modules, on_gpu=self.on_gpu)
 
     def attempt(self, size: int, argument: Any, **facts: Any) -> Try:
@@ -109,10 +110,7 @@ class Tries:
         processes, timeout_s = self._config.train.parallel.world_size, self._config.try_timeout_s
         answer = attempt(self._server, self._work, argument, processes=processes, timeout_s=timeout_s)
         self.seen.append(found := Try(size=size, **answer))
-        row = {"step": len(self.seen), **found.row, **facts}
-        with (self._context.folder / "metrics.jsonl").open("a" if len(self.seen) > 1 else "w") as file:
-            file.write(json.dumps(row) + "\n")
-        self._context.on_rows([row])
+        self._rows.add({"step": len(self.seen), **found.row, **facts})
         if size == 1 and found.outcome == "failed":
             raise RuntimeError(f"size 1 does not run: {found.note}")
         return found
@@ -227,27 +225,24 @@ def search_largest(
     which the second try lies above or below `start`, if nothing better is known; later ones are larger, up to 2.
     """
     tries: list[Try] = []
-    fits, fails = 0, limit + 1
-    size, guesses = min(start, limit), 0
+    fits, fails, size, guesses = 0, limit + 1, min(start, limit), 0
     while True:
         tries.append(attempt(size))
-        good = tries[-1].outcome == "ok"
-        fits, fails = (max(fits, size), fails) if good else (fits, min(fails, size))
+        fits, fails = (size, fails) if tries[-1].outcome == "ok" else (fits, size)
         if fails - fits <= max(1, int(resolution * fits)):
             return fits, tries
-        guess = _predict(tries, capacity_gib, fits, fails)
+        guess, factor = (
+            _predict(tries, capacity_gib, fits, fails),
+            min(2.0, first_step ** min(64, 2 ** (len(tries) - 1))),
+        )
         if guess is not None and fits < guess < fails and guesses < _GUESSES_IN_A_ROW:
             size, guesses = guess, guesses + 1
-        else:
-            size, guesses = _plain_step(fits, fails, limit, min(2.0, first_step ** min(64, 2 ** (len(tries) - 1)))), 0
-
-
-def _plain_step(fits: int, fails: int, limit: int, factor: float) -> int:
-    if fails == limit + 1:  # nothing has failed yet
-        return min(max(fits + 1, int(factor * fits)), limit)
-    if fits == 0:
-        return max(1, min(fails - 1, int(fails / factor)))
-    return (fits + fails) // 2
+            continue
+        size, guesses = (fits + fails) // 2, 0
+        if fails == limit + 1:  # nothing has failed yet
+            size = min(max(fits + 1, int(factor * fits)), limit)
+        elif fits == 0:
+            size = max(1, min(fails - 1, int(fails / factor)))
 
 
 def _predict(tries: list[Try], capacity_gib: float | None, fits: int, fails: int) -> int | None:
