@@ -22,11 +22,10 @@ from lsai_core.config import ModelConfig, Precision
 from lsai_core.model import Transformer
 from lsai_core.profiling.flops import flops_per_token
 from lsai_core.strict import Strict, validated
+from lsai_core.training.precision import compute_dtype, weight_dtype
 from lsai_lab.files import load_yaml, repo_root
 
-GATHER_BYTES = {"fp32": 4, "tf32": 4, "bf16_autocast": 2, "bf16": 2}  # of an element; gradients are summed in fp32
-WEIGHT_BYTES = {"fp32": 4, "tf32": 4, "bf16_autocast": 4, "bf16": 2}
-REDUCE_BYTES = 4
+REDUCE_BYTES = 4  # gradients are summed in fp32
 CALLS = ("all_gather", "reduce_scatter", "all_reduce")
 
 
@@ -97,25 +96,20 @@ def _padded(shapes: list[tuple[int, ...]], n: int) -> int:
     return sum(math.ceil(shape[0] / n) * n * math.prod(shape[1:]) for shape in shapes)
 
 
-def step_traffic(model: ModelConfig, shard: int, replicas: int, precision: str = "bf16_autocast") -> Traffic:
+def step_traffic(model: ModelConfig, shard: int, replicas: int, precision: Precision = "bf16_autocast") -> Traffic:
     """What one step moves under FSDP over `shard` processes with `replicas` copies of the model."""
-    size, calls = dict.fromkeys(CALLS, 0), dict.fromkeys(CALLS, 0)
-    for shapes, gathers, count in _units(model):
-        elements = _padded(shapes, shard)
-        size["all_gather"] += elements * GATHER_BYTES[precision] * gathers * count
-        size["reduce_scatter"] += elements * REDUCE_BYTES * count
-        calls["all_gather"] += gathers * count
-        calls["reduce_scatter"] += count
-        if replicas > 1:
-            size["all_reduce"] += elements * REDUCE_BYTES * count // shard
-            calls["all_reduce"] += count
-    return Traffic(shard, replicas, size, calls)
+    units = [(_padded(shapes, shard) * count, gathers, count) for shapes, gathers, count in _units(model)]
+    reduced, number = REDUCE_BYTES * sum(elements for elements, *_ in units), sum(count for *_, count in units)
+    gathered = compute_dtype(precision).itemsize * sum(elements * gathers for elements, gathers, _ in units)
+    calls = {"all_gather": sum(gathers * count for _, gathers, count in units), "reduce_scatter": number}
+    size = {"all_gather": gathered, "reduce_scatter": reduced, "all_reduce": reduced // shard if replicas > 1 else 0}
+    return Traffic(shard, replicas, size, calls | {"all_reduce": number if replicas > 1 else 0})
 
 
-def state_bytes(model: ModelConfig, shard: int, precision: str = "bf16_autocast") -> int:
+def state_bytes(model: ModelConfig, shard: int, precision: Precision = "bf16_autocast") -> int:
     """Bytes of weights, gradients and both AdamW moments on one GPU."""
     elements = sum(_padded(shapes, shard) * count for shapes, _, count in _units(model))
-    return elements // shard * 4 * WEIGHT_BYTES[precision]
+    return elements // shard * 4 * weight_dtype(precision).itemsize
 
 
 def step_seconds(traffic: Traffic, assume: Assumptions) -> tuple[float, float]:

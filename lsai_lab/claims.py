@@ -167,7 +167,7 @@ def _judge(name: str, claim: Claim, rows: pd.DataFrame) -> dict[str, Any]:
         return row | {"sentence": sentence, "value": None, "n": 0, "held": False, "note": str(reason), "runs": []}
     facts = {"value": found.value, "total": claim.total, "repeats": claim.repeats, "machine": claim.machine}
     n = claim.repeats if claim.kind == "count" else max(1, len(found.each))
-    row |= {"sentence": claim.sentence.format(**facts, **found.facts), "value": _rounded(found.value), "n": n}
+    row |= {"sentence": claim.sentence.format(**facts | found.facts), "value": _rounded(found.value), "n": n}
     if len(found.each) > 1:
         row |= {"low": _rounded(min(found.each)), "high": _rounded(max(found.each))}
     broken = [value for value in found.each if not claim.holds(value)]

@@ -32,12 +32,11 @@ def errors(root: Path | None = None) -> pd.DataFrame:
     gib, ours = (
         pd.concat([said[a], kept[b]], ignore_index=True) for a, b in (("measured", "published"), ("error", "error"))
     )
-    off = {
-        name: frame.eval(other["formula"], engine="python") / 2**30 / gib - 1
-        for name, other in told["estimators"].items()
-    }
     samples = ["recorded"] * len(said) + ["published"] * len(kept)
-    return pd.DataFrame({OURS: ours, **off}).set_index(pd.Index(samples, name="sample"))
+    found = pd.DataFrame({OURS: ours})
+    for name, other in told["estimators"].items():
+        found[name] = frame.eval(other["formula"], engine="python") / 2**30 / gib - 1
+    return found.set_index(pd.Index(samples, name="sample"))
 
 
 def beside() -> tuple[float, list[float], dict[str, Any]]:
@@ -45,10 +44,5 @@ def beside() -> tuple[float, list[float], dict[str, Any]]:
     median = errors().abs().groupby("sample").median()
     others = median.drop(columns=OURS)
     each, best = median[OURS] / others.min(axis=1), others.loc["published"].idxmin()
-    facts = {
-        "of": median.loc["published", OURS],
-        "over": others.loc["published", best],
-        "best": best,
-        "total": others.shape[1],
-    }
-    return each["published"], each.tolist(), facts
+    facts = {"of": median.loc["published", OURS], "over": others.loc["published", best]}
+    return each["published"], each.tolist(), facts | {"best": best, "total": others.shape[1]}

@@ -22,6 +22,7 @@ from lsai_lab.files import repo_root
 from lsai_lab.runs.records import Run, recorded_runs
 from lsai_lab.searches.model_size import grown
 
+TASK = ["model", "seq_len", "batch_size"]  # of the table `fits`: what fits which GPU (`tests/fits_table.py` writes it)
 # Runs recorded before these keys existed were made the way that these values describe.
 BEFORE: dict[str, Any] = {"loss": "full", "blocks": "plain", "optim": {"kernel": "torch"}}
 COLUMNS = ["machine", "study", "variant", "part", "kind", "outcome", "run", "measured", "predicted", "predicted_reserved",

@@ -14,8 +14,8 @@ import pandas as pd
 from lsai_core.errors import UserError
 from lsai_core.files import flatten, write_text
 from lsai_core.profiling.predict.prediction import PARTS
-from lsai_lab.fits import table_path
 from lsai_lab.kit.show import shown
+from lsai_lab.predicted import table_path
 from lsai_lab.runs.records import Run
 
 # What a reader looks for first, the first of these that a run has.
