@@ -151,17 +151,17 @@ def test_wrong_size_truncated_and_damaged_files_never_become_datasets(server: Sp
 
 
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
-    "length": ({"headers": {"Content-Length": "abc"}}, "Content-Length is 'abc'"),
-    "huge length": ({"headers": {"Content-Length": "9" * 40}}, "Content-Length is '9999"),
+    "length": ({"headers": {"Content-Length": "abc"}}, r"\d+ of 40\d* bytes arrived|download is damaged|gave up"),
+    "huge length": ({"headers": {"Content-Length": "9" * 40}}, "9999 bytes, but its manifest says 4000"),
     "wrong place": ({"status": 206, "headers": {"Content-Range": "bytes 5-9/10"}}, "continued at the wrong place"),
     "416": ({"status": 416}, "gave up after 5 attempts .status 416"),
     "endless": ({"body": b"x" * 1_000_000, "headers": {}}, r"\d+ of 40\d* bytes arrived|download is damaged"),
-    "nan": ({"manifest": b'{"file_size": NaN}'}, "not JSON"),
+    "nan": ({"manifest": b'{"file_size": NaN}'}, "'NaN', not a size"),
     "infinite": ({"manifest": b'{"file_size": 1e999}'}, "'inf', not a size"),
     "negative": ({"manifest": b'{"file_size": -5}'}, "'-5', not a size"),
     "list": ({"manifest": b'{"file_size": [1]}'}, "not a size"),
-    "deep": ({"manifest": b"[" * 200_000}, "not JSON"),
-    "no object": ({"manifest": b"[]"}, "expected a JSON object"),
+    "deep": ({"manifest": b"[" * 200_000}, "no JSON dict"),
+    "no object": ({"manifest": b"[]"}, "no JSON dict"),
     "large": ({"manifest": b" " * 200_000_000}, "more than 16 MiB"),
     "stats": ({"manifest": b'{"stats": [1], "file_size": 3}', "body": b"abc"}, "download is damaged"),
 }

@@ -57,23 +57,16 @@ def base_url() -> str:
 
 def list_names() -> list[str]:
     """The names of all datasets: one request."""
-    url = base_url() + "speakleash.json"
-    index = _get_json(url)
-    if not isinstance(index, list):
-        raise UserError(f"{url}: expected a list of datasets; is LSAI_SPEAKLEASH_URL right?")
+    index = _get_json(base_url() + "speakleash.json", list)
     return sorted(str(item["name"]) for item in index if isinstance(item, dict) and "name" in item)
 
 
 def get_manifest(name: str) -> dict[str, Any]:
     """The manifest of one dataset. Raises `UserError` with the nearest names if there is none of this name."""
-    url = base_url() + f"{name}.manifest"
     try:
-        manifest = _get_json(url)
+        return _get_json(f"{base_url()}{name}.manifest", dict)
     except NotFound:
         raise UserError(f"Speakleash has no dataset {name!r}{hint(name, list_names())}") from None
-    if not isinstance(manifest, dict):
-        raise UserError(f"{url}: expected a JSON object")
-    return manifest
 
 
 def checked(name: str) -> str:
@@ -92,8 +85,12 @@ def open_corpus(name: str, raw: Path, progress: bool) -> Corpus:
             manifest = json.loads(manifest_file.read_text(encoding="utf-8"))
     if not isinstance(manifest, dict):
         manifest = get_manifest(name)
-        size = _size_in_bytes(manifest.get("file_size"), f"{base_url()}{name}.manifest: file_size")
-        _download(base_url() + data.name, data, size, progress)
+        size = manifest.get("file_size") or None
+        if size is not None and not re.fullmatch("[0-9]{1,18}", str(size)):
+            raise UserError(
+                f"{base_url()}{name}.manifest: file_size is {str(size)[:40]!r}, not a size in bytes; try again later"
+            )
+        _download(base_url() + data.name, data, size and int(size), progress)
         write_json(manifest_file, manifest)
     stats = manifest["stats"] if isinstance(manifest.get("stats"), dict) else {}
     description: dict[str, Any] = {"kind": "speakleash", "name": name, "url": base_url()}
@@ -102,36 +99,24 @@ def open_corpus(name: str, raw: Path, progress: bool) -> Corpus:
     return Corpus(content_hash(data).hexdigest(), description, lambda: json_texts(data))
 
 
-def _get_json(url: str) -> Any:
-    """Fetch and parse a small JSON file. Raises `NotFound`, or `UserError` for any other failure."""
+def _get_json(url: str, kind: type) -> Any:
+    """Fetch and parse a small JSON file, which holds a `kind`. Raises `NotFound`, or `UserError` for any other failure."""
 
     def get() -> Any:
         with requests.get(url, timeout=TIMEOUT_S, stream=True) as response:
             _check_status(response, url)
-            body = b""
-            for chunk in response.iter_content(CHUNK):
-                body += chunk
-                if len(body) > MAX_JSON:
-                    raise UserError(f"{url}: more than {MAX_JSON >> 20} MiB of JSON; is this the right server?")
-            try:
-                return json.loads(body, parse_constant=_no_number)
-            except (ValueError, RecursionError):
-                raise UserError(f"{url}: the answer is not JSON; is this the right server?") from None
+            body = next(response.iter_content(MAX_JSON + 1), b"")
+        if len(body) > MAX_JSON:
+            raise UserError(f"{url}: more than {MAX_JSON >> 20} MiB of JSON; is this the right server?")
+        try:
+            found = json.loads(body, parse_constant=str)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, kind):
+            raise UserError(f"{url}: the answer is no JSON {kind.__name__}; is LSAI_SPEAKLEASH_URL right?")
+        return found
 
     return _retry(url, get)
-
-
-def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _size_in_bytes(value: Any, where: str) -> int | None:
-    """A size that a server states, None if it states none. Raises `UserError` for what is no whole number."""
-    if value in (None, "", 0):
-        return None
-    if re.fullmatch("[0-9]{1,18}", str(value)):
-        return int(value)
-    raise UserError(f"{where} is {str(value)[:40]!r}, not a size in bytes; try again later")
 
 
 def _download(url: str, path: Path, expected: int | None, progress: bool) -> None:
@@ -172,11 +157,10 @@ def _fetch(url: str, file: BinaryIO, seen: dict[str, str], expected: int | None,
         _check_status(response, url)
         if status == 206 and not resumed:
             raise _Broken("the server continued at the wrong place")
-        length = _size_in_bytes(told.get("Content-Length"), f"{url}: Content-Length")
-        total = file.tell() + length if length is not None else expected
+        length = told.get("Content-Length", "")
+        total = file.tell() + int(length) if length.isdecimal() else expected
         if expected is not None and total != expected:
-            sizes = f"the server sends {total} bytes but its manifest says {expected}"
-            raise UserError(f"{url}: {sizes}; it may be updating, try later")
+            raise UserError(f"{url}: {total} bytes, but its manifest says {expected}; it may be updating, try later")
         # A weak ETag must not be used with If-Range; the date is the next best (RFC 9110, section 13.1.5).
         tags = (told.get("ETag", ""), told.get("Last-Modified", ""))
         seen["tag"] = next((tag for tag in tags if tag.isascii() and tag and not tag.startswith("W/")), "")
