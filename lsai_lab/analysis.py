@@ -1,6 +1,5 @@
-"""Tested analysis that several chapters share: functions from frames to frames or numbers. Nothing here displays.
-
-The rules that every comparison obeys stand here once: how repeats become one figure, when two variants are equal, what "best" means.
+"""Tested analysis that several chapters share, from frames to frames or numbers: how repeats become one figure, when two variants are
+equal, what "best" means. Nothing here displays.
 """
 
 from __future__ import annotations

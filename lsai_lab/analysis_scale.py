@@ -3,8 +3,7 @@
 Communication is the alpha-beta model (Hockney 1994; Thakur et al. 2005): a ring collective of n ranks over a buffer of S bytes
 takes (n - 1) alpha + (n - 1)/n S / B to gather or to reduce-scatter, and twice that to all-reduce. A step of FSDP gathers each
 unit once or twice and reduce-scatters it once, over the shard group; HSDP adds an all-reduce of each gradient shard over the
-replicas. FSDP2 cuts each parameter along its first dimension and pads to equal slices. What it is computed from stands in
-`params/scale.yaml`.
+replicas. FSDP2 cuts each parameter along its first dimension and pads to equal slices.
 """
 
 from __future__ import annotations

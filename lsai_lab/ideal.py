@@ -1,9 +1,8 @@
 """The ideal step: a training step's matrix products at the dense peak of the GPU's data sheet, and nothing else.
 
-A step's FLOPs split into linear layers (6 per parameter and token) and attention, of which a causal mask or a window needs a part
-only. Each part is divided by the peak of the dtype that it runs in: fp8 for the layers that fp8 converts, else the run's precision.
-The data sheet's peak is the one bound that no step can exceed: products of library calls that were timed alone ran slower than the
-same products within a training step, because the clock follows the power.
+Linear layers are 6 FLOPs per parameter and token; attention's are those that a causal mask or a window needs. Each is divided by the peak
+of the dtype that it runs in. The data sheet's is the one bound that no step can exceed: products of library calls that were timed alone
+ran slower than the same products within a training step, because the clock follows the power.
 """
 
 from __future__ import annotations

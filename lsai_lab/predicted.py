@@ -1,7 +1,7 @@
 """Training runs beside what `lsai predict` says of them.
 
-A prediction takes seconds, and there are more than a hundred committed runs, so theirs are committed, too:
-`python -m lsai_lab.predicted` writes them again, in some minutes. Other runs are predicted when they are asked for.
+Predictions take seconds each, so those of committed runs are committed, too: `python -m lsai_lab.predicted` writes them again, in some
+minutes. Other runs are predicted when they are asked for.
 """
 
 from __future__ import annotations

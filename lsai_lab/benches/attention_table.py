@@ -1,8 +1,7 @@
 """From the records of the attention study to the table behind `auto`, and what `auto` is worth by the same records.
 
-A ranking holds the backends that were timed at a shape and are correct there: their errors, measured under the same kind
-of mask, do not exceed `errors.ALLOWED` times those of eager attention in the same number format (for inference the
-output's error alone). What was not compared with float64 is not ranked.
+A ranking holds the backends that were timed at a shape and are correct there: their errors, measured under the same kind of mask, do not
+exceed `errors.ALLOWED` times those of eager attention in the same number format (for inference the output's error alone).
 """
 
 from __future__ import annotations

@@ -9,12 +9,11 @@ Four ways to do each, and square products beside them as the ceiling of each typ
     bf16         torch.mm on tensors as they lie in training
     fp8          torch._scaled_mm with one scale per operand, on fp8 operands that are already there, already transposed
     fp8_rowwise  the same with one scale per row of each operand, e4m3 and fast accumulation throughout
-    fp8_casts    what the layer of `fp8/tensorwise.py` really does: maxima, casts and transposed casts of the bf16 tensors,
-                 compiled, and the fp8 product; the maximum of the gradient counts with dgrad, those of input and weight
-                 with forward, as each is taken once
+    fp8_casts    what the layer of `fp8/tensorwise.py` really does: maxima, casts and transposed casts of the bf16 tensors, compiled, and
+                 the fp8 product; each maximum counts once: the gradient's with dgrad, those of input and weight with forward
 
-All data is random. Each point runs for `point_s` seconds, long enough for the clocks to settle to the power limit, after a fifth of that
-unmeasured. Points are taken in order of importance; what no longer fits into `budget_s` is recorded as skipped.
+Each point runs for `point_s` seconds, long enough for the clocks to settle to the power limit, after a fifth of that unmeasured. Points
+are taken in order of importance; what no longer fits into `budget_s` is recorded as skipped.
 """
 
 from __future__ import annotations

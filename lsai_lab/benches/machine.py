@@ -1,9 +1,8 @@
-"""The `ceilings` kind: what this machine can do at best, so that every speed has something to be held against.
+"""The `ceilings` kind: what this machine can do at best (DESIGN.md, "Ceilings"), so that every speed has something to be held against.
 
-The ceilings are plain library calls at several sizes: `torch.mm` (and `torch._scaled_mm` for fp8), `Tensor.copy_`. Inputs are random: a
-GPU multiplies zeros with less power and therefore at higher clocks. Each measurement repeats for its share of the time budget, long
-enough for a GPU to settle to the clocks that its power allows, and reports the median (on a CPU, where other work only ever slows a
-repeat, the fastest) with the quartiles. A size that a slow machine cannot repeat within its share is left out, except the smallest.
+Inputs are random: a GPU multiplies zeros with less power and therefore at higher clocks. Each measurement repeats for its share of the
+time budget, long enough for a GPU to settle to the clocks that its power allows. A size that a slow machine cannot repeat within its
+share is left out, except the smallest.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""The `train` kind: train one configuration and reduce what happened to results.
-
-Results carry their unit in the name. Speed is the median over steps outside warm-up and memory measurement; MFU follows the
-definitions in DESIGN.md: FLOPs of the unsharded config, the dense peak of the GPU, or this machine's own measured
-matmul ceiling, said so.
-"""
+"""The `train` kind: train one configuration and reduce what happened to results, as DESIGN.md defines them."""
 
 from __future__ import annotations
 

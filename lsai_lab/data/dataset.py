@@ -4,10 +4,9 @@
                            tokenizer.json                Hugging Face tokenizers
                            meta.json                     what it is, counts, sizes, checksums; written last
 
-`<id>` is a hash over the data config, the content of the source and the version of this pipeline. Opening a dataset
-compares all sizes with meta.json and checks the files' checksums (BLAKE2b per 16 MiB block): all blocks of files up to
-2 GiB (a billion tokens; about a second a GiB and core), of larger ones 128 evenly spaced ones. So a cut-off or damaged
-file is one clear error and never a strange loss.
+`<id>` is a hash over the data config, the content of the source and the version of this pipeline. Opening a dataset compares sizes and
+checksums (BLAKE2b per 16 MiB block) with meta.json: all blocks of files up to 2 GiB (about a second a GiB and core), of larger ones 128
+evenly spaced ones. So a cut-off or damaged file is one clear error and never a strange loss.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """Documents: the unit that is split, encoded and counted.
 
-Whatever the source, its texts pass through `documents` once per pass over the corpus: text that is no valid Unicode (lone
-surrogates from JSON escapes) is repaired, blank texts are dropped, `max_mb` ends the stream after whole documents, and each
-document gets a 64-bit key, a hash of the split seed and its content. A corpus of any size streams through.
-
-Splits: 85 % train, 10 % validation, 5 % test, by document. The key is compared with two thresholds, so equal texts always land in the
-same split: no copy of a training document is ever tested on. Documents cut from one of `MIN_FILES` or more files of plain text stay
+Splits: 85 % train, 10 % validation, 5 % test, by document. A document's key is compared with two thresholds, so equal texts always land
+in the same split: no copy of a training document is ever tested on. Documents cut from one of `MIN_FILES` or more files of plain text stay
 together, as their key is the file's; fewer files could not fill three splits. For a corpus of at least `SURVEY` distinct documents the
 thresholds are the fixed quantiles, so adding documents moves none of the others. Those of a smaller one are taken from its sorted keys:
 the shares are then exact to one document, and validation and test hold at least one each.
@@ -60,10 +56,9 @@ class Corpus:
 
 
 def documents(corpus: Corpus, max_mb: float | None, split_seed: int, whole_files: bool = False) -> Iterator[Document]:
-    """The non-blank texts of `corpus` in order, as long as they fit into `max_mb` (10^6 bytes of UTF-8) altogether.
-
-    `whole_files`: all documents cut from one file share a key, so that they land in the same split.
-    """
+    """The non-blank texts of `corpus` in order, as long as they fit into `max_mb` (10^6 bytes of UTF-8) altogether, streamed. What is no
+    valid Unicode (lone surrogates from JSON escapes) is repaired. `whole_files`: all documents cut from one file share a key, and
+    so a split."""
     salt = hashlib.blake2b(str(split_seed).encode(), digest_size=16).digest()
     left = float("inf") if max_mb is None else max_mb * MB
     for item in corpus.texts():

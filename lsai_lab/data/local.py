@@ -1,8 +1,6 @@
 """Local sources: the standard library and files of the user. Their content is hashed each time they are opened.
 
-`stdlib`: one document per .py file (code with its documentation strings), sorted by path, without tests and installed
-packages. `file:`: every file that the path or glob (`**` works) matches, sorted. A relative path is looked up in the current
-folder first, then in the checkout. The file's name says how it is read:
+A relative path or glob (`**` works) is looked up in the current folder first, then in the checkout. A file's name says how it is read:
 
     .txt .md .text   UTF-8 text, cut into documents (see `_text_documents`)
     .jsonl           one JSON record a line: {"text": str or list of str, ...} or a bare string
@@ -41,7 +39,7 @@ NOT_LIBRARY = ("test", "tests", "idle_test", "site-packages", "dist-packages", "
 
 
 def open_stdlib(raw: Path, progress: bool) -> Corpus:
-    """The .py files of this Python's standard library."""
+    """This Python's standard library: one document per .py file, sorted by path, without tests and installed packages."""
     root, files = Path(sysconfig.get_path("stdlib")), list[Path]()
     for folder, folders, names in os.walk(root):
         # Not into folders of installed packages, which may hold a hundred times as many files.

@@ -1,11 +1,10 @@
 """`polish-docs`: real Polish text that any Debian or Ubuntu machine can fetch without root.
 
-`apt-get download` brings the packages libreoffice-help-pl (the help of LibreOffice, HTML) and manpages-pl (manual
-pages, roff), `dpkg-deb -x` unpacks them, and each page becomes plain text: the words in reading order, one block element or
-paragraph a line. The texts are kept in the raw cache as one JSONL file, so that this happens once.
+The packages libreoffice-help-pl (the help of LibreOffice, HTML) and manpages-pl (manual pages, roff) are unpacked, and each page becomes
+plain text: the words in reading order, one block element or paragraph a line. That happens once: the texts stay in the raw cache.
 
-Enough for training text, not a renderer. HTML: the standard library's parser; the page's frame (navigation, scripts,
-header, footer) is dropped. Roff: the man(7) macros and escapes that manual pages use (groff_man(7), groff(7)).
+Enough for training text, not a renderer. HTML: the page's frame (navigation, scripts, header, footer) is dropped. Roff: the man(7) macros
+and escapes that manual pages use (groff_man(7), groff(7)).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Preparing a dataset: find its source by name, fetch, split, train the tokenizer, encode, publish; once for each content.
 
-Three passes over the corpus, each streamed: a survey of at most 1000 documents that fixes the split thresholds, the
-tokenizer's training text, and the encoding. Everything is written into a hidden folder that is renamed when it is
-complete, so a dataset folder is whole or does not exist.
+The corpus is streamed three times: for the split thresholds, for the tokenizer and to be encoded. Everything is written into a hidden
+folder that is renamed when it is complete, so a dataset folder is whole or does not exist.
 
 Which dataset answers a config? Local sources (stdlib, file:) are hashed on every call, so that a changed corpus makes a new dataset.
 Remote ones (polish-docs, speakleash) are found by the request alone, a hash over the config that each meta.json carries. So a prepared

@@ -1,11 +1,9 @@
-"""Speakleash (speakleash.org): a public collection of Polish text, as its own client finds it.
+"""Speakleash (speakleash.org): a public collection of Polish text, as its own client (github.com/speakleash/speakleash) finds it.
 
     <base>/speakleash.json      the index: [{"name": ...}, ...]
     <base>/<name>.manifest      JSON: description, license, sources, category, stats (documents, characters, ...), and
                                 file_size, the size in bytes of the next
     <base>/<name>.jsonl.zst     records {"text": str or list of str, "meta": {...}}, zstd (lm_dataformat)
-
-Source of the layout: the client's repository github.com/speakleash/speakleash.
 
 A download is whole or does not exist: a file is fetched into `<name>.part` and renamed when its size agrees with the manifest's and it
 decodes. A broken connection is retried with growing pauses and continues where it stopped (HTTP Range, RFC 9110 section 14);

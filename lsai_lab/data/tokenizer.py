@@ -1,12 +1,11 @@
-"""Tokenizer: byte-level BPE (Hugging Face `tokenizers`), trained on the training split only.
+"""Tokenizer: byte-level BPE (Hugging Face `tokenizers`; Radford et al. 2019, section 2.2), trained on the training split only.
 
-Byte-level means that all 256 bytes are in the alphabet: any text encodes without an unknown token and decodes to
-itself. The vocabulary is 1 special token + 256 bytes + the merges that the training text supports, at most `vocab_size`
-(a small corpus may support fewer). `<|endoftext|>` has id 0 and ends every document; inside a text its characters are
-encoded as ordinary text, so a corpus cannot forge a document end. Source: Radford et al. 2019 (GPT-2), section 2.2.
+All 256 bytes are in the alphabet: any text encodes without an unknown token and decodes to itself. The vocabulary is 1 special token +
+256 bytes + the merges that the training text supports, at most `vocab_size`. `<|endoftext|>` has id 0 and ends every document; inside a
+text its characters are encoded as ordinary text, so a corpus cannot forge a document end.
 
-Encoding: documents in, three token files out. One batch of two million characters exists at any time, so memory does not depend on the
-size of the corpus or of one document. Files are written with plain writes, because in a memory map a full disk would be a SIGBUS.
+One batch of two million characters exists at any time, so memory does not depend on the size of the corpus or of one document. Files are
+written with plain writes, because in a memory map a full disk would be a SIGBUS.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What one run of another trainer is. It takes the shape of the work from the study's training config, so that both do the
-same, and from the key `peer` what only the peer has.
-"""
+"""What one run of another trainer is: the shape of the work is the training config's, so that both do the same."""
 
 from __future__ import annotations
 

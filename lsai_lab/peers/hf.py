@@ -1,8 +1,7 @@
 """The Hugging Face Trainer: which machine it needs, how it is started, the arguments it gets, and what its process does.
 
-The arguments follow its documentation on training speed (https://huggingface.co/docs/transformers/perf_train_gpu_one and the
-pages on torch.compile, Liger and FSDP): fused AdamW, pinned memory with copies that do not wait, no look at the loss in
-every step, SDPA or FlashAttention 2, torch.compile or Liger's kernels. fp8 is Accelerate's, with torchao.
+The arguments follow its documentation on training speed (https://huggingface.co/docs/transformers/perf_train_gpu_one and the pages on
+torch.compile, Liger and FSDP). fp8 is Accelerate's, with torchao.
 
 The process trains a `LlamaForCausalLM` of our shape, random weights made on the device in their dtype, with the Trainer's own loop over
 windows of the same token file. A callback marks the ends of steps and a subclass keeps each step's loss; neither changes what the

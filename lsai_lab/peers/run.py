@@ -1,8 +1,7 @@
 """The `peer` kind: the same model, data shape and machine with another trainer, for a fair comparison with our own.
 
 The peer runs in processes of its own, watched as those of a run of several are (`lsai_lab.launch`). The results have the names and the
-meaning of the `train` kind's: the median step outside warm-up, MFU from our FLOPs of our config, the peak of the allocator. The peer's
-model must have exactly our number of parameters.
+meaning of the `train` kind's. The peer's model must have exactly our number of parameters.
 """
 
 from __future__ import annotations

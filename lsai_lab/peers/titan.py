@@ -1,11 +1,8 @@
 """torchtitan: its command line, the tokenizer and the text that it wants to find on disk, and what its process does.
 
-The options are those of its documentation (README, docs/fsdp.md, docs/float8.md): per-block torch.compile and a compiled loss,
-fused AdamW, `quantize.linear.float8` without the output layer, for several GPUs FSDP2 with fp8 gathers, and its launch script's
-`expandable_segments`. It starts through torchrun, as its documentation says, also for one GPU.
-
-The process is `python -m torchtitan.train` with two additions: the model's shape, as one more flavor of torchtitan's Llama 3, and a
-subclass of its Trainer that tells the watch where a step ends.
+The options are those of its documentation (README, docs/fsdp.md, docs/float8.md), and so is torchrun, also for one GPU. The process is
+`python -m torchtitan.train` with two additions: the model's shape, as one more flavor of torchtitan's Llama 3, and a subclass of its
+Trainer that tells the watch where a step ends.
 """
 
 from __future__ import annotations

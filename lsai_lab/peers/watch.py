@@ -1,8 +1,8 @@
 """Watching another trainer from inside its process: it is told when a step ends, and everything else it reads itself.
 
-At a step's end an event goes into the stream and the loss tensor is kept; the host never waits, so the trainer runs as it
-would unwatched. Only after the first step, which is not timed, it waits once. `finish` puts the pieces together and rank 0
-writes `results.json` and `metrics.jsonl` into the run's folder. Until then `metrics.jsonl` says how many steps are queued.
+At a step's end an event goes into the stream and the loss tensor is kept; the host waits only after the first step, which is not timed,
+so the trainer runs as it would unwatched. `finish` puts the pieces together and rank 0 writes `results.json` and `metrics.jsonl`, which
+until then says how many steps are queued.
 """
 
 from __future__ import annotations

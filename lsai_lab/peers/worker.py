@@ -1,6 +1,5 @@
-"""One process of a peer's run: `LSAI_PEER=<folder> python -m lsai_lab.peers.worker <the peer's own options>`.
-
-It is one of the processes that a launcher watches, or is started by hand, with its output where it was started.
+"""One process of a peer's run, of those that a launcher watches or started by hand, with its output where it was started:
+`LSAI_PEER=<folder> python -m lsai_lab.peers.worker <the peer's own options>`.
 """
 
 from __future__ import annotations

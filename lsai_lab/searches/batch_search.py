@@ -1,7 +1,5 @@
-"""The `batch_search` kind: the largest batch that trains, found by really training it.
-
-Each try is a process of its own (`tries.py`) and runs whole optimizer steps on random tokens: the memory of a step does not depend on
-which tokens they are.
+"""The `batch_search` kind: the largest batch that trains, found by really training it on random tokens: which ones they are does not
+matter to the memory of a step.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """The `model_search` kind: the largest model that loads or trains on some processes, found by really doing it.
 
-Each try is a process group of its own (`tries.py`). `load` gives every parameter memory and a value; `train` takes one real step on
-random tokens, with the optimizer's states there before it, as in every step but the first. The search begins at an estimate, of a
-training step on a GPU at its prediction (`model_size.py`), so that few tries are needed.
-
-With `cpu_offload` the host's memory is the edge. Running over it would end more than the try, so a model whose slices would take
-more than 85 % of it is refused before it is built.
+`load` gives every parameter memory and a value; `train` takes one real step on random tokens, with the optimizer's states there before
+it, as in every step but the first. With `cpu_offload` the host's memory is the edge. Running over it would end more than the try, so a
+model whose slices would take more than 85 % of it is refused before it is built.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The size of a model that a search grows, and where the search begins: at an estimate, which decides nothing else.
 
-A rough estimate adds up what is kept (weights, gradients and the optimizer's states, a slice of each per process) and the activations
-that wait for the backward pass. For weights alone that is exact, and on a CPU a try costs less than anything better. A training step on
-several GPUs costs half a minute, so there the step is predicted (`profiling.predict`), at three or four sizes.
+The estimate adds up what is kept (weights, gradients and the optimizer's states, a slice of each per process) and the activations that
+wait for the backward pass: exact for weights alone. A try of a training step on several GPUs costs half a minute, so there the step is
+predicted (`profiling.predict`), at three or four sizes.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Tries: a piece of work in processes of its own, whose end is an answer and never the end of the caller.
 
-Processes are forked from a server that has torch imported and has not touched the GPU, so a try costs little. Each finds in its
-environment who it is, as torchrun sets it. The first process that does not end well decides the outcome, and the others are killed,
-since they wait for a neighbour that is gone.
-
-On a CPU there is no natural edge before the machine suffers, so the edge is set: each process may allocate a given amount
-(RLIMIT_DATA), beyond which the allocator really fails.
+Processes are forked from a server that has torch imported and has not touched the GPU, so a try costs little. The first process that does
+not end well decides the outcome, and the others are killed, since they wait for a neighbour that is gone. On a CPU there is no natural
+edge before the machine suffers, so each process may allocate a given amount (RLIMIT_DATA), beyond which the allocator really fails.
 
 The search itself: doubling from `start` brackets the answer, bisection narrows it; from a start that is an estimate the first steps are
 smaller. Where the peak memory of two successful tries and the capacity are known, the next try is taken where the straight line through

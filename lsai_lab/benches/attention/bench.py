@@ -1,9 +1,8 @@
 """The `attention` kind's work: go through the sweeps, measure, and keep every point at once.
 
-Each point is a line of `metrics.jsonl`; a run that is killed and started again goes on where it was. A point that cannot be measured is a
-line, too, with its outcome (`oom`, `unsupported`, `failed`, `skipped`) and the reason. A backend whose next length would take too long,
-judged by its last, or whose memory has ended is not tried at longer ones. What the machine lacks altogether is said once
-(`measure: backend`).
+A run that is killed and started again goes on where it was. A point that cannot be measured is a row, too, with its outcome (`oom`,
+`unsupported`, `failed`, `skipped`) and the reason. A backend whose next length would take too long, judged by its last, or whose memory
+has ended is not tried at longer ones. What the machine lacks altogether is said once (`measure: backend`).
 """
 
 from __future__ import annotations

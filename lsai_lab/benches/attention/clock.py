@@ -1,9 +1,9 @@
 """Time and memory of one attention call, forward and backward apart.
 
-Before each timed pass a gigabyte is overwritten. That empties the caches, as the rest of a training step does, and keeps
-the GPU busy while Python issues the pass, so that what the CUDA events enclose is the kernels and not the interpreter.
-The first call of a point compiles or chooses a kernel and is kept apart; the second one tells the peak memory beyond the
-inputs and how many repeats fit into the time of a point. Where a call is known to be long the first does both.
+Before each timed pass a gigabyte is overwritten. That empties the caches, as the rest of a training step does, and keeps the GPU busy
+while Python issues the pass, so that the CUDA events enclose the kernels and not the interpreter. The first call of a point compiles or
+chooses a kernel and is kept apart; the second tells the peak memory beyond the inputs and how many repeats fit into a point's time.
+Where a call is known to be long the first does both.
 """
 
 from __future__ import annotations

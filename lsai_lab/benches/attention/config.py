@@ -1,11 +1,7 @@
 """What an attention run measures: heads, number format, and sweeps of one mask over lengths; and the FLOPs of a shape.
 
-FLOPs count the two matrix products of the forward pass over the query-key pairs that the mask lets through:
-
-    forward = 4 x batch x heads x head dimension x pairs, backward = 2.5 x forward (five products instead of two)
-    pairs   = S^2 (full), S^2 / 2 (causal), S W - W^2 / 2 (window of W, which is causal, too)
-
-A kernel that computes what the mask throws away therefore shows a lower rate, and recomputation does not count.
+They are those of the pairs that the mask lets through (DESIGN.md, "Attention speed"): a kernel that computes what the mask throws away
+shows a lower rate, and recomputation does not count.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ from pydantic import AfterValidator, Field, model_validator
 from lsai_core.attention.choice import BACKENDS
 from lsai_core.strict import Strict
 
-BACKWARD_FLOPS = 2.5  # of the forward pass's
+BACKWARD_FLOPS = 2.5  # of the forward pass's: five products instead of two
 
 
 def _ascending(lengths: list[int]) -> list[int]:
@@ -111,7 +107,7 @@ class Shape:
 
     @property
     def forward_flops(self) -> float:
-        """See this file's introduction."""
+        """Of the forward pass's two matrix products."""
         length, reach = self.length, self.length if self.window is None else self.window
         pairs = length * reach - reach**2 / 2 if self.causal else length**2
         return 4.0 * self.batch * self.heads * self.head_dim * pairs

@@ -1,10 +1,8 @@
 """How exact a backend is: ||value - exact|| / ||exact|| of output and gradients, against float64.
 
-The exact values come from the same inputs (already rounded to the run's number format), in float64, a block of query
-rows at a time, so that no S x S matrix is ever whole.
-
-Beside it stands the error of eager attention in the run's own number format, on the same inputs: what rounding costs
-when the definition is followed literally. A backend counts as correct up to `ALLOWED` times that.
+The exact values come from the same inputs (already rounded to the run's number format), a block of query rows at a time, so that no
+S x S matrix is ever whole. Beside them stands the error of eager attention in the run's own number format: what rounding costs when the
+definition is followed literally. A backend counts as correct up to `ALLOWED` times that.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """The `context` kind's work: go through the points, keep every one at once, and outlive those that end a process.
 
 The run's own process launches the others (`lsai_lab.launch`), and all of them come back to `run`. The first process decides what is
-measured next and says so to the others; each point is a line of `metrics.jsonl`, written when it is measured. A refusal is the same on
-every process and comes before anything is sent, so it is a line with its reason and the rest goes on. Any other error of one
-process leaves its neighbours waiting for it: it ends with its reason, the others are ended, the point that was pending gets that
-outcome, and new processes go on with what is left; so it is with a point that takes too long. A method
-is not tried at longer lengths once its memory was out, and not at all once its processes ended for another reason.
+measured next and says so to the others. A refusal is the same on every process and comes before anything is sent, so it is a row with
+its reason and the rest goes on. Any other error of one process leaves its neighbours waiting for it: the others are ended, the pending
+point gets that outcome, and new processes go on with what is left; so it is with a point that takes too long. A method is not tried at
+longer lengths once its memory was out, and not at all once its processes ended for another reason.
 """
 
 from __future__ import annotations

@@ -1,17 +1,14 @@
 """What one process does for a point: its inputs, the step (forward, then backward), and its share of the answer.
 
-Before each step the processes meet, first on their hosts, then, behind a gigabyte that is overwritten to empty the caches and
-to give the hosts a head start, on the GPUs: a tiny all-reduce, so that all begin within microseconds. From there each takes its own
-time with CUDA events (on a CPU, the host's clock). The first step may compile and open connections and is kept apart; the second tells
-memory and how many repeats fit into a point's time. Where a step is known to be long the first does both.
+Before each step the processes meet, first on their hosts, then, behind a gigabyte that is overwritten to empty the caches and to give the
+hosts a head start, on the GPUs: a tiny all-reduce, so that all begin within microseconds. From there each takes its own time, as for one
+call (`attention.clock`).
 
-A traced step tells when each process computed and when it communicated, and what communication was not hidden. On a GPU the events are
-kernels. A communication kernel also runs while it waits for a slower process; time in which it ran and nothing else is exposed. Clocks
-of different processes are aligned at the end of the all-reduce behind which the step begins. On a CPU the events are operators of the
-host's thread: what lies between is waiting, copying and Python, which the profiler does not tell apart.
+A traced step tells when each process computed and when it communicated (on a GPU; a kernel also runs while it waits for a slower
+process), and what communication was not hidden: time in which it ran and nothing else. Clocks are aligned at the end of the all-reduce.
+On a CPU the events are operators of the host's thread: what lies between is waiting, copying and Python.
 
-Inputs are random; for a comparison with float64 they are drawn whole and equal on every process, and the first process holds the
-result against the exact one, beside eager attention's own error in the same number format (`attention.errors`).
+For a comparison with float64 inputs are drawn whole and equal on every process, and the first one holds the result against the exact one.
 """
 
 from __future__ import annotations
