@@ -18,8 +18,9 @@ BUDGET  ?=
 ARGS    ?=
 # TORCH_INDEX: package index to take torch from, for example https://download.pytorch.org/whl/cpu for the small CPU build.
 TORCH_INDEX ?=
-# LOCK: the tested versions of all packages but torch; `make setup LOCK=` takes the newest that pyproject.toml allows.
+# LOCK: the tested versions of all packages; `make setup LOCK=` takes the newest that pyproject.toml allows, of torch, too.
 LOCK ?= envs/constraints.txt
+TORCH ?= $(if $(LOCK),torch<2.14,torch)
 # PORT, LAB_ARGS: of `make lab`, for example PORT=8890 LAB_ARGS="--no-browser --allow-root".
 PORT ?=
 LAB_ARGS ?=
@@ -41,8 +42,8 @@ $(VENV)/.base: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed, found $$($(PYTHON) --version); set PYTHON=..." >&2; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing packages into $(VENV) (minutes the first time) ..."
-	@$(if $(TORCH_INDEX),$(BIN)/python -m pip install -q --index-url $(TORCH_INDEX) "torch>=2.11$(comma)<2.14")
-	@$(pip) -e .
+	@$(if $(TORCH_INDEX),$(BIN)/python -m pip install -q --index-url $(TORCH_INDEX) "torch>=2.11" "$(TORCH)")
+	@$(pip) "$(TORCH)" -e .
 	@! git rev-parse -q --git-dir >/dev/null 2>&1 || git config filter.without-outputs.clean '$(BIN)/python -m lsai_lab.kit.strip'
 	@touch $@
 
@@ -50,8 +51,6 @@ $(VENV)/.%: $(VENV)/.base
 	@echo "installing the extra '$*' ..."
 	@$(pip) -e '.[$*]'
 	@touch $@
-
-comma := ,
 
 # Two steps: a fresh environment with the newest versions, and what is in it without torch and its CUDA libraries.
 lock:  ## refresh envs/constraints.txt with the newest versions that are allowed (then run `make test`)

@@ -64,21 +64,27 @@ def check_python() -> Iterator[Check]:
 
 
 def check_torch() -> Iterator[Check]:
-    good = Version("2.11") <= Version(Version(torch.__version__).public) < Version("2.14")
+    need = next(need for need in _requirements() if need.name == "torch")
+    good = need.specifier.contains(Version(torch.__version__).public, prereleases=True)
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
-    yield Check("torch", good, f"{torch.__version__} ({build})", "pip install 'torch>=2.11,<2.14'", essential=True)
+    yield Check("torch", good, f"{torch.__version__} ({build})", f"pip install '{need}'", essential=True)
 
 
 def check_packages() -> Iterator[Check]:
+    required = _requirements()
+    wrong = [str(need) for need in required if not _satisfied(need)]
+    detail = f"missing or of another version: {', '.join(wrong)}" if wrong else f"all {len(required)} requirements"
+    yield Check("Python packages", not wrong, detail, "pip install -e .", essential=True)
+
+
+def _requirements() -> list[Requirement]:
+    """What pyproject.toml asks for here, without the extras."""
     try:
         lines = importlib.metadata.requires("lsai") or []
     except importlib.metadata.PackageNotFoundError:
         # Used from its source folder, as on a machine that nothing can be installed on.
         lines = tomllib.loads((repo_root() / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
-    required = [need for need in map(Requirement, lines) if need.marker is None or need.marker.evaluate({"extra": ""})]
-    wrong = [str(need) for need in required if not _satisfied(need)]
-    detail = f"missing or of another version: {', '.join(wrong)}" if wrong else f"all {len(required)} requirements"
-    yield Check("Python packages", not wrong, detail, "pip install -e .", essential=True)
+    return [need for need in map(Requirement, lines) if need.marker is None or need.marker.evaluate({"extra": ""})]
 
 
 def check_processor() -> Iterator[Check]:

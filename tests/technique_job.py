@@ -53,6 +53,7 @@ def main(folder: Path, changes: dict[str, Any], parts: list[str]) -> None:
         world = connect(torch.device("cpu"))
         config = validated(TrainConfig, deep_merge(row, {"parallel": {"fsdp": 2}, "batch_size": 2}), "technique")
         answer["sharded"] = losses(config, folder / "sharded", world)
+        world.close()
         if not world.is_main:
             return
     if "train" in parts:
