@@ -1,9 +1,7 @@
 """What this machine can and cannot run: a list of small checks, each with its reason and the command that would fix it.
 
-A check answers one of three things. `ok=True`: it is there. `ok=False`: something is missing that this machine could
-have. `ok=None`: this machine has no use for it (FP8 kernels without a GPU), which is no fault. Only a failed
-*essential* check means that nothing will work; everything else narrows what can be run, and such runs are recorded as
-`unavailable`. A backend of attention says itself how it is installed, a recipe of fp8 what it lacks.
+`ok=True`: it is there. `ok=False`: it is missing, and this machine could have it. `ok=None`: this machine has no use for it (FP8 kernels
+without a GPU). Only a failed *essential* check means that nothing will work; without the others some runs are `unavailable`.
 """
 
 from __future__ import annotations
@@ -72,7 +70,8 @@ def check_torch() -> Iterator[Check]:
 
 def check_packages() -> Iterator[Check]:
     required = _requirements()
-    wrong = [str(need) for need in required if not _satisfied(need)]
+    found = {need: package_version(need.name) for need in required}
+    wrong = [str(need) for need, has in found.items() if not (has and need.specifier.contains(has, prereleases=True))]
     detail = f"missing or of another version: {', '.join(wrong)}" if wrong else f"all {len(required)} requirements"
     yield Check("Python packages", not wrong, detail, "pip install -e .", essential=True)
 
@@ -187,11 +186,6 @@ CHECKS: tuple[Callable[[], Iterator[Check]], ...] = (
     check_python, check_torch, check_packages, check_processor, check_disk, check_gpu, check_fp8, check_attention,
     check_compiler, check_report, check_cluster,
 )  # fmt: skip
-
-
-def _satisfied(need: Requirement) -> bool:
-    version = package_version(need.name)
-    return version is not None and need.specifier.contains(version, prereleases=True)
 
 
 def _has_nvidia_device() -> bool:
