@@ -16,12 +16,12 @@ from conftest import CHECKOUT, Project, write_run
 from fits_table import TASKS, fits
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from lsai_lab.predicted import TASK, table_path
 from lsai_lab.kit.bind import bind
 from lsai_lab.kit.marks import marks
 from lsai_lab.kit.render import HTML, PDF, render
 from lsai_lab.kit.runpages import write_run_pages
 from lsai_lab.kit.show import table
+from lsai_lab.predicted import TASK, table_path
 from lsai_lab.runs.records import find_runs
 from lsai_lab.techniques import TECHNIQUES
 
