@@ -160,7 +160,7 @@ def save_hf(model: Transformer, folder: Path, *, max_seq_len: int = 2048) -> Non
     tensors = {name: tensor.detach().cpu() for name, tensor in to_hf(model.state_dict(), model.config).items()}
     with _temporary(folder / WEIGHTS) as temporary:
         save_file(tensors, temporary, metadata={"format": "pt"})
-    write_json(folder / CONFIG, _config_json(model.config, model.embedding.weight.dtype, max_seq_len))
+    write_json(folder / CONFIG, config_json(model.config, model.embedding.weight.dtype, max_seq_len))
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -201,7 +201,8 @@ def _rope_scaling(rope: dict[str, Any], path: Path) -> dict[str, Any] | None:
     return {key: rope[key] for key in keys if key in rope}
 
 
-def _config_json(config: ModelConfig, dtype: torch.dtype, max_seq_len: int) -> dict[str, Any]:
+def config_json(config: ModelConfig, dtype: torch.dtype, max_seq_len: int) -> dict[str, Any]:
+    """What `config.json` says of a model, which are also the arguments of `transformers.LlamaConfig`."""
     scaling = None if config.rope_scaling is None else {"rope_type": "llama3", **config.rope_scaling.model_dump()}
     return {
         "architectures": ["LlamaForCausalLM"],

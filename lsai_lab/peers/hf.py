@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import Dataset as TorchDataset
 
 from lsai_core.errors import Unavailable
+from lsai_core.hf import config_json
 from lsai_core.training.host_memory import keep_freed_memory
 from lsai_core.training.step import resolve_device
 from lsai_lab.data import BatchStream, Dataset
@@ -35,11 +36,7 @@ def require(config: PeerConfig, on_gpu: bool) -> None:
             raise Unavailable(f"the Hugging Face Trainer's {name} needs a CUDA GPU and torch sees none here")
 
 
-def prepare(config: PeerConfig, dataset: Dataset, folder: Path) -> None:
-    """Nothing: the process reads the dataset's token file itself."""
-
-
-def command(config: PeerConfig, folder: Path) -> list[str]:
+def command(config: PeerConfig, dataset: Dataset, folder: Path) -> list[str]:
     """What starts it. One process runs without torchrun: with it the Trainer would wrap the model for several."""
     start = [sys.executable] if config.parallel.world_size == 1 else torchrun(config.parallel.world_size)
     return [*start, "-m", WORKER]
@@ -54,21 +51,6 @@ def environment(config: PeerConfig) -> dict[str, str]:
     if config.fp8 == "none":
         return {}
     return {"ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER": "false"}
-
-
-def model_arguments(config: PeerConfig) -> dict[str, Any]:
-    """Keyword arguments of `LlamaConfig`: the same shape as ours."""
-    model = config.model
-    arguments: dict[str, Any] = {
-        "vocab_size": model.vocab_size, "hidden_size": model.d_model, "intermediate_size": model.d_ff,
-        "num_hidden_layers": model.n_layers, "num_attention_heads": model.n_heads,
-        "num_key_value_heads": model.n_kv_heads, "max_position_embeddings": config.seq_len,
-        "rms_norm_eps": model.norm_eps, "tie_word_embeddings": model.tie_embeddings, "use_cache": False,
-        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
-    }  # fmt: skip
-    if model.rope_scaling is not None:
-        arguments["rope_parameters"] |= {"rope_type": "llama3", **model.rope_scaling.model_dump()}
-    return arguments
 
 
 def training_arguments(config: PeerConfig, output: Path, on_gpu: bool) -> dict[str, Any]:
@@ -89,11 +71,12 @@ def training_arguments(config: PeerConfig, output: Path, on_gpu: bool) -> dict[s
     }  # fmt: skip
     checkpointing = config.grad_checkpoint == "full"
     if config.parallel.world_size > 1:
-        fsdp = {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
-        fsdp |= {
-            "reshard_after_forward": config.parallel.reshard_after_forward,
+        fsdp = {
+            "version": 2,
+            "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
             "activation_checkpointing": checkpointing,
         }
+        fsdp["reshard_after_forward"] = config.parallel.reshard_after_forward
         return arguments | {"fsdp": True, "fsdp_config": fsdp}
     return arguments | ({"gradient_checkpointing": True} if checkpointing else {})
 
@@ -153,7 +136,7 @@ def train(job: Job) -> None:
     arguments = TrainingArguments(**training_arguments(config, job.folder / "out", device.type == "cuda"))
     torch.manual_seed(config.seed)
     dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
-    shape = LlamaConfig(**model_arguments(config))
+    shape = LlamaConfig(**config_json(config.model, dtype, config.seq_len), use_cache=False)
     with device:
         model = AutoModelForCausalLM.from_config(shape, dtype=dtype, attn_implementation=config.attention)
     watch.check(sum(parameter.numel() for parameter in model.parameters()))

@@ -47,8 +47,7 @@ def run(config: PeerConfig, context: Context) -> dict[str, Any]:
     (context.folder / "metrics.jsonl").unlink(missing_ok=True)
     job = {"config": config.model_dump(mode="json"), "dataset": str(dataset.folder.resolve())}
     write_json(folder / "job.json", job)
-    framework.prepare(config, dataset, folder)
-    words, variables = framework.command(config, folder), framework.environment(config)
+    words, variables = framework.command(config, dataset, folder), framework.environment(config)
     command = shown_command(words, variables, folder)
     print(command, flush=True)
     variables = _surroundings(config, folder) | variables

@@ -33,8 +33,8 @@ def require(config: PeerConfig, on_gpu: bool) -> None:
         raise Unavailable("torchtitan trains on GPUs only and torch sees none here")
 
 
-def prepare(config: PeerConfig, dataset: Dataset, folder: Path) -> None:
-    """Write `tokenizer/tokenizer.json` and `text/data.json` (one {"text": ...} a line) into `folder`.
+def command(config: PeerConfig, dataset: Dataset, folder: Path) -> list[str]:
+    """What starts it, with `tokenizer/tokenizer.json` and `text/data.json` (one {"text": ...} a line) written into `folder`.
 
     The text is the beginning of the training split, decoded, as much as the run trains on (torchtitan goes round if it is
     short); it comes back as the same tokens, except where a document was cut.
@@ -46,10 +46,6 @@ def prepare(config: PeerConfig, dataset: Dataset, folder: Path) -> None:
     with atomic_writer(folder / "text" / "data.json") as file:
         for text in dataset.tokenizer().decode_batch(pieces, skip_special_tokens=True):
             file.write((json.dumps({"text": text}) + "\n").encode())
-
-
-def command(config: PeerConfig, folder: Path) -> list[str]:
-    """What starts it."""
     return [*torchrun(config.parallel.world_size), "-m", WORKER, *options(config, folder)]
 
 
