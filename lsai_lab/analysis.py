@@ -15,21 +15,16 @@ VARIANT = ("machine", "variant", "label")
 
 
 def over_repeats(metric: str, values: pd.Series) -> float:
-    """One figure from repeats: the mean for losses and perplexities, the median for everything else.
-
-    Repeats differ in their seed. For quality the question is what to expect over seeds; for speed and memory it is the typical run,
-    which one disturbed repeat must not move.
-    """
+    """One figure from repeats: of losses and perplexities the mean, what to expect over seeds; of everything else the median, which one
+    disturbed repeat must not move."""
     quality = metric.endswith(("_loss", "_perplexity"))
     return float(values.mean() if quality else values.median())
 
 
 def summarize(runs: pd.DataFrame, metrics: Sequence[str], by: Sequence[str] = VARIANT) -> pd.DataFrame:
-    """One row per variant and machine, in the order of `runs`: each metric over the good repeats, its smallest and largest repeat.
-
-    Columns: `by`, `n` (runs that ended ok), `outcome` (ok if any did), `reason`, `run` (the first good run's folder), and for each metric
-    `<metric>`, `<metric>_low`, `<metric>_high`; missing where no good run has it.
-    """
+    """One row per variant and machine, in the order of `runs`: `by`, `n` (runs that ended ok), `outcome` (ok if any did), `reason`, `run`
+    (the first good run's folder), and for each metric its figure over the good repeats, `<metric>_low` and `<metric>_high`; missing where
+    no good run has it."""
     rows = []
     for names, group in runs.groupby(list(by), sort=False):
         good = group[group["outcome"] == "ok"]
@@ -68,10 +63,8 @@ def equal_to_best(
 
 
 def pareto(rows: pd.DataFrame, cost: str, gain: str, *, larger: bool = True, same: float = 0.01) -> pd.DataFrame:
-    """The rows that no other beats in both `cost` (less is better) and `gain`, by rising cost.
-
-    Costs that differ by less than `same` count as equal: of two such rows only the better one is kept.
-    """
+    """The rows that no other beats in both `cost` (less is better) and `gain`, by rising cost; of two rows whose costs differ by less than
+    `same` only the better one."""
     ordered = rows.dropna(subset=[cost, gain]).sort_values([cost, gain], ascending=[True, not larger])
     gains = ordered[gain] if larger else -ordered[gain]
     front: list[Any] = []  # index labels
@@ -89,29 +82,22 @@ def spread(values: pd.Series) -> float:
 
 def block_times(points: pd.DataFrame, tokens: int) -> pd.Series:
     """Milliseconds of all products of one block over `tokens` tokens (rows of a gemm run's `points`): forward, dgrad and wgrad of its
-    linear layers, by way of multiplying. A way that lacks one of them is missing; the output layer is not in a block.
-    """
+    linear layers, by way of multiplying. A way that lacks one of them is missing."""
     layers = points[(points["m"] == tokens) & ~points["layer"].isin(["square", "output"])]
     products = layers.pivot_table(index=["layer", "product"], columns="way", values="ms")
     return products.sum(min_count=max(1, len(products)), axis=0).dropna()
 
 
 def kept_inputs(d_model: int) -> dict[str, int]:
-    """Bytes per token that a block with fused kernels keeps as inputs of matrix products, beyond what it keeps anyway, by fp8 recipe.
-
-    Attention's output is kept for its own backward pass, so in bf16 only the outputs of the two norms count; so they do in compiled
-    `tensorwise`, cast. `fused` keeps its own copies, also of attention's output. None keeps SwiGLU's.
-    """
+    """Bytes per token that a block with fused kernels keeps as inputs of matrix products, beyond what it keeps anyway, by fp8 recipe: the
+    outputs of the two norms, in compiled `tensorwise` cast; `fused` keeps a copy of attention's output, too. None keeps SwiGLU's."""
     return {"bf16": 2 * 2 * d_model, "fused": 3 * d_model, "tensorwise": 2 * d_model}
 
 
 def versus(rows: pd.DataFrame, ours: str, by: Sequence[str], metric: str) -> pd.DataFrame:
-    """The best row of framework `ours` against the best of each other framework, wherever both have rows with equal `by`.
-
-    Columns: `by`, `label`, `run`, `<metric>` of ours, `peer`, `peer_label`, `peer_run`, `peer_<metric>`, `ratio` (ours over the peer's), and
-    `equal`: whether the two cannot be told apart. Both are single figures and each may move by `SITTING_SPREAD` between sittings, so their
-    ratio may by sqrt(2) times that.
-    """
+    """The best row of framework `ours` against the best of each other framework, wherever both have rows with equal `by`: `label`, `run`,
+    `<metric>` of ours, `peer`, `peer_label`, `peer_run`, `peer_<metric>`, `ratio` (ours over the peer's), and `equal`: whether the two cannot
+    be told apart. Each may move by `SITTING_SPREAD` between sittings, so their ratio may by sqrt(2) times that."""
     found = []
     for recipe, group in rows.dropna(subset=[metric]).groupby(list(by), sort=False):
         best = {name: some.loc[some[metric].idxmax()] for name, some in group.groupby("framework", sort=False)}
@@ -126,11 +112,8 @@ def versus(rows: pd.DataFrame, ours: str, by: Sequence[str], metric: str) -> pd.
 
 
 def work_of(runs: pd.DataFrame) -> pd.DataFrame:
-    """What a training step computes, one row per variant: variants with equal rows do the same work under several names.
-
-    Columns: `precision`, `attention` (whether its scores are stored), `window` (a dash where it is no shorter than the sequence),
-    `checkpointing`.
-    """
+    """What a training step computes, one row per variant: `precision`, `attention` (whether its scores are stored), `window` (a dash where
+    it is no shorter than the sequence), `checkpointing`. Variants with equal rows do the same work under several names."""
     first = runs.drop_duplicates("variant").set_index("variant")
     window = first["attention.window"].where(first["attention.window"] < first["seq_len"])
     return pd.DataFrame(

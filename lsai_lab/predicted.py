@@ -30,10 +30,8 @@ COLUMNS = ["machine", "study", "variant", "part", "kind", "outcome", "run", "mea
 
 
 def config_of(run: Run) -> TrainConfig:
-    """What a recorded training run trained, in today's words; of a search, with the model or batch that it found.
-
-    Raises UserError if today's words cannot say it.
-    """
+    """What a recorded training run trained, in today's words; of a search, with the model or batch that it found. UserError if today's
+    words cannot say it."""
     kind, results = run.summary.kind, run.summary.results
     recorded = deep_merge(BEFORE, run.config if kind == "train" else run.config["train"])
     if kind == "batch_search":
@@ -48,12 +46,11 @@ def measured_gib(run: Run) -> float:
     Active bytes, which on a CPU are the live tensors'. Of the largest model that a search found it is allocated bytes; one that was
     measured in its first step, with no optimizer states before it, is left out.
     """
-    results = run.summary.results
-    if run.summary.outcome != "ok" or run.summary.kind not in ("train", "model_search"):
-        return 0.0
-    if run.summary.kind == "model_search":
-        return float(results["allocated_gib"]) if "states_gib" in results and "allocated_gib" in results else 0.0
-    return float(results.get("mem_peak_active_gib") or results.get("mem_peak_allocated_gib") or 0.0)
+    kind, results = run.summary.kind, run.summary.results
+    names = ["mem_peak_active_gib", "mem_peak_allocated_gib"] if kind == "train" else []
+    if kind == "model_search" and "states_gib" in results:
+        names = ["allocated_gib"]
+    return next((float(results[name]) for name in names if results.get(name) and run.summary.outcome == "ok"), 0.0)
 
 
 def limit_gib(run: Run) -> float:
@@ -66,11 +63,8 @@ def limit_gib(run: Run) -> float:
 
 
 def predicted_runs(runs: Sequence[Run], reports: Path) -> pd.DataFrame:
-    """One row per training run or search with something to predict: machine, study, variant, part, kind, outcome, run; measured and
-    predicted GiB and the relative error, reserved GiB, step times in s, the predicted share of the GPU where the GPU's memory was the limit.
-
-    Runs that cannot be predicted are left out; `frame.attrs["unread"]` says which and why.
-    """
+    """One row (`COLUMNS`; GiB, s) per training run or search with something to predict; `share`: the predicted one of the GPU where the
+    GPU's memory was the limit. Runs that cannot be predicted are left out; `frame.attrs["unread"]` says which and why."""
     rows, unread, kept = [], [], _kept(reports)
     for run in runs:
         measured, limit, results, name = measured_gib(run), limit_gib(run), run.summary.results, run.summary.id

@@ -55,11 +55,8 @@ def compare(
     task: TrainConfig, gpu: Gpu | None = None, on_next: Callable[[str], object] = lambda name: None,
     techniques: Sequence[str] | None = None,
 ) -> list[Technique]:  # fmt: skip
-    """`task` as it stands (`as configured`) and under each technique that `gpu` and the model's shape allow.
-
-    `techniques`: only those named (of none: all), without the task as it stands. `on_next` is told the name of each before it is
-    predicted, which takes seconds.
-    """
+    """`task` as it stands (`as configured`) and under each technique that `gpu` and the model's shape allow. `techniques`: only those
+    named (of none: all), without the task as it stands. `on_next` is told each name before its prediction, which takes seconds."""
     rows = []
     if techniques is None:
         on_next("as configured")

@@ -94,13 +94,13 @@ def run(config: GemmConfig, context: Context) -> dict[str, Any]:
     if not measured:
         raise RuntimeError(f"no product could be measured: {rows[0]['reason']}")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    results: dict[str, Any] = {"gemm_device": name, "gemm_s": time.perf_counter() - began, "fp8_unavailable": reason}
     skipped = sum(row["outcome"] == "skipped" for row in rows)
+    results: dict[str, Any] = {"gemm_device": name, "gemm_s": time.perf_counter() - began, "fp8_unavailable": reason}
     results |= {"points": len(rows), "points_ok": len(measured), "points_skipped": skipped}
-    squares = [row for row in measured if row["layer"] == "square"]
-    for way in dict.fromkeys(row["way"] for row in squares):
-        best = max((row for row in squares if row["way"] == way), key=lambda row: row["tflops"])
-        results |= {f"square_{way}_tflops": best["tflops"], f"square_{way}_n": best["n"]}
+    for way in ways:
+        if squares := [row for row in measured if (row["layer"], row["way"]) == ("square", way)]:
+            best = max(squares, key=lambda row: row["tflops"])
+            results |= {f"square_{way}_tflops": best["tflops"], f"square_{way}_n": best["n"]}
     return results
 
 
