@@ -20,7 +20,7 @@ from lsai_core.strict import validated
 from lsai_lab.ceilings import measured_ceilings
 from lsai_lab.files import repo_root
 from lsai_lab.runs.records import Run, recorded_runs
-from lsai_lab.searches.model_size import grown
+from lsai_lab.searches.model_search import grown
 
 TASK = ["model", "seq_len", "batch_size"]  # of the table `fits`: what fits which GPU (`tests/fits_table.py` writes it)
 # Runs recorded before these keys existed were made the way that these values describe.

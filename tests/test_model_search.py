@@ -14,8 +14,15 @@ from lsai_core.files import deep_merge, read_jsonl
 from lsai_core.profiling.predict import predict
 from lsai_core.profiling.predict.prediction import OUTSIDE_GIB
 from lsai_lab.runs.kinds import Context
-from lsai_lab.searches.model_search import ModelSearchConfig, run
-from lsai_lab.searches.model_size import DEVICE_SHARE, device_gib, first_size, host_gib, sized
+from lsai_lab.searches.model_search import (
+    DEVICE_SHARE,
+    ModelSearchConfig,
+    device_gib,
+    first_size,
+    host_gib,
+    run,
+    sized,
+)
 from lsai_lab.searches.tries import attempt, limit_allocations, server
 
 

@@ -49,12 +49,8 @@ def describe(row: Row, *place: object) -> str:
     where = f"{row['measure']} {' '.join(map(str, place))}"
     if row["outcome"] != "ok":
         return f"{where}: {row['outcome']} ({row['reason']})"
-    if "out" in row:
-        return f"{where}: relative error {max(row[name] for name in ('out', 'dq', 'dk', 'dv') if name in row):.1e}"
-    if "step_ms" in row:
-        return f"{where}: compute of a process {row['rank_compute_ms'][0]:.4g} ms, balance {row['busy_balance']}"
-    kind = "training" if "training_ms" in row else "forward"
-    return f"{where}: {row[f'{kind}_ms']:.4g} ms, {row[f'{kind}_tflops']:.4g} TFLOP/s"
+    shown = ("forward_ms", "training_ms", "training_tflops", "step_ms", "busy_balance", "out", "dq", "dk", "dv")
+    return f"{where}: " + ", ".join(f"{name} {row[name]:.4g}" for name in shown if row.get(name) is not None)
 
 
 def guarded(device: torch.device, work: Callable[[], Row], others_wait: bool = False) -> Row:

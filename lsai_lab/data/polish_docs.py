@@ -12,7 +12,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -44,10 +43,6 @@ def open_corpus(raw: Path, progress: bool) -> Corpus:
 
 
 def _fetch(path: Path, progress: bool) -> None:
-    for tool in ("apt-get", "dpkg-deb"):
-        if shutil.which(tool) is None:
-            ways = "use data.source stdlib, file:<path> or speakleash:<name>, or copy data/datasets/ from a machine with it"
-            raise UserError(f"polish-docs needs {tool}, which this machine lacks; {ways}")
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".unpack-") as name:
         folder = Path(name)
         _call(["apt-get", "download", *PACKAGES], folder, "is the network up, and has `apt-get update` been run?")
@@ -81,7 +76,11 @@ def _pages(folder: Path) -> Iterator[str]:
 
 
 def _call(command: list[str], folder: Path, hint: str) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace")
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace")
+    except FileNotFoundError:
+        ways = "use data.source stdlib, file:<path> or speakleash:<name>, or copy data/datasets/ from a machine with it"
+        raise UserError(f"polish-docs needs {command[0]}, which this machine lacks; {ways}") from None
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise UserError(f"`{' '.join(command)}` failed: {lines[-1]}; {hint}")
