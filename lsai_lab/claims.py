@@ -216,7 +216,7 @@ def _count(claim: Claim, rows: pd.DataFrame) -> Found:
 
 
 def _estimators(claim: Claim, rows: pd.DataFrame) -> Found:
-    from lsai_lab.estimators import beside  # with torch
+    from lsai_lab.predicted import beside  # with torch
 
     value, each, facts = beside()
     return Found(value, each, rows.iloc[:0], facts)

@@ -1,4 +1,4 @@
-"""Training runs beside what `lsai predict` says of them.
+"""Training runs beside what `lsai predict` says of them, and beside what others' formulas say (`params/estimators.yaml`).
 
 Predictions take seconds each, so those of committed runs are committed, too: `python -m lsai_lab.predicted` writes them again, in some
 minutes. Other runs are predicted when they are asked for.
@@ -6,6 +6,7 @@ minutes. Other runs are predicted when they are asked for.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,12 @@ from lsai_core.files import deep_merge
 from lsai_core.profiling.predict import estimate, find_gpu, predict
 from lsai_core.strict import validated
 from lsai_lab.ceilings import measured_ceilings
-from lsai_lab.files import repo_root
+from lsai_lab.files import load_yaml, repo_root
 from lsai_lab.runs.records import Run, recorded_runs
 from lsai_lab.searches.model_search import grown
 
 TASK = ["model", "seq_len", "batch_size"]  # of the table `fits`: what fits which GPU (`tests/fits_table.py` writes it)
+OURS = "this package"
 # Runs recorded before these keys existed were made the way that these values describe.
 BEFORE: dict[str, Any] = {"loss": "full", "blocks": "plain", "optim": {"kernel": "torch"}}
 COLUMNS = ["machine", "study", "variant", "part", "kind", "outcome", "run", "measured", "predicted", "predicted_reserved",
@@ -119,6 +121,38 @@ def _kept(reports: Path) -> dict[str, dict[str, Any]]:
     path = table_path(reports.parent, "recorded")
     frame = pd.read_csv(path, index_col="run") if path.exists() else pd.DataFrame()
     return {str(name): row for name, row in frame.astype(object).where(frame.notna(), None).to_dict("index").items()}
+
+
+@functools.cache
+def errors(root: Path | None = None) -> pd.DataFrame:
+    """Relative errors of this package and each estimator (columns); a row per recorded run on a GPU with a measured peak of active memory
+    and per published figure, which the index tells apart (`sample`)."""
+    root = root or repo_root()
+    runs = {str(run.folder): run for run in recorded_runs(root / "reports")}
+    said = predicted_runs([*runs.values()], root / "reports").dropna(subset=["error", "predicted_reserved"])
+    kept, told = pd.read_csv(table_path(root, "published")), load_yaml(root / "params" / "estimators.yaml")
+    configs = [*(config_of(runs[name]) for name in said["run"]), *map(TrainConfig.model_validate_json, kept["config"])]
+    frame = pd.json_normalize([config.model_dump(mode="json") for config in configs])
+    frame = frame.assign(masters=[1] * len(said) + kept["masters"].tolist())
+    for name, formula in told["names"].items():
+        frame[name] = frame.eval(formula, engine="python")
+    gib, ours = (
+        pd.concat([said[a], kept[b]], ignore_index=True) for a, b in (("measured", "published"), ("error", "error"))
+    )
+    samples = ["recorded"] * len(said) + ["published"] * len(kept)
+    found = pd.DataFrame({OURS: ours})
+    for name, other in told["estimators"].items():
+        found[name] = frame.eval(other["formula"], engine="python") / 2**30 / gib - 1
+    return found.set_index(pd.Index(samples, name="sample"))
+
+
+def beside() -> tuple[float, list[float], dict[str, Any]]:
+    """Our median error over that of the best estimator: for published figures, for both samples, and the facts of the claim."""
+    median = errors().abs().groupby("sample").median()
+    others = median.drop(columns=OURS)
+    each, best = median[OURS] / others.min(axis=1), others.loc["published"].idxmin()
+    facts = {"of": median.loc["published", OURS], "over": others.loc["published", best]}
+    return each["published"], each.tolist(), facts | {"best": best, "total": others.shape[1]}
 
 
 if __name__ == "__main__":
