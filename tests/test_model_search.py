@@ -19,9 +19,9 @@ from lsai_lab.searches.model_search import (
     ModelSearchConfig,
     device_gib,
     first_size,
+    grown,
     host_gib,
     run,
-    sized,
 )
 from lsai_lab.searches.tries import attempt, limit_allocations, server
 
@@ -105,15 +105,16 @@ def test_a_process_that_does_not_fit_ends_all_of_its_group(tmp_path: Path) -> No
 
 def test_the_estimate_counts_what_is_kept() -> None:
     plain = config().train
-    grown = plain.model_copy(update={"model": sized(plain.model, "n_layers", 100)})
+    large = grown(plain, "n_layers", 100)
     parameters = 100 * (256 * 128 * 2 * 4 + 3 * 256 * 1024 + 2 * 256)
-    assert device_gib(grown, "load") * 2**30 == pytest.approx(4 * parameters, rel=0.1)
-    assert device_gib(grown, "train") > 4 * device_gib(grown, "load")
-    half = grown.model_copy(update={"precision": "bf16"})
-    assert device_gib(half, "train") < 0.6 * device_gib(grown, "train")
-    assert sized(plain.model, "all", 3).d_model == 768 and sized(plain.model, "all", 3).n_layers == 24
+    assert device_gib(large, "load") * 2**30 == pytest.approx(4 * parameters, rel=0.1)
+    assert device_gib(large, "train") > 4 * device_gib(large, "load")
+    half = large.model_copy(update={"precision": "bf16"})
+    assert device_gib(half, "train") < 0.6 * device_gib(large, "train")
+    scaled = grown(plain, "all", 3).model
+    assert (scaled.d_model, scaled.n_layers) == (768, 24)
     limits: Any = {"on_gpu": False, "host_limit_gib": 1.0, "max_size": 5000}
-    exact = device_gib(grown, "load") * (1 + 1e-9) / DEVICE_SHARE
+    exact = device_gib(large, "load") * (1 + 1e-9) / DEVICE_SHARE
     assert first_size(plain, "n_layers", "load", limit_gib=exact, **limits) == 100
     assert first_size(plain, "n_layers", "load", limit_gib=0.0, **limits) == 1
 
@@ -128,7 +129,7 @@ def test_on_gpus_the_search_begins_at_the_largest_step_that_is_predicted_to_fit(
     found = first_size(
         train, grow, "train", on_gpu=True, limit_gib=0.5 + OUTSIDE_GIB, host_limit_gib=0.25, max_size=400
     )
-    at, beyond = (train.model_copy(update={"model": sized(train.model, grow, n)}) for n in (found, found + 1))
+    at, beyond = (grown(train, grow, n) for n in (found, found + 1))
     if parallel.get("cpu_offload"):
         assert host_gib(at) <= 0.25 < host_gib(beyond)
     else:

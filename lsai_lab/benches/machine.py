@@ -28,7 +28,7 @@ from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.records import find_runs
 
 MATMUL_SIZES = {"cuda": (4096, 8192, 16_384), "cpu": (512, 1024, 2048)}
-_MIN_REPEATS, _MAX_REPEATS = 3, 1000
+_MIN_REPEATS, _MAX_REPEATS = 3, 5000
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 
 Results = dict[str, float | str]
@@ -147,14 +147,12 @@ def _random_bytes(size: int, device: torch.device) -> torch.Tensor:
     return torch.randint(0, 256, (size,), dtype=torch.uint8, device=device)
 
 
-def repeated(
-    work: Callable[[], object], device: torch.device, budget_s: float, *, warm: float = 0.0, most: int = _MAX_REPEATS
-) -> list[float]:
+def repeated(work: Callable[[], object], device: torch.device, budget_s: float, *, warm: float = 0.0) -> list[float]:
     """Seconds of each repeat of `work`, as many as fit `budget_s`, after an unmeasured call, one that says how often the budget allows,
     and unmeasured repeats for the share `warm` of the budget."""
     work()
     estimate = max(1e-6, min(timed([work] * 2, device)))
-    unmeasured, repeats = (int(min(max(s / estimate, _MIN_REPEATS), most)) for s in (warm * budget_s, budget_s))
+    unmeasured, repeats = (int(min(max(s / estimate, _MIN_REPEATS), _MAX_REPEATS)) for s in (warm * budget_s, budget_s))
     if warm:
         timed([work] * unmeasured, device)
     return timed([work] * repeats, device)

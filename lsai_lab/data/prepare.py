@@ -67,7 +67,7 @@ def parse_source(text: str) -> Source:
     if text == "polish-docs":
         return Source("polish-docs", True, polish_docs.open_corpus)
     if kind == "speakleash" and name:
-        return Source(f"speakleash-{_slug(name)}", True, partial(speakleash.open_corpus, speakleash.checked(name)))
+        return Source(f"speakleash-{_slug(name)}", True, partial(speakleash.open_corpus, name))
     if kind == "file" and name:
         return Source(f"file-{_slug(Path(name).name.split('.')[0])}", False, partial(local.open_files, name))
     hint = f"{kind}: needs a name after the colon" if colon and not name else f"unknown source {text!r}"

@@ -67,15 +67,10 @@ def get_manifest(name: str) -> dict[str, Any]:
         raise UserError(f"Speakleash has no dataset {name!r}{hint(name, list_names())}") from None
 
 
-def checked(name: str) -> str:
-    """`name`, if it can be a dataset's: it becomes a file's. Raises `UserError` otherwise."""
-    if not re.fullmatch(r"[\w.\-]+", name) or name.startswith("."):
-        raise UserError(f"speakleash:{name}: a name has letters, digits, dots, dashes and underscores only")
-    return name
-
-
 def open_corpus(name: str, raw: Path, progress: bool) -> Corpus:
     """One dataset of the collection. What is in the raw cache is complete and is used without asking the network."""
+    if not re.fullmatch(r"[\w.\-]+", name) or name.startswith("."):  # it becomes a file's
+        raise UserError(f"speakleash:{name}: a name has letters, digits, dots, dashes and underscores only")
     data, manifest_file = (raw / "speakleash" / f"{name}{suffix}" for suffix in (".jsonl.zst", ".manifest"))
     manifest = None
     if data.exists():

@@ -15,11 +15,6 @@ from lsai_lab.environment import package_version
 # Of each framework the module that says how it is started and what its process does; what that process executes.
 FRAMEWORKS = {"hf": "lsai_lab.peers.hf", "torchtitan": "lsai_lab.peers.titan"}
 WORKER = "lsai_lab.peers.worker"
-# Fields of the training config that mean the same here.
-_SHARED = (
-    "model", "precision", "compile", "grad_checkpoint", "device", "data", "seq_len", "batch_size", "steps", "seed",
-    "optim", "parallel",
-)  # fmt: skip
 
 
 class PeerConfig(Strict):
@@ -50,7 +45,7 @@ class PeerConfig(Strict):
     @classmethod
     def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
         """The shape of the work from the training config, what is special from its key `peer`."""
-        shared = {key: config[key] for key in _SHARED if key in config}
+        shared = {key: value for key, value in config.items() if key in {*cls.model_fields} - {"attention", "fp8"}}
         if "skip_steps" in config.get("profile", {}):
             shared["skip_steps"] = config["profile"]["skip_steps"]
         if "recipe" in config.get("fp8", {}):

@@ -88,30 +88,24 @@ def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
     found = tries.results(capped=largest == config.max_size)
     if tries.on_gpu and offload:
         found["search_limit_kind"] += f" and {on_host_gib:.0f} GiB of the host's"
+    facts: dict[str, Any] = {"parameters": 0}
+    if largest:
+        model = grown(train, config.grow, largest).model
+        facts = {"parameters": count_parameters(model).total, "n_layers": model.n_layers, "d_model": model.d_model}
+        facts["weights_gib"] = facts["parameters"] * weight_dtype(train.precision).itemsize / GIB
+        facts["weights_share"] = facts["weights_gib"] / (
+            tries.limit_gib * train.parallel.shards
+        )  # of all processes' memory
     return {
         "largest_size": largest,
         **next((t.measured for t in tries.seen if t.size == largest), {}),
         "estimated_size": start,
-        **(_facts(config, largest, tries.limit_gib) if largest else {"parameters": 0}),
+        **facts,
         "world_size": train.parallel.world_size,
         "search_out_of_time": len(asked) > len(tries.seen),
         "search_s": time.perf_counter() - started,
         "device": torch.cuda.get_device_name(tries.device) if tries.on_gpu else "cpu",
         **found,
-    }
-
-
-def _facts(config: ModelSearchConfig, size: int, limit_gib: float) -> dict[str, Any]:
-    """What the largest model is, and the share of all processes' memory that its weights take."""
-    model = grown(config.train, config.grow, size).model
-    parameters = count_parameters(model).total
-    weights_gib = parameters * weight_dtype(config.train.precision).itemsize / GIB
-    return {
-        "parameters": parameters,
-        "n_layers": model.n_layers,
-        "d_model": model.d_model,
-        "weights_gib": weights_gib,
-        "weights_share": weights_gib / (limit_gib * config.train.parallel.shards),
     }
 
 
@@ -175,11 +169,13 @@ def _fill(model: Transformer) -> Transformer:
     return model
 
 
-def sized(model: ModelConfig, grow: Grow, size: int) -> ModelConfig:
-    """`all`: the shape of scaling factor `size` (`presets.scaled_shape`); `n_layers`: `model` with `size` layers."""
+def grown(train: TrainConfig, grow: Grow, size: int) -> TrainConfig:
+    """The run `train` with a model of that size. `all`: the shape of scaling factor `size` (`presets.scaled_shape`); `n_layers`: its own
+    with `size` layers."""
     if grow == "n_layers":
-        return model.model_copy(update={"n_layers": size})
-    return ModelConfig.model_validate({"preset": f"scaled-all-{size}", **scaled_shape(size, "all")})
+        return train.model_copy(update={"model": train.model.model_copy(update={"n_layers": size})})
+    model = ModelConfig.model_validate({"preset": f"scaled-all-{size}", **scaled_shape(size, "all")})
+    return train.model_copy(update={"model": model})
 
 
 def device_gib(train: TrainConfig, measure: Measure) -> float:
@@ -208,11 +204,6 @@ def _bytes_kept(train: TrainConfig) -> float:
     """Of a parameter: weight, gradient, the optimizer's states."""
     dtype = weight_dtype(train.precision)
     return 2 * dtype.itemsize + bytes_per_parameter(train.optim, dtype)
-
-
-def grown(train: TrainConfig, grow: Grow, size: int) -> TrainConfig:
-    """The run `train` with the model of that size."""
-    return train.model_copy(update={"model": sized(train.model, grow, size)})
 
 
 def first_size(
