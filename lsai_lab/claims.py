@@ -6,6 +6,8 @@ must keep, and the sentence that the numbers fill. Here one small function per k
     value    the figure of `of`
     ratio    the figure of `of` over that of `over`; `beside`: over another one, for the sentence
     spread   (largest - smallest) / smallest of the variants `of`
+    interval how far a variant of `of` may be from `over`: the largest end, without its sign, of the 95 % intervals (Student's t) of the
+             mean difference of a metric, seed by seed; at least `repeats` seeds
     count    how many of the variants `of` have at least `repeats` runs, all of which ended ok (and have `metric`)
     estimators   our predictions' median error over that of the best of others' formulas
 
@@ -33,6 +35,17 @@ from lsai_lab.runs.study import Profile, load_study
 
 COLUMNS = ("name", "machine", "sentence", "value", "low", "high", "n", "bound", "held", "note", "runs")
 _FACTS = {"value": 1.0, "of": 1.0, "over": 1.0, "beside": 1.0, "smallest": 1.0, "largest": 1.0, "total": 8, "repeats": 3, "best": "bf16", "machine": "h200"}  # fmt: skip
+_STUDENT = (
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+)  # 97.5 % quantile of t for 1, 2, ... degrees of freedom
 _IDENTITY = ["study", "variant", "part", "repeat"]
 Names = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 
@@ -49,7 +62,7 @@ class Term(Strict):
 class Claim(Strict):
     """One entry of `params/claims.yaml`."""
 
-    kind: Literal["estimators", "value", "ratio", "spread", "count"]
+    kind: Literal["estimators", "value", "ratio", "spread", "interval", "count"]
     study: str
     machine: str = Field("h200", description="folder in reports/recorded whose runs the claim is about")
     part: Names = ["train"]
@@ -77,8 +90,10 @@ class Claim(Strict):
         bounds = [bound for bound in (self.at_least, self.at_most) if bound is not None]
         if len(bounds) != (self.kind != "count"):
             raise ValueError("a count has no bound, every other claim either at_least or at_most")
-        if (self.kind == "ratio") != (self.over is not None):
-            raise ValueError("a ratio has `over`, and only a ratio")
+        if (self.kind in ("ratio", "interval")) != (self.over is not None):
+            raise ValueError("a ratio and an interval have `over`, and only they")
+        if self.kind == "interval" and not 2 <= self.repeats <= len(_STUDENT) + 1:
+            raise ValueError(f"an interval needs repeats from 2 to {len(_STUDENT) + 1}")
         try:
             self.sentence.format(**_FACTS)
         except KeyError as error:
@@ -166,7 +181,7 @@ def _judge(name: str, claim: Claim, rows: pd.DataFrame) -> dict[str, Any]:
         sentence = re.sub(r"\{(?!machine\})[^{}]*\}", "…", claim.sentence).format(machine=claim.machine)
         return row | {"sentence": sentence, "value": None, "n": 0, "held": False, "note": str(reason), "runs": []}
     facts = {"value": found.value, "total": claim.total, "repeats": claim.repeats, "machine": claim.machine}
-    n = claim.repeats if claim.kind == "count" else max(1, len(found.each))
+    n = claim.repeats if claim.kind in ("count", "interval") else max(1, len(found.each))
     row |= {"sentence": claim.sentence.format(**facts | found.facts), "value": _rounded(found.value), "n": n}
     if len(found.each) > 1:
         row |= {"low": _rounded(min(found.each)), "high": _rounded(max(found.each))}
@@ -206,6 +221,19 @@ def _spread(claim: Claim, rows: pd.DataFrame) -> Found:
     return Found(spread(figures), each, used, facts)
 
 
+def _interval(claim: Claim, rows: pd.DataFrame) -> Found:
+    assert claim.over is not None
+    (metric,), (base,) = claim.of.metric, claim.over.variant
+    bases, ends = _series(rows, claim.over, base, metric), {}
+    for name in claim.of.variant:
+        difference = (_series(rows, claim.of, name, metric) - bases).dropna().iloc[: len(_STUDENT) + 1]
+        if (n := len(difference)) < claim.repeats:
+            raise NoData(f"{name}: {n} of {claim.repeats} seeds")
+        ends[name] = abs(difference.mean()) + _STUDENT[n - 2] * difference.std() / n**0.5
+    best = max(ends, key=lambda name: ends[name])
+    return Found(ends[best], [], pd.concat([_rows(rows, claim.of), _rows(rows, claim.over)]), {"best": best})
+
+
 def _count(claim: Claim, rows: pd.DataFrame) -> Found:
     used = _rows(rows, claim.of)
     good = used[used["outcome"] == "ok"].reindex(columns=[*used.columns.union(claim.of.metric, sort=False)])
@@ -222,7 +250,14 @@ def _estimators(claim: Claim, rows: pd.DataFrame) -> Found:
     return Found(value, each, rows.iloc[:0], facts)
 
 
-_RULES = {"value": _figure, "ratio": _figure, "spread": _spread, "count": _count, "estimators": _estimators}
+_RULES = {
+    "value": _figure,
+    "ratio": _figure,
+    "spread": _spread,
+    "interval": _interval,
+    "count": _count,
+    "estimators": _estimators,
+}
 
 
 def _rows(rows: pd.DataFrame, term: Term) -> pd.DataFrame:

@@ -88,6 +88,13 @@ def figure(claim: dict[str, Any], term: Any, choose: Any) -> float:
     return choose(figures)
 
 
+def five_seeds_from_the_baseline(claim: dict[str, Any], variant: str) -> float:
+    runs, bases = (raw_rows("h200", claim["study"], "train", name) for name in (variant, claim["over"]))
+    differences = [from_rows(claim["metric"], runs[n], 1) - from_rows(claim["metric"], bases[n], 1) for n in range(5)]
+    assert runs.keys() == bases.keys() == set(range(5))  # 2.776: Student's t for four degrees of freedom
+    return abs(statistics.mean(differences)) + 2.776 * statistics.stdev(differences) / 5**0.5
+
+
 def test_every_speed_and_loss_follows_from_the_raw_rows(found: pd.DataFrame) -> None:
     values, checked = found.set_index("name")["value"], 0
     for name, claim in yaml.safe_load((ROOT / "params" / "claims.yaml").read_text()).items():
@@ -99,6 +106,8 @@ def test_every_speed_and_loss_follows_from_the_raw_rows(found: pd.DataFrame) -> 
         if claim["kind"] == "spread":
             figures = [figure(claim, variant, max) for variant in claim["of"]]
             value = (max(figures) - min(figures)) / min(figures)
+        elif claim["kind"] == "interval":
+            value = max(five_seeds_from_the_baseline(claim, variant) for variant in claim["of"])
         else:
             value = figure(claim, claim["of"], max)
             value /= figure(claim, claim["over"], max) if claim["kind"] == "ratio" else 1
@@ -175,6 +184,19 @@ def test_value_spread_and_count(checkout: Path) -> None:
     assert count["sentence"] == "1 of 2" and not count["held"]
 
 
+def test_an_interval_is_over_equal_seeds_and_needs_enough_of_them(checkout: Path) -> None:
+    interval = "kind: interval, of: [bf16, flash_attn], over: baseline, repeats: 5, at_most: 2.5, sentence: '{best} {value:.2f}'"
+    shared = [10.0, 20, 30, 40, 50]  # what the seed decides cancels out
+    runs = rows(baseline=shared, flash_attn=shared, bf16=[12.0, 21, 32, 41, 52])
+    half = 2.776 * 0.3**0.5 / 5**0.5  # differences 2, 1, 2, 1, 2
+    claim = judge(checkout, runs, interval)
+    assert claim["value"] == pytest.approx(1.6 + half, rel=1e-5) and claim["sentence"] == f"bf16 {1.6 + half:.2f}"
+    assert claim["held"] and claim["n"] == 5
+    few = judge(checkout, runs[runs["repeat"] < 4], interval)
+    assert few["value"] is None and not few["held"] and "4 of 5 seeds" in few["note"]
+    assert not judge(checkout, runs, interval.replace("2.5", "2.2"))["held"]
+
+
 def test_a_new_variant_fells_no_claim(found: pd.DataFrame) -> None:
     runs = lab.load("memory")
     runs = runs[~runs["own"].astype(bool)]
@@ -191,8 +213,8 @@ def test_a_new_variant_fells_no_claim(found: pd.DataFrame) -> None:
     [
         ("of: bf16", "of: bf_16", "has no variant 'bf_16'; did you mean bf16"),
         ("of: bf16", "of: {part: trian, variant: bf16}", "has no part 'trian'"),
-        ("kind: ratio", "kind: ration", "'value', 'ratio', 'spread' or 'count'"),
-        ("over: baseline, ", "", "a ratio has `over`"),
+        ("kind: ratio", "kind: ration", "'ratio', 'spread', 'interval' or 'count'"),
+        ("over: baseline, ", "", "a ratio and an interval have `over`"),
         ("at_least: 1.8", "at_least: 1, at_most: 2", "either at_least or at_most"),
         ("at_least: 1.8", "atleast: 1", "did you mean 'at_least'"),
         ("{value:.2f}", "{valu:.2f}", "unknown fact 'valu'; did you mean value"),
