@@ -89,7 +89,7 @@ def figure(claim: dict[str, Any], term: Any, choose: Any) -> float:
 
 
 def five_seeds_from_the_baseline(claim: dict[str, Any], variant: str) -> float:
-    runs, bases = (raw_rows("h200", claim["study"], "train", name) for name in (variant, claim["over"]))
+    runs, bases = (raw_rows(claim["machine"], claim["study"], "train", name) for name in (variant, claim["over"]))
     differences = [from_rows(claim["metric"], runs[n], 1) - from_rows(claim["metric"], bases[n], 1) for n in range(5)]
     assert runs.keys() == bases.keys() == set(range(5))  # 2.776: Student's t for four degrees of freedom
     return abs(statistics.mean(differences)) + 2.776 * statistics.stdev(differences) / 5**0.5
