@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 import yaml
-from conftest import CHECKOUT
+from conftest import CHECKOUT, TINY_MODEL
 
 JOB = CHECKOUT / "tests" / "technique_job.py"
 SGD = '''"""SGD with momentum."""
@@ -67,6 +68,11 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def python(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(tree), "LSAI_ROOT": str(tree), "OMP_NUM_THREADS": "1"}
     return subprocess.run([sys.executable, *arguments], env=env, cwd=tree, capture_output=True, text=True)
+
+
+def link(folder: Path, at: Path) -> None:
+    at.parent.mkdir(parents=True, exist_ok=True)
+    at.symlink_to(folder)
 
 
 def done(tree: Path, folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
@@ -128,31 +134,54 @@ def test_a_new_attention_backend_is_one_file(tree: Path, tmp_path: Path) -> None
     assert "'own' has no sliding window; use auto, eager" in first and "'own' returns no log-sum-exp" in second
 
 
-def test_a_variant_is_a_line_of_yaml(tree: Path) -> None:
-    """Settings of its own, the new optimizer, the new backend: each is planned, in every part and with every profile."""
-    path = tree / "params/studies/memory.yaml"
-    study = yaml.safe_load(path.read_text())
+@pytest.mark.slow
+def test_a_variant_is_a_line_of_yaml(tree: Path, corpus: Path) -> None:
+    """Settings alone, the new optimizer, the new backend: planned in every part, trained, and shown by the chapter; no claim changes."""
     new = {
         "colder": {"optim": {"lr": 1e-4}},
         "sgd": {"optim": {"name": "sgd", "kernel": "auto"}},
         "own": {"attention": {"backend": "own"}},
     }
+    path = tree / "params/studies/memory.yaml"
+    study = yaml.safe_load(path.read_text())
+    study["base"] |= {"batch_size": 2, "steps": 12, "model": TINY_MODEL, "profile": {"memory_steps": 2}}
+    study["base"]["data"] = {"source": f"file:{corpus}", "vocab_size": 320}
     for name, config in new.items():
-        study["variants"][name] = {"label": name, "config": config}
+        study["variants"][name] = {"label": f"new {name}", "config": config}
     path.write_text(yaml.safe_dump(study, sort_keys=False))
-    program = f"""
+    for name in ("notebooks", "reports"):
+        shutil.copytree(
+            CHECKOUT / name, tree / name, ignore=shutil.ignore_patterns("recorded", "_output", "_build", ".*")
+        )
+    studies = list((CHECKOUT / "reports/recorded").glob("*/*"))
+    for folder in (folder for folder in studies if folder.name != "memory"):
+        link(folder, tree / folder.relative_to(CHECKOUT))
+    for path in (tree / "params/profiles").iterdir():  # of every machine: sizes as the study says
+        gpu = {"gpu": "*"} if path.stem == "gpu" else {}
+        path.write_text(yaml.safe_dump({"profile": path.stem, "description": "plain", **gpu}))
+
+    lsai = ("-m", "lsai_lab.cli")
+    plan = python(tree, *lsai, "study", "memory", "--dry-run")
+    for name in (f"memory.{variant}{part}" for variant in new for part in ("", ".batch")):
+        assert f"{name} " in plan.stdout, plan.stderr
+    asked = ("study", "memory", "--parts", "train", "--only", ",".join(["baseline", *new]))
+    trained = python(tree, *lsai, *asked)
+    assert trained.returncode == 0 and "outcomes: 4 ok" in trained.stdout, trained.stderr
+    program = """
 from pathlib import Path
-from lsai_lab.runs.study import load_profile, load_study, resolve
-for profile in Path("params/profiles").glob("*.yaml"):
-    study = load_study(Path("."), "memory", load_profile(Path("."), profile.stem))
-    for part in study.parts:
-        for name in {list(new)}:
-            config = resolve(study, name, part, 0, {{}})
-            train = getattr(config, "train", config)
-            print(part, name, train.optim.name, train.attention.backend)
+from lsai_lab.runs.notebook import execute_notebook
+if __name__ == "__main__":
+    print(execute_notebook(Path("notebooks/10-memory.ipynb"), Path("10.ipynb"), {}, root=Path("."), timeout_s=600))
 """
-    result = python(tree, "-c", program)
-    assert result.returncode == 0, result.stderr
-    lines = {tuple(line.split()) for line in result.stdout.splitlines()}
-    assert {(part, "sgd", "sgd", "eager") for part in study["parts"]} <= lines
-    assert {(part, "own", "adamw", "own") for part in study["parts"]} <= lines
+    (tree / "chapter.py").write_text(program)
+    chapter = python(tree, "chapter.py")
+    assert chapter.stdout.strip() == "None", chapter.stdout + chapter.stderr
+    cells = nbformat.read(tree / "10.ipynb", as_version=4).cells
+    shown = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
+    for name in new:
+        assert any(f"new {name}" in data.get("image/svg+xml", "") for data in shown), name
+        assert any(f"[new {name}" in data.get("text/markdown", "") for data in shown), name
+    for folder in (folder for folder in studies if folder.name == "memory"):
+        link(folder, tree / folder.relative_to(CHECKOUT))
+    claims = json.loads(python(tree, *lsai, "claims", "--json").stdout)
+    assert claims == json.loads((CHECKOUT / "reports/recorded/claims.json").read_text())

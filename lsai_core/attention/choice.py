@@ -1,10 +1,8 @@
 """From a request to a kernel: the list of backends, how `auto` chooses among them, and `attention` itself.
 
 `auto` takes the fastest correct backend of the nearest shape that was measured on this kind of GPU (`measured.py`).
-Where nothing was measured it takes the first of a fixed order that follows what is known: on Hopper, causal, bf16,
-FlashAttention-4 is ahead of cuDNN, and cuDNN of FlashAttention-2; in fp32 only the memory-efficient kernel is fused;
-torch's CPU flash kernel is the fused one on CPUs. With a window, kernels that skip the tiles outside of it come before
-kernels that compute them and mask them away.
+Where nothing was measured, fused kernels come before plain operations; with a window, kernels that skip the tiles outside of it
+before those that mask them away; then the order is that of `Backend.speed`, which each kernel's file states.
 """
 
 from __future__ import annotations
@@ -17,18 +15,13 @@ import torch
 from torch import Tensor
 
 from lsai_core.attention.measured import Ranking, nearest, rankings_for
-from lsai_core.attention.registry import HALF, Backend, Case
+from lsai_core.attention.registry import Backend, Case
 from lsai_core.errors import Unavailable, UserError
 from lsai_core.plugins import declared, names
 
 PACKAGE = "lsai_core.attention.backends.*"
 
 BACKENDS: dict[str, Backend] = {name: declared(PACKAGE, name, "BACKEND") for name in names(PACKAGE)}
-
-ELSEWHERE: tuple[str, ...] = ("sdpa_flash", "sdpa_math", "eager")
-CUDA_HALF = ("fa4", "sdpa_cudnn", "fa3", "fa2", "sdpa_flash", "flex", "sdpa_efficient", "sdpa_math", "eager")
-CUDA_FULL = ("sdpa_efficient", "flex", "sdpa_math", "eager")
-CUDA_FULL_WINDOW = ("flex", "sdpa_efficient", "sdpa_math", "eager")
 
 
 def get_backend(name: str) -> Backend:
@@ -55,18 +48,14 @@ def choose(case: Case, available: Mapping[str, str | None], measured: Sequence[R
     """
     found = nearest(case, measured)
     ranked = () if found is None else found.training if case.training else found.inference
-    for name in (*ranked, *_known_order(case)):
+    for name in (*ranked, *sorted(BACKENDS, key=lambda name: _unmeasured(BACKENDS[name], case))):
         if available[name] is None and BACKENDS[name].unsupported(case) is None:
             return name
     raise Unavailable(f"no attention backend here serves {case}")
 
 
-def _known_order(case: Case) -> tuple[str, ...]:
-    if case.device_type != "cuda":
-        return ELSEWHERE
-    if case.dtype in HALF:
-        return CUDA_HALF
-    return CUDA_FULL if case.window is None else CUDA_FULL_WINDOW
+def _unmeasured(backend: Backend, case: Case) -> tuple[bool, bool, int]:
+    return backend.plain_operations, case.window is not None and backend.masked, -backend.speed
 
 
 def resolve(

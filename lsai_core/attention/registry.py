@@ -53,6 +53,7 @@ class Backend:
     For memory: a fused kernel keeps q, k, v, the output and one fp32 number per row. `grouped`: it takes K < H heads as they are,
     otherwise it keeps them repeated; `masked`: a window is a mask of S x S values. `operators`: its operators as torch names them
     ("namespace::name", or a namespace), whose results selective checkpointing keeps; not needed where the name has "attention" in it.
+    `speed`: its place among others where nothing was measured, the highest first (in bf16, causal, on Hopper).
 
     `about`, `color` and `marker` (matplotlib's) are for tables and figures; `install`: what pip is given for its package.
     """
@@ -70,6 +71,7 @@ class Backend:
     load: Callable[[], object] | None = None
     grouped: bool = True
     masked: bool = False
+    speed: int = 0
     operators: frozenset[str] = frozenset()
     about: str = ""
     color: str = "#777777"

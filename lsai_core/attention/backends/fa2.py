@@ -26,5 +26,6 @@ def fa2_attention(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | 
 BACKEND = Backend(
     "fa2", fa2_attention, dtypes={"cuda": HALF}, window=frozenset({"cuda"}), head_dims=(8, 256),
     head_dim_multiple=8, compute_capability=AMPERE_ON, load=load, operators=frozenset({"flash_attn"}),
-    about="FlashAttention-2, its own package", color="#CC79A7", marker="D", install="flash-attn --no-build-isolation",
+    speed=3, about="FlashAttention-2, its own package", color="#CC79A7", marker="D",
+    install="flash-attn --no-build-isolation",
 )  # fmt: skip

@@ -10,6 +10,6 @@ from lsai_core.attention.sdpa import sdpa_attention
 BACKEND = Backend(
     "sdpa_flash", functools.partial(sdpa_attention, kernel=SDPBackend.FLASH_ATTENTION),
     dtypes={"cpu": FLOATING, "cuda": HALF}, window=frozenset({"cpu"}), head_dims=(1, 256),
-    compute_capability=AMPERE_ON, about="torch's SDPA, FlashAttention-2; on CPUs a kernel of torch's own",
+    compute_capability=AMPERE_ON, speed=2, about="torch's SDPA, FlashAttention-2; on CPUs a kernel of torch's own",
     color="#56B4E9", marker="v",
 )  # fmt: skip
