@@ -264,7 +264,7 @@ def new_project(
         search = {
             "kind": "batch_search",
             "timeout_s": 200,
-            "settings": {"cpu_limit_gib": 0.1, "resolution": 0.5, "start": 64},
+            "settings": {"cpu_limit_gib": 0.1, "resolution": 0.5},
         }
         study = {
             "study": "memory",

@@ -39,7 +39,7 @@ def searched(row: dict[str, Any], folder: Path) -> dict[str, Any]:
     from lsai_lab.runs.kinds import Context
     from lsai_lab.searches.batch_search import BatchSearchConfig, run
 
-    asked = BatchSearchConfig.from_study(row, {"cpu_limit_gib": 1.0, "max_batch": 2, "steps": 1})
+    asked = BatchSearchConfig.from_study(row, {"cpu_limit_gib": 1.0, "max_size": 2, "steps": 1})
     config = validated(BatchSearchConfig, asked, "search")
     found = run(config, Context(folder, folder, folder))
     train = config.train

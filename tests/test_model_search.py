@@ -11,18 +11,10 @@ from conftest import tiny
 
 from lsai_core.errors import UserError
 from lsai_core.files import deep_merge, read_jsonl
+from lsai_core.model import count_parameters
 from lsai_core.profiling.predict import predict
-from lsai_core.profiling.predict.prediction import OUTSIDE_GIB
 from lsai_lab.runs.kinds import Context
-from lsai_lab.searches.model_search import (
-    DEVICE_SHARE,
-    ModelSearchConfig,
-    device_gib,
-    first_size,
-    grown,
-    host_gib,
-    run,
-)
+from lsai_lab.searches.model_search import ModelSearchConfig, first_size, run
 from lsai_lab.searches.tries import attempt, limit_allocations, server
 
 
@@ -50,7 +42,7 @@ def no_thread(rank: int, limited: bool) -> dict[str, float]:
 
 @pytest.mark.parametrize(("limited", "outcome"), [(True, "oom"), (False, "failed")])
 def test_no_memory_for_a_thread_is_no_memory(limited: bool, outcome: str) -> None:
-    found = attempt(
+    found, _ = attempt(
         server(["lsai_lab.searches.model_search"], on_gpu=False), no_thread, limited, processes=1, timeout_s=60
     )
     assert found["outcome"] == outcome and "temporarily unavailable" in found["note"]
@@ -103,39 +95,35 @@ def test_a_process_that_does_not_fit_ends_all_of_its_group(tmp_path: Path) -> No
     assert [t["outcome"] for t in hanging["tries"]] == ["timeout"]
 
 
-def test_the_estimate_counts_what_is_kept() -> None:
-    plain = config().train
-    large = grown(plain, "n_layers", 100)
-    parameters = 100 * (256 * 128 * 2 * 4 + 3 * 256 * 1024 + 2 * 256)
-    assert device_gib(large, "load") * 2**30 == pytest.approx(4 * parameters, rel=0.1)
-    assert device_gib(large, "train") > 4 * device_gib(large, "load")
-    half = large.model_copy(update={"precision": "bf16"})
-    assert device_gib(half, "train") < 0.6 * device_gib(large, "train")
-    scaled = grown(plain, "all", 3).model
+def first(usable_gib: float, on_host_gib: float | None = None, **changes: Any) -> int:
+    return first_size(config(**changes), usable_gib, on_host_gib)
+
+
+def test_weights_alone_begin_at_their_bytes() -> None:
+    shape: dict[str, Any] = {"measure": "load", "max_size": 5000}
+    bytes_of_100 = 4 * count_parameters(config().sized(100).model).total
+    exact = bytes_of_100 * (1 + 1e-9) / 2**30
+    assert first(exact, **shape) == first(exact / 2, train={"parallel": {"fsdp": 2}}, **shape) == 100
+    assert first(2 * exact, train={"precision": "bf16"}, **shape) > 390
+    assert first(1e-9, **shape) == 1 and first(99, measure="load", max_size=2) == 2
+    scaled = config(grow="all").sized(3).model
     assert (scaled.d_model, scaled.n_layers) == (768, 24)
-    limits: Any = {"on_gpu": False, "host_limit_gib": 1.0, "max_size": 5000}
-    exact = device_gib(large, "load") * (1 + 1e-9) / DEVICE_SHARE
-    assert first_size(plain, "n_layers", "load", limit_gib=exact, **limits) == 100
-    assert first_size(plain, "n_layers", "load", limit_gib=0.0, **limits) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("grow", ["all", "n_layers"])
 @pytest.mark.parametrize("parallel", [{}, {"fsdp": 2}, {"fsdp": 2, "cpu_offload": True}], ids=str)
-def test_on_gpus_the_search_begins_at_the_largest_step_that_is_predicted_to_fit(
-    grow: Any, parallel: dict[str, Any]
-) -> None:
-    train = config(train={"grad_checkpoint": "full", "parallel": parallel}).train
-    found = first_size(
-        train, grow, "train", on_gpu=True, limit_gib=0.5 + OUTSIDE_GIB, host_limit_gib=0.25, max_size=400
-    )
-    at, beyond = (grown(train, grow, n) for n in (found, found + 1))
-    if parallel.get("cpu_offload"):
-        assert host_gib(at) <= 0.25 < host_gib(beyond)
+def test_the_search_begins_at_the_largest_step_that_is_predicted_to_fit(grow: Any, parallel: dict[str, Any]) -> None:
+    shape: dict[str, Any] = {"grow": grow, "train": {"grad_checkpoint": "full", "parallel": parallel}, "max_size": 400}
+    host = 0.25 if parallel.get("cpu_offload") else None
+    found = first(0.5, host, **shape)
+    at, beyond = (predict(config(**shape).sized(n)) for n in (found, found + 1))
+    if host:
+        assert 2 * at.host <= host < 2 * beyond.host * 1.01
     else:
-        assert predict(at).needs <= 0.5 and predict(beyond).needs > 0.97 * 0.5
-    assert first_size(train, grow, "train", on_gpu=True, limit_gib=0.001, host_limit_gib=9, max_size=400) == 1
-    assert first_size(train, grow, "train", on_gpu=True, limit_gib=99, host_limit_gib=99, max_size=2) == 2
+        assert at.needs <= 0.5 and beyond.needs > 0.97 * 0.5
+    assert first(0.001, host, **shape) == 1
+    assert first(99, host and 99, **{**shape, "max_size": 2}) == 2
 
 
 def test_a_search_keeps_what_decides_memory_only() -> None:

@@ -94,8 +94,8 @@ def test_layers_the_command_line_wins(new_project: Callable[..., Project]) -> No
 
     assert (config().steps, config().seq_len, config().batch_size) == (30, 16, 3)
     assert config(steps=40).steps == 40
-    code, _, _ = project.lsai("find-batch", "--set", "max_batch=1", "--set", "cpu_limit_gib=0.5", "--profile", "big")
-    assert code == 2  # max_batch is no setting of this study's search and no key of a training run
+    code, _, _ = project.lsai("find-batch", "--set", "max_size=1", "--set", "cpu_limit_gib=0.5", "--profile", "big")
+    assert code == 2  # max_size is no setting of this study's search and no key of a training run
     assert plan(project, "--parts", "batch") != plan(project, "--parts", "batch", "--set", "cpu_limit_gib=0.5")
 
 

@@ -9,23 +9,20 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from lsai_core import fp8
 from lsai_core.config import TrainConfig
 from lsai_core.errors import UserError
 from lsai_core.training import step
 from lsai_core.training.optimizer import build_optimizer
-from lsai_core.training.precision import set_matmul_mode
 from lsai_lab.runs.kinds import Context
-from lsai_lab.searches.tries import SearchConfig, Tries, gpu_peaks, limit_allocations, search_largest
+from lsai_lab.searches.search import Search, SearchConfig, predicted_size
+from lsai_lab.searches.tries import begin_try, gpu_peaks
 
 
 class BatchSearchConfig(SearchConfig):
     """How far to search."""
 
-    start: int = Field(1, gt=0, description="first batch size tried")
-    max_batch: int = Field(1 << 16, gt=0)
+    max_size: int = Field(1 << 16, gt=0, description="largest batch size tried")
     steps: int = Field(2, gt=0, description="optimizer steps per try")
-    cpu_limit_gib: float = Field(2.0, gt=0)
 
     @classmethod
     def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
@@ -36,30 +33,23 @@ class BatchSearchConfig(SearchConfig):
         del found["train"]["batch_size"]  # what is searched for
         return found
 
+    def sized(self, size: int) -> TrainConfig:
+        # From the second micro-batch on all are alike.
+        return self.train.model_copy(update={"batch_size": size, "grad_accum": min(2, self.train.grad_accum)})
+
 
 def run(config: BatchSearchConfig, context: Context) -> dict[str, Any]:
     """Search; returns `largest_batch`, `largest_batch_tokens`, the limit, and every try."""
-    tries = Tries(_train_random_tokens, config, context)
-    kernel = step.attention_kernel(config.train, tries.device)
-    fp8.require(config.train, tries.device)
-    largest, _ = search_largest(
-        lambda size: tries.attempt(size, (config, size), batch=size),
-        start=config.start, limit=config.max_batch, resolution=config.resolution, capacity_gib=tries.limit_gib,
-    )  # fmt: skip
-    found = {"largest_batch": largest, "largest_batch_tokens": largest * config.train.seq_len}
-    return found | {"attention_kernel": kernel, **tries.results(capped=largest == config.max_batch)}
+    search = Search(_train_random_tokens, config, context)
+    largest, found = search.run(predicted_size(config, search.usable_gib, None, begin=1, stride=4.0))
+    return {"largest_batch": largest, "largest_batch_tokens": largest * config.train.seq_len, **found}
 
 
 def _train_random_tokens(rank: int, argument: tuple[BatchSearchConfig, int]) -> dict[str, float]:
     """Train `steps` steps at a batch size; returns the peak of reserved GPU memory in GiB, on a CPU nothing."""
     config, size = argument
-    train = config.train
-    # From the second micro-batch on all are alike.
-    train = train.model_copy(update={"batch_size": size, "grad_accum": min(2, train.grad_accum)})
-    device = step.resolve_device(train.device)
-    if device.type == "cpu":
-        limit_allocations(config.cpu_limit_gib)
-    set_matmul_mode(train.precision)
+    train = config.sized(size)
+    device = begin_try(train, config.cpu_limit_gib)
     model = step.prepare_model(train, device)
     optimizer = build_optimizer(model, train.optim)
     generator = torch.Generator().manual_seed(train.seed)
