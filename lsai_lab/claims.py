@@ -34,18 +34,11 @@ from lsai_lab.files import load_yaml, repo_root
 from lsai_lab.runs.study import Profile, load_study
 
 COLUMNS = ("name", "machine", "sentence", "value", "low", "high", "n", "bound", "held", "note", "runs")
-_FACTS = {"value": 1.0, "of": 1.0, "over": 1.0, "beside": 1.0, "smallest": 1.0, "largest": 1.0, "total": 8, "repeats": 3, "best": "bf16", "machine": "h200"}  # fmt: skip
-_STUDENT = (
-    12.706,
-    4.303,
-    3.182,
-    2.776,
-    2.571,
-    2.447,
-    2.365,
-    2.306,
-    2.262,
-)  # 97.5 % quantile of t for 1, 2, ... degrees of freedom
+# Facts that a sentence may use, with values to try it on.
+_FACTS: dict[str, Any] = dict.fromkeys(("value", "of", "over", "beside", "smallest", "largest"), 1.0)
+_FACTS |= {"total": 8, "repeats": 3, "best": "bf16", "machine": "h200"}
+# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom.
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 _IDENTITY = ["study", "variant", "part", "repeat"]
 Names = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 
@@ -173,9 +166,9 @@ def _judge(name: str, claim: Claim, rows: pd.DataFrame) -> dict[str, Any]:
         found = _RULES[claim.kind](claim, own.drop_duplicates(_IDENTITY, keep="last").sort_values(_IDENTITY))
         ended_ok = found.rows["outcome"] == "ok"
         for fact in claim.same:
-            values = list(found.rows[ended_ok][fact].unique()) if fact in found.rows else ["missing"]
-            if len(values) > 1 or pd.isna(values[0]) or values == ["missing"]:
-                shown = ", ".join(map(str, values))
+            values = found.rows[ended_ok].get(fact, pd.Series(dtype=object)).unique()
+            if len(values) != 1 or pd.isna(values[0]):
+                shown = ", ".join(map(str, values)) or "missing"
                 raise NoData(f"the runs cannot be compared, their {fact} must agree: {shown}")
     except NoData as reason:
         sentence = re.sub(r"\{(?!machine\})[^{}]*\}", "…", claim.sentence).format(machine=claim.machine)
@@ -186,14 +179,14 @@ def _judge(name: str, claim: Claim, rows: pd.DataFrame) -> dict[str, Any]:
     if len(found.each) > 1:
         row |= {"low": _rounded(min(found.each)), "high": _rounded(max(found.each))}
     broken = [value for value in found.each if not claim.holds(value)]
-    worst = _rounded((min if claim.at_most is None else max)(broken, default=0.0))
     bad = found.rows[~ended_ok]
     notes = [claim.void, found.note or "; ".join(bad["variant"] + ": " + bad["outcome"])]
-    notes += [f"a repeat breaks the bound: {_short(worst)}"] if broken else []
-    runs = found.rows.drop_duplicates(["study", "run"])
-    paths = [f"{study}/{Path(run).name}" for study, run in zip(runs["study"], runs["run"], strict=True)]
+    if broken:
+        worst = _rounded(min(broken) if claim.at_most is None else max(broken))
+        notes.append(f"a repeat breaks the bound: {_short(worst)}")
+    paths = dict.fromkeys(found.rows["study"] + "/" + found.rows["run"].map(lambda run: Path(run).name))
     held = claim.void is None and claim.holds(found.value) and not broken
-    return row | {"held": held, "note": "; ".join(filter(None, notes)), "runs": paths}
+    return row | {"held": held, "note": "; ".join(filter(None, notes)), "runs": [*paths]}
 
 
 def _figure(claim: Claim, rows: pd.DataFrame) -> Found:
@@ -250,14 +243,8 @@ def _estimators(claim: Claim, rows: pd.DataFrame) -> Found:
     return Found(value, each, rows.iloc[:0], facts)
 
 
-_RULES = {
-    "value": _figure,
-    "ratio": _figure,
-    "spread": _spread,
-    "interval": _interval,
-    "count": _count,
-    "estimators": _estimators,
-}
+_RULES = {"value": _figure, "ratio": _figure, "spread": _spread, "interval": _interval, "count": _count}
+_RULES["estimators"] = _estimators
 
 
 def _rows(rows: pd.DataFrame, term: Term) -> pd.DataFrame:
@@ -268,17 +255,14 @@ def _rows(rows: pd.DataFrame, term: Term) -> pd.DataFrame:
 def _series(rows: pd.DataFrame, term: Term, variant: str, metric: str) -> pd.Series:
     """A metric of the good runs of one variant, by repeat. NoData if there is none."""
     runs = _rows(rows, term.model_copy(update={"variant": [variant]}))
+    good = runs[runs["outcome"] == "ok"].set_index("repeat")
+    values = pd.to_numeric(good[metric], errors="coerce").dropna() if metric in good else pd.Series(dtype=float)
     if runs.empty:
         raise NoData(f"{variant}: no run")
-    good = runs[runs["outcome"] == "ok"]
-    values = good.set_index("repeat")[metric].dropna() if metric in good else pd.Series(dtype=float)
     if values.empty:
         bad = ", ".join(sorted(set(runs["outcome"]) - {"ok"}))
         raise NoData(f"{variant}: no run has {metric}" + (f" ({bad})" if bad else hint(metric, map(str, runs.columns))))
-    try:
-        return values.astype(float)
-    except (TypeError, ValueError):
-        raise NoData(f"{metric} is not a number") from None
+    return values.astype(float)
 
 
 def _best(rows: pd.DataFrame, term: Term, smallest: bool) -> tuple[str, float, pd.Series, pd.DataFrame]:

@@ -161,7 +161,7 @@ def test_a_peer_that_dies_is_told_in_one_line(tmp_path, end):
 
 def test_commands_show_no_path_of_this_machine(tmp_path, dataset):
     config, folder = peer(peer={"framework": "torchtitan"}), tmp_path / "run" / "peer"
-    shown = shown_command(titan.command(config, dataset, folder), titan.environment(config), folder)
+    shown = shown_command(*titan.start(config, dataset, folder), folder)
     assert str(tmp_path) not in shown and sys.executable not in shown
     assert "LSAI_PEER=$RUN/peer python -m torch.distributed.run" in shown and "$RUN/peer/tokenizer" in shown
 
@@ -217,12 +217,12 @@ def test_torchtitan_options(tmp_path, dataset):
     assert "--quantize.linear.float8.enable_fsdp_float8_all_gather" in words
     assert option(words, "parallelism.data_parallel_shard_degree") == "2"
     assert option(words, "parallelism.fsdp_reshard_after_forward") == "never"
-    assert "--nproc-per-node=4" in titan.command(many, dataset, tmp_path)
+    assert "--nproc-per-node=4" in titan.start(many, dataset, tmp_path)[0]
 
 
 def test_torchtitan_gets_the_same_text(tmp_path, dataset: Dataset):
     config = peer(peer={"framework": "torchtitan"})
-    titan.command(config, dataset, tmp_path)
+    titan.start(config, dataset, tmp_path)
     lines = [json.loads(line)["text"] for line in (tmp_path / "text" / "data.json").read_text().splitlines()]
     tokens = dataset.tokens("train")[: (config.steps + 1) * config.tokens_per_step]
     assert lines[0] == dataset.tokenizer().decode(tokens.tolist(), skip_special_tokens=True)
@@ -251,8 +251,9 @@ def test_hugging_face_arguments(tmp_path, dataset):
     assert given["torch_compile"] and given["use_liger_kernel"] and not given["bf16"] and not given["use_cpu"]
     fp8 = peer(peer={"framework": "hf"}, precision="bf16_autocast", fp8={"recipe": "tensorwise"})
     assert not hf.training_arguments(fp8, tmp_path, on_gpu=True)["bf16"], "it would win over fp8"
-    assert hf.environment(fp8)["ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER"] == "false"
-    assert hf.command(fp8, dataset, tmp_path)[1:] == ["-m", "lsai_lab.peers.worker"]
+    words, variables = hf.start(fp8, dataset, tmp_path)
+    assert variables["ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER"] == "false"
+    assert words[1:] == ["-m", "lsai_lab.peers.worker"]
 
 
 @pytest.mark.gpu

@@ -86,8 +86,6 @@ def run(config: GemmConfig, context: Context) -> dict[str, Any]:
         if time.perf_counter() - began <= config.budget_s:
             found = guarded(device, partial(measure, point, device, config.point_s))
         kept.add({**point.__dict__, **found})
-        end = f"{found['tflops']:.4g} TFLOP/s" if found["outcome"] == "ok" else f"{found['outcome']}, {found['reason']}"
-        print(f"{point.layer} {point.product} {point.way} {point.m} x {point.n} x {point.k}: {end}", flush=True)
     rows = kept.rows
     measured = [row for row in rows if row["outcome"] == "ok"]
     if not measured:

@@ -44,13 +44,14 @@ class Points:
         return [row for row in self.rows if all(row.get(key) == value for key, value in values.items())]
 
 
-def describe(row: Row, *place: object) -> str:
-    """One line of progress: how the point at `place` ended."""
-    where = f"{row['measure']} {' '.join(map(str, place))}"
-    if row["outcome"] != "ok":
-        return f"{where}: {row['outcome']} ({row['reason']})"
-    shown = ("forward_ms", "training_ms", "training_tflops", "step_ms", "busy_balance", "out", "dq", "dk", "dv")
-    return f"{where}: " + ", ".join(f"{name} {row[name]:.4g}" for name in shown if row.get(name) is not None)
+def point_results(rows: Sequence[Row], device: torch.device, place: Callable[[Row], str]) -> dict[str, Any]:
+    """The device, how many points were timed and how many of them well, and `<place>_tflops` of these: forward plus backward, where both
+    were timed."""
+    timed = [row for row in rows if row["measure"] == "time"]
+    good = [row for row in timed if row["outcome"] == "ok"]
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    rates = {f"{place(row)}_tflops": row.get("training_tflops", row["forward_tflops"]) for row in good}
+    return {"device_name": name, "points": len(timed), "points_ok": len(good), **rates}
 
 
 def guarded(device: torch.device, work: Callable[[], Row], others_wait: bool = False) -> Row:
@@ -69,18 +70,17 @@ def guarded(device: torch.device, work: Callable[[], Row], others_wait: bool = F
     return {"outcome": "unsupported" if refused and outcome == "failed" else outcome, "reason": reason}
 
 
-def outlook(rows: Sequence[Row], shape: Shape, max_call_s: float) -> tuple[float | None, Refusal | None]:
-    """Expected milliseconds of a call at `shape`, from the longest of the shorter `rows` by their FLOPs; and why not to try, if there is
-    a reason. `rows`: those of the same backend or method."""
+def refusal(rows: Sequence[Row], shape: Shape, max_call_s: float) -> Refusal | None:
+    """Why not to try a call at `shape`, if there is a reason: memory has ended earlier, or it would last too long, by its FLOPs over those
+    of the longest of the shorter `rows`. `rows`: those of the same backend or method."""
     shorter = [row for row in rows if row["length"] <= shape.length]
     if full := next((row for row in shorter if row["outcome"] == "oom"), None):
-        return None, ("oom", f"out of memory already at length {full['length']}")
+        return "oom", f"out of memory already at length {full['length']}"
     timed = [row for row in shorter if row["outcome"] == "ok" and row["measure"] == "time"]
     if not timed:
-        return None, None
+        return None
     last = max(timed, key=lambda row: row["length"])
     before = replace(shape, batch=last["batch"], length=last["length"])
     ms = last["training_ms" if "training_ms" in last else "forward_ms"] * shape.forward_flops / before.forward_flops
-    if ms > 1e3 * max_call_s:
-        return ms, ("skipped", f"about {ms / 1e3:.1f} s a call expected, the limit is {max_call_s:g} s")
-    return ms, None
+    slow = f"about {ms / 1e3:.1f} s a call expected, the limit is {max_call_s:g} s"
+    return ("skipped", slow) if ms > 1e3 * max_call_s else None

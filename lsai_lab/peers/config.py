@@ -76,6 +76,11 @@ class PeerConfig(Strict):
         return self
 
     @property
+    def needs_gpu(self) -> bool:
+        fused = self.liger or self.attention != "sdpa" or self.fp8 != "none"
+        return self.framework == "torchtitan" or fused or self.device == "cuda"
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens that one optimizer step trains on, over all processes."""
         return self.batch_size * self.seq_len * self.parallel.world_size

@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer: which machine it needs, how it is started, the arguments it gets, and what its process does.
+"""The Hugging Face Trainer: how it is started, the arguments it gets, and what its process does.
 
 The arguments follow its documentation on training speed (https://huggingface.co/docs/transformers/perf_train_gpu_one and the pages on
 torch.compile, Liger and FSDP). fp8 is Accelerate's, with torchao.
@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
-from lsai_core.errors import Unavailable
 from lsai_core.hf import config_json
 from lsai_core.training.host_memory import keep_freed_memory
 from lsai_core.training.step import resolve_device
@@ -28,29 +27,15 @@ from lsai_lab.peers.config import WORKER, PeerConfig
 from lsai_lab.peers.watch import Job, Watch
 
 
-def require(config: PeerConfig, on_gpu: bool) -> None:
-    """Raise Unavailable for what the processor in use cannot do."""
-    asked = {"liger": config.liger, f"attention: {config.attention}": config.attention != "sdpa"}
-    for name, wanted in {**asked, "fp8": config.fp8 != "none"}.items():
-        if wanted and not on_gpu:
-            raise Unavailable(f"the Hugging Face Trainer's {name} needs a CUDA GPU and torch sees none here")
-
-
-def command(config: PeerConfig, dataset: Dataset, folder: Path) -> list[str]:
-    """What starts it. One process runs without torchrun: with it the Trainer would wrap the model for several."""
-    start = [sys.executable] if config.parallel.world_size == 1 else torchrun(config.parallel.world_size)
-    return [*start, "-m", WORKER]
-
-
-def environment(config: PeerConfig) -> dict[str, str]:
-    """Variables that are part of how it is meant to be run.
+def start(config: PeerConfig, dataset: Dataset, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Command line and variables that start it. One process runs without torchrun: with it the Trainer would wrap the model for several.
 
     Accelerate prepares fp8 weights for FSDP's gathers unless told otherwise. That makes new parameters, which the Trainer's
     optimizer does not hold (accelerate 1.15, with and without FSDP2): the linear layers would not be trained.
     """
-    if config.fp8 == "none":
-        return {}
-    return {"ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER": "false"}
+    launcher = [sys.executable] if config.parallel.world_size == 1 else torchrun(config.parallel.world_size)
+    fp8 = {"ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER": "false"}
+    return [*launcher, "-m", WORKER], {} if config.fp8 == "none" else fp8
 
 
 def training_arguments(config: PeerConfig, output: Path, on_gpu: bool) -> dict[str, Any]:

@@ -35,9 +35,8 @@ def run(config: PeerConfig, context: Context) -> dict[str, Any]:
     framework = importlib.import_module(FRAMEWORKS[config.framework])
     # This does not initialize CUDA: this process holds no memory that the peer could use.
     on_gpu = config.device != "cpu" and torch.cuda.device_count() > 0
-    if config.device == "cuda" and not on_gpu:
+    if config.needs_gpu and not on_gpu:
         raise Unavailable("needs a CUDA GPU and torch sees none here")
-    framework.require(config, on_gpu)
     versions = _versions(config)
     require_devices(config.device, config.parallel.world_size)
 
@@ -47,7 +46,7 @@ def run(config: PeerConfig, context: Context) -> dict[str, Any]:
     (context.folder / "metrics.jsonl").unlink(missing_ok=True)
     job = {"config": config.model_dump(mode="json"), "dataset": str(dataset.folder.resolve())}
     write_json(folder / "job.json", job)
-    words, variables = framework.command(config, dataset, folder), framework.environment(config)
+    words, variables = framework.start(config, dataset, folder)
     command = shown_command(words, variables, folder)
     print(command, flush=True)
     variables = _surroundings(config, folder) | variables

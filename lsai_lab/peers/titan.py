@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from lsai_core.config import ModelConfig
-from lsai_core.errors import Unavailable
 from lsai_core.files import atomic_writer
 from lsai_lab.data import Dataset
 from lsai_lab.launch.launch import torchrun
@@ -27,14 +26,8 @@ FLAVOR = "lsai"
 _DOCUMENT_TOKENS = 2048
 
 
-def require(config: PeerConfig, on_gpu: bool) -> None:
-    """Raise Unavailable for what the processor in use cannot do."""
-    if not on_gpu:
-        raise Unavailable("torchtitan trains on GPUs only and torch sees none here")
-
-
-def command(config: PeerConfig, dataset: Dataset, folder: Path) -> list[str]:
-    """What starts it, with `tokenizer/tokenizer.json` and `text/data.json` (one {"text": ...} a line) written into `folder`.
+def start(config: PeerConfig, dataset: Dataset, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Command line and variables that start it (those of its run_train.sh), with `tokenizer/tokenizer.json` and `text/data.json` (one {"text": ...} a line) written into `folder`.
 
     The text is the beginning of the training split, decoded, as much as the run trains on (torchtitan goes round if it is
     short); it comes back as the same tokens, except where a document was cut.
@@ -46,12 +39,8 @@ def command(config: PeerConfig, dataset: Dataset, folder: Path) -> list[str]:
     with atomic_writer(folder / "text" / "data.json") as file:
         for text in dataset.tokenizer().decode_batch(pieces, skip_special_tokens=True):
             file.write((json.dumps({"text": text}) + "\n").encode())
-    return [*torchrun(config.parallel.world_size), "-m", WORKER, *options(config, folder)]
-
-
-def environment(config: PeerConfig) -> dict[str, str]:
-    """Variables that are part of how it is meant to be run (its run_train.sh)."""
-    return {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    words = [*torchrun(config.parallel.world_size), "-m", WORKER, *options(config, folder)]
+    return words, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
 def options(config: PeerConfig, folder: Path) -> list[str]:

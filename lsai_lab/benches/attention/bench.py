@@ -18,7 +18,7 @@ from lsai_core.training.step import resolve_device
 from lsai_lab.benches.attention.clock import Call, Clock, measure, random_inputs
 from lsai_lab.benches.attention.config import AttentionBenchConfig, Shape
 from lsai_lab.benches.attention.errors import example, relative_errors, values
-from lsai_lab.benches.points import Points, Row, describe, guarded, outlook
+from lsai_lab.benches.points import Points, Refusal, Row, guarded, point_results, refusal
 from lsai_lab.runs.kinds import Context
 
 
@@ -31,9 +31,14 @@ def run(config: AttentionBenchConfig, context: Context) -> dict[str, Any]:
         for length in sweep.lengths:
             shape = config.shape(sweep, length)
             for name in sweep.backends or config.backends:
-                if row := bench.point(sweep.measure, shape, name):
-                    print(describe(row, shape.mask, shape.window or "", shape.length, name), flush=True)
-    return _results(config, device, points.rows)
+                bench.point(sweep.measure, shape, name)
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    results = {"compute_capability": ".".join(map(str, capability)) if capability else None}
+    return results | point_results(points.rows, device, _place)
+
+
+def _place(row: Row) -> str:
+    return f"{row['mask']}{row['window'] or ''}_{row['length']}_{row['backend']}"
 
 
 class _Bench:
@@ -48,52 +53,40 @@ class _Bench:
                 outcome = "unavailable" if self.inference[name] else "forward only" if reason else "ok"
                 points.add({"measure": "backend", "backend": name, "outcome": outcome, "reason": reason})
 
-    def point(self, measure: str, shape: Shape, name: str) -> Row | None:
-        """The row of a point; none if this machine lacks the backend or the point is measured already."""
+    def point(self, measure: str, shape: Shape, name: str) -> None:
+        """Measure a point, unless this machine lacks the backend or it is measured already."""
         place = {"measure": measure, "mask": shape.mask, "window": shape.window, "length": shape.length}
         if self.inference[name] is not None or self.points.find(**place, backend=name):
-            return None
-        expected_ms, refusal = None, None
-        if measure == "time":
-            rows = self.points.find(measure="time", mask=shape.mask, window=shape.window, backend=name)
-            expected_ms, refusal = outlook(rows, shape, self.config.max_call_s)
-        case = Case(self.device.type, self.config.torch_dtype, shape.head_dim, shape.window, causal=shape.causal)
-        outcome, reason = refusal or ("ok", None)
-        if not refusal and (unsupported := get_backend(name).unsupported(case)):
-            outcome, reason = "unsupported", unsupported
-        elif not refusal and time.perf_counter() - self.began > self.config.budget_s:
-            outcome, reason = "skipped", f"the {self.config.budget_s:g} s of this run were over"
+            return
+        refused = self._refusal(measure, shape, name)
+        outcome, reason = refused or ("ok", None)
         row = {**place, "batch": shape.batch, "backend": name, "outcome": outcome, "reason": reason}
-        if outcome == "ok":
-            work = partial(self._measure, expected_ms=expected_ms) if measure == "time" else self._errors
+        if not refused:
+            work = self._measure if measure == "time" else self._errors
             row |= guarded(self.device, partial(work, shape, name))
-        row = self.points.add(row)
+        self.points.add(row)
         if self.clock.on_gpu:  # after an illegal memory access nothing runs here any more: end, the points are kept
             torch.cuda.synchronize()
-        return row
 
-    def _measure(self, shape: Shape, name: str, expected_ms: float | None) -> Row:
+    def _refusal(self, measure: str, shape: Shape, name: str) -> Refusal | None:
+        if measure == "time":
+            rows = self.points.find(measure="time", mask=shape.mask, window=shape.window, backend=name)
+            if known := refusal(rows, shape, self.config.max_call_s):
+                return known
+        case = Case(self.device.type, self.config.torch_dtype, shape.head_dim, shape.window, causal=shape.causal)
+        if unsupported := get_backend(name).unsupported(case):
+            return "unsupported", unsupported
+        over = time.perf_counter() - self.began > self.config.budget_s
+        return ("skipped", f"the {self.config.budget_s:g} s of this run were over") if over else None
+
+    def _measure(self, shape: Shape, name: str) -> Row:
         example.cache_clear()  # its memory is for what is timed
         inputs = random_inputs(shape, self.config.torch_dtype, self.device, self.config.seed + len(self.points.rows))
         call = Call(name, shape, inputs, self.training[name] is None)
-        return measure(call, self.clock, point_ms=self.config.point_ms, expected_ms=expected_ms)
+        return measure(call, self.clock, point_ms=self.config.point_ms)
 
     def _errors(self, shape: Shape, name: str) -> Row:
         inputs, exact, bounds = example(shape, self.config.torch_dtype, self.device, self.config.seed)
         began = time.perf_counter()
         found = relative_errors(values(Call(name, shape, inputs, self.training[name] is None)), exact)
         return {**bounds, "first_call_s": round(time.perf_counter() - began, 3), **found}
-
-
-def _results(config: AttentionBenchConfig, device: torch.device, rows: list[Row]) -> dict[str, Any]:
-    timed = [row for row in rows if row["measure"] == "time"]
-    good = [row for row in timed if row["outcome"] == "ok"]
-    name, capability = "cpu", None
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-        capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
-    results = {"device_name": name, "compute_capability": capability, "points": len(timed), "points_ok": len(good)}
-    for row in good:
-        place = f"{row['mask']}{row['window'] or ''}_{row['length']}_{row['backend']}"
-        results[f"{place}_tflops"] = row.get("training_tflops", row["forward_tflops"])
-    return results

@@ -3,7 +3,6 @@
 Before each timed pass a gigabyte is overwritten. That empties the caches, as the rest of a training step does, and keeps the GPU busy
 while Python issues the pass, so that the CUDA events enclose the kernels and not the interpreter. The first call of a point compiles or
 chooses a kernel and is kept apart; the second tells the peak memory beyond the inputs and how many repeats fit into a point's time.
-Where a call is known to be long the first does both.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from lsai_core.profiling.live_tensors import LiveTensors
 from lsai_lab.benches.attention.config import BACKWARD_FLOPS, Shape
 
 MIB = 2**20
-LONG_MS = 200.0  # from here on one repeat is enough: the call itself averages
+_LONG_MS = 200.0  # from here on one repeat is enough: the call itself averages
 _MIN_REPEATS, _MAX_REPEATS = 3, 20
 
 
@@ -119,24 +118,21 @@ class Call(Step):
 
 def repeats_in(point_ms: float, one_ms: float) -> int:
     """How often to repeat what takes `one_ms`."""
-    least = 1 if one_ms > LONG_MS else _MIN_REPEATS
+    least = 1 if one_ms > _LONG_MS else _MIN_REPEATS
     return max(least, min(_MAX_REPEATS, int(point_ms / max(one_ms, 1e-3))))
 
 
-def measure(call: Call, clock: Clock, *, point_ms: float, expected_ms: float | None) -> dict[str, Any]:
+def measure(call: Call, clock: Clock, *, point_ms: float) -> dict[str, Any]:
     """Time and memory of `call` as one flat row.
 
     `forward_ms`, `backward_ms` and their sum `training_ms` are typical repeats (`Clock.typical`), with `_p25` and `_p75`; `*_tflops` by
     the formulas of `config`; `memory_forward_mib` and `memory_training_mib` are peaks beyond the inputs, None where they cannot be
-    counted. Without gradients there are the forward figures alone. `first_call_s` is the wall time of the first call. `expected_ms`:
-    what one call should take, if an earlier point tells.
+    counted. Without gradients there are the forward figures alone. `first_call_s` is the wall time of the first call.
     """
-    began, known_long = time.perf_counter(), expected_ms is not None and expected_ms > LONG_MS
-    first = _with_memory(call, clock) if known_long else None
-    if first is None:
-        clock.repeat(call.passes, 1)
+    began = time.perf_counter()
+    clock.repeat(call.passes, 1)
     first_call_s = time.perf_counter() - began
-    memory, estimate_ms = first or _with_memory(call, clock)
+    memory, estimate_ms = _with_memory(call, clock)
     repeats = repeats_in(point_ms, estimate_ms)
     forward, *backward = (np.array(ms) for ms in clock.repeat(call.passes, repeats))
     call.release()

@@ -13,13 +13,12 @@ import contextlib
 import json
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from lsai_core.errors import Preempted
 from lsai_core.files import write_json
@@ -28,7 +27,7 @@ from lsai_lab.benches.attention.clock import figures, short
 from lsai_lab.benches.attention.config import BACKWARD_FLOPS
 from lsai_lab.benches.context.config import ALONE, ContextBenchConfig, Point
 from lsai_lab.benches.context.rank import Rank
-from lsai_lab.benches.points import Points, Refusal, Row, describe, guarded, outlook
+from lsai_lab.benches.points import Points, Refusal, Row, guarded, point_results, refusal
 from lsai_lab.cluster.launch_srun import srun_command
 from lsai_lab.launch.launch import WorkerFailed, launch, require_devices
 from lsai_lab.runs.kinds import Context
@@ -43,24 +42,17 @@ def run(config: ContextBenchConfig, context: Context) -> dict[str, Any]:
 
     Raises Unavailable if this machine lacks the processes' GPUs, and what ended the processes if it happened before a point.
     """
-    shown, pending = set[int](), context.folder / _PENDING
-
-    def on_rows(rows: list[Row]) -> None:
-        new = [row for row in rows if row["step"] not in shown]
-        shown.update(row["step"] for row in new)
-        for row in new:
-            print(describe(row, row["method"], row["length"]), flush=True)
-        context.on_rows(new)
+    pending = context.folder / _PENDING
 
     def watch(rows: list[Row]) -> None:
-        on_rows(rows)
+        context.on_rows(rows)
         with contextlib.suppress(FileNotFoundError):
             began = json.loads(pending.read_text(encoding="utf-8"))["began"]
             if time.time() - began > config.point_timeout_s:
                 raise WorkerFailed(f"{_TOO_LONG} {config.point_timeout_s:g} s")
 
     if config.processes == 1 or context.world.size > 1:
-        return _measured(config, context, on_rows if config.processes == 1 else context.on_rows)
+        return _measured(config, context)
     command = srun_command(config.processes)
     if command is None:
         require_devices(config.device, config.processes)
@@ -86,38 +78,40 @@ def _keep_failure(folder: Path, error: Exception) -> None:
     (folder / _PENDING).unlink()
 
 
-def _measured(config: ContextBenchConfig, context: Context, on_rows: Callable[[list[Row]], None]) -> dict[str, Any]:
+def _measured(config: ContextBenchConfig, context: Context) -> dict[str, Any]:
     world, device = context.world, resolve_device(config.device)
     asked: list[int] = []  # the launcher has passed a stop signal on
     if config.processes > 1:
         signal.signal(signal.SIGUSR1, lambda number, _frame: asked.append(number))
     # The first process alone writes, and knows what was measured before.
-    points = Points(context.folder / "metrics.jsonl", on_rows) if world.is_main else None
+    points = Points(context.folder / "metrics.jsonl", context.on_rows) if world.is_main else None
     rank = Rank(config, world, device)
     for point in config.points():
         place = {**point._asdict(), "batch": config.batch}
-        todo, expected_ms = False, None
+        todo = False
         if points and not points.find(**point._asdict()):
-            expected_ms, refusal = expected(config, points.rows, point)
-            todo = refusal is None
-            if refusal:
-                points.add({**place, "outcome": refusal[0], "reason": refusal[1], "took_s": 0.0})
-        answers = world.gather((todo, expected_ms, bool(asked)))
-        if any(stop for *_, stop in answers):
+            refused = refusal_of(config, points.rows, point)
+            todo = refused is None
+            if refused:
+                points.add({**place, "outcome": refused[0], "reason": refused[1], "took_s": 0.0})
+        answers = world.gather((todo, bool(asked)))
+        if any(stop for _, stop in answers):
             raise Preempted("stopped between two points; those measured are kept")
-        todo, expected_ms, _ = answers[0]
-        if not todo:
+        if not answers[0][0]:
             continue
         if points:
             write_json(context.folder / _PENDING, {**place, "began": time.time()})
         began = time.perf_counter()
-        work = partial(rank.measure, point, expected_ms)
-        everybody = world.gather(guarded(device, work, others_wait=world.size > 1))
+        everybody = world.gather(guarded(device, partial(rank.measure, point), others_wait=world.size > 1))
         if points:
             took = {"took_s": round(time.perf_counter() - began, 3)}
             points.add({**place, **row_of(config, point, everybody, rank.typical), **took})
             (context.folder / _PENDING).unlink()
-    return _results(config, device, points.rows) if points else {}
+    if not points:
+        return {}
+    results = point_results(points.rows, device, lambda row: f"{row['method']}_{row['length']}")
+    seconds = round(sum(row["took_s"] for row in points.rows), 3)
+    return {"world_size": config.processes, "measuring_s": seconds, **results}
 
 
 def row_of(config: ContextBenchConfig, point: Point, answers: Sequence[Row], typical: int) -> Row:
@@ -168,26 +162,15 @@ def _traced(answers: Sequence[Row]) -> Row:
     return row
 
 
-def expected(config: ContextBenchConfig, rows: Sequence[Row], point: Point) -> tuple[float | None, Refusal | None]:
-    """Expected milliseconds of a step, from the method's longest shorter one; and why not to try, if there is a reason."""
+def refusal_of(config: ContextBenchConfig, rows: Sequence[Row], point: Point) -> Refusal | None:
+    """Why not to try a point, if there is a reason."""
     measure, method, length = point
     if sum(row["took_s"] for row in rows) > config.budget_s:
-        return None, ("skipped", f"the {config.budget_s:g} s of this run were over")
+        return "skipped", f"the {config.budget_s:g} s of this run were over"
     mine = [row for row in rows if row["method"] == method]
     if ended := next((row for row in mine if row["outcome"] in ("failed", "timeout")), None):
-        return None, ("skipped", f"its processes ended at length {ended['length']}")
+        return "skipped", f"its processes ended at length {ended['length']}"
     if missing := next((row for row in mine if row["outcome"] == "unavailable"), None):
-        return None, ("unavailable", missing["reason"])
-    expected_ms, refusal = outlook(mine, config.shape(length), config.max_call_s)
-    if measure == "error":
-        return None, refusal if refusal and refusal[0] == "oom" else None
-    return expected_ms, refusal
-
-
-def _results(config: ContextBenchConfig, device: torch.device, rows: Sequence[Row]) -> dict[str, Any]:
-    timed = [row for row in rows if row["measure"] == "time"]
-    good = [row for row in timed if row["outcome"] == "ok"]
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    results: dict[str, Any] = {"device_name": name, "world_size": config.processes, "points": len(timed)}
-    results |= {"points_ok": len(good), "measuring_s": round(sum(row["took_s"] for row in rows), 3)}
-    return results | {f"{row['method']}_{row['length']}_tflops": row["training_tflops"] for row in good}
+        return "unavailable", missing["reason"]
+    found = refusal(mine, config.shape(length), config.max_call_s)
+    return None if measure == "error" and found and found[0] == "skipped" else found

@@ -30,7 +30,7 @@ from lsai_core.context.peer import torch_missing, torch_sent_bytes
 from lsai_core.errors import Unavailable
 from lsai_core.parallel.world import World
 from lsai_core.profiling.trace import KernelEvent, busy_ms, exposed_ms, kernel_events
-from lsai_lab.benches.attention.clock import LONG_MS, MIB, Clock, Step, mark, random_inputs, repeats_in
+from lsai_lab.benches.attention.clock import MIB, Clock, Step, mark, random_inputs, repeats_in
 from lsai_lab.benches.attention.errors import example, relative_errors, values
 from lsai_lab.benches.context.config import ALONE, ONE_TORCH, ContextBenchConfig, Point
 
@@ -48,9 +48,9 @@ class Rank(Clock):
         self._flag = torch.zeros(1, device=device)
         self._start_together()  # NCCL wants a collective before ranks talk in pairs
 
-    def measure(self, point: Point, expected_ms: float | None) -> dict[str, Any]:
+    def measure(self, point: Point) -> dict[str, Any]:
         """This process's answer: `kernel`, `plan_imbalance`, and what `_timed`, `_traced` or `_errors` say. UserError or Unavailable if
-        the method cannot work here. `expected_ms`: of a step, if an earlier point tells; the same on every process."""
+        the method cannot work here."""
         config, before = self.config, 0
         if point.measure != "error":
             example.cache_clear()  # its memory is for what is timed
@@ -66,7 +66,7 @@ class Rank(Clock):
         shape = config.shape(point.length // (config.processes if cp else 1))
         seed = config.seed + 1000 * self.world.rank + point.length % 997
         step = _step(cp, kernel, random_inputs(shape, config.torch_dtype, self.device, seed))
-        found = self._traced(step) if point.measure == "trace" else self._timed(step, expected_ms, before)
+        found = self._traced(step) if point.measure == "trace" else self._timed(step, before)
         if cp is not None and cp.method.peer:
             _, k, v = step.qkv
             forward, backward = (torch_sent_bytes(k, v, cp.size, backward=b) / MIB for b in (False, True))
@@ -107,16 +107,15 @@ class Rank(Clock):
             sent.append(step.sent() - before)
         return self.durations_ms(ends), sent
 
-    def _timed(self, step: Step, expected_ms: float | None, memory_before: int) -> dict[str, Any]:
+    def _timed(self, step: Step, memory_before: int) -> dict[str, Any]:
         """`forward_ms` and `training_ms` of every repeat, `memory_gib` (the peak beyond `memory_before` bytes; None on a CPU),
         `sent_forward_mib`, `sent_training_mib` and `first_call_s` (wall time of the first step)."""
         began = time.perf_counter()
-        ms, _ = self._once(step)
+        self._once(step)
         first_call_s = time.perf_counter() - began
-        if expected_ms is None or expected_ms < LONG_MS:
-            if self.on_gpu:
-                torch.cuda.reset_peak_memory_stats()
-            ms, _ = self._once(step)
+        if self.on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        ms, _ = self._once(step)
         peak = (torch.cuda.max_memory_allocated() - memory_before) / 2**30 if self.on_gpu else None
         slowest_ms = max(self.world.gather(ms[1]))
         taken = [self._once(step) for _ in range(repeats_in(self.config.point_ms, slowest_ms))]
