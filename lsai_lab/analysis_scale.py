@@ -12,6 +12,7 @@ import itertools
 import math
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import pandas as pd
 import torch
@@ -133,20 +134,21 @@ def groupings(config: ScaleConfig, assume: Assumptions) -> pd.DataFrame:
     Columns: `model`, `nodes`, `plan`, `shard` and `replicas` (GPUs), `states_gib`, `sent_gb`, `moving_s`, `waiting_s`, `communication_s`
     (their sum), `compute_s` (the step's FLOPs at `assume.mfu`), and `share`, communication over computation.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     for (name, model), nodes in itertools.product(config.shapes.items(), config.nodes):
-        gpus = nodes * assume.gpus_per_node
+        gpus, flops = nodes * assume.gpus_per_node, flops_per_token(model, assume.seq_len).convention
         plans = {gpus: "FSDP, all GPUs"}
         for group in config.shard_nodes:
             plans.setdefault(group * assume.gpus_per_node, f"HSDP, {group} node{'s' if group > 1 else ''}")
-        flops = assume.tokens_per_gpu * flops_per_token(model, assume.seq_len).convention
         for shard, plan in plans.items():
-            if shard <= gpus and gpus % shard == 0:
+            if gpus % shard == 0:
                 traffic = step_traffic(model, shard, gpus // shard, config.precision)
                 moving, waiting = step_seconds(traffic, assume)
-                rows.append((name, nodes, plan, shard, gpus // shard, state_bytes(model, shard, config.precision) / 2**30,
-                             sum(traffic.sent.values()) / 1e9, moving, waiting, flops / assume.mfu / assume.peak_tflops / 1e12))  # fmt: skip
-    names = "model nodes plan shard replicas states_gib sent_gb moving_s waiting_s compute_s"
-    frame = pd.DataFrame(rows, columns=names.split())
+                row = {"model": name, "nodes": nodes, "plan": plan, "shard": shard, "replicas": gpus // shard}
+                row["states_gib"] = state_bytes(model, shard, config.precision) / 2**30
+                row |= {"sent_gb": sum(traffic.sent.values()) / 1e9, "moving_s": moving, "waiting_s": waiting}
+                row["compute_s"] = assume.tokens_per_gpu * flops / assume.mfu / assume.peak_tflops / 1e12
+                rows.append(row)
+    frame = pd.DataFrame(rows)
     frame["communication_s"] = frame["moving_s"] + frame["waiting_s"]
     return frame.assign(share=frame["communication_s"] / frame["compute_s"])

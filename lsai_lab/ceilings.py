@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,13 @@ def newest_ceilings(runs: Iterable[Run], device: str) -> dict[str, Any]:
     return max(found, key=lambda summary: summary.started).results if found else {}
 
 
-def measured_ceilings(gpu: Gpu, reports: Path) -> Mapping[str, float]:
-    """Results of the newest recorded ceilings of that kind of GPU, or nothing."""
-    return newest_ceilings(_recorded(reports), gpu.driver_name)
+def measured_ceilings(gpu: Gpu, reports: Path | None = None) -> dict[str, Any]:
+    """Results of the newest recorded ceilings of that kind of GPU; nothing where there are none, or no checkout."""
+    with contextlib.suppress(UserError):
+        return newest_ceilings(_recorded(reports or repo_root() / "reports"), gpu.driver_name)
+    return {}
 
 
 @functools.cache
 def _recorded(reports: Path) -> list[Run]:
     return [run for run in recorded_runs(reports) if run.summary.kind == "ceilings"]
-
-
-def ceilings_of(gpus: Iterable[Gpu]) -> dict[str, dict[str, Any]]:
-    """The same of each GPU's name, as far as there is a checkout with records."""
-    try:
-        reports = repo_root() / "reports"
-    except UserError:
-        return {gpu.name: {} for gpu in gpus}
-    return {gpu.name: dict(measured_ceilings(gpu, reports)) for gpu in gpus}

@@ -14,13 +14,12 @@ import shutil
 import sys
 import sysconfig
 import tomllib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from packaging.requirements import Requirement
-from packaging.version import Version
 
 import lsai_core.attention
 from lsai_core.errors import UserError
@@ -34,17 +33,13 @@ _CUDA_TORCH = "pip install --force-reinstall torch --index-url https://download.
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the doctor's table; `fix` is a command or an instruction, kept only where `ok` is False."""
+    """One line of the doctor's table; `fix` is a command or an instruction for where `ok` is False."""
 
     name: str
     ok: bool | None
     detail: str
     fix: str | None = None
     essential: bool = False
-
-    def __post_init__(self) -> None:
-        if self.ok is not False:
-            object.__setattr__(self, "fix", None)
 
     @property
     def status(self) -> str:
@@ -53,19 +48,8 @@ class Check:
 
 def run_checks() -> list[Check]:
     """All checks, in the order in which a reader needs them. Initializes CUDA if there is a GPU."""
-    return [check for group in CHECKS for check in group()]
-
-
-def check_python() -> Iterator[Check]:
-    detail, fix = f"{platform.python_version()} at {sys.executable}", "create the environment with Python 3.11 or newer"
-    yield Check("Python", sys.version_info >= (3, 11), detail, fix, essential=True)
-
-
-def check_torch() -> Iterator[Check]:
-    need = next(need for need in _requirements() if need.name == "torch")
-    good = need.specifier.contains(Version(torch.__version__).public, prereleases=True)
-    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
-    yield Check("torch", good, f"{torch.__version__} ({build})", f"pip install '{need}'", essential=True)
+    groups = [group for name, group in globals().items() if name.startswith("check_")]
+    return [replace(check, fix=None if check.ok is not False else check.fix) for group in groups for check in group()]
 
 
 def check_packages() -> Iterator[Check]:
@@ -73,7 +57,10 @@ def check_packages() -> Iterator[Check]:
     found = {need: package_version(need.name) for need in required}
     wrong = [str(need) for need, has in found.items() if not (has and need.specifier.contains(has, prereleases=True))]
     detail = f"missing or of another version: {', '.join(wrong)}" if wrong else f"all {len(required)} requirements"
-    yield Check("Python packages", not wrong, detail, "pip install -e .", essential=True)
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
+    detail += f"; Python {platform.python_version()} at {sys.executable}, torch {torch.__version__} ({build})"
+    fix = f"pip install {' '.join(map(repr, wrong))}"
+    yield Check("Python packages", not wrong, detail, fix, essential=True)
 
 
 def _requirements() -> list[Requirement]:
@@ -128,9 +115,7 @@ def check_fp8() -> Iterator[Check]:
     yield Check("FP8 hardware", capable or None, detail + missing)
     for name, reason in available_recipes(device).items():
         # No command adds what the hardware lacks.
-        ok = True if reason is None else False if capable and "package" in reason else None
-        runs = f"runs on this machine's {'GPU' if device == 'cuda' else 'CPU, slowly'}"
-        yield Check(f"fp8 {name}", ok, reason or runs, "pip install 'lsai[fp8]'")
+        yield _kernel(f"fp8 {name}", reason, capable and "package" in (reason or ""), "pip install 'lsai[fp8]'")
 
 
 def check_attention() -> Iterator[Check]:
@@ -138,9 +123,12 @@ def check_attention() -> Iterator[Check]:
         backend = lsai_core.attention.get_backend(name)
         low, high = backend.compute_capability or ((0, 0), (0, 0))
         installable = backend.install is not None and low <= _capability() <= high
-        ok = True if reason is None else False if installable else None
-        detail = reason or f"runs on this machine's {_device().upper()}"
-        yield Check(f"attention {name}", ok, detail, f"pip install {backend.install}")
+        yield _kernel(f"attention {name}", reason, installable, f"pip install {backend.install}")
+
+
+def _kernel(name: str, reason: str | None, installable: bool, fix: str) -> Check:
+    ok = True if reason is None else False if installable else None
+    return Check(name, ok, reason or f"runs on this machine's {'GPU' if _device() == 'cuda' else 'CPU'}", fix)
 
 
 def _device() -> str:
@@ -180,12 +168,6 @@ def check_cluster() -> Iterator[Check]:
     containers = ", ".join(name for name in ("enroot", "podman", "apptainer", "docker") if shutil.which(name))
     nothing = "no enroot, podman, apptainer or docker; the Python environment is used as it is"
     yield Check("containers", bool(containers) or None, containers or nothing)
-
-
-CHECKS: tuple[Callable[[], Iterator[Check]], ...] = (
-    check_python, check_torch, check_packages, check_processor, check_disk, check_gpu, check_fp8, check_attention,
-    check_compiler, check_report, check_cluster,
-)  # fmt: skip
 
 
 def _has_nvidia_device() -> bool:

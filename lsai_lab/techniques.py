@@ -31,12 +31,9 @@ TECHNIQUES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fused, full checkpointing", _FULL),
     ("fused, full checkpointing, CPU offload", _FULL | {"parallel": {"cpu_offload": True}}),
     *(
-        row
+        (f"FSDP, {gpus} GPUs{also}", base | {"parallel": {"fsdp": gpus}})
         for gpus in (2, 4, 8)
-        for row in (
-            (f"FSDP, {gpus} GPUs", _FUSED | {"parallel": {"fsdp": gpus}}),
-            (f"FSDP, {gpus} GPUs, full checkpointing", _FULL | {"parallel": {"fsdp": gpus}}),
-        )
+        for also, base in (("", _FUSED), (", full checkpointing", _FULL))
     ),
     ("FSDP, 2 GPUs, checkpointing, CPU offload", _FULL | {"parallel": {"fsdp": 2, "cpu_offload": True}}),
 )

@@ -21,7 +21,7 @@ from lsai_core.strict import validated
 from lsai_lab.benches.attention import bench, errors
 from lsai_lab.benches.attention.clock import Call, random_inputs
 from lsai_lab.benches.attention.config import AttentionBenchConfig, Shape
-from lsai_lab.benches.attention_table import attention_runs, auto_choices, choices_of, read_points, recorded_rankings
+from lsai_lab.benches.attention_table import attention_runs, choices_of, recorded_rankings
 from lsai_lab.runs.kinds import Context, get_kind
 from lsai_lab.runs.notebook import execute_notebook
 from lsai_lab.runs.records import Run, RunId, Summary, find_runs, recorded_runs
@@ -295,7 +295,7 @@ def test_a_second_measurement_judges_the_table_and_is_not_in_it(
     write_gpu_run(tmp_path, started="2026-02-01", repeat=1)
     assert recorded_rankings(find_runs(tmp_path)) == table
     (again,) = attention_runs(find_runs(tmp_path), repeated=True)
-    found = {(c["length"], c["purpose"]): c for c in auto_choices(*read_points(again), "cuda", table)}
+    found = {(c["length"], c["purpose"]): c for c in choices_of(again.folder, table)}
     assert found[512, "training"]["chosen"] == "fa4" and found[512, "training"]["share"] == 0.5
     assert found[512, "inference"]["share"] == 0.25
 
@@ -342,17 +342,12 @@ def test_a_gpu_follows_its_own_model_else_its_architecture(tmp_path: Path) -> No
 
 def test_the_worth_of_auto_is_the_time_of_the_fastest_over_its_own(tmp_path: Path) -> None:
     run = write_gpu_run(tmp_path)
-    settings, rows = config(heads=32, kv_heads=8, head_dim=128, dtype="bfloat16"), run.metrics.to_dict("records")
-    rows = [{k: None if v != v else v for k, v in row.items()} for row in rows]
-    rows = [
-        {k: v for k, v in row.items() if v is not None or k == "window"} for row in rows if row["backend"] != "eager"
-    ]
-    fixed = {(c["length"], c["window"], c["purpose"]): c for c in auto_choices(settings, rows, "cuda", ())}
+    fixed = {(c["length"], c["window"], c["purpose"]): c for c in choices_of(run.folder, ())}
     assert fixed[512, None, "training"]["share"] == 1.0 and fixed[512, None, "training"]["chosen"] == "fa4"
     assert fixed[8192, 512, "training"]["share"] == pytest.approx(5 / 8)
     table = recorded_rankings([run])
-    assert {c["share"] for c in auto_choices(settings, rows, "cuda", table)} == {1.0}
-    hidden = auto_choices(settings, rows, "cuda", table, from_neighbours=True)
+    assert {c["share"] for c in choices_of(run.folder, table)} == {1.0}
+    hidden = choices_of(run.folder, table, from_neighbours=True)
     by_shape = {(c["length"], c["window"], c["purpose"]): c for c in hidden}
     assert by_shape[8192, None, "inference"]["chosen"] == "flex"  # the ranking of length 512
     assert by_shape[8192, None, "inference"]["share"] is None  # which was not timed at this length

@@ -41,9 +41,9 @@ from lsai_lab.cli.prediction import describe, predict_command
 from lsai_lab.launch.launch import launch
 from lsai_lab.predicted import config_of, measured_gib, predict_again, predicted_runs
 from lsai_lab.runs.records import find_runs, recorded_runs
-from lsai_lab.searches.longest_sequence import longest
 from lsai_lab.techniques import compare as compare_techniques
 from lsai_lab.techniques import first_that_fits, settings_of
+from lsai_lab.will_fit import longest
 
 TINY = {"n_layers": 2, "d_model": 64, "n_heads": 4, "n_kv_heads": 2, "d_ff": 128, "vocab_size": 512}
 CPU = torch.device("cpu")

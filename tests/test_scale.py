@@ -117,14 +117,16 @@ def one_step(rank: int, argument: tuple[ModelConfig, int, int]) -> dict[str, flo
 def test_real_processes_send_what_is_predicted(shard: int, replicas: int) -> None:
     small = model(n_layers=1, d_model=64, n_kv_heads=1, d_ff=126, vocab_size=510)
     workers = tries.server(["lsai_core.parallel.fsdp"], on_gpu=False)
-    ended = tries.attempt(workers, one_step, (small, shard, replicas), processes=shard * replicas, timeout_s=300)
+    ended, measured = tries.attempt(
+        workers, one_step, (small, shard, replicas), processes=shard * replicas, timeout_s=300
+    )
     assert ended["outcome"] == "ok", ended
     traffic = step_traffic(small, shard, replicas)
     even = step_traffic(small, 2, 1).bytes["reduce_scatter"]
     assert (traffic.bytes["reduce_scatter"] > even) == (shard == 4), "four processes pad this model, two do not"
     for name in ("all_gather", "reduce_scatter", "all_reduce"):
-        assert ended["measured"][f"{name}_bytes"] == traffic.bytes[name], name
-        assert ended["measured"][f"{name}_calls"] == traffic.calls[name], name
+        assert measured[f"{name}_bytes"] == traffic.bytes[name], name
+        assert measured[f"{name}_calls"] == traffic.calls[name], name
 
 
 def test_what_is_computed_is_read_and_a_wrong_value_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,16 +89,20 @@ def recorded_rankings(runs: Iterable[Run]) -> list[Ranking]:
     return [found[key] for key in sorted(found)]
 
 
-def auto_choices(
-    config: AttentionBenchConfig, rows: Sequence[Row], device_type: str, measured: Sequence[Ranking], *,
-    from_neighbours: bool = False,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """What `auto` takes at every shape of a run, by the table `measured`, and how good that is.
+def choices_of(
+    folder: str | Path, measured: Sequence[Ranking] | None = None, *, from_neighbours: bool = False
+) -> list[dict[str, Any]]:
+    """What `auto` takes at every shape of the run in `folder`, by the table `measured` (None: the one that ships), and how good that is.
 
     `from_neighbours` hides each shape's own ranking: how good the choice is where nobody measured. Of each shape and purpose: `mask`,
     `window`, `length`, `purpose`, `chosen`, `fastest` (of the correct ones) and `share`, the fastest one's time over the chosen one's;
     None if the chosen one was not timed.
     """
+    run = read_run(Path(folder))
+    config, rows = read_points(run)
+    name, capability = run.summary.results.get("device_name"), run.summary.results.get("compute_capability")
+    if measured is None:
+        measured = select_rankings(shipped(), str(name), capability) if capability else ()
     outcome = {row["backend"]: row["outcome"] for row in rows if row["measure"] == "backend"}
     good: dict[Purpose, set[str]] = {"training": {"ok"}, "inference": {"ok", "forward only"}}
     found = []
@@ -108,24 +112,13 @@ def auto_choices(
         known = [r for r in measured if own != (r.head_dim, r.grouped, r.causal, r.window, r.length)]
         available = {name: None if outcome.get(name) in good[purpose] else "not measured" for name in BACKENDS}
         case = Case(
-            device_type, config.torch_dtype, config.head_dim, window, False, causal, grouped, length, purpose == "training"
+            "cuda" if capability else "cpu", config.torch_dtype, config.head_dim, window, False, causal, grouped, length,
+            purpose == "training",
         )  # fmt: skip
         with contextlib.suppress(Unavailable):
             chosen = choose(case, available, known)
             if correct:
                 share = ms[correct[0]] / ms[chosen] if chosen in ms else None
-                found.append(
-                    {"mask": mask, "window": window, "length": length, "purpose": purpose, "chosen": chosen,
-                     "fastest": correct[0], "share": share}
-                )  # fmt: skip
+                place = {"mask": mask, "window": window, "length": length, "purpose": purpose}
+                found.append({**place, "chosen": chosen, "fastest": correct[0], "share": share})
     return found
-
-
-def choices_of(folder: str | Path, *, table: bool = True, from_neighbours: bool = False) -> list[dict[str, Any]]:
-    """`auto_choices` at every shape of the run in `folder`, by the table that ships (`table=False`: by the fixed order alone)."""
-    run = read_run(Path(folder))
-    config, rows = read_points(run)
-    name, capability = run.summary.results.get("device_name"), run.summary.results.get("compute_capability")
-    measured = select_rankings(shipped(), str(name), capability) if table and capability else ()
-    device = "cuda" if capability else "cpu"
-    return auto_choices(config, rows, device, measured, from_neighbours=from_neighbours)

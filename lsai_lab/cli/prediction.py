@@ -20,7 +20,7 @@ from lsai_core.presets import PRESETS
 from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu
 from lsai_core.remembered import remembered
 from lsai_core.strict import validated
-from lsai_lab.ceilings import ceilings_of
+from lsai_lab.ceilings import measured_ceilings
 from lsai_lab.cli import options as opt
 from lsai_lab.environment import gpu_facts
 from lsai_lab.files import repo_root
@@ -112,7 +112,7 @@ def _this_gpu() -> Gpu:
 
 def _show(config: TrainConfig, gpus: list[Gpu], as_json: bool, trainer: Peer | None) -> bool:
     """Memory and time on `gpus`, of another trainer memory beside ours. False if it fits none of them."""
-    known = ceilings_of(gpus)
+    known = {gpu.name: measured_ceilings(gpu) for gpu in gpus}
     question = json.dumps([config.model_dump_json(), [asdict(gpu) for gpu in gpus], known, trainer])
 
     def answer() -> dict[str, Any]:
@@ -158,7 +158,7 @@ def _show_techniques(task: TrainConfig, gpu: Gpu) -> None:
             bar.update()
 
         rows = known_techniques.compare(task, gpu, on_next)
-    known = ceilings_of([gpu])
+    known = measured_ceilings(gpu)
     table = [
         {"technique": row.name, "GPUs": row.config.parallel.world_size, "peak GiB": row.prediction.peak,
          "host GiB": row.prediction.host or None, "verdict": verdict(row.prediction, gpu), **timed(row.config, gpu, known)}
@@ -175,11 +175,10 @@ def _show_techniques(task: TrainConfig, gpu: Gpu) -> None:
 
 
 def _show_longest(config: TrainConfig, gpu: Gpu, as_json: bool) -> None:
-    from lsai_lab.searches.longest_sequence import longest
-    from lsai_lab.will_fit import timed
+    from lsai_lab.will_fit import longest, timed
 
     run, found, limited = longest(config, gpu)
-    time, gpus, peak, host = timed(run, gpu, ceilings_of([gpu])), run.parallel.world_size, found.peak, found.host
+    time, gpus, peak, host = timed(run, gpu, measured_ceilings(gpu)), run.parallel.world_size, found.peak, found.host
     if as_json:
         print(json.dumps({"tokens": run.seq_len, "limited_by_memory": limited, "gpus": gpus, "peak_gib": peak,
                           "host_gib": host, "gpu": gpu.name, **time}, indent=1))  # fmt: skip

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset as TorchDataset
 
 from lsai_core.hf import config_json
 from lsai_core.training.host_memory import keep_freed_memory
@@ -56,12 +55,13 @@ def training_arguments(config: PeerConfig, output: Path, on_gpu: bool) -> dict[s
     }  # fmt: skip
     checkpointing = config.grad_checkpoint == "full"
     if config.parallel.world_size > 1:
-        fsdp = {
+        reshard = config.parallel.reshard_after_forward
+        fsdp: dict[str, Any] = {
             "version": 2,
-            "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
             "activation_checkpointing": checkpointing,
+            "reshard_after_forward": reshard,
         }
-        fsdp["reshard_after_forward"] = config.parallel.reshard_after_forward
+        fsdp |= {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
         return arguments | {"fsdp": True, "fsdp_config": fsdp}
     return arguments | ({"gradient_checkpointing": True} if checkpointing else {})
 
@@ -70,22 +70,6 @@ def tuning(config: PeerConfig, on_gpu: bool) -> str:
     """The arguments in one line, as a person would write them."""
     arguments = training_arguments(config, Path("out"), on_gpu)
     return "TrainingArguments(" + ", ".join(f"{key}={value!r}" for key, value in arguments.items()) + ")"
-
-
-class Windows(TorchDataset[dict[str, torch.Tensor]]):
-    """Windows of the training split, as many as the run trains on: input_ids and labels, int64 (S,), the same tensor."""
-
-    def __init__(self, job: Job) -> None:
-        config = job.config
-        self.stream = BatchStream(Dataset(job.dataset).tokens("train"), 1, config.seq_len, config.seed)
-        self.count = config.steps * config.batch_size * config.parallel.world_size
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
-        tokens_S = self.stream.batch(number)[0][0]
-        return {"input_ids": tokens_S, "labels": tokens_S}
 
 
 def train(job: Job) -> None:
@@ -125,5 +109,9 @@ def train(job: Job) -> None:
     with device:
         model = AutoModelForCausalLM.from_config(shape, dtype=dtype, attn_implementation=config.attention)
     watch.check(sum(parameter.numel() for parameter in model.parameters()))
-    WatchedTrainer(model=model, args=arguments, train_dataset=Windows(job), callbacks=[Steps()]).train()
+    # Windows of the training split, as many as the run trains on: input_ids and labels, int64 (S,), the same tensor.
+    stream = BatchStream(Dataset(job.dataset).tokens("train"), 1, config.seq_len, config.seed)
+    number = config.steps * config.batch_size * config.parallel.world_size
+    windows: Any = [dict.fromkeys(("input_ids", "labels"), stream.batch(n)[0][0]) for n in range(number)]
+    WatchedTrainer(model=model, args=arguments, train_dataset=windows, callbacks=[Steps()]).train()
     watch.finish(attention_kernel=str(model.config._attn_implementation))

@@ -76,18 +76,20 @@ class Watch:
     def step(self) -> None:
         """A step has been queued."""
         self.timer.mark()
-        done, first, allocated, reserved = len(self.memory) + 1, not self.memory, 0.0, 0.0
+        done, first, peaks = len(self.memory) + 1, not self.memory, (0.0, 0.0)
         if self.on_gpu:
             if first:
                 torch.cuda.synchronize(self.device)
             # Read at every step, since a trainer may reset the peaks for figures of its own.
-            allocated = torch.cuda.max_memory_allocated(self.device) / GIB
-            reserved = torch.cuda.max_memory_reserved(self.device) / GIB
-            if first:  # what compiling needed is not what training needs
-                torch.cuda.reset_peak_memory_stats(self.device)
-        self.memory.append((allocated, reserved))
+            peaks = (
+                torch.cuda.max_memory_allocated(self.device) / GIB,
+                torch.cuda.max_memory_reserved(self.device) / GIB,
+            )
+        self.memory.append(peaks)
         if first:
             self.first_step_s = time.perf_counter() - self.begun
+            if self.on_gpu:  # what compiling needed is not what training needs
+                torch.cuda.reset_peak_memory_stats(self.device)
         if self.job.rank == 0 and (first or done % 10 == 0):
             with (self.job.run_folder / "metrics.jsonl").open("w" if first else "a", encoding="utf-8") as file:
                 file.write(json.dumps(self._row(done - 1, step_ms=None)) + "\n")

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lsai_core.attention import attention
 from lsai_core.profiling.live_tensors import LiveTensors
+from lsai_core.profiling.steptime import StepTimer
 from lsai_lab.benches.attention.config import BACKWARD_FLOPS, Shape
 
 MIB = 2**20
@@ -25,20 +26,11 @@ _LONG_MS = 200.0  # from here on one repeat is enough: the call itself averages
 _MIN_REPEATS, _MAX_REPEATS = 3, 20
 
 
-def mark(on_gpu: bool) -> Any:
-    """A moment: an event in the GPU's stream, or the host's clock in seconds."""
-    if not on_gpu:
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
 class Clock:
     """Times functions on `device` with cold caches. Holds the memory that it overwrites, up to 1 GiB on a GPU."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self.on_gpu = device.type == "cuda"
+        self.device, self.on_gpu = device, device.type == "cuda"
         size = min(2**30, torch.cuda.mem_get_info(device)[0] // 16) if self.on_gpu else 2**26
         self.overwritten = torch.empty(size, dtype=torch.uint8, device=device)
         # Library workspaces are taken by the first matrix product; no point's memory shall contain them.
@@ -50,22 +42,17 @@ class Clock:
         """The percentile of the repeats that counts: on a GPU the median, on a CPU, where other work only ever slows one, the fastest."""
         return 50 if self.on_gpu else 0
 
-    def durations_ms(self, marks: Sequence[tuple[Any, Any]]) -> list[float]:
-        """Milliseconds between the marks of each pair, when the GPU has reached them all."""
-        if self.on_gpu:
-            torch.cuda.synchronize()
-        return [start.elapsed_time(end) if self.on_gpu else (end - start) * 1e3 for start, end in marks]
-
     def repeat(self, passes: Sequence[Callable[[], None]], times: int) -> list[list[float]]:
         """Milliseconds of each of `passes`, which run one after the other, `times` times over."""
-        marks = []
+        timer = StepTimer(self.device)
         for _ in range(times):
             for one in passes:
                 self.overwritten.zero_()
-                start = mark(self.on_gpu)
+                timer.restart()
+                timer.mark()
                 one()
-                marks.append((start, mark(self.on_gpu)))
-        found = self.durations_ms(marks)
+                timer.mark()
+        found = timer.durations_ms()
         return [found[index :: len(passes)] for index in range(len(passes))]
 
 

@@ -51,7 +51,7 @@ class Sweep(Strict):
 
 
 class BenchConfig(Strict):
-    """Which heads, in which number format, and where: the part that every bench of attention has."""
+    """Which heads, in which number format, where and how long: the part that every bench of attention has."""
 
     heads: int = Field(gt=0)
     kv_heads: int = Field(gt=0)
@@ -59,6 +59,9 @@ class BenchConfig(Strict):
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int = Field(0, ge=0, lt=2**32)
+    point_ms: float = Field(50.0, gt=0, description="time to repeat one point in; short calls three times at least")
+    max_call_s: float = Field(4.0, gt=0, description="no forward plus backward expected to take longer is started")
+    budget_s: float = Field(300.0, gt=0, description="after so much measuring no new point is started")
 
     @model_validator(mode="after")
     def _groups(self) -> Self:
@@ -75,13 +78,6 @@ class AttentionBenchConfig(BenchConfig):
     tokens: int = Field(16384, gt=0, description="of a batch: max(1, tokens // length) sequences")
     backends: Backends = Field(list(BACKENDS), min_length=1)
     sweeps: list[Sweep] = Field(description="in this order, so that what matters most is measured first")
-    point_ms: float = Field(
-        50.0, gt=0, description="time to repeat one point in; at least three repeats of short calls"
-    )
-    max_call_s: float = Field(
-        2.0, gt=0, description="no forward plus backward that is expected to take longer is started"
-    )
-    budget_s: float = Field(300.0, gt=0, description="after this time no new point is started")
 
     def shape(self, sweep: Sweep, length: int) -> Shape:
         """The shape of a sweep at one of its lengths."""

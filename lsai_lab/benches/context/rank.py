@@ -13,6 +13,7 @@ For a comparison with float64 inputs are drawn whole and equal on every process,
 
 from __future__ import annotations
 
+import itertools
 import time
 from functools import partial
 from typing import Any
@@ -29,8 +30,9 @@ from lsai_core.context.kernels import local_kernel
 from lsai_core.context.peer import torch_missing, torch_sent_bytes
 from lsai_core.errors import Unavailable
 from lsai_core.parallel.world import World
+from lsai_core.profiling.steptime import StepTimer
 from lsai_core.profiling.trace import KernelEvent, busy_ms, exposed_ms, kernel_events
-from lsai_lab.benches.attention.clock import MIB, Clock, Step, mark, random_inputs, repeats_in
+from lsai_lab.benches.attention.clock import MIB, Clock, Step, random_inputs, repeats_in
 from lsai_lab.benches.attention.errors import example, relative_errors, values
 from lsai_lab.benches.context.config import ALONE, ONE_TORCH, ContextBenchConfig, Point
 
@@ -44,7 +46,7 @@ class Rank(Clock):
 
     def __init__(self, config: ContextBenchConfig, world: World, device: torch.device) -> None:
         super().__init__(device, config.torch_dtype)
-        self.config, self.world, self.device = config, world, device
+        self.config, self.world = config, world
         self._flag = torch.zeros(1, device=device)
         self._start_together()  # NCCL wants a collective before ranks talk in pairs
 
@@ -100,12 +102,13 @@ class Rank(Clock):
     def _once(self, step: Step) -> tuple[list[float], list[int]]:
         """Of forward, and of forward plus backward: this process's milliseconds, and the bytes that it sent."""
         self._start_together()
-        start, ends, before, sent = mark(self.on_gpu), [], step.sent(), []
+        timer, before, sent = StepTimer(self.device), step.sent(), []
+        timer.mark()
         for one in step.passes:
             one()
-            ends.append((start, mark(self.on_gpu)))
+            timer.mark()
             sent.append(step.sent() - before)
-        return self.durations_ms(ends), sent
+        return [*itertools.accumulate(timer.durations_ms())], sent
 
     def _timed(self, step: Step, memory_before: int) -> dict[str, Any]:
         """`forward_ms` and `training_ms` of every repeat, `memory_gib` (the peak beyond `memory_before` bytes; None on a CPU),
