@@ -294,7 +294,7 @@ def test_a_second_measurement_judges_the_table_and_is_not_in_it(
     monkeypatch.setitem(TIMES, ("causal", None, 512), {"fa2": (1.0, 1.0), "fa4": (2.0, 2.0), "flex": (4.0, 4.0)})
     write_gpu_run(tmp_path, started="2026-02-01", repeat=1)
     assert recorded_rankings(find_runs(tmp_path)) == table
-    (again,) = attention_runs(find_runs(tmp_path), repeated=True)
+    (again,) = [run for run in find_runs(tmp_path) if run.summary.id.repeat]
     found = {(c["length"], c["purpose"]): c for c in choices_of(again.folder, table)}
     assert found[512, "training"]["chosen"] == "fa4" and found[512, "training"]["share"] == 0.5
     assert found[512, "inference"]["share"] == 0.25

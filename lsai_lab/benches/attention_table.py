@@ -30,13 +30,13 @@ Purpose = Literal["training", "inference"]
 _COUNTS: dict[Purpose, Any] = {"training": ("training_ms", NAMES), "inference": ("forward_ms", NAMES[:1])}
 
 
-def attention_runs(runs: Iterable[Run], *, repeated: bool = False) -> list[Run]:
-    """The newest attention run of each machine, study and variant that measured anything; `repeated`: of the second and further
-    repeats, which judge the table that is made from the first."""
+def attention_runs(runs: Iterable[Run]) -> list[Run]:
+    """The newest first attention run of each machine, study and variant that measured anything: its repeats judge the table that is made
+    from it."""
     newest: dict[tuple[str, str, str], Run] = {}
     for run in sorted(runs, key=lambda run: run.summary.started):
-        found = run.summary.kind == "attention" and (run.folder / "metrics.jsonl").exists()
-        if found and (run.summary.id.repeat > 0) == repeated:
+        first = run.summary.kind == "attention" and run.summary.id.repeat == 0
+        if first and (run.folder / "metrics.jsonl").exists():
             newest[run.machine, run.summary.id.study, run.summary.id.variant] = run
     return list(newest.values())
 
