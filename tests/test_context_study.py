@@ -114,6 +114,24 @@ def test_two_processes_measure_every_point(run_folder: Path) -> None:
     assert "points_ok" in text
 
 
+@pytest.mark.slow
+def test_points_that_end_their_processes_are_kept_and_the_rest_goes_on(tmp_path: Path) -> None:
+    """No point can end within a microsecond: each method ends its processes once and is not tried again.
+
+    The points are long enough for the launcher to look, which it does five times a second.
+    """
+    sweeps = [
+        {"lengths": [8192, 16384], "methods": ["zigzag"]},
+        {"measure": "error", "lengths": [8192], "methods": ["zigzag", "ring"]},
+    ]
+    results, rows = launched(tmp_path / "run", config(sweeps=sweeps, point_timeout_s=1e-6))
+    assert [(row["method"], row["outcome"]) for row in rows] == [
+        ("zigzag", "timeout"), ("zigzag", "skipped"), ("zigzag", "skipped"), ("ring", "timeout"),
+    ]  # fmt: skip
+    assert "no end within 1e-06 s" in rows[0]["reason"] and rows[1]["reason"] == "its processes ended at length 8192"
+    assert results["points_ok"] == 0
+
+
 def test_a_second_start_measures_what_is_left(tmp_path: Path) -> None:
     sweeps = [{"lengths": [64], "methods": ["one", "one_torch"]}, {"lengths": [128], "methods": ["one"]}]
     settings = config(processes=1, sweeps=sweeps)
@@ -161,6 +179,7 @@ def known(method: str, length: int, **values: Any) -> dict[str, Any]:
         ([known("zigzag", 1024)], 8192, ("skipped", "about 6.4 s a call expected, the limit is 4 s")),
         ([known("zigzag", 1024, outcome="oom")], 2048, ("oom", "out of memory already at length 1024")),
         ([known("zigzag", 4096, outcome="oom")], 2048, None),
+        ([known("zigzag", 4096, outcome="timeout")], 2048, ("skipped", "its processes ended at length 4096")),
         ([known("ring", 64, took_s=101.0)], 2048, ("skipped", "the 100 s of this run were over")),
     ],
 )  # fmt: skip

@@ -55,8 +55,7 @@ class Search:
     """The tries of a search: each is a row of `metrics.jsonl` as soon as it has ended.
 
     `limit_gib` is the memory of the GPU or, on a CPU, what one process may allocate, `usable_gib` that without the driver's;
-    `host_limit_gib` is what all may take of the host's (CPU offload), else None. Raises Unavailable if this machine lacks what the run
-    needs, or the limit cannot be set here.
+    `host_limit_gib` is what all may take of the host's (CPU offload), else None. Raises Unavailable if this machine lacks what the run needs, or the limit cannot be set here.
     """
 
     def __init__(self, work: Work, config: SearchConfig, context: Context) -> None:

@@ -43,6 +43,7 @@ class ContextBenchConfig(BenchConfig):
     kernel: str = Field("auto", description="of one tile, see lsai_core.context.kernels; torch's method brings its own")
     methods: list[str] = Field([*METHODS], min_length=1)
     sweeps: list[Sweep] = Field(min_length=1, description="in this order, so that what matters most is measured first")
+    point_timeout_s: float = Field(60.0, gt=0, description="a point that takes longer failed; its processes are ended")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
