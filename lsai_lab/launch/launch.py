@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import os
 import re
 import shutil
@@ -28,13 +29,15 @@ import torch
 
 from lsai_core.errors import Preempted, Unavailable, UserError
 from lsai_core.profiling.limits import cpu_cores
-from lsai_lab.launch.watch import Forwarder, NewRows, Rows, Survivors, caught, end_family
+from lsai_lab.launch.watch import NewRows, Rows, Survivors, end_family, send, workers
+from lsai_lab.runs.stop import stop_requests
 
 RESULTS = "results.json"
 LAUNCHER_LOG = "launcher.log"
 # Told to the workers, so that they end when the launcher is gone.
 LAUNCHER = "LSAI_LAUNCHER"
 _POLL_S = 0.2
+_REPEAT_S = 1.0
 _SAME_MOMENT = datetime.timedelta(seconds=10)
 
 
@@ -75,14 +78,16 @@ def watched(
         LAUNCHER: f"{os.getpid()}@{socket.gethostname()}",
         "PYTHONUNBUFFERED": "1",
     }
-    forward = Forwarder(logs, to_workers=here)
-    rows, survivors = NewRows(folder / "metrics.jsonl"), Survivors(logs)
-    with (logs / LAUNCHER_LOG).open("wb") as log, caught(forward.receive):
+    rows, survivors, told_at = NewRows(folder / "metrics.jsonl"), Survivors(logs), -math.inf
+    with (logs / LAUNCHER_LOG).open("wb") as log, stop_requests() as stop:
         streams: Any = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
         process = subprocess.Popen(words, **streams, env=environment, start_new_session=True)
         try:
             while process.poll() is None:
-                forward(process.pid)
+                # Told again and again: a worker that has not reached its training loop yet ignores it.
+                if stop.number is not None and time.monotonic() - told_at > _REPEAT_S:
+                    told_at = time.monotonic()
+                    send(workers(logs).values() if here else [process.pid], signal.SIGUSR1)
                 on_rows(rows.read())
                 if here:
                     survivors.look()
@@ -96,7 +101,7 @@ def watched(
         results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
         (folder / RESULTS).unlink()  # they go into summary.json
         return results
-    raise _cause(logs, process.returncode, forward.received, survivors.ended)
+    raise _cause(logs, process.returncode, stop.number, survivors.ended)
 
 
 def torchrun(nproc: int) -> list[str]:
@@ -129,7 +134,7 @@ def require_devices(device: str, nproc: int) -> None:
         raise Unavailable(f"needs {nproc} GPUs and torch sees {count} here; device: cpu runs on CPU processes")
 
 
-def _cause(logs: Path, code: int, asked: int, ended: set[int]) -> Exception:
+def _cause(logs: Path, code: int, asked: int | None, ended: set[int]) -> Exception:
     """The exception that says why the workers ended without results. `ended`: ranks that the launcher killed."""
     errors = [
         {"rank": int(path.name.split("-")[1].split(".")[0]), **json.loads(path.read_text(encoding="utf-8"))}

@@ -1,4 +1,4 @@
-"""What the launcher of a run's processes watches while they work: new rows, deaths, and requests to stop.
+"""What the launcher of a run's processes watches while they work: new rows and deaths.
 
 A worker on a GPU may wait for a dead neighbour in a kernel that nothing interrupts: it is killed after ten seconds. torchrun would ask
 it for thirty, whatever its `--shutdown-timeout`, which holds for stop signals alone (2.13).
@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -50,22 +50,17 @@ class Survivors:
 
     def look(self) -> None:
         # A worker that leaves in good order takes the note of its process with it.
-        alive = {rank: _is_alive(pid) for rank, pid in _workers(self.logs).items()}
-        if all(alive.values()):
+        found = workers(self.logs)
+        alive = {rank: pid for rank, pid in found.items() if psutil.pid_exists(pid)}
+        if alive == found:
             return
         self._since = self._since or time.monotonic()
         if time.monotonic() - self._since > GRACE_S:
-            self.ended |= {rank for rank, there in alive.items() if there}
-            _signal(_workers(self.logs).values(), signal.SIGKILL)
+            self.ended |= alive.keys()
+            send(alive.values(), signal.SIGKILL)
 
 
-def _is_alive(pid: int) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
-
-
-def _workers(logs: Path) -> dict[int, int]:
+def workers(logs: Path) -> dict[int, int]:
     """The workers' processes by rank."""
     found = {}
     for path in logs.glob("rank-*.pid"):
@@ -74,42 +69,11 @@ def _workers(logs: Path) -> dict[int, int]:
     return found
 
 
-def _signal(pids: Iterable[int], number: int) -> None:
+def send(pids: Iterable[int], number: int) -> None:
+    """Send a signal to those of `pids` that are still there."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-
-
-class Forwarder:
-    """Passes a stop signal on as SIGUSR1, again and again until the workers have ended: one that has not reached its
-    training loop yet ignores it."""
-
-    def __init__(self, logs: Path, to_workers: bool) -> None:
-        self.logs, self.to_workers, self.received = logs, to_workers, 0
-        self._next = 0.0
-
-    def receive(self, number: int, _frame: object = None) -> None:
-        self.received = self.received or number
-
-    def __call__(self, launcher: int) -> None:
-        if not self.received or time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + 1.0
-        _signal(_workers(self.logs).values() if self.to_workers else [launcher], signal.SIGUSR1)
-
-
-@contextlib.contextmanager
-def caught(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Give stop signals to `handler` while the block runs (in the main thread; elsewhere nothing can be caught)."""
-    old = {}
-    with contextlib.suppress(ValueError):
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            old[number] = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        for number, before in old.items():
-            signal.signal(number, before)
 
 
 def end_family(pid: int, itself: bool = True) -> None:

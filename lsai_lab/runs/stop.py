@@ -1,8 +1,7 @@
 """Stopping in good order: a warning from outside becomes a checkpoint, a record and an exit code that says so.
 
-Batch systems warn a job before they end it (SIGUSR1 by our own wish, SIGTERM by theirs). While a plan is being executed the
-driver passes both on to the notebook's process, where training ends at its next step with a checkpoint, waits for that a bounded
-time, and then raises `Stopped`.
+Batch systems warn a job before they end it (SIGUSR1 by our own wish, SIGTERM by theirs). The driver passes both on to the notebook's
+process, where training ends at its next step with a checkpoint, waits for that a bounded time, and then raises `Stopped`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import time
 from collections.abc import Iterator
 
 from lsai_core.errors import UserError
-from lsai_lab.launch.watch import caught
 
 # Asked to stop by SIGUSR1, and there is more to do (sysexits.h calls it EX_TEMPFAIL). Not 99: where Slurm is configured with
 # RequeueExit=99 it requeues such a job even if it was submitted with --no-requeue.
@@ -63,7 +61,13 @@ def grace_s() -> float:
 @contextlib.contextmanager
 def stop_requests() -> Iterator[StopRequest]:
     """Collect SIGTERM and SIGUSR1 while the block runs (in the main thread; elsewhere nothing can be caught)."""
-    request = StopRequest()
+    request, old = StopRequest(), {}
     grace_s()  # a wrong value is an error now, not inside a signal handler
-    with caught(request.receive):
+    with contextlib.suppress(ValueError):
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            old[number] = signal.signal(number, request.receive)
+    try:
         yield request
+    finally:
+        for number, before in old.items():
+            signal.signal(number, before)
