@@ -1,9 +1,7 @@
 """The machine and its software, recorded beside every run: a number without its environment is no evidence.
 
-Reading it must cost nothing and disturb nothing: it takes milliseconds, starts no process on usual machines, and
-leaves CUDA uninitialized, since a process that once touched the GPU holds memory there and cannot fork workers that
-use it. The GPU's name, memory, driver and UUID therefore come from NVML (the library under `nvidia-smi`). UUID and host tell whether
-two runs had the same machine, which the names of two equal GPUs do not.
+Reading it takes milliseconds and leaves CUDA uninitialized: a process that once touched the GPU holds memory there and cannot fork
+workers that use it. What is told of GPUs comes from NVML, the library under `nvidia-smi`.
 """
 
 from __future__ import annotations
@@ -26,12 +24,12 @@ from lsai_core.errors import UserError
 from lsai_core.profiling.limits import cpu_cores, memory_gib
 from lsai_lab.files import named
 
+# Where kernels come from: a run takes what is installed, and another version can change its result.
+KERNELS = ("triton", "flash-attn", "flash-attn-3", "flash-attn-4", "transformer-engine", "torchao")
 PACKAGES = (
-    "lsai", "torch", "triton", "numpy", "flash-attn", "flash-attn-3", "flash-attn-4", "transformer-engine", "torchao",
-    "transformers", "accelerate", "liger-kernel", "torchtitan", "tokenizers", "safetensors", "papermill",
+    "lsai", "torch", "numpy", *KERNELS, "transformers", "accelerate", "liger-kernel", "torchtitan", "tokenizers",
+    "safetensors", "papermill",
 )  # fmt: skip
-# Of these, a run takes what is installed; another version can change its result.
-USED = ("triton", "flash-attn", "flash-attn-3", "flash-attn-4", "transformer-engine", "torchao")
 
 
 def environment() -> dict[str, Any]:
@@ -61,7 +59,7 @@ def environment() -> dict[str, Any]:
 def fingerprint(env: dict[str, Any]) -> str:
     """The part of an `environment()` that can change timings, as one line; it goes into the run key."""
     gpu = f"{env['gpu']} x{env['gpu_count']}" if env["gpu"] else f"{env['cpu_cores']} cores"
-    used = "".join(f" | {name} {env['packages'][name]}" for name in USED if name in env["packages"])
+    used = "".join(f" | {name} {env['packages'][name]}" for name in KERNELS if name in env["packages"])
     threads = f" | threads {env['omp_num_threads']}" if env["omp_num_threads"] else ""
     return f"{env['cpu']} | {gpu} | torch {env['torch']} | cuda {env['cuda']}{used}{threads}"
 
@@ -107,9 +105,7 @@ def gpu_facts() -> dict[str, Any]:
             facts["gpu_uuids"] = [nvml.nvmlDeviceGetUUID(gpu) for gpu in gpus]
             return facts | {"gpu": name, "gpu_memory_gib": memory, "driver": driver}
     properties = torch.cuda.get_device_properties(0)
-    driver = re.search(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", _read("/proc/driver/nvidia/version"))
-    memory = round(properties.total_memory / 2**30, 1)
-    return facts | {"gpu": properties.name, "gpu_memory_gib": memory, "driver": driver[1] if driver else None}
+    return facts | {"gpu": properties.name, "gpu_memory_gib": round(properties.total_memory / 2**30, 1)}
 
 
 def gpu_neighbours() -> int | None:
@@ -166,21 +162,10 @@ def _os_name() -> str:
 @functools.cache
 def cpu_model() -> str:
     """Name of the processor, as far as the system tells it."""
-    if found := re.search(r"^model name\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE):
-        return found[1].strip()
-    # Arm kernels list numbers only; lscpu knows the names (Neoverse-V2). macOS has its own key.
-    command = ["sysctl", "-n", "machdep.cpu.brand_string"] if sys.platform == "darwin" else ["lscpu"]
+    text = ""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout
-        if sys.platform == "darwin" and answer.strip():
-            return answer.strip()
-        if found := re.search(r"^\s*Model name:\s*(.+)$", answer, re.MULTILINE):
-            return found[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError:
-        return ""
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        if "model name" not in text:  # Arm kernels list numbers only; lscpu knows the names (Neoverse-V2)
+            text = subprocess.run(["lscpu"], capture_output=True, text=True, timeout=5, check=True).stdout
+    found = re.search(r"(?im)^\s*model name\s*:\s*(.+)$", text)
+    return found[1].strip() if found else platform.processor() or platform.machine()

@@ -224,7 +224,6 @@ import lsai_lab as lab
 run = lab.open_run(study="memory", variant="baseline", part="train", profile="cpu")
 run._repr_markdown_()
 assert run.execute().outcome == "ok"
-run.plot("loss")
 assert "perplexity" in run.results._repr_markdown_()
 from lsai_lab.runs.keep import record_runs
 from lsai_lab.runs.records import find_runs
@@ -240,7 +239,7 @@ def test_measuring_and_recording_need_no_typesetter_and_no_plots(project: Projec
     env = {**os.environ, "PYTHONPATH": str(CHECKOUT), **project.env}
     done = subprocess.run([sys.executable, "-c", BLOCKED], env=env, capture_output=True, text=True, cwd=project.root)
     assert done.returncode == 0, done.stderr
-    assert "no figure: " in done.stdout and "baseline" in done.stdout
+    assert "baseline" in done.stdout
     kinds = [name.partition(":")[0] for kind in KINDS.values() for name in (kind.module, kind.config)]
     reached = code.closure([*kinds, "lsai_lab.runs.interactive", "lsai_lab.runs.notebook", "lsai_lab.cli.runs"])
     assert not [path for path in reached if "report" in path.parts]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+import lsai_core
 
 # Name: (function, what it does, examples and further paragraphs).
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -149,10 +150,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        try:
-            print(f"lsai {version('lsai')}")
-        except PackageNotFoundError:
-            print("lsai (not installed; used from its folder)")
+        print(f"lsai {lsai_core.__version__}")
         raise typer.Exit
 
 

@@ -5,9 +5,8 @@
     runs/jobs/<job>[_<task>].events   started / USR1 / TERM / ended, one JSON line each; written by the job itself
     runs/jobs/logs/              the jobs' output
 
-Either a study's job and its report job are in the queue, with their records, or none is. A submission holds a lock, so two at the
-same moment see each other. Asked for a job, Slurm answers first; it forgets a job minutes after its end and its accounting is not
-always there, so the states that were seen last are kept in the record, and the job's own events say how it ended.
+Either a study's job and its report job are in the queue, with their records, or none is. Slurm forgets a job minutes after its end,
+so the states that were seen last are kept in the record, and the job's own events say how it ended.
 """
 
 from __future__ import annotations
@@ -38,10 +37,7 @@ GONE = "GONE"
 
 @dataclass
 class JobRecord:
-    """`runs/jobs/<job>.json`. `variants`: the array's tasks, empty for one job per study. `report`: the report job's id.
-
-    `seen`: the states that Slurm gave last, once all of them were final.
-    """
+    """`runs/jobs/<job>.json`. `variants`: the array's tasks. `report`: the report job's id. `seen`: Slurm's states, once all were final."""
 
     job: str
     study: str
@@ -64,10 +60,9 @@ class JobRecord:
 def submit(
     study: str, jobs: list[Job], cluster: Cluster, session: Session, command: str, again: bool
 ) -> list[JobRecord]:
-    """Submit a study's job and those that follow it, and record them.
+    """Submit a study's job and those that follow it, and record them. `again` allows a second job of a study that waits or runs.
 
-    `again=True` allows a second job of a study whose first one waits or runs. Raises UserError if it does not, and for
-    everything that Slurm refuses; then nothing stays in the queue.
+    Raises UserError for everything that Slurm refuses; then nothing stays in the queue.
     """
     slurm.require()
     folder = session.runs_root.resolve() / "jobs"

@@ -1,9 +1,5 @@
-"""One run over several nodes of a Slurm job: srun starts the workers, one task a process.
-
-Within one node torchrun is used (see `lsai_lab.launch.launch`). Over several, srun does what torchrun would: it starts every
-worker, says who is who (SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID), ends all when one fails, and passes a stop signal on to
-each of them, which torchrun does not. Rank 0 is on the job's first node, where this process runs, too, so the meeting point is
-this host and a port that is free on it.
+"""One run over several nodes of a Slurm job: srun starts the workers, says who is who, ends all when one fails, and passes stop signals
+on. Rank 0 is on the job's first node, where this process runs, too: the workers meet at this host and a port that is free on it.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ from lsai_core.errors import UserError
 
 
 def srun_command(nproc: int, environment: Mapping[str, str] = os.environ) -> list[str] | None:
-    """The command that starts `nproc` workers over the nodes of this job, for `parallel.launch.launch(command=...)`.
+    """The command that starts `nproc` workers over the nodes of this job, for `lsai_lab.launch.launch.launch`.
 
     None if this is no Slurm job of several nodes, or if one node's GPUs are enough. Raises UserError if the job is too small.
     """

@@ -1,13 +1,7 @@
 """What a cluster is, and the batch script of a job on it: one template, `envs/job.sbatch.j2`, rendered to plain bash.
 
-`params/clusters/<cluster>.yaml` holds the facts (partition, GPUs a node, container, ...) and names the machine profile in
-`params/profiles/` that holds the sizes. Nothing personal stands in those files: the account comes from `--account`,
-`$LSAI_ACCOUNT` or `$SBATCH_ACCOUNT`, or from the git-ignored `params/clusters/local.yaml`, which maps a cluster's name to
-keys that differ for one person.
-
 The study runs on the job's first node, straight from the batch script, so that the warning signal before the time limit
-(`--signal=B:USR1@...`) has one short way: Slurm, the script's trap, the driver, the run's kernel, a checkpoint. Runs on several
-nodes are started from there over the whole allocation.
+(`--signal=B:USR1@...`) has one short way: Slurm, the script's trap, the driver, the run's process, a checkpoint.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Slurm's own commands, and nothing else: submit, ask, cancel.
+"""Slurm's own commands: submit, ask, cancel. A refusal becomes one `UserError` line with Slurm's reason in it.
 
-No accounting database is needed: states come from `scontrol show job`, which knows a job for as long as the controller
-remembers it (MinJobAge after its end). A refusal becomes one `UserError` line with Slurm's reason in it.
+States come from `scontrol show job`, which needs no accounting and knows a job until some minutes (MinJobAge) after its end.
 """
 
 from __future__ import annotations
@@ -59,10 +58,7 @@ def require() -> None:
 
 
 def sbatch(script: str, test_only: bool = False) -> str:
-    """Submit a script and return the job's id, or only ask whether the cluster could ever run it.
-
-    Raises UserError with Slurm's reason if it is refused.
-    """
+    """Submit a script and return the job's id, or only ask whether the cluster could ever run it. Raises UserError if it is refused."""
     done = _call("sbatch", "--test-only" if test_only else "--parsable", text=script)
     may_wait = test_only and ("busy" in done.stderr or "not available now" in done.stderr)
     if done.returncode and not may_wait:
@@ -88,10 +84,7 @@ def _hint(text: str) -> str:
 
 
 def show(job: str) -> list[JobState]:
-    """The job's state, one entry for each array task; empty if the controller no longer knows it.
-
-    Raises UserError if the controller does not answer.
-    """
+    """The job's state, one entry for each array task; empty if it is forgotten. Raises UserError if the controller does not answer."""
     done = _call("scontrol", "--oneliner", "show", "job", job)
     if done.returncode:
         if "Invalid job id" in done.stderr:

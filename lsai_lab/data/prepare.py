@@ -101,14 +101,13 @@ def prepare(config: DataConfig, root: Path, *, progress: bool = True) -> Dataset
         raise UserError(f"cannot prepare the data at {where}; {advice}") from error
 
 
-def prepared_id(config: DataConfig, root: Path) -> str | None:
-    """The id of the prepared dataset that `config` means now, or None if there is none; it fetches, builds and writes nothing."""
-    try:
+def prepared_id(config: DataConfig, root: Path) -> str:
+    """The id of the prepared dataset that `config` means now, `""` if there is none; it fetches, builds and writes nothing."""
+    with contextlib.suppress(UserError, OSError):
         source = parse_source(config.source)
-        found = _find(root, source, _wanted(source, _request(config), root, progress=False)[1])
-        return read_meta(found)["id"] if found else None
-    except (UserError, OSError):
-        return None
+        if found := _find(root, source, _wanted(source, _request(config), root, progress=False)[1]):
+            return str(read_meta(found)["id"])
+    return ""
 
 
 def _wanted(source: Source, request: str, root: Path, progress: bool) -> tuple[Corpus | None, dict[str, str]]:

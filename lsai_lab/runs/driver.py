@@ -1,8 +1,7 @@
 """Runs a plan, one papermill execution after the other, and never loses what is finished.
 
-A run whose record is complete is reused; one that another study has finished, with the same key, is copied. Any other is
-executed in its own process, watched, and ended when it outlives its time. If it leaves no summary (killed, crashed, hung),
-the driver writes one that says so, and goes on with the next. SIGTERM and SIGUSR1 end the plan in good order (see `lsai_lab.runs.stop`).
+A run whose record is complete is reused, or copied where another study has it. Any other is executed in its own process, watched, and
+ended when it outlives its time. If it leaves no summary (killed, crashed, hung), the driver writes one that says so.
 """
 
 from __future__ import annotations
@@ -42,12 +41,10 @@ _NOTEBOOK_NEEDS = ("papermill", "nbclient", "IPython")
 def run_plan(
     plan: list[PlannedRun], *, root: Path, data_root: Path, command: str, untimed_jobs: int = 1, again: bool = False
 ) -> list[Summary]:
-    """Execute what is not finished; prints one line per run and returns all summaries in the plan's order.
+    """Execute what is not finished (with `again`, everything); prints one line per run and returns all summaries in the plan's order.
 
-    `untimed_jobs` runs at a time share the machine if their results are no speeds (`Kind.timed`); these come last. `again` repeats
-    finished runs, too; what they found is set aside in their folders.
-
-    Raises Stopped if SIGTERM or SIGUSR1 arrived and runs are left, UserError before any run that could not even begin.
+    `untimed_jobs` runs at a time share the machine if their results are no speeds (`Kind.timed`); these come last. Raises Stopped if
+    SIGTERM or SIGUSR1 arrived and runs are left, UserError before any run that could not even begin.
     """
     todo = [run for run in plan if again or not is_finished(run.folder)]
     if todo and (missing := [name for name in _NOTEBOOK_NEEDS if importlib.util.find_spec(name) is None]):
@@ -162,9 +159,7 @@ def run_one(
 
 
 def cores_shared_by(processes: int) -> dict[str, str]:
-    """Environment for each of `processes` that run at a time: its share of the cores, unless the user has said how many.
-
-    Threads beyond the cores wait for one another in busy loops; two searches with two threads each took three times as long on two cores.
-    """
+    """Environment for each of `processes` that run at a time: its share of the cores, unless the user has said how many."""
+    # Threads beyond the cores wait in busy loops: two searches with two threads each took three times as long on two cores.
     share = max(1, cpu_cores() // processes)
     return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share))}

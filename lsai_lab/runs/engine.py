@@ -1,8 +1,7 @@
 """Notebooks executed in this process: an engine of papermill whose cells run in an IPython shell, without a kernel beside it.
 
-To start Python and import torch, pandas, matplotlib and Jupyter takes 3 s on two CPU cores and 8 s beside a GPU. So this module is loaded
-once, into the fork server of the command (`multiprocessing`, Linux only), and each notebook's process is forked from there. CUDA is
-untouched until then, nothing else of this project is imported, and no thread of Python runs: a fork is as good as a fresh process.
+Its imports take 3 s on two CPU cores and 8 s beside a GPU. So it is loaded once, into the fork server of the command (`multiprocessing`,
+Linux only). CUDA is untouched there and no thread of Python runs: a fork is as good as a fresh process.
 """
 
 from __future__ import annotations

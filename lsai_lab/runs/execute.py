@@ -1,8 +1,7 @@
 """Execute one run, in this process: the body of every run notebook.
 
-The run's folder already says what to do (`run.json`, `config.json`). Executing writes `env.json`, does the work, turns
-whatever ends it into an outcome, and writes `summary.json` last. It does not raise for a failed run: the notebook goes on
-to show what there is.
+The run's folder says what to do (`run.json`, `config.json`). Whatever ends the work becomes an outcome in `summary.json`, written last; a
+failed run raises nothing, so that the notebook goes on to show what there is.
 """
 
 from __future__ import annotations
@@ -24,8 +23,9 @@ from lsai_core.code import code_hash
 from lsai_core.errors import UserError
 from lsai_core.files import write_json
 from lsai_core.strict import Strict, validated
+from lsai_lab.data.prepare import prepared_id
 from lsai_lab.environment import environment
-from lsai_lab.runs.inputs import present_inputs
+from lsai_lab.runs.inputs import run_inputs
 from lsai_lab.runs.kinds import Context, get_kind
 from lsai_lab.runs.quiet import Quiet
 from lsai_lab.runs.records import FINAL, Outcome, Run, RunId, Summary, is_finished, outcome_of, read_run, set_aside
@@ -104,7 +104,8 @@ class ActiveRun:
         """One line if the code or what the run reads is not what its key says any more, else None."""
         kind = get_kind(self.kind)
         planned = {**self.inputs, "code": self.code.get("hash")}
-        now = {**present_inputs(self.config, self.data_root, kind.uses_data), "code": code_hash(kind.code)}
+        now = run_inputs(self.config, kind.uses_data, lambda data: prepared_id(data, self.data_root))
+        now["code"] = code_hash(kind.code)
         for name, value in planned.items():
             if now.get(name) and value and now[name] != value:
                 values = f"({value}, now {now[name]})"

@@ -1,7 +1,6 @@
 """What a run depends on beside its config, by content: the code, the text, and the weights that it begins from.
 
-Their ids are part of the run key and stand in `run.json`; they are compared again before and after the run, so that a result never stands
-under the key of other inputs.
+Their ids are part of the run key and stand in `run.json`; they are compared again before and after the run.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import glob
 import hashlib
 import os
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from lsai_core.code import code_hash
 from lsai_core.config import DataConfig
 from lsai_core.errors import Unavailable
 from lsai_core.strict import Strict
-from lsai_lab.data.prepare import prepared_id
 from lsai_lab.files import content_hash
 
 
@@ -54,26 +52,23 @@ def key_config(config: Strict) -> dict[str, Any]:
     return value
 
 
-def present_inputs(config: Strict, data_root: Path, uses_data: bool) -> dict[str, str]:
-    """The ids of a run's inputs as they are now, `""` for what is not there. Nothing is prepared."""
-    data = getattr(config, "data", None) if uses_data else None
-    found = {"data": prepared_id(data, data_root) or ""} if isinstance(data, DataConfig) else {}
-    return found | weights_input(config)
+def run_inputs(config: Strict, uses_data: bool, dataset_id: Callable[[DataConfig], str]) -> dict[str, str]:
+    """The ids of what a run reads: its text, as `dataset_id` tells, and the weights it begins from; `""` for what is not there."""
+    data, weights = getattr(config, "data", None), getattr(config, "init_from", None)
+    found = {"data": dataset_id(data)} if uses_data and isinstance(data, DataConfig) else {}
+    return found | ({"weights": _weights_id(weights)} if weights else {})
 
 
-def weights_input(config: Strict) -> dict[str, str]:
-    """`{"weights": hash}` of the checkpoint that a config begins from, if it names one; `""` if it is not there."""
-    name = getattr(config, "init_from", None)
-    if not name:
-        return {}
+def _weights_id(name: str) -> str:
+    """Hash of a checkpoint's content; empty if it is not there."""
     if (folder := _checkpoint(name)) is None:
-        return {"weights": ""}
+        return ""
     files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".bin"))
     stamps = [(path, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     with ThreadPoolExecutor(4) as pool:
         digests = list(pool.map(lambda stamp: _digest(*stamp), stamps))
     text = repr([(path.name, digest) for path, digest in zip(files, digests, strict=True)])
-    return {"weights": hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
 def _checkpoint(name: str) -> Path | None:

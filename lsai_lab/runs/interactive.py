@@ -1,8 +1,4 @@
-"""Runs in a notebook: what `import lsai_lab as lab; run = lab.open_run(...)` gives, and how such a run shows itself.
-
-A run notebook has four cells of code: its parameters, this call, `run.execute()` and `run.results`. The driver fills in `folder`; a person
-or papermill leaves it empty and chooses study, variant, part, profile and overrides.
-"""
+"""Runs in a notebook: what `lab.open_run(...)` gives, and how such a run shows itself."""
 
 from __future__ import annotations
 
@@ -17,12 +13,10 @@ from lsai_core.errors import UserError, hint
 from lsai_core.files import deep_merge, flatten, nested
 from lsai_core.strict import Strict, validated
 from lsai_lab.environment import environment
-from lsai_lab.files import repo_root
+from lsai_lab.files import parse_value, repo_root
 from lsai_lab.runs.execute import ActiveRun, write_plan
 from lsai_lab.runs.records import is_finished
 from lsai_lab.runs.session import Session
-
-_FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
 
 class _Parameters(Strict):
@@ -56,14 +50,10 @@ class OpenRun(ActiveRun):
         return Results(self.record().summary.__dict__)
 
     def plot(self, *columns: str) -> None:
-        """Draw columns of `steps` against the step, where matplotlib is installed; nothing for a run without steps."""
-        steps, names = self.steps, [name for name in columns if name in self.steps]
-        try:
-            if names:
-                size = (3.3 * len(names), 2.5)
-                steps.plot(x="step", y=names, subplots=True, layout=(1, len(names)), figsize=size, marker=".")
-        except ImportError as error:
-            print(f"no figure: {error}")
+        """Draw columns of `steps` against the step; nothing for a run without steps."""
+        if names := [name for name in columns if name in self.steps]:
+            size = (3.3 * len(names), 2.5)
+            self.steps.plot(x="step", y=names, subplots=True, layout=(1, len(names)), figsize=size, marker=".")
 
 
 class Results(dict[str, Any]):
@@ -84,12 +74,10 @@ def open_run(
     folder: str = "", *, study: str, variant: str, part: str, profile: str | None = None,
     overrides: dict[str, Any] | None = None,
 ) -> OpenRun:  # fmt: skip
-    """The run that the driver planned in `folder`; with an empty `folder`, one planned here and now.
+    """The run that the driver planned in `folder` (seen from the project's root); with an empty `folder`, one planned here and now.
 
     `profile`: a name in params/profiles, `""` or None for this machine's. `overrides` are settings with dots
-    (`{"optim.lr": 1e-3}`), as `--set` takes them; they are for runs planned here. A relative `folder` is seen from the project's root.
-
-    Raises UserError for a wrong name or value, also of a parameter that papermill passed, and if another process is executing the run.
+    (`{"optim.lr": 1e-3}`), as `--set` takes them, for a run planned here. Raises UserError for a wrong name or value, also of a parameter that papermill passed, and if another process is executing the run.
     """
     given = {"folder": folder, "study": study, "variant": variant, "part": part, "profile": profile}
     parameters = validated(_Parameters, {**given, "overrides": {} if overrides is None else overrides}, "parameters")
@@ -98,8 +86,9 @@ def open_run(
     if folder:
         return OpenRun(repo_root() / folder, session.data_root)
     changes: dict[str, Any] = {}
-    for key, value in parameters.overrides.items():
-        changes = deep_merge(changes, nested(key, _number(value)))
+    for key, value in flatten(parameters.overrides).items():
+        # As on the command line: papermill reads `1e-3` as YAML 1.1 does, as a string.
+        changes = deep_merge(changes, nested(key, parse_value(value) if isinstance(value, str) else value))
     plan = session.plan(study, only=[variant], parts=[part], overrides=changes)
     if not plan:
         known = ", ".join(session.study(study).measured(part))
@@ -120,13 +109,6 @@ def _refuse_unknown_parameters() -> None:
             known, given = (re.findall(r"(?m)^(\w+)\s*(?::[^=]*)?=(?!=)", text) for text in (before, cell))
             if unknown := [name for name in given if name not in known]:
                 raise UserError(f"the notebook has no parameter {unknown[0]!r}{hint(unknown[0], known)}")
-
-
-def _number(value: Any) -> Any:
-    """papermill reads `1e-3` as YAML 1.1 does, as a string; here it is the number that was meant."""
-    if isinstance(value, dict):
-        return {key: _number(item) for key, item in value.items()}
-    return float(value) if isinstance(value, str) and _FLOAT.fullmatch(value) else value
 
 
 def _table(key: str, value: str, facts: dict[str, Any]) -> str:

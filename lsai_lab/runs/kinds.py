@@ -1,8 +1,4 @@
-"""The kinds of run: what can be measured, each one entry of a registry.
-
-A kind names its config, the function that does the work and the notebook that shows it. Adding one is an entry here, a function and a
-notebook.
-"""
+"""The kinds of run: what can be measured. Adding one is an entry here, a function that does the work and a notebook that shows it."""
 
 from __future__ import annotations
 

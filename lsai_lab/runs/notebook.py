@@ -1,10 +1,7 @@
-"""One papermill execution in a process of its own, and its driver's side.
+"""One papermill execution in a process of its own, which the driver can watch, time and kill without risking itself.
 
-The driver can watch, time and kill this process without risking itself. What goes wrong is one line on standard error and exit code 1.
-On Linux it is forked from a process that has imported what notebooks need, and the cells run in it (`lsai_lab.runs.engine`).
-
-It has a session of its own, so that a stop signal is the driver's to deliver, and ends everything when the driver is gone (killed,
-crashed): nobody would watch the time any more. It holds the run's lock until then (`lsai_lab.runs.writer`).
+What goes wrong is one line on standard error and exit code 1. The process has a session of its own, so that a stop signal is the driver's
+to deliver. It ends everything when the driver is gone, and holds the run's lock until then (`lsai_lab.runs.writer`).
 """
 
 from __future__ import annotations
@@ -40,10 +37,10 @@ def execute_notebook(
     watch: Callable[[], None] = lambda: None, stop: StopRequest | None = None,
     environment: Mapping[str, str] = MappingProxyType({}), inherited: int | None = None,
 ) -> str | None:  # fmt: skip
-    """Execute a notebook in its own process tree, with `root` as the working folder. `stop` is passed on to it.
+    """Execute a notebook in its own process tree, with `root` as the working folder; returns None, or one line of what went wrong.
 
-    `inherited`: the lock of the folder of `target`, as a file descriptor that the process keeps open to its end. Returns None, or one
-    line that says what went wrong. Raises UserError if the notebook does not exist, or if no notebook can be executed here.
+    `inherited`: the lock of the folder of `target`, as a file descriptor that the process keeps open to its end. Raises UserError if
+    the notebook does not exist, or if no notebook can be executed here.
     """
     if not source.exists():
         raise UserError(f"the notebook {source} is missing")

@@ -7,9 +7,8 @@
                               summary.json    outcome and results (what came out); written last
                               notebook.ipynb  the executed run notebook: this run's own page
 
-`<name>` is the variant, with `.<part>` for parts other than `train` and `.r<N>` for repeats after the first. `<key>` is the
-run key (see `run_key`). A folder without `summary.json` is a run that has not ended. Results are one flat mapping of names
-to numbers or short strings, with the unit in the name (`_gib`, `_s`, `_ms`), so that a table is one line of pandas.
+`<name>` is the variant, with `.<part>` for parts other than `train` and `.r<N>` for repeats after the first. A folder without
+`summary.json` is a run that has not ended. Results are one flat mapping of names to numbers or short strings, the unit in the name.
 """
 
 from __future__ import annotations
@@ -133,10 +132,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def set_aside(folder: Path) -> None:
-    """Make room for another attempt: a finished record moves into a folder below, the summary of another one goes.
-
-    Checkpoints stay, so that an attempt that was stopped goes on.
-    """
+    """Make room for another attempt: a finished record moves into a folder below; of another one all but the summary stays."""
     if is_finished(folder):
         target = folder / EARLIER / Summary.read(folder).started.replace(":", "")
         target.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,4 @@
-"""Where things lie and what this machine is: the few facts that every command needs, found once.
-
-`$LSAI_DATA` and `$LSAI_RUNS` move the data and the records (to a scratch file system, say); the profile is detected from the
-GPU unless it is given.
-
-Which runs belong together follows from it: those whose key is in the current plan, and the committed ones; everything else only by name.
-The plan is that of the machine that a run was executed on (a compute node's, where this is the login node): the profile of its GPU, its
-fingerprint.
-"""
+"""Where things lie and what this machine is: the few facts that every command needs, found once; and which runs belong to its plan."""
 
 from __future__ import annotations
 
@@ -22,22 +14,13 @@ from typing import Any
 
 from lsai_core.config import DataConfig
 from lsai_core.files import flatten
-from lsai_lab.data import prepare
-from lsai_lab.data.prepare import prepared_id
+from lsai_lab.data.prepare import prepare, prepared_id
 from lsai_lab.environment import environment, fingerprint
 from lsai_lab.files import repo_root
+from lsai_lab.runs import study as studies
 from lsai_lab.runs.driver import run_plan
 from lsai_lab.runs.records import Run, Summary, find_runs
-from lsai_lab.runs.study import (
-    PlannedRun,
-    Profile,
-    Study,
-    detect_profile,
-    load_profile,
-    load_study,
-    plan_study,
-    study_names,
-)
+from lsai_lab.runs.study import PlannedRun, Profile, Study
 
 
 @dataclass(eq=False)
@@ -53,7 +36,7 @@ class Session:
 
     @functools.cached_property
     def profile(self) -> Profile:
-        return load_profile(self.root, self.profile_name or detect_profile(self.root, self.env["gpu"]))
+        return studies.load_profile(self.root, self.profile_name or studies.detect_profile(self.root, self.env["gpu"]))
 
     @property
     def data_root(self) -> Path:
@@ -77,17 +60,17 @@ class Session:
     @functools.cache  # noqa: B019
     def prepared_id(self, config: DataConfig) -> str:
         """The hash of a prepared dataset's content, or nothing: unlike `dataset_id` it prepares none."""
-        return prepared_id(config, self.data_root) or ""
+        return prepared_id(config, self.data_root)
 
     def study(self, name: str) -> Study:
         """A study's description under this session's profile."""
-        return load_study(self.root, name, self.profile)
+        return studies.load_study(self.root, name, self.profile)
 
     def plan(self, study: str, **selection: Any) -> list[PlannedRun]:
         """The planned runs of one study under this session's profile (see `plan_study` for the selection)."""
         if "fingerprint" not in selection:
             selection |= {"fingerprint": fingerprint(self.env), "dataset_id": self.dataset_id}
-        return plan_study(self.study(study), root=self.root, runs_root=self.runs_root, **selection)
+        return studies.plan_study(self.study(study), root=self.root, runs_root=self.runs_root, **selection)
 
     def run(self, plan: list[PlannedRun], **options: Any) -> list[Summary]:
         """Execute a plan with this session's folders (see `run_plan` for the options)."""
@@ -97,14 +80,14 @@ class Session:
 def current_runs(session: Session, study: str | None = None) -> list[Run]:
     """The own finished runs of `study` (None: of every study) whose key is in the current plan, in the plan's order.
 
-    With a session whose profile was named, that profile's plan. Nothing is prepared: of a data set that is not there no run can be.
-    Raises UserError for an unknown study or a wrong parameter file.
+    The plan is that of the machine that executed a run (a compute node's, where this is the login node): its fingerprint, the profile
+    of its GPU or the session's, if it was named. Nothing is prepared: of a data set that is not there no run can be. Raises UserError for an unknown study or a wrong parameter file.
     """
     found: list[Run] = []
-    for name in study_names(session.root) if study is None else [session.study(study).study]:
+    for name in studies.study_names(session.root) if study is None else [session.study(study).study]:
         machines: dict[tuple[str, str], dict[Path, Run]] = defaultdict(dict)
         for run in find_runs(session.runs_root, study=name):
-            profile = session.profile_name or detect_profile(session.root, run.env.get("gpu"))
+            profile = session.profile_name or studies.detect_profile(session.root, run.env.get("gpu"))
             machines[profile, run.plan.get("machine", "")][run.folder] = run
         for (profile, machine), runs in machines.items():
             there = Session(profile, session.root)

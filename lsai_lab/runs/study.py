@@ -1,8 +1,4 @@
-"""From `params/` to a plan: which runs a study consists of on this machine, each fully resolved.
-
-A study file names the question, a base config, the parts to measure (training, largest batch, ...) and the variants, each
-a small difference to the base; a profile file lays a machine's sizes over it. One variant x one part x one repeat is one planned run.
-"""
+"""From `params/` to a plan: which runs a study consists of on this machine, each (variant x part x repeat) fully resolved."""
 
 from __future__ import annotations
 
@@ -15,12 +11,11 @@ from typing import Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from lsai_core.config import DataConfig
 from lsai_core.errors import UserError, hint
 from lsai_core.files import deep_merge, nested
 from lsai_core.strict import Strict, validated
 from lsai_lab.files import Name, load_yaml, named
-from lsai_lab.runs.inputs import code_facts, key_config, resolved_paths, weights_input
+from lsai_lab.runs.inputs import code_facts, key_config, resolved_paths, run_inputs
 from lsai_lab.runs.kinds import get_kind
 from lsai_lab.runs.records import RunId, run_key
 
@@ -271,9 +266,7 @@ def plan_study(
     plan = []
     for variant, part, repeat, config in resolved:
         spec, code = study.parts[part], codes[study.parts[part].kind]
-        data = getattr(config, "data", None) if get_kind(spec.kind).uses_data else None
-        inputs = {"data": dataset_id(data)} if isinstance(data, DataConfig) else {}
-        inputs |= weights_input(config)
+        inputs = run_inputs(config, get_kind(spec.kind).uses_data, dataset_id)
         key = run_key(key_config(config), spec.kind, code["hash"], fingerprint, *inputs.values())
         run_id = RunId(study.study, variant, part, repeat, key)
         folder, label = runs_root / study.study / run_id.folder, study.variants[variant].label

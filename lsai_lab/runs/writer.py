@@ -1,8 +1,7 @@
-"""One writer a run: who writes into a run's folder holds its lock, whoever started it; the second one is told who has it.
+"""One writer a run: who writes into a run's folder holds its lock (`flock` on `<run>/.lock`); the second one is told who has it.
 
-The lock is the operating system's (`flock` on `<run>/.lock`), so it ends with the process that holds it. The driver hands it to the
-process that executes the notebook, which keeps it to its end, even if the driver was killed, and is told so (`inherit`); a kernel that
-a person or papermill started takes the lock itself.
+The driver hands the lock to the process that executes the notebook, which keeps it to its end, even if the driver was killed; a kernel
+that a person or papermill started takes the lock itself.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ _held: set[Path] = set()
 def only_writer(folder: Path, name: str) -> Iterator[int | None]:
     """Hold the lock of the run `name` in `folder` while the block runs; yields its file descriptor (None: somebody holds it for us).
 
-    Raises UserError, which says who has it and since when, if another process is writing this run; OSError if `folder` cannot be
-    written.
+    Raises UserError if another process is writing this run, OSError if `folder` cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     key = folder.resolve()
