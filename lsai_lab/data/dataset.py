@@ -4,9 +4,8 @@
                            tokenizer.json                Hugging Face tokenizers
                            meta.json                     what it is, counts, sizes, checksums; written last
 
-`<id>` is a hash over the data config, the content of the source and the version of this pipeline. Opening a dataset compares sizes and
-checksums (BLAKE2b per 16 MiB block) with meta.json: all blocks of files up to 2 GiB (about a second a GiB and core), of larger ones 128
-evenly spaced ones. So a cut-off or damaged file is one clear error and never a strange loss.
+Opening a dataset compares sizes and checksums (BLAKE2b per 16 MiB block) with meta.json: all blocks of files up to 2 GiB (about a second
+a GiB and core), of larger ones 128 evenly spaced ones. So a damaged file is one clear error and never a strange loss.
 """
 
 from __future__ import annotations
@@ -33,10 +32,7 @@ MAX_BLOCKS_CHECKED = 128
 
 
 class Dataset:
-    """An opened and verified dataset folder: `folder`, `id` (12 hex digits of content hash), `meta` (meta.json).
-
-    Raises `UserError` if a file is missing, cut off or damaged.
-    """
+    """A verified dataset folder: `folder`, `id` (content hash), `meta` (meta.json). UserError: a file is missing or damaged."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.meta = folder, read_meta(folder)

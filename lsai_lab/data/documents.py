@@ -1,10 +1,8 @@
 """Documents: the unit that is split, encoded and counted.
 
-Splits: 85 % train, 10 % validation, 5 % test, by document. A document's key is compared with two thresholds, so equal texts always land
-in the same split: no copy of a training document is ever tested on. Documents cut from one of `MIN_FILES` or more files of plain text stay
-together, as their key is the file's; fewer files could not fill three splits. For a corpus of at least `SURVEY` distinct documents the
-thresholds are the fixed quantiles, so adding documents moves none of the others. Those of a smaller one are taken from its sorted keys:
-the shares are then exact to one document, and validation and test hold at least one each.
+A document's key is compared with two thresholds, so equal texts always land in the same split: no copy of a training document is ever
+tested on. Documents cut from one of `MIN_FILES` or more files of plain text share the file's key. With at least `SURVEY` distinct documents
+the thresholds are fixed quantiles, so adding documents moves none of the others; with fewer they are taken from the sorted keys.
 """
 
 from __future__ import annotations
@@ -43,11 +41,8 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Corpus:
-    """What a source yields: its texts (iterable again and again) and the facts that identify them.
-
-    `fingerprint` is a hash over the content; `description` goes into the dataset's meta.json; `cut_files`: how many files of plain
-    text it is cut from.
-    """
+    """What a source yields: its texts (iterable again and again), a hash over their content (`fingerprint`), what meta.json keeps
+    (`description`), and from how many files of plain text it is cut (`cut_files`)."""
 
     fingerprint: str
     description: dict[str, Any]
@@ -56,9 +51,8 @@ class Corpus:
 
 
 def documents(corpus: Corpus, max_mb: float | None, split_seed: int, whole_files: bool = False) -> Iterator[Document]:
-    """The non-blank texts of `corpus` in order, as long as they fit into `max_mb` (10^6 bytes of UTF-8) altogether, streamed. What is no
-    valid Unicode (lone surrogates from JSON escapes) is repaired. `whole_files`: all documents cut from one file share a key, and
-    so a split."""
+    """The non-blank texts of `corpus` in order, streamed, as long as they fit into `max_mb` (10^6 bytes of UTF-8) altogether. Lone
+    surrogates (from JSON escapes) are replaced. `whole_files`: all documents cut from one file share a key, and so a split."""
     salt = hashlib.blake2b(str(split_seed).encode(), digest_size=16).digest()
     left = float("inf") if max_mb is None else max_mb * MB
     for item in corpus.texts():
@@ -74,10 +68,7 @@ def documents(corpus: Corpus, max_mb: float | None, split_seed: int, whole_files
 
 
 def survey(documents: Iterable[Document], what: str) -> tuple[int, int]:
-    """Read until `SURVEY` distinct documents are seen and choose the keys at which validation and test begin.
-
-    Raises `UserError` (which names the corpus as `what`) for fewer than three distinct documents.
-    """
+    """The keys at which validation and test begin, from the first `SURVEY` distinct documents. UserError for fewer than three."""
     keys: set[int] = set()
     for document in documents:
         keys.add(document.key)

@@ -1,13 +1,9 @@
-"""Local sources: the standard library and files of the user. Their content is hashed each time they are opened.
+"""Local sources: the standard library and files of the user. A file's name says how it is read:
 
-A relative path or glob (`**` works) is looked up in the current folder first, then in the checkout. A file's name says how it is read:
-
-    .txt .md .text   UTF-8 text, cut into documents (see `_text_documents`)
-    .jsonl           one JSON record a line: {"text": str or list of str, ...} or a bare string
-    .jsonl.zst       the same, compressed; any number of zstd frames; a truncated file is an error
-    .parquet         a string column `text`, one document a row
-
-Memory stays bounded: text is read line by line, a JSON record may hold at most 64 MiB, parquet is read in small batches.
+.txt .md .text   UTF-8 text, cut into documents (see `_text_documents`)
+.jsonl           one JSON record a line: {"text": str or list of str, ...} or a bare string
+.jsonl.zst       the same, compressed; any number of zstd frames; a truncated file is an error
+.parquet         a string column `text`, one document a row
 """
 
 from __future__ import annotations
@@ -57,7 +53,7 @@ def open_stdlib(raw: Path, progress: bool) -> Corpus:
 
 
 def open_files(pattern: str, raw: Path, progress: bool) -> Corpus:
-    """The files that a path or glob matches."""
+    """The files that a path or glob (`**` works) matches in the current folder, or else in the checkout."""
     files = _matches(pattern)
     plain = [path for path in files if path.name.lower().endswith(TEXT_SUFFIXES)]
     # Documents of 1/200 of all the text, between 1 KiB and 64 KiB: a small file still yields enough of them for three splits,

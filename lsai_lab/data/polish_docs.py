@@ -1,10 +1,7 @@
 """`polish-docs`: real Polish text that any Debian or Ubuntu machine can fetch without root.
 
-The packages libreoffice-help-pl (the help of LibreOffice, HTML) and manpages-pl (manual pages, roff) are unpacked, and each page becomes
-plain text: the words in reading order, one block element or paragraph a line. That happens once: the texts stay in the raw cache.
-
-Enough for training text, not a renderer. HTML: the page's frame (navigation, scripts, header, footer) is dropped. Roff: the man(7) macros
-and escapes that manual pages use (groff_man(7), groff(7)).
+The help of LibreOffice (HTML) and manual pages (roff: the macros and escapes of groff_man(7) and groff(7)) become plain text, one block or
+paragraph a line, without the page's frame. That happens once: the texts stay in the raw cache.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Preparing a dataset: find its source by name, fetch, split, train the tokenizer, encode, publish; once for each content.
 
-The corpus is streamed three times: for the split thresholds, for the tokenizer and to be encoded. Everything is written into a hidden
-folder that is renamed when it is complete, so a dataset folder is whole or does not exist.
-
-Which dataset answers a config? Local sources (stdlib, file:) are hashed on every call, so that a changed corpus makes a new dataset.
-Remote ones (polish-docs, speakleash) are found by the request alone, a hash over the config that each meta.json carries. So a prepared
-dataset works offline, and on any machine that `datasets/` is copied to. Delete its folder (and its raw download) to fetch anew.
+The corpus is streamed three times: for the split thresholds, for the tokenizer and to be encoded. A dataset folder is whole or does not
+exist. Local sources (stdlib, file:) are hashed on every call, so that a changed corpus makes a new dataset. Remote ones are found by
+the request alone, a hash over the config, so that a prepared dataset works offline. Delete its folder and raw download to fetch anew.
 """
 
 from __future__ import annotations
@@ -24,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
-from tqdm import tqdm
 
 from lsai_core.config import DataConfig
 from lsai_core.errors import UserError
@@ -47,10 +43,8 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Source:
-    """`slug` begins the dataset's folder name; a `remote` source is prepared once per request, a local one per content.
-
-    `open(raw, progress)` fetches what is missing into the cache folder `raw` and returns the corpus.
-    """
+    """`slug` begins the dataset's folder name; a `remote` source is prepared once per request, a local one per content. `open(raw,
+    progress)` fetches what is missing into the cache folder `raw` and returns the corpus."""
 
     slug: str
     remote: bool
@@ -80,10 +74,9 @@ def _slug(text: str) -> str:
 
 
 def prepare(config: DataConfig, root: Path, *, progress: bool = True) -> Dataset:
-    """The dataset that `config` describes, below `root`; built if it is not there yet, reused if it is.
+    """The dataset that `config` describes, below `root`; built if it is not there yet.
 
-    Raises `UserError` when the source is unknown, unreachable, empty or too small, when a prepared file is damaged, and
-    when `root` cannot be written.
+    Raises `UserError` for a source that is unknown, unreachable, empty or too small, a damaged file, a `root` that cannot be written.
     """
     source, request = parse_source(config.source), _request(config)
     try:
@@ -155,7 +148,7 @@ def _write_files(config: DataConfig, corpus: Corpus, folder: Path, progress: boo
         thresholds = survey(read(), config.source)
     used = 0
 
-    def training_texts(bar: tqdm) -> Iterator[str]:
+    def training_texts() -> Iterator[str]:
         """Of the training documents, in order, up to `tokenizer_mb` (at least one)."""
         nonlocal used
         for document in read():
@@ -168,7 +161,7 @@ def _write_files(config: DataConfig, corpus: Corpus, folder: Path, progress: boo
             yield document.text
 
     with progress_bar(progress, desc="tokenizer", unit="B", unit_scale=True) as bar:
-        tokenizer = train_tokenizer(training_texts(bar), config.vocab_size)
+        tokenizer = train_tokenizer(training_texts(), config.vocab_size)
     write_text(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
     with progress_bar(progress, desc="encoding", unit="B", unit_scale=True) as bar:
         stats = encode_documents(read(), thresholds, tokenizer, folder, bar)

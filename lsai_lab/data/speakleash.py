@@ -1,13 +1,11 @@
 """Speakleash (speakleash.org): a public collection of Polish text, as its own client (github.com/speakleash/speakleash) finds it.
 
     <base>/speakleash.json      the index: [{"name": ...}, ...]
-    <base>/<name>.manifest      JSON: description, license, sources, category, stats (documents, characters, ...), and
-                                file_size, the size in bytes of the next
+    <base>/<name>.manifest      JSON: description, license, category, stats, and file_size, the size in bytes of the next
     <base>/<name>.jsonl.zst     records {"text": str or list of str, "meta": {...}}, zstd (lm_dataformat)
 
-A download is whole or does not exist: a file is fetched into `<name>.part` and renamed when its size agrees with the manifest's and it
-decodes. A broken connection is retried with growing pauses and continues where it stopped (HTTP Range, RFC 9110 section 14);
-`If-Range` makes the server start over if the file has changed meanwhile.
+A download is whole or does not exist: it becomes the file when its size agrees with the manifest's and it decodes. A broken connection
+continues where it stopped (HTTP Range, RFC 9110 section 14), or begins anew if the file has changed meanwhile (`If-Range`).
 """
 
 from __future__ import annotations
@@ -80,9 +78,8 @@ def open_corpus(name: str, raw: Path, progress: bool) -> Corpus:
         manifest = get_manifest(name)
         size = manifest.get("file_size") or None
         if size is not None and not re.fullmatch("[0-9]{1,18}", str(size)):
-            raise UserError(
-                f"{base_url()}{name}.manifest: file_size is {str(size)[:40]!r}, not a size in bytes; try again later"
-            )
+            what = f"file_size is {str(size)[:40]!r}, not a size in bytes"
+            raise UserError(f"{base_url()}{name}.manifest: {what}; try again later")
         _download(base_url() + data.name, data, size and int(size), progress)
         write_json(manifest_file, manifest)
     stats = manifest["stats"] if isinstance(manifest.get("stats"), dict) else {}
@@ -113,10 +110,7 @@ def _get_json(url: str, kind: type) -> Any:
 
 
 def _download(url: str, path: Path, expected: int | None, progress: bool) -> None:
-    """Fetch `url`, of which the manifest says that it has `expected` bytes, to `path` unless it is there already.
-
-    One process downloads, others wait. Raises `NotFound`, or `UserError` for any other failure; then `path` does not exist.
-    """
+    """Fetch `url`, of `expected` bytes by its manifest, to `path` unless it is there; one process at a time. UserError: no `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part, seen = path.with_name(f"{path.name}.part"), dict[str, str]()
     with FileLock(path.with_name(f".{path.name}.lock")):

@@ -1,11 +1,8 @@
 """Tokenizer: byte-level BPE (Hugging Face `tokenizers`; Radford et al. 2019, section 2.2), trained on the training split only.
 
-All 256 bytes are in the alphabet: any text encodes without an unknown token and decodes to itself. The vocabulary is 1 special token +
-256 bytes + the merges that the training text supports, at most `vocab_size`. `<|endoftext|>` has id 0 and ends every document; inside a
-text its characters are encoded as ordinary text, so a corpus cannot forge a document end.
-
-One batch of two million characters exists at any time, so memory does not depend on the size of the corpus or of one document. Files are
-written with plain writes, because in a memory map a full disk would be a SIGBUS.
+All 256 bytes are in the alphabet: any text encodes without an unknown token and decodes to itself. `<|endoftext|>` has id 0 and ends every
+document; inside a text its characters are ordinary ones, so a corpus cannot forge a document end. One batch of two million characters
+exists at any time. Files are written with plain writes, because in a memory map a full disk would be a SIGBUS.
 """
 
 from __future__ import annotations
@@ -53,8 +50,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
 def pieces(text: str) -> Iterator[str]:
     """Cut a long text into pieces of at most `PIECE_CHARS` characters: memory stays bounded, and cores share the work.
 
-    A cut is made before a single space between two other characters. The pre-tokenizer always starts a word there, so
-    the pieces' tokens are exactly the whole text's. Only text without such a space (no words) is cut at the limit.
+    A cut is made before a single space between two other characters, where the pre-tokenizer always starts a word: the pieces' tokens
+    are the whole text's. Only text without such a space is cut at the limit.
     """
     start = 0
     while len(text) - start > PIECE_CHARS:
@@ -71,10 +68,8 @@ def pieces(text: str) -> Iterator[str]:
 def encode_documents(
     documents: Iterable[Document], thresholds: tuple[int, int], tokenizer: Tokenizer, folder: Path, progress: tqdm
 ) -> dict[str, dict[str, int]]:
-    """Encode into `folder/{train,validation,test}.bin` (uint16, little-endian); `progress` counts text bytes.
-
-    Returns of each split `documents`, `bytes` of UTF-8 text, and `tokens` with one `<|endoftext|>` per document.
-    """
+    """Encode into `folder/{train,validation,test}.bin` (uint16, little-endian); `progress` counts text bytes. Returns of each split
+    `documents`, `bytes` of UTF-8 text, and `tokens` with one `<|endoftext|>` per document."""
     stats = {name: {"documents": 0, "bytes": 0, "tokens": 0} for name in SPLITS}
     with contextlib.ExitStack() as stack:
         files = {name: stack.enter_context((folder / f"{name}.bin").open("wb")) for name in SPLITS}
