@@ -35,9 +35,8 @@ PACKAGES = (
 def environment() -> dict[str, Any]:
     """Everything about machine and software that a reader needs beside a result; JSON-able, units in the names.
 
-    `machine` is a short label such as "h200", "rtx5090" or "cpu-2core"; the variable LSAI_MACHINE overrides it. `gpu`
-    is the name that the driver reports, or None. Cores and memory are those that this process may use (affinity,
-    cgroup).
+    `machine`: see `machine_label`. `gpu` is the name that the driver reports, or None. Cores and memory are those that this process
+    may use (affinity, cgroup).
     """
     import torch  # takes seconds, and not every command asks where it is
 

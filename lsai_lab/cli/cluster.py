@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
 
+import pandas as pd
 import typer
 
 from lsai_core.errors import UserError
 from lsai_lab.cli import options as opt
+from lsai_lab.cluster import slurm
+from lsai_lab.cluster.jobs import following, read_jobs, rows, states
+from lsai_lab.cluster.jobs import submit as submit_jobs
+from lsai_lab.cluster.script import jobs_of, load_cluster, render
+from lsai_lab.files import repo_root
+from lsai_lab.runs.notebook import portable
+from lsai_lab.runs.session import Session
 
 
 def submit(
@@ -33,12 +42,6 @@ def submit(
     again: Annotated[bool, typer.Option("--again", help="Even if a job of this study waits or runs.")] = False,
     dry_run: opt.DryRunOption = False,
 ) -> None:
-    from lsai_lab.cluster.jobs import following
-    from lsai_lab.cluster.jobs import submit as submit_jobs
-    from lsai_lab.cluster.script import jobs_of, load_cluster, render
-    from lsai_lab.files import repo_root
-    from lsai_lab.runs.session import Session
-
     if after is not None and not after.isdigit():
         raise UserError(f"--after wants the number of a job, got {after!r}")
     changes = {"account": account, "partition": partition, "time": time, "nodes": nodes, "requeue": requeue}
@@ -66,14 +69,6 @@ def submit(
 
 
 def jobs(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False) -> None:
-    import json
-
-    import pandas as pd
-
-    from lsai_lab.cluster.jobs import read_jobs, rows
-    from lsai_lab.runs.notebook import portable
-    from lsai_lab.runs.session import Session
-
     folder = Session().runs_root / "jobs"
     lines = [row for record in read_jobs(folder) for row in rows(record, folder)]
     for line in lines:
@@ -91,10 +86,6 @@ def cancel(
     job: Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", help="Numbers, as in `lsai jobs`.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every job that waits or runs.")] = False,
 ) -> None:
-    from lsai_lab.cluster import slurm
-    from lsai_lab.cluster.jobs import read_jobs, states
-    from lsai_lab.runs.session import Session
-
     if bool(job) == all_:
         raise UserError("say which jobs to cancel: their numbers, or --all")
     slurm.require()

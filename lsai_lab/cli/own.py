@@ -60,7 +60,7 @@ def delete(
     session = Session()
     for run in [_find(session, text) for text in runs]:
         if yes or typer.confirm(f"delete {run.folder} ({run.summary.outcome}, {run.summary.started[:16]})?"):
-            with only_writer(run.folder, run.summary.id.name):
+            with only_writer(run.folder, str(run.summary.id)):
                 shutil.rmtree(run.folder)
             print(f"deleted {run.folder}")
 
@@ -75,14 +75,10 @@ def _show(rows: list[dict[str, Any]], as_json: bool, nothing: str) -> None:
 
 def _row(run: Run, current: bool) -> dict[str, Any]:
     summary, plan, results = run.summary, run.plan, run.summary.results
-    row = {"key": summary.id.key, "started": summary.started[:16], "run": _name(run), "outcome": summary.outcome}
+    row = {"key": summary.id.key, "started": summary.started[:16], "run": str(summary.id), "outcome": summary.outcome}
     row |= {"current plan": "yes" if current else "", "tokens/s": results.get("tokens_per_s", "")}
     row |= {"name": plan.get("name") or "", "tags": " ".join(plan.get("tags", [])), "note": plan.get("note") or ""}
     return row | {"disturbed": results.get("disturbed", ""), "reason": (summary.reason or "")[:60]}
-
-
-def _name(run: Run) -> str:
-    return f"{run.summary.id.study}.{run.summary.id.name}"
 
 
 def _with_setting(runs: list[Run], pair: str) -> list[Run]:
@@ -99,13 +95,13 @@ def _with_setting(runs: list[Run], pair: str) -> list[Run]:
 def _facts(run: Run) -> dict[str, Any]:
     summary = run.summary
     parts = {"config": run.config, "env": run.env, "code": summary.code, "results": summary.results}
-    return {"run": _name(run), "outcome": summary.outcome, "started": summary.started} | flatten(parts)
+    return {"run": str(run.summary.id), "outcome": summary.outcome, "started": summary.started} | flatten(parts)
 
 
 def _find(session: Session, text: str) -> Run:
     """The one own run that `text` means; UserError says what there is instead."""
     runs = find_runs(session.runs_root)
-    names = {run.folder: (run.folder.name, _name(run), run.plan.get("name")) for run in runs}
+    names = {run.folder: (run.folder.name, str(run.summary.id), run.plan.get("name")) for run in runs}
     found = [run for run in runs if text in names[run.folder] or run.folder == Path(text).absolute()]
     found = found or [run for run in runs if len(text) >= 3 and run.summary.id.key.startswith(text)]
     if len(found) > 1:

@@ -111,8 +111,6 @@ def load_cluster(root: Path, name: str, changes: Mapping[str, Any]) -> Cluster:
     return cluster
 
 
-# Slurm requeues a job that ends with this code where its RequeueExit says so: the way that is left if scontrol fails.
-_REQUEUE_EXIT = 99
 # The driver gives up on a run this long before Slurm's own end, so that it can still write the record. Seconds.
 _MARGIN_S = 5
 
@@ -200,10 +198,8 @@ def render(job: Job, cluster: Cluster, session: Session) -> str:
         "threads": max(1, cpus // max(1, job.gpus)),
         "requeue": cluster.requeue and job.preemptible,
         "warning_s": cluster.warning_s if job.preemptible else None,
-        "grace_s": max(1, cluster.warning_s - _MARGIN_S),
+        "grace_s": cluster.warning_s - _MARGIN_S,
         "preempted_exit": PREEMPTED_EXIT,
-        "requeue_exit": _REQUEUE_EXIT,
-        "requeue_wait_s": 60,
         "environment": str(root / edf) if edf and edf.endswith(".toml") else edf,
         "log": shlex.quote(str(jobs_root / "logs" / ("%x-%A_%a.out" if job.variants else "%x-%j.out"))),
         "root": root,

@@ -1,9 +1,8 @@
 """Starting the processes of a run, watching them, and saying in one line how they ended.
 
-The caller (the run notebook's kernel) stays outside: it holds no GPU, follows the metrics file that rank 0 writes, and passes stop
-signals on. torchrun starts the workers and ends the others when one dies. Every worker leaves its output in
-`logs/rank-<N>.log`, what it is in `logs/rank-<N>.pid`, and, if it fails, why and when in `logs/rank-<N>.error.json`: the earliest
-of these is the cause, the others are its echo. A worker that was killed leaves none; torchrun knows it then.
+The caller holds no GPU, follows the metrics file that rank 0 writes, and passes stop signals on. Every worker leaves its output in
+`logs/rank-<N>.log`, its process in `logs/rank-<N>.pid`, and, if it fails, why and when in `logs/rank-<N>.error.json`: the earliest of
+these is the cause, the others are its echo. Of a worker that was killed torchrun knows.
 """
 
 from __future__ import annotations
@@ -51,12 +50,10 @@ def launch(
 ) -> dict[str, Any]:  # fmt: skip
     """Execute the planned run in `folder` with `nproc` processes; returns the results that rank 0 wrote.
 
-    `command`: what starts `nproc` times "python -m lsai_lab.launch.worker <folder> <data root>" when the words from `-m` on are
-    appended, ends them all when one fails, and passes signals on to them (srun, in an allocation of several nodes); None is
-    torchrun on this machine. Workers want RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, or Slurm's own variables.
+    `command`: what starts, with the words from `-m` on behind it, `nproc` workers, ends them all when one fails, and passes signals on
+    (srun); None is torchrun on this machine. Workers want RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, or Slurm's variables.
 
-    Raises what ended the run: MemoryError, Unavailable, Preempted, UserError or WorkerFailed. Whatever happens, no process is left
-    on this machine afterwards.
+    Raises what ended the run: MemoryError, Unavailable, Preempted, UserError or WorkerFailed. No process is left on this machine.
     """
     words = [*(command or torchrun(nproc)), "-m", "lsai_lab.launch.worker", str(folder), str(data_root)]
     return watched(words, folder, nproc=nproc, on_rows=on_rows, here=command is None)
@@ -115,9 +112,8 @@ def torchrun(nproc: int) -> list[str]:
 def on_this_machine() -> dict[str, str]:
     """The environment of processes that meet on this machine only; what the caller has set stays.
 
-    They talk over the loopback interface, and hardly wait for a name server: gloo looks up the machine's name for every group,
-    PyTorch's sockets the name behind each address. Where no server answers (a node of a cluster, a container), each costs ten
-    seconds, and the start of two processes 95 s (12 s so, measured with a server that stays silent).
+    They talk over the loopback interface and hardly wait for a name server: where none answers, each of gloo's and PyTorch's look-ups
+    costs ten seconds otherwise.
     """
     interfaces = {address.address: name for name, found in psutil.net_if_addrs().items() for address in found}
     if "127.0.0.1" not in interfaces:
@@ -146,10 +142,9 @@ def _cause(logs: Path, code: int, asked: int | None, ended: set[int]) -> Excepti
         rank, number = killed
         # Whoever reports an error after a neighbour's death reports that death.
         if first is None or first["outcome"] == "failed":
-            how = signal.Signals(number).name + _by_whom(number)
-            return WorkerFailed(f"rank {rank} was ended by {how}; see logs/rank-{rank}.log")
+            return WorkerFailed(f"rank {rank} was ended by {_named(number)}; see logs/rank-{rank}.log")
     if first is None and code < 0:
-        return WorkerFailed(f"the process was ended by {signal.Signals(-code).name}{_by_whom(-code)}")
+        return WorkerFailed(f"the process was ended by {_named(-code)}")
     if first is None:
         lines = [line for line in log.splitlines() if line.strip()]
         return WorkerFailed(f"the workers ended with exit code {code}: {lines[-1] if lines else 'no output'}")
@@ -163,8 +158,9 @@ def _cause(logs: Path, code: int, asked: int | None, ended: set[int]) -> Excepti
     return WorkerFailed(f"rank {rank}: {reason}; see logs/rank-{rank}.log")
 
 
-def _by_whom(number: int) -> str:
-    return " (by hand, or by the system when memory ran out)" if number == signal.SIGKILL else ""
+def _named(number: int) -> str:
+    by_whom = " (by hand, or by the system when memory ran out)" if number == signal.SIGKILL else ""
+    return signal.Signals(number).name + by_whom
 
 
 def _killed_rank(log: str, ended: set[int]) -> tuple[int, int] | None:

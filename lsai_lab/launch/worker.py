@@ -1,7 +1,6 @@
 """One process of a run: `python -m lsai_lab.launch.worker <run folder> <data root>`, started by `lsai_lab.launch.launch`.
 
-It joins the others, calls the same function that a run of one process calls, and rank 0 writes `results.json`. If anything is
-raised, it notes what and when, and leaves at once, without the farewells that could wait for a dead neighbour.
+If anything is raised, it notes what and when, and leaves at once, without the farewells that could wait for a dead neighbour.
 """
 
 from __future__ import annotations
@@ -26,7 +25,10 @@ _WATCH_S = 1.0
 
 def main(folder: Path, data_root: Path) -> None:
     """Execute the planned run in `folder` as one of its processes; never returns."""
-    _environment_from_slurm()
+    # Who is who where srun started the workers, whose caller has set MASTER_ADDR and MASTER_PORT.
+    for ours, theirs in {"RANK": "PROCID", "WORLD_SIZE": "NTASKS", "LOCAL_RANK": "LOCALID"}.items():
+        if f"SLURM_{theirs}" in os.environ:
+            os.environ.setdefault(ours, os.environ[f"SLURM_{theirs}"])
     as_worker(folder, lambda: _work(folder, data_root))
 
 
@@ -39,9 +41,9 @@ def as_worker(folder: Path, work: Callable[[], None]) -> None:
         os.dup2(log.fileno(), 2)
     write_text(logs / f"rank-{rank}.pid", str(os.getpid()))
     threading.Thread(target=_leave_with_launcher, daemon=True).start()
+    code = 0
     try:
         work()
-        code = 0
     except BaseException as error:
         code = _report(error, logs / f"rank-{rank}.error.json")
     if code == 0:  # in good order: the launcher is not to look for the others' cause of death
@@ -73,16 +75,8 @@ def _report(error: BaseException, path: Path) -> int:
     at = time.time()
     traceback.print_exception(error)
     outcome, reason = outcome_of(error)
-    facts = {"time": at, "outcome": outcome, "reason": reason, "user_error": isinstance(error, UserError)}
-    write_json(path, facts)
+    write_json(path, {"time": at, "outcome": outcome, "reason": reason, "user_error": isinstance(error, UserError)})
     return 0 if outcome == "preempted" else 1
-
-
-def _environment_from_slurm() -> None:
-    """Who is who where srun started the workers, whose caller has set MASTER_ADDR and MASTER_PORT."""
-    for ours, theirs in {"RANK": "PROCID", "WORLD_SIZE": "NTASKS", "LOCAL_RANK": "LOCALID"}.items():
-        if f"SLURM_{theirs}" in os.environ:
-            os.environ.setdefault(ours, os.environ[f"SLURM_{theirs}"])
 
 
 def _leave_with_launcher() -> None:

@@ -70,8 +70,9 @@ def about(seconds: float) -> str:
 
 
 def expected_seconds(session: Session, plans: list[tuple[str, list[PlannedRun]]]) -> dict[str, float]:
-    """Seconds that each run that is not finished should take, by name: as such a run took here, else a recorded one on such a GPU, else
-    on any GPU or CPU; of the variant, else of the study's part; else 8 s. A run that wants more GPUs than there are ends at once."""
+    """Seconds that each run that is not finished should take, by name: what such a run took here, else a recorded one on such a GPU,
+    else on any GPU (for a GPU) or CPU; of the variant, else of the study's part; else 8 s. One that wants more GPUs than there are
+    ends at once."""
     seconds: dict[Any, float] = {}
     gpu, recorded = session.env["gpu"], recorded_runs(session.root / "reports")
     same = [run for run in recorded if run.env.get("gpu") == gpu]

@@ -16,7 +16,6 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -63,7 +62,7 @@ def run_plan(
             title = f"[{todo.index(run) + 1}/{len(todo)}] {run.name}"
             if not again and (twin := _twin(run)) is not None:
                 _take_over(run, twin)
-                print(f"{title} is the same run as {twin.summary.id.study}.{twin.summary.id.name}, copied", flush=True)
+                print(f"{title} is the same run as {twin.summary.id}, copied", flush=True)
                 return
             print(title, "started", flush=True)
             folders = {"root": root, "data_root": data_root}
@@ -97,7 +96,7 @@ def _twin(run: PlannedRun) -> Run | None:
 
 def _take_over(run: PlannedRun, twin: Run) -> None:
     """Copy the record of `twin` under this run's name; the summary, which makes it a record, comes last."""
-    with _writing(run):
+    with only_writer(run.folder, run.name):
         for old in run.folder.iterdir():  # of an attempt that did not end, its checkpoints among it
             if old.name != ".lock":
                 shutil.rmtree(old) if old.is_dir() else old.unlink()
@@ -106,18 +105,8 @@ def _take_over(run: PlannedRun, twin: Run) -> None:
                 continue
             (shutil.copytree if path.is_dir() else shutil.copy2)(path, run.folder / path.name)
         write_plan(run, twin.summary.command)
-        first = twin.summary.measured_as or f"{twin.summary.id.study}.{twin.summary.id.name}"
+        first = twin.summary.measured_as or str(twin.summary.id)
         dataclasses.replace(twin.summary, id=run.id, measured_as=first).write(run.folder)
-
-
-@contextlib.contextmanager
-def _writing(run: PlannedRun) -> Iterator[int | None]:
-    """Be the only writer of a run's folder; a folder that cannot be written is one line."""
-    try:
-        with only_writer(run.folder, run.name) as lock:
-            yield lock
-    except OSError as error:
-        raise UserError(f"cannot write the records of {run.name} in {run.folder}: {error.strerror or error}") from None
 
 
 def run_one(
@@ -128,7 +117,7 @@ def run_one(
 
     Raises UserError if another process is executing the same run or the folder cannot be written.
     """
-    with _writing(run) as lock:
+    with only_writer(run.folder, run.name) as lock:
         if is_finished(run.folder) and not again:  # by another process, since this plan was made
             return Summary.read(run.folder)
         set_aside(run.folder)

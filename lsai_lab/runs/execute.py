@@ -16,7 +16,6 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import psutil
 from tqdm import tqdm
 
 from lsai_core.code import code_hash
@@ -60,7 +59,7 @@ class ActiveRun:
 
         `again` repeats a finished run; what it had found moves into `earlier/`. UserError if another process is executing it.
         """
-        with only_writer(self.folder, f"{self.id.study}.{self.id.name}"):
+        with only_writer(self.folder, str(self.id)):
             if is_finished(self.folder) and not again:
                 repeat = "to repeat it: run.execute(again=True), or --again on the command line"
                 print(f"{self.id.folder} is finished already, in {self.folder}; {repeat}")
@@ -124,16 +123,14 @@ class Progress:
     """
 
     def __init__(self, kind: str, config: Strict, title: str = "", shown: bool = True, live: bool = True) -> None:
-        self._own = not title  # this process is the run's
-        self._next_look = 0.0
-        self._resident: float | None = None
+        own = not title  # this process is the run's
         points = config.points() if hasattr(config, "points") else None
         self._lengths = sum(len(sweep.lengths) for sweep in getattr(config, "sweeps", []))
         total = getattr(config, "steps", None) if points is None else len(points)
         unit = "try" if kind.endswith("search") else "step" if kind in ("train", "peer") else "point"
-        every_s, file = (1, sys.stdout if self._own else sys.stderr) if live else (30, _Lines())
+        every_s, file = (1, sys.stdout if own else sys.stderr) if live else (30, _Lines())
         self.bar = tqdm(
-            total=total, desc=title, unit=unit, file=file, disable=not shown, leave=self._own, ncols=110 if self._own else None,
+            total=total, desc=title, unit=unit, file=file, disable=not shown, leave=own, ncols=110 if own else None,
             mininterval=every_s, delay=0 if live else every_s,
         )  # fmt: skip
 
@@ -142,21 +139,9 @@ class Progress:
             if row.get("measure") == "backend":
                 self.bar.total = (self.bar.total or 0) + 1 + (self._lengths if row["outcome"] == "ok" else 0)
         for row in rows[-1:]:
-            figures = {**row, "host_gib": self._host_gib()}
-            shown = {name: f"{figures[key]:,.4g}" for key, name in _LIVE.items() if figures.get(key) is not None}
+            shown = {name: f"{row[key]:,.4g}" for key, name in _LIVE.items() if row.get(key) is not None}
             self.bar.set_postfix(shown, refresh=False)
             self.bar.update(row["step"] + 1 - self.bar.n)
-
-    def _host_gib(self) -> float | None:
-        """Resident memory of the run: of this process, if it is the run's own, and of those below it. Looked up once a second at most:
-        it walks over all processes of the machine, between timed steps."""
-        if time.monotonic() < self._next_look:
-            return self._resident
-        self._next_look, self._resident = time.monotonic() + 1.0, None
-        with contextlib.suppress(psutil.Error):  # one that has just ended
-            family = psutil.Process().children(recursive=True) + ([psutil.Process()] if self._own else [])
-            self._resident = sum(process.memory_info().rss for process in family) / 2**30
-        return self._resident
 
     def close(self) -> None:
         self.bar.close()
@@ -164,7 +149,7 @@ class Progress:
 
 # Keys of rows that are shown while a run goes on, and as what.
 _LIVE = dict(
-    loss="loss", tokens_per_s="tokens/s", memory_allocated_gib="GiB", host_gib="host GiB", validation_loss="val", batch="batch", size="size"
+    loss="loss", tokens_per_s="tokens/s", memory_allocated_gib="GiB", validation_loss="val", batch="batch", size="size"
 )  # fmt: skip
 
 

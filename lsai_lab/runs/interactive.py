@@ -77,7 +77,8 @@ def open_run(
     """The run that the driver planned in `folder` (seen from the project's root); with an empty `folder`, one planned here and now.
 
     `profile`: a name in params/profiles, `""` or None for this machine's. `overrides` are settings with dots
-    (`{"optim.lr": 1e-3}`), as `--set` takes them, for a run planned here. Raises UserError for a wrong name or value, also of a parameter that papermill passed, and if another process is executing the run.
+    (`{"optim.lr": 1e-3}`), as `--set` takes them, for a run planned here. Raises UserError for a wrong name or value, also of a
+    parameter that papermill passed, and if another process is executing the run.
     """
     given = {"folder": folder, "study": study, "variant": variant, "part": part, "profile": profile}
     parameters = validated(_Parameters, {**given, "overrides": {} if overrides is None else overrides}, "parameters")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-
-import nbformat
 
 from lsai_core.errors import UserError
 from lsai_core.files import write_text
@@ -39,15 +38,8 @@ def record_runs(runs: list[Run], reports: Path, machine: str | None = None) -> l
 
 
 def _notebook(path: Path) -> str:
-    """An executed notebook with every figure once (where there is an SVG, its bitmap twin is left out: half the size) and
-    without the folders of the machine that it ran on."""
-    notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
-    for cell in notebook.cells:
-        for output in cell.get("outputs", []):
-            if "image/svg+xml" in output.get("data", {}):
-                output["data"].pop("image/png", None)
-                output["metadata"].pop("image/png", None)
-    text = nbformat.writes(notebook)  # type: ignore[no-untyped-call]
-    parameters = notebook.metadata.get("papermill", {}).get("parameters", {})
+    """An executed notebook without the folders of the machine that it ran on."""
+    text = path.read_text(encoding="utf-8")
+    parameters = json.loads(text)["metadata"].get("papermill", {}).get("parameters", {})
     runs = Path(parameters.get("folder", "")).parent.parent
-    return (text.replace(str(runs), "runs") if runs.is_absolute() else text) + "\n"
+    return text.replace(str(runs), "runs") if runs.is_absolute() else text

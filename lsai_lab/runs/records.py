@@ -52,6 +52,9 @@ class RunId:
         part = "" if self.part == "train" else f".{self.part}"
         return f"{self.variant}{part}" + (f".r{self.repeat}" if self.repeat else "")
 
+    def __str__(self) -> str:
+        return f"{self.study}.{self.name}"
+
     @property
     def folder(self) -> str:
         return f"{self.name}-{self.key}"

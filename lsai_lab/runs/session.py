@@ -81,7 +81,8 @@ def current_runs(session: Session, study: str | None = None) -> list[Run]:
     """The own finished runs of `study` (None: of every study) whose key is in the current plan, in the plan's order.
 
     The plan is that of the machine that executed a run (a compute node's, where this is the login node): its fingerprint, the profile
-    of its GPU or the session's, if it was named. Nothing is prepared: of a data set that is not there no run can be. Raises UserError for an unknown study or a wrong parameter file.
+    of its GPU or the session's, if it was named. Nothing is prepared: of a data set that is not there no run can be. Raises UserError
+    for an unknown study or a wrong parameter file.
     """
     found: list[Run] = []
     for name in studies.study_names(session.root) if study is None else [session.study(study).study]:

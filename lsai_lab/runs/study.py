@@ -147,7 +147,7 @@ class PlannedRun:
 
     @property
     def name(self) -> str:
-        return f"{self.id.study}.{self.id.name}"
+        return str(self.id)
 
 
 def load_profile(root: Path, name: str) -> Profile:

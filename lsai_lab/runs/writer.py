@@ -26,28 +26,30 @@ _held: set[Path] = set()
 def only_writer(folder: Path, name: str) -> Iterator[int | None]:
     """Hold the lock of the run `name` in `folder` while the block runs; yields its file descriptor (None: somebody holds it for us).
 
-    Raises UserError if another process is writing this run, OSError if `folder` cannot be written.
+    Raises UserError if another process is writing this run or `folder` cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     key = folder.resolve()
     if key in _held:  # by the caller, or by the driver of this process
         yield None
         return
-    with (folder / ".lock").open("a+", encoding="utf-8") as file:
-        if not _locked(file):
-            holder = _holder(file)
-            since = f" since {holder['since']}" if "since" in holder else ""
-            who = f"process {holder.get('pid', '?')} on {holder.get('host', '?')}{since}"
-            raise UserError(f"{name} is being run by {who}; wait for it, or end that process ({folder})")
-        _held.add(key)
-        try:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / ".lock").open("a+", encoding="utf-8") as file:
+            if not _locked(file):
+                holder = _holder(file)
+                since = f" since {holder['since']}" if "since" in holder else ""
+                who = f"process {holder.get('pid', '?')} on {holder.get('host', '?')}{since}"
+                raise UserError(f"{name} is being run by {who}; wait for it, or end that process ({folder})")
+            _held.add(key)
             now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             file.truncate(0)
             file.write(json.dumps({"pid": os.getpid(), "host": platform.node(), "since": now}))
             file.flush()
             yield file.fileno()
-        finally:
-            _held.discard(key)
+    except OSError as error:
+        raise UserError(f"cannot write the records of {name} in {folder}: {error.strerror or error}") from None
+    finally:
+        _held.discard(key)
 
 
 def inherit(folder: Path) -> None:
