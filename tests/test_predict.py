@@ -37,7 +37,8 @@ from lsai_core.profiling.predict.simulate import simulate
 from lsai_core.strict import validated
 from lsai_core.training import step
 from lsai_core.training.optimizer import build_optimizer
-from lsai_lab.cli.prediction import describe, predict_command
+from lsai_lab.cli import prediction as command
+from lsai_lab.cli.prediction import describe
 from lsai_lab.launch.launch import launch
 from lsai_lab.predicted import config_of, measured_gib, predict_again, predicted_runs
 from lsai_lab.runs.records import find_runs, recorded_runs
@@ -380,7 +381,7 @@ def test_command_line(shared: Project) -> None:
 
 def test_of_a_search_the_model_is_predicted_with_which_it_begins(capsys: pytest.CaptureFixture[str]) -> None:
     def ask(study: str, variant: str) -> None:
-        predict_command(study, variant, gpu="h200")
+        command.predict(study, variant, gpu="h200")
 
     ask("longcontext", "longest_1b_1")
     out = capsys.readouterr().out

@@ -4,8 +4,6 @@ Exit codes: 0 done, 1 something ran and failed (or a claim fell), 2 the request 
 are imported when they are called for, so that Ctrl-C in these seconds ends with a line, too.
 """
 
-from __future__ import annotations
-
 import io
 import sys
 

@@ -1,7 +1,5 @@
 """The commands of `lsai`. Each is imported when it is called: `lsai --help` loads neither torch nor pandas."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Annotated, Any
 
@@ -10,73 +8,53 @@ from typer.core import TyperCommand, TyperGroup
 
 import lsai_core
 
-# Name: (function, what it does, examples and further paragraphs).
+# Name: (module with the function of this name, or with an app of several; what it does; an example's arguments, and further paragraphs).
 COMMANDS: dict[str, tuple[str, str, str]] = {
-    "doctor": ("doctor:doctor", "What this machine can and cannot run, why, and how to fix it.", "lsai doctor --json"),
-    "data": ("data:app", "Text for training: list, prepare, inspect.", "lsai data prepare stdlib --max-mb 5"),
+    "doctor": ("doctor", "What this machine can and cannot run, why, and how to fix it.", "--json"),
+    "data": ("data", "Text for training: list, prepare, inspect.", "prepare stdlib --max-mb 5"),
     "train": (
-        "runs:train",
+        "runs",
         "Train one variant of a study with your own settings and show what came out.",
-        "lsai train --technique flash_gradcp --batch-size 8 --dataset polish-docs\n\n"
+        "--technique flash_gradcp --batch-size 8 --dataset polish-docs\n\n"
         "8-bit AdamW: --set optim.states=8bit; all states in host memory, also on one GPU: --set parallel.cpu_offload=true"
         "\n\nFSDP2 over four GPUs or CPU processes: --set parallel.fsdp=4\n\n"
         "Four processes share each long sequence: --technique flash_gradcp --set parallel.cp=4 --set seq_len=65536; for "
         "still longer ones add --set saved_inputs=host --set blocks=fused --set mlp_chunk=8192",
     ),
-    "find-batch": (
-        "runs:find_batch",
-        "Find the largest batch of a variant that trains on this machine.",
-        "lsai find-batch --technique bf16",
-    ),
+    "find-batch": ("runs", "Find the largest batch of a variant that trains on this machine.", "--technique bf16"),
     "predict": (
-        "prediction:predict_command",
+        "prediction",
         "Predict peak memory and step time of a training run on any GPU, without one.",
-        "Will it fit, and with which technique? lsai predict --model llama3-8b --gpu rtx4090 --techniques\n\n"
+        "--model llama3-8b --gpu rtx4090 --techniques (will it fit, and with which technique?)\n\n"
         "The longest sequence that memory allows, and the host memory it needs: lsai predict --model llama3-8b --gpu h200 "
         "--longest --set grad_checkpoint=full\n\nA study's run: lsai predict --study speed --variant attention\n\nAnother trainer: "
         "lsai predict --config torchtitan.toml --gpus 8 --gpu h100; lsai predict --hf FOLDER --as hf --gpu 80GB",
     ),
     "study": (
-        "runs:study",
+        "runs",
         "Run every variant of a study that is not recorded yet.",
-        "lsai study memory --only 'bf16,*_gradcp' --dry-run\n\n"
+        "memory --only 'bf16,*_gradcp' --dry-run\n\n"
         "lsai study ablation (the same loss), lsai study fsdp --parts weak (scaling), lsai study largest --parts train_layers"
         "\n\nThe studies are the files of params/studies.",
     ),
-    "runs": (
-        "own:app",
-        "Your own runs: list, filter, compare two, delete.",
-        "lsai runs list memory --where optim.lr=1e-3",
-    ),
-    "compare": (
-        "runs:compare",
-        "Compare the recorded runs of a study in a table.",
-        "lsai compare memory --recorded --machine h200",
-    ),
-    "record": (
-        "runs:record",
-        "Copy finished runs into reports/recorded/, to be committed.",
-        "lsai record memory --machine h200",
-    ),
+    "runs": ("own", "Your own runs: list, filter, compare two, delete.", "list memory --where optim.lr=1e-3"),
+    "compare": ("runs", "Compare the recorded runs of a study in a table.", "memory --recorded --machine h200"),
+    "record": ("runs", "Copy finished runs into reports/recorded/, to be committed.", "memory --machine h200"),
     "submit": (
-        "cluster:submit",
+        "cluster",
         "Submit a study to a Slurm cluster, and a report job after it.",
-        "lsai submit course --cluster slurm --per-variant --dry-run",
+        "course --cluster slurm --per-variant --dry-run",
     ),
-    "jobs": ("cluster:jobs", "List the submitted jobs: state, elapsed time, outcome, log.", "lsai jobs --json"),
-    "cancel": ("cluster:cancel", "Cancel submitted jobs, with the report jobs that follow them.", "lsai cancel 4711"),
-    "claims": ("claims:claims", "Recompute every headline statement from the records.", "lsai claims --json"),
-    "attention-table": (
-        "claims:attention_table",
-        "The table behind attention's auto, made from the records.",
-        "lsai attention-table --write",
-    ),
+    "jobs": ("cluster", "List the submitted jobs: state, elapsed time, outcome, log.", "--json"),
+    "cancel": ("cluster", "Cancel submitted jobs, with the report jobs that follow them.", "4711"),
+    "claims": ("claims", "Recompute every headline statement from the records.", "--json"),
+    "attention-table": ("claims", "The table behind attention's auto, made from the records.", "--write"),
     "report": (
-        "report:report",
+        "report",
         "Run the studies, execute the chapters and render the report.",
-        "lsai report --only machine,memory\n\nlsai report --no-run --watch (while you write a chapter)",
+        "--only machine,memory\n\nlsai report --no-run --watch (while you write a chapter)",
     ),
-    "new": ("new:app", "A laboratory in a folder of its own; a chapter of the report.", "lsai new lab mylab"),
+    "new": ("new", "A laboratory in a folder of its own; a chapter of the report.", "lab mylab"),
 }
 
 ENVIRONMENT = """Environment variables:
@@ -111,17 +89,18 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        place, what, examples = COMMANDS[cmd_name]
+        place, what, example = COMMANDS[cmd_name]
         if self._listing:
             return TyperCommand(cmd_name, help=what)
-        module, _, name = place.partition(":")
-        found = getattr(importlib.import_module(f"lsai_lab.cli.{module}"), name)
-        options = {"help": f"{what}\n\nExamples:\n\n{examples}", "short_help": what}
-        if isinstance(found, typer.Typer):
-            found.info.help = options["help"]
-            return typer.main.get_group(found)
+        module, told = (
+            importlib.import_module(f"lsai_lab.cli.{place}"),
+            f"{what}\n\nExamples:\n\nlsai {cmd_name} {example}",
+        )
+        if hasattr(module, "app"):
+            module.app.info.help = told
+            return typer.main.get_group(module.app)
         one = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        one.command(cmd_name, **options)(found)  # type: ignore[arg-type]
+        one.command(cmd_name, help=told, short_help=what)(getattr(module, cmd_name.replace("-", "_")))
         return typer.main.get_command(one)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

@@ -3,19 +3,23 @@
 A fallen claim is shown, never dropped, and one without data counts as fallen, because a headline without evidence must not stand.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import pandas as pd
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
+from lsai_core.attention.measured import TABLE, table_text
 from lsai_core.files import write_json, write_text
+from lsai_lab.benches.attention_table import recorded_rankings
+from lsai_lab.claims import evaluate, readable
 from lsai_lab.files import repo_root
-
-if TYPE_CHECKING:
-    import pandas as pd
+from lsai_lab.kit.load import load
+from lsai_lab.runs.records import recorded_runs
 
 
 def claims(
@@ -23,9 +27,6 @@ def claims(
     write: Annotated[bool, typer.Option("--write", help="Refresh reports/recorded/claims.json.")] = False,
 ) -> None:  # fmt: skip
     """Recompute every headline statement of params/claims.yaml; exit 1 if one falls."""
-    from lsai_lab.claims import evaluate
-    from lsai_lab.kit.load import load
-
     runs = load()
     found = evaluate(runs[~runs["own"].astype(bool)])
     if write:
@@ -49,12 +50,6 @@ def as_records(found: pd.DataFrame) -> dict[str, Any]:
 
 
 def _show(found: pd.DataFrame) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from lsai_lab.claims import readable
-
     words, table = readable(found), Table(show_lines=True)
     for name in words:
         table.add_column(name, ratio=1 if name == "claim" else None, no_wrap=name != "claim")
@@ -73,12 +68,6 @@ def attention_table(
     write: Annotated[bool, typer.Option("--write", help="Refresh the table that ships with the package.")] = False,
 ) -> None:
     """Show which backend `auto` takes at every measured shape; exit 1 if the shipped table is not what the records give."""
-    import pandas as pd
-
-    from lsai_core.attention.measured import TABLE, table_text
-    from lsai_lab.benches.attention_table import recorded_rankings
-    from lsai_lab.runs.records import recorded_runs
-
     found = recorded_rankings(recorded_runs(repo_root() / "reports"))
     if write:
         write_text(TABLE, table_text(found))

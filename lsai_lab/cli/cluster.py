@@ -1,7 +1,5 @@
 """`lsai submit`, `jobs`, `cancel`: studies as cluster jobs."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """`lsai data`: see, fetch and prepare the text that training reads."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Any

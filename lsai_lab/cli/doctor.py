@@ -1,28 +1,22 @@
 """`lsai doctor`: what this machine can and cannot run, why, and the command that would change it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lsai_lab.checks import Check, run_checks
 from lsai_lab.environment import environment
-
-if TYPE_CHECKING:
-    from lsai_lab.checks import Check
 
 _SYMBOLS = {"ok": ("✓ ok", "green"), "missing": ("✗ missing", "red"), "not needed": ("– not needed", "dim")}
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False) -> None:
     """Show what this machine can and cannot run, why, and the fix; exit 1 only if something essential is broken."""
-    from lsai_lab.checks import run_checks
-
     checks = run_checks()
     broken = [check for check in checks if check.essential and check.ok is False]
     if as_json:

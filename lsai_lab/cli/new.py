@@ -1,7 +1,5 @@
 """`lsai new`: a laboratory in a folder of its own, a chapter of the report."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Annotated

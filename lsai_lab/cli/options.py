@@ -1,7 +1,5 @@
 """Options that several commands share, and how they become config overrides."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

@@ -1,7 +1,5 @@
 """`lsai runs`: your own runs one by one, whatever their settings: list, filter, compare two, delete."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

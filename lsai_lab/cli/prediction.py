@@ -3,8 +3,6 @@
 What imports torch is imported where it is needed: an answer that is remembered does without.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -32,7 +30,7 @@ _DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def predict_command(
+def predict(
     study: Annotated[str | None, typer.Option(help="Study in params/studies.")] = None,
     variant: Annotated[str | None, typer.Option(help="Variant of the study.")] = None,
     model: Annotated[str | None, typer.Option(help="A preset (course, llama3-8b, ...), in bf16 and compiled.")] = None,

@@ -1,7 +1,5 @@
 """`lsai report`: the whole way from parameters to the rendered report, doing only what is not done yet."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import threading

@@ -1,7 +1,5 @@
 """`lsai train`, `find-batch`, `study`, `compare`, `record`: plan runs, execute them, show and keep what came out."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Any
