@@ -4,8 +4,6 @@ Reading it takes milliseconds and leaves CUDA uninitialized: a process that once
 workers that use it. What is told of GPUs comes from NVML, the library under `nvidia-smi`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.metadata

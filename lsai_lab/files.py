@@ -1,7 +1,5 @@
 """YAML as people mean it, settings from a command line, and where the project lies."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

@@ -3,8 +3,6 @@
 setup.py imports this file before anything is installed, so it needs the standard library only.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -9,8 +9,6 @@ Either a study's job and its report job are in the queue, with their records, or
 so the states that were seen last are kept in the record, and the job's own events say how it ended.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime

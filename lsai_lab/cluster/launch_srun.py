@@ -2,8 +2,6 @@
 on. Rank 0 is on the job's first node, where this process runs, too: the workers meet at this host and a port that is free on it.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import socket

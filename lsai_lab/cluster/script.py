@@ -4,8 +4,6 @@ The study runs on the job's first node, straight from the batch script, so that 
 (`--signal=B:USR1@...`) has one short way: Slurm, the script's trap, the driver, the run's process, a checkpoint.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -3,8 +3,6 @@
 States come from `scontrol show job`, which needs no accounting and knows a job until some minutes (MinJobAge) after its end.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

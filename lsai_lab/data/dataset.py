@@ -8,8 +8,6 @@ Opening a dataset compares sizes and checksums (BLAKE2b per 16 MiB block) with m
 a GiB and core), of larger ones 128 evenly spaced ones. So a damaged file is one clear error and never a strange loss.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

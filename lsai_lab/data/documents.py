@@ -5,8 +5,6 @@ tested on. Documents cut from one of `MIN_FILES` or more files of plain text sha
 the thresholds are fixed quantiles, so adding documents moves none of the others; with fewer they are taken from the sorted keys.
 """
 
-from __future__ import annotations
-
 import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator

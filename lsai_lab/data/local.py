@@ -6,8 +6,6 @@
 .parquet         a string column `text`, one document a row
 """
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import io

@@ -4,8 +4,6 @@ The help of LibreOffice (HTML) and manual pages (roff: the macros and escapes of
 paragraph a line, without the page's frame. That happens once: the texts stay in the raw cache.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -5,8 +5,6 @@ exist. Local sources (stdlib, file:) are hashed on every call, so that a changed
 the request alone, a hash over the config, so that a prepared dataset works offline. Delete its folder and raw download to fetch anew.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

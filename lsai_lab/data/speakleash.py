@@ -8,8 +8,6 @@ A download is whole or does not exist: it becomes the file when its size agrees 
 continues where it stopped (HTTP Range, RFC 9110 section 14), or begins anew if the file has changed meanwhile (`If-Range`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -5,8 +5,6 @@ document; inside a text its characters are ordinary ones, so a corpus cannot for
 exists at any time. Files are written with plain writes, because in a memory map a full disk would be a SIGBUS.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path

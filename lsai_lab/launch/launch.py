@@ -5,8 +5,6 @@ The caller holds no GPU, follows the metrics file that rank 0 writes, and passes
 these is the cause, the others are its echo. Of a worker that was killed torchrun knows.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import math

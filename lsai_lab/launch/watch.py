@@ -4,8 +4,6 @@ A worker on a GPU may wait for a dead neighbour in a kernel that nothing interru
 it for thirty, whatever its `--shutdown-timeout`, which holds for stop signals alone (2.13).
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,8 +3,6 @@
 If anything is raised, it notes what and when, and leaves at once, without the farewells that could wait for a dead neighbour.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """All runs of the report: what each study plans, and running them in order, as far as a budget of time allows."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from typing import Any

@@ -4,8 +4,6 @@ A run whose record is complete is reused, or copied where another study has it. 
 ended when it outlives its time. If it leaves no summary (killed, crashed, hung), the driver writes one that says so.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime

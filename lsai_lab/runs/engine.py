@@ -4,8 +4,6 @@ Its imports take 3 s on two CPU cores and 8 s beside a GPU. So it is loaded once
 Linux only). CUDA is untouched there and no thread of Python runs: a fork is as good as a fresh process.
 """
 
-from __future__ import annotations
-
 import base64
 import importlib
 import io

@@ -4,8 +4,6 @@ The run's folder says what to do (`run.json`, `config.json`). Whatever ends the 
 failed run raises nothing, so that the notebook goes on to show what there is.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import io

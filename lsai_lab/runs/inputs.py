@@ -3,8 +3,6 @@
 Their ids are part of the run key and stand in `run.json`; they are compared again before and after the run.
 """
 
-from __future__ import annotations
-
 import functools
 import glob
 import hashlib

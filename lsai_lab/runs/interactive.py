@@ -1,7 +1,5 @@
 """Runs in a notebook: what `lab.open_run(...)` gives, and how such a run shows itself."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import sys
@@ -30,6 +28,20 @@ class _Parameters(Strict):
     overrides: dict[str, Any]
 
 
+class Results(dict[str, Any]):
+    """A summary as a mapping; its `results` are a table, tries a second one."""
+
+    def _repr_markdown_(self) -> str:
+        end = "" if self["outcome"] == "ok" else f"This run ended as **{self['outcome']}**: {_text(self['reason'])}\n\n"
+        results = {name: value for name, value in self["results"].items() if value is not None}
+        text = end + _table("result", "value", {n: v for n, v in results.items() if not isinstance(v, list)})
+        for name, rows in results.items():
+            if isinstance(rows, list) and rows and isinstance(rows[0], dict):
+                heads = list(dict.fromkeys(key for row in rows for key in row))
+                text += f"\n\n{name}:\n\n" + _rows(heads, [[row.get(head) for head in heads] for row in rows])
+        return text + "\n"
+
+
 class OpenRun(ActiveRun):
     """A run in a notebook: shown as its settings and machine, with `results` and `steps` once it has ended."""
 
@@ -54,20 +66,6 @@ class OpenRun(ActiveRun):
         if names := [name for name in columns if name in self.steps]:
             size = (3.3 * len(names), 2.5)
             self.steps.plot(x="step", y=names, subplots=True, layout=(1, len(names)), figsize=size, marker=".")
-
-
-class Results(dict[str, Any]):
-    """A summary as a mapping; its `results` are a table, tries a second one."""
-
-    def _repr_markdown_(self) -> str:
-        end = "" if self["outcome"] == "ok" else f"This run ended as **{self['outcome']}**: {_text(self['reason'])}\n\n"
-        results = {name: value for name, value in self["results"].items() if value is not None}
-        text = end + _table("result", "value", {n: v for n, v in results.items() if not isinstance(v, list)})
-        for name, rows in results.items():
-            if isinstance(rows, list) and rows and isinstance(rows[0], dict):
-                heads = list(dict.fromkeys(key for row in rows for key in row))
-                text += f"\n\n{name}:\n\n" + _rows(heads, [[row.get(head) for head in heads] for row in rows])
-        return text + "\n"
 
 
 def open_run(

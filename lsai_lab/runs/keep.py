@@ -1,7 +1,5 @@
 """Keep finished runs: copy their records into `reports/recorded/<machine>/`, which is committed and ships with the report."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

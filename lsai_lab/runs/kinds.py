@@ -1,7 +1,5 @@
 """The kinds of run: what can be measured. Adding one is an entry here, a function that does the work and a notebook that shows it."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field

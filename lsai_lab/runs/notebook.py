@@ -4,8 +4,6 @@ What goes wrong is one line on standard error and exit code 1. The process has a
 to deliver. It ends everything when the driver is gone, and holds the run's lock until then (`lsai_lab.runs.writer`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

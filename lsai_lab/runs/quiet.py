@@ -3,8 +3,6 @@
 A run beyond one of the bounds keeps its figures and gets `disturbed`, one line that says why; every table can show it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

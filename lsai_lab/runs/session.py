@@ -1,7 +1,5 @@
 """Where things lie and what this machine is: the few facts that every command needs, found once; and which runs belong to its plan."""
 
-from __future__ import annotations
-
 import functools
 import os
 import shlex

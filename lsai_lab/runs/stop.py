@@ -4,8 +4,6 @@ Batch systems warn a job before they end it (SIGUSR1 by our own wish, SIGTERM by
 process, where training ends at its next step with a checkpoint, waits for that a bounded time, and then raises `Stopped`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

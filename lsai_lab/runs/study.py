@@ -1,7 +1,5 @@
 """From `params/` to a plan: which runs a study consists of on this machine, each (variant x part x repeat) fully resolved."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ The driver hands the lock to the process that executes the notebook, which keeps
 that a person or papermill started takes the lock itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import errno
