@@ -62,10 +62,7 @@ def fingerprint(env: dict[str, Any]) -> str:
 
 
 def machine_label(gpu: str | None, cores: int) -> str:
-    """Slug of a machine: $LSAI_MACHINE, else from the GPU's name, else from the core count.
-
-    Raises UserError if LSAI_MACHINE is no name (it becomes a folder's).
-    """
+    """Slug of a machine: $LSAI_MACHINE (UserError if it is no name), else from the GPU's name, else from the core count."""
     if label := os.environ.get("LSAI_MACHINE"):
         try:
             return named(label)

@@ -100,7 +100,7 @@ def test_no_process_is_left_behind(hazards: Hazards) -> None:
 def test_each_run_has_a_page_that_shows_how_it_ended(hazards: Hazards) -> None:
     for name in ("oom", "fa2", "baseline"):
         run = hazards.after_second[name]
-        notebook = nbformat.read(run.page, as_version=4)
+        notebook = nbformat.read(run.folder / "notebook.ipynb", as_version=4)
         text = str([cell.outputs for cell in notebook.cells if cell.cell_type == "code"])
         assert f"outcome: {run.summary.outcome}" in text
         if run.summary.outcome != "ok":

@@ -77,19 +77,12 @@ class Cluster(Strict):
         return self.cpus_per_node * gpus // self.gpus_per_node if gpus else self.cpus_per_node
 
 
-def cluster_names(root: Path) -> list[str]:
-    """Every cluster there is a file for."""
-    return sorted(path.stem for path in (root / "params" / "clusters").glob("*.yaml") if path.stem != LOCAL)
-
-
 def load_cluster(root: Path, name: str, changes: Mapping[str, Any]) -> Cluster:
-    """Read a cluster by name, lay `local.yaml` and then `changes` (keys that are not None) over it.
-
-    Raises UserError for an unknown name or key.
-    """
+    """Read a cluster, lay `local.yaml` and then `changes` that are not None over it. UserError for an unknown name or key."""
     folder = root / "params" / "clusters"
-    if name not in cluster_names(root):
-        raise UserError(f"unknown cluster {name!r}; known: {', '.join(cluster_names(root))} (params/clusters/)")
+    known = sorted(path.stem for path in folder.glob("*.yaml") if path.stem != LOCAL)
+    if name not in known:
+        raise UserError(f"unknown cluster {name!r}; known: {', '.join(known)} (params/clusters/)")
     data = load_yaml(folder / f"{name}.yaml")
     local = folder / f"{LOCAL}.yaml"
     if local.exists():
@@ -115,10 +108,7 @@ _MARGIN_S = 5
 
 @dataclass(frozen=True)
 class Job:
-    """What one job does. `arguments`: one entry a line of the `lsai` command, options with their values.
-
-    `variants`: one array task for each; the study then runs only that one.
-    """
+    """What one job does. `arguments`: one entry a line of the `lsai` command; `variants`: one array task for each."""
 
     name: str
     title: str

@@ -25,7 +25,7 @@ from lsai_lab.environment import environment
 from lsai_lab.runs.inputs import run_inputs
 from lsai_lab.runs.kinds import Context, get_kind
 from lsai_lab.runs.quiet import Quiet
-from lsai_lab.runs.records import FINAL, Outcome, Run, RunId, Summary, is_finished, outcome_of, read_run, set_aside
+from lsai_lab.runs.records import FINAL, Outcome, RunId, Summary, is_finished, outcome_of, set_aside
 from lsai_lab.runs.study import PlannedRun
 from lsai_lab.runs.writer import only_writer
 
@@ -108,10 +108,6 @@ class ActiveRun:
                 values = f"({value}, now {now[name]})"
                 return f"the {name} changed since the run {since} {values}; run the same command again"
         return None
-
-    def record(self) -> Run:
-        """The finished run, as the report reads it."""
-        return read_run(self.folder)
 
 
 class Progress:

@@ -3,6 +3,7 @@
 import itertools
 import re
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
@@ -13,7 +14,7 @@ from lsai_core.strict import Strict, validated
 from lsai_lab.environment import environment
 from lsai_lab.files import parse_value, repo_root
 from lsai_lab.runs.execute import ActiveRun, write_plan
-from lsai_lab.runs.records import is_finished
+from lsai_lab.runs.records import Summary, is_finished, read_run
 from lsai_lab.runs.session import Session
 
 
@@ -34,7 +35,7 @@ class Results(dict[str, Any]):
     def _repr_markdown_(self) -> str:
         end = "" if self["outcome"] == "ok" else f"This run ended as **{self['outcome']}**: {_text(self['reason'])}\n\n"
         results = {name: value for name, value in self["results"].items() if value is not None}
-        text = end + _table("result", "value", {n: v for n, v in results.items() if not isinstance(v, list)})
+        text = end + _rows(["result", "value"], [item for item in results.items() if not isinstance(item[1], list)])
         for name, rows in results.items():
             if isinstance(rows, list) and rows and isinstance(rows[0], dict):
                 heads = list(dict.fromkeys(key for row in rows for key in row))
@@ -48,24 +49,27 @@ class OpenRun(ActiveRun):
     def _repr_markdown_(self) -> str:
         facts = {key: value for key, value in flatten(environment()).items() if value not in (None, "", [])}
         title = f"**{_text(self.label)}**: run `{self.id.folder}` of study `{self.id.study}`. Command: `{self.command}`"
-        settings = _table("setting", "value", flatten(self.config.model_dump(mode="json", exclude_defaults=True)))
-        return f"{title}\n\n{settings}\n\nAll other settings have their defaults; `run.config` shows them. Where it runs:\n\n{_table('fact', 'value', facts)}\n"
+        changed = flatten(self.config.model_dump(mode="json", exclude_defaults=True))
+        settings, machine = _rows(["setting", "value"], changed.items()), _rows(["fact", "value"], facts.items())
+        where = "All other settings have their defaults; `run.config` shows them. Where it runs:"
+        return f"{title}\n\n{settings}\n\n{where}\n\n{machine}\n"
 
     @property
     def steps(self) -> pd.DataFrame:
         """One row for each step, or for each point of a measurement."""
-        return self.record().metrics
+        return read_run(self.folder).metrics
 
     @property
     def results(self) -> Results:
         """What came out; the notebook shows it as a table."""
-        return Results(self.record().summary.__dict__)
+        return Results(Summary.read(self.folder).__dict__)
 
     def plot(self, *columns: str) -> None:
         """Draw columns of `steps` against the step; nothing for a run without steps."""
-        if names := [name for name in columns if name in self.steps]:
+        steps = self.steps
+        if names := [name for name in columns if name in steps]:
             size = (3.3 * len(names), 2.5)
-            self.steps.plot(x="step", y=names, subplots=True, layout=(1, len(names)), figsize=size, marker=".")
+            steps.plot(x="step", y=names, subplots=True, layout=(1, len(names)), figsize=size, marker=".")
 
 
 def open_run(
@@ -110,11 +114,7 @@ def _refuse_unknown_parameters() -> None:
                 raise UserError(f"the notebook has no parameter {unknown[0]!r}{hint(unknown[0], known)}")
 
 
-def _table(key: str, value: str, facts: dict[str, Any]) -> str:
-    return _rows([key, value], [[name, item] for name, item in facts.items()])
-
-
-def _rows(heads: list[str], rows: list[list[Any]]) -> str:
+def _rows(heads: list[str], rows: Iterable[Iterable[Any]]) -> str:
     lines = [heads, ["---"] * len(heads), *[[_text(item) for item in row] for row in rows]]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

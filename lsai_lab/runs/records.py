@@ -189,11 +189,6 @@ class Run:
         path = self.folder / "kernels.json"
         return _frame(_read(path, Kernels).kernels if path.exists() else [])
 
-    @property
-    def page(self) -> Path | None:
-        path = self.folder / "notebook.ipynb"
-        return path if path.exists() else None
-
 
 def _read(path: Path, schema: type[T]) -> T:
     """A file of a record, if it is what `schema` says. Raises FileNotFoundError if there is none, UserError for another content."""

@@ -96,10 +96,7 @@ def current_runs(session: Session, study: str | None = None) -> list[Run]:
 
 
 def differing_settings(runs: Iterable[Run]) -> dict[Path, str]:
-    """What sets each run's config apart from those of the same study, variant and part (`optim.lr=0.001`), the seed left out.
-
-    Empty where all agree: only such runs may share a row.
-    """
+    """What sets each run's config apart from those of the same study, variant and part (`optim.lr=0.001`), the seed left out."""
     groups = defaultdict(list)
     for run in runs:
         config = {key: repr(value) for key, value in flatten(run.config).items() if key != "seed"}

@@ -27,16 +27,21 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    """The first stop signal this process received, and when. Later ones change nothing."""
+    """The first stop signal this process received, and the end of patience ($LSAI_STOP_GRACE_S later). Later ones change nothing."""
 
     def __init__(self) -> None:
         self.number: int | None = None
         self.deadline = float("inf")
         self._told: set[int] = set()
+        given = os.environ.get("LSAI_STOP_GRACE_S", "60")
+        try:
+            self._grace_s = float(given)
+        except ValueError:
+            raise UserError(f"LSAI_STOP_GRACE_S wants seconds, got {given!r}") from None
 
     def receive(self, number: int, _frame: object = None) -> None:
         if self.number is None:
-            self.number, self.deadline = number, time.monotonic() + grace_s()
+            self.number, self.deadline = number, time.monotonic() + self._grace_s
 
     def pass_on(self, child_pid: int) -> None:
         """Send the signal, once, to the notebook's process `child_pid`."""
@@ -47,20 +52,10 @@ class StopRequest:
             os.kill(child_pid, self.number)
 
 
-def grace_s() -> float:
-    """Seconds between the signal and the end of patience: $LSAI_STOP_GRACE_S, else 60."""
-    text = os.environ.get("LSAI_STOP_GRACE_S", "60")
-    try:
-        return float(text)
-    except ValueError:
-        raise UserError(f"LSAI_STOP_GRACE_S wants seconds, got {text!r}") from None
-
-
 @contextlib.contextmanager
 def stop_requests() -> Iterator[StopRequest]:
     """Collect SIGTERM and SIGUSR1 while the block runs (in the main thread; elsewhere nothing can be caught)."""
     request, old = StopRequest(), {}
-    grace_s()  # a wrong value is an error now, not inside a signal handler
     with contextlib.suppress(ValueError):
         for number in (signal.SIGTERM, signal.SIGUSR1):
             old[number] = signal.signal(number, request.receive)
