@@ -92,10 +92,8 @@ class _Commands(TyperGroup):
         place, what, example = COMMANDS[cmd_name]
         if self._listing:
             return TyperCommand(cmd_name, help=what)
-        module, told = (
-            importlib.import_module(f"lsai_lab.cli.{place}"),
-            f"{what}\n\nExamples:\n\nlsai {cmd_name} {example}",
-        )
+        module = importlib.import_module(f"lsai_lab.cli.{place}")
+        told = f"{what}\n\nExamples:\n\nlsai {cmd_name} {example}"
         if hasattr(module, "app"):
             module.app.info.help = told
             return typer.main.get_group(module.app)

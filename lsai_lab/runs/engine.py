@@ -5,7 +5,6 @@ Linux only). CUDA is untouched there and no thread of Python runs: a fork is as 
 """
 
 import base64
-import importlib
 import io
 import os
 import signal
@@ -21,6 +20,12 @@ if sys.argv[0] == "-c":  # as the fork server is started
 # As a kernel sets it; pyplot reads it once.
 os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
 
+import matplotlib.backends.backend_svg
+import matplotlib_inline.backend_inline
+import pyarrow.parquet
+import pydantic
+import seaborn
+import tokenizers
 import torch
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
@@ -29,19 +34,10 @@ from nbformat.v4 import new_output
 from papermill.engines import Engine, NotebookExecutionManager, papermill_engines
 from traitlets.config import Config
 
-# What notebooks need.
-for _name in (
-    "matplotlib_inline.backend_inline",
-    "matplotlib.backends.backend_svg",
-    "pyarrow.parquet",
-    "pydantic",
-    "seaborn",
-    "tokenizers",
-):
-    importlib.import_module(_name)
 if not torch.cuda.device_count():  # read from NVML; beside a GPU the import of dynamo might touch CUDA
-    importlib.import_module("torch._dynamo")
+    import torch._dynamo
 
+PRELOADED = (matplotlib, matplotlib_inline, pyarrow, pydantic, seaborn, tokenizers)
 NAME = "in-process"
 
 
