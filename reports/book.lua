@@ -1,20 +1,20 @@
 -- Both engines: what text of a record or an output can smuggle in is taken out; tables scroll; figures get the marks that a pointer shows.
--- Without Quarto also what Quarto does itself, as far as the book uses it: numbered figures and tables, references to them, boxes.
+-- Without Quarto also what Quarto does itself, as far as the book uses it: numbered figures and tables, references to them, boxes, folded code.
 
 local is_html = FORMAT:match("html") ~= nil
-local harmless = { details = true, summary = true, br = true, sub = true, sup = true }
+local harmless = { br = true, sub = true, sup = true }
 
 local function raw(element)
-  local tag = element.format == "html" and element.text:match("^</?(%a+)[%w%s=\"-]*>$")
-  if not (tag and harmless[tag:lower()]) or element.text:lower():match("%son%a+%s*=") then return {} end
+  if element.format ~= "html" or not harmless[element.text:match("^</?(%l+)/?>$")] then return {} end
 end
 
 local function calm(element)  -- no attribute is an event's script
+  if not (element.attr and element.attributes) then return nil end
   local kept = {}
-  for name, value in pairs(element.attr.attributes) do
+  for name, value in pairs(element.attributes) do
     if not name:lower():match("^on") then kept[#kept + 1] = { name, value } end
   end
-  element.attr = pandoc.Attr(element.attr.identifier, element.attr.classes, kept)
+  element.attr = pandoc.Attr(element.identifier, element.classes, kept)
   return element
 end
 
@@ -23,24 +23,28 @@ local function local_path(target)
 end
 
 local function link(element)
-  local target = element.target
-  if not is_html and (element.classes:includes("csv") or target:match("^runs/")) then return element.classes:includes("csv") and {} or element.content end
-  if not (target:match("^https?://") or target:match("^#") or local_path(target)) then return element.content end
+  local csv = element.classes:includes("csv")
+  if not is_html and (csv or element.target:match("^runs/")) then return csv and {} or element.content end
+  if not (element.target:match("^https?://") or element.target:match("^#") or local_path(element.target)) then return element.content end
 end
 
--- Circles that lsai_lab/kit/marks.py put into the SVG, over the picture: titles are shown, and lead to the run.
+-- The circles that lsai_lab/kit/marks.py put into the SVG lie over the picture as links: a pointer shows the title, a click opens the run.
+local mark = '<circle cx="([%d.]+)" cy="([%d.]+)" r="5" fill="none" data%-run="([%w%._/-]*)"><title>([^<>"]*)</title>'
+
 local function image(element)
   if not (element.src:match("^data:image/[psj][%w+]*;") or local_path(element.src)) then return pandoc.Emph("(picture left out)") end
   if not quarto then element.attributes.alt, element.attributes["fig-alt"] = element.attributes["fig-alt"], nil end
   local file = is_html and element.src:match("%.svg$") and io.open(element.src)
   if not file then return element end
-  local svg, circles = file:read("a"), {}
-  for x, y, run, title in svg:gmatch('<circle cx="([%d.]+)" cy="([%d.]+)" r="5" fill="none" data%-run="([%w%._/-]*)"><title>([^<>]*)</title>') do
-    local circle = '<circle cx="' .. x .. '" cy="' .. y .. '" r="5"><title>' .. title .. "</title></circle>"
-    circles[#circles + 1] = run == "" and circle or '<a tabindex="-1" href="runs/' .. run .. '.html">' .. circle .. "</a>"
+  local svg, marks = file:read("a"), {}
+  local width, height = svg:match('viewBox="0 0 ([%d.]+) ([%d.]+)"')
+  for x, y, run, title in svg:gmatch(mark) do
+    local left, href = x / width * 100, run == "" and "" or ' href="runs/' .. run .. '.html"'
+    local format = '<a class="mark%s" tabindex="-1" style="left:%.1f%%;top:%.1f%%"%s data-tip="%s"></a>'
+    marks[#marks + 1] = format:format(left > 50 and " left" or "", left, y / height * 100, href, title)
   end
-  local over = '<svg aria-hidden="true" viewBox="' .. (svg:match('viewBox="([%d%s.]+)"') or "") .. '">' .. table.concat(circles) .. "</svg>"
-  return pandoc.Span({ element, pandoc.RawInline("html", #circles > 0 and over or "") }, { class = "marked" })
+  local over = '<span aria-hidden="true">' .. table.concat(marks) .. "</span>"
+  return pandoc.Span({ element, pandoc.RawInline("html", #marks > 0 and over or "") }, { class = "marked" })
 end
 
 local function plain(block)  -- typst reads a cell that begins with "= 8" as a heading
@@ -54,8 +58,7 @@ local function scrolling(element)
   return element:walk({ Plain = plain })
 end
 
-local words = { fig = "Figure", tbl = "Table", sec = "Section" }
-local labels, numbers, counters = {}, {}, {}
+local words, labels, numbers, counters = { fig = "Figure", tbl = "Table", sec = "Section" }, {}, {}, {}
 
 local function header(element)
   if element.level == 1 then counters = { fig = 0, tbl = 0 } end
@@ -77,47 +80,37 @@ local function float(div, kind)
   return pandoc.Figure(content, { pandoc.Plain(caption) }, pandoc.Attr(div.identifier, { kind == "tbl" and "table" or "image" }))
 end
 
-local function box(div)
-  div.content = div.content:map(function(block) return block.t == "Header" and pandoc.Para({ pandoc.Strong(block.content) }) or block end)
-  if is_html then return div end
-  return pandoc.Blocks({ pandoc.RawBlock("typst", "#block(breakable: false, stroke: (left: 2pt + gray), inset: 8pt)["), div, pandoc.RawBlock("typst", "]") })
+local function div(element)
+  local kind = element.identifier:match("^(%a+)%-")
+  if kind == "fig" or kind == "tbl" then return float(element, kind), false end
+  if not (element.classes[1] or ""):match("^callout") then return nil end
+  element.content = element.content:map(function(block) return block.t == "Header" and pandoc.Para({ pandoc.Strong(block.content) }) or block end)
+  if is_html then return element end
+  return { pandoc.RawBlock("typst", "#block(breakable: false, stroke: (left: 2pt + gray), inset: 8pt)["), element, pandoc.RawBlock("typst", "]") }, false
 end
 
-local function numbered(blocks)
-  local out = pandoc.Blocks({})
-  for _, block in ipairs(blocks) do
-    if block.t == "Header" then header(block) end
-    local kind = block.t == "Div" and block.identifier:match("^(%a+)%-")
-    local made = block
-    if kind == "fig" or kind == "tbl" then made = float(block, kind)
-    elseif block.t == "Div" and (block.classes[1] or ""):match("^callout") then made = box(block) end
-    if pandoc.utils.type(made) == "Blocks" then out:extend(made) else out:insert(made) end
+local function cite(element)
+  local out = pandoc.Inlines({})
+  for index, citation in ipairs(element.citations) do
+    if not words[citation.id:match("^(%a+)%-") or ""] then return nil end
+    if index > 1 then out:extend({ pandoc.Str(","), pandoc.Space() }) end
+    local name = labels[citation.id]
+    out:insert(name and pandoc.Link(name, "#" .. citation.id) or pandoc.Emph(citation.id .. " (not measured here)"))
   end
   return out
 end
 
-local references = {
-  Cite = function(cite)
-    local out = pandoc.Inlines({})
-    for index, citation in ipairs(cite.citations) do
-      if not words[citation.id:match("^(%a+)%-") or ""] then return nil end
-      if index > 1 then out:extend({ pandoc.Str(","), pandoc.Space() }) end
-      local name = labels[citation.id]
-      out:insert(name and pandoc.Link(name, "#" .. citation.id) or pandoc.Emph(citation.id .. " (not measured here)"))
-    end
-    return out
-  end,
-}
+local function code(element)
+  if not element.classes:includes("python") then return nil end
+  return is_html and { pandoc.RawBlock("html", '<details class="code"><summary>Code</summary>'), element, pandoc.RawBlock("html", "</details>") } or {}
+end
 
 function Pandoc(doc)
-  doc = doc:walk({ Div = calm, Span = calm, Link = calm, Image = calm, Header = calm, Code = calm, CodeBlock = calm, Table = calm })
+  doc = doc:walk({ Block = calm, Inline = calm })
   doc = doc:walk({ RawBlock = raw, RawInline = raw, Link = link, Table = not is_html and scrolling or nil }):walk({ Image = image })
   if not quarto then
-    doc.blocks = numbered(doc.blocks)
-    doc = doc:walk(references)
-    doc.blocks:extend({ pandoc.Header(1, "References", pandoc.Attr("references", { "unnumbered" })), pandoc.Div({}, pandoc.Attr("refs")) })
+    doc = doc:walk({ traverse = "topdown", Header = header, Div = div }):walk({ Cite = cite, CodeBlock = code })
     if not is_html then doc.blocks:insert(1, pandoc.RawBlock("typst", "#outline(title: [Figures], target: figure.where(kind: image))")) end
-    if is_html then doc.blocks = pandoc.Blocks({ pandoc.RawBlock("html", "<main>") }) .. doc.blocks .. { pandoc.RawBlock("html", "</main>") } end
   end
   return is_html and doc:walk({ traverse = "topdown", Table = scrolling }) or doc
 end

@@ -62,7 +62,7 @@ def chapters(folder: Path, hostile: bool = False) -> None:
     one = [
         new_markdown_cell("# One {#sec-one}\n\nAs in [@dao2022flashattention], $a^2$. Zażółć gęślą jaźń."),
         new_code_cell('#| label: fig-one-loss\n#| fig-cap: "Loss over steps."\n#| fig-alt: "A line that falls."\nlab.figure()', outputs=[figure]),
-        new_code_cell('#| label: tbl-one-rows\n#| tbl-cap: "All rows."\nlab.table()', outputs=[display({"text/markdown": shown.markdown})]),
+        new_code_cell('#| label: tbl-one-rows\n#| tbl-cap: "All rows."\nlab.table()', outputs=[display({"text/markdown": shown.markdown}, lsai={"csv": ROWS.to_csv(index=False)})]),
         new_markdown_cell("## Finding {#sec-finding}\n\nWords to look for: perplexity."),
         new_code_cell("lab.say()", outputs=[say]),
         new_code_cell("lab.say(box=...)", outputs=[box]),
@@ -90,8 +90,8 @@ def reports(root: Path, hostile: bool = False) -> Path:
     settings["book"]["chapters"] = ["index.ipynb", "one.ipynb"]
     (folder / "_quarto.yml").write_text(yaml.safe_dump(settings, sort_keys=False))
     chapters(root / "executed", hostile)
-    good = [bind(root / "executed" / name, folder / name) for name in ("index.ipynb", "one.ipynb")]
-    assert good == [True, False], "a chapter with a failed cell is told"
+    assert bind(root / "executed" / "index.ipynb", folder / "index.ipynb") is True
+    assert bind(root / "executed" / "one.ipynb", folder / "one.ipynb", "a cell divided by zero") is False
     metrics = [{"step": i, "loss": 5.0 - i, "tokens_per_s": 100.0 + i} for i in range(3)]
     text = "<script>document.title = 'taken'</script>"
     write_run(root / "runs", "memory", "a", results={"tokens_per_s": 5.0, "mfu_peak_source": text}, config={"x": {"y": 1}, "same": 2}, metrics=metrics)  # fmt: skip
@@ -164,6 +164,8 @@ def test_both_engines_number_the_same_and_resolve_every_reference(book: Path, vi
         page.evaluate("[...document.images].map(image => image.naturalWidth > 0 && image.alt === 'A line that falls.')")
     )
     assert "ZeroDivisionError" in text and "<b>zero</b>" in text
+    box = page.locator("[class*=callout-warning]").first.inner_text()
+    assert "did not complete" in box and "a cell divided by zero" in box
     dead = "[...document.querySelectorAll('main a[href^=\"#\"]')].filter(a => a.hash.length > 1 && !document.getElementById(decodeURIComponent(a.hash.slice(1)))).length"
     assert page.evaluate(dead) == 0
 
@@ -194,11 +196,10 @@ def test_tables_sort_filter_and_save(book: Path, visit: Callable[..., Any]) -> N
     assert page.evaluate(column)[:2] == ["v3", "v1"]
     page.click("#tbl-one-rows th:nth-child(2) button")
     assert page.evaluate(column)[:2] == ["v2", "v6"]
-    page.locator(".tools input").first.fill("v7")
+    page.locator("#tbl-one-rows input").fill("v7")
     assert page.evaluate(column) == ["v7"]
-    assert "tokens%2Fs" in page.locator(".tools a").first.get_attribute("href")
-    data = page.locator("a.csv").first.get_attribute("href")
-    assert (book / data).read_text() == "step,loss\n0,3.5\n"
+    figure, rows = [(book / link.get_attribute("href")).read_text() for link in page.locator("a.csv").all()]
+    assert figure == "step,loss\n0,3.5\n" and rows == ROWS.to_csv(index=False)
 
 
 @pytest.mark.parametrize("width", [390, 1280])
@@ -213,21 +214,19 @@ def test_no_page_is_wider_than_its_window(book: Path, visit: Callable[..., Any],
 
 def test_search_and_dark_mode_on_a_file(book: Path, visit: Callable[..., Any]) -> None:
     page = visit(book / HTML, color_scheme="dark")
-    back = "getComputedStyle(document.body).backgroundColor"
+    assert "invert" in page.evaluate("getComputedStyle(document.documentElement).filter")
     if (book / "site_libs").exists():
-        page.click(".quarto-color-scheme-toggle >> nth=0")
-        page.wait_for_function(f"{back} === 'rgb(20, 24, 31)'")
         page.fill(".aa-Input", "perplexity")
         page.wait_for_selector(".aa-Item")
         assert "perplexity" in page.inner_text(".aa-Panel")
         return
-    assert page.evaluate(back) == "rgb(20, 24, 31)"
-    page.fill("#search", "PERPLEXITY")
-    assert page.locator("#results a").count() == 1
-    page.click("#results a")
+    page.fill("#TOC input", "PERPLEXITY")
+    shown = [link for link in page.locator("#TOC a").all() if link.is_visible()]
+    assert [link.inner_text().split("\xa0")[-1].split(" ")[-1] for link in shown] == ["One", "Finding"]
+    shown[-1].click()
     assert page.url.endswith("#sec-finding")
-    page.fill("#search", "nowhere at all")
-    assert "Nothing found" in page.inner_text("#results")
+    page.fill("#TOC input", "nowhere at all")
+    assert not page.locator("#TOC a >> visible=true").count()
 
 
 def test_tables_are_worked_by_keyboard(book: Path, visit: Callable[..., Any]) -> None:
@@ -239,11 +238,11 @@ def test_tables_are_worked_by_keyboard(book: Path, visit: Callable[..., Any]) ->
 
 def test_a_pointer_over_a_mark_shows_its_value_and_leads_to_its_run(book: Path, visit: Callable[..., Any]) -> None:
     page = visit(chapter_page(book))
-    page.hover(".marked circle")
-    assert page.inner_text(".tip") == "loss\nvalue: 3.5"
-    page.hover("h1 >> nth=0")
-    assert not page.is_visible(".tip")
-    assert page.locator(".marked a").get_attribute("href") == "runs/memory/a.html"
+    tip = "getComputedStyle(document.querySelector('.mark'), '::after').content"
+    assert page.evaluate(tip) == "none"
+    page.hover(".mark")
+    assert "value: 3.5" in page.evaluate(tip)
+    assert page.locator(".mark").get_attribute("href") == "runs/memory/a.html"
 
 
 def test_a_box_is_a_box(book: Path, visit: Callable[..., Any]) -> None:
@@ -259,7 +258,8 @@ def test_any_two_runs_are_compared_by_what_differs(book: Path, visit: Callable[.
     shown = page.inner_text("#comparison")
     assert "config: x.y" in shown and "outcome" in shown and "same" not in shown
     page.click("td a >> nth=0")
-    assert page.locator("svg.chart").count() == 2 and "x.y" in page.inner_text("main")
+    shown = page.inner_text("main")
+    assert "x.y" in shown and "tokens_per_s" in shown and "Measurements" in shown
 
 
 def test_without_scripts_the_page_reads_the_same(book: Path, browser: Any) -> None:
@@ -292,7 +292,8 @@ def test_a_damaged_notebook_is_shown_as_such(tmp_path: Path, damage: str) -> Non
     path = tmp_path / "one.ipynb"
     path.unlink() if damage == "gone" else path.write_text(path.read_text()[:200] if damage == "cut" else "")
     assert bind(path, tmp_path / "bound.ipynb") is False
-    assert "could not be read" in nbformat.read(tmp_path / "bound.ipynb", as_version=4).cells[0].source
+    bound = nbformat.read(tmp_path / "bound.ipynb", as_version=4)
+    assert "could not be read" in bound.cells[1].source and bound.cells[0].source == "# One"
 
 
 def write_notebook(path: Path, *code: str) -> None:

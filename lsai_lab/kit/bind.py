@@ -17,6 +17,7 @@ import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from lsai_core.files import write_text
+from lsai_lab.kit.strip import KERNEL
 
 LINES, WIDTH = 60, 100  # of a long text
 _PICTURES = {"image/svg+xml": ".svg", "image/png": ".png", "image/jpeg": ".jpg"}
@@ -25,20 +26,18 @@ _ACTIVE = re.compile(r"(?i)<script|<foreignobject|<!entity|<iframe|\son\w+\s*=")
 _SKIPPED = {"remove-cell", "parameters", "injected-parameters", "papermill-error-cell-tag"}
 
 
-def bind(executed: Path, target: Path) -> bool:
-    """Write the bound form of the notebook `executed` to `target`, its pictures to `files/` and its figures' data to `data/` beside it.
+def bind(executed: Path, target: Path, problem: str | None = None) -> bool:
+    """Write the bound form of the notebook `executed` to `target`, its pictures to `files/` and the data of its figures and tables to `data/`.
 
-    Returns False if a cell failed or did not end, or the notebook cannot be read: the chapter then says so in a box.
+    `problem`: why the chapter did not complete, for a box below its title. Returns False if there is one, or if the notebook cannot be read.
     """
     try:
         notebook = nbformat.read(executed, as_version=4)  # type: ignore[no-untyped-call]
     except Exception as error:  # nbformat raises many kinds for a damaged file
-        title, what = executed.stem.lstrip("0123456789-").capitalize(), fenced(str(error)[:500])
-        cell = new_markdown_cell(f"# {title}\n\n" + callout("This chapter could not be read", what))  # type: ignore[no-untyped-call]
-        _write(new_notebook(cells=[cell]), target)  # type: ignore[no-untyped-call]
-        return False
+        problem = problem or f"It could not be read: {str(error)[:500]}"
+        title = executed.stem.lstrip("0123456789-").capitalize()
+        notebook = new_notebook(cells=[new_markdown_cell(f"# {title}")])  # type: ignore[no-untyped-call]
     cells: list[Any] = []
-    good = True
     for number, cell in enumerate(notebook.cells):
         if _SKIPPED & set(cell.metadata.get("tags", [])):
             continue
@@ -48,30 +47,31 @@ def bind(executed: Path, target: Path) -> bool:
         asked, code = options(cell.source)
         if code.strip() and asked.get("echo", True):
             cells.append(new_code_cell(code.strip()))  # type: ignore[no-untyped-call]
-        shown = _outputs(cell.outputs, asked, target.parent, f"{target.stem}-{number}")
-        ended = cell.metadata.get("papermill", {}).get("status") not in ("running", "pending")
-        if not ended and good:
-            shown.append(callout("Did not finish", "This cell did not end; what follows did not run."))
-        good &= ended and all(output.output_type != "error" for output in cell.outputs)
-        if shown:
+        if asked.get("output", True) and (
+            shown := _outputs(cell.outputs, asked, target.parent, f"{target.stem}-{number}")
+        ):
             cells.append(new_markdown_cell("\n\n".join(shown)))  # type: ignore[no-untyped-call]
-    kernel = {key: notebook.metadata[key] for key in ("kernelspec",) if key in notebook.metadata}
-    _write(new_notebook(cells=cells, metadata=kernel), target)  # type: ignore[no-untyped-call]
-    return good
+    if problem:
+        cells.insert(1, new_markdown_cell(callout("This chapter did not complete", fenced(problem), "warning")))  # type: ignore[no-untyped-call]
+    bound = new_notebook(cells=cells, metadata={"kernelspec": KERNEL})  # type: ignore[no-untyped-call]
+    for number, cell in enumerate(bound.cells):
+        cell["id"] = f"cell-{number}"  # equal chapters are equal files
+    write_text(target, nbformat.writes(bound))  # type: ignore[no-untyped-call]
+    return not problem
 
 
 def options(source: str) -> tuple[dict[str, Any], str]:
     """The cell options (`#| label: ...`) at the head of a cell's source, as Quarto reads them, and the code below them."""
-    head = re.match(r"\s*(?:#\|.*(?:\n|$))*", source)
-    lines = re.sub(r"(?m)^\s*#\| ?", "", head[0] if head else "")
+    head = re.match(r"(?:\s*#\|.*(?:\n|$))*", source)
+    lines = head[0] if head else ""
     try:
-        value = yaml.safe_load(lines)
+        value = yaml.safe_load(re.sub(r"(?m)^\s*#\| ?", "", lines))
     except yaml.YAMLError:
         value = None
-    return value if isinstance(value, dict) else {}, source[head.end() if head else 0 :]
+    return value if isinstance(value, dict) else {}, source[len(lines) :]
 
 
-def callout(title: str, body: str, kind: str = "warning") -> str:
+def callout(title: str, body: str, kind: str) -> str:
     """A box with a title, as Quarto writes it."""
     return f"::: {{.callout-{kind}}}\n## {title}\n\n{body}\n:::"
 
@@ -87,22 +87,20 @@ def fenced(text: str, classes: str = "output") -> str:
 
 
 def _outputs(outputs: list[Any], asked: dict[str, Any], folder: Path, name: str) -> list[str]:
-    """A cell's outputs as Markdown; the first picture or table of a labelled cell is that figure or table."""
+    """A cell's outputs as Markdown; the first picture or table of a labelled cell is that figure or table, its data a link below it."""
     printed = "".join(output.text for output in outputs if output.output_type == "stream")
-    shown = [fenced(printed)] if printed.strip() and asked.get("output", True) else []
+    shown = [fenced(printed)] if printed.strip() else []
     label = re.sub(r"[^\w-]", "-", str(asked.get("label", "")))
     wanted = {"fig": "![](", "tbl": "|"}.get(label[:3])
     caption = " ".join(str(asked.get(f"{label[:3]}-cap", "")).split())
     alt = re.sub(r"[\\\"*`{}\[\]$@]", "", str(asked.get("fig-alt") or caption)) or "output of the cell above"
-    for number, output in enumerate(outputs if asked.get("output", True) else []):
-        if output.output_type == "stream":
-            continue
+    for number, output in enumerate(output for output in outputs if output.output_type != "stream"):
         text = _markdown(output, folder / "files" / f"{name}-{number}", alt)
         if wanted and text.startswith(wanted):
             text, wanted = f"::: {{#{label}}}\n{text}\n\n{caption}\n:::", None
-            if label.startswith("fig") and (csv := output.metadata.get("lsai", {}).get("csv")):
+            if csv := output.metadata.get("lsai", {}).get("csv"):
                 write_text(folder / "data" / f"{label}.csv", csv)
-                text += f'\n\n[Data of this figure (CSV)](data/{label}.csv){{.csv download="{label}.csv"}}'
+                text += f'\n\n[Data (CSV)](data/{label}.csv){{.csv download="{label}.csv"}}'
         shown.append(text)
     return shown
 
@@ -121,14 +119,7 @@ def _markdown(output: Any, picture: Path, alt: str) -> str:
     for kind, suffix in _PICTURES.items():
         if kind in data and not (suffix == ".svg" and _ACTIVE.search(data[kind])):
             picture.parent.mkdir(parents=True, exist_ok=True)
-            picture.with_suffix(suffix).write_bytes(
-                data[kind].encode() if suffix == ".svg" else base64.b64decode(data[kind])
-            )
+            content = data[kind].encode() if suffix == ".svg" else base64.b64decode(data[kind])
+            picture.with_suffix(suffix).write_bytes(content)
             return f'![](files/{picture.name}{suffix}){{fig-alt="{alt}"}}'
     return fenced(data["text/plain"]) if str(data.get("text/plain", "")).strip() else ""
-
-
-def _write(notebook: Any, target: Path) -> None:
-    for number, cell in enumerate(notebook.cells):
-        cell["id"] = f"cell-{number}"  # equal chapters are equal files
-    write_text(target, nbformat.writes(notebook))  # type: ignore[no-untyped-call]

@@ -24,7 +24,7 @@ from lsai_core.code import closure, code_hash, version_of
 from lsai_core.errors import UserError
 from lsai_core.files import write_text
 from lsai_core.profiling.limits import cpu_cores
-from lsai_lab.kit.render import HTML, PDF, Engine, book_settings, find_quarto, render
+from lsai_lab.kit.render import EXECUTED, MADE, Engine, book_settings, find_quarto, render
 from lsai_lab.runs.campaign import plan_studies, run_studies
 from lsai_lab.runs.driver import cores_shared_by
 from lsai_lab.runs.notebook import execute_notebook
@@ -110,42 +110,50 @@ def _update(session: Session, out: Path, formats: list[str], engine: Engine, bui
     with contextlib.suppress(UserError):  # of parameters: the chapters that read them say so
         told = [*committed, *current_runs(session)]  # not what was tried by hand
     problems = _execute(session, chapters, runs, told, build)
-    shell = [path for path in sorted(reports.iterdir()) if path.is_file() and path.suffix != ".ipynb"]
+    shell = [
+        path
+        for path in sorted(reports.glob("*.*"))
+        if path.is_file() and path.suffix != ".ipynb" and path.name != EXECUTED
+    ]
     inputs = [*(build / chapter.name for chapter in chapters), *shell, *_files(runs)]
     key = _digest(inputs, str(find_quarto(engine)), str(out), version_of("lsai_lab.kit.render"))
-    keys = {name: build / f"{name}.key" for name in formats}
-    made = {name: out / {"html": HTML, "pdf": PDF}[name] for name in formats}
-    old = [name for name in formats if made[name].exists() and _holds(keys[name], key)]
-    for name in old:
-        print(f"report: up to date, reused: {made[name]}", flush=True)
-    rendered, left = True, [name for name in formats if name not in old]
+    left = [name for name in formats if not ((out / MADE[name]).exists() and _holds(build / f"{name}.key", key))]
+    for name in [name for name in formats if name not in left]:
+        print(f"report: up to date, reused: {out / MADE[name]}", flush=True)
+    good = True
     if left or not all((reports / chapter.name).exists() for chapter in chapters):
         from lsai_lab.kit.bind import bind  # these take seconds to import
         from lsai_lab.kit.runpages import write_run_pages
 
-        for folder in (reports / "files", reports / "data"):
-            shutil.rmtree(folder, ignore_errors=True)
+        for folder in ("files", "data"):
+            shutil.rmtree(reports / folder, ignore_errors=True)
         for path in reports.glob("*.ipynb"):
             path.unlink()
-        whole = {chapter.name: bind(build / chapter.name, reports / chapter.name) for chapter in chapters}
-        problems = problems or [name for name, good in whole.items() if not good]
+        for name in [chapter.name for chapter in chapters]:
+            if not bind(build / name, reports / name, problems.get(name)):
+                problems.setdefault(name, "its executed notebook cannot be read")
         write_run_pages(runs, reports)
-        started = time.monotonic()
-        out.mkdir(parents=True, exist_ok=True)
         for name in left:
-            keys[name].unlink(missing_ok=True)
-            rendered &= bool(paths := render(reports, out, [name], engine))
-            for path in paths:
-                write_text(keys[name], "" if problems else key)
+            started = time.monotonic()
+            (build / f"{name}.key").unlink(missing_ok=True)
+            made = render(reports, out, [name], engine)
+            good &= bool(made)
+            for path in made:
+                write_text(build / f"{name}.key", "" if problems else key)
                 print(f"report: {path}, rendered in {time.monotonic() - started:.1f} s", flush=True)
-    for problem in problems:
-        print(f"report: a chapter did not complete: {problem}", flush=True)
-    return rendered and not problems
+    for name, problem in problems.items():
+        print(f"report: a chapter did not complete: {name}: {problem}", flush=True)
+    return good and not problems
 
 
-def _execute(session: Session, chapters: list[Chapter], runs: list[Run], told: list[Run], build: Path) -> list[str]:
-    """Execute what changed, as many chapters at a time as there are cores; an error or an interrupt ends those that are running."""
-    stop, problems, started = StopRequest(), [], time.monotonic()
+def _execute(
+    session: Session, chapters: list[Chapter], runs: list[Run], told: list[Run], build: Path
+) -> dict[str, str]:
+    """Execute what changed, as many chapters at a time as there are cores; an error or an interrupt ends those that are running.
+
+    Returns what went wrong, by chapter.
+    """
+    stop, problems, started = StopRequest(), {}, time.monotonic()
     with ThreadPoolExecutor(AT_A_TIME) as pool:  # each thread waits for a process
         reads = [(chapter, runs if "mine=" in chapter.cells else told) for chapter in chapters]
         futures = {pool.submit(_chapter, session, chapter, read, build, stop): chapter for chapter, read in reads}
@@ -155,7 +163,8 @@ def _execute(session: Session, chapters: list[Chapter], runs: list[Run], told: l
                 time_left = f", about {left:.0f} s left" if left >= 1 else ""
                 name = futures[future].name
                 print(f"[{number}/{len(futures)}] chapter {name}: {what or 'executed'}{time_left}", flush=True)
-                problems += [f"{name}: {what}"] if what not in ("reused", None) else []
+                if what not in ("reused", None):
+                    problems[name] = what
         except BaseException:
             stop.deadline = 0.0
             pool.shutdown(wait=False, cancel_futures=True)

@@ -21,12 +21,16 @@ from typing import Any, Literal
 import yaml
 
 from lsai_core.errors import UserError
+from lsai_core.files import write_text
 
 Engine = Literal["auto", "quarto", "pandoc"]
 HTML, PDF = "index.html", "lab-report.pdf"
+MADE = {"html": HTML, "pdf": PDF}
+EXECUTED = "_quarto-executed.yml"  # makes the project a book; without it Quarto gets as far as reports/prepare.py, which says what to run
 OLDEST_QUARTO = (1, 9)
 READER = "markdown+lists_without_preceding_blankline-blank_before_blockquote-blank_before_header-implicit_figures"
 _TYPST = "import sys, typst, matplotlib as m; typst.compile(*sys.argv[1:4], [m.get_data_path() + '/fonts/ttf'], True)"
+_SHOWN = ("book.js", "book.css", "page.css", "files", "runs", "data")  # beside the page
 
 
 def book_settings(reports: Path) -> dict[str, Any]:
@@ -58,31 +62,31 @@ def find_quarto(engine: Engine) -> str | None:
 
 def render(reports: Path, out: Path, formats: Sequence[str], engine: Engine) -> list[Path]:
     """Render the chapters bound in `reports` into `out`; returns what was made, and prints why something could not be."""
-    quarto = find_quarto(engine)
-    made: list[Path] = []
-    for name in [name for name in ("html", "pdf") if name in formats]:
+    quarto, made = find_quarto(engine), []
+    write_text(reports / EXECUTED, "project: { type: book }\n")
+    for name in [name for name in MADE if name in formats]:
         with tempfile.TemporaryDirectory(dir=reports, prefix="rendering-") as folder:
             try:
-                (_quarto if quarto else _pandoc)(quarto or "", reports, Path(folder), name)
-                if not (Path(folder) / (HTML if name == "html" else PDF)).exists():
+                said = _quarto(quarto, reports, Path(folder), name) if quarto else _pandoc(reports, Path(folder), name)
+                if not (Path(folder) / MADE[name]).exists():
                     raise RuntimeError("nothing was written")
             except RuntimeError as error:
                 print(f"report: the {name.upper()} could not be made: {error}", flush=True)
                 continue
-            shutil.copytree(folder, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("book.md", "book.typ"))
-            made.append(out / (HTML if name == "html" else PDF))
+            for warning in re.findall(r"(?im)^.*\bwarn(?:ing)?\b.*(?:\n[ \t]+.*)*", said):
+                print("report:", " ".join(warning.split()), flush=True)
+            shutil.copytree(folder, out, dirs_exist_ok=True)
+            made.append(out / MADE[name])
     return made
 
 
-def _quarto(quarto: str, reports: Path, folder: Path, name: str) -> None:
+def _quarto(quarto: str, reports: Path, folder: Path, name: str) -> str:
     target = {"html": "html", "pdf": "typst"}[name]
     environment = {**os.environ, "QUARTO_PYTHON": os.environ.get("QUARTO_PYTHON", sys.executable)}
-    said = _call(quarto, "render", reports, "--to", target, "--output-dir", folder, env=environment)
-    for warning in re.findall(r"(?m)^.*\bWARN(?:ING)?\b.*$", said):
-        print("report: quarto:", warning.strip(), flush=True)
+    return _call(quarto, "render", reports, "--to", target, "--output-dir", folder, env=environment)
 
 
-def _pandoc(_: str, reports: Path, folder: Path, name: str) -> None:
+def _pandoc(reports: Path, folder: Path, name: str) -> str:
     """One page of HTML with its pictures beside it, or one PDF."""
     try:
         import pypandoc
@@ -93,38 +97,40 @@ def _pandoc(_: str, reports: Path, folder: Path, name: str) -> None:
     settings = book_settings(reports)
     facts = {
         **settings["book"], **settings["format"]["typst"], "lang": settings["lang"], "section-numbering": "1.1",
-        "date": datetime.date.today().isoformat(), "link-citations": True,
+        "date": datetime.date.today().isoformat(), "link-citations": True, "reference-section-title": "References",
     }  # fmt: skip
-    chapters = [_chapter(reports / chapter, name) for chapter in settings["chapters"]]
+    chapters = [_chapter(reports / chapter) for chapter in settings["chapters"]]
     text = "\n\n".join([f"---\n{yaml.safe_dump(facts, allow_unicode=True)}---", *chapters])
-    (folder / "book.md").write_text(text, encoding="utf-8")
-    for extra in ("book.js", "book.css", "page.css", "files", "runs", "data"):
-        if (reports / extra).is_dir():
-            shutil.copytree(reports / extra, folder / extra)
-        elif (reports / extra).exists():
-            shutil.copy(reports / extra, folder)
-    html = ("--to", "html5", "--mathml", "--toc-depth=3", "--css", "book.css", "--css", "page.css", "-H", reports / "head.html",
-            "--output", folder / HTML)  # fmt: skip
-    typst = ("--to", "typst", "--toc-depth=2", "-H", reports / "book.typ", "-H", reports / "layout.typ", "--output", folder / "book.typ")  # fmt: skip
+    for path in map(reports.joinpath, _SHOWN):
+        if path.is_dir():
+            shutil.copytree(path, folder / path.name)
+        elif path.exists():
+            shutil.copy(path, folder)
+    source = folder / "book.typ"
+    options = {
+        "html": ["--to=html5", "--mathml", "--section-divs", "--toc-depth=3", "--css=book.css", "--css=page.css", f"--output={HTML}",
+                 f"--include-in-header={reports / 'head.html'}", "--variable=include-before:<main>", "--variable=include-after:</main>"],
+        "pdf": ["--to=typst", "--toc-depth=2", f"--include-in-header={reports / 'book.typ'}", f"--include-in-header={reports / 'layout.typ'}",
+                f"--output={source}"],
+    }  # fmt: skip
     said = _call(
-        pandoc, "--from", READER, "--standalone", "--number-sections", "--toc", "--lua-filter", reports / "book.lua",
-        "--citeproc", "--bibliography", reports / "references.bib", "--syntax-highlighting=none", *(html if name == "html" else typst),
-        "book.md", cwd=folder,
+        pandoc, f"--from={READER}", "--standalone", "--number-sections", "--toc", f"--lua-filter={reports / 'book.lua'}", "--citeproc",
+        f"--bibliography={reports / 'references.bib'}", "--syntax-highlighting=none", *options[name], cwd=folder, input=text,
     )  # fmt: skip
-    for warning in filter(None, re.split(r"\n(?=\[)", said.strip())):
-        print("report: pandoc:", " ".join(warning.split()), flush=True)
     if name == "pdf":
-        _call(sys.executable, "-c", _TYPST, folder / "book.typ", folder / PDF, folder)
+        said += _call(sys.executable, "-c", _TYPST, source, folder / PDF, folder)
+        source.unlink()
+    return said
 
 
-def _chapter(path: Path, name: str) -> str:
-    """A bound notebook as Markdown. Code is folded, and not in a PDF."""
+def _chapter(path: Path) -> str:
+    """A bound notebook as Markdown."""
     from lsai_lab.kit.bind import fenced  # its imports take seconds
 
-    cells = [(c["cell_type"], "".join(c["source"])) for c in json.loads(path.read_text(encoding="utf-8"))["cells"]]
-    fold = '<details class="code">\n<summary>Code</summary>\n\n{}\n\n</details>'
-    texts = [fold.format(fenced(source, "python")) if kind == "code" else source for kind, source in cells]
-    return "\n\n".join(text for text, (kind, _) in zip(texts, cells, strict=True) if name == "html" or kind != "code")
+    cells = [
+        (cell["cell_type"], "".join(cell["source"])) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
+    ]
+    return "\n\n".join(fenced(source, "python") if kind == "code" else source for kind, source in cells)
 
 
 def _call(*command: object, **options: Any) -> str:
