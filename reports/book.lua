@@ -40,7 +40,7 @@ local function image(element)
   local width, height = svg:match('viewBox="0 0 ([%d.]+) ([%d.]+)"')
   for x, y, run, title in svg:gmatch(mark) do
     local left, href = x / width * 100, run == "" and "" or ' href="runs/' .. run .. '.html"'
-    local format = '<a class="mark%s" tabindex="-1" style="left:%.1f%%;top:%.1f%%"%s data-tip="%s"></a>'
+    local format = '<a class="tip%s" tabindex="-1" style="left:%.1f%%;top:%.1f%%"%s data-tip="%s"></a>'
     marks[#marks + 1] = format:format(left > 50 and " left" or "", left, y / height * 100, href, title)
   end
   local over = '<span aria-hidden="true">' .. table.concat(marks) .. "</span>"
@@ -58,18 +58,18 @@ local function scrolling(element)
   return element:walk({ Plain = plain })
 end
 
-local words, labels, numbers, counters = { fig = "Figure", tbl = "Table", sec = "Section" }, {}, {}, {}
+local words, labels, numbers, counters = { fig = "Figure", tbl = "Table", sec = "Section" }, {}, { 0, 0, 0, 0, 0, 0 }, {}
 
 local function header(element)
   if element.level == 1 then counters = { fig = 0, tbl = 0 } end
-  numbers[element.level] = (numbers[element.level] or 0) + 1
+  numbers[element.level] = numbers[element.level] + 1
   for level = element.level + 1, 6 do numbers[level] = 0 end
   labels[element.identifier] = (element.level == 1 and "Chapter" or "Section") .. "\u{a0}" .. table.concat(numbers, ".", 1, element.level)
 end
 
 local function float(div, kind)
   counters[kind] = (counters[kind] or 0) + 1
-  labels[div.identifier] = words[kind] .. "\u{a0}" .. (numbers[1] or 0) .. "." .. counters[kind]
+  labels[div.identifier] = words[kind] .. "\u{a0}" .. numbers[1] .. "." .. counters[kind]
   local content = div.content:clone()
   local caption = #content > 1 and content[#content].t:match("^P[al]") and content:remove().content or pandoc.Inlines({})
   caption = pandoc.Inlines({ pandoc.Strong(labels[div.identifier] .. "."), pandoc.Space() }) .. caption

@@ -6,7 +6,6 @@ it imports has changed; the book is rendered again when an executed chapter, a r
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -24,12 +23,12 @@ from lsai_core.code import closure, code_hash, version_of
 from lsai_core.errors import UserError
 from lsai_core.files import write_text
 from lsai_core.profiling.limits import cpu_cores
-from lsai_lab.kit.render import EXECUTED, MADE, Engine, book_settings, find_quarto, render
+from lsai_lab.kit.render import MADE, Engine, book_settings, find_quarto, render
 from lsai_lab.runs.campaign import plan_studies, run_studies
 from lsai_lab.runs.driver import cores_shared_by
 from lsai_lab.runs.notebook import execute_notebook
 from lsai_lab.runs.records import Run, find_runs, recorded_runs
-from lsai_lab.runs.session import Session, current_runs
+from lsai_lab.runs.session import Session
 from lsai_lab.runs.stop import StopRequest
 from lsai_lab.runs.study import study_names
 
@@ -105,63 +104,49 @@ def _update(session: Session, out: Path, formats: list[str], engine: Engine, bui
     reports, chapters = session.root / "reports", read_chapters(session.root)
     committed = recorded_runs(reports)
     there = {(run.summary.id.study, run.folder.name) for run in committed}
-    own = [run for run in find_runs(session.runs_root) if (run.summary.id.study, run.folder.name) not in there]
-    runs = told = [*own, *committed]
-    with contextlib.suppress(UserError):  # of parameters: the chapters that read them say so
-        told = [*committed, *current_runs(session)]  # not what was tried by hand
-    problems = _execute(session, chapters, runs, told, build)
-    shell = [
-        path
-        for path in sorted(reports.glob("*.*"))
-        if path.is_file() and path.suffix != ".ipynb" and path.name != EXECUTED
-    ]
+    runs = [run for run in find_runs(session.runs_root) if (run.summary.id.study, run.folder.name) not in there]
+    runs += committed
+    problems = _execute(session, chapters, runs, build)
+    shell = sorted({*reports.glob("[!._]*.*"), reports / "_quarto.yml"} - {*reports.glob("*.ipynb")})
     inputs = [*(build / chapter.name for chapter in chapters), *shell, *_files(runs)]
     key = _digest(inputs, str(find_quarto(engine)), str(out), version_of("lsai_lab.kit.render"))
     left = [name for name in formats if not ((out / MADE[name]).exists() and _holds(build / f"{name}.key", key))]
     for name in [name for name in formats if name not in left]:
         print(f"report: up to date, reused: {out / MADE[name]}", flush=True)
-    good = True
+    made: list[Path] = []
     if left or not all((reports / chapter.name).exists() for chapter in chapters):
         from lsai_lab.kit.bind import bind  # these take seconds to import
         from lsai_lab.kit.runpages import write_run_pages
 
-        for folder in ("files", "data"):
-            shutil.rmtree(reports / folder, ignore_errors=True)
-        for path in reports.glob("*.ipynb"):
-            path.unlink()
-        for name in [chapter.name for chapter in chapters]:
-            if not bind(build / name, reports / name, problems.get(name)):
-                problems.setdefault(name, "its executed notebook cannot be read")
+        for old in (reports / "files", reports / "data", *reports.glob("*.ipynb")):
+            shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
+        for chapter in chapters:
+            if not bind(build / chapter.name, reports / chapter.name, problems.get(chapter.name)):
+                problems.setdefault(chapter.name, "its executed notebook cannot be read")
         write_run_pages(runs, reports)
         for name in left:
-            started = time.monotonic()
             (build / f"{name}.key").unlink(missing_ok=True)
-            made = render(reports, out, [name], engine)
-            good &= bool(made)
-            for path in made:
-                write_text(build / f"{name}.key", "" if problems else key)
-                print(f"report: {path}, rendered in {time.monotonic() - started:.1f} s", flush=True)
+        made = render(reports, out, left, engine)
+        for name in [name for name in left if out / MADE[name] in made and not problems]:
+            write_text(build / f"{name}.key", key)
     for name, problem in problems.items():
         print(f"report: a chapter did not complete: {name}: {problem}", flush=True)
-    return good and not problems
+    return len(made) == len(left) and not problems
 
 
-def _execute(
-    session: Session, chapters: list[Chapter], runs: list[Run], told: list[Run], build: Path
-) -> dict[str, str]:
+def _execute(session: Session, chapters: list[Chapter], runs: list[Run], build: Path) -> dict[str, str]:
     """Execute what changed, as many chapters at a time as there are cores; an error or an interrupt ends those that are running.
 
     Returns what went wrong, by chapter.
     """
     stop, problems, started = StopRequest(), {}, time.monotonic()
     with ThreadPoolExecutor(AT_A_TIME) as pool:  # each thread waits for a process
-        reads = [(chapter, runs if "mine=" in chapter.cells else told) for chapter in chapters]
-        futures = {pool.submit(_chapter, session, chapter, read, build, stop): chapter for chapter, read in reads}
+        futures = {pool.submit(_chapter, session, chapter, runs, build, stop): chapter.name for chapter in chapters}
         try:
             for number, future in enumerate(as_completed(futures), 1):
-                what, left = future.result(), (time.monotonic() - started) / number * (len(futures) - number)
+                name, what = futures[future], future.result()
+                left = (time.monotonic() - started) / number * (len(futures) - number)
                 time_left = f", about {left:.0f} s left" if left >= 1 else ""
-                name = futures[future].name
                 print(f"[{number}/{len(futures)}] chapter {name}: {what or 'executed'}{time_left}", flush=True)
                 if what not in ("reused", None):
                     problems[name] = what

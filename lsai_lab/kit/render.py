@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -61,10 +62,11 @@ def find_quarto(engine: Engine) -> str | None:
 
 
 def render(reports: Path, out: Path, formats: Sequence[str], engine: Engine) -> list[Path]:
-    """Render the chapters bound in `reports` into `out`; returns what was made, and prints why something could not be."""
+    """Render the chapters bound in `reports` into `out`; returns what was made, and prints it, and why something could not be."""
     quarto, made = find_quarto(engine), []
     write_text(reports / EXECUTED, "project: { type: book }\n")
     for name in [name for name in MADE if name in formats]:
+        started = time.monotonic()
         with tempfile.TemporaryDirectory(dir=reports, prefix="rendering-") as folder:
             try:
                 said = _quarto(quarto, reports, Path(folder), name) if quarto else _pandoc(reports, Path(folder), name)
@@ -76,7 +78,8 @@ def render(reports: Path, out: Path, formats: Sequence[str], engine: Engine) -> 
             for warning in re.findall(r"(?im)^.*\bwarn(?:ing)?\b.*(?:\n[ \t]+.*)*", said):
                 print("report:", " ".join(warning.split()), flush=True)
             shutil.copytree(folder, out, dirs_exist_ok=True)
-            made.append(out / MADE[name])
+        made.append(out / MADE[name])
+        print(f"report: {made[-1]}, rendered in {time.monotonic() - started:.1f} s", flush=True)
     return made
 
 
