@@ -8,7 +8,9 @@ from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
 _NAMES = ("notebooks", "params", "envs", "reports", "Makefile")
-_MADE = shutil.ignore_patterns("_[!q]*", "_quarto-*", ".*", "runs", "data", "files", "rendering-*", "*_files", "local.yaml")
+_MADE = shutil.ignore_patterns(
+    "_[!q]*", "_quarto-*", ".*", "runs", "data", "files", "rendering-*", "*_files", "local.yaml"
+)
 
 
 def lay_out(target: Path) -> None:

@@ -256,7 +256,7 @@ def test_any_two_runs_are_compared_by_what_differs(book: Path, visit: Callable[.
     for box in page.locator("[data-run]").all():
         box.check()
     shown = page.inner_text("#comparison")
-    assert "config: x.y" in shown and "outcome" in shown and "same" not in shown
+    assert "Configuration: x.y" in shown and "outcome" in shown and "same" not in shown
     page.click("td a >> nth=0")
     shown = page.inner_text("main")
     assert "x.y" in shown and "tokens_per_s" in shown and "Measurements" in shown

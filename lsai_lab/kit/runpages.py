@@ -22,6 +22,7 @@ from lsai_lab.runs.records import Run
 STEPS = 40  # of a training run that its page shows, evenly spread
 # What a reader looks for first, the first of these that a run has.
 _MAIN = ("tokens_per_s", "largest_batch", "largest_size", "validation_loss", "bf16_tflops")
+_COMPARED = ("Run", "Results", "Configuration", "Environment")  # of two runs side by side
 _TICK = Markup('<input type="checkbox" data-run="{0}" aria-label="compare {0}">')
 _LINK = Markup('<a href="{}.html">{}</a>')
 
@@ -37,22 +38,24 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     for run in runs:
         summary, name = run.summary, f"{run.folder.parent.name}/{run.folder.name}"
+        about = {"machine": run.machine, "outcome": summary.outcome, "reason": summary.reason, "started": summary.started[:10],
+                 "seconds": round(summary.wall_s), "key": summary.id.key, "measured as": summary.measured_as, "command": summary.command}  # fmt: skip
         try:
-            tables, outcome, result = _tables(run), str(summary.outcome), summary.results
-            named = {"result": result, "config": flatten(run.config), "env": flatten(run.env)}
-            facts[name] = {"outcome": outcome}
-            facts[name] |= {f"{kind}: {key}": shown(value) for kind, each in named.items() for key, value in each.items() if not _is_rows(value)}  # fmt: skip
+            tables = _tables(run)
         except (OSError, ValueError, UserError) as error:
-            tables, outcome, result = {}, f"damaged record: {error}"[:300], {}
-        about = {"machine": run.machine, "outcome": outcome, "reason": summary.reason, "started": summary.started[:16], "seconds": round(summary.wall_s),
-                 "key": summary.id.key, "measured as": summary.measured_as, "command": summary.command}  # fmt: skip
+            tables, about["outcome"] = {}, f"damaged record: {error}"[:300]
         tables = {"Run": _pairs({key: value for key, value in about.items() if value}), **tables}
-        page = template.render(title=f"{summary.id.study}: {summary.id.name}", up="../../", tables=tables)
-        write_text(folder / f"{name}.html", page)
-        main = next((f"{shown(result[key])} {key}" for key in _MAIN if result.get(key) is not None), "")
-        link = _LINK.format(quote(name), summary.id.name)
-        rows.append({"compare": _TICK.format(name), "study": summary.id.study, "run": link, "machine": run.machine, "outcome": outcome,
-                     "main result": main, "seconds": round(summary.wall_s), "started": summary.started[:10]})  # fmt: skip
+        title = f"{summary.id.study}: {summary.id.name}"
+        write_text(folder / f"{name}.html", template.render(title=title, up="../../", tables=tables))
+        named = {heading: tables[heading].to_numpy() for heading in _COMPARED if heading in tables}
+        facts[name] = {f"{heading}: {key}": shown(value) for heading, pairs in named.items() for key, value in pairs}
+        main = next(
+            (f"{shown(summary.results[key])} {key}" for key in _MAIN if summary.results.get(key) is not None), ""
+        )
+        shortly = {key: about[key] for key in ("machine", "outcome", "seconds", "started")}
+        rows.append(
+            {"compare": _TICK.format(name), "run": _LINK.format(quote(name), title), "main result": main, **shortly}
+        )
     tables = {"Runs": pd.DataFrame(rows, dtype=object)}  # whose links stay markup
     write_text(folder / "index.html", template.render(title="All runs", up="../", tables=tables, facts=facts))
     if (path := table_path(reports.parent)).exists():
