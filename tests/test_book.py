@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from lsai_lab.kit.bind import bind
 from lsai_lab.kit.marks import marks
-from lsai_lab.kit.render import HTML, PDF, render
+from lsai_lab.kit.render import EXECUTED, HTML, PDF, render
 from lsai_lab.kit.runpages import write_run_pages
 from lsai_lab.kit.show import table
 from lsai_lab.predicted import TASK, table_path
@@ -79,13 +81,18 @@ def chapters(folder: Path, hostile: bool = False) -> None:
         nbformat.write(notebook, folder / name)
 
 
-def reports(root: Path, hostile: bool = False) -> Path:
-    """A `reports` folder with the shipped templates over the two bound chapters, and the pages of two runs."""
-    folder = root / "reports"
+def templates(folder: Path) -> Path:
+    """A `reports` folder as a clone has it."""
     folder.mkdir(parents=True)
     for path in (CHECKOUT / "reports").iterdir():
-        if path.is_file() and path.suffix != ".ipynb":
+        if path.is_file() and path.suffix != ".ipynb" and path.name != EXECUTED:
             shutil.copy(path, folder)
+    return folder
+
+
+def reports(root: Path, hostile: bool = False) -> Path:
+    """A `reports` folder with the shipped templates over the two bound chapters, and the pages of two runs."""
+    folder = templates(root / "reports")
     settings = yaml.safe_load((folder / "_quarto.yml").read_text())
     settings["book"]["chapters"] = ["index.ipynb", "one.ipynb"]
     (folder / "_quarto.yml").write_text(yaml.safe_dump(settings, sort_keys=False))
@@ -276,6 +283,16 @@ def test_without_a_renderer_one_line_says_so(
     assert render(reports(tmp_path), tmp_path / "out", ["html", "pdf"], "pandoc") == []
     said = capsys.readouterr().out
     assert "the HTML could not be made: no pandoc here" in said and "the PDF could not be made" in said
+
+
+def test_a_clone_without_executed_chapters_says_what_to_run(tmp_path: Path) -> None:
+    folder = templates(tmp_path / "reports")
+    assert "type" not in yaml.safe_load((folder / "_quarto.yml").read_text())["project"], (
+        "of a book Quarto wants every chapter first"
+    )
+    command = ["quarto", "render", str(folder)] if quarto() else [sys.executable, str(folder / "prepare.py")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode and "make report NO_RUN=1" in done.stderr and "ERROR" not in done.stderr
 
 
 def test_a_pdf_that_fails_costs_the_pdf_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
