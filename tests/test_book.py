@@ -345,6 +345,8 @@ def test_only_what_changed_is_made_again(new_project: Callable[..., Project]) ->
     notebook.cells[1].outputs = [new_output("stream", text="run and saved in an editor")]
     nbformat.write(notebook, project.root / "notebooks" / "00-summary.ipynb")
     assert again().count(": reused") == 2, "outputs saved in a notebook change nothing"
+    write_run(project.runs, "memory", "baseline", results={"tokens_per_s": 1.0})
+    assert again().count(": reused") == 2, "a run by hand, which is in no plan, changes no chapter"
     (folder / "metrics.jsonl").write_text('{"step": 0, "loss": 1.0}\n')
     out = again()
     assert "index.ipynb: reused" in out and "10-memory.ipynb: executed" in out

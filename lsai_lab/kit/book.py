@@ -6,6 +6,7 @@ it imports has changed; the book is rendered again when an executed chapter, a r
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -28,7 +29,7 @@ from lsai_lab.runs.campaign import plan_studies, run_studies
 from lsai_lab.runs.driver import cores_shared_by
 from lsai_lab.runs.notebook import execute_notebook
 from lsai_lab.runs.records import Run, find_runs, recorded_runs
-from lsai_lab.runs.session import Session
+from lsai_lab.runs.session import Session, current_runs
 from lsai_lab.runs.stop import StopRequest
 from lsai_lab.runs.study import study_names
 
@@ -106,7 +107,10 @@ def _update(session: Session, out: Path, formats: list[str], engine: Engine, bui
     there = {(run.summary.id.study, run.folder.name) for run in committed}
     runs = [run for run in find_runs(session.runs_root) if (run.summary.id.study, run.folder.name) not in there]
     runs += committed
-    problems = _execute(session, chapters, runs, build)
+    told = runs
+    with contextlib.suppress(UserError):  # of parameters: the chapters that read them say so
+        told = [*committed, *current_runs(session)]  # not what was tried by hand
+    problems = _execute(session, [(c, runs if "mine=" in c.cells else told) for c in chapters], build)
     shell = sorted({*reports.glob("[!._]*.*"), reports / "_quarto.yml"} - {*reports.glob("*.ipynb")})
     inputs = [*(build / chapter.name for chapter in chapters), *shell, *_files(runs)]
     key = _digest(inputs, str(find_quarto(engine)), str(out), version_of("lsai_lab.kit.render"))
@@ -134,14 +138,14 @@ def _update(session: Session, out: Path, formats: list[str], engine: Engine, bui
     return len(made) == len(left) and not problems
 
 
-def _execute(session: Session, chapters: list[Chapter], runs: list[Run], build: Path) -> dict[str, str]:
-    """Execute what changed, as many chapters at a time as there are cores; an error or an interrupt ends those that are running.
+def _execute(session: Session, reads: list[tuple[Chapter, list[Run]]], build: Path) -> dict[str, str]:
+    """Execute the chapters that changed, as many at a time as there are cores; an error or an interrupt ends those that are running.
 
     Returns what went wrong, by chapter.
     """
     stop, problems, started = StopRequest(), {}, time.monotonic()
     with ThreadPoolExecutor(AT_A_TIME) as pool:  # each thread waits for a process
-        futures = {pool.submit(_chapter, session, chapter, runs, build, stop): chapter.name for chapter in chapters}
+        futures = {pool.submit(_chapter, session, chapter, runs, build, stop): chapter.name for chapter, runs in reads}
         try:
             for number, future in enumerate(as_completed(futures), 1):
                 name, what = futures[future], future.result()
