@@ -12,8 +12,6 @@
 Everything is imported when it is first used.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -2,8 +2,6 @@
 equal, what "best" means. Nothing here displays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

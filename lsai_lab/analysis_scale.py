@@ -6,8 +6,6 @@ unit once or twice and reduce-scatters it once, over the shard group; HSDP adds 
 replicas. FSDP2 cuts each parameter along its first dimension and pads to equal slices.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass

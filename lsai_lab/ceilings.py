@@ -1,7 +1,5 @@
 """The newest measured ceilings of a device: what `lsai_lab.benches.machine` measured, found among the records."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Iterable

@@ -4,8 +4,6 @@
 without a GPU). Only a failed *essential* check means that nothing will work; without the others some runs are `unavailable`.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os

@@ -16,13 +16,11 @@ largest, and as `of` of a claim with `at_most` the smallest. A claim is held if 
 bad repeat makes it fall. Where runs are missing or not comparable there is no value, and the note says why.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import pandas as pd
 from pydantic import BeforeValidator, Field, model_validator
@@ -79,7 +77,7 @@ class Claim(Strict):
         return data | {key: own | term for key, term in terms.items()}
 
     @model_validator(mode="after")
-    def _complete(self) -> Claim:
+    def _complete(self) -> Self:
         bounds = [bound for bound in (self.at_least, self.at_most) if bound is not None]
         if len(bounds) != (self.kind != "count"):
             raise ValueError("a count has no bound, every other claim either at_least or at_most")

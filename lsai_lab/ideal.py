@@ -5,8 +5,6 @@ of the dtype that it runs in. The data sheet's is the one bound that no step can
 ran slower than the same products within a training step, because the clock follows the power.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Predictions take seconds each, so those of committed runs are committed, too: `p
 minutes. Other runs are predicted when they are asked for.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from pathlib import Path

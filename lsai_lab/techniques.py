@@ -1,7 +1,5 @@
 """One training task under every technique that saves memory, from the least change to the largest: which is the first that fits?"""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

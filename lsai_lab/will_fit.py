@@ -2,8 +2,6 @@
 sequence that does: a step's memory is near a straight line over tokens (`aim.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ A ranking holds the backends that were timed at a shape and are correct there: t
 exceed `errors.ALLOWED` times those of eager attention in the same number format (for inference the output's error alone).
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections import defaultdict

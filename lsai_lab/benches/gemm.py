@@ -16,8 +16,6 @@ Each point runs for `point_s` seconds, long enough for the clocks to settle to t
 are taken in order of importance; what no longer fits into `budget_s` is recorded as skipped.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable, Iterator

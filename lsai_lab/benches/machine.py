@@ -5,8 +5,6 @@ time budget, long enough for a GPU to settle to the clocks that its power allows
 share is left out, except the smallest.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What every bench of points does alike: keep each at once, outlive those that fail, tell what the next one will take."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """The `train` kind: train one configuration and reduce what happened to results, as DESIGN.md defines them."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ HTML, and close no box. What Markdown itself can carry (raw HTML, `javascript:` 
 `reports/book.lua`, which both engines run over the parsed text.
 """
 
-from __future__ import annotations
-
 import base64
 import re
 from pathlib import Path

@@ -4,8 +4,6 @@ A chapter is executed again when the source of its cells, a record of a study th
 it imports has changed; the book is rendered again when an executed chapter, a run or the book's own files have.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

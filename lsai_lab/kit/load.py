@@ -4,8 +4,6 @@
 slips into a table. `load(study, mine=True)` gives every own run instead, with a column that says in which settings it differs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -4,8 +4,6 @@ Rows are found by what is drawn: a mark belongs to the row that holds both of it
 the axis or a power of ten of it. Where no row or several rows do, the values stand alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from html import escape

@@ -4,8 +4,6 @@ Both read `reports/_quarto.yml`. A rendering is made in a folder of its own and 
 that fails, or has too little memory, costs the PDF only. typst runs in a process of its own for that, with its own fonts and those of the figures.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

@@ -1,7 +1,5 @@
 """Each run's own page, the list of all runs, and the table of predictions, by one template (`reports/run.html`), everything escaped."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from pathlib import Path

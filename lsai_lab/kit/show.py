@@ -5,8 +5,6 @@ result stand in the sentence beside it. A table is Markdown, so that JupyterLab,
 A figure is SVG with its text as text, and PNG for viewers without; its data travel with it as CSV.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import os

@@ -1,7 +1,5 @@
 """Notebooks enter git without outputs: the filter that `make setup` installs (standard input to output), or a check of the files named."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

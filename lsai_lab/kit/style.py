@@ -6,8 +6,6 @@ Colours: the Okabe-Ito palette (Okabe & Ito, "Color Universal Design", 2008), wi
 with a wine red (Tol's muted scheme) as the eighth.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import seaborn as sns

@@ -1,7 +1,5 @@
 """What one run of another trainer is: the shape of the work is the training config's, so that both do the same."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator

@@ -9,8 +9,6 @@ hf           Norms in fp32. The Trainer holds the logits, so that a compiled los
 nanotron     bf16 weights, their DDP buckets, and fp32 masters, moments and gradients. The loss shifts fp32 logits in a copy.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -8,8 +8,6 @@ windows of the same token file. A callback marks the ends of steps and a subclas
 Trainer does. The model shifts the labels itself, so that the last position of a sequence has no target; it is computed all the same.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

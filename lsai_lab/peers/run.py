@@ -4,8 +4,6 @@ The peer runs in processes of its own, watched as those of a run of several are 
 meaning of the `train` kind's. The peer's model must have exactly our number of parameters.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import shlex

@@ -1,7 +1,5 @@
 """How other trainers are set: what all of them do, and a configuration of torchtitan in this package's words."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Any, Literal

@@ -5,8 +5,6 @@ The options are those of its documentation (README, docs/fsdp.md, docs/float8.md
 Trainer that tells the watch where a step ends.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -5,8 +5,6 @@ so the trainer runs as it would unwatched. `finish` puts the pieces together and
 until then says how many steps are queued.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

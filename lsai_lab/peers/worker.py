@@ -2,8 +2,6 @@
 `LSAI_PEER=<folder> python -m lsai_lab.peers.worker <the peer's own options>`.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import signal

@@ -2,8 +2,6 @@
 matter to the memory of a step.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -7,8 +7,6 @@ is refused before it is built.
 The search begins at a prediction of the step, of weights alone at their bytes.
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 import os

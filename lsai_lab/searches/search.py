@@ -3,8 +3,6 @@
 It begins where a step is predicted to fit, which decides nothing else. Steps that grow from there bracket the answer, bisection narrows it.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable

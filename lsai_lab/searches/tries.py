@@ -5,8 +5,6 @@ not end well decides the outcome, and the others are killed, since they wait for
 edge before the machine suffers, so each process may allocate a given amount (RLIMIT_DATA), beyond which the allocator really fails.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import multiprocessing.connection

@@ -5,8 +5,6 @@ A run that is killed and started again goes on where it was. A point that cannot
 has ended is not tried at longer ones. What the machine lacks altogether is said once (`measure: backend`).
 """
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from typing import Any

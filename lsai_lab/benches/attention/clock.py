@@ -5,8 +5,6 @@ while Python issues the pass, so that the CUDA events enclose the kernels and no
 chooses a kernel and is kept apart; the second tells the peak memory beyond the inputs and how many repeats fit into a point's time.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -4,8 +4,6 @@ They are those of the pairs that the mask lets through (DESIGN.md, "Attention sp
 shows a lower rate, and recomputation does not count.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
@@ -74,17 +72,6 @@ class BenchConfig(Strict):
         return getattr(torch, self.dtype)
 
 
-class AttentionBenchConfig(BenchConfig):
-    tokens: int = Field(16384, gt=0, description="of a batch: max(1, tokens // length) sequences")
-    backends: Backends = Field(list(BACKENDS), min_length=1)
-    sweeps: list[Sweep] = Field(description="in this order, so that what matters most is measured first")
-
-    def shape(self, sweep: Sweep, length: int) -> Shape:
-        """The shape of a sweep at one of its lengths."""
-        batch, window = max(1, self.tokens // length), sweep.mask if isinstance(sweep.mask, int) else None
-        return Shape(batch, length, self.heads, self.kv_heads, self.head_dim, sweep.mask != "full", window)
-
-
 @dataclass(frozen=True)
 class Shape:
     """One attention problem."""
@@ -107,3 +94,14 @@ class Shape:
         length, reach = self.length, self.length if self.window is None else self.window
         pairs = length * reach - reach**2 / 2 if self.causal else length**2
         return 4.0 * self.batch * self.heads * self.head_dim * pairs
+
+
+class AttentionBenchConfig(BenchConfig):
+    tokens: int = Field(16384, gt=0, description="of a batch: max(1, tokens // length) sequences")
+    backends: Backends = Field(list(BACKENDS), min_length=1)
+    sweeps: list[Sweep] = Field(description="in this order, so that what matters most is measured first")
+
+    def shape(self, sweep: Sweep, length: int) -> Shape:
+        """The shape of a sweep at one of its lengths."""
+        batch, window = max(1, self.tokens // length), sweep.mask if isinstance(sweep.mask, int) else None
+        return Shape(batch, length, self.heads, self.kv_heads, self.head_dim, sweep.mask != "full", window)

@@ -5,8 +5,6 @@ S x S matrix is ever whole. Beside them stands the error of eager attention in t
 definition is followed literally. A backend counts as correct up to `ALLOWED` times that.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

@@ -7,8 +7,6 @@ point gets that outcome, and new processes go on with what is left; so it is wit
 longer lengths once its memory was out, and not at all once its processes ended for another reason.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import signal

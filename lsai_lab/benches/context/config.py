@@ -4,8 +4,6 @@ A GPU's rate is the FLOPs of the whole problem over the number of processes and 
 method: every process alone, on the whole sequence, with the kernel that the others use; `one_torch` with the kernel of torch's method.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator

@@ -11,8 +11,6 @@ On a CPU the events are operators of the host's thread: what lies between is wai
 For a comparison with float64 inputs are drawn whole and equal on every process, and the first one holds the result against the exact one.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from functools import partial
