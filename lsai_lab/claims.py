@@ -36,7 +36,7 @@ COLUMNS = ("name", "machine", "sentence", "value", "low", "high", "n", "bound", 
 _FACTS: dict[str, Any] = dict.fromkeys(("value", "of", "over", "beside", "smallest", "largest"), 1.0)
 _FACTS |= {"total": 8, "repeats": 3, "best": "bf16", "machine": "h200"}
 # 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom.
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 _IDENTITY = ["study", "variant", "part", "repeat"]
 Names = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 
@@ -83,8 +83,8 @@ class Claim(Strict):
             raise ValueError("a count has no bound, every other claim either at_least or at_most")
         if (self.kind in ("ratio", "interval")) != (self.over is not None):
             raise ValueError("a ratio and an interval have `over`, and only they")
-        if self.kind == "interval" and not 2 <= self.repeats <= len(_STUDENT) + 1:
-            raise ValueError(f"an interval needs repeats from 2 to {len(_STUDENT) + 1}")
+        if self.kind == "interval" and not 2 <= self.repeats <= len(STUDENT) + 1:
+            raise ValueError(f"an interval needs repeats from 2 to {len(STUDENT) + 1}")
         try:
             self.sentence.format(**_FACTS)
         except KeyError as error:
@@ -217,10 +217,10 @@ def _interval(claim: Claim, rows: pd.DataFrame) -> Found:
     (metric,), (base,) = claim.of.metric, claim.over.variant
     bases, ends = _series(rows, claim.over, base, metric), {}
     for name in claim.of.variant:
-        difference = (_series(rows, claim.of, name, metric) - bases).dropna().iloc[: len(_STUDENT) + 1]
+        difference = (_series(rows, claim.of, name, metric) - bases).dropna().iloc[: len(STUDENT) + 1]
         if (n := len(difference)) < claim.repeats:
             raise NoData(f"{name}: {n} of {claim.repeats} seeds")
-        ends[name] = abs(difference.mean()) + _STUDENT[n - 2] * difference.std() / n**0.5
+        ends[name] = abs(difference.mean()) + STUDENT[n - 2] * difference.std() / n**0.5
     best = max(ends, key=lambda name: ends[name])
     return Found(ends[best], [], pd.concat([_rows(rows, claim.of), _rows(rows, claim.over)]), {"best": best})
 
