@@ -113,6 +113,58 @@ def test_labels_are_unique_and_every_figure_and_table_has_a_caption() -> None:
     assert labels and max(labels.values()) == 1
 
 
+def test_every_chapter_has_its_parts_in_their_order_and_cites_what_is_listed() -> None:
+    sources = set(re.findall(r"(?m)^@\w+\{(\S+),", (CHECKOUT / "reports" / "references.bib").read_text()))
+    for path in CHAPTERS[1:]:  # the first is the summary
+        whole = nbformat.read(path, as_version=4).cells
+        text = "\n".join(cell.source for cell in whole if cell.cell_type == "markdown")
+        places = [text.find(part) for part in ("**Question.**", "$$", "\n## What to do", "\n## Limits")]
+        assert -1 < places[0] < places[1] < places[2] < places[3], (path.stem, places)
+        cited = set(re.findall(r"(?<=[\[ ])@([a-z]+\d{4}\w+|transformerengine|torchao|hftrainer)", text))
+        assert cited and cited <= sources, (path.stem, cited - sources)
+        assert any("#| label: fig-" in cell.source for cell in whole), path.stem
+
+
+def five_seeds(frame: pd.DataFrame) -> pd.DataFrame:
+    """The committed runs, and the first two seeds of the memory study once more, as seeds of their own."""
+    frame = committed(frame)
+    trained = (frame["study"] == "memory") & (frame["part"] == "train") & frame["main"]
+    first = frame[trained & (frame["repeat"] < 2)]
+    return pd.concat(
+        [frame[~trained | (frame["repeat"] < 3)], first.assign(repeat=first["repeat"] + 3)], ignore_index=True
+    )
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_the_memory_chapter_bounds_the_difference_in_quality_as_the_claim_does(
+    seeds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def runs(frame: pd.DataFrame) -> pd.DataFrame:
+        frame = five_seeds(frame)
+        return frame[~((frame["study"] == "memory") & (frame["part"] == "train") & (frame["repeat"] >= seeds))]
+
+    found, text = execute("10-memory", monkeypatch, runs=runs)
+    claim = found["claim"]
+    assert f"exceeds {found['ends'].max():.3f} nats" in text and f"{seeds} seeds" in text
+    if seeds == 5:
+        assert claim.value == pytest.approx(found["ends"].max(), rel=1e-3) and claim.sentence in text
+        assert ("it holds" if claim.held else "**fallen**") in text
+    else:
+        assert claim.note and claim.note in text
+
+
+def test_the_simulated_step_of_the_memory_chapter_peaks_where_the_measured_one_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found, _ = execute("10-memory", monkeypatch, runs=committed)
+    assert len(found["levels"]) == 4 and found["errors"].abs().max() < 0.1
+    for name, level in found["levels"].items():
+        assert level.max() / found["kernel"]["mem_peak_allocated_gib"][name] == pytest.approx(
+            1 + found["peaks"][name], rel=0.01
+        )
+        assert abs(level.iloc[-1] - found["fixed"] * 12 / 16) < 0.02  # weights and states are left
+
+
 def test_the_memory_chapter_tells_the_kernel_from_the_precision_and_equal_work_from_a_gain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
