@@ -136,7 +136,7 @@ def five_seeds(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("seeds", [3, 5])
-def test_the_memory_chapter_bounds_the_difference_in_quality_as_the_claim_does(
+def test_the_memory_chapter_bounds_quality_as_the_claim_does_and_simulates_peaks_as_measured(
     seeds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def runs(frame: pd.DataFrame) -> pd.DataFrame:
@@ -151,17 +151,10 @@ def test_the_memory_chapter_bounds_the_difference_in_quality_as_the_claim_does(
         assert ("it holds" if claim.held else "**fallen**") in text
     else:
         assert claim.note and claim.note in text
-
-
-def test_the_simulated_step_of_the_memory_chapter_peaks_where_the_measured_one_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found, _ = execute("10-memory", monkeypatch, runs=committed)
     assert len(found["levels"]) == 4 and found["errors"].abs().max() < 0.1
     for name, level in found["levels"].items():
-        assert level.max() / found["kernel"]["mem_peak_allocated_gib"][name] == pytest.approx(
-            1 + found["peaks"][name], rel=0.01
-        )
+        measured = found["kernel"]["mem_peak_allocated_gib"][name]
+        assert level.max() / measured == pytest.approx(1 + found["peaks"][name], rel=0.01)
         assert abs(level.iloc[-1] - found["fixed"] * 12 / 16) < 0.02  # weights and states are left
 
 
