@@ -7,6 +7,10 @@ from typing import Any
 
 import pandas as pd
 
+from lsai_core.config import TrainConfig
+from lsai_core.facts import deciding
+from lsai_core.files import flatten
+
 # Two sittings of one H200 at identical work differ by this much (torchtitan at 8 B, eager): nothing below it is a difference.
 SITTING_SPREAD = 0.017
 VARIANT = ("machine", "variant", "label")
@@ -111,11 +115,17 @@ def versus(rows: pd.DataFrame, ours: str, by: Sequence[str], metric: str) -> pd.
 
 def work_of(runs: pd.DataFrame) -> pd.DataFrame:
     """What a training step computes, one row per variant: `precision`, `attention` (whether its scores are stored), `window` (a dash where
-    it is no shorter than the sequence), `checkpointing`. Variants with equal rows do the same work under several names."""
+    it is no shorter than the sequence), `checkpointing`, and by its dotted key each other setting that decides speed and differs among
+    the variants. Variants with equal rows do the same work under several names."""
     first = runs.drop_duplicates("variant").set_index("variant")
     window = first["attention.window"].where(first["attention.window"] < first["seq_len"])
-    return pd.DataFrame(
-        {"precision": first["precision"],
-         "attention": (first["attention_kernel"] == "eager").map({True: "scores stored", False: "fused"}),
-         "window": window.map("{:.0f}".format, na_action="ignore").astype(object).fillna("–"), "checkpointing": first["grad_checkpoint"]}
-    )  # fmt: skip
+    work = pd.DataFrame({
+        "precision": first["precision"],
+        "attention": (first["attention_kernel"] == "eager").map({True: "scores stored", False: "fused"}),
+        "window": window.map("{:.0f}".format, na_action="ignore").astype(object).fillna("–"),
+        "checkpointing": first["grad_checkpoint"],
+    })  # fmt: skip
+    said = {"precision", "grad_checkpoint", "attention.backend", "attention.window"}
+    every = flatten(deciding(TrainConfig.model_validate({"model": {"preset": "lab"}}), "speed"))
+    others = [key for key in every if key in first and key not in said]
+    return work.join(first[[key for key in others if first[key].astype(str).nunique() > 1]].astype(str))
