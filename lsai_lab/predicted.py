@@ -16,17 +16,12 @@ from lsai_core.errors import Unavailable, UserError
 from lsai_core.files import deep_merge
 from lsai_core.profiling.predict import estimate, find_gpu, predict
 from lsai_core.strict import validated
-from lsai_lab.ceilings import measured_ceilings
 from lsai_lab.files import load_yaml, repo_root
 from lsai_lab.runs.records import Run, recorded_runs
 from lsai_lab.searches.model_search import grown
 
 TASK = ["model", "seq_len", "batch_size"]  # of the table `fits`: what fits which GPU (`tests/fits_table.py` writes it)
 OURS = "this package"
-# Estimated step times: shares and host times are read from these studies and parts of machine `h200`. All other records on GPUs are
-# their test, out of sample, but for copies and disturbed runs. The bar: within STEP_BAR in the median, in and out of sample.
-CALIBRATED_ON = {("speed", "attention"), ("speed", "levers"), ("memory", "train"), ("ablation", "train"), ("fsdp", "grid")}
-STEP_BAR = 0.10
 # Runs recorded before these keys existed were made the way that these values describe.
 BEFORE: dict[str, Any] = {"loss": "full", "blocks": "plain", "optim": {"kernel": "torch"}}
 COLUMNS = ["machine", "study", "variant", "part", "kind", "outcome", "run", "measured", "predicted", "predicted_reserved",
@@ -75,7 +70,7 @@ def predicted_runs(runs: Sequence[Run], reports: Path) -> pd.DataFrame:
         if not measured and not limit:
             continue
         try:
-            said = kept.get(_place(run)) or predict_again(run, reports)
+            said = kept.get(_place(run)) or predict_again(run)
         except (UserError, Unavailable, RuntimeError) as error:  # other words, or an operator without a fake
             unread.append(f"{name.name} ({' '.join(str(error).split())[:120]})")
             continue
@@ -92,7 +87,7 @@ def predicted_runs(runs: Sequence[Run], reports: Path) -> pd.DataFrame:
     return frame
 
 
-def predict_again(run: Run, reports: Path) -> dict[str, Any]:
+def predict_again(run: Run) -> dict[str, Any]:
     """What the code as it stands says of a run: GiB at the peak; on a GPU also reserved GiB, and s of a step on one that is known."""
     config, results = config_of(run), run.summary.results
     if not (limit_gib(run) or "allocated_gib" in results or str(results.get("memory_kind")).startswith("CUDA")):
@@ -101,7 +96,7 @@ def predict_again(run: Run, reports: Path) -> dict[str, Any]:
     prediction = predict(config, kernel)
     try:
         gpu = find_gpu(str(run.env.get("gpu")))
-        time = estimate(config, gpu, measured_ceilings(gpu, reports), kernel)
+        time = estimate(config, gpu, kernel)
     except UserError:  # a GPU that is not in the table has no bandwidths
         time = None
     step = time.step_s if time and run.summary.kind == "train" else None
@@ -161,7 +156,7 @@ if __name__ == "__main__":
     reports, rows = repo_root() / "reports", []
     for run in recorded_runs(reports):
         if measured_gib(run) or limit_gib(run):
-            said = {name: value and round(value, 4) for name, value in predict_again(run, reports).items()}
+            said = {name: value and round(value, 4) for name, value in predict_again(run).items()}
             rows.append({"run": _place(run)} | said)
             print(f"{len(rows):4d} {rows[-1]['predicted']:8.2f} GiB  {rows[-1]['run']}", flush=True)
     pd.DataFrame(rows).to_csv(table_path(name="recorded"), index=False)

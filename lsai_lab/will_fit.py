@@ -2,7 +2,7 @@
 sequence that does: a step's memory is near a straight line over tokens (`aim.py`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lsai_core.config import TrainConfig
@@ -20,12 +20,10 @@ _STEP = 1024
 _STRIDE = 4  # from the first to the second length: wide enough that the line has the slope of long sequences
 
 
-def told(
-    config: TrainConfig, gpus: Sequence[Gpu], ceilings: Mapping[str, Mapping[str, float]], trainer: Peer | None = None
-) -> dict[str, Any]:
+def told(config: TrainConfig, gpus: Sequence[Gpu], trainer: Peer | None = None) -> dict[str, Any]:
     """Memory (GiB) and time (s) of a step of `config` on `gpus`; with `trainer`, of that trainer's step, and ours beside it.
 
-    `ceilings`: of each GPU's name what was measured on it, or nothing. Raises UserError for a run that cannot be predicted.
+    Raises UserError for a run that cannot be predicted.
     """
 
     def needed(asked: TrainConfig) -> Prediction:
@@ -35,7 +33,7 @@ def told(
     ours = predict(config.model_copy(update={"loss": "fused", "blocks": "fused"})) if trainer else found
     rows = [
         {"GPU": gpu.name, "memory GiB": gpu.memory_gib, "share": found.needs / gpu.memory_gib,
-         "verdict": verdict(found, gpu), **({} if trainer else timed(config, gpu, ceilings[gpu.name]))}
+         "verdict": verdict(found, gpu), **({} if trainer else timed(config, gpu))}
         for gpu in gpus
     ]  # fmt: skip
     fits = [row["GPU"] for row in rows if row["verdict"] == "fits"]
@@ -46,11 +44,11 @@ def told(
     }  # fmt: skip
 
 
-def timed(config: TrainConfig, gpu: Gpu, ceilings: Mapping[str, float]) -> dict[str, Any]:
+def timed(config: TrainConfig, gpu: Gpu) -> dict[str, Any]:
     """Columns of an estimated step."""
-    time = estimate(config, gpu, ceilings)
+    time = estimate(config, gpu)
     known = (time.step_s, time.tokens_per_s, time.source) if time else (None, None, "none known")
-    return dict(zip(("step s", "tokens/s", "ceilings"), known, strict=True))
+    return dict(zip(("step s", "tokens/s", "rates"), known, strict=True))
 
 
 def _answer(config: TrainConfig, found: Prediction, needed: Callable[[TrainConfig], Prediction], gpu: Gpu) -> str:

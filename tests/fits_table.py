@@ -17,8 +17,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from lsai_core.config import TrainConfig
 from lsai_core.profiling.predict import GPUS, estimate, find_gpu, verdict
-from lsai_lab.ceilings import measured_ceilings
-from lsai_lab.files import repo_root
 from lsai_lab.predicted import table_path
 from lsai_lab.techniques import compare
 
@@ -29,17 +27,16 @@ TASKS = [
 
 
 def fits(model: str, seq_len: int, batch_size: int, techniques: Sequence[str] = ()) -> pd.DataFrame:
-    """One row per technique (all, or those named): GPUs, predicted GiB of each, what the peak consists of, an upper bound of the
-    tokens per second of an H200 with the recorded ceilings, and the verdict for each GPU of the table.
+    """One row per technique (all, or those named): GPUs, predicted GiB of each, what the peak consists of, the estimated
+    tokens per second of an H200, and the verdict for each GPU of the table.
     """
     settings = {"precision": "bf16", "compile": True, "seq_len": seq_len, "batch_size": batch_size}
     task = TrainConfig.model_validate({"model": {"preset": model}, "data": {"vocab_size": 257}, **settings})
     h200, rows = find_gpu("H200"), []
-    ceilings = measured_ceilings(h200, repo_root() / "reports")
     for row in compare(task, techniques=techniques):
         needs_fp8, predicted = row.config.fp8.recipe != "none", row.prediction
         sizes = {"peak_gib": predicted.peak, "reserved_gib": predicted.reserved, "host_gib": predicted.host}
-        time = estimate(row.config, h200, ceilings)
+        time = estimate(row.config, h200)
         sizes |= {"tokens_per_s": time.tokens_per_s if time else float("nan")} | predicted.parts
         said = {gpu.name: "no fp8" if needs_fp8 and not gpu.fp8 else verdict(predicted, gpu) for gpu in GPUS}
         rows.append({"model": model, "seq_len": seq_len, "batch_size": batch_size, "technique": row.name,

@@ -78,7 +78,7 @@ def test_committed_predictions_are_those_of_the_code_as_it_stands() -> None:
     kept = predicted_runs(runs, CHECKOUT / "reports")
     assert len(kept) == len(runs)
     for run, row in list(zip(runs, kept.to_dict("records"), strict=True))[::8]:
-        said = predict_again(run, CHECKOUT / "reports")
+        said = predict_again(run)
         assert row["predicted"] == pytest.approx(said["predicted"], rel=1e-3), run.folder
         for name in ("predicted_reserved", "estimated_s"):
             known = None if pd.isna(row[name]) else row[name]

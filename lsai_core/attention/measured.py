@@ -1,8 +1,8 @@
 """Which backend was fastest where: the measured table behind `auto`.
 
 `measured.json` is written by `lsai attention-table --write` from the committed records of the attention study, one line
-for each shape: the correct backends, fastest first, by forward plus backward time (`training`) and by forward time
-(`inference`). Which kernel wins depends on the GPU's architecture, the head dimension, the mask and the length, and
+for each shape: the correct backends, fastest first, with their TFLOP/s, by forward plus backward time (`training`) and by forward
+time (`inference`). Which kernel wins depends on the GPU's architecture, the head dimension, the mask and the length, and
 changes slowly with each, so a request that was not measured takes the ranking of the nearest shape that was.
 """
 
@@ -35,16 +35,14 @@ class Ranking:
     causal: bool
     window: int | None
     length: int
-    training: tuple[str, ...]
-    inference: tuple[str, ...]
+    training: dict[str, float]
+    inference: dict[str, float]
 
 
 def read_table(text: str) -> tuple[Ranking, ...]:
     """The rankings in the text of a table."""
     rows: list[dict[str, Any]] = json.loads(text)["rankings"]
-    return tuple(
-        Ranking(**{**row, "training": tuple(row["training"]), "inference": tuple(row["inference"])}) for row in rows
-    )
+    return tuple(Ranking(**row) for row in rows)
 
 
 def table_text(rankings: Sequence[Ranking]) -> str:

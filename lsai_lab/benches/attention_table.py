@@ -25,7 +25,7 @@ from lsai_lab.runs.records import Run, read_run
 Place = tuple[str, int | None, int]  # mask, window and length
 Purpose = Literal["training", "inference"]
 # The time that counts, and the errors that must be small enough.
-_COUNTS: dict[Purpose, Any] = {"training": ("training_ms", NAMES), "inference": ("forward_ms", NAMES[:1])}
+_COUNTS: dict[Purpose, Any] = {"training": ("training", NAMES), "inference": ("forward", NAMES[:1])}
 
 
 def attention_runs(runs: Iterable[Run]) -> list[Run]:
@@ -49,33 +49,34 @@ def _place(row: Row) -> Place:
     return row["mask"], row["window"], row["length"]
 
 
-def ranked(rows: Sequence[Row]) -> Iterator[tuple[Place, Purpose, dict[str, float], list[str]]]:
+def ranked(rows: Sequence[Row]) -> Iterator[tuple[Place, Purpose, dict[str, float], dict[str, float]]]:
     """Of every place that was timed and each purpose: milliseconds by backend, and the backends that were compared with float64 under
-    this kind of mask and came near enough, fastest first."""
+    this kind of mask and came near enough, fastest first, with their TFLOP/s."""
     good = [row for row in rows if row["outcome"] == "ok"]
     places = {_place(row) for row in rows if row["measure"] == "time"}
     for place in sorted(places, key=lambda place: (place[0], place[1] or 0, place[2])):
         timed = [row for row in good if row["measure"] == "time" and _place(row) == place]
         compared = [row for row in good if row["measure"] == "error" and row["mask"] == place[0]]
         for purpose, (time, judged) in _COUNTS.items():
-            ms = {row["backend"]: row[time] for row in timed if time in row}
+            ms = {row["backend"]: row[f"{time}_ms"] for row in timed if f"{time}_ms" in row}
+            rates = {row["backend"]: row.get(f"{time}_tflops") for row in timed}
             errors = defaultdict[str, list[float]](list)
             for row in compared:
                 errors[row["backend"]] += [row[n] / max(row[f"bound_{n}"], 1e-30) for n in judged if n in row]
             correct = [name for name in ms if max(errors[name], default=math.inf) <= ALLOWED]
-            yield place, purpose, ms, sorted(correct, key=lambda name: ms[name])
+            yield place, purpose, ms, {name: rates[name] for name in sorted(correct, key=lambda name: ms[name])}
 
 
 def recorded_rankings(runs: Iterable[Run]) -> list[Ranking]:
     """The table that the records of GPUs give: sorted, one ranking for each shape of each GPU, of the newest run that has it."""
     found: dict[tuple[Any, ...], Ranking] = {}
     for run in sorted(attention_runs(runs), key=lambda run: run.summary.started):
-        results, order = run.summary.results, dict[Place, dict[str, tuple[str, ...]]]()
+        results, order = run.summary.results, dict[Place, dict[str, dict[str, float]]]()
         if run.summary.outcome != "ok" or results.get("compute_capability") is None:
             continue
         config, rows = read_points(run)
         for place, purpose, _, correct in ranked(rows):
-            order.setdefault(place, {})[purpose] = tuple(correct)
+            order.setdefault(place, {})[purpose] = correct
         for (mask, window, length), names in order.items():
             r = Ranking(
                 gpu=results["device_name"], capability=results["compute_capability"], dtype=config.dtype,
@@ -116,7 +117,8 @@ def choices_of(
         with contextlib.suppress(Unavailable):
             chosen = choose(case, available, known)
             if correct:
-                share = ms[correct[0]] / ms[chosen] if chosen in ms else None
+                fastest = next(iter(correct))
+                share = ms[fastest] / ms[chosen] if chosen in ms else None
                 place = {"mask": mask, "window": window, "length": length, "purpose": purpose}
-                found.append({**place, "chosen": chosen, "fastest": correct[0], "share": share})
+                found.append({**place, "chosen": chosen, "fastest": fastest, "share": share})
     return found

@@ -21,9 +21,9 @@ from lsai_core.profiling.steptime import StepTimer
 from lsai_core.strict import Strict
 from lsai_core.training.precision import set_matmul_mode
 from lsai_core.training.step import resolve_device
-from lsai_lab.ceilings import newest_ceilings
 from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.records import find_runs
+from lsai_lab.speeds import newest_ceilings
 
 MATMUL_SIZES = {"cuda": (4096, 8192, 16_384), "cpu": (512, 1024, 2048)}
 _MIN_REPEATS, _MAX_REPEATS = 3, 5000

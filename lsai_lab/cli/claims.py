@@ -71,7 +71,7 @@ def attention_table(
     found = recorded_rankings(recorded_runs(repo_root() / "reports"))
     if write:
         write_text(TABLE, table_text(found))
-    best = [{"training": " > ".join(r.training[:3]), "inference": " > ".join(r.inference[:3])} for r in found]
+    best = [{"training": " > ".join([*r.training][:3]), "inference": " > ".join([*r.inference][:3])} for r in found]
     table = pd.DataFrame([vars(r) | names for r, names in zip(found, best, strict=True)], dtype=object)
     nothing = "no attention run on a GPU is recorded: auto follows its fixed order everywhere"
     print(table.to_string(index=False) if found else nothing)

@@ -18,7 +18,6 @@ from lsai_core.presets import PRESETS
 from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu
 from lsai_core.remembered import remembered
 from lsai_core.strict import validated
-from lsai_lab.ceilings import measured_ceilings
 from lsai_lab.cli import options as opt
 from lsai_lab.environment import gpu_facts
 from lsai_lab.files import repo_root
@@ -110,13 +109,12 @@ def _this_gpu() -> Gpu:
 
 def _show(config: TrainConfig, gpus: list[Gpu], as_json: bool, trainer: Peer | None) -> bool:
     """Memory and time on `gpus`, of another trainer memory beside ours. False if it fits none of them."""
-    known = {gpu.name: measured_ceilings(gpu) for gpu in gpus}
-    question = json.dumps([config.model_dump_json(), [asdict(gpu) for gpu in gpus], known, trainer])
+    question = json.dumps([config.model_dump_json(), [asdict(gpu) for gpu in gpus], trainer])
 
     def answer() -> dict[str, Any]:
         from lsai_lab.will_fit import told
 
-        return told(config, gpus, known, trainer)
+        return told(config, gpus, trainer)
 
     found = remembered("lsai_lab.will_fit", question, answer)
     if as_json:
@@ -138,8 +136,9 @@ def _print(found: dict[str, Any], run: str, trainer: Peer | None) -> None:
     print("Peaks of the phases: " + ", ".join(f"{name} {size:.2f}" for name, size in found["phases_gib"].items()))
     if found["host_gib"]:
         print(f"In host memory, per GPU: {found['host_gib']:.2f} GiB")
-    print(f"\n{_table(rows)}\nshare: of the least that the allocator needs. tokens/s of one GPU: estimated from its "
-          "matmul, copy and link ceilings; over 8 GPUs, one 400 Gb/s adapter each.")  # fmt: skip
+    print(f"\n{_table(rows)}\nshare: of the least that the allocator needs. tokens/s of one GPU: a whole step's products, attention, "
+          "memory traffic and kernel starts at measured rates, or the host's work where that takes longer; communication is hidden "
+          "behind them; over 8 GPUs, one 400 Gb/s adapter each. Loading data and waiting are left out.")  # fmt: skip
     if all(row["verdict"] == "too large" for row in rows):
         print("Too large: --techniques with --gpu shows what would fit, and how.")
 
@@ -156,10 +155,9 @@ def _show_techniques(task: TrainConfig, gpu: Gpu) -> None:
             bar.update()
 
         rows = known_techniques.compare(task, gpu, on_next)
-    known = measured_ceilings(gpu)
     table = [
         {"technique": row.name, "GPUs": row.config.parallel.world_size, "peak GiB": row.prediction.peak,
-         "host GiB": row.prediction.host or None, "verdict": verdict(row.prediction, gpu), **timed(row.config, gpu, known)}
+         "host GiB": row.prediction.host or None, "verdict": verdict(row.prediction, gpu), **timed(row.config, gpu)}
         for row in rows
     ]  # fmt: skip
     print(f"{describe(task)}\n\nOn {gpu.name} ({gpu.memory_gib:g} GiB):\n{_table(table)}")
@@ -176,7 +174,7 @@ def _show_longest(config: TrainConfig, gpu: Gpu, as_json: bool) -> None:
     from lsai_lab.will_fit import longest, timed
 
     run, found, limited = longest(config, gpu)
-    time, gpus, peak, host = timed(run, gpu, measured_ceilings(gpu)), run.parallel.world_size, found.peak, found.host
+    time, gpus, peak, host = timed(run, gpu), run.parallel.world_size, found.peak, found.host
     if as_json:
         print(json.dumps({"tokens": run.seq_len, "limited_by_memory": limited, "gpus": gpus, "peak_gib": peak,
                           "host_gib": host, "gpu": gpu.name, **time}, indent=1))  # fmt: skip
@@ -187,7 +185,7 @@ def _show_longest(config: TrainConfig, gpu: Gpu, as_json: bool) -> None:
     print(f"  predicted peak per GPU {peak:9.1f} GiB ({peak / gpu.memory_gib:.0%})")
     print(f"  host memory per GPU    {host:9.1f} GiB, in all {host * gpus:.1f} GiB")
     if time["step s"] is not None:
-        print(f"  a step, estimated      {time['step s']:9.0f} s ({time['ceilings']})")
+        print(f"  a step, estimated      {time['step s']:9.0f} s ({time['rates']})")
     if not limited:
         print("Memory would take longer ones; positions beyond are not exact in the rotary embedding's fp32.")
 

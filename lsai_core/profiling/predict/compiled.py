@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
-from lsai_core.profiling.predict.tracker import PRODUCTS, SCRATCH, PurposeTracker
+from lsai_core.profiling.predict.tracker import SCRATCH, PurposeTracker
 from lsai_core.recompute import BlockCheckpoint, keep_attention, keep_expensive
 
 _VIEWS = frozenset({
@@ -142,8 +143,9 @@ class Replay:
         if PurposeTracker.active is not None:
             PurposeTracker.active.measure(name, arguments)
         made = [_like(item) for item in value] if isinstance(value, (tuple, list)) else _like(value)
-        if name in PRODUCTS and PurposeTracker.active is not None:
-            PurposeTracker.active.product()
+        if PurposeTracker.active is not None:
+            read = [source.meta["val"] for source in self._reads(node)]
+            PurposeTracker.active.ran(name, arguments, tree_leaves((read, made)), "compiled ")
         if scratch := SCRATCH.get(name):
             blocks = [torch.empty(size, dtype=torch.uint8) for size in scratch(arguments)]
             del blocks  # counted, and freed at once

@@ -43,6 +43,7 @@ class Prediction:
     phases: dict[str, float]
     parts: dict[str, float]
     host: float  # in host memory: slices of weights, gradients and optimizer states (CPU offload), block inputs
+    work: dict[str, int]  # of one or two micro-batches (`work.py`)
     reserved: float  # what the caching allocator takes from a GPU with memory to spare; 0 on a CPU
     _replay: Callable[..., Replayed] | None = field(default=None, repr=False, compare=False)
     _messages: float = field(default=0.0, repr=False, compare=False)
@@ -106,6 +107,7 @@ def prediction_of(config: TrainConfig, result: Simulated, on: Literal["gpu", "cp
         phases={name: size / GIB + libraries for name, size in result.phases.items()},
         parts=parts,
         host=_host_gib(config),
+        work=result.work,
         reserved=again().reserved / GIB + messages if again else 0.0,
         _replay=again,
         _messages=messages,

@@ -43,7 +43,7 @@ class Simulated:
     """Bytes of one process: the peak of each phase, the largest of them, and how that one divides over purposes.
 
     `events`: all births and deaths (see `PurposeTracker`); `marks`: how many came before the weights, the optimizer's states,
-    the step's input ("activations"), and its phases.
+    the step's input ("activations"), and its phases. `work`: of one or two micro-batches (see `work.py`).
     """
 
     phases: dict[str, int]
@@ -51,6 +51,7 @@ class Simulated:
     parts: dict[str, int]
     events: list[int]
     marks: dict[str, int]
+    work: dict[str, int]
 
 
 def simulate(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu", "cpu"] = "gpu") -> Simulated:
@@ -64,8 +65,8 @@ def simulate(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu
         config = config.model_copy(update={"compile": False})
     kernel = kernel or expected_kernel(config)
     with _world(config), behaviour(kernel, on), torch.random.fork_rng(devices=[]):
-        highest, events, marks = _one_step(config, on)
-    messages = held_back(config) if on == "gpu" else 0
+        watched = _one_step(config, on)
+    messages, highest = held_back(config) if on == "gpu" else 0, watched.highest
     for phase, bytes_of in highest.items():
         if phase != "optimizer":
             bytes_of["messages"] += messages
@@ -74,8 +75,9 @@ def simulate(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu
         phases={phase: bytes_of.total() for phase, bytes_of in highest.items()},
         peak=largest.total(),
         parts={purpose: size for purpose, size in largest.items() if size},
-        events=events,
-        marks=marks,
+        events=watched.events,
+        marks=watched.marks,
+        work=dict(watched.work),
     )
 
 
@@ -96,8 +98,8 @@ def _world(config: TrainConfig) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _one_step(config: TrainConfig, on: str) -> tuple[dict[str, Counter[str]], list[int], dict[str, int]]:
-    """The highest moment of each phase, the step's events, and how many of them came before each of its parts."""
+def _one_step(config: TrainConfig, on: str) -> PurposeTracker:
+    """What watched the step: the highest moment of each phase, the step's events, its work."""
     tracker = PurposeTracker(on_gpu=on == "gpu")
     model = _shaped(config, on)
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -126,7 +128,8 @@ def _one_step(config: TrainConfig, on: str) -> tuple[dict[str, Counter[str]], li
         with named_purposes(model, tracker, config.parallel.cpu_offload), buffers:
             step.train_step(model, optimizer, tokens[:, :-1], tokens[:, 1:], config, CPU, meter)  # type: ignore[arg-type]
             events = tracker.events.copy()  # before the model dies
-    return tracker.highest, events, tracker.marks
+    tracker.events = events
+    return tracker
 
 
 class _Meter:

@@ -16,16 +16,18 @@ import functools
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
 
 from lsai_core.context.operators import _PARTS
 from lsai_core.mlp_chunks import scratch as chunks_scratch
 from lsai_core.profiling.live_tensors import LiveTensors
+from lsai_core.profiling.predict.work import PRODUCTS, add, is_work
 
 ALLOCATION = 512
 FIRST = ALLOCATION - 1  # stands for a stream's number: stream 0, in the first step alone
@@ -76,19 +78,12 @@ MEASURING: dict[str, Callable[[tuple[Any, ...]], list[int]]] = {
 }
 
 
-# Operators that make cuBLAS multiply matrices.
-PRODUCTS = frozenset({
-    "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm", "lsai::fp8_product", "lsai::chunked_mlp", "lsai::chunked_mlp_backward",
-    "lsai::predicted_engine", "lsai::predicted_engine_backward",
-})  # fmt: skip
-
-
 class PurposeTracker(LiveTensors):
     """`LiveTensors` over fake tensors, in allocator bytes, with a purpose for every storage. `on_gpu=False`: plain bytes, no scratch.
 
     `highest`: bytes by purpose of the highest moment of each phase; nothing is kept before the first `enter`. `events`: size plus
     stream number (sizes are multiples of 512) of each birth, and -n for the death of what was born as the nth. `marks`: how many
-    events came before each phase began, and before the first matrix product in it was computed.
+    events came before each phase began, and before the first matrix product in it was computed. `work`: see `work.py`.
     """
 
     active: ClassVar[PurposeTracker | None] = None
@@ -99,6 +94,7 @@ class PurposeTracker(LiveTensors):
         self.highest: dict[str, Counter[str]] = {}
         self.events: list[int] = []
         self.marks: dict[str, int] = {}
+        self.work: Counter[str] = Counter()
         self._births = 0
         self._numbers: dict[int, int] = {}  # of living storages
         self._streams: dict[Any, int] = {torch.cpu.current_stream(): 0}
@@ -124,9 +120,11 @@ class PurposeTracker(LiveTensors):
         self._phase, self._level = phase, self.highest[phase].total() if phase in self.highest else -1
         self._note()
 
-    def product(self) -> None:
-        """A matrix product is computed, its result has its memory."""
-        self.marks.setdefault(f"{self._phase} product", len(self.events))
+    def ran(self, name: str, arguments: tuple[Any, ...], touched: Iterable[Any], where: str = "") -> None:
+        """An operator's kernel has run, and its result has its memory (see `work.add`)."""
+        if name in PRODUCTS:
+            self.marks.setdefault(f"{self._phase} product", len(self.events))
+        add(self.work, name, arguments, touched, where)
 
     def measure(self, name: str, arguments: tuple[Any, ...]) -> None:
         """An operator is about to run, of which the first step may take more."""
@@ -184,8 +182,9 @@ class PurposeTracker(LiveTensors):
         self.measure(name, args)
         result = super().__torch_dispatch__(func, tuple(t for t in types if t is not FakeTensor), args, kwargs)
         if result is not NotImplemented:
-            if name in PRODUCTS:
-                self.product()
+            self.work["calls"] += is_work(name)
+            if not func.is_view:
+                self.ran(name, args, tree_leaves((args, kwargs, result)))
             if self._on_gpu and name in SCRATCH:
                 self.scratch(SCRATCH[name](args))
         return result

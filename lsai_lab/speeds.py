@@ -1,0 +1,109 @@
+"""Speeds as records have them, for estimated step times: `python -m lsai_lab.speeds` writes the table that ships (some minutes).
+
+Rates of matrix products are medians over those of one size in the studies `gemm` (bf16, fp8) and `machine` (fp32, tf32), copy rates are
+`machine`'s. Costs that no library call tells are read from whole training steps, those of `CALIBRATED_ON`, by least squares of relative
+errors: of bytes and of a kernel's start from the time in which kernels of a single process ran, or from whole steps without a trace that
+products, attention and bytes at the copy rate explain to more than `BUSY`; of the host from steps that they explain to less than `IDLE`.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from lsai_core.files import read_jsonl, write_text
+from lsai_core.profiling.gpus import find_gpu
+from lsai_core.profiling.predict import roofline
+from lsai_lab.files import repo_root
+from lsai_lab.runs.records import Run, recorded_runs
+
+# Studies and parts of machine `h200`. All other records on GPUs are the test of estimated step times, out of sample, but for copies and
+# disturbed runs. The bar: within STEP_BAR in the median, in and out of sample.
+CALIBRATED_ON = {"speed.attention", "speed.levers", "memory.train", "ablation.train", "fsdp.grid"}
+STEP_BAR = 0.10
+BUSY, IDLE = 0.6, 0.5
+
+
+def newest_ceilings(runs: Iterable[Run], device: str) -> dict[str, Any]:
+    """Results of the newest ceilings of a kind of device among `runs`, or nothing."""
+    ended = (run.summary for run in runs if (run.summary.kind, run.summary.outcome) == ("ceilings", "ok"))
+    found = [summary for summary in ended if summary.results.get("ceilings_device") == device]
+    return max(found, key=lambda summary: summary.started).results if found else {}
+
+
+def rates(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
+    """Of each GPU with recorded products and ceilings: copy rates (GB/s), and by dtype [GFLOP of a product, TFLOP/s], small to large."""
+    found = {}
+    for run in sorted((run for run in runs if run.summary.kind == "gemm"), key=lambda run: run.summary.started):
+        device = run.summary.results["gemm_device"]
+        ceilings = newest_ceilings(runs, device)
+        sizes = defaultdict[tuple[str, float], list[float]](list)
+        for row in read_jsonl(run.folder / "metrics.jsonl"):
+            if row["outcome"] == "ok" and row["way"] in ("bf16", "fp8"):
+                sizes[row["way"], 2e-9 * row["m"] * row["n"] * row["k"]].append(row["tflops"])
+        for dtype in ("fp32", "tf32"):
+            for size in (4096, 8192, 16384):
+                if rate := ceilings.get(f"matmul_{dtype}_{size}_tflops"):
+                    sizes[dtype, 2e-9 * size**3].append(rate)
+        curves = defaultdict[str, list[list[float]]](list)
+        for (dtype, gflop), seen in sorted(sizes.items()):
+            curves[dtype].append([round(gflop, 1), round(statistics.median(seen), 1)])
+        copies = {name: round(ceilings[name], 1) for name in ("copy_gb_per_s", "h2d_gb_per_s")}
+        found[device] = copies | curves
+    return found
+
+
+def timed_steps(runs: Iterable[Run]) -> dict[tuple[str, str, str, str], list[Run]]:
+    """Undisturbed training runs of this package on GPUs by machine, study, variant and part; no copies."""
+    found = defaultdict[tuple[str, str, str, str], list[Run]](list)
+    for run in runs:
+        results, name = run.summary.results, run.summary.id
+        trained = (run.summary.kind, run.summary.outcome) == ("train", "ok") and run.env.get("gpu")
+        if trained and "step_ms" in results and not results.get("disturbed") and not run.summary.measured_as:
+            found[run.machine, name.study, name.variant, name.part].append(run)
+    return found
+
+
+def costs(runs: Iterable[Run]) -> dict[str, float]:
+    """Of bytes, over a copy's; of a kernel's start and of the host, in seconds."""
+    from lsai_lab.predicted import config_of
+
+    busy, idle, gpu = [], [], find_gpu("H200")
+    for (machine, study, _, part), same in timed_steps(runs).items():
+        if machine != "h200" or f"{study}.{part}" not in CALIBRATED_ON:
+            continue
+        config, kernel = config_of(same[0]), same[0].summary.results.get("attention_kernel")
+        step_s = statistics.median(run.summary.results["step_ms"] for run in same) / 1e3
+        time = roofline.estimate(config, gpu, kernel)
+        assert time is not None
+        count, copy = roofline.counted(config, kernel), roofline.Speed(gpu).copy
+        known_s = time.products_s + time.attention_s
+        memory = [count[name] / copy for name in roofline.MEMORY]
+        explained, idle_ms = (known_s + sum(memory)) / step_s, same[0].summary.results.get("kernel_idle_ms")
+        if config.parallel.world_size == 1 and (idle_ms is not None or explained > BUSY):
+            works_s = step_s - (idle_ms or 0.0) / 1e3
+            busy.append([*memory, count["start"], works_s - known_s, works_s])
+        if explained < IDLE:
+            idle.append([*(count[name] for name in roofline.HOST), step_s - time.offload_s, step_s])
+    return _solved((*roofline.MEMORY, "start"), busy) | _solved(roofline.HOST, idle)
+
+
+def _solved(names: Sequence[str], rows: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Costs by name: of each row the counts, what they cost together, and what that is relative to."""
+    table = np.array(rows) / np.array(rows)[:, -1:]
+    found = np.linalg.lstsq(table[:, : len(names)], table[:, len(names)], rcond=None)[0]
+    return {name: float(f"{value:.3g}") for name, value in zip(names, found, strict=True)}
+
+
+def table_text(runs: Sequence[Run]) -> str:
+    """The text of the table."""
+    return json.dumps({"rates": rates(runs), "costs": costs(runs)}, indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    write_text(roofline.TABLE, table_text(recorded_runs(repo_root() / "reports")))
