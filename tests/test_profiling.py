@@ -17,7 +17,7 @@ from lsai_core.errors import Unavailable, UserError
 from lsai_core.profiling.flops import Peak, flops_per_token, mfu, peak_for, theoretical_peak
 from lsai_core.profiling.limits import cpu_cores, memory_gib
 from lsai_core.profiling.memory import PhaseMemory, rss_peak_gib
-from lsai_core.profiling.steptime import PhaseClock, StepTimer, speed_summary
+from lsai_core.profiling.steptime import PhaseClock, StepTimer
 from lsai_core.profiling.trace import (
     KERNEL_CLASSES,
     KernelEvent,
@@ -32,7 +32,7 @@ from lsai_core.profiling.trace import (
     trace,
 )
 from lsai_lab import environment as environment_module
-from lsai_lab.benches.machine import measure_ceilings
+from lsai_lab.benches.machine import measure_ceilings, speed_summary
 from lsai_lab.environment import environment, fingerprint, machine_label
 
 GIB = 2**30

@@ -18,9 +18,8 @@ import contextlib
 import statistics
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-import numpy as np
 import torch
 
 
@@ -101,35 +100,3 @@ class PhaseClock:
         """`host_<phase>_ms`: the median over the steps; empty if there were none."""
         phases = dict.fromkeys(name for step in self._steps for name in step)
         return {f"host_{name}_ms": statistics.median(step[name] for step in self._steps) for name in phases}
-
-
-def speed_summary(durations_ms: Sequence[float], tokens_per_step: int, skip: int) -> dict[str, float]:
-    """Steady-state speed: flat results over the steps after the first `skip`.
-
-    `step_ms` (median) with `_p25`, `_p75`, `_min`, `_max`; `tokens_per_s` (from the median step) with `_p25`, `_p75`;
-    `steps_timed`, the number of steps behind these figures (below 20 they are thin, and a report says so); and,
-    stated apart, `warmup_steps` and `warmup_s`, the number and the total time of the skipped steps. With no step left
-    after `skip` only the last three are given. `tokens_per_step` counts the tokens of the same GPUs that the result
-    speaks of.
-    """
-    warmup, timed = durations_ms[:skip], np.asarray(durations_ms[skip:], dtype=float)
-    results: dict[str, float] = {
-        "steps_timed": int(timed.size),
-        "warmup_steps": len(warmup),
-        "warmup_s": float(sum(warmup)) / 1e3,
-    }
-    if not timed.size:
-        return results
-    p25, median, p75 = (float(value) for value in np.percentile(timed, [25, 50, 75]))
-    per_s = tokens_per_step * 1e3
-    return {
-        "step_ms": median,
-        "step_ms_p25": p25,
-        "step_ms_p75": p75,
-        "step_ms_min": float(timed.min()),
-        "step_ms_max": float(timed.max()),
-        "tokens_per_s": per_s / median,
-        "tokens_per_s_p25": per_s / p75,
-        "tokens_per_s_p75": per_s / p25,
-        **results,
-    }

@@ -6,7 +6,7 @@ share is left out, except the smallest.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,8 +22,7 @@ from lsai_core.strict import Strict
 from lsai_core.training.precision import set_matmul_mode
 from lsai_core.training.step import resolve_device
 from lsai_lab.runs.kinds import Context
-from lsai_lab.runs.records import find_runs
-from lsai_lab.speeds import newest_ceilings
+from lsai_lab.runs.records import Run, find_runs
 
 MATMUL_SIZES = {"cuda": (4096, 8192, 16_384), "cpu": (512, 1024, 2048)}
 _MIN_REPEATS, _MAX_REPEATS = 3, 5000
@@ -44,6 +43,13 @@ def run(config: CeilingsConfig, context: Context) -> dict[str, Any]:
     return measure_ceilings(resolve_device(config.device), budget_s=config.budget_s)
 
 
+def newest_ceilings(runs: Iterable[Run], device: str) -> dict[str, Any]:
+    """Results of the newest ceilings of a kind of device among `runs`, or nothing."""
+    ended = (run.summary for run in runs if (run.summary.kind, run.summary.outcome) == ("ceilings", "ok"))
+    found = [summary for summary in ended if summary.results.get("ceilings_device") == device]
+    return max(found, key=lambda summary: summary.started).results if found else {}
+
+
 def peak_of_this_machine(device: torch.device, precision: Precision, runs_root: Path) -> Peak | None:
     """The MFU denominator: the data sheet's where the GPU is known, else the newest ceilings measured on this kind of
     device below `runs_root`, else a quick measurement now."""
@@ -54,6 +60,22 @@ def peak_of_this_machine(device: torch.device, precision: Precision, runs_root: 
     if not measured:  # on a CPU only the products that its MFU is stated against
         measured = matmul_ceilings("fp32", device, 0.7) if name == "cpu" else measure_ceilings(device, budget_s=2.0)
     return peak_for(name, precision, measured)
+
+
+def speed_summary(durations_ms: Sequence[float], tokens_per_step: int, skip: int = 0) -> dict[str, float]:
+    """Steady-state speed over the steps after the first `skip`, which are stated apart; only those if none is left.
+
+    Of `step_ms` (median) the quartiles and extremes, of `tokens_per_s` the quartiles; `steps_timed` (below 20 they are thin, and a report
+    says so), `warmup_steps` and `warmup_s`. `tokens_per_step` counts the tokens of the same GPUs that the result speaks of.
+    """
+    timed, found = durations_ms[skip:], dict[str, float]()
+    if timed:
+        levels = {"": 50, "_p25": 25, "_p75": 75, "_min": 0, "_max": 100}
+        found = {f"step_ms{name}": float(np.percentile(timed, level)) for name, level in levels.items()}
+        for name, other in (("", ""), ("_p25", "_p75"), ("_p75", "_p25")):
+            found[f"tokens_per_s{name}"] = 1e3 * tokens_per_step / found[f"step_ms{other}"]
+    warmup = durations_ms[:skip]
+    return found | {"steps_timed": len(timed), "warmup_steps": len(warmup), "warmup_s": sum(warmup) / 1e3}
 
 
 def rated(rate: float | None, per_token: Flops, peak: Peak | None, processes: int, on_gpu: bool) -> dict[str, Any]:

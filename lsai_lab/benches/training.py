@@ -11,11 +11,10 @@ from lsai_core.config import TrainConfig
 from lsai_core.model import count_parameters
 from lsai_core.profiling import flops
 from lsai_core.profiling.limits import cpu_cores
-from lsai_core.profiling.steptime import speed_summary
 from lsai_core.training import checkpoint
 from lsai_core.training.loop import train
 from lsai_core.training.step import resolve_device
-from lsai_lab.benches.machine import peak_of_this_machine, rated
+from lsai_lab.benches.machine import peak_of_this_machine, rated, speed_summary
 from lsai_lab.cluster.launch_srun import srun_command
 from lsai_lab.data import prepare
 from lsai_lab.launch.launch import launch, require_devices
@@ -53,7 +52,7 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
         checkpoint.remove_all(context.folder)
 
     parameters = count_parameters(config.model)
-    speed = speed_summary(trained.timed_ms, config.tokens_per_step, skip=0)
+    speed = speed_summary(trained.timed_ms, config.tokens_per_step)
     # Not the gaps in the trace itself, since the profiler makes the host slower.
     step_ms, busy_ms, idle = speed.get("step_ms"), trained.measured.get("gpu_busy_ms"), {}
     if step_ms is not None and busy_ms is not None:

@@ -16,9 +16,10 @@ import torch.distributed as dist
 
 from lsai_core.files import write_json, write_text
 from lsai_core.model import count_parameters
-from lsai_core.profiling.steptime import StepTimer, speed_summary
+from lsai_core.profiling.steptime import StepTimer
 from lsai_core.strict import validated
 from lsai_core.training.metrics import finite
+from lsai_lab.benches.machine import speed_summary
 from lsai_lab.launch.launch import RESULTS
 from lsai_lab.peers.config import PeerConfig
 

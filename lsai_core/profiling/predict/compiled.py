@@ -14,6 +14,7 @@ or keep what the model's own policies keep (`selective`, `attention`; `mlp` is `
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,17 +24,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 from lsai_core.profiling.predict.tracker import SCRATCH, PurposeTracker
+from lsai_core.profiling.predict.work import PRODUCTS
 from lsai_core.recompute import BlockCheckpoint, keep_attention, keep_expensive
 
-_VIEWS = frozenset({
-    "view", "_unsafe_view", "reshape", "t", "permute", "transpose", "expand", "unsqueeze", "squeeze", "slice", "select",
-    "split", "split_with_sizes", "unbind", "alias", "detach", "as_strided", "view_as", "unflatten", "view_of", "chunk",
-})  # fmt: skip
-_FUSED = frozenset({
-    "sum", "mean", "amax", "amin", "argmax", "var_mean", "max", "min", "prod", "any", "cat", "clone", "constant_pad_nd", "full",
-    "full_like", "zeros_like", "empty", "arange", "iota", "scalar_tensor", "index", "gather", "select_scatter", "slice_scatter", "_to_copy",
-    "convert_element_type", "copy", "lift_fresh_copy", "device_put", "where", "logsumexp", "_softmax", "prepare_softmax_online",
-})  # fmt: skip
 _POLICIES: dict[BlockCheckpoint, Callable[..., CheckpointPolicy]] = {
     "selective": keep_expensive,
     "mlp": keep_expensive,
@@ -42,21 +35,24 @@ _POLICIES: dict[BlockCheckpoint, Callable[..., CheckpointPolicy]] = {
 }
 
 
-def _name(node: fx.Node) -> str:
-    target = node.target
-    return target._schema.name.rpartition("::")[2] if isinstance(target, torch._ops.OpOverload) else str(target)
+def _overload(node: fx.Node) -> torch._ops.OpOverload | None:
+    return node.target if isinstance(node.target, torch._ops.OpOverload) else None
 
 
 def _is_view(node: fx.Node) -> bool:
-    if node.op != "call_function":
-        return False
-    return "getitem" in str(node.target) or _name(node) in _VIEWS
+    overload = _overload(node)
+    return (
+        node.target is operator.getitem if overload is None else overload.is_view or "_unsafe_view" in overload.name()
+    )
 
 
 def _is_fused(node: fx.Node) -> bool:
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+    """Whether Inductor makes a kernel of its own of it, with what stands around it: PyTorch's operators, but products and attention."""
+    overload = _overload(node)
+    if overload is None or _is_view(node):
         return False
-    return torch.Tag.pointwise in node.target.tags or _name(node) in _FUSED
+    name = overload._schema.name
+    return name.startswith(("aten::", "prims::")) and name not in PRODUCTS and "attention" not in name
 
 
 class Replay:
@@ -85,7 +81,7 @@ class Replay:
     def _root(node: fx.Node) -> fx.Node:
         """The node whose memory `node` is a view of."""
         while _is_view(node):
-            if "getitem" in str(node.target) and not _is_view(node.args[0]):  # type: ignore[arg-type]
+            if node.target is operator.getitem and not _is_view(node.args[0]):  # type: ignore[arg-type]
                 return node.args[0]  # type: ignore[return-value]
             node = node.all_input_nodes[0]
         return node
@@ -138,14 +134,15 @@ class Replay:
 
     def _make(self, node: fx.Node) -> Any:
         value = node.meta["val"]
-        name = node.target._schema.name if isinstance(node.target, torch._ops.OpOverload) else ""
+        overload = _overload(node)
+        name = overload._schema.name if overload else ""
         arguments = tuple(a.meta["val"] if isinstance(a, fx.Node) else a for a in node.args)
         if PurposeTracker.active is not None:
             PurposeTracker.active.measure(name, arguments)
         made = [_like(item) for item in value] if isinstance(value, (tuple, list)) else _like(value)
         if PurposeTracker.active is not None:
             read = [source.meta["val"] for source in self._reads(node)]
-            PurposeTracker.active.ran(name, arguments, tree_leaves((read, made)), "compiled ")
+            PurposeTracker.active.ran(name, arguments, tree_leaves(read), tree_leaves(made), "compiled ")
         if scratch := SCRATCH.get(name):
             blocks = [torch.empty(size, dtype=torch.uint8) for size in scratch(arguments)]
             del blocks  # counted, and freed at once
@@ -159,7 +156,7 @@ class Replay:
             return memory[root]
         value, source = leaf.meta["val"], memory[root]
         if isinstance(source, list):
-            while not ("getitem" in str(path.target) and path.args[0] is root):
+            while not (path.target is operator.getitem and path.args[0] is root):
                 path = path.all_input_nodes[0]
             source = source[path.args[1]]  # type: ignore[index]
         if not isinstance(value, Tensor):
@@ -207,7 +204,7 @@ def _partition(
         for node in joint.graph.nodes:
             if node.op == "call_function":
                 # A part of a result is kept as the whole is.
-                made: Any = node.args[0] if "getitem" in str(node.target) else node
+                made: Any = node.args[0] if node.target is operator.getitem else node
                 again = grad_checkpoint == "mlp" and _width(made) == layer.get_parameter("mlp.gate_up.weight").shape[0]
                 policy = _POLICIES["full" if again else grad_checkpoint]
                 node.meta["recompute"] = policy(None, made.target)

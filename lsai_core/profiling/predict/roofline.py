@@ -1,28 +1,26 @@
 """How long a step takes: the work of its simulated step (`work.py`) at speeds that were measured.
 
-    products        every matrix product of the step, those that checkpointing repeats too: FLOPs at the measured rate of products of that
-                    size, or its bytes at the copy rate
-    attention       the forward pass (twice where checkpointing repeats it) and the backward pass, at the rate of the kernel in the
-                    nearest shape of the attention study; attention of plain operations is products and memory like any other
-    memory          what all other kernels read and write, and the update (the gradient twice, weight and states both ways, for torch's
-                    kernels also the gradient that is scaled). Compiled code, eager operations and torch's update each take a factor
-                    longer than a copy of as many bytes
-    start           what each kernel takes beyond its work
-    communication   two gathers of the weights and one reduce-scatter of the gradients; it hides behind the rest and counts only
-                    where it takes longer. Beyond the GPUs of a node (assumed: 8) it goes in rings through one 400 Gb/s
-                    adapter a GPU, and each hop of a ring takes its time. CPU offload moves slices over PCIe, which does not hide.
-    host            what it takes to call operators, to start the kernels of compiled blocks, and per group of FSDP2: bounds the steps of
-                    small models. It is that of one host; another one takes half or twice as long
+    products        every matrix product, also a repeated one: at the rate of products of that size, its bytes at least at the copy rate
+    attention       each kernel's forward and backward pass at its rate in the nearest shape that was measured; attention of plain
+                    operations is products and memory like any other
+    memory          what other kernels and the update read and write; compiled code, eager operations and torch's update take a
+                    factor longer than a copy of as many bytes, and each kernel some time to start
+    communication   two gathers of the weights and one reduce-scatter of the gradients, hidden behind the rest: it counts where it takes
+                    longer. Beyond the GPUs of a node (assumed: 8) it goes in rings through one 400 Gb/s adapter a GPU, and each hop
+                    of a ring takes its time. CPU offload moves slices over PCIe, which does not hide
+    host            operators that it calls, kernels of compiled blocks, groups of FSDP2: bounds the steps of small models. It is the time
+                    of one host; others take half or twice as long
 
-Left out are data loading, waiting for slower processes, what communication takes from products, and kernels that wait for one another.
-`measured.json` is written by `python -m lsai_lab.speeds` from committed records: rates from library calls that were timed alone, the
-costs of bytes (a copy is 1), starts and the host (seconds) from the training runs that `CALIBRATED_ON` there names. A GPU that is not in it is taken for an H200 at the ratio of the data sheets.
+Left out: loading data, waiting for other processes, and what communication costs the products beside it. `measured.json` is written by
+`python tests/measured_speeds.py` from committed records: rates from calls that were timed alone, costs (a copied byte is 1, the others
+are seconds) from the training runs that it names. Other GPUs are taken for an H200 at the ratio of the data sheets.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,8 +39,7 @@ from lsai_core.profiling.predict.stand_ins import FUSED
 from lsai_core.training.optimizer import bytes_per_parameter
 from lsai_core.training.precision import compute_dtype, weight_dtype
 
-TABLE = Path(__file__).with_name("measured.json")
-REFERENCE = "NVIDIA H200"
+TABLE, REFERENCE = Path(__file__).with_name("measured.json"), "NVIDIA H200"
 MEMORY, HOST = ("compiled", "eager", "update"), ("call", "kernel", "group")  # costs by their names in the table
 # Assumed: GPUs of a node, each one's adapter to other nodes, a step of a ring over nodes.
 NODE, NETWORK_GB_PER_S, HOP_S = 8, 50.0, 15e-6
@@ -55,7 +52,6 @@ class Estimate:
     products_s: float
     attention_s: float
     memory_s: float
-    start_s: float
     communication_s: float
     offload_s: float
     host_s: float
@@ -63,13 +59,9 @@ class Estimate:
     source: str
 
     @property
-    def gpu_s(self) -> float:
-        """Of kernels, but for communication."""
-        return self.products_s + self.attention_s + self.memory_s + self.start_s
-
-    @property
     def step_s(self) -> float:
-        return max(self.gpu_s, self.communication_s, self.host_s) + self.offload_s
+        computed_s = self.products_s + self.attention_s + self.memory_s
+        return max(computed_s, self.communication_s, self.host_s) + self.offload_s
 
     @property
     def tokens_per_s(self) -> float:
@@ -82,10 +74,9 @@ def estimate(config: TrainConfig, gpu: Gpu, kernel: str | None = None) -> Estima
 
     `kernel`: the attention kernel, where it is known; otherwise the fastest one measured.
     """
-    speed, parallel, count = Speed(gpu), config.parallel, counted(config, kernel)
-    products, tf32 = count.pop("products"), config.precision == "tf32"
+    speed, parallel, (products, count) = Speed(gpu), config.parallel, counted(config, kernel)
     try:
-        products_s = sum(times * speed.product_s(shape, tf32) for shape, times in products.items())
+        products_s = sum(times * speed.product_s(shape, config.precision) for shape, times in products.items())
         attention_s = _attention_s(config, kernel, speed)
     except LookupError:
         return None
@@ -101,8 +92,7 @@ def estimate(config: TrainConfig, gpu: Gpu, kernel: str | None = None) -> Estima
     return Estimate(
         products_s=products_s,
         attention_s=attention_s,
-        memory_s=sum(cost[name] for name in MEMORY) / speed.copy,
-        start_s=cost["start"],
+        memory_s=sum(cost[name] for name in MEMORY) / speed.copy + cost["start"],
         communication_s=communication_s,
         offload_s=moved / speed.h2d,
         host_s=sum(cost[name] for name in HOST),
@@ -111,34 +101,31 @@ def estimate(config: TrainConfig, gpu: Gpu, kernel: str | None = None) -> Estima
     )
 
 
-def counted(config: TrainConfig, kernel: str | None = None) -> dict[str, Any]:
-    """What one step counts: bytes (`MEMORY`), kernels that start, what the host does (`HOST`); and `products` by dtype and shape."""
-    work = predict(config, kernel).work
+def counted(config: TrainConfig, kernel: str | None = None) -> tuple[dict[str, float], dict[str, float]]:
+    """One step's products as `work.py` names them, and what else of it costs time, by the table's names."""
     again = config.grad_accum / min(2, config.grad_accum)
-    work = {name: times * again for name, times in work.items()}
+    work = Counter({name: times * again for name, times in predict(config, kernel).work.items()})
     products = {name: times for name, times in work.items() if name[-1].isdigit()}
     stored, foreign = weight_dtype(config.precision), config.optim.kernel == "torch"
+    # The gradient is read twice, weight and states both ways; torch's kernels scale the gradient apart.
     updated = (6 if foreign else 4) * stored.itemsize + 2 * bytes_per_parameter(config.optim, stored)
     updated *= count_parameters(config.model).total / config.parallel.shards * (not config.parallel.cpu_offload)
-    groups = (config.model.n_layers + 1) * config.grad_accum * config.parallel.sharded
-    compiled = work.get("compiled kernels", 0)
-    return {
-        "compiled": work.get("compiled bytes", 0) + updated * (not foreign),
+    compiled = work["compiled kernels"]
+    return products, {
+        "compiled": work["compiled bytes"] + updated * (not foreign),
         "eager": work["bytes"],
         "update": updated * foreign,
         "start": work["kernels"] + (compiled or sum(products.values())),
         "call": work["calls"] * (not compiled),
         "kernel": compiled,
-        "group": groups,
-        "products": products,
+        "group": (config.model.n_layers + 1) * config.grad_accum * config.parallel.sharded,
     }
 
 
 @functools.cache
 def measured() -> dict[str, Any]:
     """The table of speeds that comes with the package."""
-    table: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
-    return table
+    return dict(json.loads(TABLE.read_text(encoding="utf-8")))
 
 
 class Speed:
@@ -158,36 +145,35 @@ class Speed:
             raise LookupError(dtype)
         return own.tflops / other.tflops
 
-    def product_s(self, shape: str, tf32: bool = False) -> float:
-        """Seconds of a product, `shape` as in `work.py`. Raises LookupError if the dtype's rates are not known."""
-        dtype, *sizes = shape.split()
-        batch, rows, columns, inner = map(int, sizes)
-        name = {"bfloat16": "bf16", "float8": "fp8", "float32": "tf32" if tf32 else "fp32"}[dtype]
-        curve = self._rates[name]
-        gflop = 2e-9 * batch * rows * columns * inner
-        rate = np.interp(np.log(gflop), np.log([size for size, _ in curve]), [tflops for _, tflops in curve])
-        size = {"bf16": 2, "fp8": 1}.get(name, 4)
-        moved = batch * size * (rows * inner + columns * inner + rows * columns)
-        return max(1e-3 * gflop / float(rate) / self.ratio(name, self.like.driver_name), moved / self.copy)
+    def tflops(self, dtype: str, gflop: float) -> float:
+        """Of products of `gflop`. Raises LookupError if the dtype's rates are not known."""
+        sizes, rates = zip(*self._rates[dtype], strict=True)
+        return float(np.interp(np.log(gflop), np.log(sizes), rates)) * self.ratio(dtype, self.like.driver_name)
+
+    def product_s(self, product: str, precision: str) -> float:
+        """Seconds of a product, named as in `work.py`. Raises LookupError as `tflops`."""
+        dtype, flops, moved = product.split()
+        full = "tf32" if precision == "tf32" else "fp32"
+        name, gflop = {"bfloat16": "bf16", "float8": "fp8", "float32": full}[dtype], 1e-9 * int(flops)
+        return max(1e-3 * gflop / self.tflops(name, gflop), int(moved) / self.copy)
 
 
 def _attention_s(config: TrainConfig, kernel: str | None, speed: Speed) -> float:
-    """Of the fused kernels; 0 for attention of plain operations."""
+    """Of fused kernels; 0 for attention of plain operations. In fp32, where none was measured, at the rate of products."""
     if kernel and kernel != FUSED and get_backend(kernel).plain_operations:
         return 0.0
-    model, window = config.model, config.attention.window
-    flops = flops_per_token(model, config.seq_len, window)
+    model, length, window = config.model, config.seq_len, config.attention.window
+    flops = flops_per_token(model, length, window)
     forward = ((flops.windowed or flops.causal_discounted) - 6.0 * flops.counted_parameters) / 3.0
-    forward *= config.batch_size * config.grad_accum * config.seq_len / config.parallel.cp
+    forward *= 1e-12 * config.batch_size * config.grad_accum * length / config.parallel.cp
     repeated = config.grad_checkpoint == "full"
-    window = None if window is None or window >= config.seq_len else window
-    case = Case("cuda", compute_dtype(config.precision), model.head_dim, window, False, True,
-                model.n_heads != model.n_kv_heads, config.seq_len)  # fmt: skip
+    dtype, grouped = compute_dtype(config.precision), model.n_heads != model.n_kv_heads
+    window = window if window and window < length else None
+    case = Case("cuda", dtype, model.head_dim, window, grouped=grouped, length=length)
     rankings = select_rankings(shipped(), speed.gpu.driver_name, "9.0")
     found = nearest(case, [ranking for ranking in rankings if kernel in (None, FUSED, *ranking.training)])
-    if found is None:  # fp32: nothing was measured
-        like = theoretical_peak(speed.gpu.driver_name, "fp32")
-        return (3.5 + repeated) * forward / 1e12 / like.tflops if like else 0.0
+    if found is None:
+        return (3.5 + repeated) * forward / speed.tflops("bf16" if dtype.itemsize == 2 else "fp32", 1e3)
     name = kernel if kernel in found.training else next(iter(found.training))
     seconds = 3.5 * forward / found.training[name] + repeated * forward / found.inference[name]
-    return 1e-12 * seconds / speed.ratio("bf16", found.gpu)
+    return seconds / speed.ratio("bf16", found.gpu)

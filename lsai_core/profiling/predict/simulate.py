@@ -65,7 +65,7 @@ def simulate(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu
         config = config.model_copy(update={"compile": False})
     kernel = kernel or expected_kernel(config)
     with _world(config), behaviour(kernel, on), torch.random.fork_rng(devices=[]):
-        watched = _one_step(config, on)
+        watched, events = _one_step(config, on)
     messages, highest = held_back(config) if on == "gpu" else 0, watched.highest
     for phase, bytes_of in highest.items():
         if phase != "optimizer":
@@ -75,7 +75,7 @@ def simulate(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu
         phases={phase: bytes_of.total() for phase, bytes_of in highest.items()},
         peak=largest.total(),
         parts={purpose: size for purpose, size in largest.items() if size},
-        events=watched.events,
+        events=events,
         marks=watched.marks,
         work=dict(watched.work),
     )
@@ -98,8 +98,8 @@ def _world(config: TrainConfig) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _one_step(config: TrainConfig, on: str) -> PurposeTracker:
-    """What watched the step: the highest moment of each phase, the step's events, its work."""
+def _one_step(config: TrainConfig, on: str) -> tuple[PurposeTracker, list[int]]:
+    """What watched the step, and its events up to the end."""
     tracker = PurposeTracker(on_gpu=on == "gpu")
     model = _shaped(config, on)
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -128,8 +128,7 @@ def _one_step(config: TrainConfig, on: str) -> PurposeTracker:
         with named_purposes(model, tracker, config.parallel.cpu_offload), buffers:
             step.train_step(model, optimizer, tokens[:, :-1], tokens[:, 1:], config, CPU, meter)  # type: ignore[arg-type]
             events = tracker.events.copy()  # before the model dies
-    tracker.events = events
-    return tracker
+    return tracker, events
 
 
 class _Meter:

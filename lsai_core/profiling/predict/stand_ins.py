@@ -74,10 +74,10 @@ def _differentiate(ctx: Any, dout_BSHD: Tensor, *_unused: Tensor) -> tuple[Tenso
 _attention.register_autograd(_differentiate, setup_context=_keep)
 
 
-def _ran(name: str, *tensors: Tensor) -> None:
-    """A kernel that no operator stands for has read or written `tensors`."""
+def _ran(name: str, read: list[Tensor], made: Tensor) -> None:
+    """A kernel that no operator here stands for; `made` is like what it makes."""
     if PurposeTracker.active is not None:
-        PurposeTracker.active.ran(name, tensors, tensors)
+        PurposeTracker.active.ran(name, read, read, [made])
 
 
 FUSED = "fused"  # any kernel that keeps q, k, v, the output and one fp32 number per row, with a window, too
@@ -127,13 +127,13 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BSD: Tensor, weight_D: Tensor) -> Tensor:
         ctx.save_for_backward(x_BSD, weight_D, x_BSD.new_empty(x_BSD.shape[:-1], dtype=torch.float32))
-        _ran("rms_norm", x_BSD, x_BSD)
+        _ran("rms_norm", [x_BSD], x_BSD)
         return torch.empty_like(x_BSD)
 
     @staticmethod
     def backward(ctx: Any, grad_BSD: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         x_BSD, weight_D, _ = ctx.saved_tensors
-        _ran("rms_norm_backward", x_BSD, grad_BSD, grad_BSD)
+        _ran("rms_norm_backward", [x_BSD, grad_BSD], x_BSD)
         return torch.empty_like(x_BSD), torch.empty_like(weight_D)
 
 
@@ -144,8 +144,9 @@ def _cross_entropy_(logits_NV: Tensor, targets_N: Tensor, scale: float, *, gradi
 def _plus_product(total: Tensor | None, a_VC: Tensor, b_CD: Tensor, only: bool) -> Tensor:
     if only:
         return a_VC @ b_CD
-    _ran("aten::mm", a_VC, b_CD)
-    return total if total is not None else a_VC.new_empty((a_VC.shape[0], b_CD.shape[1]), dtype=torch.float32)
+    total = total if total is not None else a_VC.new_empty((a_VC.shape[0], b_CD.shape[1]), dtype=torch.float32)
+    _ran("aten::mm", [a_VC, b_CD], total)
+    return total
 
 
 def _clip_and_update(optimizer: torch.optim.Optimizer, limit: float) -> Tensor:

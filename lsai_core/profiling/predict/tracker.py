@@ -16,7 +16,7 @@ import functools
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -120,11 +120,11 @@ class PurposeTracker(LiveTensors):
         self._phase, self._level = phase, self.highest[phase].total() if phase in self.highest else -1
         self._note()
 
-    def ran(self, name: str, arguments: tuple[Any, ...], touched: Iterable[Any], where: str = "") -> None:
+    def ran(self, name: str, arguments: Any, read: Sequence[Any], made: Sequence[Any], where: str = "") -> None:
         """An operator's kernel has run, and its result has its memory (see `work.add`)."""
         if name in PRODUCTS:
             self.marks.setdefault(f"{self._phase} product", len(self.events))
-        add(self.work, name, arguments, touched, where)
+        add(self.work, name, arguments, read, made, where)
 
     def measure(self, name: str, arguments: tuple[Any, ...]) -> None:
         """An operator is about to run, of which the first step may take more."""
@@ -184,7 +184,7 @@ class PurposeTracker(LiveTensors):
         if result is not NotImplemented:
             self.work["calls"] += is_work(name)
             if not func.is_view:
-                self.ran(name, args, tree_leaves((args, kwargs, result)))
+                self.ran(name, args, tree_leaves((args, kwargs)), tree_leaves(result))
             if self._on_gpu and name in SCRATCH:
                 self.scratch(SCRATCH[name](args))
         return result
