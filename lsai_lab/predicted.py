@@ -15,6 +15,7 @@ from lsai_core.config import TrainConfig
 from lsai_core.errors import Unavailable, UserError
 from lsai_core.files import deep_merge
 from lsai_core.profiling.predict import estimate, find_gpu, predict
+from lsai_core.profiling.predict.roofline import measured
 from lsai_core.strict import validated
 from lsai_lab.files import load_yaml, repo_root
 from lsai_lab.runs.records import Run, recorded_runs
@@ -25,7 +26,7 @@ OURS = "this package"
 # Runs recorded before these keys existed were made the way that these values describe.
 BEFORE: dict[str, Any] = {"loss": "full", "blocks": "plain", "optim": {"kernel": "torch"}}
 COLUMNS = ["machine", "study", "variant", "part", "kind", "outcome", "run", "measured", "predicted", "predicted_reserved",
-           "error", "reserved", "estimated_s", "step_s", "compiled", "batch", "share"]  # fmt: skip
+           "error", "reserved", "estimated_s", "step_s", "speeds", "batch", "share"]  # fmt: skip
 
 
 def config_of(run: Run) -> TrainConfig:
@@ -79,12 +80,30 @@ def predicted_runs(runs: Sequence[Run], reports: Path) -> pd.DataFrame:
              "kind": run.summary.kind, "outcome": run.summary.outcome, "run": str(run.folder),
              "measured": measured or None, **said, "error": said["predicted"] / measured - 1 if measured else None,
              "reserved": results.get("mem_peak_reserved_gib") if said["predicted_reserved"] else None,
-             "step_s": results.get("step_ms", float("nan")) / 1e3, "compiled": run.config.get("compile", False),
+             "step_s": results.get("step_ms", float("nan")) / 1e3, "speeds": tested_by(run),
              "batch": results.get("largest_batch"), "share": said["predicted"] / limit if limit else None}
         )  # fmt: skip
     frame = pd.DataFrame(rows, columns=COLUMNS)
     frame.attrs["unread"] = unread
     return frame
+
+
+def tested_by(run: Run) -> str | None:
+    """Whether the speeds behind estimated step times were calibrated on this run (`in sample`); None if it tests nothing: a copy, or
+    disturbed."""
+    name, known = run.summary.id, measured()["calibrated_on"]
+    if run.summary.measured_as or run.summary.results.get("disturbed"):
+        return None
+    calibrated = run.machine == known["machine"] and f"{name.study}.{name.part}" in known["parts"]
+    return "in sample" if calibrated else "out of sample"
+
+
+def step_errors(frame: pd.DataFrame) -> pd.DataFrame:
+    """Of `predicted_runs` the relative errors of estimated step times, a row per setting and machine: repeats by their median."""
+    keys = ["speeds", "machine", "study", "variant", "part"]
+    same = frame.dropna(subset=["estimated_s", "step_s"]).groupby(keys, as_index=False)
+    steps = same.agg({"estimated_s": "median", "step_s": "median", "run": "first"})
+    return steps.assign(error=steps["estimated_s"] / steps["step_s"] - 1)
 
 
 def predict_again(run: Run) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import measured_speeds
 import pandas as pd
 import pytest
 import torch
@@ -16,7 +17,7 @@ from fsdp_fixture import METERED, assert_predicted, dataset, plan, write_text
 from fsdp_fixture import config as fsdp_config
 
 from lsai_core import remembered
-from lsai_core.config import TrainConfig
+from lsai_core.config import ParallelConfig, TrainConfig
 from lsai_core.context import METHODS
 from lsai_core.errors import UserError
 from lsai_core.model import count_parameters
@@ -29,6 +30,7 @@ from lsai_core.profiling.predict import (
     find_gpu,
     predict,
     prediction,
+    roofline,
     verdict,
 )
 from lsai_core.profiling.predict.messages import held_back
@@ -40,7 +42,7 @@ from lsai_core.training.optimizer import build_optimizer
 from lsai_lab.cli import prediction as command
 from lsai_lab.cli.prediction import describe
 from lsai_lab.launch.launch import launch
-from lsai_lab.predicted import config_of, measured_gib, predict_again, predicted_runs
+from lsai_lab.predicted import config_of, measured_gib, predict_again, predicted_runs, step_errors
 from lsai_lab.runs.records import find_runs, recorded_runs
 from lsai_lab.techniques import compare as compare_techniques
 from lsai_lab.techniques import first_that_fits, settings_of
@@ -320,25 +322,58 @@ def test_verdicts_and_names_of_gpus() -> None:
     assert sorted(GPUS, key=lambda gpu: gpu.memory_gib) == list(GPUS), "chapters read the table from small to large"
 
 
-def test_time_bounds() -> None:
-    gpu = find_gpu("H200")
-    plain = estimate(tiny(precision="bf16"), gpu)
-    full = estimate(tiny(precision="bf16", grad_checkpoint="full"), gpu)
-    fast = estimate(tiny(precision="bf16", fp8={"recipe": "fused"}), gpu)
-    assert plain and full and fast
-    assert full.matmul_s > plain.matmul_s > fast.matmul_s
-    known = {"matmul_bf16_tflops": 1000.0, "copy_gb_per_s": 5000.0}
-    better = estimate(tiny(precision="bf16"), gpu, known)
-    assert better and better.matmul_s < plain.matmul_s and better.memory_s < plain.memory_s
-    assert better.source == "measured ceilings"
+def test_estimated_time_follows_the_work_and_the_rates_of_the_gpu() -> None:
+    gpu, a100 = find_gpu("H200"), find_gpu("A100-80")
+    wide = {**TINY, "d_model": 1024, "d_ff": 2048}
+    plain = estimate(tiny(precision="bf16", model=wide, seq_len=1024), gpu)
+    full = estimate(tiny(precision="bf16", model=wide, seq_len=1024, grad_checkpoint="full"), gpu)
+    fast = estimate(tiny(precision="bf16", model=wide, seq_len=1024, fp8={"recipe": "fused"}), gpu)
+    slow = estimate(tiny(precision="bf16", model=wide, seq_len=1024), a100)
+    assert plain and full and fast and slow
+    assert full.products_s > plain.products_s > fast.products_s and full.attention_s > plain.attention_s
+    assert (plain.source, slow.source) == ("measured rates", "data sheet")
+    assert slow.products_s / plain.products_s == pytest.approx(989.5 / 312, rel=0.1)
+    assert slow.memory_s > plain.memory_s and slow.host_s == plain.host_s
+    accumulated = estimate(tiny(precision="bf16", model=wide, seq_len=1024, grad_accum=4), gpu)
+    assert accumulated and accumulated.products_s == pytest.approx(4 * plain.products_s)
     two = estimate(tiny(precision="bf16", parallel={"fsdp": 2}), gpu)
     assert two and two.communication_s > 0 == plain.communication_s
-    assert estimate(tiny(precision="bf16", fp8={"recipe": "fused"}), find_gpu("A100-80")) is None
+    assert estimate(tiny(precision="bf16", fp8={"recipe": "fused"}), a100) is None
+    assert estimate(tiny(precision="bf16"), find_gpu("24GB")) is None
     # The host bounds the step of a tiny model: 24 to 30 ms for 8 blocks on one H200, 56 to 58 ms on two (`fsdp`, part grid).
-    eight = [
-        estimate(tiny(precision="bf16", model={**TINY, "n_layers": 8}, parallel=p), gpu) for p in ({}, {"fsdp": 2})
-    ]
+    small = tiny(precision="bf16_autocast", compile=True, model={**TINY, "n_layers": 8})
+    eight = [estimate(small.model_copy(update={"parallel": ParallelConfig(fsdp=n)}), gpu) for n in (1, 2)]
     assert [one and one.step_s for one in eight] == [pytest.approx(0.025, rel=0.25), pytest.approx(0.055, rel=0.1)]
+
+
+def test_a_steps_work_counts_its_products() -> None:
+    """By hand: every weight that is multiplied with takes three products a step, one more where the block is computed again, which stops
+    before the product that nothing more is read from."""
+    down = 64 * 128
+    block = 64 * (64 + 2 * 32) + 64 * 64 + 3 * down
+    cases = (({}, 6 * block), ({"compile": True}, 6 * block), ({"grad_checkpoint": "full"}, 8 * block - 2 * down))
+    for changes, per_block in cases:
+        products, _ = roofline.counted(tiny(precision="bf16", **changes))
+        flops = sum(times * int(name.split()[1]) for name, times in products.items())
+        assert flops == 4 * 64 * (2 * per_block + 6 * 64 * 512), changes
+
+
+def test_step_times_are_estimated_within_the_bar() -> None:
+    """Within 10 % in the median, of the runs that the speeds were calibrated on and of all others."""
+    errors = step_errors(predicted_runs(recorded_runs(CHECKOUT / "reports"), CHECKOUT / "reports"))
+    counts, median = errors.groupby("speeds").size(), errors["error"].abs().groupby(errors["speeds"]).median()
+    assert counts["in sample"] >= 40 and counts["out of sample"] >= 40
+    assert (median <= 0.10).all(), median
+
+
+def test_the_rates_that_ship_are_those_of_the_records() -> None:
+    assert roofline.measured()["rates"] == measured_speeds.rates(recorded_runs(CHECKOUT / "reports"))
+
+
+@pytest.mark.slow
+def test_the_costs_that_ship_are_those_of_the_records() -> None:
+    """If this fails after a change that is meant, `python tests/measured_speeds.py` writes them again."""
+    assert roofline.TABLE.read_text() == measured_speeds.table_text(recorded_runs(CHECKOUT / "reports"))
 
 
 def test_communication_beyond_a_node_goes_over_the_network() -> None:
