@@ -158,7 +158,7 @@ def test_what_only_the_first_step_takes_stays_reserved() -> None:
         "optimizer made": 1, "activations made": 1, "forward": 1,
     }  # fmt: skip
     events = [64 * MIB, 32 * MIB + FIRST, -2, 16 * MIB, -3]
-    found = replay(Simulated(phases={}, peak=0, parts={}, events=events, marks=marks))
+    found = replay(Simulated(phases={}, peak=0, parts={}, events=events, marks=marks, work={}))
     assert (found.reserved, found.allocated) == (96 * MIB, 80 * MIB)
 
 

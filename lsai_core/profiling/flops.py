@@ -1,23 +1,11 @@
 """How much work a token is, and how much work a GPU can do: the two halves of model FLOPs utilization (MFU).
 
-FLOPs per token follow the convention that training reports share (PaLM, arXiv:2204.02311, appendix B; nanoGPT;
-torchtitan):
+A token takes 6 N + 12 L d T FLOPs (PaLM, arXiv:2204.02311, appendix B; nanoGPT; torchtitan): N parameters in a multiply-add forward and two
+backward, attention's scores and weighted sums over L layers of width d, each position counted with all T. N comes from the config and leaves
+out the embedding table, which is only looked up; an output projection that shares it counts. Recomputation is no model work.
 
-    6 N + 12 L d T
-
-N parameters take part in one multiply-add per token in the forward pass and two in the backward pass, 6 FLOPs in all;
-the attention scores and the weighted sum of values take another 12 L d T for L layers, width d and sequence length T,
-counted as if every position saw all T positions. N leaves out the input embedding table, which is only looked up. The
-output projection is a real matrix product and counts, also when it shares its weights with the embedding (as nanoGPT
-counts). Recomputation (activation checkpointing) is not model work and never counts.
-
-N comes from the config, never from live parameters: a rank of a sharded model holds only its own part.
-
-The other half is the peak. `PEAKS` holds dense figures of data sheets (data sheets often print the doubled 2:4-sparse
-figure). A device that is not in the table is rated against its own measured matrix product, and labelled so; without
-a measurement there is no peak and no MFU. The peak for MFU is the bf16 peak whatever the run's precision, so that a
-run in fp8 or fp32 shows its speed-up or slow-down against bf16; a CPU is rated against its measured fp32 matrix
-product.
+`PEAKS` holds dense figures of data sheets, which often print the doubled 2:4-sparse one. A device that is not in the table is rated against its
+own measured product, labelled so. MFU is stated against bf16 whatever the run's precision (on a CPU against fp32), so that speed-ups show.
 """
 
 from __future__ import annotations
@@ -47,10 +35,7 @@ class Flops:
 
 
 def flops_per_token(model: ModelConfig, seq_len: int, window: int | None = None) -> Flops:
-    """FLOPs per trained token at sequence length `seq_len`; `window` as in `AttentionConfig`.
-
-    Raises UserError if `seq_len` or `window` is not positive.
-    """
+    """FLOPs per trained token at sequence length `seq_len`; `window` as in `AttentionConfig`. UserError if one is not positive."""
     if seq_len < 1 or (window is not None and window < 1):
         raise UserError(f"seq_len and window must be positive, got seq_len={seq_len}, window={window}")
     counted = matmul_parameters(model)
@@ -65,10 +50,7 @@ def flops_per_token(model: ModelConfig, seq_len: int, window: int | None = None)
 
 
 def matmul_parameters(model: ModelConfig) -> int:
-    """Parameters of the unsharded model that a token is computed with: all but the looked-up embedding table.
-
-    A table that is tied to the output projection is multiplied with there, and counts once.
-    """
+    """Parameters of the unsharded model that a token is multiplied with: all but an embedding table that is only looked up."""
     parameters = count_parameters(model)
     return parameters.total if model.tie_embeddings else parameters.non_embedding
 
@@ -91,9 +73,7 @@ class _Sheet:
     tflops: Mapping[str, float]
 
 
-# Names are matched whole: cut-down relatives ("RTX 4090 D", "RTX 5090 Laptop GPU", MIG slices, H100 NVL) have other
-# peaks and must not borrow these. Sheets print the 2:4-sparse figure for tensor cores; the dense one here is half of
-# it.
+# Names are matched whole: relatives ("RTX 4090 D", "RTX 5090 Laptop GPU", MIG slices, H100 NVL) have other peaks.
 _HOPPER_SXM = {"bf16": 989.5, "fp8": 1979.0, "tf32": 494.7, "fp32": 67.0}
 _AMPERE = {"bf16": 312.0, "tf32": 156.0, "fp32": 19.5}
 PEAKS: tuple[_Sheet, ...] = (
@@ -133,11 +113,9 @@ def theoretical_peak(device_name: str, dtype: str) -> Peak | None:
 
 
 def peak_for(device_name: str, dtype: str, measured: Mapping[str, float | str] | None = None) -> Peak | None:
-    """The peak that MFU of a run in `dtype` on `device_name` is stated against, or None if there is no honest one.
+    """The peak that MFU of a run in `dtype` (a key of `MATMUL_DTYPE`) is stated against, or None if there is no honest one.
 
-    `device_name` is the name that the driver reports, or `"cpu"`; `dtype` a key of `MATMUL_DTYPE` (the run's
-    precision); `measured` the result of `ceilings.measure_ceilings` on the same machine. See this file's introduction
-    for the rule.
+    `device_name` is the driver's, or `"cpu"`; `measured`: ceilings of the same machine. UserError for an unknown precision.
     """
     if dtype not in MATMUL_DTYPE:
         raise UserError(f"unknown precision {dtype!r}; known: {', '.join(MATMUL_DTYPE)}")

@@ -1,12 +1,8 @@
 """What this process may use: CPU cores and memory, as seen from inside a container, a Slurm job or a plain shell.
 
-`os.cpu_count()` and `/proc/meminfo` describe the host. A container or a job sees less: the scheduler pins it to some
-cores (the affinity mask), and control groups cap its CPU time and its memory. The cap can sit on any ancestor group
-(Slurm sets it on the job, the process lives in a step below), so all ancestors are read and the smallest cap wins.
-Both versions of the cgroup file layout are read; a machine without them (macOS) has no caps.
-
-Some virtual machines begin small and are given more memory as it is used, and none of this tells how much that will be. Who knows
-it says so: `LSAI_MEMORY_GIB=560`.
+A scheduler pins it to some cores (the affinity mask), and control groups cap its CPU time and its memory. The cap can sit on any ancestor group
+(Slurm sets it on the job, the process lives in a step below): all are read, in both layouts, and the smallest wins. A virtual machine that
+is given memory as it uses it does not tell how much it will be; who knows says so: `LSAI_MEMORY_GIB=560`.
 """
 
 from __future__ import annotations
@@ -68,8 +64,7 @@ def _cpu_quotas(root: Path) -> Iterator[float]:
 def _memory_limits(root: Path) -> Iterator[int]:
     for folder in _groups(root, "memory"):
         for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
-            # No limit reads "max" in version 2 and a number near 2^63 in version 1, which the machine's own memory
-            # cuts.
+            # No limit reads "max" in version 2, in version 1 a number near 2^63, which the machine's own memory cuts.
             if (text := _read(folder / name)).isdigit() and int(text) > 0:
                 yield int(text)
 

@@ -1,10 +1,7 @@
 """Count the bytes of live tensors on the CPU, where the allocator keeps no statistics.
 
-PyTorch's CPU memory comes from plain malloc, which knows no peak per phase, and the process's resident set never
-shrinks reliably. What a phase needs can still be counted exactly: every tensor is born in an operator, so a dispatch
-mode sees each result; every tensor's bytes belong to a storage, so views are recognized by their shared storage; and
-a storage can carry a weak reference whose callback fires at the moment its memory is freed, also for activations that
-only the autograd graph holds. Births minus deaths is the live total, and its maximum the peak.
+Every tensor is born in an operator, so a dispatch mode sees each result; views share their storage; and a weak reference to the storage fires at the
+moment its memory is freed, also for activations that only the autograd graph holds. Births minus deaths is the live total.
 
 What is not seen: scratch memory inside an operator, and memory outside PyTorch. PyTorch runs compiled functions eagerly
 while a dispatch mode is on, so a compiled model shows the memory of its eager form.

@@ -7,16 +7,10 @@
         with meter.phase("optimizer"): optimizer.step(); optimizer.zero_grad()
     results.update(meter.summary())
 
-The phases answer different questions: activations are highest at the end of the forward pass, gradients and
-recomputed activations show in the backward pass, optimizer states in the last. With gradient accumulation, forward
-and backward come several times per step; a step ends with its optimizer phase, and a phase's figure for the step is
-its largest.
-
-On a GPU the figures are the caching allocator's own counters: *allocated* (tensors), *active* (allocated, or waiting
-for a stream before reuse) and *reserved* (taken from the driver, what `nvidia-smi` sees, less the CUDA context). The
-counters know one peak, which every phase resets, so the overall peak is the largest over phases and the moments
-between them. On a CPU there are no such counters; the figures are live tensor bytes (`live_tensors`), and there is no
-active or reserved.
+With gradient accumulation forward and backward come several times per step; a step ends with its optimizer phase, and a phase's figure for the
+step is its largest. On a GPU the figures are the caching allocator's counters: *allocated* (tensors), *active* (allocated, or waiting for a
+stream before reuse) and *reserved* (taken from the driver). They know one peak, which every phase resets, so the overall peak is the largest
+over phases and the moments between them. On a CPU the figures are live tensor bytes (`live_tensors`).
 """
 
 from __future__ import annotations
@@ -40,12 +34,10 @@ _PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 
 
 class PhaseMemory:
-    """Measures the phases of training steps on `device` (see this file's introduction for its use).
+    """Measures the phases of training steps on `device` (see this file's introduction). Resets the process's CUDA peak counters.
 
-    `seeds`: the modules, optimizers and tensors that exist before a phase begins; on a CPU their parameters,
-    gradients and states are counted from the start of each phase (otherwise only from their first use). A GPU's
-    counters need no seeds. Resets the process's CUDA peak counters; while it measures,
-    `torch.cuda.max_memory_allocated()` covers one phase only.
+    `seeds`: the modules, optimizers and tensors that exist before a phase begins; on a CPU they are counted from the start of each phase
+    (otherwise only from their first use). A GPU's counters need none.
     """
 
     def __init__(self, device: torch.device | str, seeds: Iterable[Seed] = ()) -> None:
@@ -72,12 +64,10 @@ class PhaseMemory:
         self._open = name != "optimizer"
 
     def summary(self) -> dict[str, float | str]:
-        """Flat results over the measured steps, in GiB; without a measured step only `memory_kind` and `rss_peak_gib`.
+        """Flat results over the measured steps, in GiB; without a measured step only `memory_kind` and `rss_peak_gib` (of the process).
 
-        `mem_<phase>_peak_gib` is the largest allocated peak over the steps and `mem_<phase>_peak_gib_mean` the mean
-        of the steps' peaks. `mem_peak_allocated_gib` (with `_mean`), and on a GPU `mem_peak_reserved_gib` and
-        `mem_peak_active_gib`, cover whole steps. `mem_steps_measured` is the number of steps. `rss_peak_gib` is the
-        largest resident set of the process so far, Python and libraries included.
+        `mem_<phase>_peak_gib` is the largest allocated peak over the steps, with `_mean` the mean of the steps' peaks;
+        `mem_peak_allocated_gib`, and on a GPU `mem_peak_reserved_gib` and `mem_peak_active_gib`, cover whole steps.
         """
         results: dict[str, float | str] = {
             "memory_kind": self._counters.kind(self._seeds),

@@ -1,15 +1,8 @@
-"""Step times without disturbing the steps.
+"""Step times without disturbing the steps, and what a step costs the host.
 
-Reading a clock on the host after `loss.item()` measures the step, but the synchronization also takes away the overlap
-of host and GPU that makes the step fast. On a GPU the timer instead drops a CUDA event into the stream at each step
-boundary and reads the events later, when they have completed anyway; the host never waits. On a CPU the work is
-synchronous and `time.perf_counter` is exact.
-
-A duration is the time between two marks, so whatever happens between steps (loading the batch) is part of the step,
-as it is in real training. Work that is not a step (validation, a checkpoint) is kept out by `restart()` after it.
-
-What a step costs the host, `PhaseClock` tells: small kernels are done before the next ones are started, and then it is the
-host that decides how long a step lasts.
+On a GPU the timer drops a CUDA event into the stream at each step boundary and reads the events when they have completed anyway, so the host
+never waits and the overlap that makes the step fast stays; on a CPU the work is synchronous and a clock is exact. A duration is the time between
+two marks: whatever happens between steps is part of the step. Work that is no step (validation, a checkpoint) is kept out by `restart()`.
 """
 
 from __future__ import annotations
@@ -76,11 +69,8 @@ class StepTimer:
 
 
 class PhaseClock:
-    """The host's time in each phase of a step (`train_step`), over the steps that it is given to.
-
-    On a CPU that is what the phase takes. A GPU works behind the host: there it is what starting the kernels takes, unless the GPU is the
-    slower and its queue full (about 1,000 kernels), where the host waits within whichever phase that happens in.
-    """
+    """The host's time in each phase of a step (`train_step`), over the steps that it is given to: on a GPU what starting the kernels takes,
+    unless the GPU is the slower and its queue full (about 1,000 kernels); then the host waits within whichever phase that happens in."""
 
     def __init__(self) -> None:
         self._steps: list[defaultdict[str, float]] = []

@@ -15,6 +15,7 @@ import math
 import re
 import shutil
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,13 +123,11 @@ def kernel_breakdown(events: Sequence[KernelEvent]) -> dict[str, float]:
 
 def top_kernels(events: Sequence[KernelEvent], count: int) -> list[dict[str, Any]]:
     """The `count` names with the most time over all profiled steps: name, class, ms, calls; longest first."""
-    totals: dict[tuple[str, str], list[float]] = {}
+    calls = defaultdict[tuple[str, str], list[float]](list)
     for event in events:
-        total = totals.setdefault((event.name, event.label), [0.0, 0])
-        total[0] += event.ms
-        total[1] += 1
-    longest = sorted(totals.items(), key=lambda item: -item[1][0])[:count]
-    return [{"name": name, "class": label, "ms": ms, "calls": calls} for (name, label), (ms, calls) in longest]
+        calls[event.name, event.label].append(event.ms)
+    longest = sorted(calls.items(), key=lambda item: -sum(item[1]))[:count]
+    return [{"name": name, "class": label, "ms": sum(ms), "calls": len(ms)} for (name, label), ms in longest]
 
 
 def busy_ms(events: Sequence[KernelEvent]) -> float | None:
