@@ -28,10 +28,9 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from lsai_core.errors import Unavailable
 from lsai_core.files import atomic_writer
 
-# First match wins, so the special comes before the general: an optimizer's multi-tensor kernel is also elementwise, the
-# loss's log-softmax is also a softmax. A kernel that torch.compile fused is named after all operators in it, so that one
-# with "attention" in its name is what stands before or after the attention kernel. Matrix products in fp8 have fp8 in their
-# names, too, so casts come after them. Names are kernels (GPU) or operators (CPU), compared without case.
+# First match wins, so the special comes before the general: the loss's log-softmax is also a softmax, products in fp8 have fp8 in their
+# names, too. A kernel that torch.compile fused is named after all operators in it, so that one with "attention" in its name is what stands
+# beside the attention kernel. Names are kernels (GPU) or operators (CPU), compared without case.
 _CLASSES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("communication", ("nccl", "gloo:", "c10d", "record_param_comms", "all_?reduce", "all_?gather", "reduce_?scatter")),
     ("memcpy", ("memcpy", "memset", "^aten::copy_$", "^aten::_to_copy$")),
@@ -56,10 +55,9 @@ KERNEL_CLASSES = (*dict.fromkeys(name for name, _ in _CLASSES), "other")
 
 @contextlib.contextmanager
 def trace(path: Path, steps: int = 3) -> Iterator[profile]:
-    """Profile `steps` steps after one warm-up step; write the gzipped Chrome trace to `path` (`.json.gz`), atomically.
+    """Profile `steps` steps after one warm-up step; write the gzipped Chrome trace to `path` (`.json.gz`), unless the block raises.
 
-    Call `.step()` on the yielded profiler after each training step; what runs after the last profiled step is not
-    recorded. Nothing is written if the block raises.
+    Call `.step()` on the yielded profiler after each training step; what runs after the last profiled step is not recorded.
     """
     # A process that trains on the CPU has not touched CUDA; profiling it all the same fills the trace with waits.
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_initialized() else [])]
@@ -115,10 +113,7 @@ def _event(event: Any, label: str, own_us: float, on_gpu: bool) -> KernelEvent:
 
 def kernel_breakdown(events: Sequence[KernelEvent]) -> dict[str, float]:
     """Milliseconds per class of `KERNEL_CLASSES` over all profiled steps."""
-    totals = dict.fromkeys(KERNEL_CLASSES, 0.0)
-    for event in events:
-        totals[event.label] += event.ms
-    return totals
+    return {label: sum(event.ms for event in events if event.label == label) for label in KERNEL_CLASSES}
 
 
 def top_kernels(events: Sequence[KernelEvent], count: int) -> list[dict[str, Any]]:

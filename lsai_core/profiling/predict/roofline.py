@@ -139,9 +139,9 @@ class Speed:
         self.h2d = 1e9 * self._rates["h2d_gb_per_s"]
 
     def ratio(self, dtype: str, like: str) -> float:
-        """Of the data sheets' peaks, over that of the GPU named `like`. Raises LookupError if one is not known."""
+        """Of the data sheets' peaks, over that of the GPU named `like`. Raises LookupError if its own is not known."""
         own, other = (theoretical_peak(name, dtype) for name in (self.gpu.driver_name, like))
-        if own is None or other is None:
+        if not (own and other):
             raise LookupError(dtype)
         return own.tflops / other.tflops
 
