@@ -21,12 +21,8 @@ from lsai_core.model import count_parameters
 
 @dataclass(frozen=True)
 class Flops:
-    """Training FLOPs (forward and backward) of one token.
-
-    `convention` is the figure that MFU uses. `causal_discounted` counts half of its attention term, since a causal mask
-    needs half of the scores; state it beside the convention from 16384 tokens on. `windowed` counts only what a sliding
-    window leaves (None without a window); with a window as long as the sequence it equals `causal_discounted`.
-    """
+    """Training FLOPs (forward and backward) of one token: `convention` is what MFU uses, `causal_discounted` counts half of its attention, as a
+    causal mask does, and `windowed` what a sliding window leaves (None without one)."""
 
     convention: float
     causal_discounted: float
@@ -68,37 +64,26 @@ class Peak:
 class _Sheet:
     """One data sheet: the device names it covers (whole name, as the driver reports it) and dense TFLOP/s per dtype."""
 
-    names: re.Pattern[str]
+    names: str
     title: str
     tflops: Mapping[str, float]
 
 
 # Names are matched whole: relatives ("RTX 4090 D", "RTX 5090 Laptop GPU", MIG slices, H100 NVL) have other peaks.
 _HOPPER_SXM = {"bf16": 989.5, "fp8": 1979.0, "tf32": 494.7, "fp32": 67.0}
+_HOPPER_PCIE = {"bf16": 756.5, "fp8": 1513.0, "tf32": 378.0, "fp32": 51.0}
 _AMPERE = {"bf16": 312.0, "tf32": 156.0, "fp32": 19.5}
+_RTX_4090 = {"bf16": 165.2, "fp8": 330.3, "tf32": 82.6, "fp32": 82.6}
+_RTX_5090 = {"bf16": 209.5, "fp8": 419.0, "tf32": 104.8, "fp32": 104.8}
 PEAKS: tuple[_Sheet, ...] = (
-    _Sheet(re.compile(r"NVIDIA H100 80GB HBM3|NVIDIA H100 SXM\w*"), "NVIDIA H100 data sheet (SXM)", _HOPPER_SXM),
-    _Sheet(
-        re.compile(r"NVIDIA H100 PCIe"),
-        "NVIDIA H100 data sheet (PCIe)",
-        {"bf16": 756.5, "fp8": 1513.0, "tf32": 378.0, "fp32": 51.0},
-    ),
-    _Sheet(re.compile(r"NVIDIA H200"), "NVIDIA H200 data sheet (SXM)", _HOPPER_SXM),
-    _Sheet(re.compile(r"NVIDIA GH200\b.*"), "NVIDIA GH200 data sheet", _HOPPER_SXM),
-    _Sheet(
-        re.compile(r"(NVIDIA )?A100[- ](SXM4|PCIE|PCIe|80GB PCIe)(-\d+GB)?"), "NVIDIA A100 data sheet", _AMPERE
-    ),
-    _Sheet(
-        re.compile(r"NVIDIA GeForce RTX 4090"),
-        "NVIDIA Ada architecture white paper (fp32 accumulation)",
-        {"bf16": 165.2, "fp8": 330.3, "tf32": 82.6, "fp32": 82.6},
-    ),
-    _Sheet(
-        re.compile(r"NVIDIA GeForce RTX 5090"),
-        "NVIDIA RTX Blackwell architecture white paper (fp32 accumulation)",
-        {"bf16": 209.5, "fp8": 419.0, "tf32": 104.8, "fp32": 104.8},
-    ),
-)  # fmt: skip
+    _Sheet(r"NVIDIA H100 80GB HBM3|NVIDIA H100 SXM\w*", "NVIDIA H100 data sheet (SXM)", _HOPPER_SXM),
+    _Sheet(r"NVIDIA H100 PCIe", "NVIDIA H100 data sheet (PCIe)", _HOPPER_PCIE),
+    _Sheet(r"NVIDIA H200", "NVIDIA H200 data sheet (SXM)", _HOPPER_SXM),
+    _Sheet(r"NVIDIA GH200\b.*", "NVIDIA GH200 data sheet", _HOPPER_SXM),
+    _Sheet(r"(NVIDIA )?A100[- ](SXM4|PCIE|PCIe|80GB PCIe)(-\d+GB)?", "NVIDIA A100 data sheet", _AMPERE),
+    _Sheet(r"NVIDIA GeForce RTX 4090", "NVIDIA Ada architecture white paper (fp32 accumulation)", _RTX_4090),
+    _Sheet(r"NVIDIA GeForce RTX 5090", "NVIDIA RTX Blackwell architecture white paper (fp32 accumulation)", _RTX_5090),
+)
 
 # The dtype in which a run of each precision does its matrix products.
 MATMUL_DTYPE = {"fp32": "fp32", "tf32": "tf32", "bf16": "bf16", "bf16_autocast": "bf16", "fp8": "fp8"}
@@ -107,7 +92,7 @@ MATMUL_DTYPE = {"fp32": "fp32", "tf32": "tf32", "bf16": "bf16", "bf16_autocast":
 def theoretical_peak(device_name: str, dtype: str) -> Peak | None:
     """Dense peak of exactly this dtype from the data sheet, or None if the table does not know it."""
     for sheet in PEAKS:
-        if sheet.names.fullmatch(device_name) and dtype in sheet.tflops:
+        if re.fullmatch(sheet.names, device_name) and dtype in sheet.tflops:
             return Peak(sheet.tflops[dtype], f"{sheet.title}, dense {dtype}", measured=False)
     return None
 

@@ -1,9 +1,8 @@
 """The largest size of something whose predicted peak stays within a limit, found with few predictions.
 
-A peak is the largest of a step's moments, and each moment's memory is near a straight line over tokens or over layers. So the peak is
-a convex curve made of lines. Two predictions give a line; where it meets the limit is the next one made. A line through two sizes
-that fit aims too far if another moment takes over in between, and a line across the limit falls short; so the bracket closes after
-three or four predictions, and what is returned has itself been predicted.
+Each of a step's moments takes memory near a straight line over tokens or over layers, so the peak is a convex curve made of lines. Two predictions
+give a line; where it meets the limit is the next one made. It aims too far if another moment takes over in between, and falls short across the
+limit, so the bracket closes after three or four predictions, and what is returned has itself been predicted.
 """
 
 from __future__ import annotations

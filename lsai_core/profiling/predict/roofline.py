@@ -5,15 +5,12 @@
                     operations is products and memory like any other
     memory          what other kernels and the update read and write; compiled code, eager operations and torch's update take a
                     factor longer than a copy of as many bytes, and each kernel some time to start
-    communication   two gathers of the weights and one reduce-scatter of the gradients, hidden behind the rest: it counts where it takes
-                    longer. Beyond the GPUs of a node (assumed: 8) it goes in rings through one 400 Gb/s adapter a GPU, and each hop
-                    of a ring takes its time. CPU offload moves slices over PCIe, which does not hide
-    host            operators that it calls, kernels of compiled blocks, groups of FSDP2: bounds the steps of small models. It is the time
-                    of one host; others take half or twice as long
+    communication   two gathers of the weights and one reduce-scatter of the gradients, hidden unless they take longer than the rest; beyond
+                    a node in rings through each GPU's adapter, hop by hop. CPU offload moves slices over PCIe, which does not hide
+    host            operators that it calls, kernels of compiled blocks, groups of FSDP2, of one host: others take half or twice as long
 
-Left out: loading data, waiting for other processes, and what communication costs the products beside it. `measured.json` is written by
-`python tests/measured_speeds.py` from committed records: rates from calls that were timed alone, costs (a copied byte is 1, the others
-are seconds) from the training runs that it names. Other GPUs are taken for an H200 at the ratio of the data sheets.
+`measured.json` is written by `python tests/measured_speeds.py` from committed records: rates from calls that were timed alone, costs (a
+copied byte is 1, the others are seconds) from the training runs that it names. Other GPUs are an H200 at the ratio of the data sheets.
 """
 
 from __future__ import annotations
