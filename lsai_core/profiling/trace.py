@@ -48,7 +48,7 @@ _CLASSES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("norm/pointwise", ("^aten::(add|sub|mul|div|neg|pow|rsqrt|sqrt|exp|sum|mean|cat|where|zero|tril|triu|clamp)_?$",)),
 )
 _PATTERNS = tuple((name, re.compile("|".join(parts), re.IGNORECASE)) for name, parts in _CLASSES)
-# The profiler's and the CUDA runtime's own events on the host: calls and waits, not work.
+# The profiler's and the CUDA runtime's own events on the host.
 _RUNTIME = re.compile(r"cuda[A-Z]|cu[A-Z]|Resource$|Activity Buffer|ProfilerStep")
 KERNEL_CLASSES = (*dict.fromkeys(name for name, _ in _CLASSES), "other")
 
@@ -137,11 +137,8 @@ def busy_ms(events: Sequence[KernelEvent]) -> float | None:
 
 
 def exposed_ms(events: Sequence[KernelEvent], label: str) -> float | None:
-    """Milliseconds in which kernels of class `label` ran and no others: what they cost beyond the work that hides them.
-
-    A collective kernel also runs while it waits for a slower process, so that imbalance counts. None without such a kernel on
-    a GPU.
-    """
+    """Milliseconds in which kernels of class `label` ran and no others: what they cost beyond the work that hides them, waiting for a slower
+    process included. None without such a kernel on a GPU."""
     busy, others = busy_ms(events), busy_ms([event for event in events if event.label != label])
     if busy is None or not any(event.label == label for event in events):
         return None
@@ -168,11 +165,8 @@ def _in_optimizer(event: Any) -> bool:
 
 @contextlib.contextmanager
 def memory_snapshot(path: Path, max_entries: int = 200_000) -> Iterator[None]:
-    """Record every CUDA allocation of the block with its stack; write the snapshot to `path` (`.pickle`), atomically.
-
-    The snapshot is written also when the block raises (an out-of-memory is when it is wanted most). Raises Unavailable
-    without a GPU. `max_entries` bounds the host memory; the oldest events are dropped first.
-    """
+    """Record every CUDA allocation of the block with its stack, the last `max_entries`; write the snapshot to `path` (`.pickle`), also
+    when the block raises (an out-of-memory is when it is wanted most). Raises Unavailable without a GPU."""
     if not torch.cuda.is_available():
         raise Unavailable("a CUDA memory snapshot needs a CUDA GPU")
     torch.cuda.memory._record_memory_history(max_entries=max_entries)
