@@ -38,7 +38,7 @@ from lsai_core.training.precision import compute_dtype, weight_dtype
 
 TABLE, REFERENCE = Path(__file__).with_name("measured.json"), "NVIDIA H200"
 MEMORY, HOST = ("compiled", "eager", "update"), ("call", "kernel", "group")  # costs by their names in the table
-NODE, NETWORK_GB_PER_S, HOP_S = 8, 50.0, 15e-6  # assumed: GPUs of a node, each one's adapter, a step of a ring over nodes
+NODE, NETWORK_GB_PER_S, HOP_S = 8, 50.0, 15e-6  # assumed: GPUs of a node, one's adapter, a hop of a ring over nodes
 
 
 @dataclass(frozen=True)
