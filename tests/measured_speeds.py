@@ -39,7 +39,7 @@ BUSY, IDLE = 0.6, 0.5
 
 def rates(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
     """Of each GPU with recorded products and ceilings: copy rates (GB/s), and by dtype [GFLOP of a product, TFLOP/s], small to large."""
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for run in sorted((run for run in runs if run.summary.kind == "gemm"), key=lambda run: run.summary.started):
         device = run.summary.results["gemm_device"]
         ceilings = newest_ceilings(runs, device)

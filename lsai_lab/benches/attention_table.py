@@ -59,7 +59,7 @@ def ranked(rows: Sequence[Row]) -> Iterator[tuple[Place, Purpose, dict[str, floa
         compared = [row for row in good if row["measure"] == "error" and row["mask"] == place[0]]
         for purpose, (time, judged) in _COUNTS.items():
             ms = {row["backend"]: row[f"{time}_ms"] for row in timed if f"{time}_ms" in row}
-            rates = {row["backend"]: row.get(f"{time}_tflops") for row in timed}
+            rates = {row["backend"]: row[f"{time}_tflops"] for row in timed if f"{time}_ms" in row}
             errors = defaultdict[str, list[float]](list)
             for row in compared:
                 errors[row["backend"]] += [row[n] / max(row[f"bound_{n}"], 1e-30) for n in judged if n in row]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,7 @@ def estimate(config: TrainConfig, gpu: Gpu, kernel: str | None = None) -> Estima
 def counted(config: TrainConfig, kernel: str | None = None) -> tuple[dict[str, float], dict[str, float]]:
     """One step's products as `work.py` names them, and what else of it costs time, by the table's names."""
     again = config.grad_accum / min(2, config.grad_accum)
-    work = Counter({name: times * again for name, times in predict(config, kernel).work.items()})
+    work = defaultdict(float, {name: times * again for name, times in predict(config, kernel).work.items()})
     products = {name: times for name, times in work.items() if name[-1].isdigit()}
     stored, foreign = weight_dtype(config.precision), config.optim.kernel == "torch"
     # The gradient is read twice, weight and states both ways; torch's kernels scale the gradient apart.
