@@ -125,22 +125,12 @@ def test_every_chapter_has_its_parts_in_their_order_and_cites_what_is_listed() -
         assert any("#| label: fig-" in cell.source for cell in whole), path.stem
 
 
-def five_seeds(frame: pd.DataFrame) -> pd.DataFrame:
-    """The committed runs, and the first two seeds of the memory study once more, as seeds of their own."""
-    frame = committed(frame)
-    trained = (frame["study"] == "memory") & (frame["part"] == "train") & frame["main"]
-    first = frame[trained & (frame["repeat"] < 2)]
-    return pd.concat(
-        [frame[~trained | (frame["repeat"] < 3)], first.assign(repeat=first["repeat"] + 3)], ignore_index=True
-    )
-
-
 @pytest.mark.parametrize("seeds", [3, 5])
 def test_the_memory_chapter_bounds_quality_as_the_claim_does_and_simulates_peaks_as_measured(
     seeds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def runs(frame: pd.DataFrame) -> pd.DataFrame:
-        frame = five_seeds(frame)
+        frame = committed(frame)
         return frame[~((frame["study"] == "memory") & (frame["part"] == "train") & (frame["repeat"] >= seeds))]
 
     found, text = execute("10-memory", monkeypatch, runs=runs)
