@@ -109,7 +109,7 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
             shutil.copy(path, folder)
     source = folder / "book.typ"
     options = {
-        "html": ["--to=html5", "--mathml", "--section-divs", "--toc-depth=3", "--css=book.css", "--css=page.css", f"--output={HTML}",
+        "html": ["--to=html5", "--mathml", "--section-divs", "--toc-depth=2", "--css=book.css", "--css=page.css", f"--output={HTML}",
                  f"--include-in-header={reports / 'head.html'}", "--variable=include-before:<main>", "--variable=include-after:</main>"],
         "pdf": ["--to=typst", "--toc-depth=2", f"--include-in-header={reports / 'book.typ'}", f"--include-in-header={reports / 'layout.typ'}",
                 f"--output={source}"],
