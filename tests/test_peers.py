@@ -134,6 +134,14 @@ def test_a_missing_package_is_unavailable_and_named(tmp_path, ceilings, monkeypa
         run(peer(peer={"framework": "hf"}, device="cpu"), context(tmp_path, ceilings))
 
 
+def test_another_series_of_torchtitan_is_unavailable(tmp_path, ceilings, monkeypatch):
+    config, where = peer(peer={"framework": "torchtitan"}), context(tmp_path, ceilings)
+    monkeypatch.setattr("lsai_lab.peers.run.package_version", lambda name: "0.3.0")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(Unavailable, match=r"torchtitan 0\.3\.0 has other options than 0\.2"):
+        run(config, where)
+
+
 ENDS = {
     "out of memory": ("as_worker(folder, lambda: [0] * 10**17)", "oom", "rank 0: "),
     "raised": ("as_worker(folder, lambda: int('no'))", "failed", "rank 0: ValueError: invalid literal"),

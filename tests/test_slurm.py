@@ -75,7 +75,7 @@ class Jobs:
         """`lsai jobs`, by job."""
         code, out, err = self.project.lsai("jobs", "--json")
         assert code == 0, err
-        return {row["job"]: row for row in map(json.loads, out.splitlines())}
+        return {row["job"]: row for row in json.loads(out)}
 
     def log(self, job: str) -> str:
         """All output of a job's logs; empty if there is none yet."""

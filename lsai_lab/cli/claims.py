@@ -10,8 +10,6 @@ from typing import Annotated, Any
 import pandas as pd
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from lsai_core.attention.measured import TABLE, table_text
 from lsai_core.files import write_json, write_text
@@ -50,17 +48,14 @@ def as_records(found: pd.DataFrame) -> dict[str, Any]:
 
 
 def _show(found: pd.DataFrame) -> None:
-    words, table = readable(found), Table(show_lines=True)
-    for name in words:
-        table.add_column(name, ratio=1 if name == "claim" else None, no_wrap=name != "claim")
-    for row in words.itertuples(index=False):
-        table.add_row(*[Text(cell.strip("*"), style="bold red" if cell.startswith("**") else "") for cell in row])
-    console = Console()
-    console.print(table)
-    for name, machine, runs in zip(found["name"], found["machine"], found["runs"], strict=True):
-        if runs:
-            console.print(Text(f"{name} on {machine}: {', '.join(runs)}", style="dim"))
-    counts = words["verdict"].str.strip("*").value_counts()
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    words = readable(found).rename(columns={"over repeats": "repeats"}).join(found[["name", "machine", "runs"]])
+    words["verdict"] = words["verdict"].str.strip("*")
+    for row in words.itertuples():
+        console.print(f"{row.verdict} ({row.bound}): {row.claim}", style="" if row.verdict == "held" else "bold red")
+        figures = f"value {row.value}, over repeats {row.repeats}, n: {row.n}"
+        console.print(f"  {row.name} on {row.machine}, {figures}; {', '.join(row.runs)}", style="dim")
+    counts = words["verdict"].value_counts()
     console.print(", ".join(f"{counts.get(verdict, 0)} {verdict}" for verdict in ("held", "fallen", "no data")))
 
 

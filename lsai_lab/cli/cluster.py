@@ -1,12 +1,10 @@
 """`lsai submit`, `jobs`, `cancel`: studies as cluster jobs."""
 
-import json
 import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
 
-import pandas as pd
 import typer
 
 from lsai_core.errors import UserError
@@ -66,18 +64,10 @@ def submit(
         print(f"submitted job {report.job}: the report, when {job.job} has ended; output: {report.log}")
 
 
-def jobs(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False) -> None:
-    folder = Session().runs_root / "jobs"
-    lines = [row for record in read_jobs(folder) for row in rows(record, folder)]
-    for line in lines:
-        line["log"] = portable(Path(line["log"]), Path.cwd())
-    if as_json:
-        for line in lines:
-            print(json.dumps(line))
-    elif lines:
-        print(pd.DataFrame(lines).to_string(index=False))
-    else:
-        print("no jobs were submitted from here; `lsai submit STUDY --cluster NAME` does")
+def jobs(as_json: opt.JsonOption = False) -> None:
+    folder, here = Session().runs_root / "jobs", Path.cwd()
+    found = [row | {"log": portable(Path(row["log"]), here)} for job in read_jobs(folder) for row in rows(job, folder)]
+    opt.show_rows(found, as_json, "no jobs were submitted from here; `lsai submit STUDY --cluster NAME` does")
 
 
 def cancel(

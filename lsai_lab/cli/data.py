@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -30,21 +30,20 @@ def list_(
     as_json: JsonOption = False,
 ) -> None:
     """Sources, and the datasets that are prepared here. Example: lsai data list --speakleash"""
+    place, offered = root or data_root(), {"speakleash": list_names()} if speakleash else {}
+    found = {folder.name: read_meta(folder) for folder in find_datasets(place)}
     if as_json:
-        found = {folder.name: read_meta(folder) for folder in find_datasets(root or data_root())}
-        offered = {"speakleash": list_names()} if speakleash else {}
         return print(json.dumps({"sources": KINDS, "datasets": found, **offered}, indent=1, ensure_ascii=False))
     print("sources")
     for kind, what in KINDS.items():
         print(f"  {kind:22} {what}")
-    folders = find_datasets(root or data_root())
-    print(f"\nprepared datasets in {(root or data_root()) / 'datasets'}" + ("" if folders else ": none"))
-    for folder in folders:
-        meta = read_meta(folder)
-        print(f"  {folder.name:45} {_counts(meta)}")
+    print(f"\nprepared datasets in {place / 'datasets'}" + ("" if found else ": none"))
+    for name, meta in found.items():
+        size, tokens = (sum(split[key] for split in meta["splits"].values()) for key in ("bytes", "tokens"))
+        print(f"  {name:45} {size / 1e6:,.1f} MB, {tokens:,} tokens, vocabulary {meta['tokenizer']['vocab_size']}")
     if speakleash:
         print(f"\nSpeakleash ({base_url()}); `lsai data info speakleash:<name>` shows one")
-        for name in list_names():
+        for name in offered["speakleash"]:
             print(f"  speakleash:{name}")
 
 
@@ -75,12 +74,11 @@ def info(
     Example: lsai data info speakleash:plwiki
     """
     if name.startswith("speakleash:"):
-        print(json.dumps(get_manifest(name.removeprefix("speakleash:")), indent=1, ensure_ascii=False))
-        return
-    folders = {folder.name: folder for folder in find_datasets(root or data_root())}
-    matches = [folder for key, folder in folders.items() if key == name or key.endswith(f"-{name}")]
+        return print(json.dumps(get_manifest(name.removeprefix("speakleash:")), indent=1, ensure_ascii=False))
+    folders = find_datasets(root or data_root())
+    matches = [folder for folder in folders if folder.name == name or folder.name.endswith(f"-{name}")]
     if not matches and not Path(name).is_dir():
-        known = ", ".join(folders) or "none"
+        known = ", ".join(folder.name for folder in folders) or "none"
         raise UserError(f"no prepared dataset {name!r} in {root or data_root()}; there is: {known}")
     dataset = Dataset(matches[0] if matches else Path(name))
     if as_json:
@@ -96,9 +94,3 @@ def _show(dataset: Dataset) -> None:
     for split, facts in meta["splits"].items():
         size = f"{facts['documents']:>9,} documents {facts['bytes'] / 1e6:>9,.2f} MB {facts['tokens']:>13,} tokens"
         print(f"{split:11} {size}  {facts['bytes_per_token']:.2f} bytes/token")
-
-
-def _counts(meta: dict[str, Any]) -> str:
-    splits = meta["splits"].values()
-    size, tokens = sum(s["bytes"] for s in splits) / 1e6, sum(s["tokens"] for s in splits)
-    return f"{size:,.1f} MB, {tokens:,} tokens, vocabulary {meta['tokenizer']['vocab_size']}"

@@ -1,5 +1,6 @@
-"""Options that several commands share, and how they become config overrides."""
+"""Options that several commands share, how they become config overrides, and how rows are shown."""
 
+import json
 from typing import Annotated, Any
 
 import typer
@@ -44,3 +45,14 @@ def names(text: str | None) -> list[str]:
     if text is not None and not found:
         raise UserError(f"expected names separated by commas, got {text!r}; leave the option out to select everything")
     return found
+
+
+def show_rows(rows: list[dict[str, Any]], as_json: bool, nothing: str) -> None:
+    """Print rows as JSON, or as a table without empty columns; instead of an empty table it says `nothing`."""
+    import pandas as pd  # `lsai predict` does without
+
+    if as_json:
+        return print(json.dumps(rows, indent=1, default=str))
+    table = pd.DataFrame(rows).replace({"nan": None, "": None}).dropna(axis="columns", how="all")
+    shown = table.to_string(index=False, na_rep="", float_format=lambda x: f"{x:{',.0f' if abs(x) >= 1000 else '.4g'}}")
+    print(shown if rows else nothing)

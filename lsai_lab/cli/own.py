@@ -1,16 +1,14 @@
 """`lsai runs`: your own runs one by one, whatever their settings: list, filter, compare two, delete."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
-import pandas as pd
 import typer
 
 from lsai_core.errors import UserError, hint
 from lsai_core.files import flatten
-from lsai_lab.cli.options import AnyStudy, JsonOption
+from lsai_lab.cli.options import AnyStudy, JsonOption, show_rows
 from lsai_lab.files import parse_value
 from lsai_lab.runs.records import Run, find_runs
 from lsai_lab.runs.session import Session, current_runs
@@ -36,7 +34,7 @@ def list_runs(
     runs = [run for run in runs if set(tag or []) <= set(run.plan.get("tags", []))]
     planned = {run.folder for run in current_runs(session)}
     rows = [_row(run, run.folder in planned) for run in sorted(runs, key=lambda run: run.summary.started)]
-    _show(rows, as_json, "no such runs")
+    show_rows(rows, as_json, "no such runs")
 
 
 @app.command("compare")
@@ -46,7 +44,7 @@ def compare_two(first: RunArgument, second: RunArgument, as_json: JsonOption = F
     one, other = (_facts(_find(session, text)) for text in (first, second))
     differing = [key for key in one | other if one.get(key) != other.get(key)]
     rows = [{"what": key, first: one.get(key), second: other.get(key)} for key in differing]
-    _show(rows, as_json, "they differ in nothing")
+    show_rows(rows, as_json, "they differ in nothing")
 
 
 @app.command("delete")
@@ -61,14 +59,6 @@ def delete(
             with only_writer(run.folder, str(run.summary.id)):
                 shutil.rmtree(run.folder)
             print(f"deleted {run.folder}")
-
-
-def _show(rows: list[dict[str, Any]], as_json: bool, nothing: str) -> None:
-    if as_json:
-        print(json.dumps(rows, indent=1, default=str))
-        return
-    table = pd.DataFrame(rows).replace({"": None}).dropna(axis="columns", how="all")
-    print(table.to_string(index=False, na_rep="", float_format=lambda x: f"{x:,.4g}") if rows else nothing)
 
 
 def _row(run: Run, current: bool) -> dict[str, Any]:

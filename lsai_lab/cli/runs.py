@@ -10,7 +10,7 @@ import typer
 from lsai_core.errors import UserError
 from lsai_lab.analysis import over_repeats
 from lsai_lab.cli import options as opt
-from lsai_lab.cli.options import names, overrides_from
+from lsai_lab.cli.options import names, overrides_from, show_rows
 from lsai_lab.runs.records import Run, annotate, find_runs, is_finished, recorded_runs, runs_frame
 from lsai_lab.runs.session import Session, current_runs, differing_settings
 from lsai_lab.runs.study import PlannedRun, study_names
@@ -116,11 +116,9 @@ def show(runs: list[Run], as_json: bool = False) -> None:
     """Print runs as a table (one figure over repeats, see `over_repeats`), or as JSON. Other settings are other rows."""
     frame = runs_frame(runs)
     if frame.empty:
-        print("no finished runs")
-        return
+        return print("no finished runs")
     if as_json:
-        print(frame.drop(columns="tries", errors="ignore").to_json(orient="records", indent=1))
-        return
+        return print(frame.drop(columns="tries", errors="ignore").to_json(orient="records", indent=1))
     settings = differing_settings(runs)
     frame["settings that differ"] = [settings[run.folder] for run in runs]
     frame["mfu"] = 100 * frame["mfu"] if "mfu" in frame else None
@@ -130,8 +128,7 @@ def show(runs: list[Run], as_json: bool = False) -> None:
         figures = {_NUMBERS[name]: over_repeats(name, group[name]) for name in numbers}
         texts = {name: str(group[name].dropna().max())[:60] for name in ("disturbed", "reason") if name in group}
         rows.append(dict(zip(keys, named, strict=True)) | {"runs": len(group)} | figures | texts)
-    table = pd.DataFrame(rows).replace({"nan": None, "": None}).dropna(axis="columns", how="all")
-    print(table.to_string(index=False, na_rep="", float_format=lambda x: f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"))
+    show_rows(rows, False, "no finished runs")
 
 
 def compare(

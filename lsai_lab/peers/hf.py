@@ -53,12 +53,8 @@ def training_arguments(config: PeerConfig, output: Path, on_gpu: bool) -> dict[s
     }  # fmt: skip
     checkpointing = config.grad_checkpoint == "full"
     if config.parallel.world_size > 1:
-        reshard = config.parallel.reshard_after_forward
-        fsdp: dict[str, Any] = {
-            "version": 2,
-            "activation_checkpointing": checkpointing,
-            "reshard_after_forward": reshard,
-        }
+        fsdp: dict[str, Any] = {"version": 2, "activation_checkpointing": checkpointing}
+        fsdp |= {"reshard_after_forward": config.parallel.reshard_after_forward}
         fsdp |= {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
         return arguments | {"fsdp": True, "fsdp_config": fsdp}
     return arguments | ({"gradient_checkpointing": True} if checkpointing else {})

@@ -82,8 +82,12 @@ def _surroundings(config: PeerConfig, folder: Path) -> dict[str, str]:
 
 
 def _versions(config: PeerConfig) -> str:
-    """The peer's packages with their versions, in one line. Raises Unavailable for what is not installed."""
+    """The peer's packages with their versions, in one line. Raises Unavailable for what is not installed or has other options."""
     found = {name: package_version(name) for name in needed_packages(config.model_dump())}
     if missing := [name for name, version in found.items() if version is None]:
         raise Unavailable(f"{', '.join(missing)} is not installed; pip install {' '.join(missing)}")
+    if not (version := found.get("torchtitan") or "0.2").startswith("0.2"):
+        raise Unavailable(
+            f"torchtitan {version} has other options than 0.2, which is known; pip install torchtitan==0.2.2"
+        )
     return ", ".join(f"{name} {version}" for name, version in {"torch": torch.__version__, **found}.items())

@@ -25,7 +25,8 @@ _DOCUMENT_TOKENS = 2048
 
 
 def start(config: PeerConfig, dataset: Dataset, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """Command line and variables that start it (those of its run_train.sh), with `tokenizer/tokenizer.json` and `text/data.json` (one {"text": ...} a line) written into `folder`.
+    """Command line and variables that start it (those of its run_train.sh), with `tokenizer/tokenizer.json` and `text/data.json` (one
+    {"text": ...} a line) written into `folder`.
 
     The text is the beginning of the training split, decoded, as much as the run trains on (torchtitan goes round if it is
     short); it comes back as the same tokens, except where a document was cut.
@@ -52,7 +53,8 @@ def options(config: PeerConfig, folder: Path) -> list[str]:
         "model.hf_assets_path": folder / "tokenizer", "training.dataset": "c4_test",
         "training.dataset_path": folder / "text", "training.seq_len": config.seq_len,
         "training.local_batch_size": config.batch_size, "training.steps": config.steps,
-        "training.max_norm": optim.grad_clip, "training.dtype": "bfloat16" if config.precision == "bf16" else "float32",
+        "training.max_norm": optim.grad_clip or "inf",  # 0 would scale all gradients to nothing
+        "training.dtype": "bfloat16" if config.precision == "bf16" else "float32",
         "training.mixed_precision_param": "bfloat16", "optimizer.name": "AdamW", "optimizer.lr": optim.lr,
         "optimizer.beta1": optim.betas[0], "optimizer.beta2": optim.betas[1], "optimizer.eps": optim.eps,
         "optimizer.weight_decay": optim.weight_decay, "optimizer.implementation": "fused",
