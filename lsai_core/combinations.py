@@ -26,7 +26,7 @@ def refusal(config: TrainConfig) -> str | None:
     window = config.attention.window
     if window is not None and window > config.seq_len:
         return f"attention.window={window} is longer than seq_len={config.seq_len}; use window: null for full attention"
-    if config.fp8.recipe != "none" and config.precision not in ("bf16", "bf16_autocast"):
+    if config.fp8.recipe != "none" and not config.precision.startswith("bf16"):
         return (
             f"fp8.recipe={config.fp8.recipe!r} converts bf16 matrix products but precision is {config.precision!r}; "
             "use precision bf16 or bf16_autocast, or fp8.recipe none"

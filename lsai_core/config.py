@@ -17,7 +17,7 @@ from lsai_core.plugins import declared, names
 from lsai_core.presets import ModelConfig
 from lsai_core.strict import Strict
 
-Precision = Literal["fp32", "tf32", "bf16_autocast", "bf16"]
+Precision = Literal["fp32", "tf32", "bf16_autocast", "bf16_residual", "bf16"]
 Fp8Recipe = Literal[
     "none", "fused", "tensorwise", "torchao_tensorwise", "torchao_rowwise", "te_delayed", "te_current", "te_block"
 ]

@@ -109,6 +109,13 @@ class MLP(nn.Module):
         return self.down(F.silu(gate_BSF) * up_BSF)
 
 
+class Norm(nn.RMSNorm):
+    """RMSNorm in the dtype of its input, also where its weight is kept in fp32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
 class Block(nn.Module):
     """One decoder layer, (B, S, d) -> (B, S, d), with its gradient checkpointing inside."""
 
@@ -116,9 +123,9 @@ class Block(nn.Module):
         self, config: ModelConfig, attention_config: AttentionConfig, grad_checkpoint: BlockCheckpoint
     ) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        self.attention_norm = Norm(config.d_model, eps=config.norm_eps)
         self.attention = Attention(config, attention_config)
-        self.mlp_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        self.mlp_norm = Norm(config.d_model, eps=config.norm_eps)
         self.mlp = MLP(config)
         self.grad_checkpoint = grad_checkpoint
         self.fused = False
@@ -171,11 +178,12 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(
             Block(config, self.attention_config, of_block(grad_checkpoint, index)) for index in range(config.n_layers)
         )
-        self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        self.norm = Norm(config.d_model, eps=config.norm_eps)
         self.output = None if config.tie_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.context: ContextParallel | None = None
         self._positions_S: Tensor | None = None  # of this rank's slice, on the device
         self.host_inputs: HostInputs | None = None
+        self.bf16_residual = False  # values between blocks in bf16, whatever the weights are
         self.fp8_scales: Any = None  # of delayed scaling, once layers are converted to fp8 (`lsai_core.fp8`)
         if not self.embedding.weight.is_meta:
             self.init_weights()
@@ -232,6 +240,8 @@ class Transformer(nn.Module):
             positions_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
         cos, sin = rope_tables(self.config, positions_S)
         x_BSD = self.embedding(tokens_BS)
+        if self.bf16_residual:
+            x_BSD = x_BSD.bfloat16()
         for index, block in enumerate(self.blocks):
             with contextlib.nullcontext() if self.host_inputs is None else self.host_inputs.of_block(index, x_BSD):
                 x_BSD = block(x_BSD, cos, sin)

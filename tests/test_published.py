@@ -193,6 +193,10 @@ def test_command_line_answers_for_other_trainers_and_hugging_face_folders(shared
         found["ours_gib"]["weights"] == found["parts_gib"]["weights"]
         and sum(found["ours_gib"].values()) < found["peak_gib"]
     )
+    code, out, _ = shared.lsai(
+        "predict", "--study", "memory", "--variant", "bf16", "--as", "torchtitan", "--gpu", "24GB"
+    )
+    assert code == 0 and "by torchtitan (this package: " in out
     code, out, _ = shared.lsai("predict", "--hf", str(tmp_path), "--gpu", "0.01GB", *small[2:])
     assert code == 1 and out.startswith("Does not fit GPU with 0.01 GiB: ")
 

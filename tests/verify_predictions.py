@@ -4,9 +4,12 @@
     python tests/verify_predictions.py measure FILE OUT --seconds 240   on a GPU: runs them, writes what was measured beside
     python tests/verify_predictions.py table OUT                        errors of memory, share of right verdicts
 
-Every configuration runs three steps in a process of its own. Several prepare and compile at a time, so the step times are no measurement of speed. `capped` configurations may reserve a given number of bytes, within 5 % of the least
-with which they are predicted to get through: the question is whether they do. Each run's own allocations are also replayed through
-the allocator's model (`traced`), which separates its errors from those of the simulated step.
+With `--processes 2`, plan draws configurations that FSDP shards over two GPUs.
+
+Every configuration runs three steps in processes of its own. Several prepare and compile at a time, so the step times are no
+measurement of speed. `capped` configurations may reserve a given number of bytes, within 5 % of the least with which they are
+predicted to get through: the question is whether they do. Each run's own allocations are also replayed through the allocator's
+model (`traced`), which separates its errors from those of the simulated step.
 """
 
 from __future__ import annotations
@@ -34,10 +37,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from lsai_core.config import TrainConfig
 from lsai_core.files import read_jsonl, write_text
+from lsai_core.parallel.processes import ProcessWorld, connect
+from lsai_core.parallel.world import World
 from lsai_core.profiling.gpus import find_gpu
 from lsai_core.profiling.predict.allocator import Allocator
 from lsai_core.profiling.predict.prediction import GIB, Prediction, predict
 from lsai_core.profiling.predict.roofline import estimate
+from lsai_lab.launch.launch import on_this_machine, torchrun
 
 OPEN, CAPPED = 64, 40  # configurations of each kind
 SMALLEST_GIB, LARGEST_GIB = 1.5, 14.0  # of memory reserved
@@ -68,11 +74,13 @@ def draw(dice: random.Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def drawn(seed: int, count: int) -> Iterator[tuple[dict[str, Any], TrainConfig, Prediction]]:
+def drawn(seed: int, count: int, processes: int) -> Iterator[tuple[dict[str, Any], TrainConfig, Prediction]]:
     """`count` valid configurations whose predicted memory lies within bounds."""
     dice = random.Random(seed)
     while count:
         settings = draw(dice)
+        if processes > 1:
+            settings["parallel"] = {"fsdp": processes, "reshard_after_forward": dice.random() < 0.8}
         try:
             config = TrainConfig.model_validate(settings)
         except ValueError:
@@ -85,11 +93,11 @@ def drawn(seed: int, count: int) -> Iterator[tuple[dict[str, Any], TrainConfig, 
             yield settings, config, prediction
 
 
-def plan(path: Path, seed: int) -> None:
+def plan(path: Path, seed: int, count: int, processes: int) -> None:
     """Write the predictions to `path`, a line each."""
     gpu, rows = find_gpu("h100"), []
     dice = random.Random(seed + 1)
-    for index, (settings, config, prediction) in enumerate(drawn(seed, OPEN + CAPPED)):
+    for index, (settings, config, prediction) in enumerate(drawn(seed, count, processes)):
         expandable, capped = dice.random() < 0.2, index >= OPEN
         cap = _edge(prediction, expandable) * dice.uniform(0.95, 1.05) if capped else None
         found = prediction.on_gpu_with(cap or 1000.0, expandable=expandable)
@@ -139,14 +147,14 @@ def measure(path: Path, out: Path, seconds: float) -> None:
 
 
 def _in_a_process(row: dict[str, Any], lock: str) -> dict[str, Any]:
-    command = [sys.executable, __file__, "one", lock]
-    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    processes = row["settings"].get("parallel", {}).get("fsdp", 1)
+    start = torchrun(processes) if processes > 1 else [sys.executable]
+    command = [*start, __file__, "one", lock]
+    environment = {**on_this_machine(), "TORCHINDUCTOR_COMPILE_THREADS": "1", "ROW": json.dumps(row)}
     if row["expandable"]:
         environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     try:
-        done = subprocess.run(
-            command, input=json.dumps(row), env=environment, capture_output=True, text=True, timeout=PATIENCE_S
-        )
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
         return {"measured": json.loads(done.stdout.splitlines()[-1])}
     except (subprocess.TimeoutExpired, IndexError, ValueError) as error:
         said = error if isinstance(error, subprocess.TimeoutExpired) else done.stderr.strip()[-400:]
@@ -162,6 +170,7 @@ def _measured(row: dict[str, Any], lock: Path) -> dict[str, Any]:
     total = torch.cuda.get_device_properties(device).total_memory
     if cap := row["cap_gib"]:
         torch.cuda.set_per_process_memory_fraction(cap * GIB / total)
+    world = connect(device) if config.parallel.sharded else World()
     torch.cuda.memory._record_memory_history(context=None, max_entries=1_000_000)
     set_matmul_mode(config.precision)
     tokens = torch.randint(8000, (config.batch_size * config.grad_accum, config.seq_len + 1))
@@ -180,18 +189,24 @@ def _measured(row: dict[str, Any], lock: Path) -> dict[str, Any]:
             step.train_step(model, optimizer, tokens[:, :-1], tokens[:, 1:], config, device)
         found |= _memory(cap)
         with lock.open() as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            for _ in range(TIMED_STEPS):
+            if world.size == 1:  # else the neighbour would wait for the lock, and this process for its neighbour
+                fcntl.flock(file, fcntl.LOCK_EX)
+            for _ in range(TIMED_STEPS if world.size == 1 else 0):
                 torch.cuda.synchronize()
                 began = time.perf_counter()
                 step.train_step(model, optimizer, tokens[:, :-1], tokens[:, 1:], config, device)
                 torch.cuda.synchronize()
                 durations.append(time.perf_counter() - began)
-        found |= {"step_s": statistics.median(durations), "step_s_min": min(durations)}
+        if durations:
+            found |= {"step_s": statistics.median(durations), "step_s_min": min(durations)}
+        everybody = world.gather(found)
+        found |= {key: max(rank[key] for rank in everybody) for key in found if key.endswith("_gib")}
     except RuntimeError as error:
         if "out of memory" not in str(error).lower():
             raise
         found |= {"fits": False, **_memory(cap)}
+    if isinstance(world, ProcessWorld):
+        world.close()
     return found
 
 
@@ -204,7 +219,7 @@ def _memory(cap: float | None) -> dict[str, Any]:
     }
     found["flushes"] = stats["num_alloc_retries"]
     if cap is None:
-        events = torch.cuda.memory._snapshot()["device_traces"][0]
+        events = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
         model = Allocator(expandable="map" in "".join({event["action"] for event in events}))
         streams: dict[int, int] = {}
         blocks: dict[int, Any] = {}
@@ -249,13 +264,17 @@ def main() -> None:
     parser.add_argument("out", type=Path, nargs="?")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=240)
+    parser.add_argument("--count", type=int, default=OPEN + CAPPED)
+    parser.add_argument("--processes", type=int, default=1)
     given = parser.parse_args()
     if given.what == "plan":
-        plan(given.file, given.seed)
+        plan(given.file, given.seed, given.count, given.processes)
     elif given.what == "measure":
         measure(given.file, given.out or given.file.with_suffix(".measured.jsonl"), given.seconds)
     elif given.what == "one":  # of the others, in a process of its own: the row comes in, what was measured goes out
-        print(json.dumps(_measured(json.load(sys.stdin), given.file)))
+        found = _measured(json.loads(os.environ["ROW"]), given.file)
+        if int(os.environ.get("RANK", "0")) == 0:
+            print(json.dumps(found))
     else:
         print(json.dumps(table(given.file), indent=1))
 

@@ -78,7 +78,7 @@ def mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
 
     Inputs stay as they are: cast to bf16, the tables of the rotary embedding would lose the position.
     """
-    if precision == "bf16_autocast":
+    if precision in ("bf16_autocast", "bf16_residual"):
         return MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     return MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
 

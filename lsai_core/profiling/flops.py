@@ -13,8 +13,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import get_args
 
-from lsai_core.config import ModelConfig
+from lsai_core.config import ModelConfig, Precision
 from lsai_core.errors import UserError
 from lsai_core.model import count_parameters
 
@@ -86,7 +87,7 @@ PEAKS: tuple[_Sheet, ...] = (
 )
 
 # The dtype in which a run of each precision does its matrix products.
-MATMUL_DTYPE = {"fp32": "fp32", "tf32": "tf32", "bf16": "bf16", "bf16_autocast": "bf16", "fp8": "fp8"}
+MATMUL_DTYPE = {precision: precision.split("_")[0] for precision in (*get_args(Precision), "fp8")}
 
 
 def theoretical_peak(device_name: str, dtype: str) -> Peak | None:

@@ -16,6 +16,7 @@ def adapt(model: Transformer, config: TrainConfig) -> None:
     fp8.convert(model, config.fp8)
     if config.blocks == "fused":
         model.fuse(config.mlp_chunk)
+    model.bf16_residual = config.precision == "bf16_residual"
     if config.saved_inputs == "host":
         require_host_memory(config)
         model.host_inputs = HostInputs(blocks_on_host(config))

@@ -3,6 +3,7 @@
 fp32           weights and matmuls in IEEE fp32 (TF32 off)
 tf32           weights fp32; matmuls may use the tensor cores' TF32 mode (10-bit mantissa)
 bf16_autocast  weights fp32; matmuls and attention in bf16, reductions in fp32 (torch.autocast)
+bf16_residual  the same with bf16 values between blocks, as FSDP computes it: what several GPUs are held against
 bf16           weights, gradients and optimizer states in bf16
 """
 
@@ -28,8 +29,9 @@ def compute_dtype(precision: Precision) -> torch.dtype:
 
 
 def residual_dtype(config: TrainConfig) -> torch.dtype:
-    """Dtype of the values between blocks: that of the weights as the blocks see them, which sharding may have cast."""
-    return compute_dtype(config.precision) if config.parallel.sharded else weight_dtype(config.precision)
+    """Dtype of the values between blocks: that of the weights as the blocks see them, unless `bf16_residual` casts."""
+    cast = config.parallel.sharded or config.precision == "bf16_residual"
+    return compute_dtype(config.precision) if cast else weight_dtype(config.precision)
 
 
 def set_matmul_mode(precision: Precision) -> None:
@@ -39,6 +41,6 @@ def set_matmul_mode(precision: Precision) -> None:
 
 def autocast(precision: Precision, device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """The context for forward and loss: autocast to bf16 where the precision asks for it, nothing otherwise."""
-    if precision == "bf16_autocast":
+    if precision in ("bf16_autocast", "bf16_residual"):
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return contextlib.nullcontext()

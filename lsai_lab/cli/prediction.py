@@ -63,7 +63,7 @@ def predict(
     if sum(given is not None for given in (study, model, hf, toml)) != 1:
         raise UserError("say what to predict: --study with --variant, or --model, --hf or --config")
     if study is not None:
-        config = _of_study(study, variant, overrides, target, profile)
+        config = _of_study(study, variant, deep_merge(PLAIN if trainer else {}, overrides), target, profile)
     elif variant is not None:
         raise UserError("--variant belongs to a study; add --study, or leave it out")
     else:  # needs no checkout

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lsai_core import fp8
 from lsai_core.config import TrainConfig
 from lsai_core.errors import UserError
-from lsai_core.model import Transformer
+from lsai_core.model import Norm, Transformer
 from lsai_core.profiling.predict.compiled import compiled
 from lsai_core.profiling.predict.messages import held_back
 from lsai_core.profiling.predict.purposes import named_purposes
@@ -152,10 +152,11 @@ def _shaped(config: TrainConfig, on: str) -> Transformer:
     _convert(model, config)
     if config.blocks == "fused":
         model.fuse(config.mlp_chunk)
+    model.bf16_residual = config.precision == "bf16_residual"
     if config.saved_inputs == "host":
         model.host_inputs = HostInputs(blocks_on_host(config))
     for module in model.modules() if on == "gpu" else ():
-        if type(module) is nn.RMSNorm:
+        if isinstance(module, Norm):
             module.__class__ = FusedRMSNorm
     if config.parallel.cp > 1:
         from lsai_core.parallel.sequence import join
