@@ -183,7 +183,9 @@ def _judge(name: str, claim: Claim, rows: pd.DataFrame) -> dict[str, Any]:
         worst = _rounded(min(broken) if claim.at_most is None else max(broken))
         notes.append(f"a repeat breaks the bound: {_short(worst)}")
     paths = dict.fromkeys(found.rows["study"] + "/" + found.rows["run"].map(lambda run: Path(run).name))
-    held = claim.void is None and claim.holds(found.value) and not broken
+    if n < claim.repeats:
+        notes.append(f"{n} of {claim.repeats} runs")
+    held = claim.void is None and claim.holds(found.value) and not broken and n >= claim.repeats
     return row | {"held": held, "note": "; ".join(filter(None, notes)), "runs": [*paths]}
 
 
