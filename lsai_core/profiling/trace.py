@@ -34,6 +34,7 @@ from lsai_core.files import atomic_writer
 _CLASSES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("communication", ("nccl", "gloo:", "c10d", "record_param_comms", "all_?reduce", "all_?gather", "reduce_?scatter")),
     ("memcpy", ("memcpy", "memset", "^aten::copy_$", "^aten::_to_copy$")),
+    ("fsdp copies", ("chunk_cat", "split_with_sizes", "multi_tensor.*::Copy<")),  # into and out of messages
     ("optimizer", ("multi_tensor", "_foreach_", "adam", "sum_of_squares")),
     ("loss", ("log_?softmax", "nll_loss", "cross_entropy")),
     ("fp8 cast", ("^triton_(poi|red|per)_.*(float8|fp8|amax)",)),
