@@ -20,13 +20,13 @@ from lsai_core.files import read_jsonl, write_json
 from lsai_core.model import count_parameters
 from lsai_core.strict import validated
 from lsai_lab.analysis import versus
-from lsai_lab.data import Dataset
+from lsai_lab.data import BatchStream, Dataset
 from lsai_lab.environment import package_version
 from lsai_lab.files import load_yaml
 from lsai_lab.launch.launch import watched
 from lsai_lab.peers import hf, titan
 from lsai_lab.peers.config import PeerConfig
-from lsai_lab.peers.run import run, shown_command
+from lsai_lab.peers.run import ADAPTERS, adapter, run, shown_command
 from lsai_lab.peers.watch import FOLDER, Job, Watch
 from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.notebook import execute_notebook
@@ -42,6 +42,11 @@ SMALL = {
     "profile": {"skip_steps": 2},
     "precision": "bf16",
 }
+
+
+needs_titan3 = pytest.mark.skipif(
+    not (package_version("torchtitan") or "").startswith("0.3."), reason="torchtitan 0.3 is not installed"
+)
 
 
 def peer(**changes: Any) -> PeerConfig:
@@ -134,12 +139,40 @@ def test_a_missing_package_is_unavailable_and_named(tmp_path, ceilings, monkeypa
         run(peer(peer={"framework": "hf"}, device="cpu"), context(tmp_path, ceilings))
 
 
-def test_another_series_of_torchtitan_is_unavailable(tmp_path, ceilings, monkeypatch):
-    config, where = peer(peer={"framework": "torchtitan"}), context(tmp_path, ceilings)
+FOUND = {
+    "0.2.2": ({}, "lsai_lab.peers.titan"),
+    "0.3.0": ({}, "lsai_lab.peers.titan3"),
+    "0.3.1": ({"fp8": {"recipe": "rowwise"}}, "lsai_lab.peers.titan3"),
+    "0.4.0": ({}, r"torchtitan 0\.4\.0 has other options than 0\.2 and 0\.3, .*; pip install torchtitan==0\.2\.2"),
+    "0.30.0": ({}, "torchtitan 0.30.0 has other options"),
+    "0.3.2": ({"fp8": {"recipe": "tensorwise"}}, r"torchtitan 0\.3\.2 fp8 is rowwise, not tensorwise"),
+    "0.2.1": ({"fp8": {"recipe": "rowwise"}}, r"torchtitan 0\.2\.1 fp8 is tensorwise, not rowwise"),
+}
+
+
+@pytest.mark.parametrize("version", FOUND)
+def test_the_installed_series_of_torchtitan_picks_the_adapter(version, monkeypatch):
+    changes, wanted = FOUND[version]
+    config = peer(peer={"framework": "torchtitan"}, **changes)
+    monkeypatch.setattr("torch.__version__", "2.14.1")
+    if wanted in ADAPTERS.values():
+        assert adapter(config, {"torchtitan": version}) == wanted
+        return
+    with pytest.raises(Unavailable, match=wanted) as error:
+        adapter(config, {"torchtitan": version})
+    assert "\n" not in str(error.value)
+
+
+def test_torchtitan_0_3_with_an_older_torch_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys, corpus):
+    monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
+    monkeypatch.setenv("LSAI_RUNS", str(tmp_path))
     monkeypatch.setattr("lsai_lab.peers.run.package_version", lambda name: "0.3.0")
+    monkeypatch.setattr("torch.__version__", "2.13.0+cu130")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    with pytest.raises(Unavailable, match=r"torchtitan 0\.3\.0 has other options than 0\.2"):
-        run(config, where)
+    with pytest.raises(
+        Unavailable, match=r"^torchtitan 0\.3\.0 needs torch 2\.14, this is 2\.13\.0\+cu130; pip install "
+    ):
+        run(peer(peer={"framework": "torchtitan"}), context(tmp_path, {}))
 
 
 ENDS = {
@@ -174,8 +207,9 @@ def test_commands_show_no_path_of_this_machine(tmp_path, dataset):
     assert "LSAI_PEER=$RUN/peer python -m torch.distributed.run" in shown and "$RUN/peer/tokenizer" in shown
 
 
-def job(tmp_path: Path, config: PeerConfig, monkeypatch: pytest.MonkeyPatch) -> Job:
-    write_json(tmp_path / "peer" / "job.json", {"config": config.model_dump(mode="json"), "dataset": "nowhere"})
+def job(tmp_path: Path, config: PeerConfig, monkeypatch: pytest.MonkeyPatch, dataset: Path = Path("nowhere")) -> Job:
+    told = {"config": config.model_dump(mode="json"), "dataset": str(dataset), "adapter": "nothing"}
+    write_json(tmp_path / "peer" / "job.json", told)
     monkeypatch.setenv(FOLDER, str(tmp_path / "peer"))
     return Job()
 
@@ -228,13 +262,16 @@ def test_torchtitan_options(tmp_path, dataset):
     assert "--nproc-per-node=4" in titan.start(many, dataset, tmp_path)[0]
 
 
-def test_torchtitan_gets_the_same_text(tmp_path, dataset: Dataset):
-    config = peer(peer={"framework": "torchtitan"})
-    titan.start(config, dataset, tmp_path)
-    lines = [json.loads(line)["text"] for line in (tmp_path / "text" / "data.json").read_text().splitlines()]
-    tokens = dataset.tokens("train")[: (config.steps + 1) * config.tokens_per_step]
-    assert lines[0] == dataset.tokenizer().decode(tokens.tolist(), skip_special_tokens=True)
-    assert (tmp_path / "tokenizer" / "tokenizer.json").exists()
+def test_peers_get_the_windows_of_our_training(tmp_path, dataset: Dataset, monkeypatch):
+    config = peer(peer={"framework": "torchtitan"}, seq_len=16)
+    own = BatchStream(dataset.tokens("train"), config.batch_size, config.seq_len, config.seed)
+    windows = job(tmp_path, config, monkeypatch, dataset.folder).windows()
+    assert len(windows) == config.steps * config.batch_size
+    for step in range(config.steps):
+        x_BS, y_BS = own.batch(step)
+        mine = windows[step * config.batch_size :][: config.batch_size]
+        assert torch.equal(torch.stack([x for x, _ in mine]), x_BS)
+        assert torch.equal(torch.stack([y for _, y in mine]), y_BS)
 
 
 def test_torchtitan_understands_its_options_and_builds_our_model(tmp_path):
@@ -251,6 +288,26 @@ def test_torchtitan_understands_its_options_and_builds_our_model(tmp_path):
         with torch.device("meta"):
             built = Transformer(flavor(config.model))
         assert sum(p.numel() for p in built.parameters()) == count_parameters(config.model).total
+
+
+@pytest.mark.slow
+@needs_titan3
+@pytest.mark.parametrize("keeps", ["none", "selective", "full"])
+def test_torchtitan_0_3_does_our_work_on_a_cpu(tmp_path, corpus, ceilings, keeps, monkeypatch):
+    monkeypatch.setattr(PeerConfig, "needs_gpu", False)
+    monkeypatch.setitem(ADAPTERS, "torchtitan 0.3", "titan_cpu")
+    monkeypatch.setenv("PYTHONPATH", f"{CHECKOUT}:{CHECKOUT / 'tests'}")
+    where, data = context(tmp_path, ceilings), {"source": f"file:{corpus}", "vocab_size": 320}
+    optim = {"lr": 1e-2, "warmup_steps": 2}
+    config = peer(
+        peer={"framework": "torchtitan"}, device="cpu", data=data, optim=optim, steps=12, grad_checkpoint=keeps
+    )
+    results = run(config, where)
+    assert results["parameters"] == count_parameters(config.model).total and results["tokens"] == 12 * 64
+    rows = read_jsonl(where.folder / "metrics.jsonl")
+    assert len(rows) == 12 and rows[0]["loss"] > 5.5 and rows[-1]["loss"] < 5, "it learns"
+    assert "torchtitan 0.3" in results["versions"] and "--training.steps 12" in results["command"]
+    assert "lsai_lab.peers.worker --module lsai_lab.peers.titan3 --config llama" in results["command"]
 
 
 def test_hugging_face_arguments(tmp_path, dataset):

@@ -10,8 +10,7 @@ from lsai_core.files import deep_merge
 from lsai_core.strict import Strict
 from lsai_lab.environment import package_version
 
-# Of each framework the module that says how it is started and what its process does; what that process executes.
-FRAMEWORKS = {"hf": "lsai_lab.peers.hf", "torchtitan": "lsai_lab.peers.titan"}
+# What a peer's process executes.
 WORKER = "lsai_lab.peers.worker"
 
 
@@ -24,7 +23,9 @@ class PeerConfig(Strict):
     framework: Literal["hf", "torchtitan"]
     model: ModelConfig
     precision: Literal["bf16", "bf16_autocast"] = "bf16"
-    fp8: Literal["none", "tensorwise"] = Field("none", description="by torchao; the output layer stays in bf16")
+    fp8: Literal["none", "tensorwise", "rowwise"] = Field(
+        "none", description="by torchao; output layer in bf16; rowwise: torchtitan 0.3"
+    )
     attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
     liger: bool = Field(False, description="hf: use_liger_kernel, fused kernels for loss, norms, rotary and SwiGLU")
     compile: bool = False
@@ -67,8 +68,10 @@ class PeerConfig(Strict):
                 raise ValueError("torchtitan has attention: sdpa and no liger")
             if self.model.tie_embeddings:
                 raise ValueError("torchtitan's Llama does not tie its embeddings; use tie_embeddings: false")
-        elif self.grad_checkpoint == "selective" or self.parallel.replicate > 1:
-            raise ValueError("the Hugging Face Trainer has neither grad_checkpoint: selective nor parallel.replicate")
+        elif self.grad_checkpoint == "selective" or self.parallel.replicate > 1 or self.fp8 == "rowwise":
+            raise ValueError(
+                "the HF Trainer has neither grad_checkpoint: selective, parallel.replicate nor fp8: rowwise"
+            )
         if self.precision == "bf16" and self.parallel.world_size > 1:
             raise ValueError("over several processes the weights are fp32 shards; use precision: bf16_autocast")
         return self

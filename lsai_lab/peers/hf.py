@@ -18,7 +18,7 @@ import torch
 from lsai_core.hf import config_json
 from lsai_core.training.host_memory import keep_freed_memory
 from lsai_core.training.step import resolve_device
-from lsai_lab.data import BatchStream, Dataset
+from lsai_lab.data import Dataset
 from lsai_lab.launch.launch import torchrun
 from lsai_lab.peers.config import WORKER, PeerConfig
 from lsai_lab.peers.watch import Job, Watch
@@ -103,9 +103,6 @@ def train(job: Job) -> None:
     with device:
         model = AutoModelForCausalLM.from_config(shape, dtype=dtype, attn_implementation=config.attention)
     watch.check(sum(parameter.numel() for parameter in model.parameters()))
-    # Windows of the training split, as many as the run trains on: input_ids and labels, int64 (S,), the same tensor.
-    stream = BatchStream(Dataset(job.dataset).tokens("train"), 1, config.seq_len, config.seed)
-    number = config.steps * config.batch_size * config.parallel.world_size
-    windows: Any = [dict.fromkeys(("input_ids", "labels"), stream.batch(n)[0][0]) for n in range(number)]
+    windows: Any = [dict.fromkeys(("input_ids", "labels"), x) for x, _next in job.windows()]
     WatchedTrainer(model=model, args=arguments, train_dataset=windows, callbacks=[Steps()]).train()
     watch.finish(attention_kernel=str(model.config._attn_implementation))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from packaging.version import Version
 
 from lsai_core.errors import Unavailable
 from lsai_core.files import write_json
@@ -23,19 +24,27 @@ from lsai_lab.benches.machine import peak_of_this_machine, rated
 from lsai_lab.data import prepare
 from lsai_lab.environment import package_version
 from lsai_lab.launch.launch import require_devices, watched
-from lsai_lab.peers.config import FRAMEWORKS, PeerConfig, needed_packages
+from lsai_lab.peers import hf
+from lsai_lab.peers.config import PeerConfig, needed_packages
 from lsai_lab.peers.watch import FOLDER
 from lsai_lab.runs.kinds import Context
+
+# Of each framework and series the module that says how it is started and what its process does.
+ADAPTERS = {
+    "hf": "lsai_lab.peers.hf",
+    "torchtitan 0.2": "lsai_lab.peers.titan",
+    "torchtitan 0.3": "lsai_lab.peers.titan3",
+}
 
 
 def run(config: PeerConfig, context: Context) -> dict[str, Any]:
     """Train with the peer and measure; returns the flat results of `summary.json`, its output is in `logs/`."""
-    framework = importlib.import_module(FRAMEWORKS[config.framework])
     # This does not initialize CUDA: this process holds no memory that the peer could use.
     on_gpu = config.device != "cpu" and torch.cuda.device_count() > 0
     if config.needs_gpu and not on_gpu:
         raise Unavailable("needs a CUDA GPU and torch sees none here")
-    versions = _versions(config)
+    found = _versions(config)
+    framework = importlib.import_module(adapter(config, found))
     require_devices(config.device, config.parallel.world_size)
 
     dataset = prepare(config.data, context.data_root)
@@ -43,6 +52,7 @@ def run(config: PeerConfig, context: Context) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)
     (context.folder / "metrics.jsonl").unlink(missing_ok=True)
     job = {"config": config.model_dump(mode="json"), "dataset": str(dataset.folder.resolve())}
+    job["adapter"] = framework.__name__
     write_json(folder / "job.json", job)
     words, variables = framework.start(config, dataset, folder)
     command = shown_command(words, variables, folder)
@@ -59,9 +69,9 @@ def run(config: PeerConfig, context: Context) -> dict[str, Any]:
         "parameters_non_embedding": count_parameters(config.model).non_embedding,
         "dataset": dataset.folder.name,
         "framework": config.framework,
-        "versions": versions,
+        "versions": ", ".join(f"{name} {version}" for name, version in {"torch": torch.__version__, **found}.items()),
         "command": command,
-        "arguments": framework.tuning(config, on_gpu),
+        **({"arguments": hf.tuning(config, on_gpu)} if framework is hf else {}),
     }
 
 
@@ -81,13 +91,25 @@ def _surroundings(config: PeerConfig, folder: Path) -> dict[str, str]:
     return offline | own | (first if config.parallel.world_size == 1 else {})
 
 
-def _versions(config: PeerConfig) -> str:
-    """The peer's packages with their versions, in one line. Raises Unavailable for what is not installed or has other options."""
+def _versions(config: PeerConfig) -> dict[str, str]:
+    """The peer's packages with their versions. Raises Unavailable for what is not installed."""
     found = {name: package_version(name) for name in needed_packages(config.model_dump())}
     if missing := [name for name, version in found.items() if version is None]:
         raise Unavailable(f"{', '.join(missing)} is not installed; pip install {' '.join(missing)}")
-    if not (version := found.get("torchtitan") or "0.2").startswith("0.2"):
-        raise Unavailable(
-            f"torchtitan {version} has other options than 0.2, which is known; pip install torchtitan==0.2.2"
-        )
-    return ", ".join(f"{name} {version}" for name, version in {"torch": torch.__version__, **found}.items())
+    return {name: str(version) for name, version in found.items()}
+
+
+def adapter(config: PeerConfig, found: Mapping[str, str]) -> str:
+    """Which of `ADAPTERS` serves the packages that were `found`. Raises Unavailable: none, or it cannot do what is asked."""
+    if config.framework != "torchtitan":
+        return ADAPTERS[config.framework]
+    version = found["torchtitan"]
+    series, instead = f"torchtitan {'.'.join(version.split('.')[:2])}", "pip install torchtitan==0.2.2"
+    recipe = "rowwise" if series == "torchtitan 0.3" else "tensorwise"
+    if series not in ADAPTERS:
+        raise Unavailable(f"torchtitan {version} has other options than 0.2 and 0.3, which are known; {instead}")
+    if recipe == "rowwise" and Version(torch.__version__) < Version("2.14"):
+        raise Unavailable(f"torchtitan {version} needs torch 2.14, this is {torch.__version__}; {instead}")
+    if config.fp8 not in ("none", recipe):
+        raise Unavailable(f"with torchtitan {version} fp8 is {recipe}, not {config.fp8}")
+    return ADAPTERS[series]

@@ -1,90 +1,85 @@
-"""torchtitan: its command line, the tokenizer and the text that it wants to find on disk, and what its process does.
+"""torchtitan 0.2: its command line and what its process does; and what the adapter to 0.3 (`titan3.py`) shares with it.
 
 The options are those of its documentation (README, docs/fsdp.md, docs/float8.md), and so is torchrun, also for one GPU. The process is
-`python -m torchtitan.train` with two additions: the model's shape, as one more flavor of torchtitan's Llama 3, and a subclass of its
-Trainer that tells the watch where a step ends.
+`python -m torchtitan.train` with three additions: the model's shape, as one more flavor of torchtitan's Llama 3, a dataloader of the
+windows of our token file, and a subclass of its Trainer that tells the watch where a step ends.
 """
 
-import json
-import os
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lsai_core.config import ModelConfig
-from lsai_core.files import atomic_writer
 from lsai_lab.data import Dataset
 from lsai_lab.launch.launch import torchrun
 from lsai_lab.peers.config import WORKER, PeerConfig
 from lsai_lab.peers.watch import Job, Watch
 
 FLAVOR = "lsai"
-_DOCUMENT_TOKENS = 2048
 
 
-def start(config: PeerConfig, dataset: Dataset, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """Command line and variables that start it (those of its run_train.sh), with `tokenizer/tokenizer.json` and `text/data.json` (one
-    {"text": ...} a line) written into `folder`.
-
-    The text is the beginning of the training split, decoded, as much as the run trains on (torchtitan goes round if it is
-    short); it comes back as the same tokens, except where a document was cut.
-    """
+def command(
+    options: Callable[[PeerConfig, Path], list[str]], config: PeerConfig, dataset: Dataset, folder: Path
+) -> tuple[list[str], dict[str, str]]:
+    """Command line and variables that start it (those of its run_train.sh), with the tokenizer that it wants to find on disk."""
     (folder / "tokenizer").mkdir(parents=True)
     shutil.copyfile(dataset.folder / "tokenizer.json", folder / "tokenizer" / "tokenizer.json")
-    tokens = dataset.tokens("train")[: (config.steps + 1) * config.tokens_per_step]
-    pieces = [tokens[start : start + _DOCUMENT_TOKENS].tolist() for start in range(0, len(tokens), _DOCUMENT_TOKENS)]
-    with atomic_writer(folder / "text" / "data.json") as file:
-        for text in dataset.tokenizer().decode_batch(pieces, skip_special_tokens=True):
-            file.write((json.dumps({"text": text}) + "\n").encode())
     words = [*torchrun(config.parallel.world_size), "-m", WORKER, *options(config, folder)]
     return words, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
-def options(config: PeerConfig, folder: Path) -> list[str]:
-    """torchtitan's own options. Its checkpoints, TensorBoard and profiling are off unless asked for.
+def shared(config: PeerConfig) -> dict[str, object]:
+    """The options that both series have. Their checkpoints, TensorBoard and profiling are off unless asked for.
 
     Metrics are logged, which waits for the GPU, in the first and the last step only.
     """
     optim, parallel = config.optim, config.parallel
     values: dict[str, object] = {
-        "job.dump_folder": folder / "out", "model.name": "llama3", "model.flavor": FLAVOR,
-        "model.hf_assets_path": folder / "tokenizer", "training.dataset": "c4_test",
-        "training.dataset_path": folder / "text", "training.seq_len": config.seq_len,
-        "training.local_batch_size": config.batch_size, "training.steps": config.steps,
+        "training.seq_len": config.seq_len, "training.local_batch_size": config.batch_size, "training.steps": config.steps,
         "training.max_norm": optim.grad_clip or "inf",  # 0 would scale all gradients to nothing
         "training.dtype": "bfloat16" if config.precision == "bf16" else "float32",
-        "training.mixed_precision_param": "bfloat16", "optimizer.name": "AdamW", "optimizer.lr": optim.lr,
-        "optimizer.beta1": optim.betas[0], "optimizer.beta2": optim.betas[1], "optimizer.eps": optim.eps,
-        "optimizer.weight_decay": optim.weight_decay, "optimizer.implementation": "fused",
+        "training.mixed_precision_param": "bfloat16",
         "lr_scheduler.warmup_steps": optim.warmup_steps, "lr_scheduler.decay_type": "cosine",
-        "lr_scheduler.min_lr_factor": optim.min_lr_ratio, "activation_checkpoint.mode": config.grad_checkpoint,
+        "lr_scheduler.min_lr_factor": optim.min_lr_ratio,
         "parallelism.data_parallel_shard_degree": parallel.fsdp,
         "parallelism.data_parallel_replicate_degree": parallel.replicate,
         "parallelism.fsdp_reshard_after_forward": "default" if parallel.reshard_after_forward else "never",
-        "metrics.log_freq": config.steps, "debug.seed": config.seed,
+        "metrics.log_freq": config.steps, "metrics.disable_color_printing": True, "debug.seed": config.seed,
+    }  # fmt: skip
+    return values | ({"compile.enable": True, "compile.components": "model,loss"} if config.compile else {})
+
+
+def as_words(values: dict[str, object]) -> list[str]:
+    """The options as a command line has them; True is a flag."""
+    return [word for key, value in values.items() for word in ([f"--{key}"] + ([] if value is True else [str(value)]))]
+
+
+def options(config: PeerConfig, folder: Path) -> list[str]:
+    """All options of 0.2."""
+    optim = config.optim
+    values = shared(config) | {
+        "job.dump_folder": folder / "out", "model.name": "llama3", "model.flavor": FLAVOR,
+        "model.hf_assets_path": folder / "tokenizer", "optimizer.name": "AdamW", "optimizer.lr": optim.lr,
+        "optimizer.beta1": optim.betas[0], "optimizer.beta2": optim.betas[1], "optimizer.eps": optim.eps,
+        "optimizer.weight_decay": optim.weight_decay, "optimizer.implementation": "fused",
+        "activation_checkpoint.mode": config.grad_checkpoint,
     }  # fmt: skip
     if config.grad_checkpoint == "selective":
         values["activation_checkpoint.selective_ac_option"] = "op"
-    flags = ["metrics.disable_color_printing"]
-    if config.compile:
-        flags.append("compile.enable")
-        values["compile.components"] = "model,loss"
     if config.fp8 != "none":
-        values |= {"model.converters": "quantize.linear.float8", "quantize.linear.float8.filter_fqns": "output"}
+        fp8 = "quantize.linear.float8"
+        values |= {"model.converters": fp8, f"{fp8}.filter_fqns": "output"}
         if config.parallel.world_size > 1:
-            flags += [
-                "quantize.linear.float8.enable_fsdp_float8_all_gather",
-                "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp",
-            ]
-    words = [word for key, value in values.items() for word in (f"--{key}", str(value))]
-    return [*words, *(f"--{flag}" for flag in flags)]
+            values[f"{fp8}.enable_fsdp_float8_all_gather"] = True
+            values[f"{fp8}.precompute_float8_dynamic_scale_for_fsdp"] = True
+    return as_words(values)
 
 
-def tuning(config: PeerConfig, on_gpu: bool) -> str:
-    """The options in one line."""
-    return " ".join(options(config, Path(".")))
+start = partial(command, options)
 
 
 def flavor(model: ModelConfig) -> Any:
@@ -111,14 +106,12 @@ def flavor(model: ModelConfig) -> Any:
     )  # fmt: skip
 
 
-def train(job: Job) -> None:
-    """The work of its process: torchtitan's own main, with the additions."""
-    from torchtitan.models.llama3 import llama3_args
-    from torchtitan.train import Trainer, main
+def watched(trainer: Any, job: Job) -> Any:
+    """torchtitan's Trainer, telling the watch about its steps."""
 
-    class WatchedTrainer(Trainer):
-        def __init__(self, job_config: Any) -> None:
-            super().__init__(job_config)
+    class WatchedTrainer(trainer):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
             # The device that torchtitan has set up: what it counts as a share is each process's part of the mean loss.
             self.watch = Watch(job, self.device, loss_is_share=True)
             self.watch.check(sum(p.numel() for part in self.model_parts for p in part.parameters()))
@@ -137,9 +130,26 @@ def train(job: Job) -> None:
 
         def train(self) -> None:
             super().train()
-            kernel = getattr(self.model_args, "attn_type", "sdpa")
+            kernel = getattr(getattr(self, "model_args", None), "attn_type", "sdpa")
             self.watch.finish(attention_kernel=f"{kernel} (cuDNN first)" if kernel == "sdpa" else kernel)
 
-    llama3_args[FLAVOR] = flavor(job.config.model)
-    os.makedirs(job.folder / "out", exist_ok=True)
-    main(WatchedTrainer)
+    (job.folder / "out").mkdir(exist_ok=True)
+    return WatchedTrainer
+
+
+def loader(job: Job, _config: Any = None, *, dp_rank: int, dp_world_size: int, **_given: Any) -> Any:
+    """torchtitan's dataloader over this process's windows."""
+    from torchtitan.components.dataloader import ParallelAwareDataloader
+
+    rows: Any = [({"input": x}, y) for x, y in job.windows()[dp_rank::dp_world_size]]
+    return ParallelAwareDataloader(rows, dp_rank, dp_world_size, batch_size=job.config.batch_size)
+
+
+def train(job: Job) -> None:
+    """The work of its process: torchtitan's own main, with the additions."""
+    from torchtitan.models import llama3
+    from torchtitan.train import Trainer, main
+
+    llama3.llama3_args[FLAVOR] = flavor(job.config.model)
+    llama3.build_text_dataloader = partial(loader, job)
+    main(watched(Trainer, job))

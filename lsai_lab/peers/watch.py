@@ -20,6 +20,7 @@ from lsai_core.profiling.steptime import StepTimer
 from lsai_core.strict import validated
 from lsai_core.training.metrics import finite
 from lsai_lab.benches.machine import speed_summary
+from lsai_lab.data import BatchStream, Dataset
 from lsai_lab.launch.launch import RESULTS
 from lsai_lab.peers.config import PeerConfig
 
@@ -34,10 +35,17 @@ class Job:
         self.folder = Path(os.environ[FOLDER])
         job = json.loads((self.folder / "job.json").read_text(encoding="utf-8"))
         self.config: PeerConfig = validated(PeerConfig, job["config"], str(self.folder / "job.json"))
-        self.dataset = Path(job["dataset"])
+        self.dataset, self.adapter = Path(job["dataset"]), job["adapter"]
         self.run_folder = self.folder.parent
         self.rank = int(os.environ.get("RANK", 0))
         self.begun = time.perf_counter()
+
+    def windows(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Inputs and targets, int64 (S,), of all sequences of the training split that all processes train on."""
+        config = self.config
+        stream = BatchStream(Dataset(self.dataset).tokens("train"), 1, config.seq_len, config.seed)
+        number = config.steps * config.batch_size * config.parallel.world_size
+        return [(x[0], y[0]) for x, y in map(stream.batch, range(number))]
 
 
 class Watch:
@@ -69,8 +77,8 @@ class Watch:
         self.timer.mark()
 
     def loss(self, loss: torch.Tensor) -> None:
-        """The loss of the running step: a scalar that stays where it is."""
-        self.losses.append(loss.detach().float())
+        """The loss of the running step, a scalar: a copy of it stays where it is (a CUDA graph writes the next one over it)."""
+        self.losses.append(loss.detach().float().clone())
 
     def step(self) -> None:
         """A step has been queued."""

@@ -10,14 +10,13 @@ from functools import partial
 from lsai_core.errors import Preempted
 from lsai_lab.launch.launch import LAUNCHER
 from lsai_lab.launch.worker import as_worker
-from lsai_lab.peers.config import FRAMEWORKS
 from lsai_lab.peers.watch import Job
 
 
 def train(job: Job) -> None:
     """Do the job."""
     signal.signal(signal.SIGUSR1, stop)
-    importlib.import_module(FRAMEWORKS[job.config.framework]).train(job)
+    importlib.import_module(job.adapter).train(job)
 
 
 def stop(_number: int, _frame: object) -> None:
