@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import CHECKOUT, TINY_MODEL, write_run
+from packaging.version import Version
 
 import lsai_lab as lab
 from lsai_core.config import TrainConfig
@@ -24,7 +28,7 @@ from lsai_lab.data import BatchStream, Dataset
 from lsai_lab.environment import package_version
 from lsai_lab.files import load_yaml
 from lsai_lab.launch.launch import watched
-from lsai_lab.peers import hf, titan
+from lsai_lab.peers import hf, titan, titan3
 from lsai_lab.peers.config import PeerConfig
 from lsai_lab.peers.run import ADAPTERS, adapter, run, shown_command
 from lsai_lab.peers.watch import FOLDER, Job, Watch
@@ -156,23 +160,33 @@ def test_the_installed_series_of_torchtitan_picks_the_adapter(version, monkeypat
     config = peer(peer={"framework": "torchtitan"}, **changes)
     monkeypatch.setattr("torch.__version__", "2.14.1")
     if wanted in ADAPTERS.values():
-        assert adapter(config, {"torchtitan": version}) == wanted
+        assert adapter(config, version) == wanted
         return
     with pytest.raises(Unavailable, match=wanted) as error:
-        adapter(config, {"torchtitan": version})
+        adapter(config, version)
     assert "\n" not in str(error.value)
 
 
-def test_torchtitan_0_3_with_an_older_torch_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys, corpus):
-    monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
-    monkeypatch.setenv("LSAI_RUNS", str(tmp_path))
-    monkeypatch.setattr("lsai_lab.peers.run.package_version", lambda name: "0.3.0")
+def test_torchtitan_0_3_with_an_older_torch_is_one_line(monkeypatch):
     monkeypatch.setattr("torch.__version__", "2.13.0+cu130")
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     with pytest.raises(
-        Unavailable, match=r"^torchtitan 0\.3\.0 needs torch 2\.14, this is 2\.13\.0\+cu130; pip install "
+        Unavailable, match=r"^torchtitan 0\.3\.0 needs torch 2\.14, this is 2\.13\.0\+cu130; pip install .*2$"
     ):
-        run(peer(peer={"framework": "torchtitan"}), context(tmp_path, {}))
+        adapter(peer(peer={"framework": "torchtitan"}), "0.3.0")
+
+
+@pytest.mark.slow
+def test_a_torchtitan_that_cannot_be_used_is_one_line_and_exit_code_2(tmp_path):
+    old = Version(torch.__version__) < Version("2.14")
+    version, reason = ("0.3.0", "needs torch 2.14") if old else ("0.9.0", "has other options than 0.2 and 0.3")
+    metadata = tmp_path / f"torchtitan-{version}.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: torchtitan\nVersion: {version}\n")
+    own = {"LSAI_ROOT": str(CHECKOUT), "LSAI_RUNS": str(tmp_path / "runs"), "PYTHONPATH": f"{tmp_path}:{CHECKOUT}"}
+    words = ["-m", "lsai_lab.cli", "study", "peers", "--only", "titan_eager", "--profile", "quick"]
+    done = subprocess.run([sys.executable, *words], env=os.environ | own, capture_output=True, text=True, check=False)
+    told = [line for line in (done.stdout + done.stderr).splitlines() if f"(torchtitan {version} {reason}" in line]
+    assert done.returncode == 2 and len(told) == 1 and "; pip install torchtitan==0.2.2)" in told[0]
 
 
 ENDS = {
@@ -292,22 +306,62 @@ def test_torchtitan_understands_its_options_and_builds_our_model(tmp_path):
 
 @pytest.mark.slow
 @needs_titan3
-@pytest.mark.parametrize("keeps", ["none", "selective", "full"])
-def test_torchtitan_0_3_does_our_work_on_a_cpu(tmp_path, corpus, ceilings, keeps, monkeypatch):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"grad_checkpoint": "selective", "precision": "bf16_autocast", "parallel": {"fsdp": 2}},
+        {"grad_checkpoint": "full", "compile": True},
+    ],
+    ids=["plain", "sharded", "compiled"],
+)
+def test_torchtitan_0_3_does_our_work_on_a_cpu(tmp_path, corpus, ceilings, changes, monkeypatch):
     monkeypatch.setattr(PeerConfig, "needs_gpu", False)
     monkeypatch.setitem(ADAPTERS, "torchtitan 0.3", "titan_cpu")
     monkeypatch.setenv("PYTHONPATH", f"{CHECKOUT}:{CHECKOUT / 'tests'}")
     where, data = context(tmp_path, ceilings), {"source": f"file:{corpus}", "vocab_size": 320}
-    optim = {"lr": 1e-2, "warmup_steps": 2}
-    config = peer(
-        peer={"framework": "torchtitan"}, device="cpu", data=data, optim=optim, steps=12, grad_checkpoint=keeps
-    )
+    study = {"peer": {"framework": "torchtitan"}, "device": "cpu", "data": data, "steps": 12, **changes}
+    config = peer(**study, optim={"lr": 1e-2, "warmup_steps": 2})
     results = run(config, where)
-    assert results["parameters"] == count_parameters(config.model).total and results["tokens"] == 12 * 64
-    rows = read_jsonl(where.folder / "metrics.jsonl")
-    assert len(rows) == 12 and rows[0]["loss"] > 5.5 and rows[-1]["loss"] < 5, "it learns"
-    assert "torchtitan 0.3" in results["versions"] and "--training.steps 12" in results["command"]
+    assert results["parameters"] == count_parameters(config.model).total
+    assert results["tokens"] == 12 * config.tokens_per_step == 12 * 64 * config.parallel.world_size
+    losses = [row["loss"] for row in read_jsonl(where.folder / "metrics.jsonl")]
+    assert len(losses) == 12 and losses[0] > 5.5 and losses[-1] < 4.5, "it learns"
+    assert "torchtitan 0.3" in results["versions"]
     assert "lsai_lab.peers.worker --module lsai_lab.peers.titan3 --config llama" in results["command"]
+    logged = re.findall(r"step: +(\d+) .*loss: +([\d.]+)", (where.folder / "logs" / "rank-0.log").read_text())
+    assert [(int(step), pytest.approx(float(loss), abs=1e-4)) for step, loss in logged] == [
+        (1, losses[0]),
+        (12, losses[-1]),
+    ]
+
+
+@needs_titan3
+def test_torchtitan_0_3_builds_our_model_and_is_set_as_the_study_says(tmp_path, monkeypatch):
+    from torchtitan.components.quantization import float8
+    from torchtitan.config import ConfigManager
+
+    monkeypatch.setattr(float8, "has_cuda_capability", lambda *_: True)
+    for model in (TINY_MODEL, {"preset": "course"}, {"preset": "llama3-8b"}):
+        config = peer(
+            peer={"framework": "torchtitan"}, model=model, compile=True, fp8={"recipe": "rowwise"}, precision="bf16_autocast",
+            grad_checkpoint="selective", parallel={"fsdp": 2}, optim={"lr": 3e-3, "betas": [0.8, 0.9], "weight_decay": 0.2},
+        )  # fmt: skip
+        watch = Watch(job(tmp_path, config, monkeypatch), torch.device("cpu"))
+        parsed = ConfigManager().parse_args(titan3.options(config, tmp_path))
+        with torch.device("meta"):
+            built = parsed.model_spec.model.build()
+        watch.check(sum(p.numel() for p in built.parameters()))
+        watch.check_fp8(built)
+        assert (
+            type(built.lm_head).__name__ == "Linear"
+            and type(parsed.activation_checkpoint).__qualname__ == "SelectiveAC.Config"
+        )
+        assert (
+            parsed.compile.enable and parsed.training.dtype == "float32" and parsed.lr_scheduler.decay_type == "cosine"
+        )
+        given = parsed.optimizer.param_groups[0].optimizer_kwargs
+        assert given == {"lr": 3e-3, "betas": (0.8, 0.9), "eps": 1e-8, "weight_decay": 0.2}
 
 
 def test_hugging_face_arguments(tmp_path, dataset):

@@ -16,4 +16,6 @@ def train(job: Job) -> None:
     answers |= {"reset_peak_memory_stats": None, "empty_cache": None, "memory_stats": {}, "current_device": 0}
     for name, answer in answers.items():
         setattr(torch.cpu, name, lambda *_, answer=answer: answer)
+    # torchtitan has the gradients summed by FSDP, times 1; gloo has no product with the sum.
+    torch.distributed.ReduceOp.PREMUL_SUM = lambda factor: {1.0: torch.distributed.ReduceOp.SUM}[factor]
     titan3.train(job)

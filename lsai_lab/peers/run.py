@@ -30,21 +30,20 @@ from lsai_lab.peers.watch import FOLDER
 from lsai_lab.runs.kinds import Context
 
 # Of each framework and series the module that says how it is started and what its process does.
-ADAPTERS = {
-    "hf": "lsai_lab.peers.hf",
-    "torchtitan 0.2": "lsai_lab.peers.titan",
-    "torchtitan 0.3": "lsai_lab.peers.titan3",
-}
+ADAPTERS = {"hf": "lsai_lab.peers.hf", "torchtitan": "lsai_lab.peers.titan"}
+ADAPTERS |= {"torchtitan 0.2": "lsai_lab.peers.titan", "torchtitan 0.3": "lsai_lab.peers.titan3"}
 
 
 def run(config: PeerConfig, context: Context) -> dict[str, Any]:
     """Train with the peer and measure; returns the flat results of `summary.json`, its output is in `logs/`."""
+    found = {name: package_version(name) for name in needed_packages(config.model_dump())}
+    framework = importlib.import_module(adapter(config, found.get("torchtitan")))
     # This does not initialize CUDA: this process holds no memory that the peer could use.
     on_gpu = config.device != "cpu" and torch.cuda.device_count() > 0
     if config.needs_gpu and not on_gpu:
         raise Unavailable("needs a CUDA GPU and torch sees none here")
-    found = _versions(config)
-    framework = importlib.import_module(adapter(config, found))
+    if missing := [name for name, version in found.items() if version is None]:
+        raise Unavailable(f"{', '.join(missing)} is not installed; pip install {' '.join(missing)}")
     require_devices(config.device, config.parallel.world_size)
 
     dataset = prepare(config.data, context.data_root)
@@ -91,24 +90,15 @@ def _surroundings(config: PeerConfig, folder: Path) -> dict[str, str]:
     return offline | own | (first if config.parallel.world_size == 1 else {})
 
 
-def _versions(config: PeerConfig) -> dict[str, str]:
-    """The peer's packages with their versions. Raises Unavailable for what is not installed."""
-    found = {name: package_version(name) for name in needed_packages(config.model_dump())}
-    if missing := [name for name, version in found.items() if version is None]:
-        raise Unavailable(f"{', '.join(missing)} is not installed; pip install {' '.join(missing)}")
-    return {name: str(version) for name, version in found.items()}
-
-
-def adapter(config: PeerConfig, found: Mapping[str, str]) -> str:
-    """Which of `ADAPTERS` serves the packages that were `found`. Raises Unavailable: none, or it cannot do what is asked."""
-    if config.framework != "torchtitan":
+def adapter(config: PeerConfig, version: str | None) -> str:
+    """Which of `ADAPTERS` serves, with this `version` of torchtitan. Raises Unavailable: none, or it cannot do what is asked."""
+    if config.framework != "torchtitan" or version is None:
         return ADAPTERS[config.framework]
-    version = found["torchtitan"]
     series, instead = f"torchtitan {'.'.join(version.split('.')[:2])}", "pip install torchtitan==0.2.2"
     recipe = "rowwise" if series == "torchtitan 0.3" else "tensorwise"
     if series not in ADAPTERS:
         raise Unavailable(f"torchtitan {version} has other options than 0.2 and 0.3, which are known; {instead}")
-    if recipe == "rowwise" and Version(torch.__version__) < Version("2.14"):
+    if series == "torchtitan 0.3" and Version(torch.__version__) < Version("2.14"):
         raise Unavailable(f"torchtitan {version} needs torch 2.14, this is {torch.__version__}; {instead}")
     if config.fp8 not in ("none", recipe):
         raise Unavailable(f"with torchtitan {version} fp8 is {recipe}, not {config.fp8}")
