@@ -29,9 +29,8 @@ from lsai_lab.peers.config import PeerConfig, needed_packages
 from lsai_lab.peers.watch import FOLDER
 from lsai_lab.runs.kinds import Context
 
-# Of each framework and series the module that says how it is started and what its process does.
-ADAPTERS = {"hf": "lsai_lab.peers.hf", "torchtitan": "lsai_lab.peers.titan"}
-ADAPTERS |= {"torchtitan 0.2": "lsai_lab.peers.titan", "torchtitan 0.3": "lsai_lab.peers.titan3"}
+# The adapters to torchtitan by its series; an adapter says how a peer is started and what its process does.
+SERIES = {"0.2": "lsai_lab.peers.titan", "0.3": "lsai_lab.peers.titan3"}
 
 
 def run(config: PeerConfig, context: Context) -> dict[str, Any]:
@@ -91,15 +90,17 @@ def _surroundings(config: PeerConfig, folder: Path) -> dict[str, str]:
 
 
 def adapter(config: PeerConfig, version: str | None) -> str:
-    """Which of `ADAPTERS` serves, with this `version` of torchtitan. Raises Unavailable: none, or it cannot do what is asked."""
-    if config.framework != "torchtitan" or version is None:
-        return ADAPTERS[config.framework]
-    series, instead = f"torchtitan {'.'.join(version.split('.')[:2])}", "pip install torchtitan==0.2.2"
-    recipe = "rowwise" if series == "torchtitan 0.3" else "tensorwise"
-    if series not in ADAPTERS:
-        raise Unavailable(f"torchtitan {version} has other options than 0.2 and 0.3, which are known; {instead}")
-    if series == "torchtitan 0.3" and Version(torch.__version__) < Version("2.14"):
+    """The module that serves, with this `version` of torchtitan. Raises Unavailable: none, or it cannot do what is asked."""
+    if config.framework == "hf":
+        return hf.__name__
+    series, instead = ".".join((version or "0.2").split(".")[:2]), "pip install torchtitan==0.2.2"
+    if series not in SERIES:
+        raise Unavailable(
+            f"torchtitan {version} has other options than {', '.join(SERIES)}, which are known; {instead}"
+        )
+    if series == "0.3" and Version(torch.__version__) < Version("2.14"):
         raise Unavailable(f"torchtitan {version} needs torch 2.14, this is {torch.__version__}; {instead}")
+    recipe = "rowwise" if series == "0.3" else "tensorwise"
     if config.fp8 not in ("none", recipe):
         raise Unavailable(f"with torchtitan {version} fp8 is {recipe}, not {config.fp8}")
-    return ADAPTERS[series]
+    return SERIES[series]
