@@ -23,9 +23,7 @@ class PeerConfig(Strict):
     framework: Literal["hf", "torchtitan"]
     model: ModelConfig
     precision: Literal["bf16", "bf16_autocast"] = "bf16"
-    fp8: Literal["none", "tensorwise", "rowwise"] = Field(
-        "none", description="by torchao; output layer in bf16; rowwise: torchtitan 0.3"
-    )
+    fp8: Literal["none", "tensorwise", "rowwise"] = Field("none", description="by torchao, not the output layer")
     attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
     liger: bool = Field(False, description="hf: use_liger_kernel, fused kernels for loss, norms, rotary and SwiGLU")
     compile: bool = False
@@ -69,9 +67,7 @@ class PeerConfig(Strict):
             if self.model.tie_embeddings:
                 raise ValueError("torchtitan's Llama does not tie its embeddings; use tie_embeddings: false")
         elif self.grad_checkpoint == "selective" or self.parallel.replicate > 1 or self.fp8 == "rowwise":
-            raise ValueError(
-                "the HF Trainer has neither grad_checkpoint: selective, parallel.replicate nor fp8: rowwise"
-            )
+            raise ValueError("the HF Trainer has no grad_checkpoint: selective, parallel.replicate, fp8: rowwise")
         if self.precision == "bf16" and self.parallel.world_size > 1:
             raise ValueError("over several processes the weights are fp32 shards; use precision: bf16_autocast")
         return self

@@ -90,7 +90,7 @@ def train(job: Job) -> None:
             held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
             if lost := sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in held):
                 raise RuntimeError(f"the Trainer's optimizer does not hold {lost:,} of the model's parameters")
-            watch.check_fp8(model)
+            watch.check(model)
             watch.begin()
 
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
@@ -102,7 +102,6 @@ def train(job: Job) -> None:
     shape = LlamaConfig(**config_json(config.model, dtype, config.seq_len), use_cache=False)
     with device:
         model = AutoModelForCausalLM.from_config(shape, dtype=dtype, attn_implementation=config.attention)
-    watch.check(sum(parameter.numel() for parameter in model.parameters()))
     windows: Any = [dict.fromkeys(("input_ids", "labels"), x) for x, _next in job.windows()]
     WatchedTrainer(model=model, args=arguments, train_dataset=windows, callbacks=[Steps()]).train()
     watch.finish(attention_kernel=str(model.config._attn_implementation))

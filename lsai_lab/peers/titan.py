@@ -20,11 +20,10 @@ from lsai_lab.peers.config import WORKER, PeerConfig
 from lsai_lab.peers.watch import Job, Watch
 
 FLAVOR = "lsai"
+Options = Callable[[PeerConfig, Path], list[str]]
 
 
-def command(
-    options: Callable[[PeerConfig, Path], list[str]], config: PeerConfig, dataset: Dataset, folder: Path
-) -> tuple[list[str], dict[str, str]]:
+def command(options: Options, config: PeerConfig, dataset: Dataset, folder: Path) -> tuple[list[str], dict[str, str]]:
     """Command line and variables that start it (those of its run_train.sh), with the tokenizer that it wants to find on disk."""
     (folder / "tokenizer").mkdir(parents=True)
     shutil.copyfile(dataset.folder / "tokenizer.json", folder / "tokenizer" / "tokenizer.json")
@@ -55,7 +54,7 @@ def shared(config: PeerConfig) -> dict[str, object]:
 
 def as_words(values: dict[str, object]) -> list[str]:
     """The options as a command line has them; True is a flag."""
-    return [word for key, value in values.items() for word in ([f"--{key}"] + ([] if value is True else [str(value)]))]
+    return [word for key, value in values.items() for word in (f"--{key}", str(value)) if word != "True"]
 
 
 def options(config: PeerConfig, folder: Path) -> list[str]:
@@ -66,16 +65,13 @@ def options(config: PeerConfig, folder: Path) -> list[str]:
         "model.hf_assets_path": folder / "tokenizer", "optimizer.name": "AdamW", "optimizer.lr": optim.lr,
         "optimizer.beta1": optim.betas[0], "optimizer.beta2": optim.betas[1], "optimizer.eps": optim.eps,
         "optimizer.weight_decay": optim.weight_decay, "optimizer.implementation": "fused",
-        "activation_checkpoint.mode": config.grad_checkpoint,
+        "activation_checkpoint.mode": config.grad_checkpoint, "activation_checkpoint.selective_ac_option": "op",
     }  # fmt: skip
-    if config.grad_checkpoint == "selective":
-        values["activation_checkpoint.selective_ac_option"] = "op"
     if config.fp8 != "none":
         fp8 = "quantize.linear.float8"
         values |= {"model.converters": fp8, f"{fp8}.filter_fqns": "output"}
-        if config.parallel.world_size > 1:
-            values[f"{fp8}.enable_fsdp_float8_all_gather"] = True
-            values[f"{fp8}.precompute_float8_dynamic_scale_for_fsdp"] = True
+        gather = ("enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp")
+        values |= {f"{fp8}.{name}": True for name in gather if config.parallel.world_size > 1}
     return as_words(values)
 
 
@@ -86,24 +82,23 @@ def flavor(model: ModelConfig) -> Any:
     """torchtitan's description of a Llama of this shape.
 
     It computes the MLP's width as a multiple of `multiple_of` that is at least `ffn_dim_multiplier` * 8/3 d_model; with the
-    width itself as the only multiple within reach, the width comes out. Its rotary embeddings are always scaled: factor 1 scales
-    nothing.
+    width itself as the only multiple within reach, the width comes out.
     """
     from torchtitan.models.llama3 import TransformerModelArgs
     from torchtitan.models.llama3.model.args import RoPEScalingArgs
 
-    scaling = RoPEScalingArgs(scaling_factor=1.0)
-    if model.rope_scaling is not None:
-        given = model.rope_scaling
-        scaling = RoPEScalingArgs(
-            given.factor, given.low_freq_factor, given.high_freq_factor, given.original_max_position_embeddings
-        )
     return TransformerModelArgs(
         dim=model.d_model, n_layers=model.n_layers, n_heads=model.n_heads, n_kv_heads=model.n_kv_heads,
         vocab_size=model.vocab_size, multiple_of=model.d_ff,
         ffn_dim_multiplier=0.5 * model.d_ff / int(8 * model.d_model / 3), norm_eps=model.norm_eps,
-        rope_theta=model.rope_theta, rope_scaling_args=scaling,
+        rope_theta=model.rope_theta, rope_scaling_args=RoPEScalingArgs(**rope_scaling(model)),
     )  # fmt: skip
+
+
+def rope_scaling(model: ModelConfig) -> dict[str, float]:
+    """The scaling of the rotary embeddings in torchtitan's words; factor 1 scales nothing."""
+    given = {"factor": 1.0} if model.rope_scaling is None else model.rope_scaling.model_dump()
+    return {"scaling_factor" if name == "factor" else name: value for name, value in given.items()}
 
 
 def watched(trainer: Any, job: Job) -> Any:
@@ -114,8 +109,7 @@ def watched(trainer: Any, job: Job) -> Any:
             super().__init__(config)
             # The device that torchtitan has set up: what it counts as a share is each process's part of the mean loss.
             self.watch = Watch(job, self.device, loss_is_share=True)
-            self.watch.check(sum(p.numel() for part in self.model_parts for p in part.parameters()))
-            self.watch.check_fp8(*self.model_parts)
+            self.watch.check(self.model_parts[0])
 
         def forward_backward_step(self, **batch: Any) -> torch.Tensor:
             loss = super().forward_backward_step(**batch)

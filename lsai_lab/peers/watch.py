@@ -59,15 +59,12 @@ class Watch:
         self.memory: list[tuple[float, float]] = []
         self.begun, self.first_step_s = 0.0, 0.0
 
-    def check(self, parameters: int) -> None:
-        """Raise RuntimeError unless the peer's model is as large as ours: it would not be the same work."""
-        ours = count_parameters(self.job.config.model).total
-        if parameters != ours:
-            raise RuntimeError(f"the peer's model has {parameters:,} parameters, this package's {ours:,}")
-
-    def check_fp8(self, *models: torch.nn.Module) -> None:
-        """Raise RuntimeError if fp8 was asked for and the model that is about to be trained has no such layer."""
-        kinds = {type(module).__name__ for model in models for module in model.modules()}
+    def check(self, model: torch.nn.Module) -> None:
+        """Raise RuntimeError unless the model that is about to be trained is as large as ours and has fp8 layers if asked for."""
+        theirs, ours = sum(p.numel() for p in model.parameters()), count_parameters(self.job.config.model).total
+        if theirs != ours:
+            raise RuntimeError(f"the peer's model has {theirs:,} parameters, this package's {ours:,}")
+        kinds = {type(module).__name__ for module in model.modules()}
         if self.job.config.fp8 != "none" and "Float8Linear" not in kinds:
             raise RuntimeError("fp8 was asked for, but the peer's model has no Float8Linear")
 
