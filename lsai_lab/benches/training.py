@@ -59,27 +59,18 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
         idle = {"kernel_idle_ms": max(0.0, step_ms - busy_ms), "gpu_busy_share": min(1.0, busy_ms / step_ms)}
     last = [row["loss"] for row in trained.rows[-10:]]
     return {
-        **speed,
-        **rated(speed.get("tokens_per_s"), per_token, peak, world.size, device.type == "cuda"),
-        "parameters": parameters.total,
-        "parameters_non_embedding": parameters.non_embedding,
-        "steps": config.steps,
-        "tokens": config.steps * config.tokens_per_step,
-        "train_loss": sum(last) / len(last),
+        **speed, **rated(speed.get("tokens_per_s"), per_token, peak, world.size, device.type == "cuda"),
+        "parameters": parameters.total, "parameters_non_embedding": parameters.non_embedding,
+        "steps": config.steps, "tokens": config.steps * config.tokens_per_step, "train_loss": sum(last) / len(last),
         "validation_loss": trained.validation_loss,
         "validation_perplexity": math.exp(min(trained.validation_loss, 50.0)),
-        "train_s": trained.train_s,
-        "setup_s": trained.setup_s,
-        "first_step_s": trained.first_step_s,
-        "resumed_at": trained.resumed_at,
-        "attention_kernel": trained.attention_kernel,
-        "weights": Path(config.init_from).name if config.init_from else "random",
-        **fp8.facts(config),
+        "train_s": trained.train_s, "setup_s": trained.setup_s, "first_step_s": trained.first_step_s,
+        "resumed_at": trained.resumed_at, "attention_kernel": trained.attention_kernel,
+        "weights": Path(config.init_from).name if config.init_from else "random", **fp8.facts(config),
         "dataset": dataset.folder.name,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        **trained.measured,
-        **idle,
-    }
+        **trained.measured, **idle,
+    }  # fmt: skip
 
 
 def _peak(config: TrainConfig, context: Context, device: torch.device) -> flops.Peak | None:

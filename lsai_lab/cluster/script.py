@@ -180,22 +180,15 @@ def render(job: Job, cluster: Cluster, session: Session) -> str:
     edf, python = cluster.environment, cluster.python
     cpus = cluster.cpus(job.gpus)
     facts = vars(job) | {
-        "cluster": cluster,
+        "cluster": cluster, "cpus": cpus, "threads": max(1, cpus // max(1, job.gpus)),
         "title": " ".join(job.title.split()),  # a comment of one line, whatever a study is called
-        "cpus": cpus,
-        "threads": max(1, cpus // max(1, job.gpus)),
-        "requeue": cluster.requeue and job.preemptible,
+        "requeue": cluster.requeue and job.preemptible, "preempted_exit": PREEMPTED_EXIT,
         "warning_s": cluster.warning_s if job.preemptible else None,
-        "grace_s": cluster.warning_s - _MARGIN_S,
-        "preempted_exit": PREEMPTED_EXIT,
+        "grace_s": cluster.warning_s - _MARGIN_S, "arguments": lines,
         "environment": str(root / edf) if edf and edf.endswith(".toml") else edf,
         "log": shlex.quote(str(jobs_root / "logs" / ("%x-%A_%a.out" if job.variants else "%x-%j.out"))),
-        "root": root,
-        "data_root": session.data_root.resolve(),
-        "runs_root": jobs_root.parent,
-        "jobs_root": jobs_root,
+        "root": root, "data_root": session.data_root.resolve(), "runs_root": jobs_root.parent, "jobs_root": jobs_root,
         "package": Path(lsai_core.__file__).resolve().parent.parent,
         "python": str(root / python) if "/" in python else python,
-        "arguments": lines,
-    }
+    }  # fmt: skip
     return template.render(facts)

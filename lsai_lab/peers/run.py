@@ -50,27 +50,21 @@ def run(config: PeerConfig, context: Context) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)
     (context.folder / "metrics.jsonl").unlink(missing_ok=True)
     job = {"config": config.model_dump(mode="json"), "dataset": str(dataset.folder.resolve())}
-    job["adapter"] = framework.__name__
-    write_json(folder / "job.json", job)
+    write_json(folder / "job.json", job | {"adapter": framework.__name__})
     words, variables = framework.start(config, dataset, folder)
     command = shown_command(words, variables, folder)
     print(command, flush=True)
-    variables = _surroundings(config, folder) | variables
-    measured = watched(
-        words, folder.parent, nproc=config.parallel.world_size, on_rows=context.on_rows, variables=variables
-    )
+    variables, nproc = _surroundings(config, folder) | variables, config.parallel.world_size
+    measured = watched(words, folder.parent, nproc=nproc, on_rows=context.on_rows, variables=variables)
     per_token = flops.flops_per_token(config.model, config.seq_len)
     peak = peak_of_this_machine(torch.device("cuda" if on_gpu else "cpu"), config.precision, context.runs_root)
     return {
-        **measured,
-        **rated(measured.get("tokens_per_s"), per_token, peak, config.parallel.world_size, on_gpu),
+        **measured, **rated(measured.get("tokens_per_s"), per_token, peak, nproc, on_gpu),
         "parameters_non_embedding": count_parameters(config.model).non_embedding,
-        "dataset": dataset.folder.name,
-        "framework": config.framework,
+        "dataset": dataset.folder.name, "framework": config.framework, "command": command,
         "versions": ", ".join(f"{name} {version}" for name, version in {"torch": torch.__version__, **found}.items()),
-        "command": command,
         **({"arguments": hf.tuning(config, on_gpu)} if framework is hf else {}),
-    }
+    }  # fmt: skip
 
 
 def shown_command(words: Sequence[str], variables: Mapping[str, str], folder: Path) -> str:

@@ -84,18 +84,12 @@ class Search:
         if self.host_limit_gib is not None:
             limit += f" and {self.host_limit_gib:.0f} GiB of the host's"
         return largest, {
-            "estimated_size": start,
-            "attention_kernel": self.kernel,
-            "world_size": config.train.parallel.world_size,
+            "estimated_size": start, "attention_kernel": self.kernel, "world_size": config.train.parallel.world_size,
             "device": torch.cuda.get_device_name(self.device) if self.on_gpu else "cpu",
-            "search_limit_gib": self.limit_gib,
-            "search_limit_kind": limit,
-            "search_resolution": config.resolution,
-            "search_capped": largest == config.max_size,
-            "search_out_of_time": self._out_of_time,
-            "search_s": time.perf_counter() - self._started,
-            "tries": self.tries.rows,
-        }
+            "search_limit_gib": self.limit_gib, "search_limit_kind": limit, "search_resolution": config.resolution,
+            "search_capped": largest == config.max_size, "search_out_of_time": self._out_of_time,
+            "search_s": time.perf_counter() - self._started, "tries": self.tries.rows,
+        }  # fmt: skip
 
     def _works(self, size: int) -> bool:
         """Try it. RuntimeError if not even size 1 runs."""
