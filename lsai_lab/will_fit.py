@@ -9,10 +9,10 @@ from lsai_core.config import TrainConfig
 from lsai_core.errors import UserError
 from lsai_core.profiling.gpus import Gpu
 from lsai_core.profiling.predict import Prediction, estimate, predict, verdict
-from lsai_core.profiling.predict.aim import largest_within
 from lsai_core.profiling.predict.prediction import OUTSIDE_GIB, usable_gib
 from lsai_lab.peers.habits import habits_of, predict_as
 from lsai_lab.peers.settings import Peer
+from lsai_lab.searches.aim import largest_within
 
 # Tokens: where the search begins, per GPU, and where it ends. Positions up to 2^24 are exact in the fp32 of rotary tables.
 FIRST, LAST = 2**16, 2**24

@@ -101,7 +101,7 @@ def test_swiglu_in_fp8_is_the_rounded_swiglu(device: str) -> None:
     grad, h = swiglu_backward(grad_h.float(), gate_up.float())
     assert error(h8.float() / 30, h) < 4e-2  # e4m3 keeps 3 bits: at most 1/16, 2.6 % on average
     assert float(h_state[scales.LARGEST, 0]) == pytest.approx(float(h.abs().max()), rel=1e-2)
-    row, column, h8_turned = fp8_swiglu_backward(grad_h, gate_up, h_state, grad_state)
+    row, h8_turned, column = fp8_swiglu_backward(grad_h, gate_up, h_state, grad_state)
     assert torch.equal(row.float().t(), column.float())
     assert error(row.float() / 2000, grad) < 8e-2
     assert (h8_turned.float().t() != h8.float()).float().mean() < 1e-2  # but for a last bit of sigmoid

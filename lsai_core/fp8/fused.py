@@ -80,7 +80,8 @@ def _(gate_up_M2F: Tensor, state_34: Tensor) -> Tensor:
 def fp8_swiglu_backward(
     grad_h_MF: Tensor, gate_up_M2F: Tensor, h_state_34: Tensor, grad_state_34: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradient of gate and up in e5m2, (M, 2F) and transposed (2F, M), and SwiGLU's output transposed (F, M) in e4m3."""
+    """In the order in which memory is taken: gradient of gate and up (M, 2F) in e5m2, SwiGLU's output transposed (F, M) in e4m3, and
+    the gradient transposed (2F, M)."""
     grad_h_MF = grad_h_MF.contiguous()
     if scales.calibrating():
         scales.calibrate(grad_state_34, swiglu_backward(grad_h_MF, gate_up_M2F)[0].abs().amax(), E5M2)
@@ -90,7 +91,7 @@ def fp8_swiglu_backward(
         return swiglu_backward_cast(grad_h_MF, gate_up_M2F, h_state_34, grad_state_34)
     grad_M2F, h_MF = swiglu_backward(grad_h_MF.float(), gate_up_M2F.float())
     grad8_M2F = _rounded(grad_M2F, grad_state_34, E5M2)
-    return grad8_M2F, _turned(grad8_M2F), _turned(_rounded(h_MF, h_state_34, E4M3))
+    return grad8_M2F, _turned(_rounded(h_MF, h_state_34, E4M3)), _turned(grad8_M2F)
 
 
 @fp8_swiglu_backward.register_fake
@@ -100,8 +101,8 @@ def _(
     rows, width = grad_h_MF.shape
     return (
         grad_h_MF.new_empty((rows, 2 * width), dtype=E5M2),
-        grad_h_MF.new_empty((2 * width, rows), dtype=E5M2),
         grad_h_MF.new_empty((width, rows), dtype=E4M3),
+        grad_h_MF.new_empty((2 * width, rows), dtype=E5M2),
     )
 
 
@@ -193,7 +194,7 @@ class _FeedForward(torch.autograd.Function):
         grad8_MD, grad8_DM = fp8_cast(grad_MD, state[5], True, True, True)
         _, down8_FD = fp8_cast(down_DF, state[4], False, False, True)
         dh_MF = fp8_product(grad8_MD, down8_FD, state[5], state[4], grad_MD.dtype, False)
-        dhidden8_M2F, dhidden8_2FM, h8_FM = fp8_swiglu_backward(dh_MF, hidden_M2F, state[3], state[2])
+        dhidden8_M2F, h8_FM, dhidden8_2FM = fp8_swiglu_backward(dh_MF, hidden_M2F, state[3], state[2])
         ddown_DF = fp8_product(grad8_DM, h8_FM, state[5], state[3], down_DF.dtype, False)
         _, gate_up8_D2F = fp8_cast(gate_up_2FD, state[1], False, False, True)
         dx_MD = fp8_product(dhidden8_M2F, gate_up8_D2F, state[2], state[1], grad_MD.dtype, False)

@@ -132,7 +132,7 @@ def swiglu_cast(gate_up_M2F: Tensor, state: Tensor) -> Tensor:
 def swiglu_backward_cast(
     grad_h_MF: Tensor, gate_up_M2F: Tensor, h_state: Tensor, grad_state: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradient of gate and up in e5m2, (M, 2F) and transposed (2F, M), and SwiGLU's output in e4m3, transposed (F, M).
+    """Gradient of gate and up in e5m2 (M, 2F), SwiGLU's output in e4m3, transposed (F, M), and the gradient transposed (2F, M).
 
     Updates `grad_state`; `h_state` is read only, so that the output is rounded as in the forward pass.
     """
@@ -147,4 +147,4 @@ def swiglu_backward_cast(
     )  # fmt: skip
     # In a kernel of its own: written by the one above, the transposed e5m2 matrix came out wrong (Triton 3.6; the e4m3 one,
     # and the e5m2 one of `cast_tiles`, do not).
-    return row_M2F, turned(row_M2F), h_FM
+    return row_M2F, h_FM, turned(row_M2F)

@@ -16,13 +16,13 @@ from lsai_core.config import TrainConfig
 from lsai_core.errors import Unavailable
 from lsai_core.facts import deciding
 from lsai_core.profiling.limits import host_limit_gib
-from lsai_core.profiling.predict.aim import largest_within
 from lsai_core.profiling.predict.prediction import OUTSIDE_GIB, predict
 from lsai_core.strict import Strict, validated
 from lsai_core.training.step import attention_kernel, resolve_device
 from lsai_lab.benches.points import Points, Row
 from lsai_lab.launch.launch import require_devices
 from lsai_lab.runs.kinds import Context
+from lsai_lab.searches.aim import largest_within
 from lsai_lab.searches.tries import GIB, Work, attempt, server
 
 _FIRST_STEP = 1.03  # from the prediction to the second try

@@ -142,8 +142,9 @@ def _cross_entropy_(logits_NV: Tensor, targets_N: Tensor, scale: float, *, gradi
 
 
 def _plus_product(total: Tensor | None, a_VC: Tensor, b_CD: Tensor, only: bool) -> Tensor:
-    if only:
-        return a_VC @ b_CD
+    if only or a_VC.dtype == torch.float32:
+        product = a_VC @ b_CD
+        return product if total is None else total
     total = total if total is not None else a_VC.new_empty((a_VC.shape[0], b_CD.shape[1]), dtype=torch.float32)
     _ran("aten::mm", [a_VC, b_CD], total)
     return total

@@ -31,13 +31,15 @@ from lsai_core.profiling.predict.work import PRODUCTS, add, is_work
 
 ALLOCATION = 512
 FIRST = ALLOCATION - 1  # stands for a stream's number: stream 0, in the first step alone
+PROGRAMS = 4 * 132  # of the norm's gradient on a Hopper GPU, each with its part of the weight's
 KERNEL_SCRATCH = "kernel scratch"
 
 
 def _attention_backward(arguments: tuple[Any, ...]) -> list[int]:
-    """The fused kernels sum the gradient of q in fp32 and keep one number per row: (B, S, H, D) and (B, H, S) fp32."""
-    q_BSHD: Tensor = arguments[1]
-    return [4 * q_BSHD.numel() // q_BSHD.shape[-1], 4 * q_BSHD.numel()]
+    """cuDNN's block: the gradient of q in fp32, one fp32 number per row; of grouped heads k's and v's gradients for every head of q."""
+    q_BSHD, k_BSKD = arguments[1:3]
+    grouped = 2 * _bytes(q_BSHD) if k_BSKD.numel() < q_BSHD.numel() else 0
+    return [4 * q_BSHD.numel() // q_BSHD.shape[-1] + 4 * q_BSHD.numel() + grouped]
 
 
 def _bytes(*tensors: Tensor) -> int:
@@ -68,6 +70,7 @@ SCRATCH: dict[str, Callable[[tuple[Any, ...]], list[int]]] = {
     "lsai::context_attend_backward": _ring_backward,
     "lsai::chunked_mlp": lambda a: chunks_scratch(len(a[0]), *a[1:], backward=False),
     "lsai::chunked_mlp_backward": lambda a: chunks_scratch(len(a[1]), *a[2:], backward=True),
+    "lsai::rms_norm_backward": lambda a: [4 * min(len(a[1]), PROGRAMS) * a[1].shape[-1]],
     "aten::_softmax_backward_data": lambda a: [_bytes(a[1])],  # the gradient times the result
 }
 # What an operator of fused fp8 takes in the first step alone, to measure what it casts; -n where the nth of these goes back.
