@@ -26,13 +26,24 @@ class Decides:
 
 def decides(cls: type[BaseModel], name: str, what: What) -> bool:
     """Whether the field `name` of `cls` decides `what`; a field that is a config decides what any of its fields does."""
-    field = cls.model_fields[name]
-    if (marks := [mark for mark in field.metadata if isinstance(mark, Decides)]) != []:
+    if (marks := [mark for mark in cls.model_fields[name].metadata if isinstance(mark, Decides)]) != []:
         return what in marks[0].what
-    inner = field.annotation
-    if isinstance(inner, type) and issubclass(inner, BaseModel):
-        return any(decides(inner, other, what) for other in inner.model_fields)
-    return True
+    inner = _config(cls, name)
+    return inner is None or any(decides(inner, other, what) for other in inner.model_fields)
+
+
+def _config(cls: type[BaseModel], name: str) -> type[BaseModel] | None:
+    inner = cls.model_fields[name].annotation
+    return inner if isinstance(inner, type) and issubclass(inner, BaseModel) else None
+
+
+def names_that_decide(cls: type[BaseModel], what: What) -> list[str]:
+    """The fields of `cls` that decide `what`, those of a field that is a config by dotted names."""
+    names: list[str] = []
+    for name in (name for name in cls.model_fields if decides(cls, name, what)):
+        inner = _config(cls, name)
+        names += [name] if inner is None else [f"{name}.{other}" for other in names_that_decide(inner, what)]
+    return names
 
 
 def deciding(config: BaseModel, what: What) -> dict[str, Any]:

@@ -8,12 +8,13 @@ from typing import Any
 import pandas as pd
 
 from lsai_core.config import TrainConfig
-from lsai_core.facts import deciding
-from lsai_core.files import flatten
+from lsai_core.facts import names_that_decide
 
 # Two sittings of one H200 at identical work differ by this much (torchtitan at 8 B, eager): nothing below it is a difference.
 SITTING_SPREAD = 0.017
 VARIANT = ("machine", "variant", "label")
+# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom.
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 def over_repeats(metric: str, values: pd.Series) -> float:
@@ -39,6 +40,12 @@ def summarize(runs: pd.DataFrame, metrics: Sequence[str], by: Sequence[str] = VA
             row[f"{metric}_low"], row[f"{metric}_high"] = values.min(), values.max()
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def half_width(differences: pd.Series) -> float:
+    """Half the 95 % interval (Student's t) of the mean of 2 to 10 differences; missing for fewer or more."""
+    n = differences.count()
+    return float(STUDENT[n - 2] * differences.std() / n**0.5) if 2 <= n <= len(STUDENT) + 1 else float("nan")
 
 
 def relative(rows: pd.DataFrame, metric: str, baseline: str | None) -> pd.Series:
@@ -126,6 +133,5 @@ def work_of(runs: pd.DataFrame) -> pd.DataFrame:
         "checkpointing": first["grad_checkpoint"],
     })  # fmt: skip
     said = {"precision", "grad_checkpoint", "attention.backend", "attention.window"}
-    every = flatten(deciding(TrainConfig.model_validate({"model": {"preset": "lab"}}), "speed"))
-    others = [key for key in every if key in first and key not in said]
+    others = [key for key in names_that_decide(TrainConfig, "speed") if key in first and key not in said]
     return work.join(first[[key for key in others if first[key].astype(str).nunique() > 1]].astype(str))

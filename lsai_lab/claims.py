@@ -27,7 +27,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from lsai_core.errors import UserError, hint
 from lsai_core.strict import Strict, validated
-from lsai_lab.analysis import over_repeats, spread
+from lsai_lab.analysis import STUDENT, half_width, over_repeats, spread
 from lsai_lab.files import load_yaml, repo_root
 from lsai_lab.runs.study import Profile, load_study
 
@@ -35,8 +35,6 @@ COLUMNS = ("name", "machine", "sentence", "value", "low", "high", "n", "bound", 
 # Facts that a sentence may use, with values to try it on.
 _FACTS: dict[str, Any] = dict.fromkeys(("value", "of", "over", "beside", "smallest", "largest"), 1.0)
 _FACTS |= {"total": 8, "repeats": 3, "best": "bf16", "machine": "h200"}
-# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom.
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 _IDENTITY = ["study", "variant", "part", "repeat"]
 Names = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 
@@ -222,7 +220,7 @@ def _interval(claim: Claim, rows: pd.DataFrame) -> Found:
         difference = (_series(rows, claim.of, name, metric) - bases).dropna().iloc[: len(STUDENT) + 1]
         if (n := len(difference)) < claim.repeats:
             raise NoData(f"{name}: {n} of {claim.repeats} seeds")
-        ends[name] = abs(difference.mean()) + STUDENT[n - 2] * difference.std() / n**0.5
+        ends[name] = abs(difference.mean()) + half_width(difference)
     best = max(ends, key=lambda name: ends[name])
     return Found(ends[best], [], pd.concat([_rows(rows, claim.of), _rows(rows, claim.over)]), {"best": best})
 

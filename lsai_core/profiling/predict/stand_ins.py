@@ -30,12 +30,14 @@ from lsai_core.training.precision import compute_dtype
 
 
 @torch.library.custom_op("lsai::predicted_attention", mutates_args=())
-def _attention(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, masked: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _attention(
+    q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, masked: bool, repeats: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     raise NotImplementedError("exists for fake tensors only")
 
 
 @_attention.register_fake
-def _(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, masked: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _(q_BSHD: Tensor, _k: Tensor, _v: Tensor, masked: bool, repeats: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     batch, seq_len, heads, _ = q_BSHD.shape
     side = seq_len if masked else 0
     return (
@@ -54,21 +56,23 @@ def _attention_backward(
     out_BSHD: Tensor,
     lse_BHS: Tensor,
     mask_SS: Tensor,
+    repeats: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     raise NotImplementedError("exists for fake tensors only")
 
 
 @_attention_backward.register_fake
-def _(_dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_others: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _(_dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_others: Any) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*inputs[:3], *output)
+    ctx.repeats = inputs[4]
 
 
 def _differentiate(ctx: Any, dout_BSHD: Tensor, *_unused: Tensor) -> tuple[Tensor | None, ...]:
-    return *_attention_backward(dout_BSHD, *ctx.saved_tensors), None
+    return *_attention_backward(dout_BSHD, *ctx.saved_tensors, ctx.repeats), None, None
 
 
 _attention.register_autograd(_differentiate, setup_context=_keep)
@@ -91,6 +95,11 @@ def is_usual(kernel: str) -> bool:
     return backend.grouped and not backend.masked and not backend.plain_operations
 
 
+def of_torch(kernel: str) -> bool:
+    """Whether `kernel` comes with torch, as `FUSED` is taken to; these repeat the gradients of grouped heads."""
+    return kernel == FUSED or get_backend(kernel).load is None
+
+
 def expected_kernel(config: TrainConfig) -> str:
     """The attention kernel of a run on a current GPU, `auto` resolved: any fused kernel serves, since all keep the same."""
     if config.attention.backend != "auto":
@@ -105,7 +114,7 @@ def _attention_as(kernel: str) -> Any:
         seq_len, heads = q_BSHD.shape[1:3]
         window = None if window is not None and window >= seq_len else window
         if is_usual(kernel):
-            return _attention(q_BSHD, k_BSKD, v_BSKD, False)[0]
+            return _attention(q_BSHD, k_BSKD, v_BSKD, False, of_torch(kernel))[0]
         declared = get_backend(kernel)
         if declared.plain_operations:
             return declared.function(q_BSHD, k_BSKD, v_BSKD, window, causal)

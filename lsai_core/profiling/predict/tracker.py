@@ -35,10 +35,10 @@ PROGRAMS = 4 * 132  # of the norm's gradient on a Hopper GPU, each with its part
 KERNEL_SCRATCH = "kernel scratch"
 
 
-def _attention_backward(arguments: tuple[Any, ...]) -> list[int]:
-    """cuDNN's block: the gradient of q in fp32, one fp32 number per row; of grouped heads k's and v's gradients for every head of q."""
+def _attention_backward(arguments: tuple[Any, ...], repeats: bool = False) -> list[int]:
+    """In one block, as cuDNN: the gradient of q and a number per row in fp32; if it `repeats`, those of k and v for every head of q."""
     q_BSHD, k_BSKD = arguments[1:3]
-    grouped = 2 * _bytes(q_BSHD) if k_BSKD.numel() < q_BSHD.numel() else 0
+    grouped = 2 * _bytes(q_BSHD) if repeats and k_BSKD.numel() < q_BSHD.numel() else 0
     return [4 * q_BSHD.numel() // q_BSHD.shape[-1] + 4 * q_BSHD.numel() + grouped]
 
 
@@ -64,7 +64,7 @@ def _ring_backward(arguments: tuple[Any, ...]) -> list[int]:
 
 # Scratch bytes of an operator on a GPU, by its name, from its arguments.
 SCRATCH: dict[str, Callable[[tuple[Any, ...]], list[int]]] = {
-    "lsai::predicted_attention_backward": _attention_backward,
+    "lsai::predicted_attention_backward": lambda a: _attention_backward(a, a[-1]),
     "lsai::predicted_engine_backward": lambda a: 2 * [int(a[0].numel())],  # the gradient in fp8, in both layouts
     "lsai::context_attend": _ring,
     "lsai::context_attend_backward": _ring_backward,
