@@ -1,17 +1,15 @@
 """The feed-forward layer in chunks of tokens: its hidden activations exist for one chunk at a time, forward and backward.
 
-At 450,000 tokens gate and up of an 8-billion-parameter Llama are 26 GB, the product h is 13 GB, and their gradients as much
-again; nothing in the layer looks at two tokens at once. So the forward pass computes one chunk after the other and keeps the
-layer's input alone, and the backward pass computes gate and up of a chunk again, then its gradients, summing those of the weights
-in fp32. Source of the idea: TiledMLP of ALST (Bekman et al. 2025, arXiv:2506.13996).
+Nothing in the layer looks at two tokens at once. So the forward pass computes one chunk after the other and keeps the
+layer's input alone, and the backward pass computes gate and up of a chunk again, then its gradients, those of the
+weights summed in fp32. Source: TiledMLP of ALST (Bekman et al. 2025, arXiv:2506.13996).
 
 Inside of a checkpointed block the layer comes last, and recomputing it for the block would be in vain: the backward pass above
 recomputes it anyway. Recomputation ends as soon as everything that was saved is there again. Hence two autograd functions: `_Keep`
 saves the input *before* anything is computed and owns the gradients; `_Compute` behind it has the result and hands the
 result's gradient through, which `_Keep` takes for what it is.
 
-Both passes are custom operators: torch.compile would unroll the loop, and its partitioner would see that the backward pass computes
-what the forward pass had, and keep that.
+Both passes are custom operators: torch.compile would unroll the loop, and keep what the forward pass had.
 """
 
 from __future__ import annotations

@@ -33,9 +33,8 @@ from lsai_core.profiling.predict import (
     roofline,
     verdict,
 )
-from lsai_core.profiling.predict.messages import held_back
 from lsai_core.profiling.predict.prediction import OUTSIDE_GIB
-from lsai_core.profiling.predict.simulate import simulate
+from lsai_core.profiling.predict.simulate import held_back, simulate
 from lsai_core.strict import validated
 from lsai_core.training import step
 from lsai_core.training.optimizer import build_optimizer

@@ -11,10 +11,8 @@ lightseq  contiguous shards; ranks that would be idle compute for those that hav
           arXiv:2310.03294). In step s the ranks r < s take the queries of rank r + R - s against their own keys. For an even
           number of ranks the paper leaves half of them idle in the last step; here both ends of a pair take half of it.
 
-Blocks do not travel around the ring: each is sent by its owner straight to the worker of the step, and gradients straight
-back. Per step these are the same bytes over the same kind of link inside one node; but no rank waits for a block to be
-passed on, only the needed part is sent, and gradients travel once, in the dtype in which the kernel wrote them, instead of
-as fp32 sums.
+Blocks do not travel around the ring: each is sent by its owner straight to the worker of the step, and gradients
+straight back. No rank waits for a block to be passed on, only the needed part is sent, and gradients travel once.
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ A recipe replaces the chosen linear layers of a model and leaves parameters, the
 exports are those of the bf16 model. The weights stay in high precision: fp8 is how they are multiplied, not how they are
 kept. The state dict gains one tensor with recipe `fused`, the history of its scales (`scales.py`).
 
-Of the packages, torchao's layers are plain tensor operations that torch.compile fuses. Transformer Engine brings kernels of
-its own, which the compiler does not look into (see `packages.py`).
+torchao's layers are plain operations that torch.compile fuses; Transformer Engine brings its own kernels.
 """
 
 from __future__ import annotations

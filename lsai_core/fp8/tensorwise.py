@@ -1,8 +1,7 @@
 """The project's own fp8 linear layer: current scaling per tensor, all three matrix products in fp8, nothing but torch.
 
-A tensor is divided by its largest magnitude, stretched over the range of the fp8 type and rounded ("dynamic" or "current"
-scaling: the maximum is that of this very tensor); the product multiplies back. Inputs and weights are e4m3 (3 bits of
-mantissa, largest 448), gradients e5m2 (2 bits, largest 57344), as in Micikevicius et al. 2022 (arXiv:2209.05433):
+A tensor is divided by its largest magnitude, stretched over the range of the fp8 type and rounded; the product
+multiplies back. Inputs and weights are e4m3, gradients e5m2, as in Micikevicius et al. 2022 (arXiv:2209.05433):
 
     output  y (M, N) = x (M, K)  @ w (N, K)^T      e4m3 x e4m3
     dgrad  dx (M, K) = g (M, N)  @ w (N, K)        e5m2 x e4m3
@@ -12,19 +11,13 @@ Layouts. Hopper's and Ada's fp8 tensor cores read both operands along the summed
 the second column-major. y has that for free; dgrad needs w, wgrad both g and x transposed in memory, which fp8 products
 in other precisions do not. So a training step casts x, w and g twice each, once as they lie and once transposed.
 
-Speed is won or lost in these casts, because they are bound by memory bandwidth. They are plain tensor operations, for
-torch.compile to fuse: a pass for the maximum (fused into whatever produces the tensor) and one pass per layout that reads
-16 bits and writes 8. Each maximum is taken once and its scale kept for the backward pass. Run eagerly, each of these
-operations is a kernel of its own with fp32 in between: correct, slow, for tests.
+These casts are bound by memory bandwidth. They are plain operations, for torch.compile to fuse: a pass for the maximum,
+taken once, and one per layout that reads 16 bits and writes 8. Run eagerly they are correct, and slow.
 
-Memory. An fp8 layer often needs *more* memory than a bf16 one: fp8 copies of inputs and weights that are made in the
-forward pass and wait for the backward pass, one byte per element and layout, beside bf16 tensors that are kept anyway. Here
-nothing fp8 outlives the operation that uses it: the layer keeps its input and the weight as they are, exactly what a bf16
-layer keeps, plus two scalars, and casts again in the backward pass. Inside a compiled block it keeps less than bf16: torch's
-partitioner recomputes only what fuses with its user, and the input of a bf16 product does not, so it is kept, while the
-input of an fp8 product fuses with its cast and is recomputed from what the norm or SwiGLU before it keeps anyway. With
-fp32 weights (bf16_autocast) no bf16 copy of the weight is made either. What remains on top are the fp8 operands of one
-product at a time.
+Memory. An fp8 layer often needs *more* memory than a bf16 one: fp8 copies wait for the backward pass beside bf16
+tensors that are kept anyway. Here nothing fp8 outlives the operation that uses it: the layer keeps its input and the
+weight as they are and casts again in the backward pass. Inside a compiled block it keeps less than bf16, because
+torch's partitioner recomputes what fuses with its user, as the input of an fp8 product does with its cast.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """Distributed checkpoints: every process writes its own slices, any number of processes reads them.
 
-A checkpoint is a folder `sharded-<step>` in the format of torch.distributed.checkpoint (DCP), which records for each tensor
-which part of it lies where; reading asks for the parts that the reading process needs, however the writing ones had cut.
-`complete.json` in it is written last, by rank 0, after every process has its slices on disk: without it there is no
-checkpoint. So a kill in mid-save costs the new one and never an old one; older ones go only after the newer one is complete.
+A checkpoint is a folder `sharded-<step>` in the format of torch.distributed.checkpoint (DCP), which records for each
+tensor which part of it lies where; a reading process asks for what it needs. `complete.json` in it is written last, by
+rank 0, when all slices are on disk: without it there is no checkpoint, so a kill in mid-save costs the new one and
+never an old one.
 
-Saving copies the slices to host memory, which training waits for, and writes them behind its back. There is no random state
-to save: after initialization nothing is drawn, and batches are a function of the step.
+Training waits until the slices are copied to host memory, not until they are written. There is no random state to save.
 
-DCP's metadata and small values are pickles, which run what they name. So nothing is read before the checksums in `complete.json`
-hold, and no pickle that names anything but what DCP itself writes.
+DCP's metadata and small values are pickles, which run what they name. So nothing is read before the checksums in
+`complete.json` hold, and no pickle that names anything but what DCP itself writes.
 """
 
 from __future__ import annotations
@@ -26,11 +25,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint import state_dict as dicts
 from torch.optim import Optimizer
 
 from lsai_core.errors import UserError
 from lsai_core.files import write_json
+from lsai_core.hf import save_hf
+from lsai_core.model import Transformer
 from lsai_core.parallel.world import World
 from lsai_core.training.checkpoint import beginning, checksum
 
@@ -67,8 +68,8 @@ def sharded_checkpoints(folder: Path) -> list[Path]:
 class ShardedCheckpoints:
     """The checkpoints of one run; every process makes one and calls the same methods at the same steps.
 
-    `sequences`: what one optimizer step trains on, over all processes. A checkpoint is refused for another number, since
-    the next step would see other data.
+    `sequences`: what one optimizer step trains on, over all processes. A checkpoint is refused for another number,
+    since the next step would see other data.
     """
 
     def __init__(self, folder: Path, keep: int, sequences: int, world: World) -> None:
@@ -92,7 +93,7 @@ class ShardedCheckpoints:
         if not saved:
             return 0, 0.0
         facts = self._facts(saved[-1])
-        weights, states = get_state_dict(model, optimizer)
+        weights, states = dicts.get_state_dict(model, optimizer)
         state = {"model": weights, "optimizer": states}
         try:
             with (saved[-1] / ".metadata").open("rb") as file:
@@ -101,7 +102,7 @@ class ShardedCheckpoints:
                 warnings.filterwarnings("ignore", "torch.distributed is disabled")
                 where: dict[str, Any] = {"process_group": self._group, "no_dist": self._alone}
                 dcp.load(state, checkpoint_id=saved[-1], planner=_Values(), **where)
-            set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=states)
+            dicts.set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=states)
         except (dcp.api.CheckpointException, Exception) as error:  # whatever a foreign file makes of its reader
             raise UserError(f"{saved[-1]} does not fit this run's model: {_reason(error)}") from error
         return facts["step"], facts["train_s"]
@@ -109,7 +110,7 @@ class ShardedCheckpoints:
     def save(self, step: int, model: nn.Module, optimizer: Optimizer, train_s: float) -> None:
         """Begin to write the checkpoint of `step` completed steps; waits for the one before to be on disk."""
         self.finish()
-        weights, states = get_state_dict(model, optimizer)
+        weights, states = dicts.get_state_dict(model, optimizer)
         path = self.folder / f"sharded-{step:08d}"
         state = {"model": weights, "optimizer": states}
         written = dcp.async_save(state, checkpoint_id=path, process_group=self._group, no_dist=self._alone)
@@ -170,3 +171,17 @@ def _reason(error: BaseException) -> str:
         cause = next(iter(error.failures.values()))[0]
         error = beginning(cause) if isinstance(cause, BaseException) else error
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def export_hf(model: Transformer, folder: Path, world: World, *, max_seq_len: int = 2048) -> None:
+    """Write `model`, sharded or not, to `folder` (see `save_hf`), gathered tensor by tensor into rank 0's host memory;
+    every process must call."""
+    options = dicts.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    whole = dicts.get_model_state_dict(model, options=options)
+    if world.is_main:
+        with torch.device("meta"):
+            plain = Transformer(model.config, model.attention_config)
+        # Without what only training needs (the scales of fp8).
+        plain.load_state_dict({name: whole[name] for name in plain.state_dict()}, assign=True)
+        save_hf(plain, folder, max_seq_len=max_seq_len)
+    world.barrier()

@@ -1,11 +1,10 @@
 """How much work a token is, and how much work a GPU can do: the two halves of model FLOPs utilization (MFU).
 
-A token takes 6 N + 12 L d T FLOPs (PaLM, arXiv:2204.02311, appendix B; nanoGPT; torchtitan): N parameters in a multiply-add forward and two
-backward, attention's scores and weighted sums over L layers of width d, each position counted with all T. N comes from the config and leaves
-out the embedding table, which is only looked up; an output projection that shares it counts. Recomputation is no model work.
+A token takes 6 N + 12 L d T FLOPs (PaLM, arXiv:2204.02311, appendix B): N parameters that it is multiplied with, L
+layers of width d over T positions. An output projection counts, also a shared one; recomputation is no model work.
 
-`PEAKS` holds dense figures of data sheets, which often print the doubled 2:4-sparse one. A device that is not in the table is rated against its
-own measured product, labelled so. MFU is stated against bf16 whatever the run's precision (on a CPU against fp32), so that speed-ups show.
+`PEAKS` holds dense figures of data sheets. Another device is rated against its own measured product, labelled so. MFU
+is stated against bf16 whatever the run's precision (on a CPU against fp32), so that speed-ups show.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from lsai_core.model import count_parameters
 
 @dataclass(frozen=True)
 class Flops:
-    """Training FLOPs (forward and backward) of one token: `convention` is what MFU uses, `causal_discounted` counts half of its attention, as a
-    causal mask does, and `windowed` what a sliding window leaves (None without one)."""
+    """Training FLOPs of one token: `convention` is what MFU uses, `causal_discounted` counts half of its attention, and
+    `windowed` what a sliding window leaves (None without one)."""
 
     convention: float
     causal_discounted: float
@@ -32,7 +31,7 @@ class Flops:
 
 
 def flops_per_token(model: ModelConfig, seq_len: int, window: int | None = None) -> Flops:
-    """FLOPs per trained token at sequence length `seq_len`; `window` as in `AttentionConfig`. UserError if one is not positive."""
+    """FLOPs per trained token; `window` as in `AttentionConfig`. UserError if a length is not positive."""
     if seq_len < 1 or (window is not None and window < 1):
         raise UserError(f"seq_len and window must be positive, got seq_len={seq_len}, window={window}")
     counted = matmul_parameters(model)
@@ -47,7 +46,7 @@ def flops_per_token(model: ModelConfig, seq_len: int, window: int | None = None)
 
 
 def matmul_parameters(model: ModelConfig) -> int:
-    """Parameters of the unsharded model that a token is multiplied with: all but an embedding table that is only looked up."""
+    """Parameters that a token is multiplied with: all but an embedding table that is only looked up."""
     parameters = count_parameters(model)
     return parameters.total if model.tie_embeddings else parameters.non_embedding
 
@@ -99,9 +98,9 @@ def theoretical_peak(device_name: str, dtype: str) -> Peak | None:
 
 
 def peak_for(device_name: str, dtype: str, measured: Mapping[str, float | str] | None = None) -> Peak | None:
-    """The peak that MFU of a run in `dtype` (a key of `MATMUL_DTYPE`) is stated against, or None if there is no honest one.
+    """What MFU of a run in `dtype` (a key of `MATMUL_DTYPE`) is stated against, or None if there is no honest peak.
 
-    `device_name` is the driver's, or `"cpu"`; `measured`: ceilings of the same machine. UserError for an unknown precision.
+    `device_name` is the driver's, or `"cpu"`; `measured`: ceilings of the same machine. UserError for an unknown one.
     """
     if dtype not in MATMUL_DTYPE:
         raise UserError(f"unknown precision {dtype!r}; known: {', '.join(MATMUL_DTYPE)}")

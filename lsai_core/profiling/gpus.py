@@ -1,7 +1,7 @@
 """GPUs that a prediction can be held against: memory as torch reports it, bandwidths from the data sheets.
 
-The driver's name leads to the peaks of `lsai_core.profiling.flops`, and to measured rates. `link` is what a GPU sends to its neighbours in
-a node per second and direction: NVLink, or PCIe 4.0 x16 and 5.0 x16 for GeForce cards.
+The driver's name leads to peaks (`flops.py`) and measured rates. `link` is what a GPU sends to its neighbours in a node
+per second and direction: NVLink, or PCIe 4.0 x16 and 5.0 x16 for GeForce cards.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lsai_core.errors import UserError
 
 @dataclass(frozen=True)
 class Gpu:
-    """`memory_gib`: of the whole device; `memory_gb_per_s` and `link_gb_per_s`: data sheet; `fp8`: has fp8 tensor cores."""
+    """`memory_gib`: of the whole device; `memory_gb_per_s`, `link_gb_per_s`: data sheet; `fp8`: in tensor cores."""
 
     name: str
     driver_name: str

@@ -1,8 +1,8 @@
 """What this process may use: CPU cores and memory, as seen from inside a container, a Slurm job or a plain shell.
 
-A scheduler pins it to some cores (the affinity mask), and control groups cap its CPU time and its memory. The cap can sit on any ancestor group
-(Slurm sets it on the job, the process lives in a step below): all are read, in both layouts, and the smallest wins. A virtual machine that
-is given memory as it uses it does not tell how much it will be; who knows says so: `LSAI_MEMORY_GIB=560`.
+A scheduler pins it to cores (the affinity mask), and control groups cap CPU time and memory, on any ancestor group: all
+are read, in both layouts, and the smallest wins. A virtual machine that is given memory as it uses it does not tell how
+much it will be; who knows says so: `LSAI_MEMORY_GIB=560`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,8 @@ def cpu_cores(root: Path = Path("/")) -> int:
 
 
 def memory_gib(root: Path = Path("/")) -> float:
-    """Memory in GiB that this process may use: the machine's ($LSAI_MEMORY_GIB where that is set), cut by the cgroup's limit.
-
-    Raises UserError if the variable is not a positive number.
-    """
+    """GiB that this process may use: the machine's, or $LSAI_MEMORY_GIB (UserError if that is no positive number), cut
+    by the cgroup's limit."""
     given = os.environ.get(MEMORY)
     machine = _positive(given) if given else psutil.virtual_memory().total / _GIB
     return min([machine, *(limit / _GIB for limit in _memory_limits(root))])

@@ -1,7 +1,7 @@
 """Count the bytes of live tensors on the CPU, where the allocator keeps no statistics.
 
-Every tensor is born in an operator, so a dispatch mode sees each result; views share their storage; and a weak reference to the storage fires at the
-moment its memory is freed, also for activations that only the autograd graph holds. Births minus deaths is the live total.
+A dispatch mode sees the result of each operator; views share their storage; a weak reference to the storage fires when
+its memory is freed, also for activations that only the autograd graph holds. Births minus deaths is the live total.
 
 What is not seen: scratch memory inside an operator, and memory outside PyTorch. PyTorch runs compiled functions eagerly
 while a dispatch mode is on, so a compiled model shows the memory of its eager form.

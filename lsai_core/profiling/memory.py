@@ -7,10 +7,10 @@
         with meter.phase("optimizer"): optimizer.step(); optimizer.zero_grad()
     results.update(meter.summary())
 
-With gradient accumulation forward and backward come several times per step; a step ends with its optimizer phase, and a phase's figure for the
-step is its largest. On a GPU the figures are the caching allocator's counters: *allocated* (tensors), *active* (allocated, or waiting for a
-stream before reuse) and *reserved* (taken from the driver). They know one peak, which every phase resets, so the overall peak is the largest
-over phases and the moments between them. On a CPU the figures are live tensor bytes (`live_tensors`).
+A step ends with its optimizer phase; of a phase that comes several times the largest counts. On a GPU the figures are
+the caching allocator's: *allocated* (tensors), *active* (also what waits for a stream) and *reserved* (taken from the
+driver). Every phase resets their peaks, so the overall peak is the largest. On a CPU they are live tensor bytes
+(`live_tensors`).
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ _PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 
 
 class PhaseMemory:
-    """Measures the phases of training steps on `device` (see this file's introduction). Resets the process's CUDA peak counters.
+    """Measures the phases of training steps on `device` and resets the process's CUDA peak counters.
 
-    `seeds`: the modules, optimizers and tensors that exist before a phase begins; on a CPU they are counted from the start of each phase
-    (otherwise only from their first use). A GPU's counters need none.
+    `seeds`: the modules, optimizers and tensors that exist before a phase begins, for a CPU to count. A GPU needs none.
     """
 
     def __init__(self, device: torch.device | str, seeds: Iterable[Seed] = ()) -> None:
@@ -64,7 +63,7 @@ class PhaseMemory:
         self._open = name != "optimizer"
 
     def summary(self) -> dict[str, float | str]:
-        """Flat results over the measured steps, in GiB; without a measured step only `memory_kind` and `rss_peak_gib` (of the process).
+        """Flat results over the measured steps, in GiB; without one `memory_kind` and `rss_peak_gib` only.
 
         `mem_<phase>_peak_gib` is the largest allocated peak over the steps, with `_mean` the mean of the steps' peaks;
         `mem_peak_allocated_gib`, and on a GPU `mem_peak_reserved_gib` and `mem_peak_active_gib`, cover whole steps.

@@ -1,8 +1,8 @@
 """Step times without disturbing the steps, and what a step costs the host.
 
-On a GPU the timer drops a CUDA event into the stream at each step boundary and reads the events when they have completed anyway, so the host
-never waits and the overlap that makes the step fast stays; on a CPU the work is synchronous and a clock is exact. A duration is the time between
-two marks: whatever happens between steps is part of the step. Work that is no step (validation, a checkpoint) is kept out by `restart()`.
+On a GPU the timer drops a CUDA event into the stream at each step boundary and reads it when it has completed anyway,
+so the host never waits; on a CPU a clock is exact. A duration is the time between two marks. Work that is no step
+(validation, a checkpoint) is kept out by `restart()`.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ class StepTimer:
 
 
 class PhaseClock:
-    """The host's time in each phase of a step (`train_step`), over the steps that it is given to: on a GPU what starting the kernels takes,
-    unless the GPU is the slower and its queue full (about 1,000 kernels); then the host waits within whichever phase that happens in."""
+    """The host's time in each phase of a step (`train_step`): on a GPU what starting the kernels takes, unless the GPU
+    is the slower and its queue full (about 1,000 kernels); then the host waits within whichever phase that happens
+    in."""
 
     def __init__(self) -> None:
         self._steps: list[defaultdict[str, float]] = []

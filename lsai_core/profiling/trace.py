@@ -1,10 +1,9 @@
 """Where a step's time goes: a torch profiler trace, the time per kind of kernel, and a CUDA memory snapshot.
 
-Totals say that a variant is faster; a trace says why. `trace` records a few steps and writes a Chrome trace (open it
-in https://ui.perfetto.dev); `kernel_events` reads the same events, `kernel_breakdown` adds them up by what they do,
-`top_kernels` by name, `busy_ms` says how long the GPU had any work at all, and `exposed_ms` how long nothing but
-communication, say, was going on. On a GPU an event is a kernel; on a CPU, where an operator is the kernel, an operator with
-its own time. `memory_snapshot` records every allocation with its stack (open the file at https://pytorch.org/memory_viz).
+`trace` records a few steps and writes a Chrome trace (open it in https://ui.perfetto.dev); `kernel_events` reads the
+same events, `kernel_breakdown` adds them up by what they do, `top_kernels` by name, `busy_ms` says how long the GPU had
+any work, and `exposed_ms` how long nothing but communication, say, went on. On a CPU an event is an operator with its
+own time. `memory_snapshot` records every allocation with its stack (open the file at https://pytorch.org/memory_viz).
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from lsai_core.errors import Unavailable
 from lsai_core.files import atomic_writer
 
-# First match wins, so the special comes before the general: the loss's log-softmax is also a softmax, products in fp8 have fp8 in their
-# names, too. A kernel that torch.compile fused is named after all operators in it, so that one with "attention" in its name is what stands
-# beside the attention kernel. Names are kernels (GPU) or operators (CPU), compared without case.
+# First match wins, so the special comes before the general: the loss's log-softmax is also a softmax. A kernel that
+# torch.compile fused is named after all operators in it: one with "attention" in it stands beside that kernel.
+# Names are kernels (GPU) or operators (CPU), compared without case.
 _CLASSES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("communication", ("nccl", "gloo:", "c10d", "record_param_comms", "all_?reduce", "all_?gather", "reduce_?scatter")),
     ("memcpy", ("memcpy", "memset", "^aten::copy_$", "^aten::_to_copy$")),
@@ -56,9 +55,9 @@ KERNEL_CLASSES = (*dict.fromkeys(name for name, _ in _CLASSES), "other")
 
 @contextlib.contextmanager
 def trace(path: Path, steps: int = 3) -> Iterator[profile]:
-    """Profile `steps` steps after one warm-up step; write the gzipped Chrome trace to `path` (`.json.gz`), unless the block raises.
+    """Profile `steps` steps after one warm-up step; write the gzipped Chrome trace to `path`, unless the block raises.
 
-    Call `.step()` on the yielded profiler after each training step; what runs after the last profiled step is not recorded.
+    Call `.step()` on the yielded profiler after each training step; what runs after the last one is not recorded.
     """
     # A process that trains on the CPU has not touched CUDA; profiling it all the same fills the trace with waits.
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_initialized() else [])]
@@ -127,7 +126,7 @@ def top_kernels(events: Sequence[KernelEvent], count: int) -> list[dict[str, Any
 
 
 def busy_ms(events: Sequence[KernelEvent]) -> float | None:
-    """Milliseconds in which at least one GPU kernel or copy ran; kernels that overlap count once. None without a GPU."""
+    """Milliseconds in which at least one GPU kernel or copy ran. None without a GPU."""
     if not any(event.on_gpu for event in events):
         return None
     total, until = 0.0, -math.inf
@@ -138,8 +137,8 @@ def busy_ms(events: Sequence[KernelEvent]) -> float | None:
 
 
 def exposed_ms(events: Sequence[KernelEvent], label: str) -> float | None:
-    """Milliseconds in which kernels of class `label` ran and no others: what they cost beyond the work that hides them, waiting for a slower
-    process included. None without such a kernel on a GPU."""
+    """Milliseconds in which kernels of class `label` ran and no others, waiting for a slower process included. None
+    without such a kernel on a GPU."""
     busy, others = busy_ms(events), busy_ms([event for event in events if event.label != label])
     if busy is None or not any(event.label == label for event in events):
         return None
@@ -166,8 +165,8 @@ def _in_optimizer(event: Any) -> bool:
 
 @contextlib.contextmanager
 def memory_snapshot(path: Path, max_entries: int = 200_000) -> Iterator[None]:
-    """Record every CUDA allocation of the block with its stack, the last `max_entries`; write the snapshot to `path` (`.pickle`), also
-    when the block raises (an out-of-memory is when it is wanted most). Raises Unavailable without a GPU."""
+    """Record the block's last `max_entries` CUDA allocations with their stacks; write the snapshot to `path`
+    (`.pickle`), also when the block raises. Raises Unavailable without a GPU."""
     if not torch.cuda.is_available():
         raise Unavailable("a CUDA memory snapshot needs a CUDA GPU")
     torch.cuda.memory._record_memory_history(max_entries=max_entries)

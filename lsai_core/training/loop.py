@@ -1,9 +1,8 @@
 """The training loop: next-token prediction, by one process or by several that share a batch and a sharded model.
 
 Each step draws `grad_accum` micro-batches whose content depends only on (seed, step), runs forward and backward, clips the
-gradient norm and takes one AdamW step. The host never waits for the GPU inside a step: losses stay on the device and are
-read once per `log_every` steps, step times come from events. A few early steps run with the memory meter on; they and the
-warm-up steps are left out of the speed figures. Validation, checkpoints and log flushes happen between timed steps.
+gradient norm and takes one AdamW step. The host never waits for the GPU inside a step. A few early steps run with the
+memory meter on; they and the warm-up do not count for speed. Validation, checkpoints and logs come between timed steps.
 
 Reader r of R takes micro-batches R * step + r: a process, or the group of processes that share sequences, a slice each. FSDP
 averages the gradients inside the backward pass. What else they must agree on goes through `World`, which for one process

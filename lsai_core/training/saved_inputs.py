@@ -1,20 +1,20 @@
 """The inputs of checkpointed blocks in host memory, where they wait for the backward pass.
 
-With gradient checkpointing what grows with the sequence is one tensor per block, its input: for Llama 3 8B at 450,000 tokens
-32 x 3.7 GB. A block's backward pass takes seconds at such lengths, and the way over PCIe a tenth of one; so each input is copied to
-pinned host memory while its block computes, and comes back while the block behind it runs its backward pass. The idea is
-ALST's (Bekman et al. 2025, arXiv:2506.13996).
+With gradient checkpointing what grows with the sequence is one tensor per block, its input. A long block's backward
+pass takes seconds, and the way over PCIe a tenth of one; so each input is copied to pinned host memory while its block
+computes, and comes back while the block behind it runs its backward pass. The idea is ALST's (Bekman et al. 2025,
+arXiv:2506.13996).
 
-The hooks that autograd has for saved tensors do the exchange. They see everything that is saved in plain sight, which with
-checkpointing is the block's input, the rotary tables and, compiled, the weights; they take the input only. Copies run on
-a stream of their own. On the GPU there are at most two inputs beside the one in use: one that is leaving and one that is
-coming; each is let go only after the computing stream waits for its copy, so that its memory cannot be taken too early.
+Autograd's hooks for saved tensors do the exchange, and take the block's input only. Copies run on a stream of their
+own. On the GPU there are at most two inputs beside the one in use, one leaving and one coming; each is let go only
+after the computing stream waits for its copy, so that its memory cannot be taken too early.
 
-Where the GPU has room for some inputs but not for all, it is the last blocks' that stay there (`inputs_on_gpu`): the backward pass
-needs them first and frees them before its gradients are all there. What `grad_checkpoint: attention` keeps beside the inputs, the
-results of attention, stays on the GPU.
+Where the GPU has room for some inputs but not for all, it is the last blocks' that stay there (`inputs_on_gpu`): the
+backward pass needs them first and frees them before its gradients are all there. What `grad_checkpoint: attention`
+keeps beside the inputs, the results of attention, stays on the GPU.
 
-Host buffers are pinned once, at exactly their size (torch's own pinned memory rounds up to powers of two), and serve all steps.
+Host buffers are pinned once, at exactly their size (torch's own pinned memory rounds up to powers of two), and serve
+all steps.
 """
 
 from __future__ import annotations

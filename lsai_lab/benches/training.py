@@ -44,7 +44,7 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
     trained = train(config, dataset, context.folder, context.on_rows, per_rate["mfu"], world)
     if config.checkpoint.export:
         from lsai_core.hf import find_checkpoint, max_positions  # these load what most runs never need
-        from lsai_core.parallel.export import export_hf
+        from lsai_core.parallel.checkpoint import export_hf
 
         known = max_positions(find_checkpoint(config.init_from)) if config.init_from else 0
         export_hf(trained.model, context.folder / "model", world, max_seq_len=max(config.seq_len, known))

@@ -1,6 +1,7 @@
 """The search for the largest size that works, by trying: what the searches for a batch and for a model share.
 
-It begins where a step is predicted to fit, which decides nothing else. Steps that grow from there bracket the answer, bisection narrows it.
+It begins where a step is predicted to fit, which decides nothing else. Steps that grow from there bracket the answer,
+bisection narrows it.
 """
 
 import sys
@@ -52,8 +53,9 @@ class SearchConfig(Strict):
 class Search:
     """The tries of a search: each is a row of `metrics.jsonl` as soon as it has ended.
 
-    `limit_gib` is the memory of the GPU or, on a CPU, what one process may allocate, `usable_gib` that without the driver's;
-    `host_limit_gib` is what all may take of the host's (CPU offload), else None. Raises Unavailable if this machine lacks what the run needs, or the limit cannot be set here.
+    `limit_gib` is the memory of the GPU or, on a CPU, what one process may allocate, `usable_gib` that without the
+    driver's; `host_limit_gib` is what all may take of the host's (CPU offload), else None. Raises Unavailable if this
+    machine lacks what the run needs, or the limit cannot be set here.
     """
 
     def __init__(self, work: Work, config: SearchConfig, context: Context) -> None:
@@ -112,8 +114,8 @@ class Search:
 
 
 def search_largest(works: Callable[[int], bool], *, start: int, limit: int, resolution: float = 0.0) -> int:
-    """Largest size in 1..limit that works, 0 if none does. `resolution`: stop when the bracket is narrower than this share of the
-    largest size that worked (0: exact)."""
+    """Largest size in 1..limit that works, 0 if none does. `resolution`: stop when the bracket is narrower than this
+    share of the largest size that worked (0: exact)."""
     fits, fails, size, factor = 0, limit + 1, min(start, limit), _FIRST_STEP
     while True:
         fits, fails = (size, fails) if works(size) else (fits, size)
@@ -131,8 +133,8 @@ def search_largest(works: Callable[[int], bool], *, start: int, limit: int, reso
 def predicted_size(
     config: SearchConfig, usable_gib: float, on_host_gib: float | None, *, begin: int, stride: float
 ) -> int:
-    """The largest size whose step is predicted to fit a device with `usable_gib` and, with CPU offload, a host with `on_host_gib`; 1 if
-    none is. `begin` and `stride`: the first size predicted, and the factor to the second."""
+    """The largest size whose step is predicted to fit a device with `usable_gib` and, with CPU offload, a host with
+    `on_host_gib`; 1 if none is. `begin` and `stride`: the first size predicted, and the factor to the second."""
 
     def filled(size: int) -> float:
         train = config.sized(size)

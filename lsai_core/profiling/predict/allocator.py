@@ -1,13 +1,15 @@
-"""PyTorch's CUDA caching allocator as arithmetic: what a sequence of allocations and frees makes it reserve, and whether it runs out.
+"""PyTorch's CUDA caching allocator as arithmetic: what requests and frees make it reserve, and whether it runs out.
 
-The allocator takes memory from the driver in segments and hands out blocks of them. Requests are rounded to 512 bytes. Up to 1 MiB
-they come from segments of 2 MiB, up to 10 MiB from segments of 20 MiB, larger ones get a segment of their own size, rounded to 2 MiB.
-A request takes the smallest free block of its stream and pool that is large enough, and splits it if what remains is worth it. A freed
-block joins its free neighbours. A segment goes back to the driver only when memory runs out and nothing of it is in use. So
-*reserved* memory exceeds what is allocated by the gaps between blocks; the size and the order of all requests decide by how much.
+It takes memory from the driver in segments and hands out blocks of them, in multiples of 512 bytes. Requests up to 1
+MiB come from segments of 2 MiB, up to 10 MiB from segments of 20 MiB, larger ones get a segment of their own. A request
+takes the smallest free block of its stream and pool that is large enough, and splits it if what remains is worth it. A
+freed block joins its free neighbours. Segments go back to the driver only when memory runs out. So *reserved* exceeds
+what is allocated by the gaps between blocks. Of equal blocks the lower address is taken; here new segments lie above
+old ones, while a driver places them as it likes: where much hangs on it, the same requests reserve otherwise on another
+GPU.
 
-With expandable segments each pool and stream has one range of addresses, which grows by pages (2 or 20 MiB) and has no ends to fall
-between. The rules are those of c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.11 to 2.13, with unlimited `max_split_size`.
+With expandable segments each pool and stream has one range of addresses, which grows by pages (2 or 20 MiB). The rules
+are those of c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.11 to 2.13, with unlimited `max_split_size`.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ class OutOfMemory(Exception):
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """`size` bytes at `address`; neighbours in its segment; `mapped`: backed by memory (always, but in expandable segments)."""
+    """`size` bytes at `address`; neighbours in its segment; `mapped`: backed by memory."""
 
     address: int
     size: int
@@ -56,9 +58,9 @@ class _Pool:
 
 
 class Allocator:
-    """`limit`: bytes that may be reserved. `allocated`, `reserved` and their peaks are in bytes; `retries`: flushes of the cache.
+    """`limit`: bytes that may be reserved. `allocated`, `reserved`, their peaks: bytes; `retries`: flushes.
 
-    Memory that one stream waits for on another is freed late; that is the caller's to say, so allocated and active are the same here.
+    Memory that a stream waits for is freed late: the caller's to say, so allocated and active are the same here.
     """
 
     def __init__(self, limit: int | None = None, expandable: bool = False, collect_above: float = 0.0) -> None:
@@ -126,7 +128,7 @@ class Allocator:
         return Block(self._next_address - wanted, wanted, pool)
 
     def _expanded(self, pool: _Pool, size: int) -> Block | None:
-        """The first place of the pool's range at which free and unmapped memory is long enough; unmapped parts get pages."""
+        """The first place of the pool's range with enough free and unmapped memory; unmapped parts get pages."""
         for candidate in sorted(pool.unmapped, key=lambda block: block.address):
             start = candidate.before if candidate.before and candidate.before.free else candidate
             if _room(start) >= size:
@@ -144,7 +146,7 @@ class Allocator:
         return block
 
     def _mapped(self, block: Block, size: int) -> Block | None:
-        """`block`, whose first `size` bytes get whole pages, joined with its free neighbours; among the pool's free blocks."""
+        """`block`, whose first `size` bytes get whole pages, joined with its free neighbours, in the pool."""
         page = SMALL_SEGMENT if block.pool.small else LARGE_SEGMENT
         size = min(block.size, -(-size // page) * page)
         if self.limit is not None and self.reserved + size > self.limit:

@@ -1,14 +1,15 @@
 """What a compiled block keeps and needs, without compiling it.
 
-torch.compile decides twice about memory. Its partitioner cuts the joint graph of forward and backward pass so that the fewest
-bytes cross (a minimum cut), and recomputes the rest: that is what a block keeps. This file runs that very partitioner, on a
-graph of fake tensors, with Inductor's decompositions. Then Inductor fuses pointwise operations and reductions into kernels,
-whose inner values exist in registers only. That is modelled: a result is memory if a matrix product, an attention kernel or
-another opaque operator made it or reads it, or if it leaves the graph. `Replay` then walks through the graph, makes exactly these
-tensors and drops each after its last use, the gradients that a backward pass is given at its end.
+torch.compile decides twice about memory. Its partitioner cuts the joint graph of both passes so that the fewest bytes
+cross, and recomputes the rest: that is what a block keeps. This file runs that very partitioner on fake tensors. Then
+Inductor fuses pointwise operations and reductions into kernels, whose inner values exist in registers only: here a
+result is memory if another operator (a product, attention) made it or reads it, or if it leaves the graph. Inductor
+also gives dead results' memory to later ones. `Replay` makes and drops these tensors, the gradients that a backward
+pass is given at its end.
 
-Gradient checkpointing reaches the partitioner as it does in torch.compile, as marks on the graph: recompute everything (`full`),
-or keep what the model's own policies keep (`selective`, `attention`; `mlp` is `selective` without the product of gate and up).
+Gradient checkpointing reaches the partitioner as in torch.compile, as marks on the graph: recompute everything
+(`full`), or keep what the model's own policies keep; `mlp` is two checkpointed parts, attention as `selective` and the
+rest as `full`.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _is_fused(node: fx.Node) -> bool:
-    """Whether Inductor makes a kernel of its own of it and of what stands around: PyTorch's operators, but products and attention."""
+    """Whether Inductor makes a kernel of it and of what stands around: most of PyTorch's operators."""
     if _is_part(node):
         return _is_fused(node.args[0])  # type: ignore[arg-type]
     name = _schema(node)
@@ -99,7 +100,7 @@ class Replay:
         self._held = set(self._taken.values())
 
     def _materialized(self, nodes: list[fx.Node]) -> set[fx.Node]:
-        """Nodes whose results exist in memory: those of opaque operators, and fused ones that something opaque reads."""
+        """Nodes whose results are memory: those of opaque operators, and fused ones that something opaque reads."""
         real: set[fx.Node] = set()
         for node in nodes:
             opaque = node.op == "call_function" and not _is_fused(node) and not _is_view(node)
@@ -141,8 +142,8 @@ class Replay:
         return drop
 
     def _reused(self, nodes: list[fx.Node]) -> dict[fx.Node, fx.Node]:
-        """Whose memory a result takes, as Inductor plans it: that of an input which dies, if a fused kernel reads it once; else the
-        newest dead one of its dtype and size, unless the peak would rise (`AllocateLine` in torch/_inductor/codegen/wrapper.py)."""
+        """Whose memory a result takes, as Inductor plans it (`AllocateLine`): that of an input which dies, if a fused
+        kernel reads it once; else the newest dead one of its dtype and size, unless the peak would rise."""
         steps = [node for node in nodes if node in self._real and node.op == "call_function"]
         levels, level = list[int](), 0
         for node in steps:

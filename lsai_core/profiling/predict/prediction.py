@@ -1,8 +1,8 @@
 """Peak memory of a run on each GPU, with its parts, and whether that fits.
 
-The simulated step knows tensors only. What a run's libraries take from the same allocator is one constant: two cuBLAS workspaces of
-32 MiB, one for the thread of the forward pass, one for autograd's. What the allocator reserves beyond that, and whether it gets by with
-a GPU's memory, is found by replaying the step (`replay.py`). The driver's own context lies outside (`OUTSIDE_GIB`).
+The simulated step knows tensors only. A run's libraries take one constant from the same allocator: two cuBLAS
+workspaces. What the allocator reserves beyond that, and whether it gets by with a GPU's memory, is found by replaying
+the step (`replay.py`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Prediction:
 
     @functools.cached_property
     def needs(self) -> float:
-        """The least that the allocator must be able to reserve, so that later steps need not give memory back and take it again.
+        """The least that the allocator must be able to reserve, so that later steps give no memory back.
 
         Where it can have more it reserves more: gaps that it could do without.
         """
@@ -72,7 +72,7 @@ class Prediction:
 def predict(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu", "cpu"] = "gpu") -> Prediction:
     """Predicted memory of `config` on each of its GPUs; nothing is allocated and no GPU is needed.
 
-    `kernel`: the attention kernel, where it is known; otherwise what `auto` comes to on a current GPU. `on="cpu"`: live tensor
+    `kernel`: the attention kernel, if known; otherwise what `auto` comes to on a current GPU. `on="cpu"`: live tensor
     bytes of a run on a CPU. Raises UserError inside of a distributed run.
     """
     # Reduced to what decides memory, so that runs which differ in the rest are predicted once.
@@ -127,8 +127,8 @@ def _host_gib(config: TrainConfig) -> float:
 def verdict(prediction: Prediction, gpu: Gpu) -> Verdict:
     """Whether a run fits `gpu`, by replaying it there.
 
-    `fits`: it gets through with 3 % of the memory to spare. `tight`: it gets through, but with less, or only by giving cached memory
-    back to the driver in every step, which is slow. Otherwise `too large`.
+    `fits`: it gets through with 3 % of the memory to spare. `tight`: with less, or only by giving cached memory back to
+    the driver in every step, which is slow. Otherwise `too large`.
     """
     if prediction.reserved <= usable_gib(gpu) or prediction.needs <= usable_gib(gpu):
         return "fits"

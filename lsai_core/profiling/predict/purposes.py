@@ -23,7 +23,7 @@ _SHARDING = ("unshard", "wait_for_unshard", "post_backward")
 
 @contextlib.contextmanager
 def named_purposes(model: nn.Module, tracker: PurposeTracker, cpu_offload: bool) -> Iterator[None]:
-    """While open, tensors made for the loss, the gradients and FSDP are named so; `cpu_offload`: gradients leave the GPU."""
+    """While open, tensors for the loss, the gradients and FSDP are named so; `cpu_offload`: gradients leave the GPU."""
     hooks = [
         parameter.register_post_accumulate_grad_hook(lambda p: tracker.mark(p.grad, "gradients"))
         for parameter in model.parameters()

@@ -1,9 +1,8 @@
-"""The first steps of a run, replayed through the allocator's model: what they reserve, and whether they run out of memory.
+"""The first steps of a run, replayed through the allocator's model: what they reserve, and whether they run out.
 
-A simulated step gives births and deaths in their order. A run is made of them as follows: the weights, each after another; their
-values, each drawn in fp32 as a whole tensor; a first step, whose update makes the optimizer's states and whose first products
-take cuBLAS's workspaces, one for the thread of the forward pass and one for autograd's, and which measures what fused fp8 casts; then
-steps that are alike.
+A simulated step gives births and deaths in their order. A run is made of them: the weights, one by one; their values,
+each drawn in fp32 as a whole tensor; a first step, whose update makes the optimizer's states, whose first products take
+cuBLAS's workspaces, one for each of two threads, and which measures what fused fp8 casts; then steps that are alike.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ STEPS = 3
 
 @dataclass(frozen=True)
 class Replayed:
-    """Bytes of one process: peak of what was allocated after the first step, of all that was reserved; whether the steps got through.
+    """Bytes of one process: peaks of what was allocated after the first step, and reserved; whether it got through.
 
     `flushes`: how often cached memory had to go back to the driver; `flushes_late`: in the last step, so in every one.
     """
@@ -41,7 +40,7 @@ def replay(
     expandable: bool = False,
     collect_above: float = 0.0,
 ) -> Replayed:
-    """`drawn`: bytes that a weight's initial values take while they are drawn, per byte of the weight. `limit`: that may be reserved."""
+    """`drawn`: bytes of a weight's values while they are drawn, per byte of it. `limit`: bytes that may be reserved."""
     allocator = Allocator(limit, expandable, collect_above)
     flushes, fits = [0], True
     try:

@@ -1,16 +1,15 @@
 """How long a step takes: the work of its simulated step (`work.py`) at speeds that were measured.
 
-    products        every matrix product, also a repeated one: at the rate of products of that size, its bytes at least at the copy rate
-    attention       each kernel's forward and backward pass at its rate in the nearest shape that was measured; attention of plain
-                    operations is products and memory like any other
-    memory          what other kernels and the update read and write; compiled code, eager operations and torch's update take a
-                    factor longer than a copy of as many bytes, and each kernel some time to start
-    communication   two gathers of the weights and one reduce-scatter of the gradients, hidden unless they take longer than the rest; beyond
-                    a node in rings through each GPU's adapter, hop by hop. CPU offload moves slices over PCIe, which does not hide
-    host            operators that it calls, kernels of compiled blocks, groups of FSDP2, of one host: others take half or twice as long
+    products        every matrix product, also a repeated one: at the rate of its size, its bytes at the copy rate
+    attention       each kernel's passes at its rate in the nearest shape; of plain operations: products and memory
+    memory          what other kernels and the update read and write, at a cost over a copy's, and each kernel's start
+    communication   two gathers of the weights and one reduce-scatter of the gradients, hidden unless they take longest;
+                    beyond a node in rings, hop by hop. CPU offload moves slices over PCIe, which does not hide
+    host            operators that it calls, kernels of compiled blocks, groups of FSDP2, on one host: others differ
 
-`measured.json` is written by `python tests/measured_speeds.py` from committed records: rates from calls that were timed alone, costs (a
-copied byte is 1, the others are seconds) from the training runs that it names. Other GPUs are an H200 at the ratio of the data sheets.
+`python tests/measured_speeds.py` writes `measured.json` from committed records: rates of calls timed alone, costs (a
+copied byte is 1, others are seconds) of the training runs that it names. Other GPUs are an H200 at the ratio of the
+data sheets.
 """
 
 from __future__ import annotations
@@ -155,7 +154,7 @@ class Speed:
 
 
 def _attention_s(config: TrainConfig, kernel: str | None, speed: Speed) -> float:
-    """Of fused kernels; 0 for attention of plain operations. In fp32, where none was measured, at the rate of products."""
+    """Of fused kernels; 0 for plain operations. In fp32, where none was measured, at the rate of products."""
     if kernel and kernel != FUSED and get_backend(kernel).plain_operations:
         return 0.0
     model, length, window = config.model, config.seq_len, config.attention.window

@@ -1,8 +1,8 @@
 """One real training step on fake tensors: shapes, dtypes and lifetimes are true, arithmetic and memory do not exist.
 
-The model is shaped on the meta device, given fake parameters, converted, fused and sharded by the project's own code, and
-`train_step` runs over it. Where the model is sharded FSDP2 itself runs, as rank 0 of a process group that only pretends to
-communicate. The optimizer's states exist from the start, as they do in every step but the first.
+The model is shaped on the meta device, given fake parameters, converted, fused and sharded by the project's own code,
+and `train_step` runs over it. FSDP2 itself runs, as rank 0 of a process group that only pretends to communicate. The
+optimizer's states exist from the start, as in every step but the first.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lsai_core import fp8
 from lsai_core.config import TrainConfig
+from lsai_core.context import get_method
+from lsai_core.context.exchange import IN_FLIGHT_BYTES
+from lsai_core.context.heads import key_heads
 from lsai_core.errors import UserError
 from lsai_core.model import Norm, Transformer
+from lsai_core.parallel.sequence import setting
 from lsai_core.profiling.predict.compiled import compiled
-from lsai_core.profiling.predict.messages import held_back
 from lsai_core.profiling.predict.purposes import named_purposes
 from lsai_core.profiling.predict.stand_ins import EngineLinear, FusedRMSNorm, behaviour, expected_kernel
 from lsai_core.profiling.predict.tracker import PurposeTracker
 from lsai_core.recompute import BlockCheckpoint, of_block
 from lsai_core.training import step
 from lsai_core.training.optimizer import get_optimizer
-from lsai_core.training.precision import residual_dtype, weight_dtype
+from lsai_core.training.precision import compute_dtype, residual_dtype, weight_dtype
 from lsai_core.training.saved_inputs import HostInputs, blocks_on_host
 
 CPU = torch.device("cpu")
@@ -42,8 +45,8 @@ Plan = Callable[..., Any]  # a compiled block: its tensors and its arguments
 class Simulated:
     """Bytes of one process: the peak of each phase, the largest of them, and how that one divides over purposes.
 
-    `events`: all births and deaths (see `PurposeTracker`); `marks`: how many came before the weights, the optimizer's states,
-    the step's input ("activations"), and its phases. `work`: of one or two micro-batches (see `work.py`).
+    `events`: all births and deaths (see `PurposeTracker`); `marks`: how many came before the weights, the optimizer's
+    states, the step's input ("activations"), and its phases. `work`: of one or two micro-batches (see `work.py`).
     """
 
     phases: dict[str, int]
@@ -196,7 +199,7 @@ def _convert(model: Transformer, config: TrainConfig) -> None:
 
 
 def _compile(model: Transformer, config: TrainConfig) -> None:
-    """Let every block run by the plan that the partitioner makes for one of its kind; but for checkpointing all are alike."""
+    """Let every block run by the plan that the partitioner makes for one with its checkpointing."""
     plans: dict[BlockCheckpoint, Plan] = {}
     for index, block in enumerate(model.blocks):
         mode = of_block(config.grad_checkpoint, index)
@@ -232,3 +235,22 @@ def _plan(model: Transformer, config: TrainConfig, mode: BlockCheckpoint) -> Pla
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def held_back(config: TrainConfig) -> int:
+    """Bytes of messages of one process that the allocator counts as active, for the host runs ahead: at most the limit and a
+    round (`lsai_core.context.exchange`), or what a whole step sends and receives if that is less. No tensor shows them."""
+    parallel, model = config.parallel, config.model
+    if parallel.cp == 1 or get_method(parallel.cp_method).peer:
+        return 0
+    pieces = setting(config).pieces(parallel.cp)
+    ring = parallel.cp // pieces
+    tokens = config.batch_size * config.seq_len // parallel.cp
+    head = 2 * tokens * model.head_dim * compute_dtype(config.precision).itemsize  # of one head, sent and received
+    first, last = key_heads(model.n_heads, model.n_kv_heads, pieces)[0]
+    around = 2 * (last - first) * pieces * head if ring > 1 else 0  # keys and values of the neighbours in the ring
+    queries = model.n_heads * head * (pieces - 1) // pieces  # and as much of the output, on the way back
+    keys = (last - first) * head * (pieces - 1)
+    a_forward_pass = model.n_layers * (2 * queries + 2 * keys + (ring - 1) * around)
+    # The backward pass sends the same and its gradients.
+    return min(3 * a_forward_pass, IN_FLIGHT_BYTES + max(queries, keys, around))

@@ -1,12 +1,12 @@
-"""What a GPU would run, told to fake tensors on any machine: the list of everything that is replaced during a prediction.
+"""What a GPU would run, told to fake tensors on any machine: all that is replaced during a prediction.
 
-A prediction runs the project's real training step on fake CPU tensors. Wherever that step would take another way on a GPU, a
-stand-in with the GPU's memory behaviour takes the place:
+A prediction runs the project's real training step on fake CPU tensors. Where that step would take another way on a GPU,
+a stand-in with the GPU's memory behaviour takes the place:
 
 - attention: the fused kernels keep q, k, v, their output and one fp32 number per row. `eager` and `sdpa_math` are plain
   operations and run as they are.
 - RMSNorm outside of compiled blocks: one fused kernel that keeps its input and one fp32 number per row.
-- the fused loss: the Triton kernel overwrites logits by their gradient; sums of the weight's gradient go into one fp32 matrix.
+- the fused loss: the kernel overwrites logits by their gradient; sums of the weight's gradient go into one fp32 matrix.
 - clipping and the optimizer: both kernels update in place, so that nothing but the states is needed.
 - context parallelism: its operators as they are, which on fake tensors exchange nothing; torch's own as a fused kernel.
 - fp8 layers of packages that may not be installed here.
@@ -49,14 +49,7 @@ def _(q_BSHD: Tensor, _k: Tensor, _v: Tensor, masked: bool, repeats: bool = Fals
 
 @torch.library.custom_op("lsai::predicted_attention_backward", mutates_args=())
 def _attention_backward(
-    dout_BSHD: Tensor,
-    q_BSHD: Tensor,
-    k_BSKD: Tensor,
-    v_BSKD: Tensor,
-    out_BSHD: Tensor,
-    lse_BHS: Tensor,
-    mask_SS: Tensor,
-    repeats: bool,
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor, repeats: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     raise NotImplementedError("exists for fake tensors only")
 
@@ -101,7 +94,7 @@ def of_torch(kernel: str) -> bool:
 
 
 def expected_kernel(config: TrainConfig) -> str:
-    """The attention kernel of a run on a current GPU, `auto` resolved: any fused kernel serves, since all keep the same."""
+    """The attention kernel of a run on a current GPU, `auto` resolved: torch's fused kernels keep the same."""
     if config.attention.backend != "auto":
         return config.attention.backend
     return "sdpa_efficient" if compute_dtype(config.precision) == torch.float32 else FUSED

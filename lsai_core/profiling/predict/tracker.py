@@ -1,12 +1,9 @@
 """Count live bytes as a GPU's caching allocator would, and name what they are for.
 
-The bytes are those of `live_tensors`, here of fake tensors: storages that know their size and hold no memory. Two things are
-added. The allocator hands out multiples of 512 bytes. And some operators need scratch memory while they run, which no tensor
-shows: `SCRATCH` says how much.
-
-Every storage is born with a purpose, the innermost `purpose(...)` block that was open, so that the highest moment of a phase
-can be taken apart. What lies in host memory (CPU offload) is not counted. All births and deaths are kept in their order, with the
-stream that was current (FSDP2 sets streams on a CPU, too), for the allocator's model (`replay.py`).
+The bytes are those of `live_tensors`, here of fake tensors, in the allocator's multiples of 512, and what operators
+need while they run, which no tensor shows (`SCRATCH`). Every storage has a purpose, the innermost `purpose(...)` block
+open at its birth. Host memory (CPU offload) is not counted. All births and deaths are kept in order, with the current
+stream (FSDP2 sets streams on a CPU, too), for the allocator's model (`replay.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ KERNEL_SCRATCH = "kernel scratch"
 
 
 def _attention_backward(arguments: tuple[Any, ...], repeats: bool = False) -> list[int]:
-    """In one block, as cuDNN: the gradient of q and a number per row in fp32; if it `repeats`, those of k and v for every head of q."""
+    """In one block: in fp32 q's gradient and a number per row; if it `repeats`, k's and v's for every head of q."""
     q_BSHD, k_BSKD = arguments[1:3]
     grouped = 2 * _bytes(q_BSHD) if repeats and k_BSKD.numel() < q_BSHD.numel() else 0
     return [4 * q_BSHD.numel() // q_BSHD.shape[-1] + 4 * q_BSHD.numel() + grouped]
@@ -47,7 +44,7 @@ def _bytes(*tensors: Tensor) -> int:
 
 
 def _ring(arguments: tuple[Any, ...]) -> list[int]:
-    """An fp32 sum of the output, a part of it, and the keys and values of two steps: the one computed and the next one."""
+    """An fp32 sum of the output, a part of it, and the keys and values of two steps: this and the next."""
     q, k, v, key = arguments
     return [] if _PARTS[key].ring.size == 1 else [4 * q.numel(), _bytes(q), _bytes(k, v), _bytes(k, v)]
 
@@ -73,7 +70,7 @@ SCRATCH: dict[str, Callable[[tuple[Any, ...]], list[int]]] = {
     "lsai::rms_norm_backward": lambda a: [4 * min(len(a[1]), PROGRAMS) * a[1].shape[-1]],
     "aten::_softmax_backward_data": lambda a: [_bytes(a[1])],  # the gradient times the result
 }
-# What an operator of fused fp8 takes in the first step alone, to measure what it casts; -n where the nth of these goes back.
+# What an operator of fused fp8 takes in the first step alone, to measure what it casts; -n: the nth goes back.
 MEASURING: dict[str, Callable[[tuple[Any, ...]], list[int]]] = {
     "lsai::fp8_cast": lambda a: [_bytes(a[0])],
     "lsai::fp8_swiglu": lambda a: 2 * [_bytes(a[0]) // 2],
@@ -82,11 +79,11 @@ MEASURING: dict[str, Callable[[tuple[Any, ...]], list[int]]] = {
 
 
 class PurposeTracker(LiveTensors):
-    """`LiveTensors` over fake tensors, in allocator bytes, with a purpose for every storage. `on_gpu=False`: plain bytes, no scratch.
+    """`LiveTensors` over fake tensors, in allocator bytes, by purpose. `on_gpu=False`: plain bytes, no scratch.
 
-    `highest`: bytes by purpose of the highest moment of each phase; nothing is kept before the first `enter`. `events`: size plus
-    stream number (sizes are multiples of 512) of each birth, and -n for the death of what was born as the nth. `marks`: how many
-    events came before each phase began, and before the first matrix product in it was computed. `work`: see `work.py`.
+    `highest`: bytes by purpose of the highest moment of each phase. `events`: size plus stream number (sizes are
+    multiples of 512) of each birth, and -n for the death of what was born as the nth. `marks`: how many events came
+    before each phase, and before its first matrix product. `work`: see `work.py`.
     """
 
     active: ClassVar[PurposeTracker | None] = None
@@ -177,7 +174,7 @@ class PurposeTracker(LiveTensors):
             self.events.append(-number)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # A fake tensor is what is counted here; other subclasses (a sharded DTensor) unpack themselves, as in the base class.
+        # Fake tensors are counted here; other subclasses (a sharded DTensor) unpack themselves, as in the base class.
         if self._on_gpu and func is torch.ops.aten.add.Tensor and _by_autograd(sys._getframe(1)):
             # A tensor's second gradient: autograd adds it in place, but not while a dispatch mode watches.
             func = torch.ops.aten.add_.Tensor

@@ -1,8 +1,9 @@
-"""The work of a simulated step: which matrix products it computes, what its other kernels read and write, what the host calls.
+"""The work of a simulated step: its matrix products, what its other kernels read and write, what the host calls.
 
-`Counter` keys: `"bfloat16 1099511627776 402653184"` counts products of that dtype with so many FLOPs and bytes; `calls` are operators that
-the host dispatches, `kernels` those of them that are no product, `bytes` what these read and write; `compiled kernels` (products, too)
-and `compiled bytes` are the same of compiled blocks. Attention's kernels are not counted: their time follows from the config.
+`Counter` keys: `"bfloat16 1099511627776 402653184"` counts products of that dtype with so many FLOPs and bytes; `calls`
+are operators that the host dispatches, `kernels` those that are no product, `bytes` what these read and write;
+`compiled kernels` (products, too) and `compiled bytes` are those of compiled blocks. Attention's time follows from the
+config.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def is_work(name: str) -> bool:
 
 
 def add(work: Counter[str], name: str, arguments: Any, read: Sequence[Any], made: Sequence[Any], where: str) -> None:
-    """The operator `name` has run and read and made these (tensors count). `where`: `"compiled "` in compiled blocks, else nothing."""
+    """The operator `name` has run and read and made these (tensors count). `where`: `"compiled "` or nothing."""
     tensors = [value for value in (*read, *made) if isinstance(value, Tensor)]
     moved = sum(min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in tensors)
     if where:
