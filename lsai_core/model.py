@@ -27,7 +27,7 @@ from lsai_core.attention import attention
 from lsai_core.config import AttentionConfig, ModelConfig
 from lsai_core.loss import Reduction, linear_cross_entropy
 from lsai_core.mlp_chunks import swiglu_mlp
-from lsai_core.norm import norm_and_residual
+from lsai_core.norm import Norm, norm_and_residual
 from lsai_core.recompute import (
     BlockCheckpoint,
     GradCheckpoint,
@@ -109,13 +109,6 @@ class MLP(nn.Module):
         return self.down(F.silu(gate_BSF) * up_BSF)
 
 
-class Norm(nn.RMSNorm):
-    """RMSNorm in the dtype of its input, also where its weight is kept in fp32."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
-
-
 class Block(nn.Module):
     """One decoder layer, (B, S, d) -> (B, S, d), with its gradient checkpointing inside."""
 
@@ -189,9 +182,8 @@ class Transformer(nn.Module):
             self.init_weights()
 
     def fuse(self, mlp_chunk: int | None = None) -> None:
-        """Use the project's kernels within blocks (`lsai_core.norm`, `lsai_core.swiglu`); same parameters, same function.
-
-        A feed-forward layer whose projection was replaced keeps its own way. `mlp_chunk`: tokens that go through it at a time."""
+        """Use the project's kernels within blocks (`lsai_core.norm`, `lsai_core.swiglu`): same parameters, same function.
+        A feed-forward layer whose projection was replaced stays as it is. `mlp_chunk`: tokens that it takes at a time."""
         for block in self.blocks:
             assert isinstance(block, Block)
             block.fused = True
@@ -216,9 +208,7 @@ class Transformer(nn.Module):
         return self.embedding.weight if self.output is None else self.output.weight
 
     def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None, reduction: Reduction = "mean") -> Tensor:
-        """Logits (B, S, V) for integer tokens (B, S); position s sees the tokens up to and including s.
-
-        With targets the fused loss instead (`lsai_core.loss`): fp32 scalar in nats, no logits kept. It is computed inside
+        """Logits (B, S, V) for integer tokens (B, S); position s sees the tokens up to and including s. With targets the fused loss instead (`lsai_core.loss`): fp32 scalar in nats, no logits kept. It is computed inside
         the forward pass because only there a sharded model (FSDP) holds its whole output layer.
         """
         hidden_BSD = self.hidden(tokens_BS)
@@ -228,10 +218,7 @@ class Transformer(nn.Module):
 
     def hidden(self, tokens_BS: Tensor, positions_S: Tensor | None = None) -> Tensor:
         """The normalised last hidden states (B, S, d): the output layer's input, for losses that never hold all logits.
-
-        `positions_S` gives the absolute positions of the columns where they are neither 0..S-1 nor those of this rank's
-        slice (`share_sequence`).
-        """
+        `positions_S`: absolute positions of the columns; default 0..S-1, or those of this rank's slice (`share_sequence`)."""
         if positions_S is None and self.context is not None:
             if self._positions_S is None:  # once: a copy from the host would wait for the GPU in every step
                 self._positions_S = self.context.positions_S.to(tokens_BS.device)

@@ -10,9 +10,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lsai_core import kernels
+
+
+class Norm(torch.nn.RMSNorm):
+    """RMSNorm in the dtype of its input, also where its weight is kept in fp32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
 @torch.library.custom_op("lsai::rms_norm_backward", mutates_args=())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -197,17 +196,14 @@ def shares(rows: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, float
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.name)
-def test_predictions_of_today_for_what_a_gpu_answered(path: Path) -> None:
-    """Over all sets 170 of 170 active peaks are within 3 %, 167 reserved within 5 % and 169 within 10 %; two of 21 verdicts on
-    one set are wrong, at caps within 0.6 % of the edge."""
+def test_predictions_of_today_for_what_a_gpu_answered() -> None:
+    """Over all sets the bars are met that the predictions written down before the runs missed."""
     rows = []
-    for row in read_jsonl(path):
-        if "measured" in row:
-            prediction = predict(TrainConfig.model_validate(row["settings"]))
-            replayed = prediction.on_gpu_with(row["cap_gib"] or 1000.0, expandable=row["expandable"])
-            said = {"active_gib": prediction.peak, "reserved_gib": replayed.reserved / GIB, "fits": replayed.fits}
-            rows.append((row, said))
+    for row in [row for path in MEASURED for row in read_jsonl(path) if "measured" in row]:
+        prediction = predict(TrainConfig.model_validate(row["settings"]))
+        replayed = prediction.on_gpu_with(row["cap_gib"] or 1000.0, expandable=row["expandable"])
+        said = {"active_gib": prediction.peak, "reserved_gib": replayed.reserved / GIB, "fits": replayed.fits}
+        rows.append((row, said))
     found = shares(rows)
-    assert min(found["active 3 %"], found["reserved 5 %"], found["reserved 10 %"]) >= 0.95, found
-    assert found["right"] >= (0.90 if path.name == "random-2.h200.jsonl" else 0.95), found
+    assert found["active 3 %"] >= 0.99 and found["reserved 5 %"] >= 0.97 and found["reserved 10 %"] >= 0.98, found
+    assert found["right"] >= 0.95, found

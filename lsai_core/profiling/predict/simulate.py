@@ -25,7 +25,8 @@ from lsai_core.context import get_method
 from lsai_core.context.exchange import IN_FLIGHT_BYTES
 from lsai_core.context.heads import key_heads
 from lsai_core.errors import UserError
-from lsai_core.model import Norm, Transformer
+from lsai_core.model import Transformer
+from lsai_core.norm import Norm
 from lsai_core.parallel.sequence import setting
 from lsai_core.profiling.predict.compiled import compiled
 from lsai_core.profiling.predict.purposes import named_purposes
