@@ -187,7 +187,7 @@ class Replay:
             if node.op == "placeholder":
                 memory[node] = given.pop()
             elif node in self._real and node not in memory:
-                made = self._make(node, memory.pop(self._taken.get(node), None))
+                made = self._make(node, memory.pop(self._taken.get(node, node), None))
                 memory |= {part: made[part.args[1]] for part in node.users} if isinstance(made, list) else {node: made}
                 del made
             for source in self._drop_after.get(node, ()):
@@ -196,6 +196,7 @@ class Replay:
         return [self._leaf(leaf, memory) for leaf in self._output.args[0]]  # type: ignore[union-attr]
 
     def _make(self, node: fx.Node, taken: Tensor | None) -> Any:
+        made: Any
         value, name = node.meta["val"], _schema(node)
         arguments = tuple(a.meta["val"] if isinstance(a, fx.Node) else a for a in node.args)
         if PurposeTracker.active is not None:
@@ -262,7 +263,8 @@ def _partition(
 
     if grad_checkpoint != "none":
         nodes = [node for node in joint.graph.nodes if node.op == "call_function"]
-        again = _feed_forward(nodes, joint.graph.output_node().args[0][0]) if grad_checkpoint == "mlp" else []
+        results: Any = joint.graph.output_node().args[0]
+        again = _feed_forward(nodes, results[0]) if grad_checkpoint == "mlp" else []
         for node in nodes:
             made: Any = node.args[0] if _is_part(node) else node  # a part of a result is kept as the whole is
             node.meta["recompute"] = _POLICIES["full" if node in again else grad_checkpoint](None, made.target)

@@ -26,7 +26,6 @@ from lsai_core.context.exchange import IN_FLIGHT_BYTES
 from lsai_core.context.heads import key_heads
 from lsai_core.errors import UserError
 from lsai_core.model import Transformer
-from lsai_core.norm import Norm
 from lsai_core.parallel.sequence import setting
 from lsai_core.profiling.predict.compiled import compiled
 from lsai_core.profiling.predict.purposes import named_purposes
@@ -160,7 +159,7 @@ def _shaped(config: TrainConfig, on: str) -> Transformer:
     if config.saved_inputs == "host":
         model.host_inputs = HostInputs(blocks_on_host(config))
     for module in model.modules() if on == "gpu" else ():
-        if isinstance(module, Norm):
+        if isinstance(module, nn.RMSNorm):
             module.__class__ = FusedRMSNorm
     if config.parallel.cp > 1:
         from lsai_core.parallel.sequence import join
