@@ -57,7 +57,7 @@ def test_run_notebooks_have_one_parameters_cell_and_no_notebook_defines_function
 
 
 def test_every_kind_and_every_chapter_has_its_notebook() -> None:
-    chapters = {chapter.source.name for chapter in read_chapters(CHECKOUT)}
+    chapters = {path.name for path in read_chapters(CHECKOUT).values()}
     kinds = {kind.notebook for kind in KINDS.values()}
     assert chapters | kinds | {"playground.ipynb"} == {path.name for path in NOTEBOOKS}
 

@@ -22,12 +22,12 @@ MOST = 300  # marks of a figure; of more, evenly spread ones
 
 
 def marks(fig: Figure, box: Bbox, data: pd.DataFrame) -> str:
-    """SVG circles over the marks of `fig`, in the points of its picture cropped to `box` (inches)."""
+    """SVG circles over the marks of `fig`, placed in percent of its picture cropped to `box` (inches)."""
     found = [(axes, *mark) for axes in fig.axes for mark in _points(axes) if np.isfinite(mark[2]).all()]
     circles = []
     for axes, label, value, (x, y) in found[:: math.ceil(len(found) / MOST) or 1]:
-        cx, cy = (x / fig.dpi - box.x0) * 72, (box.y1 - y / fig.dpi) * 72
-        if not (0 < cx < box.width * 72 and 0 < cy < box.height * 72):
+        cx, cy = (x / fig.dpi - box.x0) / box.width, (box.y1 - y / fig.dpi) / box.height
+        if not (0 < cx < 1 and 0 < cy < 1):
             continue
         names = [axes.get_xlabel() or "x", axes.get_ylabel() or "y"]
         parts = [part if isinstance(part, str) else f"{part:,.4g}" for part in value]
@@ -36,7 +36,7 @@ def marks(fig: Figure, box: Bbox, data: pd.DataFrame) -> str:
         rest = {} if row is None else {k: v for k, v in row.items() if isinstance(v, str) and k != "run" and v not in (label, *parts)}  # fmt: skip
         lines = [label, *(f"{name}: {part}" for name, part in zip(names, parts, strict=True))]
         text = "\n".join(filter(None, [*lines, *(f"{k}: {v}" for k, v in rest.items()), run]))
-        circles.append(f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="5" fill="none" data-run="{escape(run)}"><title>{escape(text[:400])}</title></circle>')  # fmt: skip
+        circles.append(f'<circle cx="{cx:.1%}" cy="{cy:.1%}" r="5" fill="none" data-run="{escape(run)}"><title>{escape(text[:400])}</title></circle>')  # fmt: skip
     return "".join(circles)
 
 

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -24,12 +23,11 @@ from lsai_core.files import write_text
 
 Engine = Literal["auto", "quarto", "pandoc"]
 HTML, PDF = "index.html", "lab-report.pdf"
-MADE = {"html": HTML, "pdf": PDF}
 EXECUTED = "_quarto-executed.yml"  # makes the project a book; without it Quarto gets as far as reports/prepare.py, which says what to run
-OLDEST_QUARTO = (1, 9)
 READER = "markdown+lists_without_preceding_blankline-blank_before_blockquote-blank_before_header-implicit_figures"
+OUTLINES = "#outline(depth: 2)\n#outline(title: [Figures], target: figure.where(kind: image))"
 _TYPST = "import sys, typst, matplotlib as m; typst.compile(*sys.argv[1:4], [m.get_data_path() + '/fonts/ttf'], True)"
-_SHOWN = ("book.js", "book.css", "page.css", "files", "runs", "data")  # beside the page
+_SHOWN = ("book.js", "book.css", "files", "runs", "data")  # beside the page
 
 
 def book_settings(reports: Path) -> dict[str, Any]:
@@ -46,45 +44,42 @@ def book_settings(reports: Path) -> dict[str, Any]:
 def find_quarto(engine: Engine) -> str | None:
     """Quarto on PATH or beside this Python, if it is wanted and new enough. UserError where it was asked for by name."""
     beside = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
-    quarto = shutil.which("quarto", path=beside) if engine != "pandoc" else None
-    problem = "no `quarto` on PATH; install Quarto 1.9 or newer, or use --engine pandoc"
-    if quarto is not None:
-        said = subprocess.run([quarto, "--version"], capture_output=True, text=True, check=False).stdout.strip()
-        if tuple(map(int, re.findall(r"\d+", said)[:2])) < OLDEST_QUARTO:
-            problem = f"Quarto {said or 'without a version'} is older than 1.9; the book is made by pandoc and typst"
-            print(f"report: {problem}", flush=True)
-            quarto = None
-    if engine == "quarto" and quarto is None:
-        raise UserError(problem)
-    return quarto
+    quarto, problem = shutil.which("quarto", path=beside) if engine != "pandoc" else None, "no `quarto` on PATH"
+    if quarto:
+        said = _call(quarto, "--version").strip()
+        if [int(part) for part in re.findall(r"\d+", said)[:2]] >= [1, 9]:
+            return quarto
+        problem = f"Quarto {said} is older than 1.9; the book is made by pandoc and typst"
+        print(f"report: {problem}", flush=True)
+    if engine == "quarto":
+        raise UserError(f"{problem}; install Quarto 1.9 or newer, or use --engine pandoc")
+    return None
 
 
 def render(reports: Path, out: Path, formats: Sequence[str], engine: Engine) -> list[Path]:
     """Render the chapters bound in `reports` into `out`; returns what was made, and prints it, and why something could not be."""
     quarto, made = find_quarto(engine), []
     write_text(reports / EXECUTED, "project: { type: book }\n")
-    for name in [name for name in MADE if name in formats]:
-        started = time.monotonic()
+    for name, file in {"html": HTML, "pdf": PDF}.items():
+        if name not in formats:
+            continue
         with tempfile.TemporaryDirectory(dir=reports, prefix="rendering-") as folder:
             try:
-                said = _quarto(quarto, reports, Path(folder), name) if quarto else _pandoc(reports, Path(folder), name)
-                if not (Path(folder) / MADE[name]).exists():
-                    raise RuntimeError("nothing was written")
+                if quarto:
+                    environment = {"QUARTO_PYTHON": sys.executable, **os.environ}
+                    target = name.replace("pdf", "typst")
+                    said = _call(quarto, "render", reports, "--to", target, "--output-dir", folder, env=environment)
+                else:
+                    said = _pandoc(reports, Path(folder), name)
+                shutil.copytree(folder, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.typ"))
             except RuntimeError as error:
                 print(f"report: the {name.upper()} could not be made: {error}", flush=True)
                 continue
-            for warning in re.findall(r"(?im)^.*\bwarn(?:ing)?\b.*(?:\n[ \t]+.*)*", said):
-                print("report:", " ".join(warning.split()), flush=True)
-            shutil.copytree(folder, out, dirs_exist_ok=True)
-        made.append(out / MADE[name])
-        print(f"report: {made[-1]}, rendered in {time.monotonic() - started:.1f} s", flush=True)
+        for warning in re.findall(r"(?im)^.*\bwarn(?:ing)?\b.*(?:\n[ \t]+.*)*", said):
+            print("report:", " ".join(warning.split()), flush=True)
+        made.append(out / file)
+        print(f"report: {made[-1]}", flush=True)
     return made
-
-
-def _quarto(quarto: str, reports: Path, folder: Path, name: str) -> str:
-    target = {"html": "html", "pdf": "typst"}[name]
-    environment = {**os.environ, "QUARTO_PYTHON": os.environ.get("QUARTO_PYTHON", sys.executable)}
-    return _call(quarto, "render", reports, "--to", target, "--output-dir", folder, env=environment)
 
 
 def _pandoc(reports: Path, folder: Path, name: str) -> str:
@@ -97,48 +92,35 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
         raise RuntimeError("no pandoc here that runs: `pip install pypandoc-binary typst`, or install Quarto") from None
     settings = book_settings(reports)
     facts = {
-        **settings["book"], **settings["format"]["typst"], "lang": settings["lang"], "section-numbering": "1.1",
-        "date": datetime.date.today().isoformat(), "link-citations": True, "reference-section-title": "References",
+        **settings["book"], **settings["format"]["typst"], "lang": settings["lang"], "section-numbering": "1.1", "toc-depth": 2,
+        "date": datetime.date.today().isoformat(), "link-citations": True, "reference-section-title": "References", "document-css": True,
     }  # fmt: skip
-    chapters = [_chapter(reports / chapter) for chapter in settings["chapters"]]
-    text = "\n\n".join([f"---\n{yaml.safe_dump(facts, allow_unicode=True)}---", *chapters])
-    for path in map(reports.joinpath, _SHOWN):
-        if path.is_dir():
-            shutil.copytree(path, folder / path.name)
-        elif path.exists():
-            shutil.copy(path, folder)
-    source = folder / "book.typ"
+    text = "\n\n".join([f"---\n{yaml.safe_dump(facts)}---", *(_text(reports / name) for name in settings["chapters"])])
+    for path in filter(Path.exists, map(reports.joinpath, _SHOWN)):
+        shutil.copytree(path, folder / path.name) if path.is_dir() else shutil.copy(path, folder)
     options = {
-        "html": ["--to=html5", "--mathml", "--section-divs", "--toc-depth=2", "--css=book.css", "--css=page.css", f"--output={HTML}",
-                 f"--include-in-header={reports / 'head.html'}", "--variable=include-before:<main>", "--variable=include-after:</main>"],
-        "pdf": ["--to=typst", "--toc-depth=2", f"--include-in-header={reports / 'book.typ'}", f"--include-in-header={reports / 'layout.typ'}",
-                f"--output={source}"],
+        "html": ["--to=html5", f"--output={HTML}", "--toc", "--mathml", "--section-divs", "--css=book.css", f"--include-in-header={reports / 'head.html'}",
+                 "--variable=include-before:<main>", "--variable=include-after:</main>"],
+        "pdf": ["--to=typst", "--output=book.typ", f"--variable=include-before:{OUTLINES}",
+                *(f"--include-in-header={reports / layout}" for layout in ("book.typ", "layout.typ"))],
     }  # fmt: skip
     said = _call(
-        pandoc, f"--from={READER}", "--standalone", "--number-sections", "--toc", f"--lua-filter={reports / 'book.lua'}", "--citeproc",
+        pandoc, f"--from={READER}", "--standalone", "--number-sections", f"--lua-filter={reports / 'book.lua'}", "--citeproc",
         f"--bibliography={reports / 'references.bib'}", "--syntax-highlighting=none", *options[name], cwd=folder, input=text,
     )  # fmt: skip
-    if name == "pdf":
-        said += _call(sys.executable, "-c", _TYPST, source, folder / PDF, folder)
-        source.unlink()
-    return said
+    return said if name == "html" else said + _call(sys.executable, "-c", _TYPST, "book.typ", PDF, ".", cwd=folder)
 
 
-def _chapter(path: Path) -> str:
-    """A bound notebook as Markdown."""
+def _text(chapter: Path) -> str:
     from lsai_lab.kit.bind import fenced  # its imports take seconds
 
-    cells = [
-        (cell["cell_type"], "".join(cell["source"])) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
-    ]
-    return "\n\n".join(fenced(source, "python") if kind == "code" else source for kind, source in cells)
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(chapter.read_text("utf-8"))["cells"]]
+    return "\n\n".join(fenced(text, "python") if kind == "code" else text for kind, text in cells)
 
 
 def _call(*command: object, **options: Any) -> str:
     """What a program printed. RuntimeError with the end of it if it failed."""
-    done = subprocess.run(
-        [*map(str, command)], capture_output=True, text=True, encoding="utf-8", check=False, **options
-    )
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, encoding="utf-8", **options)
     said = re.sub(r"\x1b\[[0-9;]*m", "", done.stderr + done.stdout)
     if done.returncode:
         raise RuntimeError(f"{Path(str(command[0])).name} ended with {done.returncode}: {said.strip()[-2000:] or 'no memory left?'}")  # fmt: skip

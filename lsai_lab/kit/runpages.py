@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import jinja2
 import pandas as pd
@@ -20,7 +19,7 @@ from lsai_lab.runs.records import Run
 STEPS = 40  # of a training run that its page shows, evenly spread
 # What a reader looks for first, the first of these that a run has.
 _MAIN = ("tokens_per_s", "largest_batch", "largest_size", "validation_loss", "bf16_tflops")
-_COMPARED = ("Run", "Results", "Configuration", "Environment")  # of two runs side by side
+_SHORT = ("machine", "outcome", "wall_s", "started")  # of the list of all runs
 _TICK = Markup('<input type="checkbox" data-run="{0}" aria-label="compare {0}">')
 _LINK = Markup('<a href="{}.html">{}</a>')
 
@@ -32,51 +31,33 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
     """
     pages = jinja2.Environment(autoescape=True, loader=jinja2.FileSystemLoader(reports))
     pages.filters["shown"] = lambda value: value if isinstance(value, Markup) else shown(value)
-    template, folder, rows, facts = pages.get_template("run.html"), reports / "runs", [], {}
-    shutil.rmtree(folder, ignore_errors=True)
+
+    def write(name: str, title: str, tables: dict[str, pd.DataFrame], **facts: Any) -> None:
+        page = pages.get_template("run.html").render(title=title, up="../" * name.count("/"), tables=tables, **facts)
+        write_text(reports / name, page)
+
+    shutil.rmtree(reports / "runs", ignore_errors=True)
+    rows, facts = [], {}
     for run in runs:
-        summary, name = run.summary, f"{run.folder.parent.name}/{run.folder.name}"
-        about = {"machine": run.machine, "outcome": summary.outcome, "reason": summary.reason, "started": summary.started[:10],
-                 "seconds": round(summary.wall_s), "key": summary.id.key, "measured as": summary.measured_as, "command": summary.command}  # fmt: skip
+        about = {"machine": run.machine, **vars(run.summary.id), **vars(run.summary)}
+        del about["id"], about["code"]
+        name, results = f"{run.folder.parent.name}/{run.folder.name}", about.pop("results")
+        pairs, frames = {"Run": about}, {}
         try:
-            tables = _tables(run)
-        except (OSError, ValueError, UserError) as error:
-            tables, about["outcome"] = {}, f"damaged record: {error}"[:300]
-        tables = {"Run": _pairs({key: value for key, value in about.items() if value}), **tables}
-        title = f"{summary.id.study}: {summary.id.name}"
-        write_text(folder / f"{name}.html", template.render(title=title, up="../../", tables=tables))
-        named = {heading: tables[heading].to_numpy() for heading in _COMPARED if heading in tables}
-        facts[name] = {f"{heading}: {key}": shown(value) for heading, pairs in named.items() for key, value in pairs}
-        main = next(
-            (f"{shown(summary.results[key])} {key}" for key in _MAIN if summary.results.get(key) is not None), ""
-        )
-        shortly = {key: about[key] for key in ("machine", "outcome", "seconds", "started")}
-        rows.append(
-            {"compare": _TICK.format(name), "run": _LINK.format(quote(name), title), "main result": main, **shortly}
-        )
-    tables = {"Runs": pd.DataFrame(rows, dtype=object)}  # whose links stay markup
-    write_text(folder / "index.html", template.render(title="All runs", up="../", tables=tables, facts=facts))
+            steps = len(run.metrics) if "loss" in run.metrics else 0  # points of a bench are all shown
+            frames = {key: pd.DataFrame(value) for key, value in results.items() if isinstance(value, list)}
+            pairs["Results"] = {key: value for key, value in results.items() if key not in frames}
+            pairs |= {"Configuration": flatten(run.config), "Environment": flatten(run.env), "Code": run.summary.code}
+            frames |= {"Measurements": run.metrics[:: max(1, steps // STEPS)], "Longest kernels": run.kernels[:20]}
+        except (OSError, ValueError, TypeError, AttributeError, UserError) as error:
+            about["outcome"] = f"damaged record: {error}"[:300]
+        tables = {heading: pd.DataFrame(values.items(), columns=["key", "value"]) for heading, values in pairs.items()}
+        write(f"runs/{name}.html", title := f"{about['study']}: {run.summary.id.name}", tables | frames)
+        facts[name] = {f"{heading}: {key}": shown(value) for heading, of in pairs.items() for key, value in of.items()}
+        main = next((f"{shown(results[key])} {key}" for key in _MAIN if results.get(key) is not None), "")
+        row = {"compare": _TICK.format(name), "run": _LINK.format(name, title), "main result": main}
+        rows.append(row | {key: about[key] for key in _SHORT})
+    write("runs/index.html", "All runs", {"Runs": pd.DataFrame(rows, dtype=object)}, facts=facts)
     if (path := table_path(reports.parent)).exists():
-        tables = {"Every prediction": pd.read_csv(path).drop(columns=[*PARTS, "tokens_per_s"], errors="ignore")}
-        write_text(folder / "fits.html", template.render(title="Will it fit?", up="../", tables=tables))
-
-
-def _tables(run: Run) -> dict[str, pd.DataFrame]:
-    """Everything that is known of a run, as tables by heading."""
-    steps = len(run.metrics) if "loss" in run.metrics else 0  # points of a bench are all shown
-    results = run.summary.results
-    tables = {
-        "Results": _pairs({key: value for key, value in results.items() if not _is_rows(value)}),
-        **{key: pd.DataFrame(value) for key, value in results.items() if _is_rows(value)},
-        "Configuration": _pairs(flatten(run.config)), "Environment": _pairs(flatten(run.env)), "Code": _pairs(run.summary.code),
-        "Measurements": run.metrics.iloc[:: max(1, steps // STEPS)], "Kernels with the most time": run.kernels.head(20),
-    }  # fmt: skip
-    return {heading: table for heading, table in tables.items() if len(table)}
-
-
-def _is_rows(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
-
-
-def _pairs(values: dict[str, Any]) -> pd.DataFrame:
-    return pd.DataFrame(values.items(), columns=["key", "value"], dtype=object)
+        table = pd.read_csv(path).drop(columns=[*PARTS, "tokens_per_s"], errors="ignore")
+        write("runs/fits.html", "Will it fit?", {"Every prediction": table})

@@ -89,10 +89,11 @@ def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
 
 def say(markdown: str, box: str = "") -> None:
     """Show a sentence whose numbers were computed: Markdown, with references (`@fig-speed`) and maths where wanted.
-    `box`: a title; in the report the text then stands in a box below it."""
+    `box`: a title; the text then stands below it, set off from the rest."""
     from IPython.display import Markdown, display
 
-    display(Markdown(markdown), metadata={"lsai": {"box": box}} if box else None)  # type: ignore[no-untyped-call]
+    text = "\n> ".join(f"> **{box}.** {markdown}".split("\n")) if box else markdown
+    display(Markdown(text))  # type: ignore[no-untyped-call]
 
 
 def run_link(text: object, run: str | Path) -> str:
