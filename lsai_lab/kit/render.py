@@ -25,7 +25,7 @@ Engine = Literal["auto", "quarto", "pandoc"]
 HTML, PDF = "index.html", "lab-report.pdf"
 EXECUTED = "_quarto-executed.yml"  # makes the project a book; without it Quarto gets as far as reports/prepare.py, which says what to run
 READER = "markdown+lists_without_preceding_blankline-blank_before_blockquote-blank_before_header-implicit_figures"
-OUTLINES = "#outline(depth: 2)\n#outline(title: [Figures], target: figure.where(kind: image))"
+OUTLINES = "#outline(depth: 1)\n#outline(title: [Figures], target: figure.where(kind: image))"
 _TYPST = "import sys, typst, matplotlib as m; typst.compile(*sys.argv[1:4], [m.get_data_path() + '/fonts/ttf'], True)"
 _SHOWN = ("book.js", "book.css", "files", "runs", "data")  # beside the page
 
@@ -92,14 +92,14 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
         raise RuntimeError("no pandoc here that runs: `pip install pypandoc-binary typst`, or install Quarto") from None
     settings = book_settings(reports)
     facts = {
-        **settings["book"], **settings["format"]["typst"], "lang": settings["lang"], "section-numbering": "1.1", "toc-depth": 2,
+        **settings["book"], **settings["format"]["typst"], "lang": settings["lang"], "section-numbering": "1.1",
         "date": datetime.date.today().isoformat(), "link-citations": True, "reference-section-title": "References", "document-css": True,
     }  # fmt: skip
     text = "\n\n".join([f"---\n{yaml.safe_dump(facts)}---", *(_text(reports / name) for name in settings["chapters"])])
     for path in filter(Path.exists, map(reports.joinpath, _SHOWN)):
         shutil.copytree(path, folder / path.name) if path.is_dir() else shutil.copy(path, folder)
     options = {
-        "html": ["--to=html5", f"--output={HTML}", "--toc", "--mathml", "--section-divs", "--css=book.css", f"--include-in-header={reports / 'head.html'}",
+        "html": ["--to=html5", f"--output={HTML}", "--toc", "--toc-depth=2", "--mathml", "--section-divs", "--css=book.css", f"--include-in-header={reports / 'head.html'}",
                  "--variable=include-before:<main>", "--variable=include-after:</main>"],
         "pdf": ["--to=typst", "--output=book.typ", f"--variable=include-before:{OUTLINES}",
                 *(f"--include-in-header={reports / layout}" for layout in ("book.typ", "layout.typ"))],
