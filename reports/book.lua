@@ -2,7 +2,7 @@
 -- Without Quarto also what Quarto does itself, as far as the book uses it: numbers of figures and tables, references to them, folded code.
 
 local is_html = FORMAT:match("html") ~= nil
-local harmless = { "alt", "fig-alt", "download", "run" }
+local harmless = { "alt", "fig-alt", "to" }
 
 local function safe(element)  -- no attribute is an event's script
   if not element.attributes then return end
@@ -17,13 +17,13 @@ local function nothing() return {} end
 local function is_ours(target) return not (target:match("^%a[%w+.-]*:") or target:match("^[/\\]") or target:match("%.%.")) end
 
 local function link(element)
-  if element.target:match("^https?://") or element.target:match("^#") or is_html and is_ours(element.target) then return end
-  return element.classes:includes("csv") and {} or element.content
+  if not (element.target:match("^https?://") or element.target:match("^#") or is_html and is_ours(element.target)) then return element.content end
 end
 
-local function span(element)  -- a number of a run leads to the run's page
-  local run = element.attributes.run
-  if run and is_html and is_ours(run) then return pandoc.Link(element.content, "runs/" .. run .. ".html") end
+local function span(element)  -- a link within the book; in a chapter that is rendered alone, and in the PDF, it is text
+  local to = element.attributes.to
+  if to and is_html and is_ours(to) then return pandoc.Link(element.content, to, "", { class = table.concat(element.classes, " ") }) end
+  return element.classes:includes("csv") and {} or nil
 end
 
 -- The circles that lsai_lab/kit/marks.py put into the SVG lie over the picture as links: a pointer shows the title, a click opens the run.

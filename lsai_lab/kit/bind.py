@@ -59,7 +59,7 @@ def _cell(cell: Any, folder: Path, name: str) -> list[dict[str, Any]]:
             text, wanted = f"::: {{#{label}}}\n{text}\n\n{caption}\n:::", None
             if csv := output.metadata.get("lsai", {}).get("csv"):
                 write_text(folder / "data" / f"{label}.csv", csv)
-                text += f'\n\n[Data (CSV)](data/{label}.csv){{.csv download="{label}.csv"}}'
+                text += f'\n\n[Data (CSV)]{{.csv to="data/{label}.csv"}}'
         shown.append(text)
     seen = [_written(code, outputs=[], execution_count=None)] if code and asked.get("echo", True) else []
     return [*seen, _written("\n\n".join(shown))]
@@ -82,7 +82,7 @@ def _markdown(output: Any, picture: Path, alt: str) -> str:
     data, alt = output.data, re.sub(r"[\\\"*`{}\[\]$@]", "", alt) or "output of the cell above"
     if "text/markdown" in data:
         text = re.sub(r"(?m)^[> \t]*(:{3,})", r"\\\1", data["text/markdown"].replace("{{<", "{{ <"))
-        text = re.sub(r"\]\([^()\s]*?([^/()\s]+/[^/()\s]+)/notebook\.ipynb\)", r']{run="\1"}', text)
+        text = re.sub(r"\]\([^()\s]*?([^/()\s]+/[^/()\s]+)/notebook\.ipynb\)", r']{to="runs/\1.html"}', text)
         return re.sub(r"(?m)^(---|\.\.\.)[ \t]*$", "* * *", text).strip()
     drawing = data.get("image/svg+xml", "")
     safe = drawing and not _ACTIVE.search(drawing)
