@@ -2,17 +2,13 @@
 -- Without Quarto also what Quarto does itself, as far as the book uses it: numbers of figures and tables, references to them, folded code.
 
 local is_html = FORMAT:match("html") ~= nil
-local harmless = { "alt", "fig-alt", "to" }
 
 local function safe(element)  -- no attribute is an event's script
   if not element.attributes then return end
-  local kept = {}
-  for _, name in ipairs(harmless) do kept[name] = element.attributes[name] end
-  element.attributes = kept
+  local given = element.attributes
+  element.attributes = { alt = given.alt, ["fig-alt"] = given["fig-alt"], to = given.to }
   return element
 end
-
-local function nothing() return {} end
 
 local function is_ours(target) return not (target:match("^%a[%w+.-]*:") or target:match("^[/\\]") or target:match("%.%.")) end
 
@@ -89,7 +85,8 @@ local function code(element)
 end
 
 function Pandoc(doc)
-  doc = doc:walk({ Block = safe, Inline = safe, RawBlock = nothing, RawInline = nothing })
+  local none = function() return {} end
+  doc = doc:walk({ Block = safe, Inline = safe, RawBlock = none, RawInline = none })
   doc = doc:walk({ Link = link, Span = span, Image = image, Table = as_wide_as_its_words })
   if quarto then return doc end
   return doc:walk({ traverse = "topdown", Header = header, Div = float }):walk({ Cite = cite, CodeBlock = code })
