@@ -26,7 +26,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from lsai_core.config import ParallelConfig, Precision, TrainConfig
 from lsai_core.model import Transformer
 from lsai_core.training.adapt import adapt
-from lsai_core.training.precision import weight_dtype
+from lsai_core.training.precision import compute_dtype, weight_dtype
 
 # The loss multiplies by the output layer's weight itself, so that layer's `forward` never runs. It is gathered with the norm before it and
 # stays whole until its gradient is there, which PyTorch up to 2.11 cannot know and warns of, once per model and process.
@@ -78,8 +78,8 @@ def mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
 
     Inputs stay as they are: cast to bf16, the tables of the rotary embedding would lose the position.
     """
-    if precision in ("bf16_autocast", "bf16_residual"):
-        return MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    if (compute := compute_dtype(precision)) != weight_dtype(precision):
+        return MixedPrecisionPolicy(compute, torch.float32, cast_forward_inputs=False)
     return MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 

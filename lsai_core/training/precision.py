@@ -41,6 +41,6 @@ def set_matmul_mode(precision: Precision) -> None:
 
 def autocast(precision: Precision, device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """The context for forward and loss: autocast to bf16 where the precision asks for it, nothing otherwise."""
-    if precision in ("bf16_autocast", "bf16_residual"):
+    if weight_dtype(precision) != compute_dtype(precision):
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return contextlib.nullcontext()
