@@ -12,8 +12,9 @@ must keep, and the sentence that the numbers fill. Here one small function per k
     estimators   our predictions' median error over that of the best of others' formulas
 
 A figure is taken over a variant's good repeats (`analysis.over_repeats`); of several variants or metrics it is the best one: the
-largest, and as `of` of a claim with `at_most` the smallest. A claim is held if its value and each single repeat keep the bound, so one
-bad repeat makes it fall. Where runs are missing or not comparable there is no value, and the note says why.
+largest, and as `of` of a claim with `at_most` the smallest. A claim is held if its value and each single repeat keep the bound and there
+are at least `repeats` of them: one bad repeat makes it fall, and so does a missing one. Where runs are not comparable, or there are none,
+there is no value, and the note says why.
 """
 
 import itertools
