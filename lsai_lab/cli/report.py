@@ -73,19 +73,21 @@ def _watch(root: Path, out: Path, update: Callable[[], object]) -> None:
         def log_message(self, *_: object) -> None:
             pass
 
+    def saved() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in (root / "notebooks").glob("*.ipynb")}
+
+    before = saved()
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(out)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(f"report: http://127.0.0.1:{server.server_port}/#live follows the notebooks; Ctrl-C ends it", flush=True)
-    before = None
     while True:
-        now = {path: path.stat().st_mtime_ns for path in (root / "notebooks").glob("*.ipynb")}
-        if before not in (None, now):
+        time.sleep(1)
+        if before != (now := saved()):
+            before = now
             try:
                 update()
             except UserError as error:  # half of an edit; the next one may be whole
                 print(f"report: {error}", flush=True)
-        before = now
-        time.sleep(1)
 
 
 def _seconds(text: str) -> float:
