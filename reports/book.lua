@@ -88,6 +88,10 @@ function Pandoc(doc)
   local none = function() return {} end
   doc = doc:walk({ Block = safe, Inline = safe, RawBlock = none, RawInline = none })
   doc = doc:walk({ Link = link, Span = span, Image = image, Table = as_wide_as_its_words })
+  if quarto and FORMAT == "typst" and doc.meta.date and doc.meta.abstract then  -- whose cover has neither
+    local _, first = doc.blocks:find_if(function(block) return block.t == "Header" end)
+    doc.blocks:insert(first + 1, pandoc.Para({ pandoc.Emph(pandoc.utils.stringify(doc.meta.date):sub(1, 10)), pandoc.Str(". "), table.unpack(doc.meta.abstract) }))
+  end
   if quarto then return doc end
   return doc:walk({ traverse = "topdown", Header = header, Div = float }):walk({ Cite = cite, CodeBlock = code })
 end

@@ -160,7 +160,7 @@ YAML = {
     "chapter": (
         "reports/_quarto.yml",
         "book: {chapters: [gone.ipynb]}",
-        r"names gone.ipynb, and there is no",
+        r"gone.ipynb, a chapter of reports/_quarto.yml, cannot be read as a notebook: .*No such file",
     ),
 }
 

@@ -193,6 +193,8 @@ def test_the_pdf_holds_the_chapters_and_no_code(book: Path) -> None:
     text = re.sub(r"\s+", " ", " ".join(pages))
     assert "Loss over steps." in text and "Zażółć" in text and "see Figure 2.1, Table 2.1" in text and "Dao" in text
     assert "Large-scale AI engineering" in pages[0] and "lab.figure" not in text and "?@" not in text
+    assert "are measured alone and together" in text
+    assert text.count("Loss over steps") == 2  # in the list of figures, too
 
 
 def test_tables_sort_filter_and_save(book: Path, visit: Callable[..., Any]) -> None:

@@ -34,15 +34,13 @@ _FACE = ("lsai_lab.kit.load", "lsai_lab.kit.show", "lsai_lab.kit.style", "lsai_l
 
 def read_chapters(root: Path) -> dict[str, Path]:
     """The notebooks of the chapters that `reports/_quarto.yml` names; `index.ipynb` is the one whose name starts with 00."""
-    found = {}
+    found, folder = {}, root / "notebooks"
     for name in book_settings(root / "reports")["chapters"]:
-        found[name] = next((root / "notebooks").glob("00*.ipynb" if name == "index.ipynb" else name), root / name)
+        found[name] = next(folder.glob("00*.ipynb" if name == "index.ipynb" else name), folder / name)
         try:
             stripped(found[name].read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise UserError(f"reports/_quarto.yml names {name}, and there is no such notebook in {root / 'notebooks'}") from None  # fmt: skip
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise UserError(f"{found[name]}: cannot be read as a notebook: {' '.join(str(error).split())[:200]}") from None  # fmt: skip
+            raise UserError(f"{found[name]}, a chapter of reports/_quarto.yml, cannot be read as a notebook: {' '.join(str(error).split())[:200]}") from None  # fmt: skip
     return found
 
 

@@ -34,8 +34,7 @@ def book_settings(reports: Path) -> dict[str, Any]:
     """`reports/_quarto.yml`, with the names of the chapters as `chapters`; parts are taken apart."""
     try:
         settings: dict[str, Any] = yaml.safe_load((reports / "_quarto.yml").read_text(encoding="utf-8"))
-        entries = settings["book"]["chapters"]
-        names = [name for entry in entries for name in (entry["chapters"] if isinstance(entry, dict) else [entry])]
+        names = [name for entry in settings["book"]["chapters"] for name in (entry["chapters"] if isinstance(entry, dict) else [entry])]  # fmt: skip
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise UserError(f"{reports / '_quarto.yml'} names no chapters of a book: {error}") from None
     return {**settings, "chapters": [name for name in names if name.endswith(".ipynb")]}
@@ -44,15 +43,15 @@ def book_settings(reports: Path) -> dict[str, Any]:
 def find_quarto(engine: Engine) -> str | None:
     """Quarto on PATH or beside this Python, if it is wanted and new enough. UserError where it was asked for by name."""
     beside = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
-    quarto, problem = shutil.which("quarto", path=beside) if engine != "pandoc" else None, "no `quarto` on PATH"
-    if quarto:
-        said = _call(quarto, "--version").strip()
-        if [int(part) for part in re.findall(r"\d+", said)[:2]] >= [1, 9]:
-            return quarto
-        problem = f"Quarto {said} is older than 1.9; the book is made by pandoc and typst"
-        print(f"report: {problem}", flush=True)
+    quarto = shutil.which("quarto", path=beside) if engine != "pandoc" else None
+    version = _call(quarto, "--version").strip() if quarto else ""
+    if [int(part) for part in re.findall(r"\d+", version)[:2]] >= [1, 9]:
+        return quarto
+    problem = f"Quarto {version} is older than 1.9" if quarto else "no `quarto` on PATH"
     if engine == "quarto":
         raise UserError(f"{problem}; install Quarto 1.9 or newer, or use --engine pandoc")
+    if quarto:
+        print(f"report: {problem}; the book is made by pandoc and typst", flush=True)
     return None
 
 
@@ -67,8 +66,7 @@ def render(reports: Path, out: Path, formats: Sequence[str], engine: Engine) -> 
             try:
                 if quarto:
                     environment = {"QUARTO_PYTHON": sys.executable, **os.environ}
-                    target = name.replace("pdf", "typst")
-                    said = _call(quarto, "render", reports, "--to", target, "--output-dir", folder, env=environment)
+                    said = _call(quarto, "render", reports, "--to", name.replace("pdf", "typst"), "--output-dir", folder, env=environment)  # fmt: skip
                 else:
                     said = _pandoc(reports, Path(folder), name)
                 shutil.copytree(folder, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.typ"))
