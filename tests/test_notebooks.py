@@ -121,7 +121,7 @@ def test_it_runs_from_top_to_bottom_with_its_defaults(executed: dict[str, tuple[
 def test_the_memory_models_chapter_shows_predictions_beside_records(executed: dict[str, tuple[Path, str]]) -> None:
     cells = [cell for cell in read(executed["50-memory-model"][0]).cells if cell.cell_type == "code" and cell.outputs]
     labels = {label for cell in cells for label in re.findall(r"(?m)^#\| label: (\S+)", cell.source)}
-    assert labels >= {"fig-prediction-error", "tbl-prediction-error", "fig-prediction-parts", "tbl-prediction-fits"}
+    assert labels >= {"fig-prediction-error", "tbl-prediction-error", "fig-prediction-parts"}
     assert labels >= {"tbl-prediction-published", "tbl-prediction-estimators"}
 
 
