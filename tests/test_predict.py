@@ -69,7 +69,7 @@ def test_recorded_runs_of_gpus_are_predicted() -> None:
     assert (error <= 0.05).mean() >= 0.9, frame[error > 0.05][["study", "variant", "measured", "predicted"]]
     assert (error <= 0.10).all(), frame[error > 0.10][["study", "variant", "measured", "predicted"]]
     long = error[frame["study"] == "longcontext"]
-    assert len(long) >= 6 and (long <= 0.03).all(), long  # less than what `fits` leaves
+    assert len(long) >= 6 and (long <= 0.02).all(), long  # less than what `fits` leaves
 
 
 @pytest.mark.slow

@@ -215,8 +215,8 @@ def _compile(model: Transformer, config: TrainConfig) -> None:
 def _plan(model: Transformer, config: TrainConfig, mode: BlockCheckpoint) -> Plan:
     with torch.device("meta"):
         plain = Transformer(config.model.model_copy(update={"n_layers": 1}), config.attention)
-    gathered = residual_dtype(config)
-    plain.to(gathered)
+    sharded = config.parallel.sharded
+    plain.to((compute_dtype if sharded else weight_dtype)(config.precision))  # FSDP casts weights as it gathers them
     _convert(plain, config)
     if config.blocks == "fused":
         plain.fuse(config.mlp_chunk)
@@ -226,9 +226,11 @@ def _plan(model: Transformer, config: TrainConfig, mode: BlockCheckpoint) -> Pla
     with FakeTensorMode():
         _fill(block)
         plan = compiled(block, mode)
-        x_BSD = torch.empty(config.batch_size, length, config.model.d_model, dtype=gathered, requires_grad=True)
+        x_BSD = torch.empty(
+            config.batch_size, length, config.model.d_model, dtype=residual_dtype(config), requires_grad=True
+        )
         table = torch.empty(length, 1, config.model.head_dim // 2)
-        with step.autocast(config.precision, CPU) if not config.parallel.sharded else contextlib.nullcontext():
+        with step.autocast(config.precision, CPU) if not sharded else contextlib.nullcontext():
             plan(_tensors(block), x_BSD, table, table.clone())  # plans; nothing may watch it, for it runs no step
     return plan
 

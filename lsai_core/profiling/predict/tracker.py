@@ -33,10 +33,13 @@ KERNEL_SCRATCH = "kernel scratch"
 
 
 def _attention_backward(arguments: tuple[Any, ...], repeats: bool = False) -> list[int]:
-    """In one block: in fp32 q's gradient and a number per row; if it `repeats`, k's and v's for every head of q."""
+    """In fp32 q's gradient and what belongs to a row; of grouped heads k's and v's: if it `repeats`, for every head of q,
+    all in one block, as cuDNN; else in fp32, as FlashAttention-4."""
     q_BSHD, k_BSKD = arguments[1:3]
-    grouped = 2 * _bytes(q_BSHD) if repeats and k_BSKD.numel() < q_BSHD.numel() else 0
-    return [4 * q_BSHD.numel() // q_BSHD.shape[-1] + 4 * q_BSHD.numel() + grouped]
+    rows, grouped = 4 * q_BSHD.numel() // q_BSHD.shape[-1], k_BSKD.numel() < q_BSHD.numel()
+    if repeats:
+        return [rows + 4 * q_BSHD.numel() + 2 * grouped * _bytes(q_BSHD)]
+    return [4 * q_BSHD.numel(), rows, rows, *2 * grouped * [4 * k_BSKD.numel()]]
 
 
 def _bytes(*tensors: Tensor) -> int:
@@ -44,18 +47,18 @@ def _bytes(*tensors: Tensor) -> int:
 
 
 def _ring(arguments: tuple[Any, ...]) -> list[int]:
-    """An fp32 sum of the output, a part of it, and the keys and values of two steps: this and the next."""
+    """An fp32 sum that becomes the output, a part of it, and the keys and values of two steps: this and the next."""
     q, k, v, key = arguments
-    return [] if _PARTS[key].ring.size == 1 else [4 * q.numel(), _bytes(q), _bytes(k, v), _bytes(k, v)]
+    return [] if _PARTS[key].ring.size == 1 else [4 * q.numel() - _bytes(q), _bytes(q), _bytes(k, v), _bytes(k, v)]
 
 
 def _ring_backward(arguments: tuple[Any, ...]) -> list[int]:
-    """fp32 sums of the gradients, a step's parts of them, keys and values of two steps, and what the kernel needs."""
+    """fp32 sums that become the gradients, a step's parts, keys and values of two steps, and what the kernel needs."""
     _, q, k, v, _, _, key = arguments
     kernel = _attention_backward(arguments)
     if _PARTS[key].ring.size == 1:
         return kernel
-    sums = [4 * tensor.numel() for tensor in (q, k, v)]
+    sums = [4 * tensor.numel() - _bytes(tensor) for tensor in (q, k, v)]
     return [*sums, _bytes(q), _bytes(k, v), _bytes(k, v), _bytes(k, v), *kernel]
 
 
