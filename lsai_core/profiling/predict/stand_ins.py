@@ -89,8 +89,8 @@ def is_usual(kernel: str) -> bool:
 
 
 def of_torch(kernel: str) -> bool:
-    """Whether `kernel` comes with torch, as `FUSED` is taken to; these repeat the gradients of grouped heads."""
-    return kernel == FUSED or get_backend(kernel).load is None
+    """Whether `kernel` repeats grouped heads' gradients: torch's own, as `FUSED` is taken to be, and those of fa2."""
+    return kernel in (FUSED, "fa2") or get_backend(kernel).load is None
 
 
 def expected_kernel(config: TrainConfig) -> str:

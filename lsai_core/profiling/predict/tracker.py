@@ -33,8 +33,8 @@ KERNEL_SCRATCH = "kernel scratch"
 
 
 def _attention_backward(arguments: tuple[Any, ...], repeats: bool = False) -> list[int]:
-    """In fp32 q's gradient and a number per row; of grouped heads k's and v's for every head of q, if it `repeats`, and then in one
-    block, as cuDNN; else two numbers per row, and sums of k's and v's in fp32, as FlashAttention-4."""
+    """In fp32 q's gradient and what belongs to a row; of grouped heads k's and v's: if it `repeats`, for every head of q,
+    all in one block, as cuDNN; else in fp32, as FlashAttention-4."""
     q_BSHD, k_BSKD = arguments[1:3]
     rows, grouped = 4 * q_BSHD.numel() // q_BSHD.shape[-1], k_BSKD.numel() < q_BSHD.numel()
     if repeats:
