@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import time
 from pathlib import Path
@@ -26,6 +27,7 @@ from lsai_core.profiling.predict import (
     GPUS,
     Gpu,
     Prediction,
+    compiled,
     estimate,
     find_gpu,
     predict,
@@ -33,6 +35,7 @@ from lsai_core.profiling.predict import (
     roofline,
     verdict,
 )
+from lsai_core.profiling.predict.inductor import Plan, schema
 from lsai_core.profiling.predict.prediction import OUTSIDE_GIB
 from lsai_core.profiling.predict.simulate import held_back, simulate
 from lsai_core.strict import validated
@@ -281,6 +284,28 @@ def test_parts_add_up_and_phases_bound_the_peak() -> None:
         found = predict(tiny(**changes))
         assert sum(found.parts.values()) == pytest.approx(found.peak), changes
         assert max(found.phases.values()) == pytest.approx(found.peak), changes
+
+
+def test_a_compiled_block_is_planned_as_inductor_planned_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward pass in PyTorch 2.11's own wrapper of a block of Llama-3-8B: order, what is fused, whose memory is taken."""
+    plans: list[Plan] = []
+    monkeypatch.setattr(compiled, "Plan", lambda graph: plans.append(Plan(graph)) or plans[-1])
+    model = {"preset": "llama3-8b", "n_layers": 1}
+    simulate(course(model=model, seq_len=32_768, batch_size=1, grad_checkpoint="full", mlp_chunk=8192))
+    plan = plans[-1]
+    made = [
+        schema(kernel[0]).partition("::")[2]
+        for kernel in plan.kernels
+        if len(kernel) == 1 or "lsai" in schema(kernel[0])
+    ]
+    assert made == ["mm", "predicted_attention", "mm", "chunked_mlp_backward", "rms_norm_backward", "mm",
+                    "predicted_attention_backward", "cat", "mm", "rms_norm_backward", "mm", "mm"]  # fmt: skip
+    fused = [len(kernel) for kernel in plan.kernels if len(kernel) > 1 and "lsai" not in schema(kernel[0])]
+    assert fused == [2, 3, 3]  # a norm and its scale; q, k and v; the sum, its norm and scale
+    products = [kernel[0] for kernel in plan.kernels if schema(kernel[0]) == "aten::mm"]
+    taken = [schema(plan.taken[node]) if node in plan.taken else "" for node in products]
+    assert taken[:3] == ["", "", "aten::add"] and plan.taken[products[3]].target is operator.getitem
+    assert taken[4:] == ["", ""]
 
 
 def test_techniques_save_memory() -> None:

@@ -47,34 +47,32 @@ class Replay:
         memory: dict[fx.Node, Any] = {node: made for node, made in zip(plan.given, inputs, strict=True) if node.users}
         inputs.clear()
         for kernel, drops in zip(plan.kernels, plan.drops, strict=True):
-            for node in kernel:
-                if node not in memory:
-                    made = self._make(node, memory.pop(plan.taken.get(node, node), None))
-                    several = isinstance(made, list)
-                    memory |= {part: made[part.args[1]] for part in node.users} if several else {node: made}
-                    del made
+            self._make(kernel, memory)
             for source in drops:
                 if source not in self._held:
                     memory.pop(source, None)  # of several results there are the parts alone
         return [self._leaf(leaf, memory) for leaf in plan.output.args[0]]  # type: ignore[union-attr]
 
-    def _make(self, node: fx.Node, taken: Tensor | None) -> Any:
-        made: Any
-        value, name = node.meta["val"], schema(node)
-        arguments = tuple(a.meta["val"] if isinstance(a, fx.Node) else a for a in node.args)
-        if PurposeTracker.active is not None:
-            PurposeTracker.active.measure(name, arguments)
-        if taken is not None:
-            made = _as(taken, value)
-        else:
-            made = [_like(item) for item in value] if isinstance(value, (tuple, list)) else _like(value)
-        if PurposeTracker.active is not None:
-            read = [source.meta["val"] for source in self._plan.reads[node]]
-            PurposeTracker.active.ran(name, arguments, tree_leaves(read), tree_leaves(made), "compiled ")
+    def _make(self, kernel: list[fx.Node], memory: dict[fx.Node, Any]) -> None:
+        plan, name, tracker = self._plan, schema(kernel[0]), PurposeTracker.active
+        arguments = tuple(a.meta["val"] if isinstance(a, fx.Node) else a for a in kernel[0].args)
+        if tracker is not None:
+            tracker.measure(name, arguments)
+        results: list[Any] = []
+        for node in kernel:
+            if node not in memory:
+                value, taken = node.meta["val"], memory.pop(plan.taken.get(node, node), None)
+                several = isinstance(value, (tuple, list))
+                made = [_as(taken, value)] if taken is not None else [_like(v) for v in (value if several else [value])]
+                which: Any = {part: part.args[1] for part in node.users} if several else {node: 0}
+                memory |= {part: made[at] for part, at in which.items()}
+                results += made
+        if tracker is not None:
+            read = set().union(*(plan.reads[node] for node in kernel)).difference(kernel)
+            tracker.ran(name, arguments, tree_leaves([source.meta["val"] for source in read]), results, "compiled ")
         if scratch := SCRATCH.get(name):
             blocks = [torch.empty(size, dtype=torch.uint8) for size in scratch(arguments)]
             del blocks  # counted, and freed at once
-        return made
 
     def _leaf(self, leaf: Any, memory: dict[fx.Node, Any]) -> Any:
         if not isinstance(leaf, fx.Node):

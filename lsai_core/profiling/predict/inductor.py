@@ -1,9 +1,9 @@
 """How Inductor uses memory: which values exist, in which kernels and order they are made, whose memory they take.
 
 Pointwise operators and reductions are fused into kernels, whose inner values exist in registers only: a result is
-memory if another operator (a product, attention) made it or reads it, or if it leaves the graph. Operators that read
-the same are fused if they can, so that some results are made earlier than the graph says. Of the orders that Inductor
-tries the one with the lowest peak is taken, by its own estimate. Then a result takes the memory of a dead one where it can.
+memory if another operator (a product, attention) made it or reads it, or if it leaves the graph. Kernels that read the
+same are fused if they can be, so that some results exist earlier than the graph says. Of the orders that Inductor tries
+it takes the one whose peak it estimates to be the lowest. Then a result takes the memory of a dead one where it can.
 The rules are those of torch/_inductor (scheduler.py, memory.py, codegen/wrapper.py), PyTorch 2.11 to 2.13.
 """
 
@@ -22,10 +22,11 @@ from lsai_core.profiling.predict.work import PRODUCTS
 
 READS, ROW = 4, 1024  # a value of more reads is kept in memory, if a sum of longer rows and something else read it
 
+_INTO = {name for name in PRODUCTS if "aten" in name}  # operators that write where Inductor says
 _NOTHING = torch.empty(0)
 
 
-def value_of(node: fx.Node) -> Tensor:
+def _value(node: fx.Node) -> Tensor:
     """The tensor that `node` makes; an empty one if it makes several, or none."""
     value = node.meta.get("val")
     return value if isinstance(value, Tensor) else _NOTHING
@@ -33,11 +34,11 @@ def value_of(node: fx.Node) -> Tensor:
 
 def _freed(node: fx.Node) -> int:
     """Bytes that end with `node`; Inductor takes some inputs to live on."""
-    return 0 if node.name.startswith(("primals", "tangents")) else value_of(node).nbytes
+    return 0 if node.name.startswith(("primals", "tangents")) else _value(node).nbytes
 
 
 def _kind(node: fx.Node) -> tuple[torch.dtype, int]:
-    return value_of(node).dtype, value_of(node).numel()
+    return _value(node).dtype, _value(node).numel()
 
 
 def _overload(node: fx.Node) -> torch._ops.OpOverload | None:
@@ -79,62 +80,66 @@ Kernel = list[fx.Node]  # results that are made together
 
 
 class Plan:
-    """`given`: inputs; `kernels`: in order; `drops`: what dies with each; `taken`: whose memory a result takes."""
+    """`given`: inputs; `kernels`: in order; `drops`: what dies with each; `taken`: whose memory a result takes.
+
+    `reads`: the memory that making a node reads, looked through views and through what is fused into it.
+    """
 
     def __init__(self, graph: fx.Graph) -> None:
         self.given = [node for node in graph.nodes if node.op == "placeholder"]
         _join(graph, self.given)
         nodes = list(graph.nodes)
         self.output = nodes[-1]
+        self.reads: dict[fx.Node, set[fx.Node]] = {}
+        self._sums: set[fx.Node] = set()  # reductions, and what they are fused into
         self._real = self._materialized(nodes)
-        made = [node for node in nodes if node in self._real and node.op == "call_function"]
-        self.reads = {node: _behind(node, self._real) for node in made}
-        kernels = self._fused(made)
+        kernels = self._fused()
         orders = self._ordered(kernels, [0] * len(kernels)), self._ordered(kernels, self._sizes(kernels))
         self.kernels = min(orders, key=lambda order: max(self._levels(order), default=0))
         self.drops = self._last_uses(self.kernels)
         self.taken = self._reused()
 
     def _materialized(self, nodes: list[fx.Node]) -> dict[fx.Node, None]:
-        """Nodes whose results are memory, in the order in which Inductor names them: those of opaque operators, and
-        fused ones that something opaque reads, from then on."""
+        """Nodes whose results are memory, in Inductor's order: those of opaque operators, and fused ones from when
+        something opaque reads them; what stands before that repeats them."""
         real: dict[fx.Node, None] = {}
         for node in nodes:
+            sources = [root(source) for source in node.all_input_nodes]
             opaque = node.op == "call_function" and not _is_fused(node) and not _is_view(node)
             if node.op == "output" or (opaque and not is_part(node)):
-                real |= dict.fromkeys(map(root, node.all_input_nodes))
-            if node.op == "placeholder" or opaque or self._read_again(node, real):
+                real |= dict.fromkeys(sources)
+            inner = [source for source in sources if source not in real]
+            self.reads[node] = set(sources).intersection(real).union(*(self.reads[source] for source in inner))
+            if self._sums.intersection(inner) or (_is_fused(node) and any(_longer(source, node) for source in sources)):
+                self._sums.add(node)
+            if node.op == "placeholder" or opaque or (_summed_and_read(node) and len(self.reads[node]) > READS):
                 real[node] = None
         return real
 
-    def _read_again(self, node: fx.Node, real: Iterable[fx.Node]) -> bool:
-        """Whether a kernel keeps `node` between a sum over long rows and what follows, being too dear to repeat."""
-        if node.op != "call_function" or not _is_fused(node) or len(node.users) < 2:
-            return False
-        summed = any(_is_fused(user) and ROW * _kind(user)[1] < _kind(node)[1] for user in node.users)
-        return summed and len(_behind(node, real)) > READS
-
-    def _fused(self, nodes: list[fx.Node]) -> list[Kernel]:
-        """A result is made with the first fused one that reads the same and stands behind all that it needs."""
+    def _fused(self) -> list[Kernel]:
+        """A fused result is made with others that read the same, behind all that it needs: sums rather with sums."""
         kernels: list[Kernel] = []
-        place: dict[fx.Node, int] = {}
-        for node in nodes:
-            reads, at = self.reads[node], len(kernels)
-            if is_part(node):
-                at = place[node.args[0]]  # type: ignore[index]
-            elif _is_fused(node):
-                first = max((place.get(source, 0) for source in reads), default=0)
-                at = next((at for at in range(first, at) if self._shares(kernels[at], reads)), at)
-            kernels += [[]] if at == len(kernels) else []
+        place: dict[Any, int] = {}
+        for node in (node for node in self._real if node.op == "call_function"):
+            first = max((place.get(source, 0) for source in self.reads[node]), default=0)
+            like = {at: self._likeness(kernels[at], node) for at in range(first, len(kernels))}
+            at = max(like, key=like.__getitem__, default=0)
+            if is_part(node) and node.args[0] in place:
+                at = place[node.args[0]]
+            elif not like or not like[at][1]:
+                at = len(kernels)
+                kernels.append([])
             kernels[at].append(node)
             place[node] = at
-        names = [*self._real]
-        return sorted(
-            (sorted(kernel, key=names.index) for kernel in kernels), key=lambda kernel: names.index(kernel[0])
-        )
+        return kernels
 
-    def _shares(self, kernel: Kernel, reads: set[fx.Node]) -> bool:
-        return _is_fused(kernel[0]) and any(node in reads or reads & self.reads[node] for node in kernel)
+    def _likeness(self, kernel: Kernel, node: fx.Node) -> tuple[int, int]:
+        """Bytes that both touch, if both sum or neither does; and if not."""
+        if not _is_fused(kernel[0]) or not _is_fused(node):
+            return 0, 0
+        touched = {*kernel}.union(*(self.reads[other] for other in kernel)) & self.reads[node]
+        shared = sum(_value(source).nbytes for source in touched)
+        return shared * ((node in self._sums) != self._sums.isdisjoint(kernel)), shared
 
     def _ordered(self, kernels: list[Kernel], size: list[int]) -> list[Kernel]:
         """Each after what it needs, the smallest first."""
@@ -179,19 +184,16 @@ class Plan:
         return [more - less for more, less in zip(made, freed, strict=False)]
 
     def _reused(self) -> dict[fx.Node, fx.Node]:
-        """That of an input which dies, where a fused kernel can write over it; else that of the newest dead result of its
-        dtype and size, unless the peak would rise (`AllocateLine`)."""
+        """That of an input which dies, where a fused kernel can write over it; else that of the newest dead result of
+        its dtype and size, unless the peak would rise (`AllocateLine`)."""
         levels = self._levels(self.kernels)
         taken: dict[fx.Node, fx.Node] = {}
         free = defaultdict[Any, list[tuple[int, fx.Node]]](list)
         for step, (kernel, drops) in enumerate(zip(self.kernels, self.drops, strict=True)):
             dead = [source for source in drops if _freed(source)]
-            for node in (
-                kernel
-                if _is_fused(kernel[0]) or (schema(kernel[0]) in PRODUCTS and "aten" in schema(kernel[0]))
-                else ()
-            ):
-                kind, size = _kind(node), value_of(node).nbytes
+            given = not _is_fused(kernel[0]) and schema(kernel[0]) not in _INTO
+            for node in () if given else kernel:
+                kind, size = _kind(node), _value(node).nbytes
                 over = [source for source in dead if _kind(source) == kind and self._writes_over(kernel, node, source)]
                 if over:
                     taken[node] = over[0]
@@ -209,28 +211,21 @@ class Plan:
         return taken
 
     def _writes_over(self, kernel: Kernel, node: fx.Node, source: fx.Node) -> bool:
-        """Whether nothing of `kernel` but sums before `node` reads `source`, too."""
-        through: dict[fx.Node, set[fx.Node]] = {}
-        for other in (other for other in self.reads if other in kernel):  # in the graph's order
-            through[other] = self.reads[other].union(*(through.get(inner, ()) for inner in self.reads[other]))
-        others = (other for other in kernel if other is not node and source in through[other])
-        small = all(
-            other in through[node] and (_kind(other)[1] < _kind(source)[1] or self._read_again(other, self._real))
-            for other in others
-        )
-        return _is_fused(node) and source not in kernel and source in through[node] and small
+        """Whether nothing of `kernel` but what `node` waits for reads `source`, too."""
+        others = (other for other in kernel if other is not node and source in self.reads[other])
+        waits = all(other in self.reads[node] or _longer(source, other) for other in others)
+        return _is_fused(node) and source not in kernel and source in self.reads[node] and waits
 
 
-def _behind(node: fx.Node, real: Iterable[fx.Node]) -> set[fx.Node]:
-    """The memory that making `node` reads: its inputs, looked through views and through what is fused into it."""
-    waiting = [root(source) for source in node.all_input_nodes]
-    seen: set[fx.Node] = set()
-    while waiting:
-        source = waiting.pop()
-        if source not in seen and source not in real:
-            waiting += [root(earlier) for earlier in source.all_input_nodes]
-        seen.add(source)
-    return seen.intersection(real)
+def _longer(source: fx.Node, node: fx.Node) -> bool:
+    """Whether `source` has more elements."""
+    return _kind(node)[1] < _kind(source)[1]
+
+
+def _summed_and_read(node: fx.Node) -> bool:
+    """Whether a sum over long rows and something else read `node`: if dear to repeat, it is kept between them."""
+    rows = [user for user in node.users if _is_fused(user) and ROW * _kind(user)[1] < _kind(node)[1]]
+    return node.op == "call_function" and _is_fused(node) and 0 < len(rows) < len(node.users)
 
 
 def _join(graph: fx.Graph, given: list[fx.Node]) -> None:
