@@ -51,7 +51,8 @@ class Backend:
     do. `load` imports what the kernel needs and raises if it cannot.
 
     For memory: a fused kernel keeps q, k, v, the output and one fp32 number per row. `grouped`: it takes K < H heads as they are,
-    otherwise it keeps them repeated; `masked`: a window is a mask of S x S values. `operators`: its operators as torch names them
+    otherwise it keeps them repeated; `repeats`: it makes their gradients for every query head, otherwise it sums them in fp32;
+    `masked`: a window is a mask of S x S values. `operators`: its operators as torch names them
     ("namespace::name", or a namespace), whose results selective checkpointing keeps; not needed where the name has "attention" in it.
     `speed`: its place among others where nothing was measured, the highest first (in bf16, causal, on Hopper).
 
@@ -70,6 +71,7 @@ class Backend:
     plain_operations: bool = False
     load: Callable[[], object] | None = None
     grouped: bool = True
+    repeats: bool = True
     masked: bool = False
     speed: int = 0
     operators: frozenset[str] = frozenset()

@@ -25,6 +25,6 @@ def fa3_attention(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | 
 BACKEND = Backend(
     "fa3", fa3_attention, dtypes={"cuda": HALF}, window=frozenset({"cuda"}), head_dims=(8, 256),
     head_dim_multiple=8, compute_capability=((9, 0), (9, 0)), load=load, operators=frozenset({"flash_attn_3"}),
-    speed=4, about="FlashAttention-3, for Hopper", color="#009E73", marker="^",
+    repeats=False, speed=4, about="FlashAttention-3, for Hopper", color="#009E73", marker="^",
     install="'git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper'",
 )  # fmt: skip

@@ -95,9 +95,9 @@ class Plan:
         self._real = self._materialized(nodes)
         kernels = self._fused()
         orders = self._ordered(kernels, [0] * len(kernels)), self._ordered(kernels, self._sizes(kernels))
-        self.kernels = min(orders, key=lambda order: max(self._levels(order), default=0))
-        self.drops = self._last_uses(self.kernels)
-        self.taken = self._reused()
+        tried = [(order, drops, _levels(order, drops)) for order in orders for drops in [self._last_uses(order)]]
+        self.kernels, self.drops, levels = min(tried, key=lambda plan: max(plan[2], default=0))
+        self.taken = self._reused(levels)
 
     def _materialized(self, nodes: list[fx.Node]) -> dict[fx.Node, None]:
         """Nodes whose results are memory, in Inductor's order: those of opaque operators, and fused ones from when
@@ -177,16 +177,9 @@ class Plan:
                 drops[last[source]].append(source)
         return drops
 
-    def _levels(self, kernels: list[Kernel]) -> list[int]:
-        """Bytes at each kernel, as Inductor estimates them."""
-        made = accumulate(sum(map(_freed, kernel)) for kernel in kernels)
-        freed = accumulate((sum(map(_freed, dead)) for dead in self._last_uses(kernels)), initial=0)
-        return [more - less for more, less in zip(made, freed, strict=False)]
-
-    def _reused(self) -> dict[fx.Node, fx.Node]:
+    def _reused(self, levels: list[int]) -> dict[fx.Node, fx.Node]:
         """That of an input which dies, where a fused kernel can write over it; else that of the newest dead result of
-        its dtype and size, unless the peak would rise (`AllocateLine`)."""
-        levels = self._levels(self.kernels)
+        its dtype and size, unless the peak would rise (`AllocateLine`). `levels`: the bytes at each kernel."""
         taken: dict[fx.Node, fx.Node] = {}
         free = defaultdict[Any, list[tuple[int, fx.Node]]](list)
         for step, (kernel, drops) in enumerate(zip(self.kernels, self.drops, strict=True)):
@@ -215,6 +208,13 @@ class Plan:
         others = (other for other in kernel if other is not node and source in self.reads[other])
         waits = all(other in self.reads[node] or _longer(source, other) for other in others)
         return _is_fused(node) and source not in kernel and source in self.reads[node] and waits
+
+
+def _levels(kernels: list[Kernel], drops: list[list[fx.Node]]) -> list[int]:
+    """Bytes at each kernel, as Inductor estimates them."""
+    made = accumulate(sum(map(_freed, kernel)) for kernel in kernels)
+    freed = accumulate((sum(map(_freed, dead)) for dead in drops), initial=0)
+    return [more - less for more, less in zip(made, freed, strict=False)]
 
 
 def _longer(source: fx.Node, node: fx.Node) -> bool:

@@ -18,7 +18,7 @@ from lsai_core.facts import deciding
 from lsai_core.profiling.gpus import Gpu
 from lsai_core.profiling.predict.replay import WORKSPACE, Replayed, replay
 from lsai_core.profiling.predict.simulate import Simulated, simulate
-from lsai_core.profiling.predict.stand_ins import FUSED, expected_kernel, is_usual, of_torch
+from lsai_core.profiling.predict.stand_ins import FUSED, expected_kernel, is_usual, repeats
 from lsai_core.remembered import remembered
 from lsai_core.training.optimizer import bytes_per_parameter
 from lsai_core.training.precision import weight_dtype
@@ -81,7 +81,7 @@ def predict(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu"
     if on == "gpu":
         kernel = kernel or expected_kernel(config)
         if is_usual(kernel) and config.parallel.cp == 1:
-            kernel, decisive["attention"] = FUSED if of_torch(kernel) else kernel, {}
+            kernel, decisive["attention"] = FUSED if repeats(kernel) else kernel, {}
     return _predicted(json.dumps(decisive), kernel, on)
 
 
