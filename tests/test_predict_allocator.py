@@ -61,6 +61,20 @@ def test_the_smallest_block_that_is_large_enough_is_taken_and_split_and_joined()
     assert allocator.reserved == 290 * MIB, "another stream has a pool of its own"
 
 
+@pytest.mark.parametrize(("placement", "reserved"), [(1, 100), (-1, 60)])
+def test_where_a_segment_lies_decides_which_of_equal_blocks_is_taken(placement: int, reserved: int) -> None:
+    allocator = Allocator(placement=placement)
+    allocator.free(allocator.malloc(40 * MIB))
+    first, second = allocator.malloc(20 * MIB), allocator.malloc(20 * MIB)  # both in one segment
+    other = allocator.malloc(20 * MIB)
+    allocator.free(second)
+    allocator.free(other)
+    allocator.malloc(20 * MIB)
+    allocator.free(first)
+    allocator.malloc(40 * MIB)  # fits in the old segment if that is free as a whole
+    assert allocator.reserved == reserved * MIB
+
+
 def test_cached_memory_goes_back_before_memory_runs_out() -> None:
     allocator = Allocator(limit=100 * MIB)
     allocator.free(allocator.malloc(60 * MIB))

@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lsai_core import fp8
 from lsai_core.config import TrainConfig
 from lsai_core.context import get_method
 from lsai_core.context.exchange import IN_FLIGHT_BYTES
@@ -29,13 +28,13 @@ from lsai_core.model import Transformer
 from lsai_core.parallel.sequence import setting
 from lsai_core.profiling.predict.compiled import compiled
 from lsai_core.profiling.predict.purposes import named_purposes
-from lsai_core.profiling.predict.stand_ins import EngineLinear, FusedRMSNorm, behaviour, expected_kernel
+from lsai_core.profiling.predict.stand_ins import FusedRMSNorm, behaviour, expected_kernel
 from lsai_core.profiling.predict.tracker import PurposeTracker
 from lsai_core.recompute import BlockCheckpoint, of_block
 from lsai_core.training import step
+from lsai_core.training.adapt import adapt
 from lsai_core.training.optimizer import get_optimizer
 from lsai_core.training.precision import compute_dtype, residual_dtype, weight_dtype
-from lsai_core.training.saved_inputs import HostInputs, blocks_on_host
 
 CPU = torch.device("cpu")
 Plan = Callable[..., Any]  # a compiled block: its tensors and its arguments
@@ -152,12 +151,7 @@ def _shaped(config: TrainConfig, on: str) -> Transformer:
     with torch.device("meta"):
         model = Transformer(config.model, config.attention, grad_checkpoint=config.grad_checkpoint)
     model.to(weight_dtype(config.precision))
-    _convert(model, config)
-    if config.blocks == "fused":
-        model.fuse(config.mlp_chunk)
-    model.bf16_residual = config.precision == "bf16_residual"
-    if config.saved_inputs == "host":
-        model.host_inputs = HostInputs(blocks_on_host(config))
+    adapt(model, config.model_copy(update={"compile": False}))
     for module in model.modules() if on == "gpu" else ():
         if isinstance(module, nn.RMSNorm):
             module.__class__ = FusedRMSNorm
@@ -185,19 +179,6 @@ def _fill(model: nn.Module) -> None:
                 module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
 
 
-def _convert(model: Transformer, config: TrainConfig) -> None:
-    """fp8 layers; those of packages by what is like them: torchao's keep what the project's `tensorwise` keeps."""
-    recipe = config.fp8.recipe
-    if not recipe.startswith("te_"):
-        like = "tensorwise" if recipe.startswith("torchao_") else recipe
-        fp8.convert(model, config.fp8.model_copy(update={"recipe": like}))
-        return
-    from lsai_core.fp8.recipes import names_of
-
-    for name in names_of(model, config.fp8):
-        model.get_submodule(name).__class__ = EngineLinear
-
-
 def _compile(model: Transformer, config: TrainConfig) -> None:
     """Let every block run by the plan that the partitioner makes for one with its checkpointing."""
     plans: dict[BlockCheckpoint, Plan] = {}
@@ -217,9 +198,7 @@ def _plan(model: Transformer, config: TrainConfig, mode: BlockCheckpoint) -> Pla
         plain = Transformer(config.model.model_copy(update={"n_layers": 1}), config.attention)
     sharded = config.parallel.sharded
     plain.to((compute_dtype if sharded else weight_dtype)(config.precision))  # FSDP casts weights as it gathers them
-    _convert(plain, config)
-    if config.blocks == "fused":
-        plain.fuse(config.mlp_chunk)
+    adapt(plain, config.model_copy(update={"compile": False}))
     if model.context is not None:
         plain.share_sequence(model.context)
     block, length = plain.blocks[0], config.seq_len // config.parallel.cp

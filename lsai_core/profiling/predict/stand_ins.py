@@ -24,7 +24,10 @@ from torch import Tensor, nn
 
 from lsai_core.attention import get_backend
 from lsai_core.attention.registry import repeat_kv
-from lsai_core.config import TrainConfig
+from lsai_core.config import Fp8Config, TrainConfig
+from lsai_core.fp8 import convert
+from lsai_core.fp8.recipes import names_of
+from lsai_core.model import Transformer
 from lsai_core.profiling.predict.tracker import PurposeTracker
 from lsai_core.training.precision import compute_dtype
 
@@ -88,9 +91,9 @@ def is_usual(kernel: str) -> bool:
     return backend.grouped and not backend.masked and not backend.plain_operations
 
 
-def of_torch(kernel: str) -> bool:
-    """Whether `kernel` repeats grouped heads' gradients: torch's own, as `FUSED` is taken to be, and those of fa2."""
-    return kernel in (FUSED, "fa2") or get_backend(kernel).load is None
+def repeats(kernel: str) -> bool:
+    """Whether `kernel` makes the gradients of grouped keys and values for every query head, as `FUSED` is taken to."""
+    return kernel == FUSED or get_backend(kernel).repeats
 
 
 def expected_kernel(config: TrainConfig) -> str:
@@ -107,7 +110,7 @@ def _attention_as(kernel: str) -> Any:
         seq_len, heads = q_BSHD.shape[1:3]
         window = None if window is not None and window >= seq_len else window
         if is_usual(kernel):
-            return _attention(q_BSHD, k_BSKD, v_BSKD, False, of_torch(kernel))[0]
+            return _attention(q_BSHD, k_BSKD, v_BSKD, False, repeats(kernel))[0]
         declared = get_backend(kernel)
         if declared.plain_operations:
             return declared.function(q_BSHD, k_BSKD, v_BSKD, window, causal)
@@ -198,6 +201,16 @@ def _differentiate_engine(ctx: Any, grad_MN: Tensor, *_unused: Tensor) -> tuple[
 _engine.register_autograd(_differentiate_engine, setup_context=_keep_fp8)
 
 
+def _convert(model: Transformer, settings: Fp8Config) -> None:
+    """fp8 layers; those of packages by what is like them: torchao's keep what the project's `tensorwise` keeps."""
+    if not settings.recipe.startswith("te_"):
+        like = "tensorwise" if settings.recipe.startswith("torchao_") else settings.recipe
+        convert(model, settings.model_copy(update={"recipe": like}))
+        return
+    for name in names_of(model, settings):
+        model.get_submodule(name).__class__ = EngineLinear
+
+
 @contextlib.contextmanager
 def behaviour(kernel: str, on: str) -> Iterator[None]:
     """While open, the project's model and step behave on fake CPU tensors as on a GPU with attention kernel `kernel`.
@@ -206,6 +219,8 @@ def behaviour(kernel: str, on: str) -> Iterator[None]:
     """
     patches: dict[str, Any] = {
         "lsai_core.training.step.clip_and_update": _clip_and_update,
+        "lsai_core.fp8.convert": _convert,
+        "lsai_core.training.adapt.require_host_memory": lambda _config: None,
         "lsai_core.fp8.begin_step": lambda _model: None,
         "lsai_core.fp8.context": lambda _fp8: contextlib.nullcontext(),
         # Ranks that only pretend to exist agree with everything.
