@@ -138,7 +138,7 @@ def test_the_memory_chapter_bounds_quality_as_the_claim_does_and_simulates_peaks
     assert f"exceeds {found['ends'].max():.3f} nats" in text and f"{seeds} seeds" in text
     if seeds == 5:
         assert claim.value == pytest.approx(found["ends"].max(), rel=1e-3)
-        assert ("It holds" if claim.held else "**fallen**") in text
+        assert ("It holds" if claim.held else "**fallen**") in text and f"by {found['bound']:g} nats before" in text
     else:
         assert claim.note and claim.note in text
     assert len(found["levels"]) == 4 and found["errors"].abs().max() < 0.1
