@@ -34,7 +34,8 @@ def book_settings(reports: Path) -> dict[str, Any]:
     """`reports/_quarto.yml`, with the names of the chapters as `chapters`; parts are taken apart."""
     try:
         settings: dict[str, Any] = yaml.safe_load((reports / "_quarto.yml").read_text(encoding="utf-8"))
-        names = [name for entry in settings["book"]["chapters"] for name in (entry["chapters"] if isinstance(entry, dict) else [entry])]  # fmt: skip
+        entries = settings["book"]["chapters"]
+        names = [name for entry in entries for name in (entry["chapters"] if isinstance(entry, dict) else [entry])]
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise UserError(f"{reports / '_quarto.yml'} names no chapters of a book: {error}") from None
     return {**settings, "chapters": [name for name in names if name.endswith(".ipynb")]}
@@ -59,14 +60,13 @@ def render(reports: Path, out: Path, formats: Sequence[str], engine: Engine) -> 
     """Render the chapters bound in `reports` into `out`; returns what was made, and prints it, and why something could not be."""
     quarto, made = find_quarto(engine), []
     write_text(reports / EXECUTED, "project: { type: book }\n")
-    for name, file in {"html": HTML, "pdf": PDF}.items():
-        if name not in formats:
-            continue
+    for name in sorted(formats):
         with tempfile.TemporaryDirectory(dir=reports, prefix="rendering-") as folder:
             try:
                 if quarto:
                     environment = {"QUARTO_PYTHON": sys.executable, **os.environ}
-                    said = _call(quarto, "render", reports, "--to", name.replace("pdf", "typst"), "--output-dir", folder, env=environment)  # fmt: skip
+                    to = name.replace("pdf", "typst")
+                    said = _call(quarto, "render", reports, "--to", to, "--output-dir", folder, env=environment)
                 else:
                     said = _pandoc(reports, Path(folder), name)
                 shutil.copytree(folder, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.typ"))
@@ -75,7 +75,7 @@ def render(reports: Path, out: Path, formats: Sequence[str], engine: Engine) -> 
                 continue
         for warning in re.findall(r"(?im)^.*\bwarn(?:ing)?\b.*(?:\n[ \t]+.*)*", said):
             print("report:", " ".join(warning.split()), flush=True)
-        made.append(out / file)
+        made.append(out / {"html": HTML, "pdf": PDF}[name])
         print(f"report: {made[-1]}", flush=True)
     return made
 
