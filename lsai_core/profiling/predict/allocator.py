@@ -4,8 +4,9 @@ It takes memory from the driver in segments and hands out blocks of them, in mul
 MiB come from segments of 2 MiB, up to 10 MiB from segments of 20 MiB, larger ones get a segment of their own. A request
 takes the smallest free block of its stream and pool that is large enough, and splits it if what remains is worth it. A
 freed block joins its free neighbours. Segments go back to the driver only when memory runs out. So *reserved* exceeds
-what is allocated by the gaps between blocks. Of equal blocks the lower address is taken, and a driver places segments as
-it likes: where much hangs on it, the same requests reserve otherwise on another GPU (`PLACEMENTS`).
+what is allocated by the gaps between blocks. Of equal blocks the lower address is taken. Where segments lie is the
+driver's choice: here those of up to 20 MiB upward and larger ones downward, as most recorded runs show. Where it does
+otherwise, the same requests reserve another amount.
 
 With expandable segments each pool and stream has one range of addresses, which grows by pages (2 or 20 MiB). The rules
 are those of c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.11 to 2.13, with unlimited `max_split_size`.
@@ -15,13 +16,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
-from random import Random
 
 ROUND = 512
 SMALL, SMALL_SEGMENT = 2**20, 2 * 2**20
 LARGE, LARGE_SEGMENT, ROUND_LARGE = 10 * 2**20, 20 * 2**20, 2 * 2**20
 _ADDRESSES = 2**20 * LARGE_SEGMENT  # of one range: more than any GPU has
-PLACEMENTS = (1, -1, 0)  # of new segments: above the others, below, anywhere
 
 
 class OutOfMemory(Exception):
@@ -59,19 +58,16 @@ class _Pool:
 
 
 class Allocator:
-    """`limit`: bytes that may be reserved; `placement`: where the driver puts new segments. `allocated`, `reserved`,
-    their peaks: bytes; `retries`: flushes.
+    """`limit`: bytes that may be reserved. `allocated`, `reserved`, their peaks: bytes; `retries`: flushes.
 
     Memory that a stream waits for is freed late: the caller's to say, so allocated and active are the same here.
     """
 
-    def __init__(
-        self, limit: int | None = None, expandable: bool = False, collect_above: float = 0.0, placement: int = 1
-    ) -> None:
-        self.limit, self.expandable, self.collect_above, self.placement = limit, expandable, collect_above, placement
+    def __init__(self, limit: int | None = None, expandable: bool = False, collect_above: float = 0.0) -> None:
+        self.limit, self.expandable, self.collect_above = limit, expandable, collect_above
         self.allocated = self.peak_allocated = self.reserved = self.peak_reserved = self.retries = 0
         self._pools: dict[tuple[int, bool], _Pool] = {}
-        self._ranges, self._random = 0, Random(0)
+        self._ranges = 0
 
     def malloc(self, size: int, stream: int = 0) -> Block:
         """A block of at least `size` bytes. Raises OutOfMemory."""
@@ -128,11 +124,8 @@ class Allocator:
         if self.expandable:
             return self._expanded(pool, size)
         self._take(wanted)
-        return Block(self._address(), wanted, pool)
-
-    def _address(self) -> int:
         self._ranges += 1
-        return _ADDRESSES * (self.placement * self._ranges or self._random.getrandbits(32))
+        return Block(_ADDRESSES * (self._ranges if wanted <= LARGE_SEGMENT else -self._ranges), wanted, pool)
 
     def _expanded(self, pool: _Pool, size: int) -> Block | None:
         """The first place of the pool's range with enough free and unmapped memory; unmapped parts get pages."""
@@ -141,7 +134,8 @@ class Allocator:
             if _room(start) >= size:
                 break
         else:
-            start = Block(self._address(), _ADDRESSES, pool, mapped=False)
+            self._ranges += 1
+            start = Block(_ADDRESSES * self._ranges, _ADDRESSES, pool, mapped=False)
             pool.unmapped.append(start)
         block = start if start.mapped else self._mapped(start, size)
         while block is not None and block.size < size:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lsai_core.profiling.predict.allocator import PLACEMENTS, Allocator, Block, OutOfMemory
+from lsai_core.profiling.predict.allocator import Allocator, Block, OutOfMemory
 from lsai_core.profiling.predict.simulate import Simulated
 from lsai_core.profiling.predict.tracker import FIRST
 
@@ -35,16 +35,8 @@ class Replayed:
 def replay(
     step: Simulated, drawn: float = 0.0, limit: int | None = None, expandable: bool = False, collect_above: float = 0.0
 ) -> Replayed:
-    """The middle one of three ways to place segments (`PLACEMENTS`), which expandable ones do not need.
-
-    `drawn`: bytes of a weight's values while they are drawn, per byte of it. `limit`: bytes that may be reserved.
-    """
-    placements = PLACEMENTS[:1] if expandable else PLACEMENTS
-    found = [_replayed(Allocator(limit, expandable, collect_above, at), step, drawn) for at in placements]
-    return sorted(found, key=lambda one: (not one.fits, one.flushes_late, one.reserved))[len(found) // 2]
-
-
-def _replayed(allocator: Allocator, step: Simulated, drawn: float) -> Replayed:
+    """`drawn`: bytes of a weight's values while they are drawn, per byte of it. `limit`: bytes that may be reserved."""
+    allocator = Allocator(limit, expandable, collect_above)
     flushes, fits = [0], True
     try:
         for _ in _steps(allocator, step, drawn):
