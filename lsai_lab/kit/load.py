@@ -36,8 +36,8 @@ def load(*studies: str, mine: bool = False) -> pd.DataFrame:
 
     Columns: `IDENTITY`; every result by its name, with the unit in it (`tokens_per_s`, `mem_peak_allocated_gib`); every config key with
     its dots (`optim.lr`, `model.n_layers`; `config.steps` where a result has the same name); the environment as `env.gpu`, `env.torch`.
-    `main`: whether the run is one of those that tell the story, the committed ones of the machine with the most of them (without
-    any, all).
+    `main`: whether the run is one of those that tell the story, of each study the committed ones of the machine with the most
+    records (without any, all).
     `label` is the variant's name for people, `run` the run's folder, for `steps` and `kernels`.
 
     `mine=True`: every own run, whatever its settings, and a column `differs` that says how they differ; no committed ones.
@@ -61,10 +61,8 @@ def load(*studies: str, mine: bool = False) -> pd.DataFrame:
 def _main(frame: pd.DataFrame) -> pd.Series:
     recorded = ~frame["own"].astype(bool)
     by_records = [machine for machine, _ in Counter(run.machine for run in _committed()).most_common()]
-    for machine in by_records:
-        if (told := recorded & (frame["machine"] == machine)).any():
-            return told
-    return ~recorded
+    places = frame[recorded].groupby("study")["machine"].agg(lambda machines: min(machines, key=by_records.index))
+    return recorded & (frame["machine"] == frame["study"].map(places)) if recorded.any() else ~recorded
 
 
 def study(name: str) -> Study:
