@@ -98,8 +98,9 @@ def _update(session: Session, out: Path, formats: list[str], engine: Engine, bui
         try:
             ends = pool.map(lambda name: _execute(session, chapters[name], build / name, runs, stop), chapters)
             for name, problem in zip(chapters, ends, strict=True):
-                good &= bind(build / name, reports / name, problem)
-                print(f"report: chapter {name}{' did not complete: ' if problem else ''}{problem or ''}", flush=True)
+                good &= (bound := bind(build / name, reports / name, problem))
+                failed = "" if bound else f" did not complete: {problem or 'its cells cannot be read'}"
+                print(f"report: chapter {name}{failed}", flush=True)
         except BaseException:
             stop.deadline = 0.0  # ends those that are running
             raise
