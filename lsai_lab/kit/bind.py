@@ -28,8 +28,7 @@ def bind(executed: Path, target: Path, problem: str | None = None) -> bool:
     """
     try:
         read = nbformat.read(executed, as_version=4).cells  # type: ignore[no-untyped-call]
-        found = [_cell(cell, target.parent, f"{target.stem}-{number}") for number, cell in enumerate(read)]
-        cells = [cell for part in found for cell in part]
+        cells = [new for at, cell in enumerate(read) for new in _cell(cell, target.parent, f"{target.stem}-{at}")]
     except Exception as error:  # nbformat raises many kinds for a damaged file
         problem, cells = problem or f"It could not be read: {str(error)[:500]}", [_written(f"# {executed.stem}")]
     if problem:
@@ -38,9 +37,8 @@ def bind(executed: Path, target: Path, problem: str | None = None) -> bool:
     return not problem
 
 
-def _written(text: str, **code: Any) -> dict[str, Any]:
-    lines = text.splitlines(keepends=True)  # as Quarto wants it
-    return {"cell_type": "code" if code else "markdown", "metadata": {}, "source": lines, **code}
+def _written(text: str, **code: Any) -> dict[str, Any]:  # in lines, as Quarto wants it
+    return {"cell_type": "code" if code else "markdown", "metadata": {}, "source": text.splitlines(True), **code}
 
 
 def _cell(cell: Any, folder: Path, name: str) -> list[dict[str, Any]]:
