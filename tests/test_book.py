@@ -20,7 +20,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from lsai_lab.kit.bind import bind
 from lsai_lab.kit.marks import marks
-from lsai_lab.kit.render import EXECUTED, HTML, PDF, render
+from lsai_lab.kit.render import EXECUTED, HTML, PDF, Engine, render
 from lsai_lab.kit.runpages import write_run_pages
 from lsai_lab.kit.show import table
 from lsai_lab.predicted import TASK, table_path
@@ -195,6 +195,27 @@ def test_the_pdf_holds_the_chapters_and_no_code(book: Path) -> None:
     assert "Large-scale AI engineering" in pages[0] and "lab.figure" not in text and "?@" not in text
     assert "are measured alone and together" in text
     assert text.count("Loss over steps") == 2  # in the list of figures, too
+
+
+@pytest.mark.parametrize("engine", ["pandoc", "quarto"])
+def test_the_list_of_figures_names_the_pages_of_the_captions(tmp_path: Path, engine: Engine) -> None:
+    pypdf = pytest.importorskip("pypdf")
+    if engine == "quarto" and not quarto():
+        pytest.skip("quarto is not on PATH")
+    folder, cells = reports(tmp_path), [new_markdown_cell("# One {#sec-one}")]
+    for name in ("first", "second", "third", "fourth", "fifth"):
+        code = f'#| label: fig-{name}\n#| fig-cap: "The {name} one."\nlab.figure()'
+        cells += [
+            new_markdown_cell("\n\n".join(["Some words. " * 60] * 4)),
+            new_code_cell(code, outputs=[display({"image/svg+xml": SVG})]),
+        ]
+    nbformat.write(new_notebook(cells=cells), tmp_path / "floats.ipynb")
+    assert bind(tmp_path / "floats.ipynb", folder / "one.ipynb")
+    made = render(folder, tmp_path / "out", ["pdf"], engine)
+    pages = [re.sub(r"\s+", " ", page.extract_text()) for page in pypdf.PdfReader(made[0]).pages]
+    for name in ("first", "second", "third", "fourth", "fifth"):
+        (listed,) = {int(at) for page in pages[:4] for at in re.findall(rf"The {name} one[. ]*(\d+)", page)}
+        assert f"The {name} one." in pages[listed - 1]
 
 
 def test_tables_sort_filter_and_save(book: Path, visit: Callable[..., Any]) -> None:
