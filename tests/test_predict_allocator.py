@@ -61,8 +61,8 @@ def test_the_smallest_block_that_is_large_enough_is_taken_and_split_and_joined()
     assert allocator.reserved == 290 * MIB, "another stream has a pool of its own"
 
 
-@pytest.mark.parametrize(("size", "upward"), [(20, True), (40, False)])
-def test_segments_up_to_20_mib_lie_upward_and_larger_ones_downward_and_the_lower_of_equal_blocks_is_taken(
+@pytest.mark.parametrize(("size", "upward"), [(20, True), (40, False), (1024, False), (1026, True)])
+def test_segments_of_20_mib_to_1_gib_lie_downward_others_upward_and_the_lower_of_equal_blocks_is_taken(
     size: int, upward: bool
 ) -> None:
     allocator = Allocator()
@@ -213,8 +213,7 @@ def shares(rows: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, float
 def test_predictions_of_today_for_what_a_gpu_answered() -> None:
     """Over all sets the bars are met that the predictions written down before the runs missed.
 
-    Four are off by more than 10 % in reserved memory. Three of them reserve what was measured if segments lie elsewhere, the
-    fourth (open-6 of random-3) does not wherever they lie.
+    Three are off by more than 10 % in reserved memory; for each another placement of segments comes within 6 %.
     """
     rows = []
     for row in [row for path in MEASURED for row in read_jsonl(path) if "measured" in row]:
@@ -223,5 +222,5 @@ def test_predictions_of_today_for_what_a_gpu_answered() -> None:
         said = {"active_gib": prediction.peak, "reserved_gib": replayed.reserved / GIB, "fits": replayed.fits}
         rows.append((row, said))
     found = shares(rows)
-    assert found["active 3 %"] >= 0.99 and found["reserved 5 %"] >= 0.97 and found["reserved 10 %"] >= 0.975, found
+    assert found["active 3 %"] >= 0.99 and found["reserved 5 %"] >= 0.97 and found["reserved 10 %"] >= 0.98, found
     assert found["right"] >= 0.95, found

@@ -95,5 +95,6 @@ _fa4_forward.register_autograd(_differentiate, setup_context=_keep_for_backward)
 BACKEND = Backend(
     "fa4", fa4_attention, dtypes={"cuda": HALF}, window=frozenset({"cuda"}), head_dims=(8, 128),
     head_dim_multiple=8, compute_capability=((9, 0), (99, 0)), load=load, operators=frozenset({"lsai::fa4_forward"}),
-    repeats=False, speed=6, about="FlashAttention-4, CuTe DSL", color="#0072B2", marker="o", install="--pre flash-attn-4",
+    repeats=False, speed=6, about="FlashAttention-4, CuTe DSL", color="#0072B2", marker="o",
+    install="--pre flash-attn-4",
 )  # fmt: skip
