@@ -17,11 +17,12 @@ from typing import Any, BinaryIO
 
 @contextlib.contextmanager
 def atomic_writer(path: Path) -> Iterator[BinaryIO]:
-    """Open a binary file that becomes `path` when the block ends without an exception, and vanishes otherwise."""
+    """Open a binary file, `.name` its path, that becomes `path` when the block ends without an exception, and vanishes otherwise."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    os.close(handle)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(temporary, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

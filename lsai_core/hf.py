@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +24,17 @@ from torch import Tensor
 
 from lsai_core.config import AttentionConfig, ModelConfig
 from lsai_core.errors import Unavailable, UserError
-from lsai_core.files import write_json
+from lsai_core.files import atomic_writer, write_json
 from lsai_core.model import Transformer, fill
 from lsai_core.recompute import GradCheckpoint
 from lsai_core.strict import validated
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 EMBEDDING = "model.embed_tokens.weight"
+KEYS = {
+    "n_layers": "num_hidden_layers", "d_model": "hidden_size", "n_heads": "num_attention_heads", "d_ff": "intermediate_size",
+    "vocab_size": "vocab_size", "norm_eps": "rms_norm_eps",
+}  # fmt: skip
 LLAMA = {"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
 
 
@@ -144,7 +147,9 @@ def _check_shapes(model: Transformer, files: Mapping[str, Path], wanted: Mapping
     parameters = {name.replace("_orig_mod.", ""): p for name, p in model.named_parameters()}
     for name in wanted.keys() & files.keys():
         slot = wanted[name]
-        expected, found = (slot.stop - slot.start, *parameters[slot.name].shape[1:]), _shape(files[name], name)
+        expected = (slot.stop - slot.start, *parameters[slot.name].shape[1:])
+        with _opened(files[name]) as tensors:
+            found = tuple(tensors.get_slice(name).get_shape())
         if found != expected:
             raise UserError(f"{files[name]}: tensor {name!r} has shape {found}, {CONFIG} implies {expected}")
 
@@ -158,8 +163,8 @@ def save_hf(model: Transformer, folder: Path, *, max_seq_len: int = 2048) -> Non
     for stale in (CONFIG, INDEX):  # without its config.json the folder is no checkpoint, until the last line below
         (folder / stale).unlink(missing_ok=True)
     tensors = {name: tensor.detach().cpu() for name, tensor in to_hf(model.state_dict(), model.config).items()}
-    with _temporary(folder / WEIGHTS) as temporary:
-        save_file(tensors, temporary, metadata={"format": "pt"})
+    with atomic_writer(folder / WEIGHTS) as file:
+        save_file(tensors, file.name, metadata={"format": "pt"})
     write_json(folder / CONFIG, config_json(model.config, model.embedding.weight.dtype, max_seq_len))
 
 
@@ -170,13 +175,9 @@ def read_config(folder: Path) -> ModelConfig:
     for key, value in LLAMA.items():
         if data.get(key, value if key != "model_type" else None) != value:
             raise UserError(f"{path}: {key} is {data.get(key)!r}; only checkpoints with {value!r} can be read")
-    names = {
-        "n_layers": "num_hidden_layers", "d_model": "hidden_size", "n_heads": "num_attention_heads",
-        "d_ff": "intermediate_size", "vocab_size": "vocab_size", "norm_eps": "rms_norm_eps",
-    }  # fmt: skip
-    if absent := [theirs for theirs in names.values() if theirs not in data]:
+    if absent := [theirs for theirs in KEYS.values() if theirs not in data]:
         raise UserError(f"{path}: missing key {', '.join(absent)}")
-    shape: dict[str, Any] = {ours: data[theirs] for ours, theirs in names.items()}
+    shape: dict[str, Any] = {ours: data[theirs] for ours, theirs in KEYS.items()}
     shape["n_kv_heads"] = data.get("num_key_value_heads") or data["num_attention_heads"]
     shape["tie_embeddings"] = data.get("tie_word_embeddings", False)
     if wrong := [key for key in ("rope_parameters", "rope_scaling") if not isinstance(data.get(key) or {}, dict)]:
@@ -207,15 +208,10 @@ def config_json(config: ModelConfig, dtype: torch.dtype, max_seq_len: int) -> di
     return {
         "architectures": ["LlamaForCausalLM"],
         **LLAMA,
-        "hidden_size": config.d_model,
-        "intermediate_size": config.d_ff,
-        "num_hidden_layers": config.n_layers,
-        "num_attention_heads": config.n_heads,
+        **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
         "num_key_value_heads": config.n_kv_heads,
         "head_dim": config.head_dim,
-        "vocab_size": config.vocab_size,
         "max_position_embeddings": max_seq_len,
-        "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope_theta,
         "rope_scaling": scaling,
         "tie_word_embeddings": config.tie_embeddings,
@@ -249,11 +245,6 @@ def _read(path: Path, name: str) -> Tensor:
         return tensors.get_tensor(name)
 
 
-def _shape(path: Path, name: str) -> tuple[int, ...]:
-    with _opened(path) as tensors:
-        return tuple(tensors.get_slice(name).get_shape())
-
-
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     try:
@@ -275,14 +266,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected a JSON object")
     return value
-
-
-@contextlib.contextmanager
-def _temporary(path: Path) -> Iterator[str]:
-    """A file name beside `path` that becomes `path` when the block ends, and vanishes if it raises."""
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        temporary = os.path.join(folder, path.name)
-        yield temporary
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
