@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -338,6 +339,10 @@ def test_a_gpu_follows_its_own_model_else_its_architecture(tmp_path: Path) -> No
     assert {r.head_dim for r in select_rankings(measured, "NVIDIA GH200", "9.0")} == {64}
     assert {r.head_dim for r in select_rankings(measured, "NVIDIA H100", "9.0")} == {64, 128}
     assert select_rankings(measured, "NVIDIA B200", "10.0") == ()
+    without_fa4 = replace(measured[0], gpu="NVIDIA H100", training={"sdpa_cudnn": 1.0})
+    for usable, gpus in ({"sdpa_cudnn"}, {"NVIDIA H100"}), ({"sdpa_cudnn", "fa4"}, {"NVIDIA H200", "NVIDIA GH200"}):
+        chosen = select_rankings([without_fa4, *measured], "NVIDIA H100", "9.0", dict.fromkeys(usable))
+        assert {ranking.gpu for ranking in chosen} == gpus, "a GPU measured without a kernel does not pass it over"
     found = nearest(Case("cuda", half, 64, length=700), measured)
     assert found is not None and (found.head_dim, found.length) == (64, 512)
 

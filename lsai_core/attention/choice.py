@@ -97,7 +97,8 @@ def _resolved(
 ) -> str:
     case = Case(device.type, dtype, head_dim, window, single_token, causal, grouped, length, training)
     if backend == "auto":
-        return choose(case, available_backends(device, training), rankings_for(device))
+        available = available_backends(device, training)
+        return choose(case, available, rankings_for(device, available))
     chosen = get_backend(backend)
     if (reason := chosen.missing(device, training)) is not None:
         raise Unavailable(f"attention backend {backend} {reason}")

@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -57,19 +58,27 @@ def shipped() -> tuple[Ranking, ...]:
     return read_table(TABLE.read_text(encoding="utf-8"))
 
 
-@functools.cache
-def rankings_for(device: torch.device) -> tuple[Ranking, ...]:
-    """What was measured on this GPU's model, else on its architecture; nothing for other devices."""
+def rankings_for(device: torch.device, available: Mapping[str, str | None]) -> tuple[Ranking, ...]:
+    """What `select_rankings` takes of the shipped table for this GPU; nothing for other devices."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return ()
     name, (major, minor) = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
-    return select_rankings(shipped(), name, f"{major}.{minor}")
+    return select_rankings(shipped(), name, f"{major}.{minor}", available)
 
 
-def select_rankings(rankings: Sequence[Ranking], gpu: str, capability: str) -> tuple[Ranking, ...]:
-    """The rankings of this GPU, else those of its architecture."""
-    same = tuple(ranking for ranking in rankings if ranking.gpu == gpu)
-    return same or tuple(ranking for ranking in rankings if ranking.capability == capability)
+def select_rankings(
+    rankings: Sequence[Ranking], gpu: str, capability: str, available: Mapping[str, str | None] | None = None
+) -> tuple[Ranking, ...]:
+    """The rankings of this GPU, else those of its architecture. A GPU that was measured without a backend that is `available` (see
+    `choose`) and the fastest somewhere on the architecture counts for less: else `auto` would never take that one."""
+    alike = [ranking for ranking in rankings if ranking.capability == capability]
+    winners = {next(iter(r.training)) for r in alike} & {n for n, reason in (available or {}).items() if reason is None}
+    known: dict[str, set[str]] = defaultdict(set)
+    for ranking in alike:
+        known[ranking.gpu] |= winners & ranking.training.keys()
+    most = max(map(len, known.values()), default=0)
+    alike = [ranking for ranking in alike if len(known[ranking.gpu]) == most]
+    return tuple(ranking for ranking in alike if ranking.gpu == gpu) or tuple(alike)
 
 
 def nearest(case: Case, rankings: Sequence[Ranking]) -> Ranking | None:

@@ -46,6 +46,7 @@ class LocalKernel:
 
 # Asked in every layer of every step, hence cached.
 @functools.cache
+@functools.cache
 def local_kernel(
     name: str,
     device: torch.device,
@@ -66,7 +67,7 @@ def local_kernel(
             other: reason if other in KERNELS else "returns no log-sum-exp"
             for other, reason in available_backends(device).items()
         }
-        name = choose(case, own, rankings_for(device))
+        name = choose(case, own, rankings_for(device, own))
     if name not in KERNELS:
         get_backend(name)
         raise UserError(

@@ -100,10 +100,11 @@ def choices_of(
     run = read_run(Path(folder))
     config, rows = read_points(run)
     name, capability = run.summary.results.get("device_name"), run.summary.results.get("compute_capability")
-    if measured is None:
-        measured = select_rankings(shipped(), str(name), capability) if capability else ()
     outcome = {row["backend"]: row["outcome"] for row in rows if row["measure"] == "backend"}
     good: dict[Purpose, set[str]] = {"training": {"ok"}, "inference": {"ok", "forward only"}}
+    if measured is None:
+        usable = {backend: None if state == "ok" else state for backend, state in outcome.items()}
+        measured = select_rankings(shipped(), str(name), capability, usable) if capability else ()
     found = []
     for (mask, window, length), purpose, ms, correct in ranked(rows):
         grouped, causal = config.heads != config.kv_heads, mask != "full"
