@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import lzma
 import random
 from collections.abc import Callable
 from itertools import pairwise
@@ -26,6 +28,7 @@ from lsai_lab.predicted import predicted_runs
 from lsai_lab.runs.records import recorded_runs
 
 MIB = 2**20
+PREDICTIONS = CHECKOUT / "reports" / "recorded" / "predictions"
 
 
 @pytest.mark.parametrize(
@@ -61,17 +64,43 @@ def test_the_smallest_block_that_is_large_enough_is_taken_and_split_and_joined()
     assert allocator.reserved == 290 * MIB, "another stream has a pool of its own"
 
 
-@pytest.mark.parametrize(("size", "upward"), [(20, True), (40, False), (1024, False), (1026, True)])
-def test_segments_of_20_mib_to_1_gib_lie_downward_others_upward_and_the_lower_of_equal_blocks_is_taken(
-    size: int, upward: bool
-) -> None:
+def test_each_segment_lies_below_the_last_and_the_lower_of_equal_blocks_is_taken() -> None:
     allocator = Allocator()
-    blocks = [allocator.malloc(size * MIB) for _ in range(3)]
+    blocks = [allocator.malloc(size * MIB) for size in (40, 20, 40)]
     addresses = [block.address for block in blocks]
-    assert addresses == sorted(addresses, reverse=not upward) and len(set(addresses)) == 3
+    assert addresses == sorted(addresses, reverse=True)
     for block in blocks:
         allocator.free(block)
-    assert allocator.malloc(size // 2 * MIB).address == min(addresses)
+    assert allocator.malloc(40 * MIB).address == addresses[2]
+
+
+class Traced(Allocator):
+    """Segments lie where the driver of a recorded run put them."""
+
+    def __init__(self, addresses: list[int]) -> None:
+        super().__init__()
+        self._addresses = iter(addresses)
+
+    def _address(self) -> int:
+        return next(self._addresses)
+
+
+def test_with_the_drivers_addresses_the_model_reserves_what_recorded_runs_did() -> None:
+    """Four runs on H100s, one of them sharded, that this model's own addresses miss by up to 39 %. Each new segment at its time, too."""
+    with lzma.open(PREDICTIONS / "traces.h100.jsonl.xz", "rt") as file:
+        traces = [json.loads(line) for line in file]
+    assert len(traces) == 4
+    for trace in traces:
+        segments = [(address, size) for action, address, size, _ in trace["events"] if action == "segment_alloc"]
+        model, held, given = Traced([address for address, _ in segments]), dict[int, Block](), 0
+        for action, address, size, stream in trace["events"]:
+            if action == "segment_alloc":
+                given += size
+            elif action == "alloc":
+                held[address] = model.malloc(size, stream)
+                assert model.reserved == given and model.allocated >= size, trace["name"]
+            elif address in held:
+                model.free(held.pop(address))
 
 
 def test_cached_memory_goes_back_before_memory_runs_out() -> None:
@@ -184,7 +213,7 @@ def test_fused_fp8_measures_in_its_first_step(compile: bool) -> None:
         assert any(event > 0 and event % 512 == FIRST for event in events) == measures
 
 
-MEASURED = sorted((CHECKOUT / "reports" / "recorded" / "predictions").glob("*.*.jsonl"))
+MEASURED = sorted(PREDICTIONS.glob("*.*.jsonl"))
 
 
 def test_a_gpu_answered_as_predicted() -> None:
@@ -213,7 +242,8 @@ def shares(rows: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, float
 def test_predictions_of_today_for_what_a_gpu_answered() -> None:
     """Over all sets the bars are met that the predictions written down before the runs missed.
 
-    Three are off by more than 10 % in reserved memory; for each another placement of segments comes within 6 %.
+    Two are off by more than 10 % in reserved memory: open-55 of the first set, whose segments the driver put into a gap (its trace is
+    recorded), and open-49 on the H200, which reserved 19 % more there than in two runs on H100s.
     """
     rows = []
     for row in [row for path in MEASURED for row in read_jsonl(path) if "measured" in row]:
@@ -222,5 +252,5 @@ def test_predictions_of_today_for_what_a_gpu_answered() -> None:
         said = {"active_gib": prediction.peak, "reserved_gib": replayed.reserved / GIB, "fits": replayed.fits}
         rows.append((row, said))
     found = shares(rows)
-    assert found["active 3 %"] >= 0.99 and found["reserved 5 %"] >= 0.97 and found["reserved 10 %"] >= 0.98, found
+    assert found["active 3 %"] >= 0.99 and found["reserved 5 %"] >= 0.98 and found["reserved 10 %"] >= 0.985, found
     assert found["right"] >= 0.95, found

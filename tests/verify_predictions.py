@@ -4,7 +4,8 @@
     python tests/verify_predictions.py measure FILE OUT --seconds 240   on a GPU: runs them, writes what was measured beside
     python tests/verify_predictions.py table OUT                        errors of memory, share of right verdicts
 
-With `--processes 2`, plan draws configurations that FSDP shards over two GPUs.
+With `--processes 2`, plan draws configurations that FSDP shards over two GPUs. `measure` also writes the allocations of what ran to
+the end, with the addresses of the driver's segments, to the folder that LSAI_TRACES names.
 
 Every configuration runs three steps in processes of its own. Several prepare and compile at a time, so the step times are no
 measurement of speed. `capped` configurations may reserve a given number of bytes, within 5 % of the least with which they are
@@ -220,6 +221,8 @@ def _memory(cap: float | None) -> dict[str, Any]:
     found["flushes"] = stats["num_alloc_retries"]
     if cap is None:
         events = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
+        if folder := os.environ.get("LSAI_TRACES"):
+            write_trace(Path(folder, f"{os.getpid()}.json"), events)
         model = Allocator(expandable="map" in "".join({event["action"] for event in events}))
         streams: dict[int, int] = {}
         blocks: dict[int, Any] = {}
@@ -233,6 +236,18 @@ def _memory(cap: float | None) -> dict[str, Any]:
         found["traced_reserved_gib"] = model.peak_reserved / GIB
     torch.cuda.memory._record_memory_history(enabled=None)
     return found
+
+
+def write_trace(path: Path, events: list[dict[str, Any]]) -> None:
+    """What the process asked for and what the driver gave: action, address, bytes, stream (numbered) of each event; the configuration."""
+    streams: dict[int, int] = {}
+    kept = [
+        (event["action"], event["addr"], event["size"], streams.setdefault(event["stream"], len(streams)))
+        for event in events
+        if event["action"] in ("alloc", "free_completed", "segment_alloc")
+    ]
+    row = json.loads(os.environ["ROW"])
+    write_text(path, json.dumps({"name": row["name"], "gpu": torch.cuda.get_device_name(), "events": kept}))
 
 
 def table(path: Path) -> dict[str, Any]:

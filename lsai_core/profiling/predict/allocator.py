@@ -5,8 +5,8 @@ MiB come from segments of 2 MiB, up to 10 MiB from segments of 20 MiB, larger on
 takes the smallest free block of its stream and pool that is large enough, and splits it if what remains is worth it. A
 freed block joins its free neighbours. Segments go back to the driver only when memory runs out. So *reserved* exceeds
 what is allocated by the gaps between blocks. Of equal blocks the lower address is taken. Where segments lie is the
-driver's choice: here those of more than 20 MiB and up to 1 GiB downward, all others upward, as most recorded runs show.
-Where it does otherwise, the same requests reserve another amount.
+driver's choice: here each below those before it. Recorded traces go downward, too, but fill gaps with later segments;
+with their addresses the model reserves exactly what these runs did, with its own mostly.
 
 With expandable segments each pool and stream has one range of addresses, which grows by pages (2 or 20 MiB). The rules
 are those of c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.11 to 2.13, with unlimited `max_split_size`.
@@ -20,7 +20,6 @@ from dataclasses import dataclass
 ROUND = 512
 SMALL, SMALL_SEGMENT = 2**20, 2 * 2**20
 LARGE, LARGE_SEGMENT, ROUND_LARGE = 10 * 2**20, 20 * 2**20, 2 * 2**20
-HUGE = 2**30  # larger segments lie with the small ones
 _ADDRESSES = 2**20 * LARGE_SEGMENT  # of one range: more than any GPU has
 
 
@@ -125,9 +124,12 @@ class Allocator:
         if self.expandable:
             return self._expanded(pool, size)
         self._take(wanted)
+        return Block(self._address(), wanted, pool)
+
+    def _address(self) -> int:
+        """Of the next segment."""
         self._ranges += 1
-        side = -1 if LARGE_SEGMENT < wanted <= HUGE else 1
-        return Block(_ADDRESSES * side * self._ranges, wanted, pool)
+        return -_ADDRESSES * self._ranges
 
     def _expanded(self, pool: _Pool, size: int) -> Block | None:
         """The first place of the pool's range with enough free and unmapped memory; unmapped parts get pages."""

@@ -98,8 +98,9 @@ def prediction_of(config: TrainConfig, result: Simulated, on: Literal["gpu", "cp
     libraries = LIBRARIES_GIB if on == "gpu" else 0.0
     known = {name: size / GIB for name, size in result.parts.items()}
     parts = dict.fromkeys(PARTS, 0.0) | known | {"libraries": libraries}
-    # Initial values are drawn in fp32, whole, also where a process keeps a slice.
-    drawn = 4 / weight_dtype(config.precision).itemsize * config.parallel.shards
+    # Initial values are drawn in fp32, whole, also where a process keeps a slice, which it cuts out before it casts it.
+    share = 4 / weight_dtype(config.precision).itemsize
+    drawn = [share * config.parallel.shards, share] if config.parallel.shards > 1 else [share]
     again = functools.partial(replay, result, drawn=drawn) if on == "gpu" else None
     messages = result.parts.get("messages", 0) / GIB
     return Prediction(

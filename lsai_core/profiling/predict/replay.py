@@ -7,7 +7,7 @@ cuBLAS's workspaces, one for each of two threads, and which measures what fused 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lsai_core.profiling.predict.allocator import Allocator, Block, OutOfMemory
@@ -33,9 +33,14 @@ class Replayed:
 
 
 def replay(
-    step: Simulated, drawn: float = 0.0, limit: int | None = None, expandable: bool = False, collect_above: float = 0.0
+    step: Simulated,
+    drawn: Sequence[float] = (),
+    limit: int | None = None,
+    expandable: bool = False,
+    collect_above: float = 0.0,
 ) -> Replayed:
-    """`drawn`: bytes of a weight's values while they are drawn, per byte of it. `limit`: bytes that may be reserved."""
+    """`drawn`: bytes that a weight's first values take, per byte of it: of the whole, then of the slice cut from it. `limit`: bytes that
+    may be reserved."""
     allocator = Allocator(limit, expandable, collect_above)
     flushes, fits = [0], True
     try:
@@ -47,7 +52,7 @@ def replay(
     return Replayed(allocator.peak_allocated, allocator.peak_reserved, fits, allocator.retries, late)
 
 
-def _steps(allocator: Allocator, step: Simulated, drawn: float) -> Iterator[None]:
+def _steps(allocator: Allocator, step: Simulated, drawn: Sequence[float]) -> Iterator[None]:
     """Runs the steps, and stops after each."""
     marks, lasting = step.marks, dict[int, Block]()
     dead = {-event for event in step.events[: marks["forward"]] if event < 0}  # on the host
@@ -61,8 +66,9 @@ def _steps(allocator: Allocator, step: Simulated, drawn: float) -> Iterator[None
                 lasting[number] = allocator.malloc(event)
 
     make(weights)
-    for _, event in weights if drawn else ():
-        allocator.free(allocator.malloc(int(event * drawn)))
+    for _, event in weights:
+        for block in reversed([allocator.malloc(int(event * share)) for share in drawn]):
+            allocator.free(block)
     for index in range(STEPS):
         if index == 1:
             allocator.peak_allocated = allocator.allocated
