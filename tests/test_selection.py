@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import Project
+from conftest import CHECKOUT, Project
 
+import lsai_lab as lab
 from lsai_core.files import write_json
 from lsai_lab.runs.campaign import expected_seconds
 from lsai_lab.runs.execute import write_plan
@@ -158,6 +159,18 @@ def test_names_that_cannot_be_files_are_refused_in_one_line(project: Project, na
         project.write_yaml(path, changed)
         code, _, err = project.lsai("study", "memory", "--dry-run")
         assert code == 2 and len(err.splitlines()) == 1 and "is no name" in err, err
+
+
+def test_a_few_runs_of_a_well_recorded_machine_do_not_stand_for_a_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
+    runs = lab.load()
+    runs = runs[~runs["own"]]
+    counts = runs.groupby(["study", "machine"]).size()
+    main = runs[runs["main"]].groupby("study")["machine"].unique()
+    assert len(main) == runs["study"].nunique() and main.str.len().eq(1).all()
+    for study, (machine,) in main.items():
+        assert 3 * counts[study, machine] >= counts[study].max(), study
+    assert counts["fp8", "h100"] < counts["fp8", main["fp8"][0]] / 3  # though h100 has more records in all
 
 
 def test_the_expected_time_of_a_run_is_that_of_its_variant_else_of_its_part(project: Project) -> None:

@@ -37,7 +37,7 @@ def load(*studies: str, mine: bool = False) -> pd.DataFrame:
     Columns: `IDENTITY`; every result by its name, with the unit in it (`tokens_per_s`, `mem_peak_allocated_gib`); every config key with
     its dots (`optim.lr`, `model.n_layers`; `config.steps` where a result has the same name); the environment as `env.gpu`, `env.torch`.
     `main`: whether the run is one of those that tell the story, of each study the committed ones of the machine with the most
-    records (without any, all).
+    records, among those with a third of the runs of the study's best (without any, all).
     `label` is the variant's name for people, `run` the run's folder, for `steps` and `kernels`.
 
     `mine=True`: every own run, whatever its settings, and a column `differs` that says how they differ; no committed ones.
@@ -61,7 +61,9 @@ def load(*studies: str, mine: bool = False) -> pd.DataFrame:
 def _main(frame: pd.DataFrame) -> pd.Series:
     recorded = ~frame["own"].astype(bool)
     by_records = [machine for machine, _ in Counter(run.machine for run in _committed()).most_common()]
-    places = frame[recorded].groupby("study")["machine"].agg(lambda machines: min(machines, key=by_records.index))
+    counts = frame[recorded].groupby("study")["machine"].value_counts()
+    able = counts[3 * counts >= counts.groupby("study").transform("max")].reset_index()
+    places = able.groupby("study")["machine"].agg(lambda machines: min(machines, key=by_records.index))
     return recorded & (frame["machine"] == frame["study"].map(places)) if recorded.any() else ~recorded
 
 
