@@ -58,6 +58,7 @@ def raw_rows(machine: str, study: str, parts: str | list[str], variant: str) -> 
 
 
 def from_rows(metric: str, rows: list[dict[str, Any]], gpus: int) -> float:
+    """NaN for a point of a bench that a run had no time for."""
     if metric.startswith("tokens_per_s"):
         timed = [row for row in rows if row.get("steady", row["step"] >= 10)]  # older records: all but the first ten
         rate = 1e3 * timed[0]["tokens_in_step"] / statistics.median(row["step_ms"] for row in timed)
@@ -66,13 +67,14 @@ def from_rows(metric: str, rows: list[dict[str, Any]], gpus: int) -> float:
         loss = [row["validation_loss"] for row in rows if row.get("validation_loss") is not None][-1]
         return math.exp(loss) if metric.endswith("perplexity") else loss
     words = metric.removesuffix("_tflops").split("_")  # causal_8192_fa4, ulysses_8192
-    (row,) = [
-        row
+    found = [
+        row["training_tflops"]
         for row in rows
         if row["measure"] == "time" and row["length"] == int(words[1]) and row["outcome"] == "ok"
         and (row["method"] == words[0] if len(words) == 2 else (row["mask"], row["backend"]) == (words[0], words[2]))
     ]  # fmt: skip
-    return row["training_tflops"]
+    assert len(found) <= 1
+    return found[0] if found else math.nan
 
 
 def figure(claim: dict[str, Any], term: Any, choose: Any) -> float:
@@ -82,9 +84,9 @@ def figure(claim: dict[str, Any], term: Any, choose: Any) -> float:
         runs = raw_rows(term.get("machine", "h200"), term["study"], term.get("part", "train"), variant)
         for metric in [term["metric"]] if isinstance(term["metric"], str) else term["metric"]:
             gpus = int(next((word for word in variant.split("_") if word in ("1", "2", "4")), 1))
-            values = [from_rows(metric, rows, gpus) for rows in runs.values()]
+            values = [value for rows in runs.values() if not math.isnan(value := from_rows(metric, rows, gpus))]
             average = statistics.mean if metric.startswith("validation") else statistics.median
-            figures.append(average(values))
+            figures += [average(values)] if values else []
     return choose(figures)
 
 
