@@ -17,7 +17,7 @@ def stripped(text: str) -> str:
         if cell["cell_type"] == "code":
             cell |= {"outputs": [], "execution_count": None}
     notebook["metadata"] = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
-    return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"  # in the order in which Jupyter writes
+    return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"  # keys as Jupyter orders them
 
 
 def saved(os_path: str, **_: object) -> None:
