@@ -46,7 +46,6 @@ class LocalKernel:
 
 # Asked in every layer of every step, hence cached.
 @functools.cache
-@functools.cache
 def local_kernel(
     name: str,
     device: torch.device,
