@@ -1,14 +1,16 @@
 """`lsai report`: the whole way from parameters to the rendered report, doing only what is not done yet."""
 
+import contextlib
 import functools
 import http.server
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from filelock import FileLock, Timeout
 
 from lsai_core.errors import UserError
 from lsai_lab.cli import options as opt
@@ -29,8 +31,9 @@ def report(
     watch: Annotated[bool, typer.Option("--watch", help="Serve the report, remade as chapters are saved.")] = False,
     set_: opt.SetOption = None,
 ) -> None:
-    from lsai_lab.kit.book import make_report, report_studies
-    from lsai_lab.runs.campaign import about, expected_seconds, plan_studies
+    from lsai_lab.kit.book import report_studies, update_book
+    from lsai_lab.kit.render import find_quarto
+    from lsai_lab.runs.campaign import about, expected_seconds, plan_studies, run_studies
     from lsai_lab.runs.session import Session
 
     kinds = names(formats)
@@ -47,23 +50,42 @@ def report(
         )
     session = Session(profile)
     full = full or bool(only)  # what is named is run
+    seconds, place = _seconds(budget) if budget else None, out or session.root / "reports" / "_output"
+    find_quarto(engine)  # type: ignore[arg-type]
+    plans = [] if no_run else plan_studies(session, report_studies(session.root), names(only), names(skip), full)
     if dry_run:
-        plans = plan_studies(session, report_studies(session.root), names(only), names(skip), full)
         expected = expected_seconds(session, plans)
         for name, plan in plans:
             todo = [expected[run.name] for run in plan if run.name in expected]
             print(f"{name}: {len(plan)} runs, {len(todo)} to do" + (f", {about(sum(todo))}" if todo else ""))
         print(f"in all {about(sum(expected.values()))}")
         return
-    place = out or session.root / "reports" / "_output"
-    make = functools.partial(make_report, session, only=names(only), skip=names(skip), out=place, engine=engine)  # type: ignore[arg-type]
-    good = make(formats=kinds, run=not no_run, full=full, budget_s=_seconds(budget) if budget else None)
+    update = functools.partial(update_book, session, place, engine=engine)  # type: ignore[arg-type]
+    with _alone(session.root, place):
+        good = update(formats=kinds if no_run or "html" not in kinds else ["html"])
+        if not no_run:
+            good = run_studies(session, plans, seconds) & update(formats=kinds)
     if not full and not no_run:
         print("report: this was the first pass; --full (make report FULL=1) runs everything", flush=True)
     if watch:
-        _watch(session.root, place, lambda: make(formats=["html"], run=False))
+        _watch(session.root, place, _alone(session.root, place)(functools.partial(update, formats=["html"])))
     if not good:
         raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _alone(root: Path, out: Path) -> Iterator[None]:
+    """One process at a time makes the report of a project."""
+    build = root / "reports" / "_build"
+    try:
+        build.mkdir(parents=True, exist_ok=True)
+        with FileLock(build / ".lock", timeout=0):
+            yield
+    except Timeout:
+        raise UserError(f"another process is making the report in {build.parent} right now; wait for it") from None
+    except OSError as error:  # a full or read-only disk is the user's to mend
+        where = f"cannot write the report at {error.filename or out}: {error.strerror or error}"
+        raise UserError(f"{where}; mend that or choose another folder with --out") from error
 
 
 def _watch(root: Path, out: Path, update: Callable[[], object]) -> None:

@@ -1,35 +1,29 @@
-"""`make report`: the recorded results at once, then this machine's studies, then the book again.
+"""The chapters of the report: executed where something that they read has changed, bound, and rendered as the book.
 
 A chapter is executed again when its cells, a record or the parameters of a study that it loads, or the code that it imports has changed.
 The book is rendered each time, which takes seconds.
 """
 
-import hashlib
-import itertools
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from lsai_core.code import closure, code_hash
 from lsai_core.errors import UserError
 from lsai_core.files import write_text
 from lsai_core.profiling.limits import cpu_cores
-from lsai_lab.kit.render import Engine, book_settings, find_quarto, render
+from lsai_lab.kit.render import Engine, book_settings, render
 from lsai_lab.kit.strip import stripped
-from lsai_lab.runs.campaign import plan_studies, run_studies
 from lsai_lab.runs.driver import cores_shared_by
 from lsai_lab.runs.notebook import execute_notebook
-from lsai_lab.runs.records import Run, find_runs, recorded_runs
+from lsai_lab.runs.records import Run, find_runs, recorded_runs, run_key
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.stop import StopRequest
 from lsai_lab.runs.study import study_names
 
 TIMEOUT_S = 900.0  # of a chapter
 AT_A_TIME = min(cpu_cores(), 8)  # each holds some hundred megabytes of its own
-_FACE = ("lsai_lab.kit.load", "lsai_lab.kit.show", "lsai_lab.kit.style", "lsai_lab.analysis")
 
 
 def read_chapters(root: Path) -> dict[str, Path]:
@@ -46,8 +40,9 @@ def read_chapters(root: Path) -> dict[str, Path]:
 
 def report_studies(root: Path) -> list[str]:
     """Every study, in the order in which the chapters behind the front page first load them."""
-    named = [_loaded(path.read_text("utf-8"), root) for path in list(read_chapters(root).values())[1:]]
-    return list(dict.fromkeys([*itertools.chain(*named), *study_names(root)]))
+    chapters = list(read_chapters(root).values())[1:]
+    named = [name for path in chapters for name in _loaded(path.read_text(encoding="utf-8"), root)]
+    return list(dict.fromkeys([*named, *study_names(root)]))
 
 
 def _loaded(notebook: str, root: Path) -> list[str]:
@@ -57,41 +52,15 @@ def _loaded(notebook: str, root: Path) -> list[str]:
     return [name for name in study_names(root) if name in named or not all(loads or [""])]
 
 
-def make_report(
-    session: Session, *, only: list[str], skip: list[str], out: Path, formats: list[str], engine: Engine = "auto",
-    run: bool = True, full: bool = True, budget_s: float | None = None,
-) -> bool:  # fmt: skip
-    """Bring the report up to date. Returns False if a run or a chapter did not end well (the report shows which).
-
-    `run=False` makes it from the records there are; without `full` runs what makes a first answer; `budget_s` runs
-    only what is expected to fit, in the order of the pass or the book.
-    """
-    find_quarto(engine)
-    plans = plan_studies(session, report_studies(session.root) if run else [], only, skip, full)
-    build = session.root / "reports" / "_build"
-    try:
-        build.mkdir(parents=True, exist_ok=True)
-        with FileLock(build / ".lock", timeout=0):
-            good = _update(session, out, ["html"] if run and "html" in formats else formats, engine, build)
-            if run:
-                good = run_studies(session, plans, budget_s) & _update(session, out, formats, engine, build)
-    except Timeout:
-        raise UserError(f"another process is making the report in {build.parent} right now; wait for it") from None
-    except OSError as error:  # a full or read-only disk is the user's to mend
-        where = error.filename or out
-        raise UserError(f"cannot write the report at {where}: {error.strerror or error}; mend that or choose another folder with --out") from error  # fmt: skip
-    return good
-
-
-def _update(session: Session, out: Path, formats: list[str], engine: Engine, build: Path) -> bool:
+def update_book(session: Session, out: Path, formats: list[str], engine: Engine) -> bool:
     """Execute what changed, and render. False if a chapter did not complete or a format could not be made."""
     from lsai_lab.kit.bind import bind  # these take seconds to import
     from lsai_lab.kit.runpages import write_run_pages
 
     reports, chapters = session.root / "reports", read_chapters(session.root)
+    build, stop, good = reports / "_build", StopRequest(), True
     found = [*find_runs(session.runs_root), *recorded_runs(reports)]
     runs = list({(run.folder.parent.name, run.folder.name): run for run in found}.values())
-    stop, good = StopRequest(), True
     for old in (reports / "files", reports / "data", *reports.glob("*.ipynb")):
         shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
     with ThreadPoolExecutor(AT_A_TIME) as pool:  # each thread waits for a process
@@ -114,9 +83,8 @@ def _execute(session: Session, source: Path, target: Path, runs: list[Run], stop
     studies = _loaded(cells, session.root)
     files = [file for run in runs if run.summary.id.study in studies for file in sorted(run.folder.glob("*.json*"))]
     files += sorted((session.root / "params").rglob("*.yaml"))
-    code = code_hash(closure([*_FACE, *re.findall(r"(?:from|import) (lsai_[\w.]+)", cells)]))
-    facts = [cells, session.profile_name, code, *((str(file), file.read_bytes()) for file in files)]
-    key = hashlib.sha256(repr(facts).encode()).hexdigest()
+    code = code_hash(closure(["lsai_lab", *re.findall(r"(?:from|import) (lsai_[\w.]+)", cells)]))
+    key = run_key({str(file): file.read_bytes() for file in files}, cells, code, str(session.profile_name))
     if target.exists() and stamp.exists() and stamp.read_text(encoding="utf-8") == key:
         return None
     stamp.unlink(missing_ok=True)

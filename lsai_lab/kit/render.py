@@ -1,7 +1,7 @@
 """The bound chapters as a book: by Quarto where there is one, else by pandoc and typst, which come with the Python packages.
 
-Both read `reports/_quarto.yml`. A rendering is made in a folder of its own and copied into place when it is whole, the HTML first: a PDF
-that fails, or has too little memory, costs the PDF only. typst runs in a process of its own for that, with its own fonts and those of the figures.
+Both read `reports/_quarto.yml`, whose words for a format are pandoc's. A rendering is made in a folder of its own and copied into
+place when it is whole, the HTML first: a PDF that fails, or has too little memory, costs the PDF only.
 """
 
 import datetime
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import pypandoc
 import yaml
 
 from lsai_core.errors import UserError
@@ -23,10 +24,14 @@ from lsai_core.files import write_text
 
 Engine = Literal["auto", "quarto", "pandoc"]
 HTML, PDF = "index.html", "lab-report.pdf"
-EXECUTED = "_quarto-executed.yml"  # makes the project a book; without it Quarto gets as far as reports/prepare.py, which says what to run
+EXECUTED = "_quarto-executed.yml"  # makes the project a book; without it Quarto gets as far as reports/prepare.py
 READER = "markdown+lists_without_preceding_blankline-blank_before_blockquote-blank_before_header-implicit_figures"
-OUTLINES = "#outline(depth: 1)\n#outline(title: [Figures], target: figure.where(kind: image))"
+# In a process of its own, which may run out of memory, with typst's own fonts and those of the figures.
 _TYPST = "import sys, typst, matplotlib as m; typst.compile(*sys.argv[1:4], [m.get_data_path() + '/fonts/ttf'], True)"
+_OPTIONS = {
+    "html": ["--section-divs", "--mathml", "-Mdocument-css", "-Vinclude-before=<main>", "-Vinclude-after=</main>"],
+    "pdf": ["--include-in-header=book.typ", "-Vsection-numbering=1.1"],
+}
 _SHOWN = ("book.js", "book.css", "files", "runs", "data")  # beside the page
 
 
@@ -64,9 +69,8 @@ def render(reports: Path, out: Path, formats: Sequence[str], engine: Engine) -> 
         with tempfile.TemporaryDirectory(dir=reports, prefix="rendering-") as folder:
             try:
                 if quarto:
-                    environment = {"QUARTO_PYTHON": sys.executable, **os.environ}
-                    to = name.replace("pdf", "typst")
-                    said = _call(quarto, "render", reports, "--to", to, "--output-dir", folder, env=environment)
+                    to, python = name.replace("pdf", "typst"), {"QUARTO_PYTHON": sys.executable, **os.environ}
+                    said = _call(quarto, "render", reports, "--to", to, "--output-dir", folder, env=python)
                 else:
                     said = _pandoc(reports, Path(folder), name)
                 shutil.copytree(folder, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.typ"))
@@ -83,28 +87,20 @@ def render(reports: Path, out: Path, formats: Sequence[str], engine: Engine) -> 
 def _pandoc(reports: Path, folder: Path, name: str) -> str:
     """One page of HTML with its pictures beside it, or one PDF."""
     try:
-        import pypandoc
-
-        pandoc = str(pypandoc.get_pandoc_path())
-    except (ImportError, OSError):
+        pandoc = pypandoc.get_pandoc_path()
+    except OSError:
         raise RuntimeError("no pandoc here that runs: `pip install pypandoc-binary typst`, or install Quarto") from None
     settings = book_settings(reports)
-    facts = {
-        **settings["book"], **settings["format"]["typst"], "lang": settings["lang"], "section-numbering": "1.1",
-        "date": datetime.date.today().isoformat(), "link-citations": True, "reference-section-title": "References", "document-css": True,
-    }  # fmt: skip
+    form = settings.pop("format")[name.replace("pdf", "typst")]
+    facts = {**settings, **form, **settings.pop("book"), "date": datetime.date.today().isoformat()}
     text = "\n\n".join([f"---\n{yaml.safe_dump(facts)}---", *(_text(reports / name) for name in settings["chapters"])])
     for path in filter(Path.exists, map(reports.joinpath, _SHOWN)):
         shutil.copytree(path, folder / path.name) if path.is_dir() else shutil.copy(path, folder)
-    options = {
-        "html": ["--to=html5", f"--output={HTML}", "--toc", "--toc-depth=2", "--mathml", "--section-divs", "--css=book.css", f"--include-in-header={reports / 'head.html'}",
-                 "--variable=include-before:<main>", "--variable=include-after:</main>"],
-        "pdf": ["--to=typst", "--output=book.typ", f"--variable=include-before:{OUTLINES}",
-                *(f"--include-in-header={reports / layout}" for layout in ("book.typ", "layout.typ"))],
-    }  # fmt: skip
     said = _call(
-        pandoc, f"--from={READER}", "--standalone", "--number-sections", f"--lua-filter={reports / 'book.lua'}", "--citeproc",
-        f"--bibliography={reports / 'references.bib'}", "--syntax-highlighting=none", *options[name], cwd=folder, input=text,
+        pandoc, f"--from={READER}", "--standalone", "--number-sections", "--toc", f"--toc-depth={form['toc-depth']}",
+        "--lua-filter=book.lua", "--citeproc", "--syntax-highlighting=none", *_OPTIONS[name],
+        f"--include-in-header={form['include-in-header']}", f"--output={folder}/{'book.typ' if name == 'pdf' else HTML}",
+        cwd=reports, input=text,
     )  # fmt: skip
     return said if name == "html" else said + _call(sys.executable, "-c", _TYPST, "book.typ", PDF, ".", cwd=folder)
 
@@ -121,5 +117,6 @@ def _call(*command: object, **options: Any) -> str:
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, encoding="utf-8", **options)
     said = re.sub(r"\x1b\[[0-9;]*m", "", done.stderr + done.stdout)
     if done.returncode:
-        raise RuntimeError(f"{Path(str(command[0])).name} ended with {done.returncode}: {said.strip()[-2000:] or 'no memory left?'}")  # fmt: skip
+        program = Path(str(command[0])).name
+        raise RuntimeError(f"{program} ended with {done.returncode}: {said.strip()[-2000:] or 'no memory left?'}")
     return said
