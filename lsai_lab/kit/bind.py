@@ -27,29 +27,26 @@ def bind(executed: Path, target: Path, problem: str | None = None) -> bool:
     `problem`: why the chapter did not complete, said below its title. Returns False if there is one, or if the notebook cannot be read.
     """
     try:
-        read = nbformat.read(executed, as_version=4).cells  # type: ignore[no-untyped-call]
-        cells = [new for at, cell in enumerate(read) for new in _cell(cell, target.parent, f"{target.stem}-{at}")]
+        cells = nbformat.read(executed, as_version=4).cells  # type: ignore[no-untyped-call]
+        texts = [_text(cell, target.parent, f"{target.stem}-{at}") for at, cell in enumerate(cells)]
+        texts = [text for text in texts if text]
     except Exception as error:  # nbformat raises many kinds for a damaged file
-        problem, cells = problem or f"It could not be read: {str(error)[:500]}", [_written(f"# {executed.stem}")]
+        problem, texts = problem or f"It could not be read: {str(error)[:500]}", [f"# {executed.stem}"]
     if problem:
-        cells.insert(1, _written(f"**This chapter did not complete.**\n\n{fenced(problem)}"))
-    write_json(target, {"nbformat": 4, "nbformat_minor": 4, "metadata": {"kernelspec": KERNEL}, "cells": cells})
+        texts.insert(1, f"**This chapter did not complete.**\n\n{fenced(problem)}")
+    bound = [{"cell_type": "markdown", "metadata": {}, "source": text.splitlines(True)} for text in texts]
+    write_json(target, {"nbformat": 4, "nbformat_minor": 4, "metadata": {"kernelspec": KERNEL}, "cells": bound})
     return not problem
 
 
-def _written(text: str, **code: Any) -> dict[str, Any]:  # in lines, as Quarto wants it
-    return {"cell_type": "code" if code else "markdown", "metadata": {}, "source": text.splitlines(True), **code}
-
-
-def _cell(cell: Any, folder: Path, name: str) -> list[dict[str, Any]]:
+def _text(cell: Any, folder: Path, name: str) -> str:
     """The code of a cell unless `echo: false`, and what it showed; the first picture or table of a labelled one is that figure or table."""
-    if _SKIPPED & set(cell.metadata.get("tags", [])):
-        return []
-    if cell.cell_type != "code":
-        return [_written(cell.source)]
+    if cell.cell_type != "code" or _SKIPPED & set(cell.metadata.get("tags", [])):
+        return cell.source if cell.cell_type == "markdown" else ""
     asked = yaml.safe_load("".join(re.findall(r"(?m)^#\|(.*\n?)", cell.source))) or {}
     code = re.sub(r"(?m)^#\|.*\n?", "", cell.source).strip()
-    shown, label = [], re.sub(r"[^\w-]", "-", str(asked.get("label", "")))
+    shown = [fenced(code, "python")] if code and asked.get("echo", True) else []
+    label = re.sub(r"[^\w-]", "-", str(asked.get("label", "")))
     wanted, caption = {"fig": "![](", "tbl": "|"}.get(label[:3]), str(asked.get(f"{label[:3]}-cap", ""))
     for number, output in enumerate(cell.outputs):
         text = _markdown(output, folder / "files" / f"{name}-{number}", str(asked.get("fig-alt") or caption))
@@ -59,8 +56,7 @@ def _cell(cell: Any, folder: Path, name: str) -> list[dict[str, Any]]:
                 write_text(folder / "data" / f"{label}.csv", csv)
                 text += f'\n\n[Data (CSV)]{{.csv to="data/{label}.csv"}}'
         shown.append(text)
-    seen = [_written(code, outputs=[], execution_count=None)] if code and asked.get("echo", True) else []
-    return [*seen, _written("\n\n".join(shown))]
+    return "\n\n".join(shown)
 
 
 def fenced(text: str, kind: str = "output") -> str:
