@@ -1,40 +1,41 @@
--- Both engines: what is neither text nor a picture of ours is taken out of foreign outputs; a pointer over a mark of a figure shows its values.
--- Without Quarto also what Quarto does itself, as far as the book uses it: numbers of figures and tables, references to them, folded code.
+-- Both engines: what is neither text nor a picture of ours is taken out of foreign outputs; a pointer over a mark of a
+-- figure shows its values; code is folded, and left out of the PDF. Without Quarto also what Quarto does itself, as far
+-- as the book uses it: numbers of figures and tables, and references to them.
 
 local is_html = FORMAT:match("html") ~= nil
 
 local function safe(element)  -- no attribute is an event's script
-  if not element.attributes then return end
   local given = element.attributes
-  element.attributes = { alt = given.alt, ["fig-alt"] = given["fig-alt"], to = given.to }
+  if given then element.attributes = { alt = given.alt, ["fig-alt"] = given["fig-alt"], to = given.to } end
   return element
 end
 
 local function is_ours(target) return not (target:match("^%a[%w+.-]*:") or target:match("^[/\\]") or target:match("%.%.")) end
 
 local function link(element)
-  if not (element.target:match("^https?://") or element.target:match("^#") or is_html and is_ours(element.target)) then return element.content end
+  local target = element.target
+  return (target:match("^https?://") or target:match("^#") or is_html and is_ours(target)) and element or element.content
 end
 
 local function span(element)  -- a link within the book; in a chapter that is rendered alone, and in the PDF, it is text
-  local to = element.attributes.to
-  if to and is_html and is_ours(to) then return pandoc.Link(element.content, to, "", { class = table.concat(element.classes, " ") }) end
-  return element.classes:includes("csv") and {} or nil
+  local to, class = element.attributes.to, table.concat(element.classes, " ")
+  if to and is_html and is_ours(to) then return pandoc.Link(element.content, to, "", { class = class }) end
+  return class == "csv" and {} or element
 end
 
--- The circles that lsai_lab/kit/marks.py put into the SVG lie over the picture as links: a pointer shows the title, a click opens the run.
-local circle = '<circle cx="([%d.]+%%)" cy="([%d.]+%%)" r="5" fill="none" data%-run="([%w%._/-]*)"><title>([^<>"]*)</title>'
+-- The circles that lsai_lab/kit/marks.py put into an SVG lie over the picture as links: a click opens the run.
+local circle = '<circle cx="([%d.]+%%)" cy="([%d.]+%%)" r="5" fill="none" data%-run="([%w%._/-]*)"><title>([^<>"]*)<'
 
 local function image(element)
   if not is_ours(element.src) then return pandoc.Emph("(picture left out)") end
   local file = is_html and element.src:match("%.svg$") and io.open(element.src)
   if not file then return end
-  local over = ""
+  local over = '<span aria-hidden="true">'
   for x, y, run, title in file:read("a"):gmatch(circle) do
-    local href = run == "" and "" or ' href="runs/' .. run .. '.html"'
-    over = over .. ('<a class="tip" tabindex="-1" style="--x:%s;--y:%s"%s data-tip="%s"></a>'):format(x, y, href, title)
+    local href = run == "" and "" or ('href="runs/%s.html"'):format(run)
+    over = over .. ('<a class="tip" tabindex="-1" style="--x:%s;--y:%s" %s data-tip="%s"></a>'):format(x, y, href, title)
   end
-  return pandoc.Span({ element, pandoc.RawInline("html", '<span aria-hidden="true">' .. over .. "</span>") }, { class = "marked" })
+  return pandoc.Span({ element, pandoc.RawInline("html", over .. "</span>") }, { class = "marked" })
 end
 
 local function as_wide_as_its_words(element)
@@ -43,15 +44,21 @@ local function as_wide_as_its_words(element)
   return element:walk({ Plain = function(cell) return pandoc.Plain({ before, table.unpack(cell.content) }) end })
 end
 
+local function code(element)
+  if not element.classes:includes("python") then return end
+  local open, close = "<details><summary>Code</summary>", "</details>"
+  return is_html and { pandoc.RawBlock("html", open), element, pandoc.RawBlock("html", close) } or {}
+end
+
 local words, labels, chapter, counts = { fig = "Figure", tbl = "Table", sec = "Section" }, {}, 0, {}
 
-local function count(element, kind, word)
+local function count(element, kind)
   counts[kind] = (counts[kind] or 0) + 1
-  labels[element.identifier] = word .. "\u{a0}" .. chapter .. "." .. counts[kind]
+  labels[element.identifier] = ("%s\u{a0}%d.%d"):format(words[kind], chapter, counts[kind])
 end
 
 local function header(element)
-  if element.level == 2 then return count(element, "sec", "Section") end
+  if element.level == 2 then return count(element, "sec") end
   if element.level > 2 then return end
   chapter, counts = chapter + 1, {}
   labels[element.identifier] = "Chapter\u{a0}" .. chapter
@@ -60,10 +67,12 @@ end
 local function float(element)
   local kind = element.identifier:match("^(%a+)%-")
   if not words[kind] then return end
-  count(element, kind, words[kind])
+  count(element, kind)
   local caption = element.content:remove()
-  caption.content = pandoc.Inlines({ pandoc.Strong(labels[element.identifier] .. "."), pandoc.Space() }) .. caption.content
-  if kind == "fig" or is_html then return pandoc.Figure(element.content, { caption }, { id = element.identifier, class = kind }), false end
+  caption.content = { pandoc.Strong(labels[element.identifier] .. "."), " ", table.unpack(caption.content) }
+  if kind == "fig" or is_html then
+    return pandoc.Figure(element.content, { caption }, { id = element.identifier, class = kind }), false
+  end
   element.content[1].caption, element.content[1].attr = { long = { caption } }, { id = element.identifier }
   return element.content
 end
@@ -79,19 +88,15 @@ local function cite(element)
   return out
 end
 
-local function code(element)
-  if not element.classes:includes("python") then return end
-  return is_html and { pandoc.RawBlock("html", "<details><summary>Code</summary>"), element, pandoc.RawBlock("html", "</details>") } or {}
-end
-
 function Pandoc(doc)
   local none = function() return {} end
   doc = doc:walk({ Block = safe, Inline = safe, RawBlock = none, RawInline = none })
-  doc = doc:walk({ Link = link, Span = span, Image = image, Table = as_wide_as_its_words })
-  if quarto and FORMAT == "typst" and doc.meta.date and doc.meta.abstract then  -- whose cover has neither
+  doc = doc:walk({ Link = link, Span = span, Image = image, Table = as_wide_as_its_words, CodeBlock = code })
+  if not quarto then return doc:walk({ traverse = "topdown", Header = header, Div = float }):walk({ Cite = cite }) end
+  if FORMAT == "typst" and doc.meta.date and doc.meta.abstract then  -- Quarto's cover has neither
     local _, first = doc.blocks:find_if(function(block) return block.t == "Header" end)
-    doc.blocks:insert(first + 1, pandoc.Para({ pandoc.Emph(pandoc.utils.stringify(doc.meta.date):sub(1, 10)), pandoc.Str(". "), table.unpack(doc.meta.abstract) }))
+    local date = pandoc.Emph(pandoc.utils.stringify(doc.meta.date):sub(1, 10))
+    doc.blocks:insert(first + 1, pandoc.Para({ date, pandoc.Str(". "), table.unpack(doc.meta.abstract) }))
   end
-  if quarto then return doc end
-  return doc:walk({ traverse = "topdown", Header = header, Div = float }):walk({ Cite = cite, CodeBlock = code })
+  return doc
 end

@@ -1,4 +1,4 @@
-"""An executed chapter made fit for the book: its outputs as Markdown with Quarto's labels, so that both engines read the same text.
+"""An executed chapter made fit for the book: code and outputs as Markdown with Quarto's labels, so that both engines read the same text.
 
 Outputs may hold text of foreign records: they keep Markdown, pictures and plain text, never HTML. What Markdown itself can carry
 (raw HTML, `javascript:` links, pictures from elsewhere) is removed by `reports/book.lua`, which both engines run over the parsed text.
@@ -21,33 +21,32 @@ _ACTIVE = re.compile(r"(?i)<script|<foreignobject|<!entity|<iframe|\son\w+\s*=")
 _SKIPPED = {"remove-cell", "parameters", "injected-parameters", "papermill-error-cell-tag"}
 
 
-def bind(executed: Path, target: Path, problem: str | None = None) -> bool:
-    """Write the bound form of the notebook `executed` to `target`, its pictures to `files/` and the data of its figures and tables to `data/`.
+def bind(executed: Path, target: Path, problem: str | None = None) -> str | None:
+    """Write the bound form of the notebook `executed` to `target`, its pictures to `files/`, data of figures and tables to `data/`.
 
-    `problem`: why the chapter did not complete, said below its title. Returns False if there is one, or if the notebook cannot be read.
+    `problem`: why the chapter did not complete, said below its title. Returns it, or why the notebook cannot be read.
     """
     try:
-        cells = nbformat.read(executed, as_version=4).cells  # type: ignore[no-untyped-call]
-        texts = [_text(cell, target.parent, f"{target.stem}-{at}") for at, cell in enumerate(cells)]
-        texts = [text for text in texts if text]
+        read = nbformat.read(executed, as_version=4).cells  # type: ignore[no-untyped-call]
+        shown = [(at, cell) for at, cell in enumerate(read) if not _SKIPPED & set(cell.metadata.get("tags", []))]
+        texts = [_cell(cell, target.parent, f"{target.stem}-{at}") for at, cell in shown]
     except Exception as error:  # nbformat raises many kinds for a damaged file
         problem, texts = problem or f"It could not be read: {str(error)[:500]}", [f"# {executed.stem}"]
     if problem:
         texts.insert(1, f"**This chapter did not complete.**\n\n{fenced(problem)}")
-    bound = [{"cell_type": "markdown", "metadata": {}, "source": text.splitlines(True)} for text in texts]
-    write_json(target, {"nbformat": 4, "nbformat_minor": 4, "metadata": {"kernelspec": KERNEL}, "cells": bound})
-    return not problem
+    cells = [{"cell_type": "markdown", "metadata": {}, "source": text.splitlines(True)} for text in texts]
+    write_json(target, {"nbformat": 4, "nbformat_minor": 4, "metadata": {"kernelspec": KERNEL}, "cells": cells})
+    return problem
 
 
-def _text(cell: Any, folder: Path, name: str) -> str:
-    """The code of a cell unless `echo: false`, and what it showed; the first picture or table of a labelled one is that figure or table."""
-    if cell.cell_type != "code" or _SKIPPED & set(cell.metadata.get("tags", [])):
-        return cell.source if cell.cell_type == "markdown" else ""
+def _cell(cell: Any, folder: Path, name: str) -> str:
+    """A cell's code unless `echo: false`, and what it showed; the first picture or table of a labelled one is that figure or table."""
+    if cell.cell_type != "code":
+        return str(cell.source)
     asked = yaml.safe_load("".join(re.findall(r"(?m)^#\|(.*\n?)", cell.source))) or {}
-    code = re.sub(r"(?m)^#\|.*\n?", "", cell.source).strip()
-    shown = [fenced(code, "python")] if code and asked.get("echo", True) else []
-    label = re.sub(r"[^\w-]", "-", str(asked.get("label", "")))
+    code, label = re.sub(r"(?m)^#\|.*\n?", "", cell.source).strip(), re.sub(r"[^\w-]", "-", str(asked.get("label", "")))
     wanted, caption = {"fig": "![](", "tbl": "|"}.get(label[:3]), str(asked.get(f"{label[:3]}-cap", ""))
+    parts = [fenced(code, "python")] if code and asked.get("echo", True) else []
     for number, output in enumerate(cell.outputs):
         text = _markdown(output, folder / "files" / f"{name}-{number}", str(asked.get("fig-alt") or caption))
         if wanted and text.startswith(wanted):
@@ -55,8 +54,8 @@ def _text(cell: Any, folder: Path, name: str) -> str:
             if csv := output.metadata.get("lsai", {}).get("csv"):
                 write_text(folder / "data" / f"{label}.csv", csv)
                 text += f'\n\n[Data (CSV)]{{.csv to="data/{label}.csv"}}'
-        shown.append(text)
-    return "\n\n".join(shown)
+        parts.append(text)
+    return "\n\n".join(parts)
 
 
 def fenced(text: str, kind: str = "output") -> str:

@@ -67,9 +67,9 @@ def update_book(session: Session, out: Path, formats: list[str], engine: Engine)
         try:
             ends = pool.map(lambda name: _execute(session, chapters[name], build / name, runs, stop), chapters)
             for name, problem in zip(chapters, ends, strict=True):
-                good &= (bound := bind(build / name, reports / name, problem))
-                failed = "" if bound else f" did not complete: {problem or 'its cells cannot be read'}"
-                print(f"report: chapter {name}{failed}", flush=True)
+                problem = bind(build / name, reports / name, problem)
+                print(f"report: chapter {name}" + (f" did not complete: {problem}" if problem else ""), flush=True)
+                good &= problem is None
         except BaseException:
             stop.deadline = 0.0  # ends those that are running
             raise

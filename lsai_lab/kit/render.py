@@ -93,7 +93,9 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
     settings = book_settings(reports)
     form = settings.pop("format")[name.replace("pdf", "typst")]
     facts = {**settings, **form, **settings.pop("book"), "date": datetime.date.today().isoformat()}
-    text = "\n\n".join([f"---\n{yaml.safe_dump(facts)}---", *(_text(reports / name) for name in settings["chapters"])])
+    chapters = [json.loads((reports / name).read_text(encoding="utf-8")) for name in settings["chapters"]]
+    texts = ["".join(cell["source"]) for chapter in chapters for cell in chapter["cells"]]
+    text = "\n\n".join([f"---\n{yaml.safe_dump(facts)}---", *texts])
     for path in filter(Path.exists, map(reports.joinpath, _SHOWN)):
         shutil.copytree(path, folder / path.name) if path.is_dir() else shutil.copy(path, folder)
     said = _call(
@@ -103,13 +105,6 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
         cwd=reports, input=text,
     )  # fmt: skip
     return said if name == "html" else said + _call(sys.executable, "-c", _TYPST, "book.typ", PDF, ".", cwd=folder)
-
-
-def _text(chapter: Path) -> str:
-    from lsai_lab.kit.bind import fenced  # its imports take seconds
-
-    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(chapter.read_text("utf-8"))["cells"]]
-    return "\n\n".join(fenced(text, "python") if kind == "code" else text for kind, text in cells)
 
 
 def _call(*command: object, **options: Any) -> str:
