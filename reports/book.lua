@@ -70,11 +70,7 @@ local function float(element)
   count(element, kind)
   local caption = element.content:remove()
   caption.content = { pandoc.Strong(labels[element.identifier] .. "."), " ", table.unpack(caption.content) }
-  if kind == "fig" or is_html then
-    return pandoc.Figure(element.content, { caption }, { id = element.identifier, class = kind }), false
-  end
-  element.content[1].caption, element.content[1].attr = { long = { caption } }, { id = element.identifier }
-  return element.content
+  return pandoc.Figure(element.content, { caption }, { id = element.identifier, class = kind }), false
 end
 
 local function cite(element)

@@ -1,11 +1,11 @@
-"""Quarto calls this before it renders, when the executed chapters must be there, and after, to give its search the index as a script."""
+"""Quarto calls this before it renders, when the executed chapters must be there, and after: its search gets a script."""
 
 import os
 import sys
 from pathlib import Path
 
-index = Path(os.environ.get("QUARTO_PROJECT_OUTPUT_DIR", "_book"), "search.json")
 if not Path(__file__).with_name("index.ipynb").exists():
     sys.exit("the chapters are not executed yet: run `make report NO_RUN=1` first")
-if "QUARTO_PROJECT_OUTPUT_FILES" in os.environ and index.exists():
+index = Path(os.environ.get("QUARTO_PROJECT_OUTPUT_DIR", "_book"), "search.json")
+if index.exists():
     index.with_suffix(".js").write_text(f"window.searchIndex = {index.read_text()};\n")
