@@ -17,7 +17,7 @@ import pytest
 from conftest import CHECKOUT, write_run
 from IPython.core.interactiveshell import InteractiveShell
 
-from lsai_lab.kit.book import read_chapters
+from lsai_lab.runs.chapters import read_chapters
 from lsai_lab.runs.interactive import open_run
 from lsai_lab.runs.kinds import KINDS
 from lsai_lab.runs.records import find_runs

@@ -16,8 +16,8 @@ from conftest import CHECKOUT, Hazards, Project
 
 from lsai_core import code
 from lsai_core.errors import UserError
-from lsai_lab.kit.book import report_studies
 from lsai_lab.runs.campaign import plan_studies
+from lsai_lab.runs.chapters import report_studies
 from lsai_lab.runs.driver import run_one
 from lsai_lab.runs.execute import write_plan
 from lsai_lab.runs.records import Summary, find_runs

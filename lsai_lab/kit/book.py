@@ -1,97 +1,28 @@
-"""The chapters of the report: executed where something that they read has changed, bound, and rendered as the book.
+"""The report from what there is: chapters executed where needed and bound, a page for each run, all rendered, which takes seconds."""
 
-A chapter is executed again when its cells, a record or the parameters of a study that it loads, or the code that it imports has changed.
-The book is rendered each time, which takes seconds.
-"""
-
-import re
+import contextlib
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from lsai_core.code import closure, code_hash
-from lsai_core.errors import UserError
-from lsai_core.files import write_text
-from lsai_core.profiling.limits import cpu_cores
-from lsai_lab.kit.render import Engine, book_settings, render
-from lsai_lab.kit.strip import stripped
-from lsai_lab.runs.driver import cores_shared_by
-from lsai_lab.runs.notebook import execute_notebook
-from lsai_lab.runs.records import Run, find_runs, recorded_runs, run_key
+from lsai_lab.kit.bind import bind
+from lsai_lab.kit.render import Engine, render
+from lsai_lab.kit.runpages import write_run_pages
+from lsai_lab.runs.chapters import execute_chapters, read_chapters
+from lsai_lab.runs.records import find_runs, recorded_runs
 from lsai_lab.runs.session import Session
-from lsai_lab.runs.stop import StopRequest
-from lsai_lab.runs.study import study_names
-
-TIMEOUT_S = 900.0  # of a chapter
-AT_A_TIME = min(cpu_cores(), 8)  # each holds some hundred megabytes of its own
-
-
-def read_chapters(root: Path) -> dict[str, Path]:
-    """The notebooks of the chapters that `reports/_quarto.yml` names; `index.ipynb` is the one whose name starts with 00."""
-    found, folder = {}, root / "notebooks"
-    for name in book_settings(root / "reports")["chapters"]:
-        found[name] = next(folder.glob("00*.ipynb" if name == "index.ipynb" else name), folder / name)
-        try:
-            stripped(found[name].read_text(encoding="utf-8"))
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise UserError(f"{found[name]}, a chapter of reports/_quarto.yml, cannot be read as a notebook: {' '.join(str(error).split())[:200]}") from None  # fmt: skip
-    return found
-
-
-def report_studies(root: Path) -> list[str]:
-    """Every study, in the order in which the chapters behind the front page first load them."""
-    chapters = list(read_chapters(root).values())[1:]
-    named = [name for path in chapters for name in _loaded(path.read_text(encoding="utf-8"), root)]
-    return list(dict.fromkeys([*named, *study_names(root)]))
-
-
-def _loaded(notebook: str, root: Path) -> list[str]:
-    """The studies that a notebook loads by name; all if it says `load()`, or nothing."""
-    loads = re.findall(r"\bload\(([^)]*)\)", notebook)
-    named = re.findall(r"[\w-]+", " ".join(loads))
-    return [name for name in study_names(root) if name in named or not all(loads or [""])]
 
 
 def update_book(session: Session, out: Path, formats: list[str], engine: Engine) -> bool:
     """Execute what changed, and render. False if a chapter did not complete or a format could not be made."""
-    from lsai_lab.kit.bind import bind  # these take seconds to import
-    from lsai_lab.kit.runpages import write_run_pages
-
-    reports, chapters = session.root / "reports", read_chapters(session.root)
-    build, stop, good = reports / "_build", StopRequest(), True
+    reports, chapters, good = session.root / "reports", read_chapters(session.root), True
     found = [*find_runs(session.runs_root), *recorded_runs(reports)]
     runs = list({(run.folder.parent.name, run.folder.name): run for run in found}.values())
     for old in (reports / "files", reports / "data", *reports.glob("*.ipynb")):
         shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
-    with ThreadPoolExecutor(AT_A_TIME) as pool:  # each thread waits for a process
-        try:
-            ends = pool.map(lambda name: _execute(session, chapters[name], build / name, runs, stop), chapters)
-            for name, problem in zip(chapters, ends, strict=True):
-                problem = bind(build / name, reports / name, problem)
-                print(f"report: chapter {name}" + (f" did not complete: {problem}" if problem else ""), flush=True)
-                good &= problem is None
-        except BaseException:
-            stop.deadline = 0.0  # ends those that are running
-            raise
+    with contextlib.closing(execute_chapters(session, chapters, build := reports / "_build", runs)) as ends:
+        for name, problem in ends:
+            problem = bind(build / name, reports / name, problem)
+            print(f"report: chapter {name}" + (f" did not complete: {problem}" if problem else ""), flush=True)
+            good &= problem is None
     write_run_pages(runs, reports)
     return len(render(reports, out, formats, engine)) == len(formats) and good
-
-
-def _execute(session: Session, source: Path, target: Path, runs: list[Run], stop: StopRequest) -> str | None:
-    """Execute a chapter unless nothing that it reads has changed; returns what went wrong."""
-    stamp, cells = target.with_suffix(".key"), stripped(source.read_text(encoding="utf-8"))
-    studies = _loaded(cells, session.root)
-    files = [file for run in runs if run.summary.id.study in studies for file in sorted(run.folder.glob("*.json*"))]
-    files += sorted((session.root / "params").rglob("*.yaml"))
-    code = code_hash(closure(["lsai_lab", *re.findall(r"(?:from|import) (lsai_[\w.]+)", cells)]))
-    key = run_key({str(file): file.read_bytes() for file in files}, cells, code, str(session.profile_name))
-    if target.exists() and stamp.exists() and stamp.read_text(encoding="utf-8") == key:
-        return None
-    stamp.unlink(missing_ok=True)
-    environment = cores_shared_by(AT_A_TIME) | ({"LSAI_PROFILE": session.profile_name} if session.profile_name else {})
-    problem = execute_notebook(
-        source, target, {}, root=session.root, timeout_s=TIMEOUT_S, stop=stop, environment=environment
-    )
-    if problem is None:
-        write_text(stamp, key)
-    return problem
