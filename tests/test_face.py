@@ -17,7 +17,7 @@ import pytest
 from conftest import CHECKOUT, Project, write_run
 
 from lsai_lab.kit.load import IDENTITY
-from lsai_lab.kit.render import book_settings
+from lsai_lab.runs.chapters import book_settings
 
 PAGE = (CHECKOUT / "notebooks" / "README.md").read_text(encoding="utf-8")
 BEGIN, *SECTIONS = re.split(r"(?m)^### ", PAGE.split("\n## Columns")[0])

@@ -11,8 +11,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from lsai_core.errors import UserError
 from lsai_core.files import write_text
 from lsai_lab.files import repo_root
-from lsai_lab.kit.render import book_settings
 from lsai_lab.kit.strip import KERNEL
+from lsai_lab.runs.chapters import book_settings
 from lsai_lab.template import lay_out
 
 app = typer.Typer(no_args_is_help=True)

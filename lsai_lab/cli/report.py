@@ -31,7 +31,7 @@ def report(
     watch: Annotated[bool, typer.Option("--watch", help="Serve the report, remade as chapters are saved.")] = False,
     set_: opt.SetOption = None,
 ) -> None:
-    from lsai_lab.kit.render import find_quarto
+    from lsai_lab.kit.render import find_quarto, update_book
     from lsai_lab.runs.campaign import about, expected_seconds, plan_studies, run_studies
     from lsai_lab.runs.chapters import report_studies
     from lsai_lab.runs.session import Session
@@ -60,8 +60,6 @@ def report(
             print(f"{name}: {len(plan)} runs, {len(todo)} to do" + (f", {about(sum(todo))}" if todo else ""))
         print(f"in all {about(sum(expected.values()))}")
         return
-    from lsai_lab.kit.book import update_book  # its imports take seconds
-
     update = functools.partial(update_book, session, place, engine=engine)  # type: ignore[arg-type]
     with _alone(session.root, place):
         good = update(formats=kinds if no_run or "html" not in kinds else ["html"])

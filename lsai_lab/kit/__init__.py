@@ -1,1 +1,1 @@
-"""The report kit: records as frames (load), what a notebook shows (show), its style (style), and the book made of it (book)."""
+"""The report kit: records as frames (load), what a notebook shows (show), its style (style), and the book made of it (bind, render)."""

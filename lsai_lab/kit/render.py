@@ -4,6 +4,7 @@ Both read `reports/_quarto.yml`, whose words for a format are pandoc's. A render
 place when it is whole, the HTML first: a PDF that fails, or has too little memory, costs the PDF only.
 """
 
+import contextlib
 import datetime
 import json
 import os
@@ -21,6 +22,11 @@ import yaml
 
 from lsai_core.errors import UserError
 from lsai_core.files import write_text
+from lsai_lab.kit.bind import bind
+from lsai_lab.kit.runpages import write_run_pages
+from lsai_lab.runs.chapters import book_settings, execute_chapters, read_chapters
+from lsai_lab.runs.records import find_runs, recorded_runs
+from lsai_lab.runs.session import Session
 
 Engine = Literal["auto", "quarto", "pandoc"]
 HTML, PDF = "index.html", "lab-report.pdf"
@@ -33,17 +39,6 @@ _OPTIONS = {
     "pdf": ["--include-in-header=book.typ", "-Vsection-numbering=1.1"],
 }
 _SHOWN = ("book.js", "book.css", "files", "runs", "data")  # beside the page
-
-
-def book_settings(reports: Path) -> dict[str, Any]:
-    """`reports/_quarto.yml`, with the names of the chapters as `chapters`; parts are taken apart."""
-    try:
-        settings: dict[str, Any] = yaml.safe_load((reports / "_quarto.yml").read_text(encoding="utf-8"))
-        entries = settings["book"]["chapters"]
-        names = [name for entry in entries for name in (entry["chapters"] if isinstance(entry, dict) else [entry])]
-    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
-        raise UserError(f"{reports / '_quarto.yml'} names no chapters of a book: {error}") from None
-    return {**settings, "chapters": [name for name in names if name.endswith(".ipynb")]}
 
 
 def find_quarto(engine: Engine) -> str | None:
@@ -115,3 +110,19 @@ def _call(*command: object, **options: Any) -> str:
         program = Path(str(command[0])).name
         raise RuntimeError(f"{program} ended with {done.returncode}: {said.strip()[-2000:] or 'no memory left?'}")
     return said
+
+
+def update_book(session: Session, out: Path, formats: list[str], engine: Engine) -> bool:
+    """Execute what changed, and render. False if a chapter did not complete or a format could not be made."""
+    reports, chapters, good = session.root / "reports", read_chapters(session.root), True
+    found = [*find_runs(session.runs_root), *recorded_runs(reports)]
+    runs = list({(run.folder.parent.name, run.folder.name): run for run in found}.values())
+    for old in (reports / "files", reports / "data", *reports.glob("*.ipynb")):
+        shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
+    with contextlib.closing(execute_chapters(session, chapters, build := reports / "_build", runs)) as ends:
+        for name, problem in ends:
+            problem = bind(build / name, reports / name, problem)
+            print(f"report: chapter {name}" + (f" did not complete: {problem}" if problem else ""), flush=True)
+            good &= problem is None
+    write_run_pages(runs, reports)
+    return len(render(reports, out, formats, engine)) == len(formats) and good

@@ -7,12 +7,13 @@ import re
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from lsai_core.code import closure, code_hash
 from lsai_core.errors import UserError
 from lsai_core.files import write_text
 from lsai_core.profiling.limits import cpu_cores
-from lsai_lab.kit.render import book_settings
+from lsai_lab.files import load_yaml
 from lsai_lab.kit.strip import stripped
 from lsai_lab.runs.driver import cores_shared_by
 from lsai_lab.runs.notebook import execute_notebook
@@ -23,6 +24,17 @@ from lsai_lab.runs.study import study_names
 
 TIMEOUT_S = 900.0  # of a chapter
 AT_A_TIME = min(cpu_cores(), 8)  # each holds some hundred megabytes of its own
+
+
+def book_settings(reports: Path) -> dict[str, Any]:
+    """`reports/_quarto.yml`, with the names of the chapters as `chapters`; parts are taken apart."""
+    settings = load_yaml(reports / "_quarto.yml")
+    try:
+        entries = settings["book"]["chapters"]
+        names = [name for entry in entries for name in (entry["chapters"] if isinstance(entry, dict) else [entry])]
+        return {**settings, "chapters": [name for name in names if name.endswith(".ipynb")]}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{reports / '_quarto.yml'} names no chapters of a book: {error}") from None
 
 
 def read_chapters(root: Path) -> dict[str, Path]:
