@@ -34,10 +34,6 @@ EXECUTED = "_quarto-executed.yml"  # makes the project a book; without it Quarto
 READER = "markdown+lists_without_preceding_blankline-blank_before_blockquote-blank_before_header-implicit_figures"
 # In a process of its own, which may run out of memory, with typst's own fonts and those of the figures.
 _TYPST = "import sys, typst, matplotlib as m; typst.compile(*sys.argv[1:4], [m.get_data_path() + '/fonts/ttf'], True)"
-_OPTIONS = {
-    "html": ["--section-divs", "--mathml", "-Mdocument-css", "-Vinclude-before=<main>", "-Vinclude-after=</main>"],
-    "pdf": ["--include-in-header=book.typ", "-Vsection-numbering=1.1"],
-}
 _SHOWN = ("book.js", "book.css", "files", "runs", "data")  # beside the page
 
 
@@ -64,8 +60,8 @@ def render(reports: Path, out: Path, formats: Sequence[str], engine: Engine) -> 
         with tempfile.TemporaryDirectory(dir=reports, prefix="rendering-") as folder:
             try:
                 if quarto:
-                    to, python = name.replace("pdf", "typst"), {"QUARTO_PYTHON": sys.executable, **os.environ}
-                    said = _call(quarto, "render", reports, "--to", to, "--output-dir", folder, env=python)
+                    to = name.replace("pdf", "typst")
+                    said = _call(quarto, "render", reports, "--to", to, "--output-dir", folder)
                 else:
                     said = _pandoc(reports, Path(folder), name)
                 shutil.copytree(folder, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.typ"))
@@ -88,16 +84,19 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
     settings = book_settings(reports)
     form = settings.pop("format")[name.replace("pdf", "typst")]
     facts = {**settings, **form, **settings.pop("book"), "date": datetime.date.today().isoformat()}
-    chapters = [json.loads((reports / name).read_text(encoding="utf-8")) for name in settings["chapters"]]
-    texts = ["".join(cell["source"]) for chapter in chapters for cell in chapter["cells"]]
-    text = "\n\n".join([f"---\n{yaml.safe_dump(facts)}---", *texts])
+    bound = [json.loads((reports / name).read_text(encoding="utf-8"))["cells"] for name in settings["chapters"]]
+    texts = ["".join(cell["source"]) for cells in bound for cell in cells]
     for path in filter(Path.exists, map(reports.joinpath, _SHOWN)):
         shutil.copytree(path, folder / path.name) if path.is_dir() else shutil.copy(path, folder)
+    options = ["--section-divs", "--mathml", "-Mdocument-css", "-Vinclude-before=<main>", "-Vinclude-after=</main>"]
+    if name == "pdf":
+        options = ["--include-in-header=book.typ"]
     said = _call(
         pandoc, f"--from={READER}", "--standalone", "--number-sections", "--toc", f"--toc-depth={form['toc-depth']}",
-        "--lua-filter=book.lua", "--citeproc", "--syntax-highlighting=none", *_OPTIONS[name],
-        f"--include-in-header={form['include-in-header']}", f"--output={folder}/{'book.typ' if name == 'pdf' else HTML}",
-        cwd=reports, input=text,
+        "--lua-filter=book.lua", "--citeproc", "-Mlink-citations", "-Mreference-section-title=References",
+        "--syntax-highlighting=none", *options, f"--include-in-header={form['include-in-header']}",
+        f"--output={folder}/{'book.typ' if name == 'pdf' else HTML}",
+        cwd=reports, input="\n\n".join([f"---\n{yaml.safe_dump(facts)}---", *texts]),
     )  # fmt: skip
     return said if name == "html" else said + _call(sys.executable, "-c", _TYPST, "book.typ", PDF, ".", cwd=folder)
 
