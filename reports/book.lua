@@ -58,8 +58,8 @@ local function count(element, kind)
 end
 
 local function header(element)
-  if element.level == 2 then return count(element, "sec") end
-  if element.level > 2 then return end
+  if element.level == 2 then count(element, "sec") end
+  if element.level > 1 then return end
   chapter, counts = chapter + 1, {}
   labels[element.identifier] = "Chapter\u{a0}" .. chapter
 end
@@ -75,12 +75,12 @@ end
 
 local function cite(element)
   local out = pandoc.Inlines({})
-  for index, citation in ipairs(element.citations) do
-    if not words[citation.id:match("^(%a+)%-") or ""] then return end
-    if index > 1 then out:insert(pandoc.Str(", ")) end
-    local name = labels[citation.id]
-    out:insert(name and pandoc.Link(name, "#" .. citation.id) or pandoc.Emph(citation.id .. " (not measured here)"))
+  for _, citation in ipairs(element.citations) do
+    local id, name = citation.id, labels[citation.id]
+    if not words[id:match("^(%a+)%-") or ""] then return end
+    out:extend({ name and pandoc.Link(name, "#" .. id) or pandoc.Emph(id .. " (not measured here)"), pandoc.Str(", ") })
   end
+  out:remove()
   return out
 end
 
