@@ -19,7 +19,6 @@ from lsai_lab.runs.records import Run
 STEPS = 40  # of a training run that its page shows, evenly spread
 # What a reader looks for first, the first of these that a run has.
 _MAIN = ("tokens_per_s", "largest_batch", "largest_size", "validation_loss", "bf16_tflops")
-_SHORT = ("machine", "outcome", "wall_s", "started")  # of the list of all runs
 _TICK = Markup('<input type="checkbox" data-run="{0}" aria-label="compare {0}">')
 _LINK = Markup('<a href="{}.html">{}</a>')
 
@@ -29,12 +28,11 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
 
     A run whose record is damaged is listed as that; the others go on.
     """
-    pages = jinja2.Environment(autoescape=True, loader=jinja2.FileSystemLoader(reports))
-    pages.filters["shown"] = lambda value: value if isinstance(value, Markup) else shown(value)
+    template = jinja2.Environment(autoescape=True, loader=jinja2.FileSystemLoader(reports)).get_template("run.html")
 
     def write(name: str, title: str, tables: dict[str, pd.DataFrame], **facts: Any) -> None:
-        page = pages.get_template("run.html").render(title=title, up="../" * name.count("/"), tables=tables, **facts)
-        write_text(reports / name, page)
+        up = "../" * name.count("/")
+        write_text(reports / name, template.render(title=title, up=up, tables=tables, shown=shown, **facts))
 
     shutil.rmtree(reports / "runs", ignore_errors=True)
     rows, facts = [], {}
@@ -56,7 +54,7 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
         facts[name] = {f"{heading}: {key}": shown(value) for heading, of in pairs.items() for key, value in of.items()}
         main = next((f"{shown(results[key])} {key}" for key in _MAIN if results.get(key) is not None), "")
         row = {"compare": _TICK.format(name), "run": _LINK.format(name, title), "main result": main}
-        rows.append(row | {key: about[key] for key in _SHORT})
+        rows.append(row | {key: about[key] for key in ("machine", "outcome", "wall_s", "started")})
     write("runs/index.html", "All runs", {"Runs": pd.DataFrame(rows, dtype=object)}, facts=facts)
     if (path := table_path(reports.parent)).exists():
         table = pd.read_csv(path).drop(columns=[*PARTS, "tokens_per_s"], errors="ignore")
