@@ -10,11 +10,12 @@ local function safe(element)  -- no attribute is an event's script
   return element
 end
 
-local function is_ours(target) return not (target:match("^%a[%w+.-]*:") or target:match("^[/\\]") or target:match("%.%.")) end
+local function is_ours(target) return not (target:match("[:\\]") or target:match("^/") or target:match("%.%.")) end
 
 local function link(element)
   local target = element.target
-  return (target:match("^https?://") or target:match("^#") or is_html and is_ours(target)) and element or element.content
+  local is_web = target:match("^https?://") or target:match("^#")
+  return (is_web or is_html and is_ours(target)) and element or element.content
 end
 
 local function span(element)  -- a link within the book; in a chapter that is rendered alone, and in the PDF, it is text
@@ -25,6 +26,7 @@ end
 
 -- The circles that lsai_lab/kit/marks.py put into an SVG lie over the picture as links: a click opens the run.
 local circle = '<circle cx="([%d.]+%%)" cy="([%d.]+%%)" r="5" fill="none" data%-run="([%w%._/-]*)"><title>([^<>"]*)<'
+local tip = '<a class="tip" tabindex="-1" style="--x:%s;--y:%s" %s data-tip="%s"></a>'
 
 local function image(element)
   if not is_ours(element.src) then return pandoc.Emph("(picture left out)") end
@@ -33,7 +35,7 @@ local function image(element)
   local over = '<span aria-hidden="true">'
   for x, y, run, title in file:read("a"):gmatch(circle) do
     local href = run == "" and "" or ('href="runs/%s.html"'):format(run)
-    over = over .. ('<a class="tip" tabindex="-1" style="--x:%s;--y:%s" %s data-tip="%s"></a>'):format(x, y, href, title)
+    over = over .. tip:format(x, y, href, title)
   end
   return pandoc.Span({ element, pandoc.RawInline("html", over .. "</span>") }, { class = "marked" })
 end

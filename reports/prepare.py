@@ -1,4 +1,4 @@
-"""Quarto calls this before it renders, when the executed chapters must be there, and after: its search gets a script."""
+"""Quarto calls this before it renders, when the chapters must be there, and after, to give its search a script."""
 
 import os
 import sys

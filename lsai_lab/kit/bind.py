@@ -1,7 +1,8 @@
-"""An executed chapter made fit for the book: code and outputs as Markdown with Quarto's labels, so that both engines read the same text.
+"""An executed chapter made fit for the book: code and outputs as Markdown with Quarto's labels, for both engines.
 
-Outputs may hold text of foreign records: they keep Markdown, pictures and plain text, never HTML. What Markdown itself can carry
-(raw HTML, `javascript:` links, pictures from elsewhere) is removed by `reports/book.lua`, which both engines run over the parsed text.
+Outputs may hold text of foreign records: they keep Markdown, pictures and plain text, never HTML. What Markdown itself
+can carry (raw HTML, `javascript:` links, pictures from elsewhere) is removed by `reports/book.lua`, which both engines
+run over the parsed text.
 """
 
 import base64
@@ -22,7 +23,7 @@ _SKIPPED = {"remove-cell", "parameters", "injected-parameters", "papermill-error
 
 
 def bind(executed: Path, target: Path, problem: str | None = None) -> str | None:
-    """Write the bound form of the notebook `executed` to `target`, its pictures to `files/`, data of figures and tables to `data/`.
+    """Write the bound form of `executed` to `target`, its pictures to `files/`, data of figures and tables to `data/`.
 
     `problem`: why the chapter did not complete, said below its title. Returns it, or why the notebook cannot be read.
     """
@@ -40,7 +41,7 @@ def bind(executed: Path, target: Path, problem: str | None = None) -> str | None
 
 
 def _cell(cell: Any, folder: Path, name: str) -> str:
-    """A cell's code unless `echo: false`, and what it showed; the first picture or table of a labelled one is that figure or table."""
+    """A cell's code unless `echo: false`, and what it showed; the first picture or table has the label, if any."""
     if cell.cell_type != "code":
         return str(cell.source)
     asked = yaml.safe_load("".join(re.findall(r"(?m)^#\|(.*\n?)", cell.source))) or {}
@@ -67,7 +68,7 @@ def fenced(text: str, kind: str = "output") -> str:
 
 
 def _markdown(output: Any, picture: Path, alt: str) -> str:
-    """One output as Markdown that stays inside its output: it closes no box, opens no header of settings, includes no file."""
+    """One output as Markdown that stays inside: it closes no box, opens no header of settings, includes no file."""
     if output.output_type == "stream":
         return fenced(output.text)
     if output.output_type == "error":

@@ -1,7 +1,7 @@
-"""The bound chapters as a book: by Quarto where there is one, else by pandoc and typst, which come with the Python packages.
+"""The bound chapters as a book: by Quarto where there is one, else by pandoc and typst, packages of Python.
 
-Both read `reports/_quarto.yml`, whose words for a format are pandoc's. A rendering is made in a folder of its own and copied into
-place when it is whole, the HTML first: a PDF that fails, or has too little memory, costs the PDF only.
+Both read `reports/_quarto.yml`, whose words for a format are pandoc's. A rendering is made in a folder of its own and
+copied into place when it is whole, the HTML first: a PDF that fails, or has too little memory, costs the PDF only.
 """
 
 import contextlib
@@ -38,22 +38,22 @@ _SHOWN = ("book.js", "book.css", "files", "runs", "data")  # beside the page
 
 
 def find_quarto(engine: Engine) -> str | None:
-    """Quarto on PATH or beside this Python, if it is wanted and new enough. UserError where it was asked for by name."""
+    """Quarto on PATH or beside this Python, if wanted and new enough. UserError where it was asked for by name."""
     beside = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
     quarto = shutil.which("quarto", path=beside) if engine != "pandoc" else None
     version = _call(quarto, "--version").strip() if quarto else ""
     if [int(part) for part in re.findall(r"\d+", version)[:2]] >= [1, 9]:
         return quarto
-    problem = f"Quarto {version} is older than 1.9" if quarto else "no `quarto` on PATH"
+    problem = f"the report needs Quarto 1.9 or newer, found {version or 'none on PATH'}"
     if engine == "quarto":
-        raise UserError(f"{problem}; install Quarto 1.9 or newer, or use --engine pandoc")
+        raise UserError(f"{problem}; install it, or use --engine pandoc")
     if quarto:
         print(f"report: {problem}; the book is made by pandoc and typst", flush=True)
     return None
 
 
 def render(reports: Path, out: Path, formats: Sequence[str], engine: Engine) -> list[Path]:
-    """Render the chapters bound in `reports` into `out`; returns what was made, and prints it, and why something could not be."""
+    """Render the chapters bound in `reports` into `out`; returns what was made. Prints it, or why it could not be."""
     quarto, made = find_quarto(engine), []
     write_text(reports / EXECUTED, "project: { type: book }\n")
     for name in sorted(formats):

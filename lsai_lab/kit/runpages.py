@@ -1,4 +1,4 @@
-"""Each run's own page, the list of all runs, and the table of predictions, by one template (`reports/run.html`), everything escaped."""
+"""Each run's own page, the list of all, the table of predictions: by one template (`reports/run.html`), escaped."""
 
 import shutil
 from collections.abc import Sequence
