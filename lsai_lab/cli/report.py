@@ -89,7 +89,7 @@ def _alone(root: Path, out: Path) -> Iterator[None]:
 
 
 def _watch(root: Path, out: Path, update: Callable[[], object]) -> None:
-    """Serve `out` on this machine alone and `update` it whenever a chapter is saved, until Ctrl-C; pages reload themselves (book.js)."""
+    """Serve `out` on this machine alone and `update` it when a chapter is saved, until Ctrl-C; book.js reloads it."""
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_: object) -> None:

@@ -1,6 +1,7 @@
 """The chapters of the report: which notebooks they are, which studies they load, and their execution.
 
-A chapter is executed again when its cells, a record or the parameters of a study that it loads, or the code that it imports has changed.
+A chapter is executed again when its cells, the parameters, a record of a study that it loads, or the code that it imports
+has changed.
 """
 
 import re
@@ -38,7 +39,7 @@ def book_settings(reports: Path) -> dict[str, Any]:
 
 
 def read_chapters(root: Path) -> dict[str, Path]:
-    """The notebooks of the chapters that `reports/_quarto.yml` names; `index.ipynb` is the one whose name starts with 00."""
+    """The notebooks of the chapters that `reports/_quarto.yml` names; for `index.ipynb` the one that starts with 00."""
     found, folder = {}, root / "notebooks"
     for name in book_settings(root / "reports")["chapters"]:
         found[name] = next(folder.glob("00*.ipynb" if name == "index.ipynb" else name), folder / name)
@@ -67,7 +68,7 @@ def _loaded(notebook: str, root: Path) -> list[str]:
 def execute_chapters(
     session: Session, chapters: dict[str, Path], build: Path, runs: list[Run]
 ) -> Generator[tuple[str, str | None], None, None]:
-    """Execute what has changed, several at a time, into `build`; gives each chapter's name, and what went wrong with it."""
+    """Execute what has changed, several at a time, into `build`; gives each chapter's name, and what went wrong."""
     stop = StopRequest()
     with ThreadPoolExecutor(AT_A_TIME) as pool:  # each thread waits for a process
         try:
