@@ -13,8 +13,8 @@ must keep, and the sentence that the numbers fill. Here one small function per k
 
 A figure is taken over a variant's good repeats (`analysis.over_repeats`); of several variants or metrics it is the best one: the
 largest, and as `of` of a claim with `at_most` the smallest. A claim is held if its value and each single repeat keep the bound and there
-are at least `repeats` of them: one bad repeat makes it fall, and so does a missing one. Where runs are not comparable, or there are none,
-there is no value, and the note says why.
+are at least `repeats` of them: one bad repeat makes it fall, and with a missing one it is incomplete. Where runs are not comparable, or
+there are none, there is no value, and the note says why.
 """
 
 import itertools
@@ -32,7 +32,8 @@ from lsai_lab.analysis import STUDENT, half_width, over_repeats, spread
 from lsai_lab.files import load_yaml, repo_root
 from lsai_lab.runs.study import Profile, load_study
 
-COLUMNS = ("name", "machine", "sentence", "value", "low", "high", "n", "bound", "held", "note", "runs")
+COLUMNS = ("name", "machine", "sentence", "value", "low", "high", "n", "bound", "held", "verdict", "note", "runs")
+VERDICTS = ("held", "fallen", "incomplete", "no data")
 # Facts that a sentence may use, with values to try it on.
 _FACTS: dict[str, Any] = dict.fromkeys(("value", "of", "over", "beside", "smallest", "largest"), 1.0)
 _FACTS |= {"total": 8, "repeats": 3, "best": "bf16", "machine": "h200"}
@@ -139,7 +140,7 @@ def evaluate(frame: pd.DataFrame, claims: dict[str, Claim] | None = None) -> pd.
     """Every claim judged by the rows of `frame` (see `lab.load`) of its machine: one row each, `COLUMNS`.
 
     `value`, `low` and `high` (over the repeats; missing with one run) are rounded after the verdict; `n` is the number of
-    independent runs behind each figure, `runs` every run's `<study>/<folder>`.
+    independent runs behind each figure, `runs` every run's `<machine>/<study>/<folder>`.
     """
     found = [_judge(name, claim, frame) for name, claim in (load_claims() if claims is None else claims).items()]
     return pd.DataFrame(found, columns=list(COLUMNS))
@@ -149,7 +150,7 @@ def readable(claims: pd.DataFrame) -> pd.DataFrame:
     """The rows of `evaluate` as words for a table: claim, value, over repeats, n, bound, verdict."""
     rows = []
     for row in claims.itertuples():
-        verdict = "held" if row.held else "**fallen**" if pd.notna(row.value) else "**no data**"
+        verdict = row.verdict if row.held else f"**{row.verdict}**"
         repeats = " to ".join(dict.fromkeys(map(_short, (row.low, row.high))))
         claim = f"{row.sentence} ({row.note})" if row.note else row.sentence
         rows.append([claim, _short(row.value), repeats, "one run" if row.n == 1 else str(row.n), row.bound, verdict])
@@ -169,7 +170,8 @@ def _judge(name: str, claim: Claim, rows: pd.DataFrame) -> dict[str, Any]:
                 raise NoData(f"the runs cannot be compared, their {fact} must agree: {shown}")
     except NoData as reason:
         sentence = re.sub(r"\{(?!machine\})[^{}]*\}", "…", claim.sentence).format(machine=claim.machine)
-        return row | {"sentence": sentence, "value": None, "n": 0, "held": False, "note": str(reason), "runs": []}
+        row |= {"sentence": sentence, "value": None, "n": 0, "held": False, "verdict": "no data"}
+        return row | {"note": str(reason), "runs": []}
     facts = {"value": found.value, "total": claim.total, "repeats": claim.repeats, "machine": claim.machine}
     n = claim.repeats if claim.kind in ("count", "interval") else max(1, len(found.each))
     row |= {"sentence": claim.sentence.format(**facts | found.facts), "value": _rounded(found.value), "n": n}
@@ -178,14 +180,16 @@ def _judge(name: str, claim: Claim, rows: pd.DataFrame) -> dict[str, Any]:
     broken = [value for value in found.each if not claim.holds(value)]
     bad = found.rows[~ended_ok]
     notes = [claim.void, found.note or "; ".join(bad["variant"] + ": " + bad["outcome"])]
-    if broken:
+    if broken and n > 1:
         worst = _rounded(min(broken) if claim.at_most is None else max(broken))
         notes.append(f"a repeat breaks the bound: {_short(worst)}")
-    paths = dict.fromkeys(found.rows["study"] + "/" + found.rows["run"].map(lambda run: Path(run).name))
+    places = found.rows["machine"] + "/" + found.rows["study"] + "/" + found.rows["run"].map(lambda run: Path(run).name)
     if n < claim.repeats:
         notes.append(f"{n} of {claim.repeats} runs")
-    held = claim.void is None and claim.holds(found.value) and not broken and n >= claim.repeats
-    return row | {"held": held, "note": "; ".join(filter(None, notes)), "runs": [*paths]}
+    kept = claim.void is None and claim.holds(found.value) and not broken
+    verdict = "fallen" if not kept else "held" if n >= claim.repeats else "incomplete"
+    row |= {"held": verdict == "held", "verdict": verdict}
+    return row | {"note": "; ".join(filter(None, notes)), "runs": [*dict.fromkeys(places)]}
 
 
 def _figure(claim: Claim, rows: pd.DataFrame) -> Found:

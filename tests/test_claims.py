@@ -150,7 +150,7 @@ RATIO = "kind: ratio, of: bf16, over: baseline, at_least: 1.8, same: [tokens], s
 def test_ratio_of_medians_and_of_equal_repeats(checkout: Path) -> None:
     claim = judge(checkout, rows(baseline=[100, 110, 90], bf16=[190, 220, 189]), RATIO)
     assert (claim["value"], claim["low"], claim["high"], claim["n"]) == (1.9, 1.9, 2.1, 3) and claim["held"]
-    assert claim["sentence"] == "1.90 190" and "memory/bf16.r0" in claim["runs"] and len(claim["runs"]) == 6
+    assert claim["sentence"] == "1.90 190" and "h200/memory/bf16.r0" in claim["runs"] and len(claim["runs"]) == 6
 
 
 def test_one_bad_repeat_fells_a_claim_and_one_run_says_so(checkout: Path) -> None:
@@ -158,6 +158,10 @@ def test_one_bad_repeat_fells_a_claim_and_one_run_says_so(checkout: Path) -> Non
     assert claim["value"] == 1.9 and not claim["held"] and "1.7" in claim["note"]
     single = judge(checkout, rows(baseline=[100], bf16=[190]), RATIO)
     assert single["held"] and readable(single.to_frame().T)["n"][0] == "one run"
+    few = judge(checkout, rows(baseline=[100], bf16=[190]), RATIO.replace("same:", "repeats: 3, same:"))
+    assert not few["held"] and few["verdict"] == "incomplete" and few["note"] == "1 of 3 runs"
+    low = judge(checkout, rows(baseline=[100], bf16=[170]), RATIO.replace("same:", "repeats: 3, same:"))
+    assert low["verdict"] == "fallen"
     void = judge(checkout, rows(baseline=[100], bf16=[190]), RATIO.replace("same:", "void: no base, same:"))
     assert not void["held"] and void["value"] == 1.9 and void["note"] == "no base"
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from lsai_core.attention.measured import TABLE, table_text
 from lsai_core.files import write_json, write_text
 from lsai_lab.benches.attention_table import recorded_rankings
-from lsai_lab.claims import evaluate, readable
+from lsai_lab.claims import VERDICTS, evaluate, readable
 from lsai_lab.files import repo_root
 from lsai_lab.kit.load import load
 from lsai_lab.runs.records import recorded_runs
@@ -56,7 +56,7 @@ def _show(found: pd.DataFrame) -> None:
         figures = f"value {row.value}, over repeats {row.repeats}, n: {row.n}"
         console.print(f"  {row.name} on {row.machine}, {figures}; {', '.join(row.runs)}", style="dim")
     counts = words["verdict"].value_counts()
-    console.print(", ".join(f"{counts.get(verdict, 0)} {verdict}" for verdict in ("held", "fallen", "no data")))
+    console.print(", ".join(f"{counts.get(verdict, 0)} {verdict}" for verdict in VERDICTS))
 
 
 def attention_table(

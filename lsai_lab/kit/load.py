@@ -16,6 +16,7 @@ import pandas as pd
 
 from lsai_core.errors import UserError, hint
 from lsai_core.files import flatten
+from lsai_lab.claims import Claim, load_claims
 from lsai_lab.runs.records import Run, Summary, find_runs, recorded_runs
 from lsai_lab.runs.session import Session, current_runs, differing_settings
 from lsai_lab.runs.study import Profile, Study, load_study, study_names
@@ -36,8 +37,8 @@ def load(*studies: str, mine: bool = False) -> pd.DataFrame:
 
     Columns: `IDENTITY`; every result by its name, with the unit in it (`tokens_per_s`, `mem_peak_allocated_gib`); every config key with
     its dots (`optim.lr`, `model.n_layers`; `config.steps` where a result has the same name); the environment as `env.gpu`, `env.torch`.
-    `main`: whether the run is one of those that tell the story, of each study the committed ones of the machine with the most
-    records, among those with a third of the runs of the study's best (without any, all).
+    `main`: whether the run is one of those that tell the story: of each study the committed ones of the machine that most of its
+    claims name, else of the one with the most runs (without any, all).
     `label` is the variant's name for people, `run` the run's folder, for `steps` and `kernels`.
 
     `mine=True`: every own run, whatever its settings, and a column `differs` that says how they differ; no committed ones.
@@ -60,11 +61,11 @@ def load(*studies: str, mine: bool = False) -> pd.DataFrame:
 
 def _main(frame: pd.DataFrame) -> pd.Series:
     recorded = ~frame["own"].astype(bool)
-    by_records = [machine for machine, _ in Counter(run.machine for run in _committed()).most_common()]
-    counts = frame[recorded].groupby("study")["machine"].value_counts()
-    able = counts[3 * counts >= counts.groupby("study").transform("max")].reset_index()
-    places = able.groupby("study")["machine"].agg(lambda machines: min(machines, key=by_records.index))
-    return recorded & (frame["machine"] == frame["study"].map(places)) if recorded.any() else ~recorded
+    records = Counter(run.machine for run in _committed())
+    claimed = Counter((claim.study, claim.machine) for claim in _claims().values())
+    runs = Counter(frame.loc[recorded, ["study", "machine"]].itertuples(index=False, name=None))
+    ascending = sorted(runs, key=lambda place: (claimed[place], runs[place], records[place[1]]))
+    return recorded & (frame["machine"] == frame["study"].map(dict(ascending))) if runs else ~recorded
 
 
 def study(name: str) -> Study:
@@ -111,6 +112,11 @@ def _own(studies: tuple[str, ...], mine: bool) -> list[Run]:
     for run in runs:
         run.machine = f"{run.machine} ({OWN})"
     return runs
+
+
+@functools.cache
+def _claims() -> dict[str, Claim]:
+    return load_claims(session().root)
 
 
 @functools.cache

@@ -39,7 +39,9 @@ class BatchSearchConfig(SearchConfig):
 def run(config: BatchSearchConfig, context: Context) -> dict[str, Any]:
     """Search; returns `largest_batch`, `largest_batch_tokens`, the limit, and every try."""
     search = Search(_train_random_tokens, config, context)
-    largest, found = search.run(predicted_size(config, search.usable_gib, None, begin=1, stride=4.0))
+    # Fragments make some batch run out of memory where a larger one does not, so the larger prediction counts.
+    starts = [predicted_size(config, search.usable_gib, None, begin=1, stride=4.0, first=first) for first in (None, 1)]
+    largest, found = search.run(max(starts))
     return {"largest_batch": largest, "largest_batch_tokens": largest * config.train.seq_len, **found}
 
 

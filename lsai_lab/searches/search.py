@@ -131,14 +131,17 @@ def search_largest(works: Callable[[int], bool], *, start: int, limit: int, reso
 
 
 def predicted_size(
-    config: SearchConfig, usable_gib: float, on_host_gib: float | None, *, begin: int, stride: float
+    config: SearchConfig, usable_gib: float, on_host_gib: float | None, *, begin: int, stride: float, first: int | None = None
 ) -> int:
     """The largest size whose step is predicted to fit a device with `usable_gib` and, with CPU offload, a host with
-    `on_host_gib`; 1 if none is. `begin` and `stride`: the first size predicted, and the factor to the second."""
+    `on_host_gib`; 1 if none is. `begin` and `stride`: the first size predicted, and the factor to the second. `first`: each
+    try takes a step of that size before, and may then give memory back in every step."""
+    before = predict(config.sized(first)) if first else None
 
     def filled(size: int) -> float:
         train = config.sized(size)
-        on_device = predict(train).needs / usable_gib
+        found = predict(train)
+        on_device = (found.least(lambda _: True, before) if before else found.needs) / usable_gib
         return max(on_device, _on_host_gib(train) / on_host_gib) if on_host_gib else on_device
 
     return max(1, largest_within(filled, 1.0, first=1, last=config.max_size, begin=begin, stride=stride)[0])

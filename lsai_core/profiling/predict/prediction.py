@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -45,15 +45,18 @@ class Prediction:
     host: float  # in host memory: slices of weights, gradients and optimizer states (CPU offload), block inputs
     work: dict[str, int]  # of one or two micro-batches (`work.py`)
     reserved: float  # what the caching allocator takes from a GPU with memory to spare; 0 on a CPU
-    _replay: Callable[..., Replayed] | None = field(default=None, repr=False, compare=False)
+    _step: Simulated | None = field(default=None, repr=False, compare=False)
+    _drawn: Sequence[float] = field(default=(), repr=False, compare=False)
     _messages: float = field(default=0.0, repr=False, compare=False)
 
-    def on_gpu_with(self, available_gib: float, *, expandable: bool = False, collect_above: float = 0.0) -> Replayed:
+    def on_gpu_with(
+        self, available_gib: float, after: Prediction | None = None, *, expandable: bool = False, collect_above: float = 0.0
+    ) -> Replayed:
         """The first steps where the allocator may reserve `available_gib`; with its settings `expandable_segments` and
-        `garbage_collection_threshold`."""
-        assert self._replay is not None, "predicted for a CPU"
+        `garbage_collection_threshold`. `after`: the first step is that one's, e.g. of a smaller batch."""
+        assert self._step is not None, "predicted for a CPU"
         limit = max(0, int((available_gib - self._messages) * GIB))
-        return self._replay(limit=limit, expandable=expandable, collect_above=collect_above)
+        return replay(self._step, self._drawn, limit, expandable, collect_above, after._step if after else None)
 
     @functools.cached_property
     def needs(self) -> float:
@@ -61,11 +64,15 @@ class Prediction:
 
         Where it can have more it reserves more: gaps that it could do without.
         """
+        return self.least(lambda found: not found.flushes_late)
+
+    def least(self, enough: Callable[[Replayed], bool], after: Prediction | None = None) -> float:
+        """The least GiB with which the steps get through and `enough` is true of them."""
         low, high = self.peak, max(self.peak, self.reserved)
         while high - low > 0.003 * high:
             middle = (low + high) / 2
-            found = self.on_gpu_with(middle)
-            low, high = (low, middle) if found.fits and not found.flushes_late else (middle, high)
+            found = self.on_gpu_with(middle, after)
+            low, high = (low, middle) if found.fits and enough(found) else (middle, high)
         return high
 
 
@@ -101,7 +108,6 @@ def prediction_of(config: TrainConfig, result: Simulated, on: Literal["gpu", "cp
     # Initial values are drawn in fp32, whole, also where a process keeps a slice, which it cuts out before it casts it.
     share = 4 / weight_dtype(config.precision).itemsize
     drawn = [share * config.parallel.shards, share] if config.parallel.shards > 1 else [share]
-    again = functools.partial(replay, result, drawn=drawn) if on == "gpu" else None
     messages = result.parts.get("messages", 0) / GIB
     return Prediction(
         peak=result.peak / GIB + libraries,
@@ -109,8 +115,9 @@ def prediction_of(config: TrainConfig, result: Simulated, on: Literal["gpu", "cp
         parts=parts,
         host=_host_gib(config),
         work=result.work,
-        reserved=again().reserved / GIB + messages if again else 0.0,
-        _replay=again,
+        reserved=replay(result, drawn).reserved / GIB + messages if on == "gpu" else 0.0,
+        _step=result if on == "gpu" else None,
+        _drawn=drawn,
         _messages=messages,
     )
 

@@ -38,13 +38,14 @@ def replay(
     limit: int | None = None,
     expandable: bool = False,
     collect_above: float = 0.0,
+    first: Simulated | None = None,
 ) -> Replayed:
     """`drawn`: bytes that a weight's first values take, per byte of it: of the whole, then of the slice cut from it. `limit`: bytes that
-    may be reserved."""
+    may be reserved. `first`: the first step, if it is another one."""
     allocator = Allocator(limit, expandable, collect_above)
     flushes, fits = [0], True
     try:
-        for _ in _steps(allocator, step, drawn):
+        for _ in _steps(allocator, [first or step, *[step] * (STEPS - 1)], drawn):
             flushes.append(allocator.retries)
     except OutOfMemory:
         fits = False
@@ -52,11 +53,11 @@ def replay(
     return Replayed(allocator.peak_allocated, allocator.peak_reserved, fits, allocator.retries, late)
 
 
-def _steps(allocator: Allocator, step: Simulated, drawn: Sequence[float]) -> Iterator[None]:
+def _steps(allocator: Allocator, steps: Sequence[Simulated], drawn: Sequence[float]) -> Iterator[None]:
     """Runs the steps, and stops after each."""
-    marks, lasting = step.marks, dict[int, Block]()
-    dead = {-event for event in step.events[: marks["forward"]] if event < 0}  # on the host
-    before = [event for event in step.events[: marks["forward"]] if event > 0]
+    marks, lasting = steps[0].marks, dict[int, Block]()
+    dead = {-event for event in steps[0].events[: marks["forward"]] if event < 0}  # on the host
+    before = [event for event in steps[0].events[: marks["forward"]] if event > 0]
     numbered = list(enumerate(before, 1))
     weights, states = numbered[: marks["optimizer made"]], numbered[marks["optimizer made"] : marks["activations made"]]
 
@@ -69,11 +70,11 @@ def _steps(allocator: Allocator, step: Simulated, drawn: Sequence[float]) -> Ite
     for _, event in weights:
         for block in reversed([allocator.malloc(int(event * share)) for share in drawn]):
             allocator.free(block)
-    for index in range(STEPS):
+    for index, step in enumerate(steps):
         if index == 1:
             allocator.peak_allocated = allocator.allocated
         blocks: dict[int, Block] = {}
-        born = len(before)
+        born, marks = len(before), step.marks
         for at, event in enumerate(step.events[marks["forward"] :], marks["forward"]):
             if index == 0 and at in (marks["forward product"], marks["backward product"]):
                 allocator.malloc(WORKSPACE)
