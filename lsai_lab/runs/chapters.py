@@ -1,7 +1,7 @@
 """The chapters of the report: which notebooks they are, which studies they load, and their execution.
 
-A chapter is executed again when its cells, the parameters, a record of a study that it loads, or the code that it imports
-has changed.
+A chapter is executed again when its cells, the parameters, a record of a study that it loads, or the code that it
+imports has changed.
 """
 
 import re
