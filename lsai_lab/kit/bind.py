@@ -15,6 +15,7 @@ import yaml
 
 from lsai_core.files import write_json, write_text
 from lsai_lab.kit.strip import KERNEL
+from lsai_lab.runs.records import page_name
 
 LINES = 60  # of a long output, its last ones
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|(?m:^.*\r(?=.))")
@@ -76,7 +77,8 @@ def _markdown(output: Any, picture: Path, alt: str) -> str:
     data, alt = output.data, re.sub(r"[\\\"*`{}\[\]$@]", "", alt) or "output of the cell above"
     if "text/markdown" in data:
         text = re.sub(r"(?m)^[> \t]*(:{3,})", r"\\\1", data["text/markdown"].replace("{{<", "{{ <"))
-        text = re.sub(r"\]\([^()\s]*?([^/()\s]+/[^/()\s]+)/notebook\.ipynb\)", r']{to="runs/\1.html"}', text)
+        link = re.compile(r"\]\(([^()\s]+)/notebook\.ipynb\)")
+        text = link.sub(lambda found: f']{{to="runs/{page_name(found[1])}.html"}}', text)
         return re.sub(r"(?m)^(---|\.\.\.)[ \t]*$", "* * *", text).strip()
     drawing = data.get("image/svg+xml", "")
     safe = drawing and not _ACTIVE.search(drawing)

@@ -7,7 +7,6 @@ the axis or a power of ten of it. Where no row or several rows do, the values st
 import math
 from collections.abc import Iterator
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,8 @@ from matplotlib.collections import PathCollection
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
+
+from lsai_lab.runs.records import page_name
 
 MOST = 300  # marks of a figure; of more, evenly spread ones
 
@@ -32,7 +33,7 @@ def marks(fig: Figure, box: Bbox, data: pd.DataFrame) -> str:
         names = [axes.get_xlabel() or "x", axes.get_ylabel() or "y"]
         parts = [part if isinstance(part, str) else f"{part:,.4g}" for part in value]
         row = _row(data, [label, *value])
-        run = "" if row is None or "run" not in row else "/".join(Path(str(row["run"])).parts[-2:])
+        run = "" if row is None or "run" not in row else page_name(row["run"])
         rest = {} if row is None else {k: v for k, v in row.items() if isinstance(v, str) and k != "run" and v not in (label, *parts)}  # fmt: skip
         lines = [label, *(f"{name}: {part}" for name, part in zip(names, parts, strict=True))]
         text = "\n".join(filter(None, [*lines, *(f"{k}: {v}" for k, v in rest.items()), run]))

@@ -114,8 +114,9 @@ def _call(*command: object, **options: Any) -> str:
 def update_book(session: Session, out: Path, formats: list[str], engine: Engine) -> bool:
     """Execute what changed, and render. False if a chapter did not complete or a format could not be made."""
     reports, chapters, good = session.root / "reports", read_chapters(session.root), True
-    found = [*find_runs(session.runs_root), *recorded_runs(reports)]
-    runs = list({(run.folder.parent.name, run.folder.name): run for run in found}.values())
+    committed = recorded_runs(reports)
+    known = {run.folder.parts[-2:] for run in committed}
+    runs = [run for run in find_runs(session.runs_root) if run.folder.parts[-2:] not in known] + committed
     for old in (reports / "files", reports / "data", *reports.glob("*.ipynb")):
         shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
     with contextlib.closing(execute_chapters(session, chapters, build := reports / "_build", runs)) as ends:

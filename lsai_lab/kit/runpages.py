@@ -14,7 +14,7 @@ from lsai_core.files import flatten, write_text
 from lsai_core.profiling.predict.prediction import PARTS
 from lsai_lab.kit.show import shown
 from lsai_lab.predicted import table_path
-from lsai_lab.runs.records import Run
+from lsai_lab.runs.records import Run, page_name
 
 STEPS = 40  # of a training run that its page shows, evenly spread
 # What a reader looks for first, the first of these that a run has.
@@ -24,7 +24,7 @@ _LINK = Markup('<a href="{}.html">{}</a>')
 
 
 def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
-    """Write `runs/index.html`, `runs/fits.html` and `runs/<study>/<run>.html` below `reports`, anew.
+    """Write `runs/index.html`, `runs/fits.html` and each run's page below `reports`, anew.
 
     A run whose record is damaged is listed as that; the others go on.
     """
@@ -39,7 +39,7 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
     for run in runs:
         about = {"machine": run.machine, **vars(run.summary.id), **vars(run.summary)}
         del about["id"], about["code"]
-        name, results = f"{run.folder.parent.name}/{run.folder.name}", about.pop("results")
+        name, results = page_name(run.folder), about.pop("results")
         pairs, frames = {"Run": about}, {}
         try:
             steps = len(run.metrics) if "loss" in run.metrics else 0  # points of a bench are all shown

@@ -233,6 +233,12 @@ def annotate(folder: Path, **about: Any) -> None:
         write_json(path, json.loads(path.read_bytes()) | about)
 
 
+def page_name(folder: str | Path) -> str:
+    """A run's page below `runs/`, without its ending: `<study>/<run>`, of a committed one `<machine>/<study>/<run>`."""
+    found = re.search(r"(?:(?<=/recorded/)[^/]+/)?[^/]+/[^/]+$", Path(folder).as_posix())
+    return found[0] if found else ""
+
+
 def find_runs(root: Path, machine: str | None = None, study: str = "*") -> list[Run]:
     """All finished runs (of one study, or all) below `root` (`runs/` or `reports/recorded/<machine>/`), sorted by folder.
 

@@ -131,7 +131,13 @@ def search_largest(works: Callable[[int], bool], *, start: int, limit: int, reso
 
 
 def predicted_size(
-    config: SearchConfig, usable_gib: float, on_host_gib: float | None, *, begin: int, stride: float, first: int | None = None
+    config: SearchConfig,
+    usable_gib: float,
+    on_host_gib: float | None,
+    *,
+    begin: int,
+    stride: float,
+    first: int | None = None,
 ) -> int:
     """The largest size whose step is predicted to fit a device with `usable_gib` and, with CPU offload, a host with
     `on_host_gib`; 1 if none is. `begin` and `stride`: the first size predicted, and the factor to the second. `first`: each
