@@ -147,7 +147,7 @@ def predicted_size(
     def filled(size: int) -> float:
         train = config.sized(size)
         found = predict(train)
-        on_device = (found.least(lambda _: True, before) if before else found.needs) / usable_gib
+        on_device = (found.least(before) if before else found.needs) / usable_gib
         return max(on_device, _on_host_gib(train) / on_host_gib) if on_host_gib else on_device
 
     return max(1, largest_within(filled, 1.0, first=1, last=config.max_size, begin=begin, stride=stride)[0])

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from lsai_core.config import TrainConfig
 from lsai_core.facts import deciding
@@ -49,30 +49,26 @@ class Prediction:
     _drawn: Sequence[float] = field(default=(), repr=False, compare=False)
     _messages: float = field(default=0.0, repr=False, compare=False)
 
-    def on_gpu_with(
-        self, available_gib: float, after: Prediction | None = None, *, expandable: bool = False, collect_above: float = 0.0
-    ) -> Replayed:
-        """The first steps where the allocator may reserve `available_gib`; with its settings `expandable_segments` and
-        `garbage_collection_threshold`. `after`: the first step is that one's, e.g. of a smaller batch."""
+    def on_gpu_with(self, available_gib: float, after: Prediction | None = None, **settings: Any) -> Replayed:
+        """The first steps where the allocator may reserve `available_gib`. `after`: the first step is that one's, e.g. of a
+        smaller batch. `settings` of the allocator: `expandable` (segments), `collect_above` (garbage_collection_threshold)."""
         assert self._step is not None, "predicted for a CPU"
         limit = max(0, int((available_gib - self._messages) * GIB))
-        return replay(self._step, self._drawn, limit, expandable, collect_above, after._step if after else None)
+        return replay(self._step, self._drawn, limit, first=after and after._step, **settings)
 
     @functools.cached_property
     def needs(self) -> float:
-        """The least that the allocator must be able to reserve, so that later steps give no memory back.
+        """The least that the allocator must be able to reserve, so that later steps give no memory back. Where it can have
+        more it reserves more: gaps that it could do without."""
+        return self.least()
 
-        Where it can have more it reserves more: gaps that it could do without.
-        """
-        return self.least(lambda found: not found.flushes_late)
-
-    def least(self, enough: Callable[[Replayed], bool], after: Prediction | None = None) -> float:
-        """The least GiB with which the steps get through and `enough` is true of them."""
+    def least(self, after: Prediction | None = None) -> float:
+        """`needs`, or the least with which the steps after `after`'s get through, even if each gives memory back."""
         low, high = self.peak, max(self.peak, self.reserved)
         while high - low > 0.003 * high:
             middle = (low + high) / 2
             found = self.on_gpu_with(middle, after)
-            low, high = (low, middle) if found.fits and enough(found) else (middle, high)
+            low, high = (low, middle) if found.fits and (after or not found.flushes_late) else (middle, high)
         return high
 
 
