@@ -36,6 +36,11 @@ def swiglu_mlp(x_BSD: Tensor, gate_up_ED: Tensor, down_DF: Tensor, chunk: int) -
     return _Compute.apply(x_ND, gate_up_ED.detach(), down_DF.detach(), chunk).view(x_BSD.shape)
 
 
+def parts(tokens: int, chunk: int) -> list[slice]:
+    """The chunks of so many tokens, in order; the last one may be shorter."""
+    return [slice(start, min(start + chunk, tokens)) for start in range(0, tokens, chunk)]
+
+
 class _Keep(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, gate_up_ED: Tensor, down_DF: Tensor, chunk: int) -> Tensor:
@@ -62,8 +67,7 @@ class _Compute(torch.autograd.Function):
 def mlp_forward(x_ND: Tensor, gate_up_ED: Tensor, down_DF: Tensor, chunk: int) -> Tensor:
     """(N, D) in the dtype of x."""
     out_ND = torch.empty_like(x_ND)
-    for start in range(0, len(x_ND), chunk):
-        part = slice(start, start + chunk)
+    for part in parts(len(x_ND), chunk):
         torch.mm(swiglu(x_ND[part] @ gate_up_ED.T), down_DF.T, out=out_ND[part])
     return out_ND
 
@@ -81,8 +85,7 @@ def mlp_backward(
     dx_ND, only = torch.empty_like(x_ND), len(x_ND) <= chunk
     dgate_up_ED: Tensor | None = None
     ddown_DF: Tensor | None = None
-    for start in range(0, len(x_ND), chunk):
-        part = slice(start, start + chunk)
+    for part in parts(len(x_ND), chunk):
         grad_CD, x_CD = grad_ND[part], x_ND[part]
         dgate_up_CE, h_CF = swiglu_backward(grad_CD @ down_DF, x_CD @ gate_up_ED.T)
         ddown_DF = products.plus_product(ddown_DF, grad_CD.T, h_CF, only)
@@ -97,13 +100,3 @@ def mlp_backward(
 @mlp_backward.register_fake
 def _(grad_ND: Tensor, x_ND: Tensor, gate_up_ED: Tensor, down_DF: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
     return x_ND.new_empty(x_ND.shape), torch.empty_like(gate_up_ED), torch.empty_like(down_DF)
-
-
-def scratch(tokens: int, gate_up_ED: Tensor, down_DF: Tensor, chunk: int, *, backward: bool) -> list[int]:
-    """Bytes of what an operator holds at most beside its inputs and results: a chunk's activations, the sums of weight gradients."""
-    one = down_DF.shape[1] * min(tokens, chunk) * gate_up_ED.element_size()
-    if not backward:
-        return [2 * one, one]  # gate and up, h
-    # fp32; the first is cast while both exist.
-    sums = [4 * down_DF.numel(), 4 * gate_up_ED.numel()] if tokens > chunk else []
-    return [one, 2 * one, 2 * one, one, *sums]  # the gradient of h, gate and up and theirs, h again

@@ -18,7 +18,7 @@ from verify_predictions import table
 
 from lsai_core.config import TrainConfig
 from lsai_core.files import read_jsonl
-from lsai_core.profiling.predict import predict
+from lsai_core.profiling.predict import predict, stand_ins
 from lsai_core.profiling.predict.allocator import Allocator, Block, OutOfMemory
 from lsai_core.profiling.predict.prediction import GIB
 from lsai_core.profiling.predict.replay import replay
@@ -193,6 +193,28 @@ def test_the_backward_pass_of_softmax_holds_a_product() -> None:
         return x.softmax(-1).sum()
 
     assert births(loss, on_gpu=True) - births(loss, on_gpu=False) == 1
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_the_feed_forward_layer_is_followed_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch, compile: bool) -> None:
+    """Its backward pass, of a chunk and a half. Of many chunks the first tell what the others take."""
+    model = {"n_layers": 1, "d_model": 128, "n_heads": 2, "n_kv_heads": 1, "d_ff": 256, "vocab_size": 512}
+    settings = {"model": model, "batch_size": 1, "precision": "bf16", "blocks": "fused", "data": {"vocab_size": 400}}
+
+    def simulated(tokens: int) -> Simulated:
+        changes = {"seq_len": tokens, "mlp_chunk": 256, "compile": compile}
+        return simulate(TrainConfig.model_validate(settings | changes))
+
+    births = [event for event in simulated(384).events if event > 0]
+    h, down = 256 * 256 * 2, 128 * 256 * 2  # bytes: of a chunk, and of the weight; gate and up are twice as large
+    first = [h, 2 * h, 2 * h, h, 2 * down, 4 * down]  # with the sums of the weights' gradients
+    wanted = [384 * 128 * 2, *first, h // 2, h, h, h // 2, 2 * down, down]
+    assert any(births[at : at + len(wanted)] == wanted for at in range(len(births)))
+    few = simulated(5248)
+    monkeypatch.setattr(stand_ins, "ALIKE", 20)
+    every = simulated(5248)
+    assert len(every.events) - len(few.events) == 18 * 2 * (2 + 4)
+    assert replay(every) == replay(few) and (every.peak, every.work) == (few.peak, few.work)
 
 
 def test_what_only_the_first_step_takes_stays_reserved() -> None:

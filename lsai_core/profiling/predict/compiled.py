@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 from lsai_core.profiling.predict.inductor import Plan, is_part, root, schema
-from lsai_core.profiling.predict.tracker import SCRATCH, PurposeTracker
+from lsai_core.profiling.predict.tracker import BODIES, SCRATCH, PurposeTracker
 from lsai_core.profiling.predict.work import PRODUCTS
 from lsai_core.recompute import BlockCheckpoint, keep_attention, keep_expensive
 
@@ -63,16 +63,18 @@ class Replay:
             if node not in memory:
                 value, taken = node.meta["val"], memory.pop(plan.taken.get(node, node), None)
                 several = isinstance(value, (tuple, list))
-                made = [_as(taken, value)] if taken is not None else [_like(v) for v in (value if several else [value])]
+                if tracker is not None and name in BODIES:
+                    made = tree_leaves(tracker.inside(BODIES[name], *(self._leaf(a, memory) for a in node.args)))
+                else:
+                    made = [_like(v) if taken is None else _as(taken, v) for v in (value if several else [value])]
                 which: Any = {part: part.args[1] for part in node.users} if several else {node: 0}
                 memory |= {part: made[at] for part, at in which.items()}
                 results += made
         if tracker is not None:
             read = set().union(*(plan.reads[node] for node in kernel)).difference(kernel)
             tracker.ran(name, arguments, tree_leaves([source.meta["val"] for source in read]), results, "compiled ")
-        if scratch := SCRATCH.get(name):
-            blocks = [torch.empty(size, dtype=torch.uint8) for size in scratch(arguments)]
-            del blocks  # counted, and freed at once
+            if name in SCRATCH:
+                tracker.scratch(SCRATCH[name](arguments), "activations")
 
     def _leaf(self, leaf: Any, memory: dict[fx.Node, Any]) -> Any:
         if not isinstance(leaf, fx.Node):

@@ -27,6 +27,7 @@ from lsai_core.attention.registry import repeat_kv
 from lsai_core.config import Fp8Config, TrainConfig
 from lsai_core.fp8 import convert
 from lsai_core.fp8.recipes import names_of
+from lsai_core.mlp_chunks import parts
 from lsai_core.model import Transformer
 from lsai_core.profiling.predict.tracker import PurposeTracker
 from lsai_core.training.precision import compute_dtype
@@ -80,6 +81,7 @@ def _ran(name: str, read: list[Tensor], made: Tensor) -> None:
         PurposeTracker.active.ran(name, read, read, [made])
 
 
+ALIKE = 2  # whole chunks of a layer: further ones take and give back the same blocks
 FUSED = "fused"  # any kernel that keeps q, k, v, the output and one fp32 number per row, with a window, too
 
 
@@ -231,6 +233,7 @@ def behaviour(kernel: str, on: str) -> Iterator[None]:
             "lsai_core.model.attention": _attention_as(kernel),
             "lsai_core.loss._cross_entropy_": _cross_entropy_,
             "lsai_core.products.plus_product": _plus_product,
+            "lsai_core.mlp_chunks.parts": lambda n, chunk: parts(min(n, ALIKE * chunk + n % chunk), chunk),
             "lsai_core.context.methods.local_kernel": lambda *_request, **_more: None,
             "lsai_core.context.peer.torch_missing": lambda: None,
             "lsai_core.context.peer.torch_attention": lambda q, k, v, _group: _attention(q, k, v, False)[0],

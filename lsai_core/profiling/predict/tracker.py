@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from lsai_core.context.operators import _PARTS
-from lsai_core.mlp_chunks import scratch as chunks_scratch
+from lsai_core.mlp_chunks import mlp_backward, mlp_forward
 from lsai_core.profiling.live_tensors import LiveTensors
 from lsai_core.profiling.predict.work import PRODUCTS, add, is_work
 
@@ -68,11 +68,11 @@ SCRATCH: dict[str, Callable[[tuple[Any, ...]], list[int]]] = {
     "lsai::predicted_engine_backward": lambda a: 2 * [int(a[0].numel())],  # the gradient in fp8, in both layouts
     "lsai::context_attend": _ring,
     "lsai::context_attend_backward": _ring_backward,
-    "lsai::chunked_mlp": lambda a: chunks_scratch(len(a[0]), *a[1:], backward=False),
-    "lsai::chunked_mlp_backward": lambda a: chunks_scratch(len(a[1]), *a[2:], backward=True),
     "lsai::rms_norm_backward": lambda a: [4 * min(len(a[1]), PROGRAMS) * a[1].shape[-1]],
     "aten::_softmax_backward_data": lambda a: [_bytes(a[1])],  # the gradient times the result
 }
+# Operators whose functions run as on a GPU, one operation after the other.
+BODIES = {"lsai::chunked_mlp": mlp_forward._init_fn, "lsai::chunked_mlp_backward": mlp_backward._init_fn}
 # What an operator of fused fp8 takes in the first step alone, to measure what it casts; -n: the nth goes back.
 MEASURING: dict[str, Callable[[tuple[Any, ...]], list[int]]] = {
     "lsai::fp8_cast": lambda a: [_bytes(a[0])],
@@ -158,12 +158,18 @@ class PurposeTracker(LiveTensors):
 
     def scratch(self, sizes: list[int], purpose: str = KERNEL_SCRATCH) -> None:
         """Something takes blocks of these bytes and gives them back at once."""
-        sizes = [-(-size // self._multiple) * self._multiple for size in sizes]
-        self._note(sum(sizes), purpose)
-        for key, size in enumerate(sizes, 1):
-            self._born(-key, size)
-        for key in range(1, len(sizes) + 1):
-            self._died(-key)
+        with self.purpose(purpose):
+            self.inside(list, (torch.empty(size, dtype=torch.uint8) for size in sizes))
+
+    def inside(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What `function` returns, all seen that it makes, also inside of an operator, whose work counts as a whole (`ran`)."""
+        work, self.work = self.work, Counter()
+        super(LiveTensors, self).__enter__()  # off while it dispatches; if it is on, what is seen twice counts once
+        try:
+            return function(*arguments)
+        finally:
+            super(LiveTensors, self).__exit__(None, None, None)
+            self.work = work
 
     def _born(self, key: int, size: int) -> None:
         if size:
@@ -183,7 +189,8 @@ class PurposeTracker(LiveTensors):
             func = torch.ops.aten.add_.Tensor
         name = func.name().partition(".")[0]
         self.measure(name, args)
-        result = super().__torch_dispatch__(func, tuple(t for t in types if t is not FakeTensor), args, kwargs)
+        run = functools.partial(self.inside, BODIES[name]) if self._on_gpu and name in BODIES else func
+        result = super().__torch_dispatch__(run, tuple(t for t in types if t is not FakeTensor), args, kwargs)
         if result is not NotImplemented:
             self.work["calls"] += is_work(name)
             if not func.is_view:
@@ -224,12 +231,9 @@ class PurposeTracker(LiveTensors):
         self._died(key)
         super()._freed(key, reference)
 
-    def _note(self, scratch: int = 0, purpose: str = "") -> None:
-        level = self.live + scratch
-        if level > self._level and self._phase:
-            self._level, self.highest[self._phase] = level, self._by_purpose.copy()
-            if scratch:
-                self.highest[self._phase][purpose] += scratch
+    def _note(self) -> None:
+        if self.live > self._level and self._phase:
+            self._level, self.highest[self._phase] = self.live, self._by_purpose.copy()
 
 
 def _by_autograd(frame: Any) -> bool:
