@@ -143,7 +143,7 @@ def evaluate(frame: pd.DataFrame, claims: dict[str, Claim] | None = None) -> pd.
     independent runs behind each figure, `runs` every run's `<machine>/<study>/<folder>`.
     """
     found = [_judge(name, claim, frame) for name, claim in (load_claims() if claims is None else claims).items()]
-    return pd.DataFrame(found, columns=list(COLUMNS))
+    return pd.DataFrame(found, columns=list(COLUMNS)).assign(held=lambda rows: rows["verdict"] == "held")
 
 
 def readable(claims: pd.DataFrame) -> pd.DataFrame:
@@ -170,15 +170,14 @@ def _judge(name: str, claim: Claim, rows: pd.DataFrame) -> dict[str, Any]:
                 raise NoData(f"the runs cannot be compared, their {fact} must agree: {shown}")
     except NoData as reason:
         sentence = re.sub(r"\{(?!machine\})[^{}]*\}", "…", claim.sentence).format(machine=claim.machine)
-        row |= {"sentence": sentence, "value": None, "n": 0, "held": False, "verdict": "no data"}
-        return row | {"note": str(reason), "runs": []}
+        row |= {"value": None, "n": 0, "verdict": "no data", "note": str(reason), "runs": []}
+        return row | {"sentence": sentence}
     facts = {"value": found.value, "total": claim.total, "repeats": claim.repeats, "machine": claim.machine}
     n = claim.repeats if claim.kind in ("count", "interval") else max(1, len(found.each))
     row |= {"sentence": claim.sentence.format(**facts | found.facts), "value": _rounded(found.value), "n": n}
     if len(found.each) > 1:
         row |= {"low": _rounded(min(found.each)), "high": _rounded(max(found.each))}
-    broken = [value for value in found.each if not claim.holds(value)]
-    bad = found.rows[~ended_ok]
+    broken, bad = [value for value in found.each if not claim.holds(value)], found.rows[~ended_ok]
     notes = [claim.void, found.note or "; ".join(bad["variant"] + ": " + bad["outcome"])]
     if broken and n > 1:
         worst = _rounded(min(broken) if claim.at_most is None else max(broken))
@@ -188,8 +187,7 @@ def _judge(name: str, claim: Claim, rows: pd.DataFrame) -> dict[str, Any]:
         notes.append(f"{n} of {claim.repeats} runs")
     kept = claim.void is None and claim.holds(found.value) and not broken
     verdict = "fallen" if not kept else "held" if n >= claim.repeats else "incomplete"
-    row |= {"held": verdict == "held", "verdict": verdict}
-    return row | {"note": "; ".join(filter(None, notes)), "runs": [*dict.fromkeys(places)]}
+    return row | {"verdict": verdict, "note": "; ".join(filter(None, notes)), "runs": [*dict.fromkeys(places)]}
 
 
 def _figure(claim: Claim, rows: pd.DataFrame) -> Found:

@@ -47,14 +47,13 @@ class Prediction:
     reserved: float  # what the caching allocator takes from a GPU with memory to spare; 0 on a CPU
     _step: Simulated | None = field(default=None, repr=False, compare=False)
     _drawn: Sequence[float] = field(default=(), repr=False, compare=False)
-    _messages: float = field(default=0.0, repr=False, compare=False)
 
     def on_gpu_with(self, available_gib: float, after: Prediction | None = None, **settings: Any) -> Replayed:
         """The first steps where the allocator may reserve `available_gib`. `after`: the first step is that one's, e.g. of a
         smaller batch. `settings` of the allocator: `expandable` (segments), `collect_above` (garbage_collection_threshold)."""
         assert self._step is not None, "predicted for a CPU"
-        limit = max(0, int((available_gib - self._messages) * GIB))
-        return replay(self._step, self._drawn, limit, first=after and after._step, **settings)
+        limit = max(0, int((available_gib - self.parts["messages"]) * GIB))
+        return replay(self._step, self._drawn, limit, first=after._step if after else None, **settings)
 
     @functools.cached_property
     def needs(self) -> float:
@@ -104,17 +103,15 @@ def prediction_of(config: TrainConfig, result: Simulated, on: Literal["gpu", "cp
     # Initial values are drawn in fp32, whole, also where a process keeps a slice, which it cuts out before it casts it.
     share = 4 / weight_dtype(config.precision).itemsize
     drawn = [share * config.parallel.shards, share] if config.parallel.shards > 1 else [share]
-    messages = result.parts.get("messages", 0) / GIB
     return Prediction(
         peak=result.peak / GIB + libraries,
         phases={name: size / GIB + libraries for name, size in result.phases.items()},
         parts=parts,
         host=_host_gib(config),
         work=result.work,
-        reserved=replay(result, drawn).reserved / GIB + messages if on == "gpu" else 0.0,
+        reserved=replay(result, drawn).reserved / GIB + parts["messages"] if on == "gpu" else 0.0,
         _step=result if on == "gpu" else None,
         _drawn=drawn,
-        _messages=messages,
     )
 
 

@@ -40,10 +40,9 @@ def replay(
     collect_above: float = 0.0,
     first: Simulated | None = None,
 ) -> Replayed:
-    """`drawn`: bytes that a weight's first values take, per byte of it: of the whole, then of the slice cut from it. `limit`: bytes that
-    may be reserved. `first`: the first step, if it is another one."""
-    allocator = Allocator(limit, expandable, collect_above)
-    flushes, fits = [0], True
+    """`drawn`: bytes that a weight's first values take, per byte of it: of the whole, then of the slice cut from it.
+    `limit`: bytes that may be reserved. `first`: the first step, if it is another one."""
+    allocator, flushes, fits = Allocator(limit, expandable, collect_above), [0], True
     try:
         for _ in _steps(allocator, [first or step, *[step] * (STEPS - 1)], drawn):
             flushes.append(allocator.retries)
