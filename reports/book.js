@@ -22,6 +22,15 @@ for (const table of document.querySelectorAll("main table:has(thead)")) {
   };
   for (const head of heads) head.append(make("button", { title: "Sort by this column", onclick }, ...head.childNodes));
   if (rows.length > 6) table.before(filter("Filter the rows", rows));
+  const fits = (row) => ({ lastChild: { value }, cellIndex }) => !value || row.cells[cellIndex].textContent === value;
+  const onchange = () => rows.forEach((row) => row.style.display = heads.every(fits(row)) ? "" : "none");
+  for (const head of document.getElementById("comparison") ? heads : []) {  // a page of many: choose by column
+    const kinds = [...new Set(rows.map((row) => row.cells[head.cellIndex].textContent))];
+    const options = kinds.sort((a, b) => number(a) - number(b)).map((value) => make("option", { value, textContent: value }));
+    if (kinds.length < 2 || kinds.length > 20) continue;
+    const any = make("option", { value: "", textContent: "any" });
+    head.append(make("select", { ariaLabel: `choose ${head.textContent}`, onchange }, any, ...options));
+  }
 }
 for (const wide of document.querySelectorAll("main table, math[display=block], pre")) wide.tabIndex = 0;  // may scroll
 

@@ -291,6 +291,16 @@ def test_any_two_runs_are_compared_by_what_differs(book: Path, visit: Callable[.
     assert "x.y" in shown and "tokens_per_s" in shown and "Measurements" in shown
 
 
+def test_the_list_of_runs_is_chosen_from_by_column(book: Path, visit: Callable[..., Any]) -> None:
+    page = visit(book / "runs" / "index.html")
+    rows = page.locator("tbody tr >> visible=true")
+    assert rows.count() > 1
+    page.select_option("select[aria-label='choose outcome']", "oom")
+    assert rows.count() == 1 and "oom" in rows.inner_text()
+    page.select_option("select[aria-label='choose outcome']", "any")
+    assert rows.count() > 1
+
+
 def test_without_scripts_the_page_reads_the_same(book: Path, browser: Any) -> None:
     page = browser.new_page(java_script_enabled=False)
     page.goto(chapter_page(book).as_uri())
@@ -363,8 +373,8 @@ def test_only_what_changed_is_executed_again(new_project: Callable[..., Project]
     build = project.root / "reports" / "_build"
     assert executed() == ["10-memory", "index"]
     html = (project.root / "out" / HTML).read_text()
-    assert "1234" in html and f"runs/memory/{folder.name}.html" in html
-    assert (project.root / "out" / "runs" / "memory" / f"{folder.name}.html").exists()
+    assert "1234" in html and f"runs/box/memory/{folder.name}.html" in html
+    assert (project.root / "out" / "runs" / "box" / "memory" / f"{folder.name}.html").exists()
     assert executed() == []
     notebook = nbformat.read(project.root / "notebooks" / "00-summary.ipynb", as_version=4)
     notebook.cells[1].outputs = [new_output("stream", text="run and saved in an editor")]

@@ -16,12 +16,13 @@ import pandas as pd
 
 from lsai_core.errors import UserError, hint
 from lsai_core.files import flatten
-from lsai_lab.claims import Claim, load_claims
+from lsai_lab.claims import load_claims
 from lsai_lab.runs.records import Run, Summary, find_runs, recorded_runs
 from lsai_lab.runs.session import Session, current_runs, differing_settings
 from lsai_lab.runs.study import Profile, Study, load_study, study_names
 
 OWN = "this machine"
+_claims = functools.cache(load_claims)
 # The columns that every row has; results and config keys follow.
 IDENTITY = ("machine", "own", "study", "variant", "label", "part", "repeat", "outcome", "reason", "key", "kind", "started", "wall_s", "run")  # fmt: skip
 
@@ -62,7 +63,7 @@ def load(*studies: str, mine: bool = False) -> pd.DataFrame:
 def _main(frame: pd.DataFrame) -> pd.Series:
     recorded = ~frame["own"].astype(bool)
     records = Counter(run.machine for run in _committed())
-    claimed = Counter((claim.study, claim.machine) for claim in _claims().values())
+    claimed = Counter((claim.study, claim.machine) for claim in _claims(session().root).values())
     runs = Counter(frame.loc[recorded, ["study", "machine"]].itertuples(index=False, name=None))
     ascending = sorted(runs, key=lambda place: (claimed[place], runs[place], records[place[1]]))
     return recorded & (frame["machine"] == frame["study"].map(dict(ascending))) if runs else ~recorded
@@ -112,11 +113,6 @@ def _own(studies: tuple[str, ...], mine: bool) -> list[Run]:
     for run in runs:
         run.machine = f"{run.machine} ({OWN})"
     return runs
-
-
-@functools.cache
-def _claims() -> dict[str, Claim]:
-    return load_claims(session().root)
 
 
 @functools.cache

@@ -16,6 +16,11 @@ from lsai_lab.kit.show import shown
 from lsai_lab.predicted import table_path
 from lsai_lab.runs.records import Run, page_name
 
+FITS = (
+    "Choose a model, its length, batch and a technique in the heads of the columns; or a GPU and “fits”, and see which techniques do. Each "
+    "row is predicted, in GiB for each GPU, compiled and in bf16. “fits” leaves 3 % of the GPU free; “tight” gets through with less. "
+    "“course” is the 8 B model of the course. The command lsai predict answers for any other model."
+)
 STEPS = 40  # of a training run that its page shows, evenly spread
 # What a reader looks for first, the first of these that a run has.
 _MAIN = ("tokens_per_s", "largest_batch", "largest_size", "validation_loss", "bf16_tflops")
@@ -55,7 +60,11 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
         main = next((f"{shown(results[key])} {key}" for key in _MAIN if results.get(key) is not None), "")
         row = {"compare": _TICK.format(name), "run": _LINK.format(name, title), "main result": main}
         rows.append(row | {key: about[key] for key in ("machine", "outcome", "wall_s", "started")})
-    write("runs/index.html", "All runs", {"Runs": pd.DataFrame(rows, dtype=object)}, facts=facts)
+    about = "Choose runs by machine or outcome. Tick two of them to see what differs."
+    write("runs/index.html", "All runs", {"Runs": pd.DataFrame(rows, dtype=object)}, facts=facts, note=about)
     if (path := table_path(reports.parent)).exists():
         table = pd.read_csv(path).drop(columns=[*PARTS, "tokens_per_s"], errors="ignore")
-        write("runs/fits.html", "Will it fit?", {"Every prediction": table})
+        table.columns = (
+            table.columns.str.replace("_gib", " (GiB)").str.replace("seq_len", "tokens").str.replace("_size", "")
+        )
+        write("runs/fits.html", "Will it fit?", {"Predictions": table}, note=FITS)
