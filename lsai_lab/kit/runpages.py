@@ -60,8 +60,8 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
         main = next((f"{shown(results[key])} {key}" for key in _MAIN if results.get(key) is not None), "")
         row = {"compare": _TICK.format(name), "run": _LINK.format(name, title), "main result": main}
         rows.append(row | {key: about[key] for key in ("machine", "outcome", "wall_s", "started")})
-    about = "Choose runs by machine or outcome. Tick two of them to see what differs."
-    write("runs/index.html", "All runs", {"Runs": pd.DataFrame(rows, dtype=object)}, facts=facts, note=about)
+    words = "Choose runs by machine or outcome. Tick two of them to see what differs."
+    write("runs/index.html", "All runs", {"Runs": pd.DataFrame(rows, dtype=object)}, facts=facts, note=words)
     if (path := table_path(reports.parent)).exists():
         table = pd.read_csv(path).drop(columns=[*PARTS, "tokens_per_s"], errors="ignore")
         table.columns = (
