@@ -17,8 +17,10 @@ are at least `repeats` of them: one bad repeat makes it fall, and with a missing
 there are none, there is no value, and the note says why.
 """
 
+import functools
 import itertools
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -30,7 +32,7 @@ from lsai_core.errors import UserError, hint
 from lsai_core.strict import Strict, validated
 from lsai_lab.analysis import STUDENT, half_width, over_repeats, spread
 from lsai_lab.files import load_yaml, repo_root
-from lsai_lab.runs.study import Profile, load_study
+from lsai_lab.runs.study import Profile, Study, load_study
 
 COLUMNS = ("name", "machine", "sentence", "value", "low", "high", "n", "bound", "held", "verdict", "note", "runs")
 VERDICTS = ("held", "fallen", "incomplete", "no data")
@@ -127,12 +129,14 @@ class Found:
 def load_claims(root: Path | None = None) -> dict[str, Claim]:
     """`params/claims.yaml` of a checkout, in its order. UserError names the claim and what is wrong with it."""
     root, claims = root or repo_root(), {}
+    plain = Profile(profile="none", description="the study as it is written", gpu=None)
+    studies = functools.cache(lambda name: load_study(root, name, plain))  # each is read once
     for name, data in load_yaml(root / "params" / "claims.yaml").items():
         where = f"params/claims.yaml, claim {name}"
         if not isinstance(data, dict):
             raise UserError(f"{where}: expected a mapping of keys to values")
         claims[str(name)] = validated(Claim, data, where)
-        _check_names(claims[str(name)], root, where)
+        _check_names(claims[str(name)], studies, where)
     return claims
 
 
@@ -169,9 +173,8 @@ def _judge(name: str, claim: Claim, rows: pd.DataFrame) -> dict[str, Any]:
                 shown = ", ".join(map(str, values)) or "missing"
                 raise NoData(f"the runs cannot be compared, their {fact} must agree: {shown}")
     except NoData as reason:
-        sentence = re.sub(r"\{(?!machine\})[^{}]*\}", "…", claim.sentence).format(machine=claim.machine)
-        row |= {"value": None, "n": 0, "verdict": "no data", "note": str(reason), "runs": []}
-        return row | {"sentence": sentence}
+        row["sentence"] = re.sub(r"\{(?!machine\})[^{}]*\}", "…", claim.sentence).format(machine=claim.machine)
+        return row | {"value": None, "n": 0, "verdict": "no data", "note": str(reason), "runs": []}
     facts = {"value": found.value, "total": claim.total, "repeats": claim.repeats, "machine": claim.machine}
     n = claim.repeats if claim.kind in ("count", "interval") else max(1, len(found.each))
     row |= {"sentence": claim.sentence.format(**facts | found.facts), "value": _rounded(found.value), "n": n}
@@ -183,8 +186,7 @@ def _judge(name: str, claim: Claim, rows: pd.DataFrame) -> dict[str, Any]:
         worst = _rounded(min(broken) if claim.at_most is None else max(broken))
         notes.append(f"a repeat breaks the bound: {_short(worst)}")
     places = found.rows["machine"] + "/" + found.rows["study"] + "/" + found.rows["run"].map(lambda run: Path(run).name)
-    if n < claim.repeats:
-        notes.append(f"{n} of {claim.repeats} runs")
+    notes.append(f"{n} of {claim.repeats} runs" if n < claim.repeats else None)
     kept = claim.void is None and claim.holds(found.value) and not broken
     verdict = "fallen" if not kept else "held" if n >= claim.repeats else "incomplete"
     return row | {"verdict": verdict, "note": "; ".join(filter(None, notes)), "runs": [*dict.fromkeys(places)]}
@@ -211,8 +213,7 @@ def _spread(claim: Claim, rows: pd.DataFrame) -> Found:
     series = {name: _series(rows, claim.of, name, metric) for name in claim.of.variant}
     figures = pd.Series([over_repeats(metric, values) for values in series.values()])
     each = [spread(row) for _, row in pd.DataFrame(series).dropna().iterrows()]
-    facts = {"smallest": figures.min(), "largest": figures.max()}
-    return Found(spread(figures), each, used, facts)
+    return Found(spread(figures), each, used, {"smallest": figures.min(), "largest": figures.max()})
 
 
 def _interval(claim: Claim, rows: pd.DataFrame) -> Found:
@@ -281,10 +282,9 @@ def _best(rows: pd.DataFrame, term: Term, smallest: bool) -> tuple[str, float, p
     return name, *found[name], _rows(rows, term)
 
 
-def _check_names(claim: Claim, root: Path, where: str) -> None:
-    plain = Profile(profile="none", description="the study as it is written", gpu=None)
+def _check_names(claim: Claim, studies: Callable[[str], Study], where: str) -> None:
     for term in filter(None, (claim.of, claim.over, claim.beside)):
-        study = load_study(root, term.study, plain)
+        study = studies(term.study)
         for what, names, known in [("part", term.part, [*study.parts]), ("variant", term.variant, [*study.variants])]:
             if unknown := [name for name in names if name not in known]:
                 raise UserError(f"{where}: study {study.study} has no {what} {unknown[0]!r}{hint(unknown[0], known)}")
