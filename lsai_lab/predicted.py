@@ -159,9 +159,8 @@ def errors(root: Path | None = None) -> pd.DataFrame:
     frame = frame.assign(masters=[1] * len(said) + kept["masters"].tolist())
     for name, formula in told["names"].items():
         frame[name] = frame.eval(formula, engine="python")
-    gib, ours = (
-        pd.concat([said[a], kept[b]], ignore_index=True) for a, b in (("measured", "published"), ("error", "error"))
-    )
+    pairs = [("measured", "published"), ("error", "error")]
+    gib, ours = (pd.concat([said[a], kept[b]], ignore_index=True) for a, b in pairs)
     samples = ["recorded"] * len(said) + ["published"] * len(kept)
     found = pd.DataFrame({OURS: ours})
     for name, other in told["estimators"].items():

@@ -25,12 +25,13 @@ for (const table of document.querySelectorAll("main table:has(thead)")) {
   const fits = (row) => ({ lastChild: { value }, cellIndex }) => !value || row.cells[cellIndex].textContent === value;
   const onchange = () => rows.forEach((row) => row.style.display = heads.every(fits(row)) ? "" : "none");
   for (const head of document.getElementById("comparison") ? heads : []) {  // a page of many: choose by column
-    const kinds = [...new Set(rows.map((row) => row.cells[head.cellIndex].textContent))];
-    const options = kinds.sort((a, b) => number(a) - number(b)).map((value) => make("option", { value, textContent: value }));
+    const kinds = [...new Set(rows.map((row) => row.cells[head.cellIndex].textContent))], first = head.dataset.chosen;
     if (kinds.length < 2 || kinds.length > 20) continue;
-    const any = make("option", { value: "", textContent: "any" });
-    head.append(make("select", { ariaLabel: `choose ${head.textContent}`, onchange }, any, ...options));
+    const option = (value) => make("option", { value, textContent: value || "any", selected: value === first });
+    const options = ["", ...kinds.sort((a, b) => number(a) - number(b))].map(option);
+    head.append(make("select", { ariaLabel: `choose ${head.textContent}`, onchange }, ...options));
   }
+  onchange();
 }
 for (const wide of document.querySelectorAll("main table, math[display=block], pre")) wide.tabIndex = 0;  // may scroll
 

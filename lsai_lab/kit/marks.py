@@ -46,27 +46,19 @@ def _points(axes: Axes) -> Iterator[tuple[str, tuple[Any, Any], np.ndarray]]:
     for line in (each for each in axes.lines if each.get_marker() not in ("_", "|")):  # the caps of error bars
         xy = np.asarray(line.get_xydata(), dtype=float)
         if len(xy) > 2 or line.get_marker() not in (None, "", "None"):
-            for point in xy[:: max(1, len(xy) // 40)]:
-                yield (
-                    _label(line),
-                    (_tick(axes, 0, point[0]), _tick(axes, 1, point[1])),
-                    line.get_transform().transform(point),
-                )
+            for x, y in xy[:: max(1, len(xy) // 40)]:
+                yield _label(line), (_tick(axes, 0, x), _tick(axes, 1, y)), line.get_transform().transform((x, y))
     for scatter in (each for each in axes.collections if isinstance(each, PathCollection)):
         for point in np.asarray(scatter.get_offsets(), dtype=float):
             place = scatter.get_offset_transform().transform(point)
             yield _label(scatter), (_tick(axes, 0, point[0]), _tick(axes, 1, point[1])), place
     for bars in (each for each in axes.containers if isinstance(each, BarContainer)):
         for bar in bars:
-            low, high = bar.get_bbox().min, bar.get_bbox().max
-            lies = bars.orientation == "horizontal"
-            middle, end = (
-                (low + high) / 2,
-                (high[0], (low[1] + high[1]) / 2) if lies else ((low[0] + high[0]) / 2, high[1]),
-            )
-            value = (
-                (high[0] - low[0], _tick(axes, 1, middle[1])) if lies else (_tick(axes, 0, middle[0]), high[1] - low[1])
-            )
+            (left, low), (right, high) = bar.get_bbox().get_points()
+            if bars.orientation == "horizontal":
+                value, end = (right - left, _tick(axes, 1, (low + high) / 2)), (right, (low + high) / 2)
+            else:
+                value, end = (_tick(axes, 0, (left + right) / 2), high - low), ((left + right) / 2, high)
             yield _label(bars), value, bar.axes.transData.transform(end)
 
 

@@ -12,14 +12,14 @@ from markupsafe import Markup
 from lsai_core.errors import UserError
 from lsai_core.files import flatten, write_text
 from lsai_core.profiling.predict.prediction import PARTS
-from lsai_lab.kit.show import shown
-from lsai_lab.predicted import table_path
+from lsai_lab.kit.show import bars, shown
+from lsai_lab.predicted import TASK, table_path
 from lsai_lab.runs.records import Run, page_name
 
 FITS = (
-    "Choose a model, its length, batch and a technique in the heads of the columns; or a GPU and “fits”, and see which techniques do. Each "
-    "row is predicted, in GiB for each GPU, compiled and in bf16. “fits” leaves 3 % of the GPU free; “tight” gets through with less. "
-    "“course” is the 8 B model of the course. The command lsai predict answers for any other model."
+    "Choose a model, its length and batch in the heads of the columns, or a GPU and “fits”. Each row is predicted, compiled and in bf16. A bar "
+    f"shows the peak by cause: from the left {', '.join(PARTS)}. Point at it for the sizes. Bars of one model, length and batch have one scale. "
+    "“tight” leaves less than 3 % of the GPU free. “course” is the 8 B model of the course. The command lsai predict answers for any other model."
 )
 STEPS = 40  # of a training run that its page shows, evenly spread
 # What a reader looks for first, the first of these that a run has.
@@ -63,8 +63,10 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
     words = "Choose runs by machine or outcome. Tick two of them to see what differs."
     write("runs/index.html", "All runs", {"Runs": pd.DataFrame(rows, dtype=object)}, facts=facts, note=words)
     if (path := table_path(reports.parent)).exists():
-        table = pd.read_csv(path).drop(columns=[*PARTS, "tokens_per_s"], errors="ignore")
-        table.columns = (
-            table.columns.str.replace("_gib", " (GiB)").str.replace("seq_len", "tokens").str.replace("_size", "")
-        )
-        write("runs/fits.html", "Will it fit?", {"Predictions": table}, note=FITS)
+        table = pd.read_csv(path)
+        table.insert(5, "memory by cause", pd.concat([bars(rows) for _, rows in table.groupby(TASK)[[*PARTS]]]))
+        table = table.drop(columns=[*PARTS, "tokens_per_s"], errors="ignore")
+        names = {"_gib": " (GiB)", "seq_len": "tokens", "_size": "", "gpus": "GPUs"}
+        table.columns = table.columns.to_series().replace(names, regex=True)
+        chosen = table.iloc[0, : len(TASK)].map(shown).to_dict()
+        write("runs/fits.html", "Will it fit?", {"Predictions": table}, note=FITS, chosen=chosen)

@@ -147,8 +147,6 @@ def first_size(config: ModelSearchConfig, usable_gib: float, on_host_gib: float 
     room_gib = on_host_gib or usable_gib * config.train.parallel.world_size
     sizes = range(1, config.max_size + 1)
     begin = max(1, bisect.bisect_right(sizes, room_gib, key=kept_gib))
-    return (
-        begin
-        if config.measure == "load"
-        else predicted_size(config, usable_gib, on_host_gib, begin=begin, stride=_STRIDE)
-    )
+    if config.measure == "load":
+        return begin
+    return predicted_size(config, usable_gib, on_host_gib, begin=begin, stride=_STRIDE)
