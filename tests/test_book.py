@@ -301,6 +301,27 @@ def test_the_list_of_runs_is_chosen_from_by_column(book: Path, visit: Callable[.
     assert rows.count() > 1
 
 
+def test_what_fits_is_chosen_by_model_and_drawn_by_cause(tmp_path: Path, visit: Callable[..., Any]) -> None:
+    reports = tmp_path / "reports"
+    shutil.copytree(CHECKOUT / "reports", reports, ignore=lambda folder, names: [n for n in names if "." not in n])
+    table_path(tmp_path).parent.mkdir(parents=True)
+    shutil.copy(table_path(CHECKOUT), table_path(tmp_path))
+    write_run_pages([], reports)
+    said = pd.read_csv(table_path(CHECKOUT))
+    first = said[said["model"] == said["model"].iloc[0]]  # one length and batch
+    page = visit(reports / "runs" / "fits.html")
+    rows = page.locator("tbody tr >> visible=true")
+    assert rows.count() == len(first)
+    assert f"weights {first['weights'].iloc[0]:.1f} GiB" in rows.first.locator("title").text_content()
+    widths = [max(float(part.get_attribute("width")) for part in row.locator("rect").all()) for row in rows.all()]
+    assert max(widths) == 160 and widths == pytest.approx(160 * first["peak_gib"] / first["peak_gib"].max(), abs=0.7)
+    assert page.locator("td.fits >> visible=true").count() == (first == "fits").to_numpy().sum()
+    page.select_option("select[aria-label='choose model']", said["model"].iloc[-1])
+    assert rows.count() == (said["model"] == said["model"].iloc[-1]).sum() > 15
+    page.select_option("select[aria-label='choose tokens']", "32,768")
+    assert {row.split("\t")[1] for row in rows.all_inner_texts()} == {"32,768"}
+
+
 def test_without_scripts_the_page_reads_the_same(book: Path, browser: Any) -> None:
     page = browser.new_page(java_script_enabled=False)
     page.goto(chapter_page(book).as_uri())

@@ -68,5 +68,4 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
         table = table.drop(columns=[*PARTS, "tokens_per_s"], errors="ignore")
         names = {"_gib": " (GiB)", "seq_len": "tokens", "_size": "", "gpus": "GPUs"}
         table.columns = table.columns.to_series().replace(names, regex=True)
-        chosen = table.iloc[0, : len(TASK)].map(shown).to_dict()
-        write("runs/fits.html", "Will it fit?", {"Predictions": table}, note=FITS, chosen=chosen)
+        write("runs/fits.html", "Will it fit?", {"Predictions": table}, note=FITS, chosen={"model": table["model"][0]})
