@@ -23,7 +23,7 @@ from lsai_core.profiling.predict.allocator import Allocator, Block, OutOfMemory
 from lsai_core.profiling.predict.prediction import GIB
 from lsai_core.profiling.predict.replay import replay
 from lsai_core.profiling.predict.simulate import Simulated, simulate
-from lsai_core.profiling.predict.tracker import FIRST, PurposeTracker
+from lsai_core.profiling.predict.tracker import FIRST, SCRATCH, PurposeTracker
 from lsai_lab.predicted import predicted_runs
 from lsai_lab.runs.records import recorded_runs
 
@@ -85,6 +85,17 @@ class Traced(Allocator):
         return next(self._addresses)
 
 
+class Placed(Traced):
+    """Large segments lie where the driver put those of a recorded run, small ones where the model puts them."""
+
+    def _take(self, size: int) -> None:
+        super()._take(size)
+        self._large = size > 20 * MIB
+
+    def _address(self) -> int:
+        return super()._address() if self._large else Allocator._address(self)
+
+
 def test_with_the_drivers_addresses_the_model_reserves_what_recorded_runs_did() -> None:
     """Four runs on H100s, one of them sharded, that this model's own addresses miss by up to 39 %. Each new segment at its time, too."""
     with lzma.open(PREDICTIONS / "traces.h100.jsonl.xz", "rt") as file:
@@ -101,6 +112,25 @@ def test_with_the_drivers_addresses_the_model_reserves_what_recorded_runs_did() 
                 assert model.reserved == given and model.allocated >= size, trace["name"]
             elif address in held:
                 model.free(held.pop(address))
+
+
+@pytest.mark.slow
+def test_with_the_drivers_addresses_simulated_steps_reserve_what_recorded_runs_did(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So what is off by 39 % (open-55 of the first set) is where the driver put segments, not what the step asks for."""
+    with lzma.open(PREDICTIONS / "traces.h100.jsonl.xz", "rt") as file:
+        traces = [json.loads(line) for line in file]
+    for trace in traces:
+        plan, name = trace["name"].split("/")
+        (row,) = (row for row in read_jsonl(PREDICTIONS / f"{plan}.jsonl") if row["name"] == name)
+        segments = [(address, size) for action, address, size, _ in trace["events"] if action == "segment_alloc"]
+        large = [address for address, size in segments if size > 20 * MIB]
+        with monkeypatch.context() as patch:
+            prediction = predict(TrainConfig.model_validate(row["settings"]))
+            patch.setattr("lsai_core.profiling.predict.replay.Allocator", lambda *_, large=large: Placed(large))
+            reserved = prediction.on_gpu_with(1000.0).reserved
+        assert abs(reserved - sum(size for _, size in segments)) <= 2 * MIB, trace["name"]
 
 
 def test_cached_memory_goes_back_before_memory_runs_out() -> None:
@@ -195,6 +225,18 @@ def test_the_backward_pass_of_softmax_holds_a_product() -> None:
     assert births(loss, on_gpu=True) - births(loss, on_gpu=False) == 1
 
 
+@pytest.mark.parametrize(("tokens", "sums"), [(3072, 0), (3073, 1)])
+def test_the_gradient_of_a_token_table_is_summed_beside_it(tokens: int, sums: int) -> None:
+    """For many tokens; a recorded trace of 30720 tokens, 50304 words and a width of 1024 has a block of 132 MiB there."""
+
+    def loss(table: Tensor) -> Tensor:
+        return torch.nn.functional.embedding(torch.zeros(tokens, dtype=torch.int64), table).sum()
+
+    assert births(loss, on_gpu=True) - births(loss, on_gpu=False) == sums
+    grad, words = torch.empty(30720, 1024, device="meta"), torch.empty(30720, device="meta")
+    assert SCRATCH["aten::embedding_dense_backward"]((grad, words, 50304)) == [132 * MIB]
+
+
 @pytest.mark.parametrize("compile", [False, True])
 def test_the_feed_forward_layer_is_followed_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch, compile: bool) -> None:
     """Its backward pass, of a chunk and a half. Of many chunks the first tell what the others take."""
@@ -264,8 +306,9 @@ def shares(rows: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, float
 def test_predictions_of_today_for_what_a_gpu_answered() -> None:
     """Over all sets the bars are met that the predictions written down before the runs missed.
 
-    Two are off by more than 10 % in reserved memory: open-55 of the first set, whose segments the driver put into a gap (its trace is
-    recorded), and open-49 on the H200, which reserved 19 % more there than in two runs on H100s.
+    Two are off by more than 10 % in reserved memory, for the driver put segments into gaps above others: two of 120 MiB in open-55 of
+    the first set (its trace is recorded), and in open-49, which reserved 19 % more on this H200 than in two runs on H100s, perhaps a
+    single one of 78 MiB. A gap that any segment may fill puts open-33 wrong, by 14 % and on both GPUs, as soon as open-55 is right.
     """
     rows = []
     for row in [row for path in MEASURED for row in read_jsonl(path) if "measured" in row]:

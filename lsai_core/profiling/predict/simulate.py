@@ -105,7 +105,7 @@ def _one_step(config: TrainConfig, on: str) -> tuple[PurposeTracker, list[int]]:
     tracker = PurposeTracker(on_gpu=on == "gpu")
     model = _shaped(config, on)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model.to_empty(device=CPU) if config.parallel.sharded else _fill(model)
+        model.to_empty(device=CPU)
         optimizer = torch.optim.AdamW(model.parameters(), fused=False, foreach=True)
         states = get_optimizer(config.optim.name).states
         for parameter in sorted(model.parameters(), key=lambda p: p.ndim < 2):  # in the order of the run's groups
@@ -168,17 +168,6 @@ def _shaped(config: TrainConfig, on: str) -> Transformer:
     return model
 
 
-def _fill(model: nn.Module) -> None:
-    """Fake memory for every parameter and buffer."""
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                module._parameters[name] = nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype))
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
-
-
 def _compile(model: Transformer, config: TrainConfig) -> None:
     """Let every block run by the plan that the partitioner makes for one with its checkpointing."""
     plans: dict[BlockCheckpoint, Plan] = {}
@@ -202,8 +191,8 @@ def _plan(model: Transformer, config: TrainConfig, mode: BlockCheckpoint) -> Pla
     if model.context is not None:
         plain.share_sequence(model.context)
     block, length = plain.blocks[0], config.seq_len // config.parallel.cp
-    with FakeTensorMode():
-        _fill(block)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        block.to_empty(device=CPU)
         plan = compiled(block, mode)
         x_BSD = torch.empty(
             config.batch_size, length, config.model.d_model, dtype=residual_dtype(config), requires_grad=True
