@@ -182,7 +182,7 @@ def _judge(name: str, claim: Claim, rows: pd.DataFrame) -> dict[str, Any]:
         row |= {"low": _rounded(min(found.each)), "high": _rounded(max(found.each))}
     broken, bad = [value for value in found.each if not claim.holds(value)], found.rows[~ended_ok]
     notes = [claim.void, found.note or "; ".join(bad["variant"] + ": " + bad["outcome"])]
-    if broken and n > 1:
+    if broken and claim.holds(found.value):
         worst = _rounded(min(broken) if claim.at_most is None else max(broken))
         notes.append(f"a repeat breaks the bound: {_short(worst)}")
     places = found.rows["machine"] + "/" + found.rows["study"] + "/" + found.rows["run"].map(lambda run: Path(run).name)

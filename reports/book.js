@@ -33,7 +33,8 @@ for (const table of document.querySelectorAll("main table:has(thead)")) {
   }
   onchange();
 }
-for (const wide of document.querySelectorAll("main table, math[display=block], pre")) wide.tabIndex = 0;  // may scroll
+for (const wide of document.querySelectorAll("main table, math[display=block], pre, figure"))
+  if (wide.scrollWidth > wide.clientWidth) wide.tabIndex = 0;  // it scrolls
 
 const contents = document.querySelector("nav#TOC:not(.toc-active)");
 const section = (item) => document.getElementById(item.firstChild.hash.slice(1));

@@ -28,10 +28,14 @@ def bind(executed: Path, target: Path, problem: str | None = None) -> str | None
 
     `problem`: why the chapter did not complete, said below its title. Returns it, or why the notebook cannot be read.
     """
+    texts, code = [], ""
     try:
-        read = nbformat.read(executed, as_version=4).cells  # type: ignore[no-untyped-call]
-        shown = [(at, cell) for at, cell in enumerate(read) if not _SKIPPED & set(cell.metadata.get("tags", []))]
-        texts = [_cell(cell, target.parent, f"{target.stem}-{at}") for at, cell in shown]
+        for at, cell in enumerate(nbformat.read(executed, as_version=4).cells):  # type: ignore[no-untyped-call]
+            if not _SKIPPED & set(cell.metadata.get("tags", [])):
+                more, text = _cell(cell, target.parent, f"{target.stem}-{at}")
+                code += more
+                if text:  # before it stands the code since the last one
+                    texts, code = [*texts, *([fenced(code, "python")] if code else []), text], ""
     except Exception as error:  # nbformat raises many kinds for a damaged file
         problem, texts = problem or f"It could not be read: {str(error)[:500]}", [f"# {executed.stem}"]
     if problem:
@@ -41,14 +45,13 @@ def bind(executed: Path, target: Path, problem: str | None = None) -> str | None
     return problem
 
 
-def _cell(cell: Any, folder: Path, name: str) -> str:
+def _cell(cell: Any, folder: Path, name: str) -> tuple[str, str]:
     """A cell's code unless `echo: false`, and what it showed; the first picture or table has the label, if any."""
     if cell.cell_type != "code":
-        return str(cell.source)
+        return "", str(cell.source)
     asked = yaml.safe_load("".join(re.findall(r"(?m)^#\|(.*\n?)", cell.source))) or {}
     code, label = re.sub(r"(?m)^#\|.*\n?", "", cell.source).strip(), re.sub(r"[^\w-]", "-", str(asked.get("label", "")))
-    wanted, caption = {"fig": "![](", "tbl": "|"}.get(label[:3]), str(asked.get(f"{label[:3]}-cap", ""))
-    parts = [fenced(code, "python")] if code and asked.get("echo", True) else []
+    wanted, caption, parts = {"fig": "![](", "tbl": "|"}.get(label[:3]), str(asked.get(f"{label[:3]}-cap", "")), []
     for number, output in enumerate(cell.outputs):
         text = _markdown(output, folder / "files" / f"{name}-{number}", str(asked.get("fig-alt") or caption))
         if wanted and text.startswith(wanted):
@@ -57,7 +60,7 @@ def _cell(cell: Any, folder: Path, name: str) -> str:
                 write_text(folder / "data" / f"{label}.csv", csv)
                 text += f'\n\n[Data (CSV)]{{.csv to="data/{label}.csv"}}'
         parts.append(text)
-    return "\n\n".join(parts)
+    return f"{code}\n\n" * bool(code and asked.get("echo", True)), "\n\n".join(parts)
 
 
 def fenced(text: str, kind: str = "output") -> str:
