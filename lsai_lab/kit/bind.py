@@ -28,14 +28,14 @@ def bind(executed: Path, target: Path, problem: str | None = None) -> str | None
 
     `problem`: why the chapter did not complete, said below its title. Returns it, or why the notebook cannot be read.
     """
-    texts, code = [], ""
+    texts, code = list[str](), ""
     try:
         for at, cell in enumerate(nbformat.read(executed, as_version=4).cells):  # type: ignore[no-untyped-call]
             if not _SKIPPED & set(cell.metadata.get("tags", [])):
-                more, text = _cell(cell, target.parent, f"{target.stem}-{at}")
-                code += more
-                if text:  # before it stands the code since the last one
-                    texts, code = [*texts, *([fenced(code, "python")] if code else []), text], ""
+                source, text = _cell(cell, target.parent, f"{target.stem}-{at}")
+                code += source
+                if text:  # what is shown stands below the code since the last
+                    texts, code = [*texts, *filter(None, [code and fenced(code, "python"), text])], ""
     except Exception as error:  # nbformat raises many kinds for a damaged file
         problem, texts = problem or f"It could not be read: {str(error)[:500]}", [f"# {executed.stem}"]
     if problem:
