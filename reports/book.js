@@ -30,8 +30,8 @@ for (const table of document.querySelectorAll("main table:has(thead)")) {
     const option = (value) => make("option", { value, textContent: value || "any", selected: value === first });
     const options = ["", ...kinds.sort((a, b) => number(a) - number(b))].map(option);
     head.append(make("select", { ariaLabel: `choose ${head.textContent}`, onchange }, ...options));
+    if (first) onchange();
   }
-  onchange();
 }
 for (const wide of document.querySelectorAll("main table, math[display=block], pre, figure"))
   if (wide.scrollWidth > wide.clientWidth) wide.tabIndex = 0;  // it scrolls

@@ -6,7 +6,6 @@ A figure is SVG with its text as text, and PNG for viewers without; its data tra
 """
 
 import io
-import itertools
 import math
 import os
 import re
@@ -162,6 +161,6 @@ def bars(parts: pd.DataFrame) -> pd.Series:
     ends, drawn = 160 * parts.cumsum(axis=1) / parts.sum(axis=1).max(), []
     for place, row in parts.iterrows():
         said = ", ".join(f"{name} {size:.1f} GiB" for name, size in row.items() if size >= 0.05)
-        layers = map(_LAYER.format, ends.loc[place], itertools.cycle(PALETTE))  # each over those that reach further
+        layers = map(_LAYER.format, ends.loc[place], PALETTE * 2)  # each over those that reach further
         drawn.append(_BAR.format(said, Markup().join(reversed([*layers]))))
     return pd.Series(drawn, parts.index, dtype=object)
