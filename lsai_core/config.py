@@ -88,13 +88,14 @@ class OptimConfig(Strict):
         "auto", description="torch: torch's fused AdamW; triton: clipping and update in one pass; auto: triton on GPUs"
     )
     states: Literal["full", "8bit"] = Field("full", description="moments in the weights' dtype, or in blocks of 8 bits")
+    rounding: Literal["nearest", "stochastic"] = Field("nearest", description="of updated bf16 weights")
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
         known = names("lsai_core.training.optimizers.*")
         if self.name not in known:
             raise ValueError(f"unknown optimizer {self.name!r}{hint(self.name, known)}")
-        usual = (self.name, self.kernel, self.states) == ("adamw", "auto", "full")  # known without importing torch
+        usual = (self.name, self.kernel, self.states, self.rounding) == ("adamw", "auto", "full", "nearest")  # known without importing torch
         if not usual and (why := declared("lsai_core.training.optimizers.*", self.name, "OPTIMIZER").refusal(self)):
             raise ValueError(why)
         return self

@@ -112,3 +112,32 @@ def test_a_gpu_run_learns_the_same_with_both_and_resumes(dataset: Dataset, tmp_p
     for name in ("torch", "triton"):
         train(tiny(device="cuda", optim={"kernel": name}), dataset, tmp_path / name)
     assert losses(tmp_path / "triton") == pytest.approx(losses(tmp_path / "torch"), abs=2e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("states", ["full", "8bit"])
+def test_rounding_by_chance_keeps_small_updates_in_the_mean(states: str) -> None:
+    """2,000 updates of 1e-4 of a weight of 1, each a thirty-ninth of what bf16 can add: nearest loses all of them."""
+    ends = {}
+    for rounding in ("nearest", "stochastic"):
+        weight = torch.nn.Parameter(torch.ones(512, 512, dtype=torch.bfloat16, device="cuda"))
+        module = torch.nn.ParameterList([weight])
+        optim = OptimConfig(lr=1e-4, weight_decay=0.0, states=states, rounding=rounding)
+        optimizer = build_optimizer(module, optim)
+        for step in range(2000):
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+            if step == 0:
+                assert weight.unique().numel() == (1 if rounding == "nearest" else 2)
+        ends[rounding] = weight.detach().double()
+    assert ends["nearest"].unique().tolist() == [1.0]
+    assert ends["stochastic"].mean() == pytest.approx(1 - 2000 * 1e-4, abs=1e-2)  # the moments are rounded, too
+    assert ends["stochastic"].std() < 0.03  # weights walk alone: as steps of 2^-8 with the chance of 1e-4 2^8 do
+
+
+def test_rounding_by_chance_is_refused_where_it_cannot_be_done() -> None:
+    with pytest.raises(Unavailable, match=r"optim.rounding=stochastic needs a CUDA GPU"):
+        build_optimizer(model(), OptimConfig(rounding="stochastic"))
+    with pytest.raises(ValueError, match="rounding stochastic"):
+        OptimConfig(rounding="stochastic", kernel="torch")

@@ -330,7 +330,7 @@ def test_patterns_choose_variants_of_a_study_and_of_the_report(monkeypatch: pyte
     session.dataset_id = lambda config: "none"  # type: ignore[method-assign]  # prepare no text for this
     largest = session.study("largest")
     assert select_variants(largest, ["plain_*", "bf16_1"], ["*_[48]"]) == ["plain_1", "plain_2", "bf16_1"]
-    assert select_variants(largest, [], ["*_[248]", "weights*", "adam*", "bf16*"]) == [
+    assert select_variants(largest, [], ["*_[248]", "weights*", "adam*", "bf16*", "moments*"]) == [
         "plain_1",
         "checkpointed_1",
         "offload_1",

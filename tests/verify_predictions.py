@@ -47,9 +47,8 @@ from lsai_core.profiling.predict.roofline import estimate
 from lsai_lab.launch.launch import on_this_machine, torchrun
 
 OPEN, CAPPED = 64, 40  # configurations of each kind
-SMALLEST_GIB, LARGEST_GIB = 1.5, 14.0  # of memory reserved
 TIMED_STEPS = 7
-AT_ONCE, TOGETHER_GIB, PATIENCE_S = 12, 60.0, 90.0  # processes, what they may reserve together, how long one may take
+AT_ONCE, TOGETHER_GIB, PATIENCE_S = 12, 72.0, 90.0  # processes, what they may reserve together, how long one may take
 
 
 def draw(dice: random.Random) -> dict[str, Any]:
@@ -75,7 +74,7 @@ def draw(dice: random.Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def drawn(seed: int, count: int, processes: int) -> Iterator[tuple[dict[str, Any], TrainConfig, Prediction]]:
+def drawn(seed: int, count: int, processes: int, bounds: tuple[float, float]) -> Iterator[tuple[dict[str, Any], TrainConfig, Prediction]]:
     """`count` valid configurations whose predicted memory lies within bounds."""
     dice = random.Random(seed)
     while count:
@@ -89,16 +88,16 @@ def drawn(seed: int, count: int, processes: int) -> Iterator[tuple[dict[str, Any
         if settings["optim"] == {"states": "8bit", "kernel": "torch"}:
             continue
         prediction = predict(config)
-        if SMALLEST_GIB <= prediction.reserved <= LARGEST_GIB:
+        if bounds[0] <= prediction.reserved <= bounds[1]:
             count -= 1
             yield settings, config, prediction
 
 
-def plan(path: Path, seed: int, count: int, processes: int) -> None:
+def plan(path: Path, seed: int, count: int, processes: int, bounds: tuple[float, float]) -> None:
     """Write the predictions to `path`, a line each."""
     gpu, rows = find_gpu("h100"), []
     dice = random.Random(seed + 1)
-    for index, (settings, config, prediction) in enumerate(drawn(seed, count, processes)):
+    for index, (settings, config, prediction) in enumerate(drawn(seed, count, processes, bounds)):
         expandable, capped = dice.random() < 0.2, index >= OPEN
         cap = _edge(prediction, expandable) * dice.uniform(0.95, 1.05) if capped else None
         found = prediction.on_gpu_with(cap or 1000.0, expandable=expandable)
@@ -281,9 +280,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--count", type=int, default=OPEN + CAPPED)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--gib", type=float, nargs=2, default=(1.5, 14.0), help="the least and the most that is reserved")
     given = parser.parse_args()
     if given.what == "plan":
-        plan(given.file, given.seed, given.count, given.processes)
+        plan(given.file, given.seed, given.count, given.processes, tuple(given.gib))
     elif given.what == "measure":
         measure(given.file, given.out or given.file.with_suffix(".measured.jsonl"), given.seconds)
     elif given.what == "one":  # of the others, in a process of its own: the row comes in, what was measured goes out

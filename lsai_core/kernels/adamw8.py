@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lsai_core.kernels.adamw import as_stored
+
 VALUES: tl.constexpr = tl.constexpr(256)
 BLOCKS = 8  # blocks of one program
 
@@ -45,10 +47,10 @@ def _index(a, EXTRA: tl.constexpr):
     return steps + tl.minimum(tl.maximum(step, 0), steps - 1) - EXTRA
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["step"])
 def adamw8_update(
     weight, gradient, mean8, mean_scale, square8, square_scale, factor, columns, blocks_of_row, blocks,
-    lr, decay, beta1, beta2, eps, correction1, root_correction2, BLOCKS: tl.constexpr,
+    step, lr, decay, beta1, beta2, eps, correction1, root_correction2, STOCHASTIC: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     block = (tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)).to(tl.int64)
     exists = block < blocks
@@ -70,7 +72,7 @@ def adamw8_update(
     m = m + (1.0 - beta1) * (g - m)
     v = beta2 * v + (1.0 - beta2) * g * g
     w = w * (1.0 - lr * decay) - (lr / correction1) * m / (tl.sqrt(v) / root_correction2 + eps)
-    tl.store(weight + at, w.to(weight.dtype.element_ty), mask=inside)
+    tl.store(weight + at, as_stored(w, weight, at.to(tl.uint32), step, STOCHASTIC), mask=inside)
 
     largest = tl.max(tl.abs(m), 1)
     tl.store(mean_scale + block, largest, mask=exists)
@@ -87,7 +89,7 @@ def adamw8_update(
 
 def adamw8_(
     weight: Tensor, gradient: Tensor, mean8: Tensor, mean_scale: Tensor, square8: Tensor, square_scale: Tensor, factor: Tensor, *,
-    step: int, lr: float, betas: tuple[float, float], eps: float, weight_decay: float,
+    step: int, lr: float, betas: tuple[float, float], eps: float, weight_decay: float, stochastic: bool = False,
 ) -> None:  # fmt: skip
     """Update a matrix and its moments in place for step number `step` (from 1).
 
@@ -100,6 +102,6 @@ def adamw8_(
     with torch.cuda.device(weight.device):
         adamw8_update[(triton.cdiv(blocks, BLOCKS),)](
             weight, gradient, mean8, mean_scale, square8, square_scale, factor, weight.shape[1], blocks_of_row, blocks,
-            lr, weight_decay, betas[0], betas[1], eps, 1.0 - betas[0] ** step, (1.0 - betas[1] ** step) ** 0.5,
-            BLOCKS=BLOCKS, num_warps=8,
+            step, lr, weight_decay, betas[0], betas[1], eps, 1.0 - betas[0] ** step, (1.0 - betas[1] ** step) ** 0.5,
+            STOCHASTIC=stochastic, BLOCKS=BLOCKS, num_warps=8,
         )  # fmt: skip

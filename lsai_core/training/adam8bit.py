@@ -34,11 +34,13 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 class AdamW8bit(FactorOptimizer):
     """AdamW with 8-bit moments of matrices."""
 
+    stochastic = False
+
     def moments(self, parameter: Tensor) -> dict[str, Tensor]:
         return moments_of(parameter)
 
     def updater(self, weight: Tensor) -> Callable[..., None]:
-        return _update(weight.ndim, weight.device)
+        return _update(weight.ndim, weight.device, self.stochastic)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
@@ -124,16 +126,16 @@ def restored(codes_NK: Tensor, scale_NB: Tensor, signed: bool) -> Tensor:
     return values.to(codes_NK.device)[codes_NK.int()] * spread_NK
 
 
-def _update(dimensions: int, device: torch.device) -> Callable[..., None]:
+def _update(dimensions: int, device: torch.device, stochastic: bool) -> Callable[..., None]:
     if not kernels.available(device):
         return functools.partial(_plain_update, eight_bit=dimensions == 2)
     if dimensions == 2:
         from lsai_core.kernels.adamw8 import adamw8_
 
-        return adamw8_
+        return functools.partial(adamw8_, stochastic=stochastic)
     from lsai_core.kernels.adamw import adamw_
 
-    return adamw_
+    return functools.partial(adamw_, stochastic=stochastic)
 
 
 def _plain_update(

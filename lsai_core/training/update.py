@@ -22,8 +22,8 @@ Groups = list[dict[str, Any]]
 
 
 def _no_choices(optim: OptimConfig) -> str | None:
-    if optim.states != "full" or optim.kernel == "triton":
-        return f"optim.name {optim.name} has no states {optim.states} with kernel {optim.kernel}; use states full, kernel auto"
+    if (optim.states, optim.rounding) != ("full", "nearest") or optim.kernel == "triton":
+        return f"optim.name {optim.name} has only states full, rounding nearest and kernel auto or torch"
     return None
 
 

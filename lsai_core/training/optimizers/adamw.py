@@ -8,6 +8,7 @@ one resume with the other.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
@@ -25,13 +26,15 @@ if TYPE_CHECKING:
 class TritonAdamW(FactorOptimizer):
     """Moments in the weights' dtype, updated by the Triton kernel. Parameters: CUDA tensors or DTensors of them."""
 
+    stochastic = False
+
     def moments(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         return _full(parameter)
 
     def updater(self, weight: torch.Tensor) -> Callable[..., None]:
         from lsai_core.kernels.adamw import adamw_
 
-        return adamw_
+        return functools.partial(adamw_, stochastic=self.stochastic)
 
 
 def _full(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -45,24 +48,25 @@ def _states(parameter: torch.Tensor, optim: OptimConfig) -> dict[str, torch.Tens
 def _build(groups: Groups, optim: OptimConfig, device: torch.device) -> torch.optim.Optimizer:
     settings = {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps}
     kernel = optimizer_kernel(optim, device)
-    if optim.states == "8bit":
-        return AdamW8bit(groups, **settings)
-    if kernel == "triton":
-        return TritonAdamW(groups, **settings)
+    if optim.states == "8bit" or kernel == "triton":
+        made = (AdamW8bit if optim.states == "8bit" else TritonAdamW)(groups, **settings)
+        made.stochastic = optim.rounding == "stochastic"
+        return made
     return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
 
 
 def optimizer_kernel(optim: OptimConfig, device: torch.device) -> Literal["torch", "triton"]:
     """What `optim.kernel` comes to for parameters on `device`."""
     possible = kernels.available(device)
-    if optim.kernel == "triton" and not possible:
-        raise Unavailable(f"optim.kernel=triton needs a CUDA GPU and Triton; the parameters are on {device.type}")
+    for asked in ("kernel=triton", "rounding=stochastic"):
+        if getattr(optim, asked.split("=")[0]) == asked.split("=")[1] and not possible:
+            raise Unavailable(f"optim.{asked} needs a CUDA GPU and Triton; the parameters are on {device.type}")
     return "triton" if possible and optim.kernel != "torch" else "torch"
 
 
 def _refusal(optim: OptimConfig) -> str | None:
-    if optim.states == "8bit" and optim.kernel == "torch":
-        return "states 8bit are the project's own update; torch's AdamW has none: use kernel auto or triton"
+    if (optim.states, optim.rounding) != ("full", "nearest") and optim.kernel == "torch":
+        return "states 8bit and rounding stochastic are the project's own update; torch's AdamW has neither: use kernel auto or triton"
     return None
 
 
