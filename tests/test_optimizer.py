@@ -130,7 +130,7 @@ def test_rounding_by_chance_keeps_small_updates_in_the_mean(states: str) -> None
             optimizer.step()
             if step == 0:
                 assert weight.unique().numel() == (1 if rounding == "nearest" else 2)
-        ends[rounding] = weight.detach().double()
+        ends[rounding] = weight.detach().double().cpu()
     assert ends["nearest"].unique().tolist() == [1.0]
     assert ends["stochastic"].mean() == pytest.approx(1 - 2000 * 1e-4, abs=1e-2)  # the moments are rounded, too
     assert ends["stochastic"].std() < 0.03  # weights walk alone: as steps of 2^-8 with the chance of 1e-4 2^8 do
