@@ -38,8 +38,8 @@ def load(*studies: str, mine: bool = False) -> pd.DataFrame:
 
     Columns: `IDENTITY`; every result by its name, with the unit in it (`tokens_per_s`, `mem_peak_allocated_gib`); every config key with
     its dots (`optim.lr`, `model.n_layers`; `config.steps` where a result has the same name); the environment as `env.gpu`, `env.torch`.
-    `main`: whether the run is one of those that tell the story: of each study the committed ones of the machine that most of its
-    claims name, else of the one with the most runs (without any, all).
+    `main`: whether the run is one of those that tell the story: of each part of a study the committed ones of the machine that most of
+    its claims name, else of the one with the most runs (without any, all).
     `label` is the variant's name for people, `run` the run's folder, for `steps` and `kernels`.
 
     `mine=True`: every own run, whatever its settings, and a column `differs` that says how they differ; no committed ones.
@@ -63,10 +63,12 @@ def load(*studies: str, mine: bool = False) -> pd.DataFrame:
 def _main(frame: pd.DataFrame) -> pd.Series:
     recorded = ~frame["own"].astype(bool)
     records = Counter(run.machine for run in _committed())
-    claimed = Counter((claim.study, claim.machine) for claim in _claims(session().root).values())
-    runs = Counter(frame.loc[recorded, ["study", "machine"]].itertuples(index=False, name=None))
-    ascending = sorted(runs, key=lambda place: (claimed[place], runs[place], records[place[1]]))
-    return recorded & (frame["machine"] == frame["study"].map(dict(ascending))) if runs else ~recorded
+    claims = _claims(session().root).values()
+    claimed = Counter((claim.study, part, claim.machine) for claim in claims for part in claim.part)
+    places = pd.MultiIndex.from_frame(frame[["study", "part", "machine"]])
+    runs = Counter(places[recorded])
+    ascending = sorted(runs, key=lambda place: (claimed[place], runs[place], records[place[2]]))
+    return recorded & places.isin(list({place[:2]: place for place in ascending}.values())) if runs else ~recorded
 
 
 def study(name: str) -> Study:
