@@ -16,12 +16,14 @@ _PLAIN: dict[str, Any] = {
 }  # fmt: skip
 _FUSED = deep_merge(_PLAIN, {"loss": "fused", "blocks": "fused"})
 _FULL = _FUSED | {"grad_checkpoint": "full"}
+_FP32 = _FUSED | {"precision": "bf16_autocast"}  # 16 bytes a parameter instead of 8
 
-# Name and settings, over the task's own model, sequence length, batch and window. Sharded rows are fused, too. fp8 is left out on
-# GPUs without it.
+# Name and settings, over the task's own model, sequence length, batch and window. Weights, gradients and moments are in bf16, where no
+# other states are named. Sharded rows are fused, too. fp8 is left out on GPUs without it.
 TECHNIQUES: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("bf16", _PLAIN),
+    ("nothing fused", _PLAIN),
     ("fused loss and blocks", _FUSED),
+    ("fused, fp32 states", _FP32),
     ("fused, 8-bit AdamW", _FUSED | {"optim": {"states": "8bit", "kernel": "auto"}}),
     ("fused, fp8 products", _FUSED | {"fp8": {"recipe": "fused"}}),
     ("fused, selective checkpointing", _FUSED | {"grad_checkpoint": "selective"}),
@@ -33,6 +35,7 @@ TECHNIQUES: tuple[tuple[str, dict[str, Any]], ...] = (
         for gpus in (2, 4, 8)
         for also, base in (("", _FUSED), (", full checkpointing", _FULL))
     ),
+    ("FSDP, 8 GPUs, fp32 states", _FP32 | {"parallel": {"fsdp": 8}}),
     ("FSDP, 2 GPUs, checkpointing, CPU offload", _FULL | {"parallel": {"fsdp": 2, "cpu_offload": True}}),
 )
 

@@ -17,9 +17,11 @@ from lsai_lab.predicted import TASK, table_path
 from lsai_lab.runs.records import Run, page_name
 
 FITS = (
-    "Choose a model, its length and batch in the heads of the columns, or a GPU and “fits”. Each row is predicted, compiled and in bf16. A bar "
-    f"shows the peak by cause: from the left {', '.join(PARTS)}. Point at it for the sizes. Bars of one model, length and batch have one scale. "
-    "“tight” leaves less than 3 % of the GPU free. “course” is the 8 B model of the course. The command lsai predict answers for any other model."
+    "Choose a model, its length and the batch of each GPU in the heads of the columns, or a GPU and “fits”. Each row is predicted, compiled. Weights, gradients and "
+    "both moments of AdamW are in bf16, 8 bytes a parameter, except with fp32 states (16) or 8-bit AdamW (6). Round bf16 weights stochastically, or they lose quality. A "
+    f"bar shows the peak by cause: from the left {', '.join(PARTS)}. Point at it for the sizes; without gradients the peak is at the end of the forward pass. The verdict "
+    "compares the reserved memory with the GPU: “tight” leaves less than 3 %, and one prediction in ten is off by more than 5 %. Speeds are estimated, for one H200. "
+    "“course” is the 8 B model of the course. For anything else: lsai predict --model NAME --seq-len N --batch-size N --techniques."
 )
 STEPS = 40  # of a training run that its page shows, evenly spread
 # What a reader looks for first, the first of these that a run has.
@@ -64,8 +66,9 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
     write("runs/index.html", "All runs", {"Runs": pd.DataFrame(rows, dtype=object)}, facts=facts, note=words)
     if (path := table_path(reports.parent)).exists():
         table = pd.read_csv(path)
+        table.loc[table["gpus"] > 1, "tokens_per_s"] = None  # estimates for several GPUs are too fast
         table.insert(5, "memory by cause", pd.concat([bars(rows) for _, rows in table.groupby(TASK)[[*PARTS]]]))
-        table = table.drop(columns=[*PARTS, "tokens_per_s"], errors="ignore")
-        names = {"_gib": " (GiB)", "seq_len": "tokens", "_size": "", "gpus": "GPUs"}
+        table = table.drop(columns=[*PARTS, *table.filter(like="144"), *table.filter(like="4090")])
+        names = {"_gib": " (GiB)", "seq_len": "tokens", "_size": "", "gpus": "GPUs", "tokens_per_s": "tokens/s"}
         table.columns = table.columns.to_series().replace(names, regex=True)
         write("runs/fits.html", "Will it fit?", {"Predictions": table}, note=FITS, chosen={"model": table["model"][0]})
