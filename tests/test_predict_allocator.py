@@ -19,7 +19,7 @@ from verify_predictions import table
 from lsai_core.config import TrainConfig
 from lsai_core.files import read_jsonl
 from lsai_core.profiling.predict import predict, stand_ins
-from lsai_core.profiling.predict.allocator import Allocator, Block, OutOfMemory
+from lsai_core.profiling.predict.allocator import GAP, Allocator, Block, OutOfMemory
 from lsai_core.profiling.predict.prediction import GIB
 from lsai_core.profiling.predict.replay import replay
 from lsai_core.profiling.predict.simulate import Simulated, simulate
@@ -74,6 +74,15 @@ def test_each_segment_lies_below_the_last_and_the_lower_of_equal_blocks_is_taken
     assert allocator.malloc(40 * MIB).address == addresses[2]
 
 
+def test_the_gap_above_all_segments_is_filled_from_its_end_in_reservations_of_the_driver() -> None:
+    allocator = Allocator()
+    first = allocator.malloc(100 * MIB)
+    allocator.gap = GAP
+    high, low, below = (allocator.malloc(120 * MIB) for _ in range(3))
+    assert high.address == low.address + 128 * MIB and below.address < first.address < low.address
+    assert allocator.malloc(30 * MIB).address == low.address - 32 * MIB
+
+
 class Traced(Allocator):
     """Segments lie where the driver of a recorded run put them."""
 
@@ -81,23 +90,19 @@ class Traced(Allocator):
         super().__init__()
         self._addresses = iter(addresses)
 
-    def _address(self) -> int:
+    def _address(self, size: int) -> int:
         return next(self._addresses)
 
 
 class Placed(Traced):
     """Large segments lie where the driver put those of a recorded run, small ones where the model puts them."""
 
-    def _take(self, size: int) -> None:
-        super()._take(size)
-        self._large = size > 20 * MIB
-
-    def _address(self) -> int:
-        return super()._address() if self._large else Allocator._address(self)
+    def _address(self, size: int) -> int:
+        return super()._address(size) if size > 20 * MIB else Allocator._address(self, size)
 
 
 def test_with_the_drivers_addresses_the_model_reserves_what_recorded_runs_did() -> None:
-    """Four runs on H100s, one of them sharded, that this model's own addresses miss by up to 39 %. Each new segment at its time, too."""
+    """Four runs on H100s, one of them sharded. Each new segment at its time, too."""
     with lzma.open(PREDICTIONS / "traces.h100.jsonl.xz", "rt") as file:
         traces = [json.loads(line) for line in file]
     assert len(traces) == 4
@@ -118,7 +123,7 @@ def test_with_the_drivers_addresses_the_model_reserves_what_recorded_runs_did() 
 def test_with_the_drivers_addresses_simulated_steps_reserve_what_recorded_runs_did(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """So what is off by 39 % (open-55 of the first set) is where the driver put segments, not what the step asks for."""
+    """So what a prediction of them misses is where the driver put segments, not what the step asks for."""
     with lzma.open(PREDICTIONS / "traces.h100.jsonl.xz", "rt") as file:
         traces = [json.loads(line) for line in file]
     for trace in traces:
@@ -306,16 +311,21 @@ def shares(rows: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, float
 def test_predictions_of_today_for_what_a_gpu_answered() -> None:
     """Over all sets the bars are met that the predictions written down before the runs missed.
 
-    Two are off by more than 10 % in reserved memory, for the driver put segments into gaps above others: two of 120 MiB in open-55 of
-    the first set (its trace is recorded), and in open-49, which reserved 19 % more on this H200 than in two runs on H100s, perhaps a
-    single one of 78 MiB. A gap that any segment may fill puts open-33 wrong, by 14 % and on both GPUs, as soon as open-55 is right.
+    One is off by more than 10 % in reserved memory: open-49 of the first set on an H200, which reserved 19 % more there than in
+    every run on an H100. Left out are rows of the first set whose step has changed since they were measured: eager fused blocks no
+    longer compute their down projection again under gradient checkpointing. So open-33 reserved 6.26 GiB on both GPUs, and 5.38 in six
+    runs of today's code on an H100. The steps as they were and as they are predict just that.
     """
     rows = []
-    for row in [row for path in MEASURED for row in read_jsonl(path) if "measured" in row]:
-        prediction = predict(TrainConfig.model_validate(row["settings"]))
+    for file, row in [(path.name, row) for path in MEASURED for row in read_jsonl(path) if "measured" in row]:
+        config = TrainConfig.model_validate(row["settings"])
+        repeated = config.blocks == "fused" and config.grad_checkpoint != "none" and not config.compile
+        if file.startswith("random-1.") and repeated and config.fp8.recipe == "none":
+            continue
+        prediction = predict(config)
         replayed = prediction.on_gpu_with(row["cap_gib"] or 1000.0, expandable=row["expandable"])
         said = {"active_gib": prediction.peak, "reserved_gib": replayed.reserved / GIB, "fits": replayed.fits}
         rows.append((row, said))
     found = shares(rows)
-    assert found["active 3 %"] >= 0.99 and found["reserved 5 %"] >= 0.98 and found["reserved 10 %"] >= 0.985, found
+    assert found["active 3 %"] >= 0.99 and found["reserved 5 %"] >= 0.99 and found["reserved 10 %"] >= 0.99, found
     assert found["right"] >= 0.95, found

@@ -5,8 +5,9 @@ MiB come from segments of 2 MiB, up to 10 MiB from segments of 20 MiB, larger on
 takes the smallest free block of its stream and pool that is large enough, and splits it if what remains is worth it. A
 freed block joins its free neighbours. Segments go back to the driver only when memory runs out. So *reserved* exceeds
 what is allocated by the gaps between blocks. Of equal blocks the lower address is taken. Where segments lie is the
-driver's choice: here each below those before it. Recorded traces go downward, too, but fill gaps with later segments;
-with their addresses the model reserves exactly what these runs did, with its own mostly.
+driver's choice: here each below those before it, as in recorded traces, with whose addresses the model reserves exactly
+what these runs did. There the driver also leaves a gap above the first segment, which others fill from its end: here
+from the first forward pass to its first product (`gap`), in multiples of 32 MiB, the driver's reservations.
 
 With expandable segments each pool and stream has one range of addresses, which grows by pages (2 or 20 MiB). The rules
 are those of c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.11 to 2.13, with unlimited `max_split_size`.
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 ROUND = 512
 SMALL, SMALL_SEGMENT = 2**20, 2 * 2**20
 LARGE, LARGE_SEGMENT, ROUND_LARGE = 10 * 2**20, 20 * 2**20, 2 * 2**20
+RESERVATION, GAP = 32 * 2**20, 288 * 2**20
 _ADDRESSES = 2**20 * LARGE_SEGMENT  # of one range: more than any GPU has
 
 
@@ -67,7 +69,7 @@ class Allocator:
         self.limit, self.expandable, self.collect_above = limit, expandable, collect_above
         self.allocated = self.peak_allocated = self.reserved = self.peak_reserved = self.retries = 0
         self._pools: dict[tuple[int, bool], _Pool] = {}
-        self._ranges = 0
+        self._ranges = self.gap = 0
 
     def malloc(self, size: int, stream: int = 0) -> Block:
         """A block of at least `size` bytes. Raises OutOfMemory."""
@@ -124,10 +126,14 @@ class Allocator:
         if self.expandable:
             return self._expanded(pool, size)
         self._take(wanted)
-        return Block(self._address(), wanted, pool)
+        return Block(self._address(wanted), wanted, pool)
 
-    def _address(self) -> int:
+    def _address(self, size: int) -> int:
         """Of the next segment."""
+        room = -(-size // RESERVATION) * RESERVATION
+        if room <= self.gap:
+            self.gap -= room
+            return self.gap
         self._ranges += 1
         return -_ADDRESSES * self._ranges
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from lsai_core.profiling.predict.allocator import Allocator, Block, OutOfMemory
+from lsai_core.profiling.predict.allocator import GAP, Allocator, Block, OutOfMemory
 from lsai_core.profiling.predict.simulate import Simulated
 from lsai_core.profiling.predict.tracker import FIRST
 
@@ -69,6 +69,7 @@ def _steps(allocator: Allocator, steps: Sequence[Simulated], drawn: Sequence[flo
     for _, event in weights:
         for block in reversed([allocator.malloc(int(event * share)) for share in drawn]):
             allocator.free(block)
+    allocator.gap = GAP
     for index, step in enumerate(steps):
         if index == 1:
             allocator.peak_allocated = allocator.allocated
@@ -76,6 +77,7 @@ def _steps(allocator: Allocator, steps: Sequence[Simulated], drawn: Sequence[flo
         born, marks = len(before), step.marks
         for at, event in enumerate(step.events[marks["forward"] :], marks["forward"]):
             if index == 0 and at in (marks["forward product"], marks["backward product"]):
+                allocator.gap = 0
                 allocator.malloc(WORKSPACE)
             if index == 0 and at == marks["optimizer"]:
                 make(states)
