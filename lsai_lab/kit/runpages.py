@@ -68,7 +68,7 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
         table = pd.read_csv(path)
         table.loc[table["gpus"] > 1, "tokens_per_s"] = None  # estimates for several GPUs are too fast
         table.insert(5, "memory by cause", pd.concat([bars(rows) for _, rows in table.groupby(TASK)[[*PARTS]]]))
-        table = table.drop(columns=[*PARTS, *table.filter(like="144"), *table.filter(like="4090")])
-        names = {"_gib": " (GiB)", "seq_len": "tokens", "_size": "", "gpus": "GPUs", "tokens_per_s": "tokens/s"}
+        table = table.drop(columns=[*PARTS, "gpus", "GH200-144"])
+        names = {"_gib": " (GiB)", "seq_len": "tokens", "_size": "", "tokens_per_s": "tokens/s"}
         table.columns = table.columns.to_series().replace(names, regex=True)
         write("runs/fits.html", "Will it fit?", {"Predictions": table}, note=FITS, chosen={"model": table["model"][0]})
