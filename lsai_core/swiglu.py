@@ -61,25 +61,18 @@ class _SwiGLUDown(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        return _gradients(grad_ND, *ctx.saved_tensors)
+        gate_up_N2F, weight_DF = ctx.saved_tensors
+        grad_gate_up_N2F, h_NF = swiglu_backward(grad_ND @ weight_DF, gate_up_N2F)
+        return grad_gate_up_N2F, grad_ND.T @ h_NF
 
 
-def _gradients(grad_ND: Tensor, gate_up_N2F: Tensor, weight_DF: Tensor) -> tuple[Tensor, Tensor]:
-    grad_gate_up_N2F, h_NF = swiglu_backward(grad_ND @ weight_DF, gate_up_N2F)
-    return grad_gate_up_N2F, grad_ND.T @ h_NF
-
-
-class _Keep(torch.autograd.Function):
+class _Keep(_SwiGLUDown):
     """Saves what the gradient needs before anything is computed, and owns the gradient; the result is a stand-in of no size."""
 
     @staticmethod
     def forward(ctx: Any, gate_up_N2F: Tensor, weight_DF: Tensor) -> Tensor:
         ctx.save_for_backward(gate_up_N2F, weight_DF)
         return gate_up_N2F.new_zeros(()).expand(gate_up_N2F.shape[0], weight_DF.shape[0])
-
-    @staticmethod
-    def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        return _gradients(grad_ND, *ctx.saved_tensors)
 
 
 class _Compute(torch.autograd.Function):

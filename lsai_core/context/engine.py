@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lsai_core.context.exchange import Exchange, Message, Wait
 from lsai_core.context.kernels import LocalKernel
+from lsai_core.context.layout import Tile
 from lsai_core.context.merge import merge
 from lsai_core.context.plan import Plan, Task
 
@@ -41,8 +42,8 @@ def planned_forward(
             results = rows if task.q_owner == me else _Rows(q)
             q_base = 0 if task.q_owner == me else task.q_range[0]
             for tile in task.tiles:
-                q_part, k_part, v_part = _tile_inputs(task, tile.q0, tile.q1, tile.k0, tile.k1, q, k, v)
-                out, lse = kernel.forward(q_part, k_part, v_part, tile.left, tile.right)
+                qs, ks = _slices(task, tile)
+                out, lse = kernel.forward(q[:, qs], k[:, ks], v[:, ks], tile.left, tile.right)
                 results.merge((tile.q0 - q_base, tile.q1 - q_base), out, lse)
             if task.q_owner != me:
                 sends += [(task.q_owner, x.contiguous()) for x in results.finished(q.dtype)]
@@ -65,10 +66,9 @@ def _gradients(
 ) -> tuple[_Sum, _Sum, _Sum]:
     """Of a task's tiles: sums of the gradients of its q, k and v."""
     (q, dout, out, lse_BSH), (k, v) = for_queries, keys
-    q_base, k_base = task.q_range[0], task.k_range[0]
     dq_part, dk_part, dv_part = _Sum(q), _Sum(k), _Sum(v)
     for tile in task.tiles:
-        qs, ks = slice(tile.q0 - q_base, tile.q1 - q_base), slice(tile.k0 - k_base, tile.k1 - k_base)
+        qs, ks = _slices(task, tile)
         lse = lse_BSH[:, qs].transpose(1, 2).contiguous()
         dq, dk, dv = kernel.backward(
             dout[:, qs].contiguous(), q[:, qs], k[:, ks], v[:, ks], out[:, qs], lse, tile.left, tile.right
@@ -136,12 +136,9 @@ def planned_backward(
     return dq_sum.finished(), dk_sum.finished(), dv_sum.finished()
 
 
-def _tile_inputs(
-    task: Task, q0: int, q1: int, k0: int, k1: int, q: Tensor, k: Tensor, v: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _slices(task: Task, tile: Tile) -> tuple[slice, slice]:
     (q_base, _), (k_base, _) = task.q_range, task.k_range
-    keys = slice(k0 - k_base, k1 - k_base)
-    return q[:, q0 - q_base : q1 - q_base], k[:, keys], v[:, keys]
+    return slice(tile.q0 - q_base, tile.q1 - q_base), slice(tile.k0 - k_base, tile.k1 - k_base)
 
 
 def _empty(like_BSHD: Tensor, at: Range) -> Tensor:

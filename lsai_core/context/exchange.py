@@ -80,7 +80,7 @@ class GroupExchange:
             for peer, tensor in messages
         ]
         if not operations:
-            return _nothing
+            return lambda: None
         self.sent_bytes += sum(tensor.nbytes for _, tensor in sends)
         size, on_gpu = sum(tensor.nbytes for _, tensor in [*sends, *receives]), operations[0].tensor.is_cuda
         if on_gpu:
@@ -98,7 +98,3 @@ class GroupExchange:
                 _in_flight.waited(torch.cuda.current_stream().record_event(), size)
 
         return wait
-
-
-def _nothing() -> None:
-    pass

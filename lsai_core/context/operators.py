@@ -56,8 +56,7 @@ def attend(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, key: int) -> tuple[Te
     """Output (B, S, H, D) and log-sum-exp (B, H, S) of this ring rank's queries against all keys of the ring."""
     parts = _PARTS[key]
     kernel = _kernel(parts, q_BSHD, k_BSKD)
-    out, lse = planned_forward(parts.plan, parts.ring, kernel, q_BSHD, k_BSKD, v_BSKD)
-    return out, lse
+    return planned_forward(parts.plan, parts.ring, kernel, q_BSHD, k_BSKD, v_BSKD)
 
 
 @torch.library.custom_op("lsai::context_attend_backward", mutates_args=())
@@ -102,8 +101,7 @@ attend.register_autograd(_attend_gradients, setup_context=_attend_keep)
 def exchange_to_heads(x_BSHD: Tensor, n_heads: int, n_query_heads: int, key: int) -> Tensor:
     """`heads.to_heads` for queries, or for keys and values where `n_heads` < `n_query_heads`."""
     exchange = _PARTS[key].ulysses
-    out = to_heads(x_BSHD, _ranges(n_heads, n_query_heads, exchange.size), exchange)
-    return out
+    return to_heads(x_BSHD, _ranges(n_heads, n_query_heads, exchange.size), exchange)
 
 
 @torch.library.custom_op("lsai::context_to_sequence", mutates_args=())

@@ -25,20 +25,21 @@ import torch
 from torch import nn
 
 
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+def _not_imported(module: str, package: str) -> str | None:
+    try:
+        import_module(module)
+    except Exception as error:  # a binary package built for another torch fails in any way it likes
+        if isinstance(error, ModuleNotFoundError) and str(error.name).startswith(module.partition(".")[0]):
+            return f"needs the package {package} (pip install 'lsai[fp8]')"
+        reason = " ".join(str(error).split())[:300]
+        return f"needs the package {package}, which cannot be imported: {type(error).__name__}: {reason}"
+    return None
 
 
 @functools.cache
 def no_torchao() -> str | None:
     """Why torchao's fp8 layers cannot be used here, or None."""
-    try:
-        import_module("torchao.float8")
-    except ModuleNotFoundError as error:
-        return "needs the package torchao (pip install 'lsai[fp8]')" if error.name == "torchao" else _reason(error)
-    except Exception as error:  # a binary package built for another torch fails in any way it likes
-        return f"needs the package torchao, which cannot be imported: {_reason(error)}"
-    return None
+    return _not_imported("torchao.float8", "torchao")
 
 
 def convert_by_torchao(model: nn.Module, names: list[str], recipe: str) -> None:
@@ -56,13 +57,9 @@ def convert_by_torchao(model: nn.Module, names: list[str], recipe: str) -> None:
 def no_transformer_engine(recipe: str) -> str | None:
     """Why Transformer Engine cannot run `recipe` on this GPU, or None."""
     _load_cudnn_of_torch()
-    try:
-        engine = import_module("transformer_engine.pytorch")
-    except ModuleNotFoundError as error:
-        absent = str(error.name).startswith("transformer_engine")
-        return "needs the package transformer-engine (pip install 'lsai[fp8]')" if absent else _reason(error)
-    except Exception as error:  # as above
-        return f"needs the package transformer-engine, which cannot be imported: {_reason(error)}"
+    if (reason := _not_imported("transformer_engine.pytorch", "transformer-engine")) is not None:
+        return reason
+    engine = import_module("transformer_engine.pytorch")
     ask = engine.is_fp8_block_scaling_available if recipe == "te_block" else engine.is_fp8_available
     fits, why = ask(return_reason=True)
     return None if fits else f"does not run here: {why}"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +40,12 @@ class AdamW8bit(FactorOptimizer):
         return moments_of(parameter)
 
     def updater(self, weight: Tensor) -> Callable[..., None]:
-        return _update(weight.ndim, weight.device, self.stochastic)
+        if not kernels.available(weight.device):
+            return functools.partial(_plain_update, eight_bit=weight.ndim == 2)
+        from lsai_core.kernels.adamw import adamw_
+        from lsai_core.kernels.adamw8 import adamw8_
+
+        return functools.partial(adamw8_ if weight.ndim == 2 else adamw_, stochastic=self.stochastic)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
@@ -126,20 +131,8 @@ def restored(codes_NK: Tensor, scale_NB: Tensor, signed: bool) -> Tensor:
     return values.to(codes_NK.device)[codes_NK.int()] * spread_NK
 
 
-def _update(dimensions: int, device: torch.device, stochastic: bool) -> Callable[..., None]:
-    if not kernels.available(device):
-        return functools.partial(_plain_update, eight_bit=dimensions == 2)
-    if dimensions == 2:
-        from lsai_core.kernels.adamw8 import adamw8_
-
-        return functools.partial(adamw8_, stochastic=stochastic)
-    from lsai_core.kernels.adamw import adamw_
-
-    return functools.partial(adamw_, stochastic=stochastic)
-
-
 def _plain_update(
-    weight: Tensor, gradient: Tensor, *moments_and_factor: Tensor, eight_bit: Literal[True, False], step: int, lr: float,
+    weight: Tensor, gradient: Tensor, *moments_and_factor: Tensor, eight_bit: bool, step: int, lr: float,
     betas: tuple[float, float], eps: float, weight_decay: float,
 ) -> None:  # fmt: skip
     """What the kernels compute, by torch's operations on some rows at a time."""

@@ -103,13 +103,6 @@ def load(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}); {advice}") from None
 
 
-def restore_random_states(states: dict[str, Any]) -> None:
-    """Put torch's generators back to where the checkpoint found them."""
-    torch.set_rng_state(states["torch"])
-    if states["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(states["cuda"])
-
-
 class Checkpoints(Protocol):
     """What the training loop asks of a run's checkpoints (`WholeCheckpoints`, `parallel.checkpoint.ShardedCheckpoints`)."""
 
@@ -121,13 +114,15 @@ class Checkpoints(Protocol):
 
     def check(self) -> None:
         """Raise what went wrong with an earlier save, if it is known by now; never waits."""
+        return None
 
     def finish(self) -> None:
         """Return when everything saved is on disk; raise what went wrong with it."""
+        return None
 
 
-class WholeCheckpoints:
-    """The checkpoints of a run of one process: one file each, complete when `save` returns."""
+class WholeCheckpoints(Checkpoints):
+    """The checkpoints of a run of one process: one file each, complete when `save` returns, so that nothing is waited for."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder, self.keep = folder, keep
@@ -140,7 +135,9 @@ class WholeCheckpoints:
         try:
             model.load_state_dict(state["model"])
             optimizer.load_state_dict(state["optimizer"])
-            restore_random_states(state["random"])
+            torch.set_rng_state(state["random"]["torch"])
+            if state["random"]["cuda"] and torch.cuda.is_available():
+                torch.cuda.set_rng_state_all(state["random"]["cuda"])
             return state["step"], state["train_s"]
         except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
             reason = " ".join(str(error).split())[:200]
@@ -149,9 +146,3 @@ class WholeCheckpoints:
     def save(self, step: int, model: nn.Module, optimizer: Optimizer, train_s: float) -> None:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "train_s": train_s}
         save(self.folder, step, state, self.keep)
-
-    def check(self) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
