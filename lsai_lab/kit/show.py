@@ -9,7 +9,7 @@ import io
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -50,15 +50,15 @@ def table(frame: pd.DataFrame, formats: Mapping[str, Format] | None = None, *, l
     names = [name for name in frame.columns if name != "run"]
     if unknown := [name for name in [*formats, *([link] if link else [])] if name not in names]:
         raise KeyError(f"table: no column {unknown[0]!r}; columns: {', '.join(map(str, names))}")
-    plain = {name: [_cell(value, formats.get(name) or _digits(frame[name])) for value in frame[name]] for name in names}
-    columns, widths = dict(plain), {name: _width([str(name), *plain[name]]) for name in names}
+    columns = {
+        name: [_cell(value, formats.get(name) or _digits(frame[name])) for value in frame[name]] for name in names
+    }
     if "run" in frame.columns and names:
         target = link or names[0]
         cells = zip(columns[target], frame["run"], strict=True)
         columns[target] = [run_link(cell, run) if isinstance(run, (str, Path)) else cell for cell, run in cells]
     lines = ["| " + " | ".join(str(name) for name in names) + " |"]
-    ends = [("", ":") if _is_numeric(frame[name]) else (":", "") for name in names]
-    lines.append("|" + "|".join(f"{a}{'-' * widths[name]}{b}" for name, (a, b) in zip(names, ends, strict=True)) + "|")
+    lines.append("|" + "|".join("---:" if _is_numeric(frame[name]) else ":---" for name in names) + "|")
     lines += ["| " + " | ".join(row) + " |" for row in zip(*columns.values(), strict=True)]
     return Table("\n".join(lines), frame[names])
 
@@ -103,12 +103,6 @@ def say(markdown: str, box: str = "") -> None:
 def run_link(text: object, run: str | Path) -> str:
     """Markdown link from `text` to the notebook of a run (its folder), seen from a chapter; in the report it leads to the run's page."""
     return f"[{text}]({quote(os.path.relpath(run, repo_root() / 'notebooks'))}/notebook.ipynb)"
-
-
-def _width(cells: Sequence[str]) -> int:
-    """Dashes under a column's head: where a table must wrap, pandoc divides the width in their proportion. At least the longest word."""
-    texts = [re.sub(r"\]\([^)]*\)|[\[*`]", "", cell) for cell in cells]
-    return max(3, min(30, max(map(len, texts))), max(len(word) for text in texts for word in text.split() or [""]))
 
 
 def _is_numeric(column: pd.Series) -> bool:
