@@ -31,7 +31,6 @@ from lsai_lab.runs.session import Session
 Engine = Literal["auto", "quarto", "pandoc"]
 HTML, PDF = "index.html", "lab-report.pdf"
 EXECUTED = "_quarto-executed.yml"  # makes the project a book; without it Quarto gets as far as reports/prepare.py
-READER = "markdown+lists_without_preceding_blankline-blank_before_blockquote-blank_before_header-implicit_figures"
 # In a process of its own, which may run out of memory, with typst's own fonts and those of the figures.
 _TYPST = "import sys, typst, matplotlib as m; typst.compile(*sys.argv[1:4], [m.get_data_path() + '/fonts/ttf'], True)"
 _SHOWN = ("book.js", "book.css", "files", "runs", "data")  # beside the page
@@ -88,14 +87,10 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
     texts = ["".join(cell["source"]) for cells in bound for cell in cells]
     for path in filter(Path.exists, map(reports.joinpath, _SHOWN)):
         shutil.copytree(path, folder / path.name) if path.is_dir() else shutil.copy(path, folder)
-    options = ["--section-divs", "--mathml", "-Mdocument-css", "-Vinclude-before=<main>", "-Vinclude-after=</main>"]
-    if name == "pdf":
-        options = ["--include-in-header=book.typ"]
+    wanted = {"html": ["-Vinclude-before=<main>", "-Vinclude-after=</main>"], "pdf": ["--include-in-header=book.typ"]}
     said = _call(
-        pandoc, f"--from={READER}", "--standalone", "--number-sections", "--toc", f"--toc-depth={form['toc-depth']}",
-        "--lua-filter=book.lua", "--citeproc", "-Mlink-citations", "-Mreference-section-title=References",
-        "--syntax-highlighting=none", *options, f"--include-in-header={form['include-in-header']}",
-        f"--output={folder}/{'book.typ' if name == 'pdf' else HTML}",
+        pandoc, "--defaults=pandoc.yml", f"--toc-depth={form['toc-depth']}", *wanted[name],
+        f"--include-in-header={form['include-in-header']}", f"--output={folder}/{'book.typ' if name == 'pdf' else HTML}",
         cwd=reports, input="\n\n".join([f"---\n{yaml.safe_dump(facts)}---", *texts]),
     )  # fmt: skip
     return said if name == "html" else said + _call(sys.executable, "-c", _TYPST, "book.typ", PDF, ".", cwd=folder)
