@@ -24,7 +24,7 @@ for (const table of document.querySelectorAll("main table:has(thead)")) {
   if (rows.length > 6) table.before(filter("Filter the rows", rows));
   const fits = (row) => ({ lastChild: { value }, cellIndex }) => !value || row.cells[cellIndex].textContent === value;
   const onchange = () => rows.forEach((row) => row.style.display = heads.every(fits(row)) ? "" : "none");
-  for (const head of document.getElementById("comparison") ? heads : []) {  // a page of many: choose by column
+  for (const head of document.querySelector("#comparison:not(:empty)") ? heads : []) {  // many: choose by column
     const kinds = [...new Set(rows.map((row) => row.cells[head.cellIndex].textContent))], first = head.dataset.chosen;
     if (kinds.length < 2 || kinds.length > 20) continue;
     const option = (value) => make("option", { value, textContent: value || "any", selected: value === first });
@@ -52,11 +52,10 @@ document.addEventListener("change", () => {
 });
 
 // Quarto's search fetches its index, which a browser refuses for a file on disk; a script (prepare.py) is let through.
-const fetchOther = window.fetch, load = (src) => new Promise((onload, onerror) => {
-  document.head.append(make("script", { src, onload, onerror }));
-});
-window.fetch = (address, ...options) => String(address).endsWith("search.json")
-  ? load("search.js").then(() => new Response(JSON.stringify(window.searchIndex))) : fetchOther(address, ...options);
+if (location.protocol === "file:") window.fetch = async () => {
+  await new Promise((onload) => document.head.append(make("script", { src: "search.js", onload })));
+  return new Response(JSON.stringify(window.searchIndex));
+};
 window.shownWarning = true;  // that it cannot search
 
 if (location.hostname === "127.0.0.1") setInterval(async () => {  // `lsai report --watch` makes the page anew
