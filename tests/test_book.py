@@ -315,7 +315,9 @@ def test_what_fits_is_chosen_by_model_and_drawn_by_cause(tmp_path: Path, visit: 
     assert f"weights {first['weights'].iloc[0]:.1f} GiB" in rows.first.locator("title").text_content()
     widths = [max(float(part.get_attribute("width")) for part in row.locator("rect").all()) for row in rows.all()]
     assert max(widths) == 160 and widths == pytest.approx(160 * first["peak_gib"] / first["peak_gib"].max(), abs=0.7)
-    assert page.locator("td.fits >> visible=true").count() == (first.drop(columns="GH200-144") == "fits").to_numpy().sum()
+    assert (
+        page.locator("td.fits >> visible=true").count() == (first.drop(columns="GH200-144") == "fits").to_numpy().sum()
+    )
     page.select_option("select[aria-label='choose model']", said["model"].iloc[-1])
     assert rows.count() == (said["model"] == said["model"].iloc[-1]).sum() > 15
     page.select_option("select[aria-label='choose tokens']", "32,768")

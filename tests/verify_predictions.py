@@ -74,7 +74,9 @@ def draw(dice: random.Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def drawn(seed: int, count: int, processes: int, bounds: tuple[float, float]) -> Iterator[tuple[dict[str, Any], TrainConfig, Prediction]]:
+def drawn(
+    seed: int, count: int, processes: int, bounds: tuple[float, float]
+) -> Iterator[tuple[dict[str, Any], TrainConfig, Prediction]]:
     """`count` valid configurations whose predicted memory lies within bounds."""
     dice = random.Random(seed)
     while count:
@@ -280,7 +282,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--count", type=int, default=OPEN + CAPPED)
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--gib", type=float, nargs=2, default=(1.5, 14.0), help="the least and the most that is reserved")
+    parser.add_argument(
+        "--gib", type=float, nargs=2, default=(1.5, 14.0), help="the least and the most that is reserved"
+    )
     given = parser.parse_args()
     if given.what == "plan":
         plan(given.file, given.seed, given.count, given.processes, tuple(given.gib))

@@ -17,11 +17,9 @@ from lsai_lab.predicted import TASK, table_path
 from lsai_lab.runs.records import Run, page_name
 
 FITS = (
-    "Choose a model, its length and the batch of each GPU in the heads of the columns, or a GPU and “fits”. Each row is predicted, compiled. Weights, gradients and "
-    "both moments of AdamW are in bf16, 8 bytes a parameter, except with fp32 states (16) or 8-bit AdamW (6). Round bf16 weights stochastically, or they lose quality. A "
-    f"bar shows the peak by cause: from the left {', '.join(PARTS)}. Point at it for the sizes; without gradients the peak is at the end of the forward pass. The verdict "
-    "compares the reserved memory with the GPU: “tight” leaves less than 3 %, and one prediction in ten is off by more than 5 %. Speeds are estimated, for one H200. "
-    "“course” is the 8 B model of the course. For anything else: lsai predict --model NAME --seq-len N --batch-size N --techniques."
+    "Choose a model, its length and the batch of each GPU in the heads of the columns, or a GPU and “fits”. Compiled, with weights, gradients and moments in bf16 "
+    f"unless others are named. A bar shows the peak by cause: {', '.join(PARTS)}; point at it for sizes. A verdict compares the reserved memory with the GPU: “tight” "
+    "leaves less than 3 %. One prediction in ten is off by more than 5 %. Speeds are estimates for one H200. Round bf16 weights stochastically, or they lose quality."
 )
 STEPS = 40  # of a training run that its page shows, evenly spread
 # What a reader looks for first, the first of these that a run has.
