@@ -38,6 +38,7 @@ class Assumptions(Strict):
     filesystem_gb_per_s: float = Field(100.0, gt=0, description="the whole file system, shared by all ranks")
     memory_for_states_gib: float = Field(48.0, gt=0, description="of a GPU: weights, gradients and optimizer states")
     node_mtbf_days: float = Field(1000.0, gt=0, description="mean time between failures of one node")
+    restart_minutes: float = Field(10.0, ge=0, description="from a failure until training goes on")
     peak_tflops: float = Field(989.5, gt=0, description="dense bf16 peak of one GPU")
     mfu: float = Field(0.4, gt=0, le=1, description="used only where no recorded run on a GPU tells")
     tokens_per_gpu: int = Field(8192, gt=0, description="per optimizer step")
