@@ -19,7 +19,7 @@ from lsai_lab.runs.records import Run, page_name
 FITS = (
     "Choose a model, its length and the batch of each GPU in the heads of the columns, or a GPU and “fits”. Compiled, with weights, gradients and moments in bf16 "
     f"unless others are named. A bar shows the peak by cause: {', '.join(PARTS)}; point at it for sizes. A verdict compares the reserved memory with the GPU: “tight” "
-    "leaves less than 3 %. One prediction in ten is off by more than 5 %. Speeds are estimates for one H200. Round bf16 weights stochastically, or they lose quality."
+    "leaves less than 3 %. Chapter 10 says how far predictions are off: where less than 5 % stays free, try some steps. Speeds are estimates for one H200. Round bf16 weights stochastically, or they lose quality."
 )
 STEPS = 40  # of a training run that its page shows, evenly spread
 # What a reader looks for first, the first of these that a run has.
