@@ -135,7 +135,7 @@ def test_the_memory_chapter_bounds_quality_as_the_claim_does_and_simulates_peaks
 
     found, text = execute("10-memory", monkeypatch, runs=runs)
     claim = found["claim"]
-    assert f"exceeds {found['ends'].max():.4f} nats" in text and f"{seeds} seeds" in text
+    assert f"lies within {found['ends'].max():.4f} nats" in text and f"{seeds} seeds" in text
     if seeds == 5:
         assert claim.value == pytest.approx(found["ends"].max(), rel=1e-3)
         assert ("It holds" if claim.held else "**fallen**") in text and f"by {found['bound']:g} nats before" in text
