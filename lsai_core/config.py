@@ -95,12 +95,8 @@ class OptimConfig(Strict):
         known = names("lsai_core.training.optimizers.*")
         if self.name not in known:
             raise ValueError(f"unknown optimizer {self.name!r}{hint(self.name, known)}")
-        usual = (self.name, self.kernel, self.states, self.rounding) == (
-            "adamw",
-            "auto",
-            "full",
-            "nearest",
-        )  # known without importing torch
+        # The usual choice is known without importing torch.
+        usual = (self.name, self.kernel, self.states, self.rounding) == ("adamw", "auto", "full", "nearest")
         if not usual and (why := declared("lsai_core.training.optimizers.*", self.name, "OPTIMIZER").refusal(self)):
             raise ValueError(why)
         return self

@@ -4,7 +4,7 @@ The update reads weight, gradient and both moments and writes weight and moments
 be (14 bytes in bf16). Clipping costs no pass of its own: the factor is a number on the device, multiplied in as the
 gradient is read. Arithmetic is fp32 whatever the storage. Formula: Loshchilov and Hutter 2019, arXiv:1711.05101.
 
-A bf16 weight keeps 8 bits of its mantissa, and loses an update of less than 1/512 of it. Rounded stochastically (Gupta et al. 2015,
+A bf16 weight has 8 significant bits, and loses an update of less than 1/512 of it. Rounded stochastically (Gupta et al. 2015,
 arXiv:1502.02551), up as often as the rest says, it keeps the update in the mean.
 """
 

@@ -34,8 +34,6 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 class AdamW8bit(FactorOptimizer):
     """AdamW with 8-bit moments of matrices."""
 
-    stochastic = False
-
     def moments(self, parameter: Tensor) -> dict[str, Tensor]:
         return moments_of(parameter)
 

@@ -23,7 +23,8 @@ Groups = list[dict[str, Any]]
 
 def _no_choices(optim: OptimConfig) -> str | None:
     if (optim.states, optim.rounding) != ("full", "nearest") or optim.kernel == "triton":
-        return f"optim.name {optim.name} has only states full, rounding nearest and kernel auto or torch"
+        asked = f"states {optim.states} with kernel {optim.kernel} and rounding {optim.rounding}"
+        return f"optim.name {optim.name} has no {asked}; use states full, kernel auto, rounding nearest"
     return None
 
 
@@ -44,8 +45,11 @@ class Optimizer:
 class FactorOptimizer(torch.optim.Optimizer):
     """An optimizer whose `step` takes a factor for the gradients. Parameters: tensors or DTensors.
 
-    `settings` are its hyperparameters, `lr` and `weight_decay` among them, which groups may change.
+    `settings` are its hyperparameters, `lr` and `weight_decay` among them, which groups may change. `stochastic`: how the kernels
+    round bf16 weights, where there is a choice.
     """
+
+    stochastic = False
 
     def __init__(self, groups: Groups, **settings: Any) -> None:
         self._settings = ("weight_decay", *settings)

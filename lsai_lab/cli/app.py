@@ -16,7 +16,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "runs",
         "Train one variant of a study with your own settings and show what came out.",
         "--technique flash_gradcp --batch-size 8 --dataset polish-docs\n\n"
-        "8-bit AdamW: --set optim.states=8bit; bf16 weights without loss of quality: --set precision=bf16 --set "
+        "8-bit AdamW: --set optim.states=8bit; bf16 weights rounded by chance, so that small updates are not lost: --set precision=bf16 --set "
         "optim.rounding=stochastic; all states in host memory, also on one GPU: --set parallel.cpu_offload=true"
         "\n\nFSDP2 over four GPUs or CPU processes: --set parallel.fsdp=4\n\n"
         "Four processes share each long sequence: --technique flash_gradcp --set parallel.cp=4 --set seq_len=65536; for "

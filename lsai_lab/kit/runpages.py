@@ -17,9 +17,9 @@ from lsai_lab.predicted import TASK, table_path
 from lsai_lab.runs.records import Run, page_name
 
 FITS = (
-    "Choose a model, its length and the batch of each GPU in the heads of the columns, or a GPU and “fits”. Compiled, with weights, gradients and moments in bf16 "
-    f"unless others are named. A bar shows the peak by cause: {', '.join(PARTS)}; point at it for sizes. A verdict compares the reserved memory with the GPU: “tight” "
-    "leaves less than 3 %. Chapter 10 says how far predictions are off: where less than 5 % stays free, try some steps. Speeds are estimates for one H200. Round bf16 weights stochastically, or they lose quality."
+    "Choose a model, its length and each GPU's batch in the heads of the columns, or a GPU and “fits”. Compiled; states are in bf16 unless others are named "
+    f"(round bf16 weights stochastically). A bar shows the peak by cause: {', '.join(PARTS)}; point at it. A verdict compares the reserved memory with the "
+    "GPU: “tight” leaves less than 3 %; below 5 % try some steps, for predictions err (chapter 10). Speeds are estimates for one H200."
 )
 STEPS = 40  # of a training run that its page shows, evenly spread
 # What a reader looks for first, the first of these that a run has.

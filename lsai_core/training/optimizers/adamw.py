@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 class TritonAdamW(FactorOptimizer):
     """Moments in the weights' dtype, updated by the Triton kernel. Parameters: CUDA tensors or DTensors of them."""
 
-    stochastic = False
-
     def moments(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         return _full(parameter)
 
@@ -58,15 +56,16 @@ def _build(groups: Groups, optim: OptimConfig, device: torch.device) -> torch.op
 def optimizer_kernel(optim: OptimConfig, device: torch.device) -> Literal["torch", "triton"]:
     """What `optim.kernel` comes to for parameters on `device`."""
     possible = kernels.available(device)
-    for asked in ("kernel=triton", "rounding=stochastic"):
-        if getattr(optim, asked.split("=")[0]) == asked.split("=")[1] and not possible:
-            raise Unavailable(f"optim.{asked} needs a CUDA GPU and Triton; the parameters are on {device.type}")
+    if not possible and (optim.kernel == "triton" or optim.rounding == "stochastic"):
+        asked = "kernel=triton" if optim.kernel == "triton" else "rounding=stochastic"
+        raise Unavailable(f"optim.{asked} needs a CUDA GPU and Triton; the parameters are on {device.type}")
     return "triton" if possible and optim.kernel != "torch" else "torch"
 
 
 def _refusal(optim: OptimConfig) -> str | None:
     if (optim.states, optim.rounding) != ("full", "nearest") and optim.kernel == "torch":
-        return "states 8bit and rounding stochastic are the project's own update; torch's AdamW has neither: use kernel auto or triton"
+        own = "states 8bit and rounding stochastic are the project's own update"
+        return f"{own}; torch's AdamW has neither: use kernel auto or triton"
     return None
 
 
