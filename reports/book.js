@@ -21,7 +21,7 @@ for (const table of document.querySelectorAll("main table:has(thead)")) {
     table.tBodies[0].append(...rows.sort((a, b) => sign * order(text(a), text(b))));
   };
   for (const head of heads) head.append(make("button", { title: "Sort by this column", onclick }, ...head.childNodes));
-  if (rows.length > 6) table.before(filter("Filter the rows", rows));
+  if (rows.length > 12) table.before(filter("Filter the rows", rows));
   const fits = (row) => ({ lastChild: { value }, cellIndex }) => !value || row.cells[cellIndex].textContent === value;
   const onchange = () => rows.forEach((row) => row.style.display = heads.every(fits(row)) ? "" : "none");
   for (const head of document.querySelector("#comparison:not(:empty)") ? heads : []) {  // many: choose by column
@@ -35,6 +35,8 @@ for (const table of document.querySelectorAll("main table:has(thead)")) {
 }
 for (const wide of document.querySelectorAll("main table, math[display=block], pre, figure"))
   if (wide.scrollWidth > wide.clientWidth) wide.tabIndex = 0;  // it scrolls
+
+if (window.top !== window) document.documentElement.className = "framed";
 
 const contents = document.querySelector("nav#TOC:not(.toc-active)");
 const section = (item) => document.getElementById(item.firstChild.hash.slice(1));

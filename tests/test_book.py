@@ -31,7 +31,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.w
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 40 20" width="400" height="200"><text y="15">loss</text></svg>'
 MARK = '<circle cx="50.0%" cy="50.0%" r="5" fill="none" data-run="memory/a"><title>loss\nvalue: 3.5</title></circle>'
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
-ROWS = pd.DataFrame({"variant": [f"v{i}" for i in range(9)], "tokens/s": [30.0, 4, 200, 1, 55, 6, 77, 8, 9], **{f"wide column {i}": ["long words here"] * 9 for i in range(6)}})  # fmt: skip
+ROWS = pd.DataFrame({"variant": [f"v{i}" for i in range(13)], "tokens/s": [30.0, 4, 200, 1, 55, 6, 77, 8, 9, 10, 11, 12, 13], **{f"wide column {i}": ["long words here"] * 13 for i in range(6)}})  # fmt: skip
 HOSTILE = """<script>document.title = "taken"</script> <img src=x onerror="document.title='taken'"> [click](javascript:alert(1))
 ![x](/etc/hostname) ![y](http://198.51.100.7/p.png) {{< include /etc/hostname >}}
 
@@ -67,7 +67,7 @@ def chapters(folder: Path, hostile: bool = False) -> None:
         new_code_cell('#| label: tbl-one-rows\n#| tbl-cap: "All rows."\nlab.table()', outputs=[display({"text/markdown": shown.markdown}, lsai={"csv": ROWS.to_csv(index=False)})]),
         new_markdown_cell("## Finding {#sec-finding}\n\nWords to look for: perplexity."),
         new_code_cell("lab.say()", outputs=[say]),
-        new_code_cell("lab.say(box=...)", outputs=[box]),
+        new_code_cell("lab.say(box=...)", outputs=[box, display({"text/markdown": "**1.** Why?\n\n> **Answer.** Seven is $b^2$."})]),
         new_code_cell("1 / 0", outputs=[new_output("error", ename="ZeroDivisionError", evalue="<b>zero</b>", traceback=["\x1b[31mTraceback\x1b[0m"])]),
     ]  # fmt: skip
     if hostile:
@@ -75,7 +75,9 @@ def chapters(folder: Path, hostile: bool = False) -> None:
         foreign = [display({"text/markdown": HOSTILE}), display({"text/html": "<script>x</script>", "text/plain": "<b>plain</b>"}), display({"image/svg+xml": svg})]  # fmt: skip
         one.append(new_code_cell("foreign()", outputs=foreign))
     link = "[v2](runs/memory/x.html)"
-    front = [new_markdown_cell(f"# Front {{#sec-front}}\n\nSee @fig-one-loss and {link}.")]
+    front = [
+        new_markdown_cell(f"# Front {{#sec-front}}\n\nSee @fig-one-loss and {link}.\n\n[Every run](runs/index.html)")
+    ]
     for name, cells in (("index.ipynb", front), ("one.ipynb", one)):
         notebook = new_notebook(cells=cells, metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
         nbformat.write(notebook, folder / name)
@@ -166,7 +168,7 @@ def test_both_engines_number_the_same_and_resolve_every_reference(book: Path, vi
     assert re.search(r"Figure 2\.1[.:] Loss over steps\.", text) and re.search(r"Table 2\.1[.:] All rows\.", text)
     assert re.search(r"see Figure 2\.1, Table 2\.1 and (Chapter|Section) 2", text) and "?@" not in text
     assert "Dao" in page.inner_text("body") and "@dao" not in text and "Zażółć gęślą jaźń" in text
-    assert page.locator("figure img").count() == 1 and page.locator("math").count() == 1
+    assert page.locator("figure img").count() == 1 and page.locator("math").count() == 2
     assert all(
         page.evaluate("[...document.images].map(image => image.naturalWidth > 0 && image.alt === 'A line that falls.')")
     )
@@ -181,7 +183,12 @@ def test_hostile_outputs_and_records_are_text(book: Path, visit: Callable[..., A
     for path in (chapter_page(book), *book.glob("runs/*/*.html"), book / "runs" / "index.html"):
         page = visit(path)
         assert page.title() != "taken"
-        assert page.locator("iframe, [onerror], a[href^='javascript:'], img[src^='http'], img[src^='/']").count() == 0
+        assert (
+            page.locator(
+                "iframe:not([src^='runs/']), [onerror], a[href^='javascript:'], img[src^='http'], img[src^='/']"
+            ).count()
+            == 0
+        )
     html = chapter_page(book).read_text()
     assert "198.51.100.7" not in re.sub(r"<(pre|code).*?</\1>", "", html, flags=re.S) and f">{host}<" not in html
     assert "foreignObject" not in html and len(list(book.rglob("*.svg"))) <= 3
@@ -195,6 +202,7 @@ def test_the_pdf_holds_the_chapters_and_no_code(book: Path) -> None:
     assert "Large-scale AI engineering" in pages[0] and "lab.figure" not in text and "?@" not in text
     assert "are measured alone and together" in text
     assert text.count("Loss over steps") == 2  # in the list of figures, too
+    assert "Answer. Seven is" in text and "Every run (in the HTML edition)" in text and "Data (CSV)" not in text
 
 
 @pytest.mark.parametrize("engine", ["pandoc", "quarto"])
@@ -280,6 +288,23 @@ def test_a_box_is_a_box(book: Path, visit: Callable[..., Any]) -> None:
     assert "Your machine" in box.inner_text() and box.locator("strong", has_text="well").count() == 1
 
 
+def test_an_answer_is_folded_until_it_is_asked_for(book: Path, visit: Callable[..., Any]) -> None:
+    page = visit(chapter_page(book))
+    answer = page.get_by_text("Seven is")
+    assert not answer.is_visible() and "Answer." not in page.inner_text("main")
+    page.locator("summary", has_text="Answer").click()
+    assert answer.is_visible() and answer.locator("math").count() == 1
+
+
+def test_a_link_alone_in_its_paragraph_shows_the_page(book: Path, visit: Callable[..., Any]) -> None:
+    page = visit(book / HTML)
+    page.locator("iframe").scroll_into_view_if_needed()
+    shown = page.frame_locator("iframe[title='Every run']")
+    assert shown.locator("[data-run]").count() == 2 and not shown.locator("nav").is_visible()
+    page.click("main p > a >> text=Every run")
+    assert page.url.endswith("runs/index.html") and page.locator("nav").is_visible()
+
+
 def test_any_two_runs_are_compared_by_what_differs(book: Path, visit: Callable[..., Any]) -> None:
     page = visit(book / "runs" / "index.html")
     for box in page.locator("[data-run]").all():
@@ -327,7 +352,7 @@ def test_what_fits_is_chosen_by_model_and_drawn_by_cause(tmp_path: Path, visit: 
 def test_without_scripts_the_page_reads_the_same(book: Path, browser: Any) -> None:
     page = browser.new_page(java_script_enabled=False)
     page.goto(chapter_page(book).as_uri())
-    assert "Loss over steps." in page.inner_text("main") and page.locator("#tbl-one-rows tbody tr").count() == 9
+    assert "Loss over steps." in page.inner_text("main") and page.locator("#tbl-one-rows tbody tr").count() == 13
     page.close()
 
 
