@@ -58,10 +58,10 @@ def _cell(cell: Any, folder: Path, name: str) -> tuple[str, str]:
     for number, output in enumerate(cell.outputs):
         text = _markdown(output, folder / "files" / f"{name}-{number}", str(asked.get("fig-alt") or caption))
         if wanted and text.startswith(wanted):
-            text, wanted = f"::: {{#{label}}}\n{text}\n\n{caption}\n:::", None
             if csv := output.metadata.get("lsai", {}).get("csv"):
                 write_text(folder / "data" / f"{label}.csv", csv)
-                text += f'\n\n[Data (CSV)]{{.csv to="data/{label}.csv"}}'
+            link = f' [Data (CSV)]{{.csv to="data/{label}.csv"}}' * bool(csv)
+            text, wanted = f"::: {{#{label}}}\n{text}\n\n{caption}{link}\n:::", None
         parts.append(text)
     return code * bool(asked.get("echo", True)), "\n\n".join(parts)
 
