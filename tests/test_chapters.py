@@ -242,3 +242,19 @@ def test_the_chapter_on_context_parallelism_divides_by_one_gpu_alone(monkeypatch
     assert 0.5 < ring < 4 / 7  # what a causal ring of four can reach
     assert "Memory limits the sequence length" in "".join(cell.source for cell in cells("55-context"))
     assert "Llama-3-8B, 450K on 1" in text  # the words of the study, not of this machine's small one
+    # One GPU alone is faster at 8,192 tokens and slower at 16,384, and the formulas explain it.
+    rows = found["found"]
+    assert rows["cross"].between(8192, 16384 * 1.02).all() and len(rows) == 4
+    assert (1024 * rows["by start-up"] / rows["cross"]).between(0.6, 1.1).all()
+    assert (rows["at 128K (%)"] - rows["by S* (%)"]).abs().max() < 5
+
+
+def test_the_chapter_on_many_nodes_computes_what_its_formulas_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, text = execute("60-scale", monkeypatch, runs=committed)
+    assert not re.search(r"\b(nan|inf|None)\b[x%]?", text), text
+    enough = 4 / 3 * found["F"] / found["B"]
+    rows = found["at_64"].query("link == 25")
+    assert (rows["enough"] / enough).between(0.8, 1.2).all()
+    far = found["far"].set_index("model")
+    assert set(far["plan"]) == {"HSDP, 16 nodes"} and (far["shard"] == 64).all()  # the formula says 55 and 87 GPUs
+    assert "No network between hosts was available" in "".join(cell.source for cell in cells("60-scale"))
