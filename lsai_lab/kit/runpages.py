@@ -29,7 +29,7 @@ RUNS = "Choose by study, machine or outcome, or by words. Tick two runs to see w
 STEPS = 40  # of a training run that its page shows, evenly spread
 # What a reader looks for first, the first of these that a run has.
 _MAIN = {"tokens_per_s": "tokens/s", "largest_batch": "sequences", "parameters": "parameters", "square_bf16_tflops": "TFLOP/s"}  # fmt: skip
-_NOISE = re.compile(r"_(p\d+|min|max|mean)$|(up|train|step|ing|search)_s$|^host$|command|uuid|load|cores|neigh|spread")
+_NOISE = re.compile(r"_(p\d+|min|max|mean)$|(up|train|step|ing|search)_s$|^host$|command|uuid|load|cores|neigh|spread|timed|per_gpu")
 _TICK = Markup('<input type="checkbox" data-run="{0}" data-name="{1}" aria-label="compare {1}">')
 _LINK = Markup('<a href="{}.html">{}</a>')
 
