@@ -21,15 +21,12 @@ from lsai_lab.kit.style import PALETTE
 from lsai_lab.predicted import table_path
 from lsai_lab.runs.records import Run, page_name
 
-FITS = (
-    "Compiled; states are in bf16 unless others are named (round bf16 weights stochastically). Predictions err: “tight” leaves less than 3 % "
-    "of the GPU, and below 5 % try some steps (chapter 10). Speeds are estimates for one H200; they rank techniques on other GPUs, too."
-)
-RUNS = "Choose by study, machine or outcome, or by words. Tick two runs to see what differs."
 STEPS = 40  # of a training run that its page shows, evenly spread
 # What a reader looks for first, the first of these that a run has.
 _MAIN = {"tokens_per_s": "tokens/s", "largest_batch": "sequences", "parameters": "parameters", "square_bf16_tflops": "TFLOP/s"}  # fmt: skip
-_NOISE = re.compile(r"_(p\d+|min|max|mean)$|(up|train|step|ing|search)_s$|^host$|command|uuid|load|cores|neigh|spread|timed|per_gpu")
+_NOISE = re.compile(
+    r"_(p\d+|min|max|mean)$|(up|train|step|ing|search)_s$|^host$|command|uuid|load|cores|neigh|timed|per_gpu"
+)
 _TICK = Markup('<input type="checkbox" data-run="{0}" data-name="{1}" aria-label="compare {1}">')
 _LINK = Markup('<a href="{}.html">{}</a>')
 
@@ -80,7 +77,7 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
              "machine": f"{run.machine} ({gpu})", "GPUs": results.get("world_size"), "outcome": end["outcome"],
              "minutes": f"{about['wall_s'] / 60:.1f}", "day": about["started"][:10]}
         )  # fmt: skip
-    write("runs/index.html", "All runs", {"Runs": pd.DataFrame(rows, dtype=object)}, facts=_shared(known), note=RUNS)
+    write("runs/index.html", "All runs", {"Runs": pd.DataFrame(rows, dtype=object)}, facts=_shared(known))
     if (path := table_path(reports.parent)).exists():
         table = pd.read_csv(path)
         table.loc[table["gpus"] > 1, "tokens_per_s"] = None  # estimates for several GPUs are too fast
@@ -90,7 +87,7 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
         facts = json.loads(table.to_json(orient="split", index=False)) | {"gpus": sizes, "causes": causes}
         names = {"seq_len": "tokens", "batch_size": "batch", "gpus": "GPUs", "tokens_per_s": "tokens/s"}
         table.columns = [names.get(name, name.removesuffix("_gib")) for name in table.columns]
-        write("runs/fits.html", "Will it fit?", {"All predictions (GiB by cause)": table}, note=FITS, facts=facts)
+        write("runs/fits.html", "Will it fit?", {"All predictions (GiB by cause)": table}, facts=facts)
 
 
 def _shared(known: dict[str, dict[str, dict[str, str]]]) -> dict[str, Any]:
