@@ -1,5 +1,5 @@
 -- Both engines: what is neither text nor a picture of ours is taken out of foreign outputs; a pointer over a mark of a
--- figure shows its values; answers and code are folded, and code is left out of the PDF. Without Quarto also what Quarto
+-- figure shows its values; answers and code are folded, and code is left out of the PDF. Without Quarto also what it
 -- does itself, as far as the book uses it: numbers of figures and tables, and references to them.
 
 local is_html = FORMAT:match("html") ~= nil
@@ -64,16 +64,6 @@ local function quote(element)  -- an answer is open on paper; on a screen the re
   return fold("Answer", element.content)
 end
 
-local frame = '<iframe title="%s" src="%s" loading="lazy"></iframe>'
-
-local function paragraph(element)  -- of nothing but a link to a page of ours: shows that page, above the link
-  local link = element.content[1]
-  if #element.content ~= 1 or link.t ~= "Link" or not link.target:match("^runs/%w+%.html$") then return end
-  if not is_html then return pandoc.Para(link.content .. { " (in the HTML edition)" }) end
-  local title = pandoc.utils.stringify(link):gsub('[<>"&]', "")
-  return { pandoc.RawBlock("html", frame:format(title, link.target)), element }
-end
-
 local words, labels, chapter, counts = { fig = "Figure", tbl = "Table", sec = "Section" }, {}, 0, {}
 
 local function count(element, kind)
@@ -111,8 +101,8 @@ end
 function Pandoc(doc)
   local none = function() return {} end
   doc = doc:walk({ Block = safe, Inline = safe, RawBlock = none, RawInline = none })
-  doc = doc:walk({ Para = paragraph, BlockQuote = quote, CodeBlock = code })
-  doc = doc:walk({ Link = link, Span = span, Image = image, Table = as_wide_as_its_words })
+  local folds = { BlockQuote = quote, CodeBlock = code }
+  doc = doc:walk({ Link = link, Span = span, Image = image, Table = as_wide_as_its_words }):walk(folds)
   if not quarto then return doc:walk({ traverse = "topdown", Header = header, Div = float }):walk({ Cite = cite }) end
   if FORMAT == "typst" and doc.meta.date and doc.meta.abstract then  -- Quarto's cover has neither
     local _, first = doc.blocks:find_if(function(block) return block.t == "Header" end)

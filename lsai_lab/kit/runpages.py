@@ -1,4 +1,4 @@
-"""Each run's own page, the list of all, and what fits: by one template (`reports/run.html`), escaped; `book.js` does the rest."""
+"""Each run's own page, the list of all, and what fits: by one template (`reports/run.html`), escaped."""
 
 import json
 import re
@@ -21,15 +21,12 @@ from lsai_lab.kit.style import PALETTE
 from lsai_lab.predicted import table_path
 from lsai_lab.runs.records import Run, page_name
 
-FITS = (
-    "Compiled; states are in bf16 unless others are named (round bf16 weights stochastically). Predictions err: “tight” leaves less than 3 % "
-    "of the GPU, and below 5 % try some steps (chapter 10). Speeds are estimates for one H200; they rank techniques on other GPUs, too."
-)
-RUNS = "Choose by study, machine or outcome, or by words. Tick two runs to see what differs."
 STEPS = 40  # of a training run that its page shows, evenly spread
 # What a reader looks for first, the first of these that a run has.
 _MAIN = {"tokens_per_s": "tokens/s", "largest_batch": "sequences", "parameters": "parameters", "square_bf16_tflops": "TFLOP/s"}  # fmt: skip
-_NOISE = re.compile(r"_(p\d+|min|max|mean)$|(up|train|step|ing|search)_s$|^host$|command|uuid|load|cores|neigh|spread")
+_NOISE = re.compile(
+    r"_(p\d+|min|max|mean)$|(up|train|step|ing|search)_s$|^host$|command|uuid|load|cores|neigh|timed|per_gpu"
+)
 _TICK = Markup('<input type="checkbox" data-run="{0}" data-name="{1}" aria-label="compare {1}">')
 _LINK = Markup('<a href="{}.html">{}</a>')
 
@@ -64,8 +61,12 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
             plan = run.plan
         except (OSError, ValueError, TypeError, AttributeError, UserError) as error:
             end["outcome"] = f"damaged record: {error}"[:300]
-        repeat = f"repeat {of.repeat}" * (of.repeat > 0)
-        title = ", ".join(filter(None, [plan.get("label") or of.variant, of.part * (of.part != "train"), repeat]))
+        words = [
+            plan.get("label") or of.variant,
+            of.part * (of.part != "train"),
+            f"repeat {of.repeat}" * (of.repeat > 0),
+        ]
+        title = ", ".join(filter(None, words))
         tables = {heading: pd.DataFrame(values.items(), columns=["key", "value"]) for heading, values in pairs.items()}
         write(f"runs/{name}.html", f"{of.study}: {title}", tables | frames)
         known[name] = {head: {k: shown(v) for k, v in of.items() if not _NOISE.search(k)} for head, of in pairs.items()}
@@ -76,21 +77,17 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
              "machine": f"{run.machine} ({gpu})", "GPUs": results.get("world_size"), "outcome": end["outcome"],
              "minutes": f"{about['wall_s'] / 60:.1f}", "day": about["started"][:10]}
         )  # fmt: skip
-    write("runs/index.html", "All runs", {"Runs": pd.DataFrame(rows, dtype=object)}, facts=_shared(known), note=RUNS)
+    write("runs/index.html", "All runs", {"Runs": pd.DataFrame(rows, dtype=object)}, facts=_shared(known))
     if (path := table_path(reports.parent)).exists():
         table = pd.read_csv(path)
         table.loc[table["gpus"] > 1, "tokens_per_s"] = None  # estimates for several GPUs are too fast
+        table["unused reserve"] = (table["reserved_gib"] - table["peak_gib"]).clip(lower=0).round(2)
         sizes = {gpu.name: gpu.memory_gib for gpu in sorted(GPUS, key=lambda gpu: gpu.name != "H100")}
         causes = dict(zip([*PARTS, "unused reserve"], (*PALETTE, "#777777", "#d3d9e0"), strict=True))
-        split = table.assign(**{"unused reserve": (table["reserved_gib"] - table["peak_gib"]).clip(lower=0).round(2)})
-        facts = json.loads(split.to_json(orient="split", index=False)) | {"gpus": sizes, "causes": causes}
-        by_cause = [
-            ", ".join(f"{k} {v:.1f}" for k, v in row.items() if v >= 0.05) for row in table[[*PARTS]].to_dict("records")
-        ]
-        table = table.drop(columns=[*PARTS]).assign(**{"peak by cause (GiB)": by_cause})
-        names = {"_gib": " (GiB)", "seq_len": "tokens", "_size": "", "gpus": "GPUs", "tokens_per_s": "tokens/s"}
-        table.columns = table.columns.to_series().replace(names, regex=True)
-        write("runs/fits.html", "Will it fit?", {"Predictions": table}, note=FITS, facts=facts)
+        facts = json.loads(table.to_json(orient="split", index=False)) | {"gpus": sizes, "causes": causes}
+        names = {"seq_len": "tokens", "batch_size": "batch", "gpus": "GPUs", "tokens_per_s": "tokens/s"}
+        table.columns = [names.get(name, name.removesuffix("_gib")) for name in table.columns]
+        write("runs/fits.html", "Will it fit?", {"All predictions (GiB by cause)": table}, facts=facts)
 
 
 def _shared(known: dict[str, dict[str, dict[str, str]]]) -> dict[str, Any]:
@@ -98,8 +95,7 @@ def _shared(known: dict[str, dict[str, dict[str, str]]]) -> dict[str, Any]:
     usual, own = dict[str, dict[str, str]](), {name: dict[str, Any]() for name in known}
     for head in ("Results", "Configuration", "Environment", "Code"):
         counts = Counter(pair for run in known.values() for pair in run.get(head, {}).items())
-        usual[head] = dict(pair for pair, count in counts.items() if 2 * count > len(known))
-        for name, run in known.items():
-            of, same = run.get(head, {}), usual[head]
+        usual[head] = same = dict(pair for pair, count in counts.items() if 2 * count > len(known))
+        for name, of in ((name, run.get(head, {})) for name, run in known.items()):
             own[name][head] = {key: of.get(key) for key in {**same, **of} if of.get(key) != same.get(key)}
     return {"usual": usual, "runs": own}
