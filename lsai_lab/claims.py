@@ -68,6 +68,9 @@ class Claim(Strict):
     repeats: int = Field(1, ge=1)
     same: list[str] = Field([], description="results or settings that must agree among all its runs")
     void: str | None = Field(None, description="why the records cannot carry the claim: it counts as fallen")
+    short: str = Field(
+        "", max_length=46, description="what is measured, for a table that has its value and bound beside"
+    )
     sentence: str
 
     @model_validator(mode="before")
