@@ -1,55 +1,174 @@
-// Both engines' pages: tables sort and filter, the contents of the page without Quarto are searched, runs are compared.
-const make = (tag, facts, ...children) => {
+// Both engines' pages: tables sort and filter, marks of figures show their values; pages of runs compare and calculate.
+const make = (tag, { style, ...facts } = {}, ...children) => {
   const node = Object.assign(document.createElement(tag), facts);
+  Object.assign(node.style, style);
   node.append(...children);
   return node;
 };
-const filter = (label, nodes, meant = (node) => node) => {  // hides those of which what is meant lacks a word
-  const has = (node, word) => meant(node).textContent.toLowerCase().includes(word);
-  const show = (words) => nodes.forEach((node) => node.hidden = !words.every((word) => has(node, word)));
-  const oninput = ({ target }) => show(target.value.toLowerCase().split(/\s+/));
-  return make("input", { type: "search", placeholder: label, ariaLabel: label, oninput });
-};
+const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+const cells = (tag, ...texts) => texts.map((text) => make(tag, {}, text ?? "–"));
+const select = (name, label, values) => make("label", {}, label,
+  make("select", { name }, ...values.map((value) => new Option(value.toLocaleString("en") || "any", value))));
 const number = (text) => /^[-+±~]?[\d.]/.test(text) ? parseFloat(text.replace(/,(?=\d{3})/g, "")) : Infinity;
+const order = (a, b) => number(a) - number(b) || a.localeCompare(b);  // words after numbers
+const facts = JSON.parse(document.getElementById("facts")?.textContent ?? "{}"), tool = document.getElementById("tool");
 
-for (const table of document.querySelectorAll("main table:has(thead)")) {
+for (const table of all("main table:has(thead)")) {
   const rows = [...table.tBodies[0].rows], heads = [...table.tHead.rows[0].cells];
+  const text = (row, head) => row.cells[head.cellIndex].textContent.trim();
+  const kinds = (head) => [...new Set(rows.map((row) => text(row, head)))].sort(order);
+  const chosen = heads.filter((head) => facts.runs && kinds(head).length > 1 && kinds(head).length <= 20);
+  const search = make("input", { type: "search", placeholder: "Filter the rows", ariaLabel: "Filter the rows" });
+  const fields = chosen.map((head) => select("", head.textContent, ["", ...kinds(head)]));
+  const oninput = () => {
+    const words = search.value.toLowerCase().split(/\s+/), values = fields.map((field) => field.lastChild.value);
+    for (const row of rows) row.hidden = chosen.some((head, at) => values[at] && values[at] !== text(row, head))
+      || words.some((word) => !row.textContent.toLowerCase().includes(word));
+  };
+  if (rows.length > 12) table.before(make("form", { oninput, onsubmit: () => false }, search, ...fields));
   const onclick = ({ currentTarget: { parentElement: head } }) => {
-    const sign = head.ariaSort === "ascending" ? -1 : 1, text = (row) => row.cells[head.cellIndex].textContent.trim();
+    const sign = head.ariaSort === "ascending" ? -1 : 1;
     for (const other of heads) other.ariaSort = other !== head ? null : sign > 0 ? "ascending" : "descending";
-    const order = (a, b) => number(a) - number(b) || a.localeCompare(b);  // words after numbers
-    table.tBodies[0].append(...rows.sort((a, b) => sign * order(text(a), text(b))));
+    table.tBodies[0].append(...rows.sort((a, b) => sign * order(text(a, head), text(b, head))));
   };
   for (const head of heads) head.append(make("button", { title: "Sort by this column", onclick }, ...head.childNodes));
-  if (rows.length > 6) table.before(filter("Filter the rows", rows));
-  const fits = (row) => ({ lastChild: { value }, cellIndex }) => !value || row.cells[cellIndex].textContent === value;
-  const onchange = () => rows.forEach((row) => row.style.display = heads.every(fits(row)) ? "" : "none");
-  for (const head of document.querySelector("#comparison:not(:empty)") ? heads : []) {  // many: choose by column
-    const kinds = [...new Set(rows.map((row) => row.cells[head.cellIndex].textContent))], first = head.dataset.chosen;
-    if (kinds.length < 2 || kinds.length > 20) continue;
-    const option = (value) => make("option", { value, textContent: value || "any", selected: value === first });
-    const options = ["", ...kinds.sort((a, b) => number(a) - number(b))].map(option);
-    head.append(make("select", { ariaLabel: `choose ${head.textContent}`, onchange }, ...options));
-    if (first) onchange();
-  }
 }
-for (const wide of document.querySelectorAll("main table, math[display=block], pre, figure"))
+for (const wide of all("main table, math[display=block], pre, figure"))
   if (wide.scrollWidth > wide.clientWidth) wide.tabIndex = 0;  // it scrolls
+for (const link of all(".pagination-link")) link.ariaLabel = null;  // Quarto's leaves out the number that is seen
 
-const contents = document.querySelector("nav#TOC:not(.toc-active)");
-const section = (item) => document.getElementById(item.firstChild.hash.slice(1));
-contents?.prepend(filter("Search", contents.querySelectorAll("li"), section));
+// A mark shows its values to a pointer or a finger, and to a slider below the figure, which arrow keys move.
+for (const figure of all(".marked:has(.tip)")) {
+  const marks = all(".tip", figure), series = (mark) => mark?.dataset.tip.split("\n")[0];
+  const slider = make("input", { type: "range", max: marks.length - 1, value: 0, ariaLabel: "Values in the figure" });
+  const show = (shown) => {
+    Object.assign(slider, { value: marks.indexOf(shown), ariaValueText: shown?.dataset.tip });
+    const kind = (mark) => mark === shown ? "shown" : series(mark) === series(shown) ? "same" : "";
+    for (const mark of marks) mark.className = `tip ${kind(mark)}`;
+  };
+  for (const mark of marks) {
+    mark.onpointerenter = ({ pointerType }) => pointerType === "mouse" && show(mark);
+    mark.onclick = (event) => {  // the first tap shows, the second opens the run
+      if (mark.className !== "tip shown") event.preventDefault();
+      show(mark);
+    };
+  }
+  slider.oninput = slider.onfocus = () => show(marks[slider.value]);
+  slider.onblur = figure.onpointerleave = ({ pointerType }) => pointerType !== "touch" && show();
+  slider.onkeydown = ({ key }) => key === "Enter" && marks[slider.value].click();
+  figure.firstElementChild.addEventListener("click", () => show());
+  figure.append(slider);
+}
+for (const image of all("figure img"))
+  image.onclick = () => image.closest("figure").classList.toggle("large");  // on a phone
 
-const runs = JSON.parse(document.getElementById("runs-data")?.textContent ?? "{}");
-document.addEventListener("change", () => {
-  const names = [...document.querySelectorAll("[data-run]:checked")].map((box) => box.dataset.run).slice(0, 2);
-  const [a, b] = names.map((name) => runs[name]);
-  if (!b) return;
-  const row = (tag, cells) => make("tr", {}, ...cells.map((cell) => make(tag, { textContent: cell ?? "–" })));
-  const differing = Object.keys({ ...a, ...b }).filter((key) => a[key] !== b[key]);
-  const rows = [row("th", ["what differs", ...names]), ...differing.map((key) => row("td", [key, a[key], b[key]]))];
-  document.getElementById("comparison").replaceChildren(make("table", {}, ...rows));
-});
+// All runs: of the two that were ticked last what differs, and by how much.
+const change = (...texts) => {  // a ratio; of what is nearly equal, or of another sign, the difference
+  const [a, b] = texts.map((text) => /^-?\d[\d.,]*(e[-+]\d+)?$/.test(text) ? number(text) : NaN), ratio = b / a;
+  if (ratio > 0 && ratio < Infinity && Math.abs(ratio - 1) > 0.02) return `${ratio.toPrecision(3)}x`;
+  return Number.isNaN(b - a) ? "" : `${b < a ? "−" : "+"}${+Math.abs(b - a).toPrecision(3)}`;
+};
+const ticked = [];
+const compare = (box) => {
+  if (box.checked) ticked.push(box);
+  else ticked.splice(ticked.indexOf(box), 1);
+  if (ticked.length > 2) return ticked[0].click();
+  const rows = ticked.length < 2 ? [] : Object.entries(facts.usual).flatMap(([head, usual]) => {
+    const [one, two] = ticked.map(({ dataset }) => ({ ...usual, ...facts.runs[dataset.run][head] }));
+    const keys = Object.keys({ ...one, ...two }).filter((key) => one[key] !== two[key]);
+    const told = keys.map((key) => cells("td", key, one[key], two[key], change(one[key], two[key])));
+    return keys.length ? [[make("th", { colSpan: 4 }, head)], ...told] : [];
+  });
+  const clear = (box) => make("button", { ariaLabel: `clear ${box.dataset.name}`, onclick: () => box.click() }, "×");
+  const names = ticked.map((box) => make("th", {}, box.dataset.name, " ", clear(box)));
+  const head = [...cells("th", "what differs"), ...names, ...cells("th", names[1] ? "change" : "tick another run")];
+  const [first, ...rest] = [head, ...rows].map((row) => make("tr", {}, ...row));
+  const table = make("table", {}, make("thead", {}, first), make("tbody", {}, ...rest));
+  tool.replaceChildren(...names.length ? [table] : []);
+};
+for (const box of all("[data-run]")) box.onchange = () => compare(box);
+
+// Will it fit? Of each technique its memory by cause beside the GPU's, the fastest that fits on top.
+if (facts.gpus) {
+  const known = facts.data.map((row) => Object.fromEntries(facts.columns.map((name, at) => [name, row[at]])));
+  const values = (name) => [...new Set(known.map((row) => row[name]))].sort((a, b) => a - b);  // words as they come
+  const task = { model: "model", seq_len: "tokens", batch_size: "batch per GPU" };
+  const form = make("form", {}, ...Object.keys(task).map((name) => select(name, task[name], values(name))),
+    select("gpu", "your GPU", Object.keys(facts.gpus)));
+  const answer = make("p", { role: "status" }), legend = make("p"), table = make("table"), fields = form.elements;
+  const gib = (size) => size.toFixed(size < 99.95 ? 1 : 0), bold = (row) => make("b", {}, row.technique);
+
+  const draw = () => {
+    let rows = known;
+    for (const name of Object.keys(task)) {  // what is not in the table cannot be chosen
+      const held = new Set(rows.map((row) => `${row[name]}`));
+      for (const option of fields[name].options) option.disabled = !held.has(option.value);
+      if (!held.has(fields[name].value)) [fields[name].value] = held;
+      rows = rows.filter((row) => `${row[name]}` === fields[name].value);
+    }
+    const gpu = fields.gpu.value ||= Object.keys(facts.gpus)[0], memory = facts.gpus[gpu];
+    const rank = (row) => ({ fits: 0, tight: 1, "too large": 2 })[row[gpu]] ?? 3;
+    const keys = (row) => [rank(row), ...rank(row) < 2 ? [row.gpus, -row.tokens_per_s] : [row.reserved_gib]];
+    const [best] = rows.sort((a, b) => keys(a).map((key, at) => key - keys(b)[at]).find(Boolean) ?? 0);
+    const least = rows.filter((row) => rank(row) === 0 && row.gpus === 1)
+      .reduce((a, b) => b.reserved_gib < a.reserved_gib ? b : a, best);
+    const fit = best.gpus > 1 ? `Nothing fits on one ${gpu}; what fits is ` : `On one ${gpu} the fastest that fits is `;
+    const opening = [fit, "Nothing fits with room to spare; tight is "][rank(best)] ?? "Nothing fits; nearest is ";
+    answer.replaceChildren(opening, bold(best), `: ${gib(best.reserved_gib)} of ${gib(memory)} GiB`,
+      best.gpus > 1 ? ` on each of ${best.gpus}.` : ".",
+      ...least === best ? [] : [" The smallest is ", bold(least), `: ${gib(least.reserved_gib)} GiB.`]);
+
+    const scale = Math.min(Math.max(1.25 * memory, ...rows.map((row) => row.reserved_gib)), 2.5 * memory);
+    const causes = Object.entries(facts.causes).filter(([cause]) => rows.some((row) => row[cause] >= 0.05));
+    const explain = (row) => legend.replaceChildren(bold(row), ...causes.map(([cause, background]) =>
+      make("span", {}, make("i", { style: { background } }), cause, row[cause] < 0.05 ? "" : ` ${gib(row[cause])}`)));
+    const line = (row) => {
+      const parts = causes.filter(([cause]) => row[cause] >= 0.05), more = () => explain(row);
+      const ariaLabel = parts.map(([cause]) => `${cause} ${gib(row[cause])} GiB`).join(", ");
+      const bar = make("div", { role: "img", ariaLabel }, ...parts.map(([cause, background]) =>
+        make("span", { style: { background, width: `${100 * row[cause] / scale}%` } })));
+      const host = row.host_gib ? [make("small", {}, `+ ${gib(row.host_gib)} GiB of host memory`)] : [];
+      const speed = row.tokens_per_s ? Math.round(row.tokens_per_s).toLocaleString("en") : "–";
+      return make("tr", { tabIndex: 0, onpointerenter: more, onfocus: more, onclick: more },
+        make("th", { scope: "row" }, row.technique, ...host), make("td", {}, bar),
+        make("td", { className: row[gpu] }, row[gpu]), ...cells("td", gib(row.reserved_gib), speed));
+    };
+    const full = make("div", {}, `${gib(memory)} GiB`);
+    const heads = make("tr", {}, ...cells("th", "technique", full, "verdict", "GiB reserved", "tokens/s"));
+    table.replaceChildren(make("thead", {}, heads), make("tbody", {}, ...rows.map(line)));
+    table.style.setProperty("--limit", `${100 * memory / scale}%`);
+    explain(best);
+  };
+  const read = () => {  // the choice stands in the address
+    const asked = new URLSearchParams(location.hash.slice(1));
+    for (const field of fields) field.value = asked.get(field.name) ?? field.value;
+    draw();
+  };
+  form.oninput = () => {
+    draw();
+    location.replace(`#${new URLSearchParams(new FormData(form))}`);
+  };
+  window.onhashchange = read;
+  read();
+  tool.className = "fits";
+  tool.append(form, answer, legend, table);
+  document.querySelector("details").open = false;
+}
+
+// A link to a page of ours, alone in its paragraph, shows that page above it, as high as what it holds.
+for (const link of all("main p > a:only-child")) {
+  const src = link.getAttribute("href"), title = link.textContent;
+  if (/^(\.\/)?runs\/\w+\.html$/.test(src) && title === link.parentElement.textContent)
+    link.parentElement.before(make("iframe", { title, src, loading: "lazy" }));
+}
+window.onmessage = ({ source, data }) => {
+  const frame = all("main iframe").find(({ contentWindow }) => contentWindow === source);
+  if (frame) frame.style.height = `${Number(data) + 4}px`;
+};
+if (window.top !== window) {
+  document.documentElement.className = "framed";
+  new ResizeObserver(() => parent.postMessage(document.documentElement.offsetHeight, "*")).observe(document.body);
+}
 
 // Quarto's search fetches its index, which a browser refuses for a file on disk; a script (prepare.py) is let through.
 if (location.protocol === "file:") window.fetch = async () => {

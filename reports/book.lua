@@ -1,6 +1,6 @@
 -- Both engines: what is neither text nor a picture of ours is taken out of foreign outputs; a pointer over a mark of a
--- figure shows its values; code is folded, and left out of the PDF. Without Quarto also what Quarto does itself, as far
--- as the book uses it: numbers of figures and tables, and references to them.
+-- figure shows its values; answers and code are folded, and code is left out of the PDF. Without Quarto also what it
+-- does itself, as far as the book uses it: numbers of figures and tables, and references to them.
 
 local is_html = FORMAT:match("html") ~= nil
 
@@ -46,10 +46,22 @@ local function as_wide_as_its_words(element)
   return element:walk({ Plain = function(cell) return pandoc.Plain({ before, table.unpack(cell.content) }) end })
 end
 
+local function fold(title, blocks)
+  local out = pandoc.Blocks({ pandoc.RawBlock("html", ("<details><summary>%s</summary>"):format(title)) })
+  out:extend(blocks)
+  out:insert(pandoc.RawBlock("html", "</details>"))
+  return out
+end
+
 local function code(element)
-  if not element.classes:includes("python") then return end
-  local open, close = "<details><summary>Code</summary>", "</details>"
-  return is_html and { pandoc.RawBlock("html", open), element, pandoc.RawBlock("html", close) } or {}
+  if element.classes:includes("python") then return is_html and fold("Code", { element }) or {} end
+end
+
+local function quote(element)  -- an answer is open on paper; on a screen the reader may try first
+  local inlines = is_html and element.content[1] and element.content[1].content
+  if not inlines or pandoc.utils.stringify(inlines[1] or "") ~= "Answer." then return end
+  inlines:remove(1)
+  return fold("Answer", element.content)
 end
 
 local words, labels, chapter, counts = { fig = "Figure", tbl = "Table", sec = "Section" }, {}, 0, {}
@@ -89,7 +101,8 @@ end
 function Pandoc(doc)
   local none = function() return {} end
   doc = doc:walk({ Block = safe, Inline = safe, RawBlock = none, RawInline = none })
-  doc = doc:walk({ Link = link, Span = span, Image = image, Table = as_wide_as_its_words, CodeBlock = code })
+  local folds = { BlockQuote = quote, CodeBlock = code }
+  doc = doc:walk({ Link = link, Span = span, Image = image, Table = as_wide_as_its_words }):walk(folds)
   if not quarto then return doc:walk({ traverse = "topdown", Header = header, Div = float }):walk({ Cite = cite }) end
   if FORMAT == "typst" and doc.meta.date and doc.meta.abstract then  -- Quarto's cover has neither
     local _, first = doc.blocks:find_if(function(block) return block.t == "Header" end)

@@ -384,7 +384,7 @@ def test_the_chapter_tells_the_recorded_results(tmp_path: Path, monkeypatch: pyt
     cells = nbformat.read(target, as_version=4).cells
     outputs = [o for cell in cells if cell.cell_type == "code" for o in cell.outputs if "data" in o]
     kinds = [o.metadata.get("lsai", {}).get("kind") for o in outputs]
-    assert kinds.count("figure") == 4 and kinds.count("table") >= 1
+    assert kinds.count("figure") == 5 and kinds.count("table") >= 1
     text = "\n".join(o.data.get("text/markdown", "") for o in outputs)
     assert "nan" not in text and "`fa4` is the fastest at 83 of 84 shapes" in text
 

@@ -29,9 +29,9 @@ from lsai_lab.techniques import TECHNIQUES
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 40 20" width="400" height="200"><text y="15">loss</text></svg>'
-MARK = '<circle cx="50.0%" cy="50.0%" r="5" fill="none" data-run="memory/a"><title>loss\nvalue: 3.5</title></circle>'
+MARK = '<circle cx="50.0%" cy="50.0%" r="5" fill="none" data-run="index"><title>loss\nvalue: 3.5</title></circle>'
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
-ROWS = pd.DataFrame({"variant": [f"v{i}" for i in range(9)], "tokens/s": [30.0, 4, 200, 1, 55, 6, 77, 8, 9], **{f"wide column {i}": ["long words here"] * 9 for i in range(6)}})  # fmt: skip
+ROWS = pd.DataFrame({"variant": [f"v{i}" for i in range(13)], "tokens/s": [30.0, 4, 200, 1, 55, 6, 77, 8, 9, 10, 11, 12, 13], **{f"wide column {i}": ["long words here"] * 13 for i in range(6)}})  # fmt: skip
 HOSTILE = """<script>document.title = "taken"</script> <img src=x onerror="document.title='taken'"> [click](javascript:alert(1))
 ![x](/etc/hostname) ![y](http://198.51.100.7/p.png) {{< include /etc/hostname >}}
 
@@ -67,7 +67,7 @@ def chapters(folder: Path, hostile: bool = False) -> None:
         new_code_cell('#| label: tbl-one-rows\n#| tbl-cap: "All rows."\nlab.table()', outputs=[display({"text/markdown": shown.markdown}, lsai={"csv": ROWS.to_csv(index=False)})]),
         new_markdown_cell("## Finding {#sec-finding}\n\nWords to look for: perplexity."),
         new_code_cell("lab.say()", outputs=[say]),
-        new_code_cell("lab.say(box=...)", outputs=[box]),
+        new_code_cell("lab.say(box=...)", outputs=[box, display({"text/markdown": "**1.** Why?\n\n> **Answer.** Seven is $b^2$."})]),
         new_code_cell("1 / 0", outputs=[new_output("error", ename="ZeroDivisionError", evalue="<b>zero</b>", traceback=["\x1b[31mTraceback\x1b[0m"])]),
     ]  # fmt: skip
     if hostile:
@@ -75,7 +75,9 @@ def chapters(folder: Path, hostile: bool = False) -> None:
         foreign = [display({"text/markdown": HOSTILE}), display({"text/html": "<script>x</script>", "text/plain": "<b>plain</b>"}), display({"image/svg+xml": svg})]  # fmt: skip
         one.append(new_code_cell("foreign()", outputs=foreign))
     link = "[v2](runs/memory/x.html)"
-    front = [new_markdown_cell(f"# Front {{#sec-front}}\n\nSee @fig-one-loss and {link}.")]
+    front = [
+        new_markdown_cell(f"# Front {{#sec-front}}\n\nSee @fig-one-loss and {link}.\n\n[Every run](runs/index.html)")
+    ]
     for name, cells in (("index.ipynb", front), ("one.ipynb", one)):
         notebook = new_notebook(cells=cells, metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
         nbformat.write(notebook, folder / name)
@@ -166,7 +168,7 @@ def test_both_engines_number_the_same_and_resolve_every_reference(book: Path, vi
     assert re.search(r"Figure 2\.1[.:] Loss over steps\.", text) and re.search(r"Table 2\.1[.:] All rows\.", text)
     assert re.search(r"see Figure 2\.1, Table 2\.1 and (Chapter|Section) 2", text) and "?@" not in text
     assert "Dao" in page.inner_text("body") and "@dao" not in text and "Zażółć gęślą jaźń" in text
-    assert page.locator("figure img").count() == 1 and page.locator("math").count() == 1
+    assert page.locator("figure img").count() == 1 and page.locator("math").count() == 2
     assert all(
         page.evaluate("[...document.images].map(image => image.naturalWidth > 0 && image.alt === 'A line that falls.')")
     )
@@ -181,7 +183,12 @@ def test_hostile_outputs_and_records_are_text(book: Path, visit: Callable[..., A
     for path in (chapter_page(book), *book.glob("runs/*/*.html"), book / "runs" / "index.html"):
         page = visit(path)
         assert page.title() != "taken"
-        assert page.locator("iframe, [onerror], a[href^='javascript:'], img[src^='http'], img[src^='/']").count() == 0
+        assert (
+            page.locator(
+                "iframe:not([src^='runs/']), [onerror], a[href^='javascript:'], img[src^='http'], img[src^='/']"
+            ).count()
+            == 0
+        )
     html = chapter_page(book).read_text()
     assert "198.51.100.7" not in re.sub(r"<(pre|code).*?</\1>", "", html, flags=re.S) and f">{host}<" not in html
     assert "foreignObject" not in html and len(list(book.rglob("*.svg"))) <= 3
@@ -195,6 +202,7 @@ def test_the_pdf_holds_the_chapters_and_no_code(book: Path) -> None:
     assert "Large-scale AI engineering" in pages[0] and "lab.figure" not in text and "?@" not in text
     assert "are measured alone and together" in text
     assert text.count("Loss over steps") == 2  # in the list of figures, too
+    assert "Answer. Seven is" in text and "Data (CSV)" not in text
 
 
 @pytest.mark.parametrize("engine", ["pandoc", "quarto"])
@@ -249,13 +257,6 @@ def test_search_and_dark_mode_on_a_file(book: Path, visit: Callable[..., Any]) -
         page.wait_for_selector(".aa-Item")
         assert "perplexity" in page.inner_text(".aa-Panel")
         return
-    page.fill("#TOC input", "PERPLEXITY")
-    shown = [link for link in page.locator("#TOC a").all() if link.is_visible()]
-    assert [link.inner_text().split("\xa0")[-1].split(" ")[-1] for link in shown] == ["One", "Finding"]
-    shown[-1].click()
-    assert page.url.endswith("#sec-finding")
-    page.fill("#TOC input", "nowhere at all")
-    assert not page.locator("#TOC a >> visible=true").count()
 
 
 def test_tables_are_worked_by_keyboard(book: Path, visit: Callable[..., Any]) -> None:
@@ -265,13 +266,32 @@ def test_tables_are_worked_by_keyboard(book: Path, visit: Callable[..., Any]) ->
     assert page.get_attribute("#tbl-one-rows th:nth-child(2)", "aria-sort") == "ascending"
 
 
-def test_a_pointer_over_a_mark_shows_its_value_and_leads_to_its_run(book: Path, visit: Callable[..., Any]) -> None:
+def test_a_mark_shows_its_value_to_pointer_finger_and_keyboard(book: Path, visit: Callable[..., Any]) -> None:
+    shown = "getComputedStyle(document.querySelector('.tip'), '::after').content"
     page = visit(chapter_page(book))
-    tip = "getComputedStyle(document.querySelector('.tip'), '::after').content"
-    assert page.evaluate(tip) == "none"
+    assert page.evaluate(shown) == "none"
     page.hover(".tip")
-    assert "value: 3.5" in page.evaluate(tip)
-    assert page.locator(".tip").get_attribute("href") == "runs/memory/a.html"
+    assert "value: 3.5" in page.evaluate(shown)
+    page.mouse.move(0, 0)
+    assert page.evaluate(shown) == "none"
+    page.focus(".marked input")  # the only stop of the figure
+    assert (
+        "value: 3.5" in page.evaluate(shown)
+        and page.locator(".marked :is(a, [tabindex='0'])").get_attribute("tabindex") == "-1"
+    )
+    assert page.locator(".marked input").get_attribute("aria-valuetext") == "loss\nvalue: 3.5"
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/runs/index.html")
+    phone = visit(chapter_page(book), 390, has_touch=True)
+    assert phone.locator(".marked").bounding_box()["width"] <= 390
+    phone.tap(".tip")
+    assert "value: 3.5" in phone.evaluate(shown) and not phone.url.endswith("runs/index.html")
+    phone.tap(".tip")
+    phone.wait_for_url("**/runs/index.html")
+    phone.go_back()
+    phone.locator(".marked img").tap(position={"x": 20, "y": 20})
+    assert phone.locator(".marked").bounding_box()["width"] > 600
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_a_box_is_a_box(book: Path, visit: Callable[..., Any]) -> None:
@@ -280,54 +300,148 @@ def test_a_box_is_a_box(book: Path, visit: Callable[..., Any]) -> None:
     assert "Your machine" in box.inner_text() and box.locator("strong", has_text="well").count() == 1
 
 
+def test_an_answer_is_folded_until_it_is_asked_for(book: Path, visit: Callable[..., Any]) -> None:
+    page = visit(chapter_page(book))
+    answer = page.get_by_text("Seven is")
+    assert not answer.is_visible() and "Answer." not in page.inner_text("main")
+    page.locator("summary", has_text="Answer").click()
+    assert answer.is_visible() and answer.locator("math").count() == 1
+
+
+def test_a_link_alone_in_its_paragraph_shows_the_page(book: Path, visit: Callable[..., Any]) -> None:
+    page = visit(book / HTML)
+    page.locator("iframe").scroll_into_view_if_needed()
+    shown = page.frame_locator("iframe[title='Every run']")
+    assert shown.locator("[data-run]").count() == 2 and not shown.locator("nav").is_visible()
+    page.click("main p > a >> text=Every run")
+    assert page.url.endswith("runs/index.html") and page.locator("nav").is_visible()
+
+
 def test_any_two_runs_are_compared_by_what_differs(book: Path, visit: Callable[..., Any]) -> None:
     page = visit(book / "runs" / "index.html")
     for box in page.locator("[data-run]").all():
         box.check()
-    shown = page.inner_text("#comparison")
-    assert "Configuration: x.y" in shown and "outcome" in shown and "same" not in shown
+    shown = page.locator("#tool").inner_text()
+    rows = [row.split("\t") for row in shown.split("\n")]
+    assert ["y", "1", "3", "3.00x"] in [[row[0].removeprefix("x."), *row[1:]] for row in rows]
+    assert shown.index("Results") < shown.index("outcome") < shown.index("Configuration") and "same" not in shown
+    page.evaluate("document.querySelector('main').style.minHeight = '4000px'; scrollTo(0, 2000)")
+    assert page.locator("#tool").bounding_box()["y"] == 0, "it stays in sight"
+    page.get_by_role("button", name="clear memory: b").click()
+    assert page.locator("[data-run]:checked").count() == 1 and "tick another" in page.inner_text("#tool")
+    page.get_by_role("button", name="clear memory: a").click()
+    assert page.inner_text("#tool") == ""
     page.click("td a >> nth=0")
     shown = page.inner_text("main")
     assert "x.y" in shown and "tokens_per_s" in shown and "Measurements" in shown
 
 
-def test_the_list_of_runs_is_chosen_from_by_column(book: Path, visit: Callable[..., Any]) -> None:
-    page = visit(book / "runs" / "index.html")
+def test_the_list_of_runs_says_what_a_reader_looks_for_and_is_chosen_from(
+    tmp_path: Path, visit: Callable[..., Any]
+) -> None:
+    folder = templates(tmp_path / "reports")
+    for at in range(14):
+        write_run(
+            tmp_path / "runs",
+            "memory" if at % 3 else "speed",
+            f"v{at}",
+            results={"tokens_per_s": 8872.4 + at},
+            outcome="oom" if at == 5 else "ok",
+        )
+    write_run_pages(find_runs(tmp_path / "runs"), folder)
+    page = visit(folder / "runs" / "index.html")
     rows = page.locator("tbody tr >> visible=true")
-    assert rows.count() > 1
-    page.select_option("select[aria-label='choose outcome']", "oom")
-    assert rows.count() == 1 and "oom" in rows.inner_text()
-    page.select_option("select[aria-label='choose outcome']", "any")
-    assert rows.count() > 1
+    assert rows.count() == 14 and "8,872 tokens/s" in page.inner_text("tbody")
+    page.get_by_label("outcome").select_option("oom")
+    assert rows.count() == 1 and "v5" in rows.inner_text()
+    page.get_by_label("outcome").select_option("any")
+    page.get_by_label("study").select_option("speed")
+    assert rows.count() == 5
+    page.get_by_label("Filter the rows").fill("V9 speed")
+    assert rows.count() == 1
+    for box in page.locator("[data-run]").all()[:3]:
+        box.dispatch_event("click")
+    assert page.locator("[data-run]:checked").count() == 2, "the first makes room for the third"
 
 
-def test_what_fits_is_chosen_by_model_and_drawn_by_cause(tmp_path: Path, visit: Callable[..., Any]) -> None:
-    reports = tmp_path / "reports"
-    shutil.copytree(CHECKOUT / "reports", reports, ignore=lambda folder, names: [n for n in names if "." not in n])
-    table_path(tmp_path).parent.mkdir(parents=True)
-    shutil.copy(table_path(CHECKOUT), table_path(tmp_path))
+def fits_page(folder: Path, rows: pd.DataFrame | None = None) -> Path:
+    """The page of what fits, from the committed table or from `rows`."""
+    reports = templates(folder / "reports")
+    table_path(folder).parent.mkdir(parents=True)
+    (pd.read_csv(table_path(CHECKOUT)) if rows is None else rows).to_csv(table_path(folder), index=False)
     write_run_pages([], reports)
-    said = pd.read_csv(table_path(CHECKOUT))
-    first = said[said["model"] == said["model"].iloc[0]]  # one length and batch
-    page = visit(reports / "runs" / "fits.html")
-    rows = page.locator("tbody tr >> visible=true")
-    assert rows.count() == len(first)
-    assert f"weights {first['weights'].iloc[0]:.1f} GiB" in rows.first.locator("title").text_content()
-    widths = [max(float(part.get_attribute("width")) for part in row.locator("rect").all()) for row in rows.all()]
-    assert max(widths) == 160 and widths == pytest.approx(160 * first["peak_gib"] / first["peak_gib"].max(), abs=0.7)
+    return reports / "runs" / "fits.html"
+
+
+def test_what_fits_is_answered_for_model_length_batch_and_gpu(tmp_path: Path, visit: Callable[..., Any]) -> None:
+    table = pd.read_csv(table_path(CHECKOUT))
+    first = table[(table[TASK] == table[TASK].iloc[0]).all(axis=1)]
+    page = visit(path := fits_page(tmp_path))
+    answer, rows = page.get_by_role("status"), page.locator(".fits tbody tr")
+    fitting = first[(first["H100"] == "fits") & (first["gpus"] == 1)].sort_values("tokens_per_s", ascending=False)
+    best, least = fitting.iloc[0], fitting.sort_values("reserved_gib").iloc[0]
     assert (
-        page.locator("td.fits >> visible=true").count() == (first.drop(columns="GH200-144") == "fits").to_numpy().sum()
+        f"On one H100 the fastest that fits is {best['technique']}: {best['reserved_gib']:.1f} of 79.1 GiB."
+        in answer.inner_text()
     )
-    page.select_option("select[aria-label='choose model']", said["model"].iloc[-1])
-    assert rows.count() == (said["model"] == said["model"].iloc[-1]).sum() > 15
-    page.select_option("select[aria-label='choose tokens']", "32,768")
-    assert {row.split("\t")[1] for row in rows.all_inner_texts()} == {"32,768"}
+    assert f"The smallest is {least['technique']}: {least['reserved_gib']:.1f} GiB." in answer.inner_text()
+    assert rows.count() == len(first) and rows.first.locator("th").inner_text() == best["technique"]
+    assert rows.last.locator("td[class]").inner_text() == "too large"
+    # Bars are drawn on one scale, the line where the GPU is full.
+    line = float(page.locator(".fits table").evaluate("table => table.style.getPropertyValue('--limit')").rstrip("%"))
+    weights = float(rows.first.locator("td div span").first.evaluate("part => part.style.width").rstrip("%"))
+    assert weights / line == pytest.approx(best["weights"] / 79.1, rel=1e-3)
+    assert f"weights {best['weights']:.1f} GiB" in rows.first.get_by_role("img").get_attribute("aria-label")
+    page.get_by_label("your GPU").select_option("RTX 4090")
+    assert "RTX 4090" in answer.inner_text() and page.url.endswith("gpu=RTX+4090")
+    # Another model: what the table does not hold with it cannot be chosen.
+    page.get_by_label("model").select_option("llama3-8b")
+    page.get_by_label("tokens").select_option("32768")
+    assert "seq_len=32768" in page.url and page.locator("option[value='4096']").is_disabled()
+    rows.last.focus()
+    assert page.locator(".fits p b").last.inner_text() == rows.last.locator("th").evaluate(
+        "head => head.firstChild.data"
+    )
+    said, link = answer.inner_text(), page.url
+    again = visit(path)
+    again.goto(link)
+    assert again.get_by_role("status").inner_text() == said
+    again.goto(link.split("#")[0] + "#model=nothing&gpu=none&seq_len=7")
+    assert "On one H100 the fastest that fits is" in again.get_by_role("status").inner_text()
+
+
+def test_the_calculator_takes_any_table(tmp_path: Path, visit: Callable[..., Any]) -> None:
+    rows = (
+        pd.read_csv(table_path(CHECKOUT))
+        .head(3)
+        .assign(model="<b>new</b>", seq_len=[512, 512, 777], H100=["too large", "no fp8", "tight"])
+    )
+    page = visit(fits_page(tmp_path, rows), 390)
+    assert (
+        "Nothing fits; nearest is" in page.get_by_role("status").inner_text()
+        and page.locator(".fits tbody tr").count() == 2
+    )
+    page.get_by_label("tokens").select_option("777")
+    assert "with room to spare; tight is" in page.get_by_role("status").inner_text()
+    assert (
+        page.evaluate("document.documentElement.scrollWidth") <= 390
+        and page.get_by_label("model").input_value() == "<b>new</b>"
+    )
+
+
+def test_without_scripts_what_fits_is_a_table(tmp_path: Path, browser: Any) -> None:
+    page = browser.new_page(java_script_enabled=False)
+    page.goto(fits_page(tmp_path).as_uri())
+    table = pd.read_csv(table_path(CHECKOUT))
+    assert page.locator("tbody tr").count() == len(table)
+    assert page.locator("tbody tr").first.inner_text().split("\t")[5:7] == ["91.22", "94.99"]
+    page.close()
 
 
 def test_without_scripts_the_page_reads_the_same(book: Path, browser: Any) -> None:
     page = browser.new_page(java_script_enabled=False)
     page.goto(chapter_page(book).as_uri())
-    assert "Loss over steps." in page.inner_text("main") and page.locator("#tbl-one-rows tbody tr").count() == 9
+    assert "Loss over steps." in page.inner_text("main") and page.locator("#tbl-one-rows tbody tr").count() == 13
     page.close()
 
 
@@ -432,9 +546,9 @@ def test_a_mark_names_its_series_its_values_and_the_run_of_its_row() -> None:
     )
     fig, axes = plt.subplots()
     axes.plot(rows["gib"], rows["tokens"] / 1e3, "o", label="H200")
-    axes.set(xlabel="GiB", ylabel="thousand tokens/s")
+    axes.set(xlabel="peak memory (GiB)", ylabel="thousand tokens/s")
     fig.canvas.draw()
     found = re.findall(r'data-run="(.*?)"><title>(.*?)</title>', marks(fig, fig.get_tightbbox(), rows), re.S)
-    assert found[1] == ("memory/b-2", "H200\nGiB: 2\nthousand tokens/s: 3\nlabel: b\nmemory/b-2")
+    assert found[1] == ("memory/b-2", "H200\npeak memory: 2 GiB\nthousand tokens/s: 3\nlabel: b\nmemory/b-2")
     assert len(found) == 2
     plt.close(fig)

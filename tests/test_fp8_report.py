@@ -119,9 +119,28 @@ def test_the_chapter_tells_the_recorded_results(tmp_path: Path, monkeypatch: pyt
     assert execute_notebook(source, target, {}, root=CHECKOUT, timeout_s=120) is None
     outputs = [o for cell in nbformat.read(target, as_version=4).cells for o in cell.get("outputs", []) if "data" in o]
     kinds = [o.metadata.get("lsai", {}).get("kind") for o in outputs]
-    assert kinds.count("figure") == 5 and kinds.count("table") >= 1
+    assert kinds.count("figure") == 5 and kinds.count("table") == 1
     text = "".join(str(o.data.get("text/markdown", "")) for o in outputs)
-    assert "bf16 states, stochastic rounding](" in text and "5 seeds" in text
-    assert "of the bf16 peak" in text and "nan" not in text
-    assert "17,805 tokens/s, 1.44 times bf16" in text
-    assert "differs from that of bf16 by -0.20% (mean of 3 seeds, -0.44% to -0.02%" in text
+    assert "5 seeds: rounded to nearest, bf16 costs **0.155 ± 0.005 nats**" in text
+    assert "rounded stochastically **0.002 ± 0.002**" in text and "nan" not in text
+    assert "is the fastest, 1.44 times bf16" in text and "TE delayed is as fast" in text
+    assert "of fp8 differs by -0.20% ± 0.52%" in text
+
+
+def test_the_chapter_s_example_of_rounding_is_what_bf16_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update below half a gap leaves a bf16 weight where it was, from the magnitude that the chapter names on, and not below it."""
+    monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
+    monkeypatch.setattr("IPython.display.display", lambda *_, **__: None)
+    found: dict[str, Any] = {}
+    for cell in nbformat.read(CHECKOUT / "notebooks" / "30-fp8.ipynb", as_version=4).cells:
+        if cell.cell_type == "code":
+            exec(cell.source, found)
+            if "nearest" in found:
+                break
+    update, edge = found["update"], 2.0**-6
+    assert update == pytest.approx(6e-5) and set(found["nearest"]) == {found["start"]}
+    weights = torch.linspace(edge, 1, 1000).bfloat16()
+    assert ((weights.float() + update).bfloat16() == weights).all()
+    below = torch.linspace(edge / 2, edge * 0.99, 100).bfloat16()
+    assert ((below.float() + update).bfloat16() != below).all()
+    assert abs(found["up"].mean() - update / found["gap"]) < 0.1

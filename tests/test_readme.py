@@ -63,6 +63,16 @@ def test_every_row_of_a_table_of_speeds_is_a_record(recorded: pd.DataFrame) -> N
                 assert number(batch) in searched["largest_batch"].tolist(), row
 
 
+def test_the_picture_shows_the_recorded_changes(recorded: pd.DataFrame) -> None:
+    """Each ratio in the picture is that of a recorded change to the eager step, in speed or in memory."""
+    drawn = re.findall(r"\((\d\.\d\d)x\)", (repo_root() / "reports/recorded/summary.svg").read_text())
+    levers = recorded.query("machine == 'h100' and study == 'speed' and part == 'levers'").set_index("variant")
+    ratios = (
+        levers[["tokens_per_s", "mem_peak_allocated_gib"]] / levers.iloc[0][["tokens_per_s", "mem_peak_allocated_gib"]]
+    ).stack()
+    assert len(drawn) == 12 and set(drawn) <= {f"{ratio:.2f}" for ratio in ratios}
+
+
 def test_every_ratio_in_a_table_is_that_of_two_of_its_speeds() -> None:
     found = 0
     for table in tables():

@@ -28,14 +28,17 @@ def bind(executed: Path, target: Path, problem: str | None = None) -> str | None
 
     `problem`: why the chapter did not complete, said below its title. Returns it, or why the notebook cannot be read.
     """
-    texts, code = list[str](), ""
+    texts, codes = list[str](), list[str]()
     try:
         for at, cell in enumerate(nbformat.read(executed, as_version=4).cells):  # type: ignore[no-untyped-call]
             if not _SKIPPED & set(cell.metadata.get("tags", [])):
-                code, text = _cell(cell, code, target.parent, f"{target.stem}-{at}")
-                if text:  # what is shown stands below the code since the last
-                    texts, code = [*texts, *filter(None, [code and fenced(code, "python"), text])], ""
-        texts += [fenced(code, "python")] if code else []
+                code, text = _cell(cell, target.parent, f"{target.stem}-{at}")
+                if code:
+                    codes.append(code)
+                elif codes and re.search("(?m)^#", text):  # the code of a section stands at its end
+                    texts, codes = [*texts, fenced("\n\n".join(codes), "python")], []
+                texts += [text] if text else []
+        texts += [fenced("\n\n".join(codes), "python")] if codes else []
     except Exception as error:  # nbformat raises many kinds for a damaged file
         problem, texts = problem or f"It could not be read: {str(error)[:500]}", [f"# {executed.stem}"]
     if problem:
@@ -45,22 +48,22 @@ def bind(executed: Path, target: Path, problem: str | None = None) -> str | None
     return problem
 
 
-def _cell(cell: Any, above: str, folder: Path, name: str) -> tuple[str, str]:
-    """The code `above` and the cell's, unless `echo: false`, and what it showed; the first picture or table has the label, if any."""
+def _cell(cell: Any, folder: Path, name: str) -> tuple[str, str]:
+    """A cell's code, unless `echo: false`, and what it showed; the first picture or table has the label, if any."""
     if cell.cell_type != "code":
-        return above, str(cell.source)
+        return "", str(cell.source)
     asked = yaml.safe_load("".join(re.findall(r"(?m)^#\|(.*\n?)", cell.source))) or {}
     code, label = re.sub(r"(?m)^#\|.*\n?", "", cell.source).strip(), re.sub(r"[^\w-]", "-", str(asked.get("label", "")))
     wanted, caption, parts = {"fig": "![](", "tbl": "|"}.get(label[:3]), str(asked.get(f"{label[:3]}-cap", "")), []
     for number, output in enumerate(cell.outputs):
         text = _markdown(output, folder / "files" / f"{name}-{number}", str(asked.get("fig-alt") or caption))
         if wanted and text.startswith(wanted):
-            text, wanted = f"::: {{#{label}}}\n{text}\n\n{caption}\n:::", None
             if csv := output.metadata.get("lsai", {}).get("csv"):
                 write_text(folder / "data" / f"{label}.csv", csv)
-                text += f'\n\n[Data (CSV)]{{.csv to="data/{label}.csv"}}'
+            link = f' [Data (CSV)]{{.csv to="data/{label}.csv"}}' * bool(csv)
+            text, wanted = f"::: {{#{label}}}\n{text}\n\n{caption}{link}\n:::", None
         parts.append(text)
-    return above + f"{code}\n\n" * bool(code and asked.get("echo", True)), "\n\n".join(parts)
+    return code * bool(asked.get("echo", True)), "\n\n".join(parts)
 
 
 def fenced(text: str, kind: str = "output") -> str:

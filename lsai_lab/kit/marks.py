@@ -5,6 +5,7 @@ the axis or a power of ten of it. Where no row or several rows do, the values st
 """
 
 import math
+import re
 from collections.abc import Iterator
 from html import escape
 from typing import Any
@@ -17,6 +18,7 @@ from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
+from lsai_lab.kit.show import shown
 from lsai_lab.runs.records import page_name
 
 MOST = 300  # marks of a figure; of more, evenly spread ones
@@ -30,12 +32,11 @@ def marks(fig: Figure, box: Bbox, data: pd.DataFrame) -> str:
         cx, cy = (x / fig.dpi - box.x0) / box.width, (box.y1 - y / fig.dpi) / box.height
         if not (0 < cx < 1 and 0 < cy < 1):
             continue
-        names = [axes.get_xlabel() or "x", axes.get_ylabel() or "y"]
-        parts = [part if isinstance(part, str) else f"{part:,.4g}" for part in value]
+        parts = [shown(part) for part in value]
         row = _row(data, [label, *value])
         run = "" if row is None or "run" not in row else page_name(row["run"])
         rest = {} if row is None else {k: v for k, v in row.items() if isinstance(v, str) and k != "run" and v not in (label, *parts)}  # fmt: skip
-        lines = [label, *(f"{name}: {part}" for name, part in zip(names, parts, strict=True))]
+        lines = [label, *map(_said, (axes.get_xlabel(), axes.get_ylabel()), value)]
         text = "\n".join(filter(None, [*lines, *(f"{k}: {v}" for k, v in rest.items()), run]))
         circles.append(f'<circle cx="{cx:.1%}" cy="{cy:.1%}" r="5" fill="none" data-run="{escape(run)}"><title>{escape(text[:400])}</title></circle>')  # fmt: skip
     return "".join(circles)
@@ -60,6 +61,12 @@ def _points(axes: Axes) -> Iterator[tuple[str, tuple[Any, Any], np.ndarray]]:
             else:
                 value, end = (_tick(axes, 0, (left + right) / 2), high - low), ((left + right) / 2, high)
             yield _label(bars), value, bar.axes.transData.transform(end)
+
+
+def _said(name: str, value: Any) -> str:
+    """A value after its axis' name, the unit behind it: of `peak (GiB)` it is `peak: 60.2 GiB`."""
+    words, unit = re.sub(r" \(([^()]*)\)$", r"\n\1", " ".join(name.split())).partition("\n")[::2]
+    return (f"{words}: " if words else "") + shown(value) + (f" {unit}" if unit and not isinstance(value, str) else "")
 
 
 def _label(artist: Any) -> str:

@@ -1,6 +1,9 @@
-"""Each run's own page, the list of all, the table of predictions: by one template (`reports/run.html`), escaped."""
+"""Each run's own page, the list of all, and what fits: by one template (`reports/run.html`), escaped."""
 
+import json
+import re
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,20 +14,20 @@ from markupsafe import Markup
 
 from lsai_core.errors import UserError
 from lsai_core.files import flatten, write_text
+from lsai_core.profiling.predict import GPUS
 from lsai_core.profiling.predict.prediction import PARTS
-from lsai_lab.kit.show import bars, shown
-from lsai_lab.predicted import TASK, table_path
+from lsai_lab.kit.show import shown
+from lsai_lab.kit.style import PALETTE
+from lsai_lab.predicted import table_path
 from lsai_lab.runs.records import Run, page_name
 
-FITS = (
-    "Choose a model, its length and each GPU's batch in the heads of the columns, or a GPU and “fits”. Compiled; states are in bf16 unless others are named "
-    f"(round bf16 weights stochastically). A bar shows the peak by cause: {', '.join(PARTS)}; point at it. A verdict compares the reserved memory with the "
-    "GPU: “tight” leaves less than 3 %; below 5 % try some steps, for predictions err (chapter 10). Speeds are estimates for one H200."
-)
 STEPS = 40  # of a training run that its page shows, evenly spread
 # What a reader looks for first, the first of these that a run has.
-_MAIN = ("tokens_per_s", "largest_batch", "largest_size", "validation_loss", "bf16_tflops")
-_TICK = Markup('<input type="checkbox" data-run="{0}" aria-label="compare {0}">')
+_MAIN = {"tokens_per_s": "tokens/s", "largest_batch": "sequences", "parameters": "parameters", "square_bf16_tflops": "TFLOP/s"}  # fmt: skip
+_NOISE = re.compile(
+    r"_(p\d+|min|max|mean)$|(up|train|step|ing|search)_s$|^host$|command|uuid|load|cores|neigh|timed|per_gpu"
+)
+_TICK = Markup('<input type="checkbox" data-run="{0}" data-name="{1}" aria-label="compare {1}">')
 _LINK = Markup('<a href="{}.html">{}</a>')
 
 
@@ -33,40 +36,66 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
 
     A run whose record is damaged is listed as that; the others go on.
     """
-    template = jinja2.Environment(autoescape=True, loader=jinja2.FileSystemLoader(reports)).get_template("run.html")
+    environment = jinja2.Environment(autoescape=True, loader=jinja2.FileSystemLoader(reports))
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}  # in the order given
+    template = environment.get_template("run.html")
 
     def write(name: str, title: str, tables: dict[str, pd.DataFrame], **facts: Any) -> None:
         up = "../" * name.count("/")
         write_text(reports / name, template.render(title=title, up=up, tables=tables, shown=shown, **facts))
 
     shutil.rmtree(reports / "runs", ignore_errors=True)
-    rows, facts = [], {}
+    rows, known = [], {}
     for run in runs:
-        about = {"machine": run.machine, **vars(run.summary.id), **vars(run.summary)}
+        of, name = run.summary.id, page_name(run.folder)
+        about = {"machine": run.machine, **vars(of), **vars(run.summary)}
         del about["id"], about["code"]
-        name, results = page_name(run.folder), about.pop("results")
-        pairs, frames = {"Run": about}, {}
+        results, end = about.pop("results"), {key: about.pop(key) for key in ("outcome", "reason")}
+        pairs, frames, plan = {"Results": end, "Run": about}, {}, {}
         try:
             steps = len(run.metrics) if "loss" in run.metrics else 0  # points of a bench are all shown
             frames = {key: pd.DataFrame(value) for key, value in results.items() if isinstance(value, list)}
-            pairs["Results"] = {key: value for key, value in results.items() if key not in frames}
+            end |= {key: value for key, value in results.items() if key not in frames}
             pairs |= {"Configuration": flatten(run.config), "Environment": flatten(run.env), "Code": run.summary.code}
             frames |= {"Measurements": run.metrics[:: max(1, steps // STEPS)], "Longest kernels": run.kernels[:20]}
+            plan = run.plan
         except (OSError, ValueError, TypeError, AttributeError, UserError) as error:
-            about["outcome"] = f"damaged record: {error}"[:300]
+            end["outcome"] = f"damaged record: {error}"[:300]
+        words = [
+            plan.get("label") or of.variant,
+            of.part * (of.part != "train"),
+            f"repeat {of.repeat}" * (of.repeat > 0),
+        ]
+        title = ", ".join(filter(None, words))
         tables = {heading: pd.DataFrame(values.items(), columns=["key", "value"]) for heading, values in pairs.items()}
-        write(f"runs/{name}.html", title := f"{about['study']}: {run.summary.id.name}", tables | frames)
-        facts[name] = {f"{heading}: {key}": shown(value) for heading, of in pairs.items() for key, value in of.items()}
-        main = next((f"{shown(results[key])} {key}" for key in _MAIN if results.get(key) is not None), "")
-        row = {"compare": _TICK.format(name), "run": _LINK.format(name, title), "main result": main}
-        rows.append(row | {key: about[key] for key in ("machine", "outcome", "wall_s", "started")})
-    words = "Choose runs by machine or outcome. Tick two of them to see what differs."
-    write("runs/index.html", "All runs", {"Runs": pd.DataFrame(rows, dtype=object)}, facts=facts, note=words)
+        write(f"runs/{name}.html", f"{of.study}: {title}", tables | frames)
+        known[name] = {head: {k: shown(v) for k, v in of.items() if not _NOISE.search(k)} for head, of in pairs.items()}
+        gpu = str(pairs.get("Environment", {}).get("gpu") or "no GPU").removeprefix("NVIDIA ")
+        rows.append(
+            {"compare": _TICK.format(name, f"{of.study}: {title} ({run.machine})"), "study": of.study, "run": _LINK.format(name, title),
+             "result": next((f"{results[key]:,.0f} {unit}" for key, unit in _MAIN.items() if isinstance(results.get(key), (int, float))), ""),
+             "machine": f"{run.machine} ({gpu})", "GPUs": results.get("world_size"), "outcome": end["outcome"],
+             "minutes": f"{about['wall_s'] / 60:.1f}", "day": about["started"][:10]}
+        )  # fmt: skip
+    write("runs/index.html", "All runs", {"Runs": pd.DataFrame(rows, dtype=object)}, facts=_shared(known))
     if (path := table_path(reports.parent)).exists():
         table = pd.read_csv(path)
         table.loc[table["gpus"] > 1, "tokens_per_s"] = None  # estimates for several GPUs are too fast
-        table.insert(5, "memory by cause", pd.concat([bars(rows) for _, rows in table.groupby(TASK)[[*PARTS]]]))
-        table = table.drop(columns=[*PARTS, "gpus", "GH200-144"])
-        names = {"_gib": " (GiB)", "seq_len": "tokens", "_size": "", "tokens_per_s": "tokens/s"}
-        table.columns = table.columns.to_series().replace(names, regex=True)
-        write("runs/fits.html", "Will it fit?", {"Predictions": table}, note=FITS, chosen={"model": table["model"][0]})
+        table["unused reserve"] = (table["reserved_gib"] - table["peak_gib"]).clip(lower=0).round(2)
+        sizes = {gpu.name: gpu.memory_gib for gpu in sorted(GPUS, key=lambda gpu: gpu.name != "H100")}
+        causes = dict(zip([*PARTS, "unused reserve"], (*PALETTE, "#777777", "#d3d9e0"), strict=True))
+        facts = json.loads(table.to_json(orient="split", index=False)) | {"gpus": sizes, "causes": causes}
+        names = {"seq_len": "tokens", "batch_size": "batch", "gpus": "GPUs", "tokens_per_s": "tokens/s"}
+        table.columns = [names.get(name, name.removesuffix("_gib")) for name in table.columns]
+        write("runs/fits.html", "Will it fit?", {"All predictions (GiB by cause)": table}, facts=facts)
+
+
+def _shared(known: dict[str, dict[str, dict[str, str]]]) -> dict[str, Any]:
+    """What most runs have in common, once, and of each run what differs from that."""
+    usual, own = dict[str, dict[str, str]](), {name: dict[str, Any]() for name in known}
+    for head in ("Results", "Configuration", "Environment", "Code"):
+        counts = Counter(pair for run in known.values() for pair in run.get(head, {}).items())
+        usual[head] = same = dict(pair for pair, count in counts.items() if 2 * count > len(known))
+        for name, of in ((name, run.get(head, {})) for name, run in known.items()):
+            own[name][head] = {key: of.get(key) for key in {**same, **of} if of.get(key) != same.get(key)}
+    return {"usual": usual, "runs": own}

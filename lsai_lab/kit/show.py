@@ -16,16 +16,12 @@ from urllib.parse import quote
 
 import numpy as np
 import pandas as pd
-from markupsafe import Markup
 
 from lsai_lab.files import repo_root
-from lsai_lab.kit.style import PALETTE
 
 Format = str | Callable[[Any], str]
 MISSING = "–"
 PNG_DPI = 200
-_BAR = Markup('<svg width="160" height="12" role="img" aria-label="{0}"><title>{0}</title>{1}</svg>')
-_LAYER = Markup('<rect width="{:.1f}" height="12" fill="{}"/>')
 
 
 class Table:
@@ -148,13 +144,3 @@ def shown(value: Any, spec: Format | None = None) -> str:
 
 def _cell(value: Any, spec: Format | None) -> str:
     return shown(value, spec).replace("|", r"\|").replace("<", r"\<")
-
-
-def bars(parts: pd.DataFrame) -> pd.Series:
-    """Each row of `parts` (GiB by cause) as a stacked bar of HTML that names them; one scale for all."""
-    ends, drawn = 160 * parts.cumsum(axis=1) / parts.sum(axis=1).max(), []
-    for place, row in parts.iterrows():
-        said = ", ".join(f"{name} {size:.1f} GiB" for name, size in row.items() if size >= 0.05)
-        layers = map(_LAYER.format, ends.loc[place], PALETTE * 2)  # each over those that reach further
-        drawn.append(_BAR.format(said, Markup().join(reversed([*layers]))))
-    return pd.Series(drawn, parts.index, dtype=object)
