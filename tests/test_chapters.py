@@ -81,7 +81,7 @@ def test_a_chapter_is_whole_whatever_the_reader_ran(name: str, situation: str, m
     _, text = execute(name, monkeypatch, runs=SITUATIONS[situation])
     assert not re.search(r"\b(nan|inf|None)\b[x%]?", text), text
     assert ("[box (this machine)](" in text) == (situation not in ("none", "all failed"))
-    assert ("[h100](" if name == "15-course" else "[h200](") in text  # another recorded machine
+    assert "[h200](" in text  # another recorded machine
     if situation == "all failed":
         assert "ended as **oom**: out of memory" in text
 
