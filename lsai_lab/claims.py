@@ -19,7 +19,6 @@ there are none, there is no value, and the note says why.
 
 import functools
 import itertools
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -69,9 +68,7 @@ class Claim(Strict):
     repeats: int = Field(1, ge=1)
     same: list[str] = Field([], description="results or settings that must agree among all its runs")
     void: str | None = Field(None, description="why the records cannot carry the claim: it counts as fallen")
-    short: str = Field(
-        "", max_length=46, description="what is measured, for a table that has its value and bound beside"
-    )
+    short: str = Field("", max_length=46)  # what is measured, for a table that has its value and bound beside
     sentence: str
 
     @model_validator(mode="before")
@@ -109,21 +106,6 @@ class Claim(Strict):
             return f"= {self.total}"
         return f"≥ {self.at_least:,g}" if self.at_least is not None else f"≤ {self.at_most:,g}"
 
-    @property
-    def limit(self) -> float:
-        """The number of the bound."""
-        return next(limit for limit in (self.at_least, self.at_most, self.total) if limit is not None)
-
-    def amount(self, value: float, digits: int = 3) -> str:
-        """`value` in the claim's unit, a share, a multiple or a number: with so many significant digits, 0 for as exact as it is."""
-        share = self.kind == "spread" or (self.kind in ("ratio", "value") and self.limit < 1)
-        share |= self.kind == "ratio" and self.of.metric[0].startswith("mem")
-        if self.kind == "count" or (self.kind == "value" and not share):
-            return f"{value:,.0f}"
-        value, digits = 100 * value if share else value, min(digits, 2) if self.kind == "interval" else digits
-        text = f"{value:.{max(int(share), digits - 1 - math.floor(math.log10(value)))}f}" if digits else f"{value:g}"
-        return text + ("" if self.kind == "interval" else "%" if share else "x")
-
     def holds(self, value: float) -> bool:
         low = self.total if self.kind == "count" else self.at_least
         return (low is None or value >= low) and (self.at_most is None or value <= self.at_most)
@@ -135,8 +117,7 @@ class NoData(Exception):
 
 @dataclass
 class Found:
-    """What a rule found: the number, the same number repeat by repeat, the rows behind it, facts for the sentence; `note`: what the
-    outcomes of these rows do not say."""
+    """A rule's number, also by repeat, the rows behind it, facts for the sentence; `note`: what outcomes do not say."""
 
     value: float
     each: list[float]
@@ -178,27 +159,6 @@ def readable(claims: pd.DataFrame) -> pd.DataFrame:
         claim = f"{row.sentence} ({row.note})" if row.note else row.sentence
         rows.append([claim, _short(row.value), repeats, "one run" if row.n == 1 else str(row.n), row.bound, verdict])
     return pd.DataFrame(rows, columns=["claim", "value", "over repeats", "n", "bound", "verdict"])
-
-
-def compact(claims: pd.DataFrame, declared: dict[str, Claim]) -> pd.DataFrame:
-    """The rows of `evaluate` that have a value, for a narrow table: name, claim (its short text), bound, measured, verdict. Measured is
-    `1.43x (1.42 to 1.44, n = 3)`: from the smallest to the largest repeat, left out where the repeats are equal."""
-    rows = []
-    for row in claims[claims["value"].notna()].itertuples():
-        claim, ends = declared[row.name], ("", "")
-        for digits in (3, 4):  # the fourth where three do not tell the repeats apart
-            if ends[0] == ends[1] and row.low == row.low:
-                ends = claim.amount(row.low, digits), claim.amount(row.high, digits)
-                value = claim.amount(row.value, digits)
-        if ends[0] == ends[1]:
-            value = claim.amount(row.value)
-        repeats = f"{ends[0]} to {ends[1]}, ".translate({ord("x"): None, ord("%"): None}) if ends[0] != ends[1] else ""
-        bound, verdict = (
-            f"{row.bound[0]} {claim.amount(claim.limit, 0)}",
-            row.verdict if row.held else f"**{row.verdict}**",
-        )
-        rows.append([row.name, claim.short, bound, f"{value} ({repeats}n = {row.n})", verdict])
-    return pd.DataFrame(rows, columns=["name", "claim", "bound", "measured", "verdict"])
 
 
 def _judge(name: str, claim: Claim, rows: pd.DataFrame) -> dict[str, Any]:

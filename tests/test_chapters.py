@@ -261,3 +261,21 @@ def test_the_chapter_on_many_nodes_computes_what_its_formulas_say(monkeypatch: p
     far = found["far"].set_index("model")
     assert set(far["plan"]) == {"HSDP, 16 nodes"} and (far["shard"] == 64).all()  # the formula says 55 and 87 GPUs
     assert "No network between hosts was available" in "".join(cell.source for cell in cells("60-scale"))
+
+
+def test_the_table_of_claims_has_one_notation_and_shows_every_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables, _ = execute("90-terms", monkeypatch)
+    found, words = variables["claims"], variables["rows"].set_index("name")
+    assert len(words) == len(found) and words["claim"].str.len().between(8, 46).all()
+    assert words.loc["hopper_fp8_gain", "bound":"measured"].tolist() == ["≥ 1.3x", "1.43x (1.43 to 1.44, n = 3)"]
+    assert (
+        words.loc["hopper_bf16_titan", "measured"] == "1.061x (1.060 to 1.063, n = 3)"
+    )  # three digits would hide the range
+    assert words.loc["hopper_bf16_memory", "bound":"measured"].tolist() == [
+        "≤ 100%",
+        "90.5% (n = 3)",
+    ]  # of equal repeats
+    assert words.loc["sharded_loss", "bound":"measured"].tolist() == ["≤ 0.01%", "0.0000671% (n = 1)"]
+    assert words.loc["states_bf16_loss", "bound":"verdict"].tolist() == ["≤ 0.02", "0.16 (n = 5)", "**fallen**"]
+    for row in found[found["low"] < found["high"]].itertuples():
+        assert re.search(r" \([\d.,]+ to [\d.,]+, n = \d\)$", words.loc[row.name, "measured"]), row.name

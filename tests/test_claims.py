@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shutil
 import statistics
 from pathlib import Path
@@ -16,7 +15,7 @@ import yaml
 
 import lsai_lab as lab
 from lsai_core.errors import UserError
-from lsai_lab.claims import compact, evaluate, load_claims, readable
+from lsai_lab.claims import evaluate, load_claims, readable
 from lsai_lab.cli.claims import as_records, claims_file
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,24 +40,6 @@ def test_a_claim_stands_only_if_its_worst_repeat_does(found: pd.DataFrame) -> No
         for value in [row.value] + ([] if pd.isna(row.low) else [row.low, row.high]):
             assert value >= claim.get("at_least", value) and value <= claim.get("at_most", value), row.name
     assert found[~found["held"]]["note"].str.len().sum() > 0 and found["value"].notna().all()
-
-
-def test_the_table_of_claims_has_one_notation_and_shows_every_range(found: pd.DataFrame) -> None:
-    declared = load_claims(ROOT)
-    words = compact(found, declared).set_index("name")
-    assert len(words) == len(found) and words["claim"].str.len().between(8, 46).all()
-    assert words.loc["hopper_fp8_gain", "bound":"measured"].tolist() == ["≥ 1.3x", "1.43x (1.43 to 1.44, n = 3)"]
-    assert (
-        words.loc["hopper_bf16_titan", "measured"] == "1.061x (1.060 to 1.063, n = 3)"
-    )  # three digits would hide the range
-    assert words.loc["hopper_bf16_memory", "bound":"measured"].tolist() == [
-        "≤ 100%",
-        "90.5% (n = 3)",
-    ]  # of equal repeats
-    assert words.loc["sharded_loss", "bound":"measured"].tolist() == ["≤ 0.01%", "0.0000671% (n = 1)"]
-    assert words.loc["states_bf16_loss", "bound":"verdict"].tolist() == ["≤ 0.02", "0.16 (n = 5)", "**fallen**"]
-    for row in found[found["low"] < found["high"]].itertuples():
-        assert re.search(r" \([\d.,]+ to [\d.,]+, n = \d\)$", words.loc[row.name, "measured"]), row.name
 
 
 # The recomputation knows of the claims only what params/claims.yaml says, and of the runs only what each step wrote.
