@@ -71,6 +71,11 @@ class Claim(Strict):
     short: str = Field("", max_length=46)  # what is measured, for a table that has its value and bound beside
     sentence: str
 
+    @property
+    def limit(self) -> float:
+        """The number of the bound."""
+        return next(limit for limit in (self.at_least, self.at_most, self.total) if limit is not None)
+
     @model_validator(mode="before")
     @classmethod
     def _terms_are_whole(cls, data: dict[str, Any]) -> dict[str, Any]:
@@ -148,17 +153,6 @@ def evaluate(frame: pd.DataFrame, claims: dict[str, Claim] | None = None) -> pd.
     """
     found = [_judge(name, claim, frame) for name, claim in (load_claims() if claims is None else claims).items()]
     return pd.DataFrame(found, columns=list(COLUMNS)).assign(held=lambda rows: rows["verdict"] == "held")
-
-
-def readable(claims: pd.DataFrame) -> pd.DataFrame:
-    """The rows of `evaluate` as words for a table: claim, value, over repeats, n, bound, verdict."""
-    rows = []
-    for row in claims.itertuples():
-        verdict = row.verdict if row.held else f"**{row.verdict}**"
-        repeats = " to ".join(dict.fromkeys(map(_short, (row.low, row.high))))
-        claim = f"{row.sentence} ({row.note})" if row.note else row.sentence
-        rows.append([claim, _short(row.value), repeats, "one run" if row.n == 1 else str(row.n), row.bound, verdict])
-    return pd.DataFrame(rows, columns=["claim", "value", "over repeats", "n", "bound", "verdict"])
 
 
 def _judge(name: str, claim: Claim, rows: pd.DataFrame) -> dict[str, Any]:

@@ -15,7 +15,8 @@ import yaml
 
 import lsai_lab as lab
 from lsai_core.errors import UserError
-from lsai_lab.claims import evaluate, load_claims, readable
+from lsai_lab.claim_words import told_short
+from lsai_lab.claims import evaluate, load_claims
 from lsai_lab.cli.claims import as_records, claims_file
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -159,7 +160,7 @@ def test_one_bad_repeat_fells_a_claim_and_one_run_says_so(checkout: Path) -> Non
     claim = judge(checkout, rows(baseline=[100, 100, 100], bf16=[190, 200, 170]), RATIO)
     assert claim["value"] == 1.9 and not claim["held"] and "1.7" in claim["note"]
     single = judge(checkout, rows(baseline=[100], bf16=[190]), RATIO)
-    assert single["held"] and readable(single.to_frame().T)["n"][0] == "one run"
+    assert single["held"] and told_short(single.to_frame().T, load_claims(checkout))["measured"][0] == "1.90x (n = 1)"
     few = judge(checkout, rows(baseline=[100], bf16=[190]), RATIO.replace("same:", "repeats: 3, same:"))
     assert not few["held"] and few["verdict"] == "incomplete" and few["note"] == "1 of 3 runs"
     low = judge(checkout, rows(baseline=[100], bf16=[170]), RATIO.replace("same:", "repeats: 3, same:"))

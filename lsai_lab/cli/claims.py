@@ -14,7 +14,8 @@ from rich.console import Console
 from lsai_core.attention.measured import TABLE, table_text
 from lsai_core.files import write_json, write_text
 from lsai_lab.benches.attention_table import recorded_rankings
-from lsai_lab.claims import VERDICTS, evaluate, readable
+from lsai_lab.claim_words import told_short
+from lsai_lab.claims import VERDICTS, evaluate, load_claims
 from lsai_lab.files import repo_root
 from lsai_lab.kit.load import load
 from lsai_lab.runs.records import recorded_runs
@@ -49,13 +50,13 @@ def as_records(found: pd.DataFrame) -> dict[str, Any]:
 
 def _show(found: pd.DataFrame) -> None:
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    words = readable(found).rename(columns={"over repeats": "repeats"}).join(found[["name", "machine", "runs"]])
-    words["verdict"] = words["verdict"].str.strip("*")
-    for row in words.itertuples():
-        console.print(f"{row.verdict} ({row.bound}): {row.claim}", style="" if row.verdict == "held" else "bold red")
-        figures = f"value {row.value}, over repeats {row.repeats}, n: {row.n}"
-        console.print(f"  {row.name} on {row.machine}, {figures}; {', '.join(row.runs)}", style="dim")
-    counts = words["verdict"].value_counts()
+    measured = told_short(found[found["value"].notna()], load_claims()).set_index("name")["measured"]
+    for row in found.itertuples():
+        said = f"{row.sentence} ({row.note})" if row.note else row.sentence
+        console.print(f"{row.verdict} ({row.bound}): {said}", style="" if row.held else "bold red")
+        figures = f"{row.name} on {row.machine}, measured {measured.get(row.name, 'nothing')}"
+        console.print(f"  {figures}; {', '.join(row.runs)}", style="dim")
+    counts = found["verdict"].value_counts()
     console.print(", ".join(f"{counts.get(verdict, 0)} {verdict}" for verdict in VERDICTS))
 
 

@@ -1,0 +1,35 @@
+"""Claims in the short notation of a table: `1.43x (1.42 to 1.44, n = 3)`, from the smallest to the largest repeat."""
+
+import math
+
+import pandas as pd
+
+from lsai_lab.claims import Claim
+
+
+def amount(claim: Claim, value: float, digits: int = 3) -> str:
+    """`value` in the claim's unit, a share, a multiple or a number: with so many significant digits, 0 for as exact as it is."""
+    share = claim.kind == "spread" or (claim.kind in ("ratio", "value") and claim.limit < 1)
+    share |= claim.kind == "ratio" and claim.of.metric[0].startswith("mem")
+    if claim.kind == "count" or (claim.kind == "value" and not share):
+        return f"{value:,.0f}"
+    value, digits = 100 * value if share else value, min(digits, 2) if claim.kind == "interval" else digits
+    text = f"{value:.{max(int(share), digits - 1 - math.floor(math.log10(value)))}f}" if digits else f"{value:g}"
+    return text + ("" if claim.kind == "interval" else "%" if share else "x")
+
+
+def told_short(claims: pd.DataFrame, declared: dict[str, Claim]) -> pd.DataFrame:
+    """Rows of `evaluate` that have a value as name, claim (its short text), bound, measured, verdict (bold where not held)."""
+    rows = []
+    for row in claims.itertuples():
+        claim, value = declared[row.name], amount(declared[row.name], row.value)
+        repeats = f"n = {row.n}"
+        for digits in (3, 4) if pd.notna(row.low) else ():  # the fourth where three do not tell the repeats apart
+            low, high = amount(claim, row.low, digits), amount(claim, row.high, digits)
+            if low != high:
+                value, repeats = amount(claim, row.value, digits), f"{low.strip('x%')} to {high.strip('x%')}, {repeats}"
+                break
+        verdict = row.verdict if row.held else f"**{row.verdict}**"
+        bound = f"{row.bound[0]} {amount(claim, claim.limit, 0)}"
+        rows.append([row.name, claim.short, bound, f"{value} ({repeats})", verdict])
+    return pd.DataFrame(rows, columns=["name", "claim", "bound", "measured", "verdict"])
