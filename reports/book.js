@@ -1,7 +1,6 @@
 // Both engines' pages: tables sort and filter, marks of figures show their values; pages of runs compare and calculate.
-const make = (tag, { style, ...facts } = {}, ...children) => {
+const make = (tag, facts, ...children) => {
   const node = Object.assign(document.createElement(tag), facts);
-  Object.assign(node.style, style);
   node.append(...children);
   return node;
 };
@@ -33,8 +32,6 @@ for (const table of all("main table:has(thead)")) {
   };
   for (const head of heads) head.append(make("button", { title: "Sort by this column", onclick }, ...head.childNodes));
 }
-for (const wide of all("main table, math[display=block], pre, figure"))
-  if (wide.scrollWidth > wide.clientWidth) wide.tabIndex = 0;  // it scrolls
 for (const link of all(".pagination-link")) link.ariaLabel = null;  // Quarto's leaves out the number that is seen
 
 // A mark shows its values to a pointer or a finger, and to a slider below the figure, which arrow keys move.
@@ -46,17 +43,15 @@ for (const figure of all(".marked:has(.tip)")) {
     const kind = (mark) => mark === shown ? "shown" : series(mark) === series(shown) ? "same" : "";
     for (const mark of marks) mark.className = `tip ${kind(mark)}`;
   };
-  for (const mark of marks) {
-    mark.onpointerenter = ({ pointerType }) => pointerType === "mouse" && show(mark);
-    mark.onclick = (event) => {  // the first tap shows, the second opens the run
-      if (mark.className !== "tip shown") event.preventDefault();
-      show(mark);
-    };
-  }
+  figure.onpointerover = ({ target, pointerType }) => pointerType === "mouse" && show(target.closest(".tip"));
+  figure.onclick = (event) => {  // the first tap shows, the second opens the run
+    const mark = event.target.closest(".tip");
+    if (mark?.matches(":not(.shown)")) event.preventDefault();
+    if (event.target !== slider) show(mark);
+  };
   slider.oninput = slider.onfocus = () => show(marks[slider.value]);
   slider.onblur = figure.onpointerleave = ({ pointerType }) => pointerType !== "touch" && show();
   slider.onkeydown = ({ key }) => key === "Enter" && marks[slider.value].click();
-  figure.firstElementChild.addEventListener("click", () => show());
   figure.append(slider);
 }
 for (const image of all("figure img"))
@@ -73,10 +68,11 @@ const compare = (box) => {
   if (box.checked) ticked.push(box);
   else ticked.splice(ticked.indexOf(box), 1);
   if (ticked.length > 2) return ticked[0].click();
-  const rows = ticked.length < 2 ? [] : Object.entries(facts.usual).flatMap(([head, usual]) => {
-    const [one, two] = ticked.map(({ dataset }) => ({ ...usual, ...facts.runs[dataset.run][head] }));
-    const keys = Object.keys({ ...one, ...two }).filter((key) => one[key] !== two[key]);
-    const told = keys.map((key) => cells("td", key, one[key], two[key], change(one[key], two[key])));
+  const [one, two] = ticked.map(({ dataset }) => facts.runs[dataset.run]);
+  const rows = !two ? [] : Object.keys({ ...one, ...two }).flatMap((head) => {
+    const [a, b] = [one[head] ?? {}, two[head] ?? {}];
+    const keys = Object.keys({ ...a, ...b }).filter((key) => a[key] !== b[key]);
+    const told = keys.map((key) => cells("td", key, a[key], b[key], change(a[key], b[key])));
     return keys.length ? [[make("th", { colSpan: 4 }, head)], ...told] : [];
   });
   const clear = (box) => make("button", { ariaLabel: `clear ${box.dataset.name}`, onclick: () => box.click() }, "×");
@@ -120,13 +116,13 @@ if (facts.gpus) {
 
     const scale = Math.min(Math.max(1.25 * memory, ...rows.map((row) => row.reserved_gib)), 2.5 * memory);
     const causes = Object.entries(facts.causes).filter(([cause]) => rows.some((row) => row[cause] >= 0.05));
-    const explain = (row) => legend.replaceChildren(bold(row), ...causes.map(([cause, background]) =>
-      make("span", {}, make("i", { style: { background } }), cause, row[cause] < 0.05 ? "" : ` ${gib(row[cause])}`)));
+    const explain = (row) => legend.replaceChildren(bold(row), ...causes.map(([cause, color]) =>
+      make("span", {}, make("i", { style: `background: ${color}` }), cause, row[cause] < 0.05 ? "" : ` ${gib(row[cause])}`)));
     const line = (row) => {
       const parts = causes.filter(([cause]) => row[cause] >= 0.05), more = () => explain(row);
       const ariaLabel = parts.map(([cause]) => `${cause} ${gib(row[cause])} GiB`).join(", ");
-      const bar = make("div", { role: "img", ariaLabel }, ...parts.map(([cause, background]) =>
-        make("span", { style: { background, width: `${100 * row[cause] / scale}%` } })));
+      const bar = make("div", { role: "img", ariaLabel }, ...parts.map(([cause, color]) =>
+        make("span", { style: `background: ${color}; width: ${100 * row[cause] / scale}%` })));
       const host = row.host_gib ? [make("small", {}, `+ ${gib(row.host_gib)} GiB of host memory`)] : [];
       const speed = row.tokens_per_s ? Math.round(row.tokens_per_s).toLocaleString("en") : "–";
       return make("tr", { tabIndex: 0, onpointerenter: more, onfocus: more, onclick: more },

@@ -124,7 +124,8 @@ def _committed() -> list[Run]:
 
 def _row(run: Run, own: bool) -> dict[str, Any]:
     summary, name = run.summary, run.summary.id
-    identity = (run.machine, own, name.study, name.variant, _label(name.study, name.variant, own), name.part, name.repeat, summary.outcome,
+    label = _variants(name.study, own).get(name.variant, name.variant)
+    identity = (run.machine, own, name.study, name.variant, label, name.part, name.repeat, summary.outcome,
                 summary.reason, name.key, summary.kind, summary.started, summary.wall_s, str(run.folder))  # fmt: skip
     row = dict(zip(IDENTITY, identity, strict=True)) | summary.results
     for key, value in flatten(run.config).items():
@@ -144,14 +145,9 @@ def _variants(name: str, own: bool = False) -> dict[str, str]:
     return labels
 
 
-def _label(name: str, variant: str, own: bool) -> str:
-    return _variants(name, own).get(variant, variant)
-
-
 def _place(row: dict[str, Any]) -> tuple[Any, ...]:
-    order = list(_variants(row["study"]))
-    place = order.index(row["variant"]) if row["variant"] in order else len(order)
-    return (row["machine"], row["study"], row["part"], place, row["repeat"])
+    places = {variant: place for place, variant in enumerate(_variants(row["study"]))}
+    return (row["machine"], row["study"], row["part"], places.get(row["variant"], len(places)), row["repeat"])
 
 
 def _run(run: str | Path | Mapping[str, Any]) -> Run:

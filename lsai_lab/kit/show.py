@@ -10,6 +10,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
+from numbers import Number
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -103,18 +104,14 @@ def run_link(text: object, run: str | Path) -> str:
 
 def _is_numeric(column: pd.Series) -> bool:
     values = [value for value in column if not _is_missing(value)]
-    number = re.compile(r"[-+]?[\d.,]+ ?\D{0,3}$")
-    return bool(values) and all(
-        isinstance(value, (int, float, np.number)) or (isinstance(value, str) and number.match(value))
-        for value in values
-    )
+    numbers = [isinstance(each, Number) or re.match(r"[-+]?[\d.,]+ ?\D{0,3}$", str(each)) for each in values]
+    return bool(values) and all(numbers)
 
 
 def _digits(column: pd.Series) -> str | None:
     """One number of decimals for a column of floats, so that they line up: three significant digits for the smallest.
     None (four significant digits each) for other columns and for values over more than three decades."""
-    sizes = [abs(float(value)) for value in column if isinstance(value, (float, np.floating)) and math.isfinite(value)]
-    sizes = [size for size in sizes if size > 0]
+    sizes = [abs(value) for value in column if isinstance(value, (float, np.floating)) and 0 < abs(value) < math.inf]
     if not sizes or max(sizes) > 1e3 * min(sizes) or max(sizes) >= 1e4:
         return None
     return f".{min(6, max(0, 2 - math.floor(math.log10(min(sizes)))))}f"
@@ -133,10 +130,9 @@ def shown(value: Any, spec: Format | None = None) -> str:
     elif isinstance(spec, str) and not isinstance(value, (str, bool)):
         text = spec.format(value) if "{" in spec else format(value, spec)
     elif isinstance(value, (float, np.floating)):
-        number = float(value)
-        text = f"{number:,.0f}" if abs(number) >= 1e4 else f"{number:.4g}"
+        text = f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
     elif isinstance(value, (int, np.integer)) and not isinstance(value, bool):
-        text = f"{int(value):,}"
+        text = f"{value:,}"
     else:
         text = str(value)
     return " ".join(text.split())
