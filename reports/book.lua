@@ -80,15 +80,10 @@ local function float(element)
   return pandoc.Figure(element.content, { caption }, { id = element.identifier, class = kind }), false
 end
 
-local function cite(element)
-  local out = pandoc.Inlines({})
-  for _, citation in ipairs(element.citations) do
-    local id, name = citation.id, labels[citation.id]
-    if not words[id:match("^(%a+)%-") or ""] then return end
-    out:extend({ name and pandoc.Link(name, "#" .. id) or pandoc.Emph(id .. " (not measured here)"), pandoc.Str(", ") })
-  end
-  out:remove()
-  return out
+local function cite(element)  -- a reference stands alone: `@fig-speed`
+  local id = element.citations[1].id
+  if not words[id:match("^(%a+)%-") or ""] then return end
+  return labels[id] and pandoc.Link(labels[id], "#" .. id) or pandoc.Emph(id .. " (not measured here)")
 end
 
 function Pandoc(doc)

@@ -58,7 +58,7 @@ def _cell(cell: Any, folder: Path, name: str) -> tuple[str, str]:
     for number, output in enumerate(cell.outputs):
         text = _markdown(output, folder / "files" / f"{name}-{number}", str(asked.get("fig-alt") or caption))
         if wanted and text.startswith(wanted):
-            if csv := output.metadata.get("lsai", {}).get("csv"):
+            if csv := output.metadata.get("text/markdown", output.metadata).get("lsai", {}).get("csv"):
                 write_text(folder / "data" / f"{label}.csv", csv)
             link = f" [Data (CSV)](data/{label}.csv){{.csv}}" * bool(csv)
             text, wanted = f"::: {{#{label}}}\n{text}\n\n{caption}{link}\n:::", None

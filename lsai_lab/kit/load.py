@@ -1,7 +1,7 @@
 """Records as frames: one row a run, one row a step, one row a kernel.
 
 `load` gives the runs of the current plan on this machine and the committed ones, so that a run by hand with other settings never
-slips into a table. `load(study, mine=True)` gives every own run instead, with a column that says in which settings it differs.
+slips into a table (`lsai compare --all` shows those).
 """
 
 import contextlib
@@ -17,8 +17,8 @@ import pandas as pd
 from lsai_core.errors import UserError, hint
 from lsai_core.files import flatten
 from lsai_lab.claims import load_claims
-from lsai_lab.runs.records import Run, Summary, find_runs, recorded_runs
-from lsai_lab.runs.session import Session, current_runs, differing_settings
+from lsai_lab.runs.records import Run, Summary, recorded_runs
+from lsai_lab.runs.session import Session, current_runs
 from lsai_lab.runs.study import Profile, Study, load_study, study_names
 
 OWN = "this machine"
@@ -33,7 +33,7 @@ def session() -> Session:
     return Session(os.environ.get("LSAI_PROFILE") or None)
 
 
-def load(*studies: str, mine: bool = False) -> pd.DataFrame:
+def load(*studies: str) -> pd.DataFrame:
     """The runs of `studies` (none: of all), one row each: own runs first, each machine's in the order of the study.
 
     Columns: `IDENTITY`; every result by its name, with the unit in it (`tokens_per_s`, `mem_peak_allocated_gib`); every config key with
@@ -41,21 +41,16 @@ def load(*studies: str, mine: bool = False) -> pd.DataFrame:
     `main`: whether the run is one of those that tell the story: of each part of a study the committed ones of the machine that most of
     its claims name, else of the one with the most runs (without any, all).
     `label` is the variant's name for people, `run` the run's folder, for `steps` and `kernels`.
-
-    `mine=True`: every own run, whatever its settings, and a column `differs` that says how they differ; no committed ones.
     Raises UserError for an unknown study.
     """
     known = study_names(session().root)
     if unknown := [name for name in studies if name not in known]:
         raise UserError(f"there is no study {unknown[0]!r}{hint(unknown[0], known)}")
-    own, committed = _own(studies, mine), []
-    if not mine:
-        committed = [run for run in _committed() if not studies or run.summary.id.study in studies]
+    own = [run for name in studies or (None,) for run in current_runs(session(), name)]
+    committed = [run for run in _committed() if not studies or run.summary.id.study in studies]
     there = {(run.summary.id.study, run.folder.name) for run in committed}
     own = [run for run in own if (run.summary.id.study, run.folder.name) not in there]
-    differs = differing_settings(own) if mine else {}
-    rows = [_row(run, True) | ({"differs": differs.get(run.folder, "")} if mine else {}) for run in own]
-    rows += sorted((_row(run, False) for run in committed), key=_place)
+    rows = [_row(run, True) for run in own] + sorted((_row(run, False) for run in committed), key=_place)
     frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=list(IDENTITY))
     return frame.assign(main=_main(frame))
 
@@ -77,11 +72,8 @@ def study(name: str) -> Study:
 
 
 def steps(run: str | Path | Mapping[str, Any]) -> pd.DataFrame:
-    """One row per training step of a run (a row of `load`, or its folder): loss, step_ms, tokens_per_s, memory, and
-
-    `tokens` and `elapsed_s`, both up to the end of the step (the sum of the steps' own times, without validation).
-    Empty if the run took no training steps.
-    """
+    """One row per training step of a run (a row of `load`, or its folder): loss, step_ms, tokens_per_s, memory; `tokens` and `elapsed_s`, both
+    up to the end of the step (the sum of the steps' own times, without validation). Empty if the run took no training steps."""
     frame = _run(run).metrics
     if "tokens_in_step" not in frame:
         return pd.DataFrame()
@@ -107,16 +99,6 @@ def kernels(run: str | Path | Mapping[str, Any]) -> pd.DataFrame:
     return _run(run).kernels
 
 
-def _own(studies: tuple[str, ...], mine: bool) -> list[Run]:
-    if mine:
-        runs = [run for run in find_runs(session().runs_root) if not studies or run.summary.id.study in studies]
-    else:
-        runs = [run for name in studies or (None,) for run in current_runs(session(), name)]
-    for run in runs:
-        run.machine = f"{run.machine} ({OWN})"
-    return runs
-
-
 @functools.cache
 def _committed() -> list[Run]:
     return recorded_runs(session().root / "reports")
@@ -125,7 +107,7 @@ def _committed() -> list[Run]:
 def _row(run: Run, own: bool) -> dict[str, Any]:
     summary, name = run.summary, run.summary.id
     label = _variants(name.study, own).get(name.variant, name.variant)
-    identity = (run.machine, own, name.study, name.variant, label, name.part, name.repeat, summary.outcome,
+    identity = (f"{run.machine} ({OWN})" if own else run.machine, own, name.study, name.variant, label, name.part, name.repeat, summary.outcome,
                 summary.reason, name.key, summary.kind, summary.started, summary.wall_s, str(run.folder))  # fmt: skip
     row = dict(zip(IDENTITY, identity, strict=True)) | summary.results
     for key, value in flatten(run.config).items():

@@ -9,7 +9,7 @@ import io
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from numbers import Number
 from pathlib import Path
 from typing import Any
@@ -17,29 +17,18 @@ from urllib.parse import quote
 
 import numpy as np
 import pandas as pd
+from IPython.display import Markdown
 
 from lsai_lab.files import repo_root
 
-Format = str | Callable[[Any], str]
 MISSING = "–"
 PNG_DPI = 200
 
 
-class Table:
-    """A frame as a Markdown table; see `table`."""
-
-    def __init__(self, markdown: str, frame: pd.DataFrame) -> None:
-        self.markdown, self.frame = markdown, frame
-
-    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, Any]]:
-        bundle = {"text/markdown": self.markdown, "text/plain": self.frame.to_string(index=False)}
-        return bundle, {"lsai": {"kind": "table", "csv": self.frame.to_csv(index=False)}}
-
-
-def table(frame: pd.DataFrame, formats: Mapping[str, Format] | None = None, *, link: str | None = None) -> Table:
+def table(frame: pd.DataFrame, formats: Mapping[str, str] | None = None, *, link: str | None = None) -> Markdown:
     """`frame`, without its index, as a table: the last line of a cell with `#| label: tbl-...` and `#| tbl-cap: ...`.
 
-    `formats`: column -> format of one value (`".2f"`, `"{:.1f} GiB"`, a function); without one, floats get three significant digits of
+    `formats`: column -> format of one value (`".2f"`, `"{:.1f} GiB"`); without one, floats get three significant digits of
     the smallest. A column `run` (folders of runs) is not shown: it makes the column `link` (default: the first) a link to
     each run's page. Strings are Markdown; missing values show as an en dash. Raises KeyError for an unknown column.
     """
@@ -57,7 +46,7 @@ def table(frame: pd.DataFrame, formats: Mapping[str, Format] | None = None, *, l
     lines = ["| " + " | ".join(str(name) for name in names) + " |"]
     lines.append("|" + "|".join("---:" if _is_numeric(frame[name]) else ":---" for name in names) + "|")
     lines += ["| " + " | ".join(row) + " |" for row in zip(*columns.values(), strict=True)]
-    return Table("\n".join(lines), frame[names])
+    return Markdown("\n".join(lines), metadata={"lsai": {"csv": frame[names].to_csv(index=False)}})  # type: ignore[no-untyped-call]
 
 
 def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
@@ -84,14 +73,14 @@ def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
     # Hundredths of a point are enough for paths, and half the size.
     drawing = re.sub(r'\bd="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), svg.getvalue())
     bundle = {"image/svg+xml": drawing.replace("</svg>", f"{over}</svg>"), "image/png": png.getvalue(), "text/plain": "figure"}  # fmt: skip
-    facts = {"kind": "figure", **({} if data is None else {"csv": data.drop(columns="run", errors="ignore").to_csv(index=False)})}  # fmt: skip
+    facts = {} if data is None else {"csv": data.drop(columns="run", errors="ignore").to_csv(index=False)}
     display(bundle, metadata={"image/png": {"width": width}, "lsai": facts}, raw=True)  # type: ignore[no-untyped-call]
 
 
 def say(markdown: str, box: str = "") -> None:
     """Show a sentence whose numbers were computed: Markdown, with references (`@fig-speed`) and maths where wanted.
     `box`: a title; the text then stands below it, set off from the rest."""
-    from IPython.display import Markdown, display
+    from IPython.display import display
 
     text = "\n> ".join(f"> **{box}.** {markdown}".split("\n")) if box else markdown
     display(Markdown(text))  # type: ignore[no-untyped-call]
@@ -103,9 +92,9 @@ def run_link(text: object, run: str | Path) -> str:
 
 
 def _is_numeric(column: pd.Series) -> bool:
-    values = [value for value in column if not _is_missing(value)]
-    numbers = [isinstance(each, Number) or re.match(r"[-+]?[\d.,]+ ?\D{0,3}$", str(each)) for each in values]
-    return bool(values) and all(numbers)
+    number = re.compile(r"[-+]?[\d.,]+ ?\D{0,3}$")
+    numbers = [isinstance(value, Number) or number.match(str(value)) for value in column.dropna()]
+    return bool(numbers) and all(numbers)
 
 
 def _digits(column: pd.Series) -> str | None:
@@ -117,17 +106,11 @@ def _digits(column: pd.Series) -> str | None:
     return f".{min(6, max(0, 2 - math.floor(math.log10(min(sizes)))))}f"
 
 
-def _is_missing(value: Any) -> bool:
-    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
-
-
-def shown(value: Any, spec: Format | None = None) -> str:
+def shown(value: Any, spec: str | None = None) -> str:
     """A value as a reader sees it: by `spec`, else numbers with four significant digits and whole ones with commas."""
-    if _is_missing(value):
+    if pd.api.types.is_scalar(value) and pd.isna(value):
         return MISSING
-    if callable(spec):
-        text = str(spec(value))
-    elif isinstance(spec, str) and not isinstance(value, (str, bool)):
+    if spec and not isinstance(value, (str, bool)):
         text = spec.format(value) if "{" in spec else format(value, spec)
     elif isinstance(value, (float, np.floating)):
         text = f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
@@ -138,5 +121,5 @@ def shown(value: Any, spec: Format | None = None) -> str:
     return " ".join(text.split())
 
 
-def _cell(value: Any, spec: Format | None) -> str:
+def _cell(value: Any, spec: str | None) -> str:
     return shown(value, spec).replace("|", r"\|").replace("<", r"\<")
