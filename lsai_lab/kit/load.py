@@ -1,7 +1,7 @@
 """Records as frames: one row a run, one row a step, one row a kernel.
 
 `load` gives the runs of the current plan on this machine and the committed ones, so that a run by hand with other settings never
-slips into a table (`lsai compare --all` shows those).
+slips into a table. `load(study, mine=True)` gives every own run instead, with a column that says in which settings it differs.
 """
 
 import contextlib
@@ -17,8 +17,8 @@ import pandas as pd
 from lsai_core.errors import UserError, hint
 from lsai_core.files import flatten
 from lsai_lab.claims import load_claims
-from lsai_lab.runs.records import Run, Summary, recorded_runs
-from lsai_lab.runs.session import Session, current_runs
+from lsai_lab.runs.records import Run, Summary, find_runs, recorded_runs
+from lsai_lab.runs.session import Session, current_runs, differing_settings
 from lsai_lab.runs.study import Profile, Study, load_study, study_names
 
 OWN = "this machine"
@@ -33,7 +33,7 @@ def session() -> Session:
     return Session(os.environ.get("LSAI_PROFILE") or None)
 
 
-def load(*studies: str) -> pd.DataFrame:
+def load(*studies: str, mine: bool = False) -> pd.DataFrame:
     """The runs of `studies` (none: of all), one row each: own runs first, each machine's in the order of the study.
 
     Columns: `IDENTITY`; every result by its name, with the unit in it (`tokens_per_s`, `mem_peak_allocated_gib`); every config key with
@@ -41,18 +41,21 @@ def load(*studies: str) -> pd.DataFrame:
     `main`: whether the run is one of those that tell the story: of each part of a study the committed ones of the machine that most of
     its claims name, else of the one with the most runs (without any, all).
     `label` is the variant's name for people, `run` the run's folder, for `steps` and `kernels`.
-    Raises UserError for an unknown study.
+    `mine=True`: every own run, whatever its settings, no committed ones, and a column `differs`. Raises UserError for an unknown study.
     """
     known = study_names(session().root)
     if unknown := [name for name in studies if name not in known]:
         raise UserError(f"there is no study {unknown[0]!r}{hint(unknown[0], known)}")
-    own = [run for name in studies or (None,) for run in current_runs(session(), name)]
-    committed = [run for run in _committed() if not studies or run.summary.id.study in studies]
+    names = studies or (None,)
+    own = find_runs(session().runs_root) if mine else [run for name in names for run in current_runs(session(), name)]
+    own = [run for run in own if not studies or run.summary.id.study in studies]
+    committed = [run for run in _committed() if not mine and (not studies or run.summary.id.study in studies)]
     there = {(run.summary.id.study, run.folder.name) for run in committed}
     own = [run for run in own if (run.summary.id.study, run.folder.name) not in there]
     rows = [_row(run, True) for run in own] + sorted((_row(run, False) for run in committed), key=_place)
     frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=list(IDENTITY))
-    return frame.assign(main=_main(frame))
+    differs = {str(folder): settings for folder, settings in differing_settings(own).items()} if mine else {}
+    return frame.assign(main=_main(frame), **({"differs": frame["run"].map(differs).fillna("")} if mine else {}))
 
 
 def _main(frame: pd.DataFrame) -> pd.Series:
@@ -83,11 +86,9 @@ def steps(run: str | Path | Mapping[str, Any]) -> pd.DataFrame:
 
 
 def points(runs: pd.DataFrame, keep: Sequence[str] = ()) -> pd.DataFrame:
-    """What the benches (attention, context, gemm) measured in `runs` (rows of `load`): one row per point, good or not.
-
-    Columns: `machine`, `own`, `variant`, `repeat`, `run` and those of `keep` from the run's row; then the point's own, as the bench
-    describes them, with its own `outcome` and `reason`. Empty if nothing was measured.
-    """
+    """What the benches (attention, context, gemm) measured in `runs` (rows of `load`): one row per point, good or not. Columns: `machine`,
+    `own`, `variant`, `repeat`, `run` and those of `keep` from the run's row; then the point's own, as the bench describes them, with
+    its own `outcome` and `reason`. Empty if nothing was measured."""
     names = list(dict.fromkeys(("machine", "own", "variant", "repeat", "run", *keep)))
     found = [_run(row).metrics.assign(**{name: row[name] for name in names}) for row in runs.to_dict("records")]
     frame = pd.concat([frame for frame in found if len(frame)] or [pd.DataFrame(columns=names)], ignore_index=True)

@@ -21,7 +21,6 @@ from IPython.display import Markdown
 
 from lsai_lab.files import repo_root
 
-MISSING = "–"
 PNG_DPI = 200
 
 
@@ -109,7 +108,7 @@ def _digits(column: pd.Series) -> str | None:
 def shown(value: Any, spec: str | None = None) -> str:
     """A value as a reader sees it: by `spec`, else numbers with four significant digits and whole ones with commas."""
     if pd.api.types.is_scalar(value) and pd.isna(value):
-        return MISSING
+        return "–"
     if spec and not isinstance(value, (str, bool)):
         text = spec.format(value) if "{" in spec else format(value, spec)
     elif isinstance(value, (float, np.floating)):
