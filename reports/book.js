@@ -91,7 +91,6 @@ if (facts.gpus) {
     select("gpu", "your GPU", Object.keys(facts.gpus)));
   const answer = make("p", { role: "status" }), legend = make("p"), table = make("table"), fields = form.elements;
   const gib = (size) => size.toFixed(size < 99.95 ? 1 : 0), bold = (row) => make("b", {}, row.technique);
-
   const draw = () => {
     let rows = known;
     for (const name of Object.keys(task)) {  // what is not in the table cannot be chosen
@@ -111,7 +110,6 @@ if (facts.gpus) {
     answer.replaceChildren(opening, bold(best), `: ${gib(best.reserved_gib)} of ${gib(memory)} GiB`,
       best.gpus > 1 ? ` on each of ${best.gpus}.` : ".",
       ...least === best ? [] : [" The smallest is ", bold(least), `: ${gib(least.reserved_gib)} GiB.`]);
-
     const causes = Object.entries(facts.causes).filter(([cause]) => rows.some((row) => row[cause] >= 0.05));
     const explain = (row) => legend.replaceChildren(bold(row), ...causes.map(([cause, color]) =>
       make("span", {}, make("i", { style: `background: ${color}` }), `${cause} ${gib(row[cause])}`)));

@@ -24,7 +24,14 @@ from lsai_lab.files import repo_root
 PNG_DPI = 200
 
 
-def table(frame: pd.DataFrame, formats: Mapping[str, str] | None = None, *, link: str | None = None) -> Markdown:
+class Table(Markdown):
+    """A table in Markdown, which a terminal shows as it is."""
+
+    def __repr__(self) -> str:
+        return str(self.data)
+
+
+def table(frame: pd.DataFrame, formats: Mapping[str, str] | None = None, *, link: str | None = None) -> Table:
     """`frame`, without its index, as a table: the last line of a cell with `#| label: tbl-...` and `#| tbl-cap: ...`.
 
     `formats`: column -> format of one value (`".2f"`, `"{:.1f} GiB"`); without one, floats get three significant digits of
@@ -45,7 +52,7 @@ def table(frame: pd.DataFrame, formats: Mapping[str, str] | None = None, *, link
     lines = ["| " + " | ".join(str(name) for name in names) + " |"]
     lines.append("|" + "|".join("---:" if _is_numeric(frame[name]) else ":---" for name in names) + "|")
     lines += ["| " + " | ".join(row) + " |" for row in zip(*columns.values(), strict=True)]
-    return Markdown("\n".join(lines), metadata={"lsai": {"csv": frame[names].to_csv(index=False)}})  # type: ignore[no-untyped-call]
+    return Table("\n".join(lines), metadata={"lsai": {"csv": frame[names].to_csv(index=False)}})  # type: ignore[no-untyped-call]
 
 
 def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
