@@ -1,7 +1,6 @@
 // Both engines' pages: tables sort and filter, marks of figures show their values; pages of runs compare and calculate.
-const make = (tag, { style, ...facts } = {}, ...children) => {
+const make = (tag, facts, ...children) => {
   const node = Object.assign(document.createElement(tag), facts);
-  Object.assign(node.style, style);
   node.append(...children);
   return node;
 };
@@ -18,14 +17,14 @@ for (const table of all("main table:has(thead)")) {
   const text = (row, head) => row.cells[head.cellIndex].textContent.trim();
   const kinds = (head) => [...new Set(rows.map((row) => text(row, head)))].sort(order);
   const chosen = heads.filter((head) => facts.runs && kinds(head).length > 1 && kinds(head).length <= 20);
+  const fields = new Map(chosen.map((head) => [head, select("", head.textContent, ["", ...kinds(head)])]));
   const search = make("input", { type: "search", placeholder: "Filter the rows", ariaLabel: "Filter the rows" });
-  const fields = chosen.map((head) => select("", head.textContent, ["", ...kinds(head)]));
   const oninput = () => {
-    const words = search.value.toLowerCase().split(/\s+/), values = fields.map((field) => field.lastChild.value);
-    for (const row of rows) row.hidden = chosen.some((head, at) => values[at] && values[at] !== text(row, head))
-      || words.some((word) => !row.textContent.toLowerCase().includes(word));
+    const words = search.value.toLowerCase().split(/\s+/);
+    for (const row of rows) row.hidden = words.some((word) => !row.textContent.toLowerCase().includes(word))
+      || [...fields].some(([head, { lastChild: field }]) => field.value && field.value !== text(row, head));
   };
-  if (rows.length > 12) table.before(make("form", { oninput, onsubmit: () => false }, search, ...fields));
+  if (rows.length > 12) table.before(make("form", { oninput, onsubmit: () => false }, search, ...fields.values()));
   const onclick = ({ currentTarget: { parentElement: head } }) => {
     const sign = head.ariaSort === "ascending" ? -1 : 1;
     for (const other of heads) other.ariaSort = other !== head ? null : sign > 0 ? "ascending" : "descending";
@@ -33,8 +32,6 @@ for (const table of all("main table:has(thead)")) {
   };
   for (const head of heads) head.append(make("button", { title: "Sort by this column", onclick }, ...head.childNodes));
 }
-for (const wide of all("main table, math[display=block], pre, figure"))
-  if (wide.scrollWidth > wide.clientWidth) wide.tabIndex = 0;  // it scrolls
 for (const link of all(".pagination-link")) link.ariaLabel = null;  // Quarto's leaves out the number that is seen
 
 // A mark shows its values to a pointer or a finger, and to a slider below the figure, which arrow keys move.
@@ -46,37 +43,34 @@ for (const figure of all(".marked:has(.tip)")) {
     const kind = (mark) => mark === shown ? "shown" : series(mark) === series(shown) ? "same" : "";
     for (const mark of marks) mark.className = `tip ${kind(mark)}`;
   };
-  for (const mark of marks) {
-    mark.onpointerenter = ({ pointerType }) => pointerType === "mouse" && show(mark);
-    mark.onclick = (event) => {  // the first tap shows, the second opens the run
-      if (mark.className !== "tip shown") event.preventDefault();
-      show(mark);
-    };
-  }
+  figure.onpointerover = ({ target, pointerType }) => pointerType === "mouse" && show(target.closest(".tip"));
+  figure.onclick = (event) => {  // the first tap shows, the second opens the run
+    const mark = event.target.closest(".tip");
+    if (mark?.matches(":not(.shown)")) event.preventDefault();
+    if (event.target !== slider) show(mark);
+  };
   slider.oninput = slider.onfocus = () => show(marks[slider.value]);
   slider.onblur = figure.onpointerleave = ({ pointerType }) => pointerType !== "touch" && show();
   slider.onkeydown = ({ key }) => key === "Enter" && marks[slider.value].click();
-  figure.firstElementChild.addEventListener("click", () => show());
   figure.append(slider);
 }
 for (const image of all("figure img"))
   image.onclick = () => image.closest("figure").classList.toggle("large");  // on a phone
 
-// All runs: of the two that were ticked last what differs, and by how much.
+// All runs: of the two that are ticked what differs, and by how much.
 const change = (...texts) => {  // a ratio; of what is nearly equal, or of another sign, the difference
   const [a, b] = texts.map((text) => /^-?\d[\d.,]*(e[-+]\d+)?$/.test(text) ? number(text) : NaN), ratio = b / a;
   if (ratio > 0 && ratio < Infinity && Math.abs(ratio - 1) > 0.02) return `${ratio.toPrecision(3)}x`;
   return Number.isNaN(b - a) ? "" : `${b < a ? "−" : "+"}${+Math.abs(b - a).toPrecision(3)}`;
 };
-const ticked = [];
 const compare = (box) => {
-  if (box.checked) ticked.push(box);
-  else ticked.splice(ticked.indexOf(box), 1);
-  if (ticked.length > 2) return ticked[0].click();
-  const rows = ticked.length < 2 ? [] : Object.entries(facts.usual).flatMap(([head, usual]) => {
-    const [one, two] = ticked.map(({ dataset }) => ({ ...usual, ...facts.runs[dataset.run][head] }));
-    const keys = Object.keys({ ...one, ...two }).filter((key) => one[key] !== two[key]);
-    const told = keys.map((key) => cells("td", key, one[key], two[key], change(one[key], two[key])));
+  const ticked = all("[data-run]:checked");
+  if (ticked.length > 2) return ticked.find((other) => other !== box).click();  // it makes room for the new one
+  const [one, two] = ticked.map(({ dataset }) => facts.runs[dataset.run]);
+  const rows = !two ? [] : Object.keys({ ...one, ...two }).flatMap((head) => {
+    const [a, b] = [one[head] ?? {}, two[head] ?? {}];
+    const keys = Object.keys({ ...a, ...b }).filter((key) => a[key] !== b[key]);
+    const told = keys.map((key) => cells("td", key, a[key], b[key], change(a[key], b[key])));
     return keys.length ? [[make("th", { colSpan: 4 }, head)], ...told] : [];
   });
   const clear = (box) => make("button", { ariaLabel: `clear ${box.dataset.name}`, onclick: () => box.click() }, "×");
@@ -97,7 +91,6 @@ if (facts.gpus) {
     select("gpu", "your GPU", Object.keys(facts.gpus)));
   const answer = make("p", { role: "status" }), legend = make("p"), table = make("table"), fields = form.elements;
   const gib = (size) => size.toFixed(size < 99.95 ? 1 : 0), bold = (row) => make("b", {}, row.technique);
-
   const draw = () => {
     let rows = known;
     for (const name of Object.keys(task)) {  // what is not in the table cannot be chosen
@@ -110,33 +103,30 @@ if (facts.gpus) {
     const rank = (row) => ({ fits: 0, tight: 1, "too large": 2 })[row[gpu]] ?? 3;
     const keys = (row) => [rank(row), ...rank(row) < 2 ? [row.gpus, -row.tokens_per_s] : [row.reserved_gib]];
     const [best] = rows.sort((a, b) => keys(a).map((key, at) => key - keys(b)[at]).find(Boolean) ?? 0);
-    const least = rows.filter((row) => rank(row) === 0 && row.gpus === 1)
-      .reduce((a, b) => b.reserved_gib < a.reserved_gib ? b : a, best);
+    const single = rows.filter((row) => rank(row) === 0 && row.gpus === 1);
+    const [least = best] = single.sort((a, b) => a.reserved_gib - b.reserved_gib);
     const fit = best.gpus > 1 ? `Nothing fits on one ${gpu}; what fits is ` : `On one ${gpu} the fastest that fits is `;
     const opening = [fit, "Nothing fits with room to spare; tight is "][rank(best)] ?? "Nothing fits; nearest is ";
     answer.replaceChildren(opening, bold(best), `: ${gib(best.reserved_gib)} of ${gib(memory)} GiB`,
       best.gpus > 1 ? ` on each of ${best.gpus}.` : ".",
       ...least === best ? [] : [" The smallest is ", bold(least), `: ${gib(least.reserved_gib)} GiB.`]);
-
-    const scale = Math.min(Math.max(1.25 * memory, ...rows.map((row) => row.reserved_gib)), 2.5 * memory);
     const causes = Object.entries(facts.causes).filter(([cause]) => rows.some((row) => row[cause] >= 0.05));
-    const explain = (row) => legend.replaceChildren(bold(row), ...causes.map(([cause, background]) =>
-      make("span", {}, make("i", { style: { background } }), cause, row[cause] < 0.05 ? "" : ` ${gib(row[cause])}`)));
+    const explain = (row) => legend.replaceChildren(bold(row), ...causes.map(([cause, color]) =>
+      make("span", {}, make("i", { style: `background: ${color}` }), `${cause} ${gib(row[cause])}`)));
     const line = (row) => {
       const parts = causes.filter(([cause]) => row[cause] >= 0.05), more = () => explain(row);
       const ariaLabel = parts.map(([cause]) => `${cause} ${gib(row[cause])} GiB`).join(", ");
-      const bar = make("div", { role: "img", ariaLabel }, ...parts.map(([cause, background]) =>
-        make("span", { style: { background, width: `${100 * row[cause] / scale}%` } })));
+      const bar = make("div", { role: "img", ariaLabel }, ...parts.map(([cause, color]) =>
+        make("span", { style: `background: ${color}; width: ${100 * row[cause] / memory / 1.5}%` })));
       const host = row.host_gib ? [make("small", {}, `+ ${gib(row.host_gib)} GiB of host memory`)] : [];
       const speed = row.tokens_per_s ? Math.round(row.tokens_per_s).toLocaleString("en") : "–";
-      return make("tr", { tabIndex: 0, onpointerenter: more, onfocus: more, onclick: more },
+      return make("tr", { tabIndex: 0, onpointerenter: more, onfocus: more },
         make("th", { scope: "row" }, row.technique, ...host), make("td", {}, bar),
         make("td", { className: row[gpu] }, row[gpu]), ...cells("td", gib(row.reserved_gib), speed));
     };
     const full = make("div", {}, `${gib(memory)} GiB`);
     const heads = make("tr", {}, ...cells("th", "technique", full, "verdict", "GiB reserved", "tokens/s"));
     table.replaceChildren(make("thead", {}, heads), make("tbody", {}, ...rows.map(line)));
-    table.style.setProperty("--limit", `${100 * memory / scale}%`);
     explain(best);
   };
   const read = () => {  // the choice stands in the address
@@ -155,20 +145,12 @@ if (facts.gpus) {
   document.querySelector("details").open = false;
 }
 
-// A link to a page of ours, alone in its paragraph, shows that page above it, as high as what it holds.
-for (const link of all("main p > a:only-child")) {
-  const src = link.getAttribute("href"), title = link.textContent;
-  if (/^(\.\/)?runs\/\w+\.html$/.test(src) && title === link.parentElement.textContent)
-    link.parentElement.before(make("iframe", { title, src, loading: "lazy" }));
+// A link to a page of ours, alone in its paragraph, shows that page above it.
+for (const link of all("main p > a:only-child:is([href^='runs/'], [href^='./runs/'])")) {
+  const src = link.getAttribute("href"), title = link.textContent, line = link.parentElement;
+  if (title === line.textContent) line.before(make("iframe", { title, src, loading: "lazy" }));
 }
-window.onmessage = ({ source, data }) => {
-  const frame = all("main iframe").find(({ contentWindow }) => contentWindow === source);
-  if (frame) frame.style.height = `${Number(data) + 4}px`;
-};
-if (window.top !== window) {
-  document.documentElement.className = "framed";
-  new ResizeObserver(() => parent.postMessage(document.documentElement.offsetHeight, "*")).observe(document.body);
-}
+if (window.top !== window) document.documentElement.className = "framed";
 
 // Quarto's search fetches its index, which a browser refuses for a file on disk; a script (prepare.py) is let through.
 if (location.protocol === "file:") window.fetch = async () => {

@@ -6,22 +6,16 @@ local is_html = FORMAT:match("html") ~= nil
 
 local function safe(element)  -- no attribute is an event's script
   local given = element.attributes
-  if given then element.attributes = { alt = given.alt, ["fig-alt"] = given["fig-alt"], to = given.to } end
+  if given then element.attributes = { alt = given.alt, ["fig-alt"] = given["fig-alt"] } end
   return element
 end
 
 local function is_ours(target) return not (target:match("[:\\]") or target:match("^/") or target:match("%.%.")) end
 
-local function link(element)
+local function link(element)  -- to the web or within the book; in the PDF what leads to another page is text
   local target = element.target
-  local is_web = target:match("^https?://") or target:match("^#")
-  return (is_web or is_html and is_ours(target)) and element or element.content
-end
-
-local function span(element)  -- a link within the book; in a chapter that is rendered alone, and in the PDF, it is text
-  local to, class = element.attributes.to, table.concat(element.classes, " ")
-  if to and is_html and is_ours(to) then return pandoc.Link(element.content, to, "", { class = class }) end
-  return class == "csv" and {} or element
+  if target:match("^https?://") or target:match("^#") or is_html and is_ours(target) then return element end
+  return element.classes:includes("csv") and {} or element.content
 end
 
 -- The circles that lsai_lab/kit/marks.py put into an SVG lie over the picture as links: a click opens the run.
@@ -47,14 +41,13 @@ local function as_wide_as_its_words(element)
 end
 
 local function fold(title, blocks)
-  local out = pandoc.Blocks({ pandoc.RawBlock("html", ("<details><summary>%s</summary>"):format(title)) })
-  out:extend(blocks)
-  out:insert(pandoc.RawBlock("html", "</details>"))
-  return out
+  blocks:insert(1, pandoc.RawBlock("html", ("<details><summary>%s</summary>"):format(title)))
+  blocks:insert(pandoc.RawBlock("html", "</details>"))
+  return blocks
 end
 
 local function code(element)
-  if element.classes:includes("python") then return is_html and fold("Code", { element }) or {} end
+  if element.classes:includes("python") then return is_html and fold("Code", pandoc.Blocks({ element })) or {} end
 end
 
 local function quote(element)  -- an answer is open on paper; on a screen the reader may try first
@@ -87,22 +80,17 @@ local function float(element)
   return pandoc.Figure(element.content, { caption }, { id = element.identifier, class = kind }), false
 end
 
-local function cite(element)
-  local out = pandoc.Inlines({})
-  for _, citation in ipairs(element.citations) do
-    local id, name = citation.id, labels[citation.id]
-    if not words[id:match("^(%a+)%-") or ""] then return end
-    out:extend({ name and pandoc.Link(name, "#" .. id) or pandoc.Emph(id .. " (not measured here)"), pandoc.Str(", ") })
-  end
-  out:remove()
-  return out
+local function cite(element)  -- a reference stands alone: `@fig-speed`
+  local id = element.citations[1].id
+  if not words[id:match("^(%a+)%-") or ""] then return end
+  return labels[id] and pandoc.Link(labels[id], "#" .. id) or pandoc.Emph(id .. " (not measured here)")
 end
 
 function Pandoc(doc)
   local none = function() return {} end
   doc = doc:walk({ Block = safe, Inline = safe, RawBlock = none, RawInline = none })
   local folds = { BlockQuote = quote, CodeBlock = code }
-  doc = doc:walk({ Link = link, Span = span, Image = image, Table = as_wide_as_its_words }):walk(folds)
+  doc = doc:walk({ Link = link, Image = image, Table = as_wide_as_its_words }):walk(folds)
   if not quarto then return doc:walk({ traverse = "topdown", Header = header, Div = float }):walk({ Cite = cite }) end
   if FORMAT == "typst" and doc.meta.date and doc.meta.abstract then  -- Quarto's cover has neither
     local _, first = doc.blocks:find_if(function(block) return block.t == "Header" end)

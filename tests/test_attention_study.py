@@ -383,8 +383,8 @@ def test_the_chapter_tells_the_recorded_results(tmp_path: Path, monkeypatch: pyt
     assert execute_notebook(source, target, {}, root=CHECKOUT, timeout_s=100) is None
     cells = nbformat.read(target, as_version=4).cells
     outputs = [o for cell in cells if cell.cell_type == "code" for o in cell.outputs if "data" in o]
-    kinds = [o.metadata.get("lsai", {}).get("kind") for o in outputs]
-    assert kinds.count("figure") == 5 and kinds.count("table") >= 1
+    assert sum("lsai" in o.metadata for o in outputs) == 5  # figures
+    assert any("text/markdown" in o.metadata for o in outputs)  # a table
     text = "\n".join(o.data.get("text/markdown", "") for o in outputs)
     assert "nan" not in text and "`fa4` is the fastest at 83 of 84 shapes" in text
 

@@ -64,7 +64,7 @@ def chapters(folder: Path, hostile: bool = False) -> None:
     one = [
         new_markdown_cell("# One {#sec-one}\n\nAs in [@dao2022flashattention], $a^2$. Zażółć gęślą jaźń."),
         new_code_cell('#| label: fig-one-loss\n#| fig-cap: "Loss over steps."\n#| fig-alt: "A line that falls."\nlab.figure()', outputs=[figure]),
-        new_code_cell('#| label: tbl-one-rows\n#| tbl-cap: "All rows."\nlab.table()', outputs=[display({"text/markdown": shown.markdown}, lsai={"csv": ROWS.to_csv(index=False)})]),
+        new_code_cell('#| label: tbl-one-rows\n#| tbl-cap: "All rows."\nlab.table()', outputs=[display({"text/markdown": shown.data}, **{"text/markdown": shown.metadata})]),
         new_markdown_cell("## Finding {#sec-finding}\n\nWords to look for: perplexity."),
         new_code_cell("lab.say()", outputs=[say]),
         new_code_cell("lab.say(box=...)", outputs=[box, display({"text/markdown": "**1.** Why?\n\n> **Answer.** Seven is $b^2$."})]),
@@ -387,10 +387,9 @@ def test_what_fits_is_answered_for_model_length_batch_and_gpu(tmp_path: Path, vi
     assert f"The smallest is {least['technique']}: {least['reserved_gib']:.1f} GiB." in answer.inner_text()
     assert rows.count() == len(first) and rows.first.locator("th").inner_text() == best["technique"]
     assert rows.last.locator("td[class]").inner_text() == "too large"
-    # Bars are drawn on one scale, the line where the GPU is full.
-    line = float(page.locator(".fits table").evaluate("table => table.style.getPropertyValue('--limit')").rstrip("%"))
+    # Bars are drawn on one scale, one and a half GPUs wide.
     weights = float(rows.first.locator("td div span").first.evaluate("part => part.style.width").rstrip("%"))
-    assert weights / line == pytest.approx(best["weights"] / 79.1, rel=1e-3)
+    assert weights == pytest.approx(100 / 1.5 * best["weights"] / 79.1, rel=1e-3)
     assert f"weights {best['weights']:.1f} GiB" in rows.first.get_by_role("img").get_attribute("aria-label")
     page.get_by_label("your GPU").select_option("RTX 4090")
     assert "RTX 4090" in answer.inner_text() and page.url.endswith("gpu=RTX+4090")

@@ -14,7 +14,6 @@ from conftest import CHECKOUT
 from IPython.display import Markdown
 
 import lsai_lab as lab
-from lsai_lab.kit.show import Table
 
 CHAPTERS = sorted((CHECKOUT / "notebooks").glob("[0-9]*.ipynb"))
 
@@ -29,12 +28,12 @@ def execute(name: str, monkeypatch: pytest.MonkeyPatch, *studies: str, runs: Any
     shown: list[str] = []
 
     def display(value: Any, **_: Any) -> None:
-        shown.append(value.data if isinstance(value, Markdown) else value.markdown if isinstance(value, Table) else "")
+        shown.append(value.data if isinstance(value, Markdown) else "")
 
     load = lab.load
     monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
     monkeypatch.setattr("IPython.display.display", display)
-    monkeypatch.setattr(lab, "table", lambda *a, **k: shown.append(table(*a, **k).markdown), raising=False)
+    monkeypatch.setattr(lab, "table", lambda *a, **k: shown.append(table(*a, **k).data), raising=False)
     monkeypatch.setattr(lab, "load", lambda *names: (runs or (lambda frame: frame))(load(*names)), raising=False)
     variables: dict[str, Any] = {"display": lambda *_: None}
     with matplotlib.rc_context():

@@ -58,9 +58,9 @@ def _cell(cell: Any, folder: Path, name: str) -> tuple[str, str]:
     for number, output in enumerate(cell.outputs):
         text = _markdown(output, folder / "files" / f"{name}-{number}", str(asked.get("fig-alt") or caption))
         if wanted and text.startswith(wanted):
-            if csv := output.metadata.get("lsai", {}).get("csv"):
+            if csv := output.metadata.get("text/markdown", output.metadata).get("lsai", {}).get("csv"):
                 write_text(folder / "data" / f"{label}.csv", csv)
-            link = f' [Data (CSV)]{{.csv to="data/{label}.csv"}}' * bool(csv)
+            link = f" [Data (CSV)](data/{label}.csv){{.csv}}" * bool(csv)
             text, wanted = f"::: {{#{label}}}\n{text}\n\n{caption}{link}\n:::", None
         parts.append(text)
     return code * bool(asked.get("echo", True)), "\n\n".join(parts)
@@ -83,8 +83,8 @@ def _markdown(output: Any, picture: Path, alt: str) -> str:
     data, alt = output.data, re.sub(r"[\\\"*`{}\[\]$@]", "", alt) or "output of the cell above"
     if "text/markdown" in data:
         text = re.sub(r"(?m)^[> \t]*(:{3,})", r"\\\1", data["text/markdown"].replace("{{<", "{{ <"))
-        link = re.compile(r"\]\(([^()\s]+)/notebook\.ipynb\)")
-        text = link.sub(lambda found: f']{{to="runs/{page_name(found[1])}.html"}}', text)
+        run = re.compile(r"\]\(([^()\s]+)/notebook\.ipynb\)")
+        text = run.sub(lambda found: f"](runs/{page_name(found[1])}.html)", text)
         return re.sub(r"(?m)^(---|\.\.\.)[ \t]*$", "* * *", text).strip()
     drawing = data.get("image/svg+xml", "")
     safe = drawing and not _ACTIVE.search(drawing)

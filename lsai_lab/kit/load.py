@@ -41,23 +41,21 @@ def load(*studies: str, mine: bool = False) -> pd.DataFrame:
     `main`: whether the run is one of those that tell the story: of each part of a study the committed ones of the machine that most of
     its claims name, else of the one with the most runs (without any, all).
     `label` is the variant's name for people, `run` the run's folder, for `steps` and `kernels`.
-
-    `mine=True`: every own run, whatever its settings, and a column `differs` that says how they differ; no committed ones.
-    Raises UserError for an unknown study.
+    `mine=True`: every own run, whatever its settings, no committed ones, and a column `differs`. Raises UserError for an unknown study.
     """
     known = study_names(session().root)
     if unknown := [name for name in studies if name not in known]:
         raise UserError(f"there is no study {unknown[0]!r}{hint(unknown[0], known)}")
-    own, committed = _own(studies, mine), []
-    if not mine:
-        committed = [run for run in _committed() if not studies or run.summary.id.study in studies]
+    names = studies or (None,)
+    own = find_runs(session().runs_root) if mine else [run for name in names for run in current_runs(session(), name)]
+    own = [run for run in own if not studies or run.summary.id.study in studies]
+    committed = [run for run in _committed() if not mine and (not studies or run.summary.id.study in studies)]
     there = {(run.summary.id.study, run.folder.name) for run in committed}
     own = [run for run in own if (run.summary.id.study, run.folder.name) not in there]
-    differs = differing_settings(own) if mine else {}
-    rows = [_row(run, True) | ({"differs": differs.get(run.folder, "")} if mine else {}) for run in own]
-    rows += sorted((_row(run, False) for run in committed), key=_place)
+    rows = [_row(run, True) for run in own] + sorted((_row(run, False) for run in committed), key=_place)
     frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=list(IDENTITY))
-    return frame.assign(main=_main(frame))
+    differs = {str(folder): settings for folder, settings in differing_settings(own).items()} if mine else {}
+    return frame.assign(main=_main(frame), **({"differs": frame["run"].map(differs).fillna("")} if mine else {}))
 
 
 def _main(frame: pd.DataFrame) -> pd.Series:
@@ -77,11 +75,8 @@ def study(name: str) -> Study:
 
 
 def steps(run: str | Path | Mapping[str, Any]) -> pd.DataFrame:
-    """One row per training step of a run (a row of `load`, or its folder): loss, step_ms, tokens_per_s, memory, and
-
-    `tokens` and `elapsed_s`, both up to the end of the step (the sum of the steps' own times, without validation).
-    Empty if the run took no training steps.
-    """
+    """One row per training step of a run (a row of `load`, or its folder): loss, step_ms, tokens_per_s, memory; `tokens` and `elapsed_s`, both
+    up to the end of the step (the sum of the steps' own times, without validation). Empty if the run took no training steps."""
     frame = _run(run).metrics
     if "tokens_in_step" not in frame:
         return pd.DataFrame()
@@ -91,11 +86,9 @@ def steps(run: str | Path | Mapping[str, Any]) -> pd.DataFrame:
 
 
 def points(runs: pd.DataFrame, keep: Sequence[str] = ()) -> pd.DataFrame:
-    """What the benches (attention, context, gemm) measured in `runs` (rows of `load`): one row per point, good or not.
-
-    Columns: `machine`, `own`, `variant`, `repeat`, `run` and those of `keep` from the run's row; then the point's own, as the bench
-    describes them, with its own `outcome` and `reason`. Empty if nothing was measured.
-    """
+    """What the benches (attention, context, gemm) measured in `runs` (rows of `load`): one row per point, good or not. Columns: `machine`,
+    `own`, `variant`, `repeat`, `run` and those of `keep` from the run's row; then the point's own, as the bench describes them, with
+    its own `outcome` and `reason`. Empty if nothing was measured."""
     names = list(dict.fromkeys(("machine", "own", "variant", "repeat", "run", *keep)))
     found = [_run(row).metrics.assign(**{name: row[name] for name in names}) for row in runs.to_dict("records")]
     frame = pd.concat([frame for frame in found if len(frame)] or [pd.DataFrame(columns=names)], ignore_index=True)
@@ -107,16 +100,6 @@ def kernels(run: str | Path | Mapping[str, Any]) -> pd.DataFrame:
     return _run(run).kernels
 
 
-def _own(studies: tuple[str, ...], mine: bool) -> list[Run]:
-    if mine:
-        runs = [run for run in find_runs(session().runs_root) if not studies or run.summary.id.study in studies]
-    else:
-        runs = [run for name in studies or (None,) for run in current_runs(session(), name)]
-    for run in runs:
-        run.machine = f"{run.machine} ({OWN})"
-    return runs
-
-
 @functools.cache
 def _committed() -> list[Run]:
     return recorded_runs(session().root / "reports")
@@ -124,7 +107,8 @@ def _committed() -> list[Run]:
 
 def _row(run: Run, own: bool) -> dict[str, Any]:
     summary, name = run.summary, run.summary.id
-    identity = (run.machine, own, name.study, name.variant, _label(name.study, name.variant, own), name.part, name.repeat, summary.outcome,
+    label = _variants(name.study, own).get(name.variant, name.variant)
+    identity = (f"{run.machine} ({OWN})" if own else run.machine, own, name.study, name.variant, label, name.part, name.repeat, summary.outcome,
                 summary.reason, name.key, summary.kind, summary.started, summary.wall_s, str(run.folder))  # fmt: skip
     row = dict(zip(IDENTITY, identity, strict=True)) | summary.results
     for key, value in flatten(run.config).items():
@@ -144,14 +128,9 @@ def _variants(name: str, own: bool = False) -> dict[str, str]:
     return labels
 
 
-def _label(name: str, variant: str, own: bool) -> str:
-    return _variants(name, own).get(variant, variant)
-
-
 def _place(row: dict[str, Any]) -> tuple[Any, ...]:
-    order = list(_variants(row["study"]))
-    place = order.index(row["variant"]) if row["variant"] in order else len(order)
-    return (row["machine"], row["study"], row["part"], place, row["repeat"])
+    places = {variant: place for place, variant in enumerate(_variants(row["study"]))}
+    return (row["machine"], row["study"], row["part"], places.get(row["variant"], len(places)), row["repeat"])
 
 
 def _run(run: str | Path | Mapping[str, Any]) -> Run:

@@ -70,8 +70,7 @@ def _said(name: str, value: Any) -> str:
 
 
 def _label(artist: Any) -> str:
-    label = str(artist.get_label())
-    return "" if label.startswith("_") else label
+    return re.sub("^_.*", "", str(artist.get_label()))
 
 
 def _tick(axes: Axes, which: int, value: float) -> Any:
@@ -87,9 +86,7 @@ def _tick(axes: Axes, which: int, value: float) -> Any:
 def _row(data: pd.DataFrame, values: list[Any]) -> dict[str, Any] | None:
     """The one row of `data` that holds every value: words as they are, numbers up to a power of ten."""
     fits = pd.Series(True, index=range(len(data)))
-    for value in values:
-        if value == "":
-            continue
+    for value in (each for each in values if each != ""):
         if isinstance(value, str):
             hits = (data.astype(str).reset_index(drop=True) == value).any(axis=1)
             fits &= hits if hits.any() else True

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,18 +23,13 @@ from lsai_lab.runs.records import Run, page_name
 STEPS = 40  # of a training run that its page shows, evenly spread
 # What a reader looks for first, the first of these that a run has.
 _MAIN = {"tokens_per_s": "tokens/s", "largest_batch": "sequences", "parameters": "parameters", "square_bf16_tflops": "TFLOP/s"}  # fmt: skip
-_NOISE = re.compile(
-    r"_(p\d+|min|max|mean)$|(up|train|step|ing|search)_s$|^host$|command|uuid|load|cores|neigh|timed|per_gpu"
-)
+_NOISE = re.compile(r"_(p\d+|min|max|mean)$|(up|train|step|ing|search)_s$|^host$|command|uuid|load_|cores|neigh|timed")
 _TICK = Markup('<input type="checkbox" data-run="{0}" data-name="{1}" aria-label="compare {1}">')
 _LINK = Markup('<a href="{}.html">{}</a>')
 
 
 def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
-    """Write `runs/index.html`, `runs/fits.html` and each run's page below `reports`, anew.
-
-    A run whose record is damaged is listed as that; the others go on.
-    """
+    """Write `runs/index.html`, `runs/fits.html` and each run's page anew; a run with a damaged record is listed as that."""
     environment = jinja2.Environment(autoescape=True, loader=jinja2.FileSystemLoader(reports))
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}  # in the order given
     template = environment.get_template("run.html")
@@ -61,14 +55,11 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
             plan = run.plan
         except (OSError, ValueError, TypeError, AttributeError, UserError) as error:
             end["outcome"] = f"damaged record: {error}"[:300]
-        words = [
-            plan.get("label") or of.variant,
-            of.part * (of.part != "train"),
-            f"repeat {of.repeat}" * (of.repeat > 0),
-        ]
-        title = ", ".join(filter(None, words))
+        parts = [of.part] * (of.part != "train") + [f"repeat {of.repeat}"] * (of.repeat > 0)
+        title = ", ".join([plan.get("label") or of.variant, *parts])
         tables = {heading: pd.DataFrame(values.items(), columns=["key", "value"]) for heading, values in pairs.items()}
         write(f"runs/{name}.html", f"{of.study}: {title}", tables | frames)
+        del pairs["Run"]  # what is compared are results and settings
         known[name] = {head: {k: shown(v) for k, v in of.items() if not _NOISE.search(k)} for head, of in pairs.items()}
         gpu = str(pairs.get("Environment", {}).get("gpu") or "no GPU").removeprefix("NVIDIA ")
         rows.append(
@@ -77,7 +68,7 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
              "machine": f"{run.machine} ({gpu})", "GPUs": results.get("world_size"), "outcome": end["outcome"],
              "minutes": f"{about['wall_s'] / 60:.1f}", "day": about["started"][:10]}
         )  # fmt: skip
-    write("runs/index.html", "All runs", {"Runs": pd.DataFrame(rows, dtype=object)}, facts=_shared(known))
+    write("runs/index.html", "All runs", {"Runs": pd.DataFrame(rows, dtype=object)}, facts={"runs": known})
     if (path := table_path(reports.parent)).exists():
         table = pd.read_csv(path)
         table.loc[table["gpus"] > 1, "tokens_per_s"] = None  # estimates for several GPUs are too fast
@@ -85,17 +76,5 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
         sizes = {gpu.name: gpu.memory_gib for gpu in sorted(GPUS, key=lambda gpu: gpu.name != "H100")}
         causes = dict(zip([*PARTS, "unused reserve"], (*PALETTE, "#777777", "#d3d9e0"), strict=True))
         facts = json.loads(table.to_json(orient="split", index=False)) | {"gpus": sizes, "causes": causes}
-        names = {"seq_len": "tokens", "batch_size": "batch", "gpus": "GPUs", "tokens_per_s": "tokens/s"}
-        table.columns = [names.get(name, name.removesuffix("_gib")) for name in table.columns]
+        table.columns = table.columns.str.removesuffix("_gib").str.replace("_", " ")
         write("runs/fits.html", "Will it fit?", {"All predictions (GiB by cause)": table}, facts=facts)
-
-
-def _shared(known: dict[str, dict[str, dict[str, str]]]) -> dict[str, Any]:
-    """What most runs have in common, once, and of each run what differs from that."""
-    usual, own = dict[str, dict[str, str]](), {name: dict[str, Any]() for name in known}
-    for head in ("Results", "Configuration", "Environment", "Code"):
-        counts = Counter(pair for run in known.values() for pair in run.get(head, {}).items())
-        usual[head] = same = dict(pair for pair, count in counts.items() if 2 * count > len(known))
-        for name, of in ((name, run.get(head, {})) for name, run in known.items()):
-            own[name][head] = {key: of.get(key) for key in {**same, **of} if of.get(key) != same.get(key)}
-    return {"usual": usual, "runs": own}

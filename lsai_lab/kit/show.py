@@ -9,36 +9,32 @@ import io
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from numbers import Number
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 import pandas as pd
+from IPython.display import Markdown
 
 from lsai_lab.files import repo_root
 
-Format = str | Callable[[Any], str]
-MISSING = "–"
 PNG_DPI = 200
 
 
-class Table:
-    """A frame as a Markdown table; see `table`."""
+class Table(Markdown):
+    """A table in Markdown, which a terminal shows as it is."""
 
-    def __init__(self, markdown: str, frame: pd.DataFrame) -> None:
-        self.markdown, self.frame = markdown, frame
-
-    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, Any]]:
-        bundle = {"text/markdown": self.markdown, "text/plain": self.frame.to_string(index=False)}
-        return bundle, {"lsai": {"kind": "table", "csv": self.frame.to_csv(index=False)}}
+    def __repr__(self) -> str:
+        return str(self.data)
 
 
-def table(frame: pd.DataFrame, formats: Mapping[str, Format] | None = None, *, link: str | None = None) -> Table:
+def table(frame: pd.DataFrame, formats: Mapping[str, str] | None = None, *, link: str | None = None) -> Table:
     """`frame`, without its index, as a table: the last line of a cell with `#| label: tbl-...` and `#| tbl-cap: ...`.
 
-    `formats`: column -> format of one value (`".2f"`, `"{:.1f} GiB"`, a function); without one, floats get three significant digits of
+    `formats`: column -> format of one value (`".2f"`, `"{:.1f} GiB"`); without one, floats get three significant digits of
     the smallest. A column `run` (folders of runs) is not shown: it makes the column `link` (default: the first) a link to
     each run's page. Strings are Markdown; missing values show as an en dash. Raises KeyError for an unknown column.
     """
@@ -56,7 +52,7 @@ def table(frame: pd.DataFrame, formats: Mapping[str, Format] | None = None, *, l
     lines = ["| " + " | ".join(str(name) for name in names) + " |"]
     lines.append("|" + "|".join("---:" if _is_numeric(frame[name]) else ":---" for name in names) + "|")
     lines += ["| " + " | ".join(row) + " |" for row in zip(*columns.values(), strict=True)]
-    return Table("\n".join(lines), frame[names])
+    return Table("\n".join(lines), metadata={"lsai": {"csv": frame[names].to_csv(index=False)}})  # type: ignore[no-untyped-call]
 
 
 def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
@@ -83,14 +79,14 @@ def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
     # Hundredths of a point are enough for paths, and half the size.
     drawing = re.sub(r'\bd="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), svg.getvalue())
     bundle = {"image/svg+xml": drawing.replace("</svg>", f"{over}</svg>"), "image/png": png.getvalue(), "text/plain": "figure"}  # fmt: skip
-    facts = {"kind": "figure", **({} if data is None else {"csv": data.drop(columns="run", errors="ignore").to_csv(index=False)})}  # fmt: skip
+    facts = {} if data is None else {"csv": data.drop(columns="run", errors="ignore").to_csv(index=False)}
     display(bundle, metadata={"image/png": {"width": width}, "lsai": facts}, raw=True)  # type: ignore[no-untyped-call]
 
 
 def say(markdown: str, box: str = "") -> None:
     """Show a sentence whose numbers were computed: Markdown, with references (`@fig-speed`) and maths where wanted.
     `box`: a title; the text then stands below it, set off from the rest."""
-    from IPython.display import Markdown, display
+    from IPython.display import display
 
     text = "\n> ".join(f"> **{box}.** {markdown}".split("\n")) if box else markdown
     display(Markdown(text))  # type: ignore[no-untyped-call]
@@ -102,45 +98,34 @@ def run_link(text: object, run: str | Path) -> str:
 
 
 def _is_numeric(column: pd.Series) -> bool:
-    values = [value for value in column if not _is_missing(value)]
     number = re.compile(r"[-+]?[\d.,]+ ?\D{0,3}$")
-    return bool(values) and all(
-        isinstance(value, (int, float, np.number)) or (isinstance(value, str) and number.match(value))
-        for value in values
-    )
+    numbers = [isinstance(value, Number) or number.match(str(value)) for value in column.dropna()]
+    return bool(numbers) and all(numbers)
 
 
 def _digits(column: pd.Series) -> str | None:
     """One number of decimals for a column of floats, so that they line up: three significant digits for the smallest.
     None (four significant digits each) for other columns and for values over more than three decades."""
-    sizes = [abs(float(value)) for value in column if isinstance(value, (float, np.floating)) and math.isfinite(value)]
-    sizes = [size for size in sizes if size > 0]
+    sizes = [abs(value) for value in column if isinstance(value, (float, np.floating)) and 0 < abs(value) < math.inf]
     if not sizes or max(sizes) > 1e3 * min(sizes) or max(sizes) >= 1e4:
         return None
     return f".{min(6, max(0, 2 - math.floor(math.log10(min(sizes)))))}f"
 
 
-def _is_missing(value: Any) -> bool:
-    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
-
-
-def shown(value: Any, spec: Format | None = None) -> str:
+def shown(value: Any, spec: str | None = None) -> str:
     """A value as a reader sees it: by `spec`, else numbers with four significant digits and whole ones with commas."""
-    if _is_missing(value):
-        return MISSING
-    if callable(spec):
-        text = str(spec(value))
-    elif isinstance(spec, str) and not isinstance(value, (str, bool)):
+    if pd.api.types.is_scalar(value) and pd.isna(value):
+        return "–"
+    if spec and not isinstance(value, (str, bool)):
         text = spec.format(value) if "{" in spec else format(value, spec)
     elif isinstance(value, (float, np.floating)):
-        number = float(value)
-        text = f"{number:,.0f}" if abs(number) >= 1e4 else f"{number:.4g}"
+        text = f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
     elif isinstance(value, (int, np.integer)) and not isinstance(value, bool):
-        text = f"{int(value):,}"
+        text = f"{value:,}"
     else:
         text = str(value)
     return " ".join(text.split())
 
 
-def _cell(value: Any, spec: Format | None) -> str:
+def _cell(value: Any, spec: str | None) -> str:
     return shown(value, spec).replace("|", r"\|").replace("<", r"\<")

@@ -20,37 +20,29 @@ HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---", "ooo", "+++")
 
 def apply_style() -> None:
     """Set seaborn's and matplotlib's defaults for every figure that this process draws from now on."""
-    sns.set_theme(
-        context="paper",
-        style="whitegrid",
-        palette=list(PALETTE),
-        rc={
-            "figure.figsize": (TEXT_WIDTH_IN, 3.4),
-            "figure.dpi": 110,
-            "figure.constrained_layout.use": True,
-            "font.family": "DejaVu Sans",  # ships with matplotlib: the same figure on every machine
-            "font.size": 9,
-            "axes.titlesize": 10,
-            "axes.labelsize": 9,
-            "xtick.labelsize": 8.5,
-            "ytick.labelsize": 8.5,
-            "legend.fontsize": 8.5,
-            "legend.title_fontsize": 8.5,
-            "legend.frameon": True,
-            "lines.linewidth": 1.6,
-            "lines.markersize": 5,
-            "axes.edgecolor": "#444444",
-            "axes.formatter.min_exponent": 5,  # 100, not 10 with a small 2
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "grid.color": "#d9d9d9",
-            "grid.linewidth": 0.6,
-            "hatch.linewidth": 0.7,
-            "patch.edgecolor": "#222222",
-            "svg.fonttype": "none",  # text stays text: searchable, selectable
-            "svg.hashsalt": "lsai",  # equal figures are equal files
-        },
-    )
+    small = ("xtick.labelsize", "ytick.labelsize", "legend.fontsize", "legend.title_fontsize")
+    settings: dict[str, Any] = {
+        "figure.figsize": (TEXT_WIDTH_IN, 3.4),
+        "figure.dpi": 110,
+        "figure.constrained_layout.use": True,
+        **dict.fromkeys(("font.size", "axes.labelsize"), 9),
+        **dict.fromkeys(small, 8.5),
+        "axes.titlesize": 10,
+        "lines.linewidth": 1.6,
+        "lines.markersize": 5,
+        "axes.edgecolor": "#444444",
+        "axes.formatter.min_exponent": 5,  # 100, not 10 with a small 2
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "grid.color": "#d9d9d9",
+        "grid.linewidth": 0.6,
+        "hatch.linewidth": 0.7,
+        "patch.edgecolor": "#222222",
+        "svg.fonttype": "none",  # text stays text: searchable, selectable
+        "svg.hashsalt": "lsai",  # equal figures are equal files
+    }
+    # The font ships with matplotlib: the same figure on every machine.
+    sns.set_theme("paper", "whitegrid", list(PALETTE), font="DejaVu Sans", rc=settings)
 
 
 def series_style(index: int) -> dict[str, Any]:
