@@ -86,7 +86,13 @@ local function cite(element)  -- a reference stands alone: `@fig-speed`
   return labels[id] and pandoc.Link(labels[id], "#" .. id) or pandoc.Emph(id .. " (not measured here)")
 end
 
+local function para(element)  -- a link that stands alone shows its page, which paper cannot
+  local only = #element.content == 1 and element.content[1]
+  if not is_html and only and only.t == "Link" and only.target:match("^%.?/?runs/") then return {} end
+end
+
 function Pandoc(doc)
+  doc = doc:walk({ Para = para })
   local none = function() return {} end
   doc = doc:walk({ Block = safe, Inline = safe, RawBlock = none, RawInline = none })
   local folds = { BlockQuote = quote, CodeBlock = code }

@@ -9,7 +9,7 @@ import io
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from numbers import Number
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from IPython.display import Markdown
 
 from lsai_lab.files import repo_root
 
+Format = str | Callable[[Any], str]
 PNG_DPI = 200
 
 
@@ -31,10 +32,10 @@ class Table(Markdown):
         return str(self.data)
 
 
-def table(frame: pd.DataFrame, formats: Mapping[str, str] | None = None, *, link: str | None = None) -> Table:
+def table(frame: pd.DataFrame, formats: Mapping[str, Format] | None = None, *, link: str | None = None) -> Table:
     """`frame`, without its index, as a table: the last line of a cell with `#| label: tbl-...` and `#| tbl-cap: ...`.
 
-    `formats`: column -> format of one value (`".2f"`, `"{:.1f} GiB"`); without one, floats get three significant digits of
+    `formats`: column -> format of one value (`".2f"`, `"{:.1f} GiB"`, a function); without one, floats get three significant digits of
     the smallest. A column `run` (folders of runs) is not shown: it makes the column `link` (default: the first) a link to
     each run's page. Strings are Markdown; missing values show as an en dash. Raises KeyError for an unknown column.
     """
@@ -106,20 +107,26 @@ def _is_numeric(column: pd.Series) -> bool:
 def _digits(column: pd.Series) -> str | None:
     """One number of decimals for a column of floats, so that they line up: three significant digits for the smallest.
     None (four significant digits each) for other columns and for values over more than three decades."""
-    sizes = [abs(value) for value in column if isinstance(value, (float, np.floating)) and 0 < abs(value) < math.inf]
+    sizes = [
+        abs(float(value))
+        for value in column
+        if isinstance(value, (float, np.floating)) and 0 < abs(float(value)) < math.inf
+    ]
     if not sizes or max(sizes) > 1e3 * min(sizes) or max(sizes) >= 1e4:
         return None
     return f".{min(6, max(0, 2 - math.floor(math.log10(min(sizes)))))}f"
 
 
-def shown(value: Any, spec: str | None = None) -> str:
+def shown(value: Any, spec: Format | None = None) -> str:
     """A value as a reader sees it: by `spec`, else numbers with four significant digits and whole ones with commas."""
     if pd.api.types.is_scalar(value) and pd.isna(value):
         return "–"
-    if spec and not isinstance(value, (str, bool)):
+    if callable(spec):
+        text = str(spec(value))
+    elif spec and not isinstance(value, (str, bool)):
         text = spec.format(value) if "{" in spec else format(value, spec)
     elif isinstance(value, (float, np.floating)):
-        text = f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+        text = f"{value:,.0f}" if abs(float(value)) >= 1e4 else f"{value:.4g}"
     elif isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         text = f"{value:,}"
     else:
@@ -127,5 +134,5 @@ def shown(value: Any, spec: str | None = None) -> str:
     return " ".join(text.split())
 
 
-def _cell(value: Any, spec: str | None) -> str:
+def _cell(value: Any, spec: Format | None) -> str:
     return shown(value, spec).replace("|", r"\|").replace("<", r"\<")
