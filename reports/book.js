@@ -125,7 +125,7 @@ if (facts.gpus) {
         make("td", { className: row[gpu] }, row[gpu]), ...cells("td", gib(row.reserved_gib), speed));
     };
     const full = make("div", {}, `${gib(memory)} GiB`);
-    const heads = make("tr", {}, ...cells("th", "technique", full, "verdict", "GiB reserved", "tokens/s"));
+    const heads = make("tr", {}, ...cells("th", "technique", full, "verdict", "GiB reserved", "tokens/s (H200)"));
     table.replaceChildren(make("thead", {}, heads), make("tbody", {}, ...rows.map(line)));
     explain(best);
   };
