@@ -80,8 +80,8 @@ def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
     # Hundredths of a point are enough for paths, and half the size.
     drawing = re.sub(r'\bd="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), svg.getvalue())
     bundle = {"image/svg+xml": drawing.replace("</svg>", f"{over}</svg>"), "image/png": png.getvalue(), "text/plain": "figure"}  # fmt: skip
-    facts = {} if data is None else {"csv": data.drop(columns="run", errors="ignore").to_csv(index=False)}
-    display(bundle, metadata={"image/png": {"width": width}, "lsai": facts}, raw=True)  # type: ignore[no-untyped-call]
+    csv = "" if data is None else data.drop(columns="run", errors="ignore").to_csv(index=False, float_format="%.6g")
+    display(bundle, metadata={"image/png": {"width": width}, "lsai": {"csv": csv}}, raw=True)  # type: ignore[no-untyped-call]
 
 
 def say(markdown: str, box: str = "") -> None:
