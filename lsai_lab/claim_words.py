@@ -1,10 +1,10 @@
-"""Claims in the short notation of a table: `1.43x (1.42 to 1.44, n = 3)`, from the smallest to the largest repeat."""
+"""Claims in the short notation of a table: `1.43x (1.42 to 1.44, n = 3)`, from the smallest to the largest repeat; and what has fallen."""
 
 import math
 
 import pandas as pd
 
-from lsai_lab.claims import Claim
+from lsai_lab.claims import Claim, evaluate, load_claims
 
 
 def amount(claim: Claim, value: float, digits: int = 3) -> str:
@@ -14,7 +14,8 @@ def amount(claim: Claim, value: float, digits: int = 3) -> str:
     if claim.kind == "count" or (claim.kind == "value" and not share):
         return f"{value:,.0f}"
     value, digits = 100 * value if share else value, min(digits, 2) if claim.kind == "interval" else digits
-    text = f"{value:.{max(int(share), digits - 1 - math.floor(math.log10(value)))}f}" if digits else f"{value:g}"
+    power = math.floor(math.log10(abs(value))) if value else 0  # two losses may be equal
+    text = f"{value:.{max(int(share), digits - 1 - power)}f}" if digits else f"{value:g}"
     return text + ("" if claim.kind == "interval" else "%" if share else "x")
 
 
@@ -33,3 +34,16 @@ def told_short(claims: pd.DataFrame, declared: dict[str, Claim]) -> pd.DataFrame
         bound = f"{row.bound[0]} {amount(claim, claim.limit, 0)}"
         rows.append([row.name, claim.short, bound, f"{value} ({repeats})", verdict])
     return pd.DataFrame(rows, columns=["name", "claim", "bound", "measured", "verdict"])
+
+
+def fallen(runs: pd.DataFrame, *studies: str) -> str:
+    """Which claims about `studies` have fallen by the committed `runs` (rows of `lab.load`), as a sentence; empty if none has."""
+    declared = {name: claim for name, claim in load_claims().items() if claim.study in studies}
+    judged = evaluate(runs[~runs["own"].astype(bool)], declared)
+    rows = told_short(judged[judged["verdict"] == "fallen"], declared)
+    told = "; ".join(f"{row.claim}: {row.measured}, claimed {row.bound}" for row in rows.itertuples())
+    return (
+        f"{len(rows)} of the chapter's {len(judged)} claims **fell**, value or repeat (@tbl-claims). {told}."
+        if told
+        else ""
+    )

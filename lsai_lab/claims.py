@@ -288,7 +288,5 @@ def _rounded(value: float) -> float:
     return float(f"{value:.6g}")  # far finer than any bound, and the same on every platform
 
 
-def _short(value: float | None) -> str:
-    if value is None or value != value:
-        return "–"
+def _short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

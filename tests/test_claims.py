@@ -191,6 +191,12 @@ def test_value_spread_and_count(checkout: Path) -> None:
     assert (least["value"], least["sentence"]) == (100.5, "baseline")
     apart = judge(checkout, runs, "kind: spread, of: [baseline, bf16], at_most: 2, sentence: '{smallest:.1f}'")
     assert apart["value"] == pytest.approx(99.5 / 100.5, rel=1e-5) and apart["sentence"] == "100.5"
+    alike = judge(
+        checkout,
+        rows(baseline=[100, 100], bf16=[100, 100]),
+        "kind: spread, of: [baseline, bf16], at_most: 0.01, sentence: s",
+    )
+    assert alike["held"] and told_short(alike.to_frame().T, load_claims(checkout))["measured"][0] == "0.00% (n = 2)"
     count = judge(checkout, runs, "kind: count, of: [baseline, bf16], repeats: 2, sentence: '{value:.0f} of {total}'")
     assert count["sentence"] == "1 of 2" and not count["held"]
 

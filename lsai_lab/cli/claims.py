@@ -15,7 +15,7 @@ from lsai_core.attention.measured import TABLE, table_text
 from lsai_core.files import write_json, write_text
 from lsai_lab.benches.attention_table import recorded_rankings
 from lsai_lab.claim_words import told_short
-from lsai_lab.claims import VERDICTS, evaluate, load_claims
+from lsai_lab.claims import VERDICTS, Claim, evaluate, load_claims
 from lsai_lab.files import repo_root
 from lsai_lab.kit.load import load
 from lsai_lab.runs.records import recorded_runs
@@ -26,14 +26,14 @@ def claims(
     write: Annotated[bool, typer.Option("--write", help="Refresh reports/recorded/claims.json.")] = False,
 ) -> None:  # fmt: skip
     """Recompute every headline statement of params/claims.yaml; exit 1 if one falls."""
-    runs = load()
-    found = evaluate(runs[~runs["own"].astype(bool)])
+    runs, declared = load(), load_claims()
+    found = evaluate(runs[~runs["own"].astype(bool)], declared)
     if write:
         write_json(claims_file(repo_root()), as_records(found))
     if as_json:
         print(json.dumps(as_records(found), indent=1, ensure_ascii=False))
     else:
-        _show(found)
+        _show(found, declared)
     if not found["held"].all():
         raise typer.Exit(1)
 
@@ -48,9 +48,9 @@ def as_records(found: pd.DataFrame) -> dict[str, Any]:
     return {"claims": json.loads(found.to_json(orient="records", double_precision=15))}
 
 
-def _show(found: pd.DataFrame) -> None:
+def _show(found: pd.DataFrame, declared: dict[str, Claim]) -> None:
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    measured = told_short(found[found["value"].notna()], load_claims()).set_index("name")["measured"]
+    measured = told_short(found[found["value"].notna()], declared).set_index("name")["measured"]
     for row in found.itertuples():
         said = f"{row.sentence} ({row.note})" if row.note else row.sentence
         console.print(f"{row.verdict} ({row.bound}): {said}", style="" if row.held else "bold red")

@@ -70,7 +70,8 @@ def _said(name: str, value: Any) -> str:
 
 
 def _label(artist: Any) -> str:
-    return re.sub("^_.*", "", str(artist.get_label()))
+    label = str(artist.get_label())
+    return "" if label.startswith("_") else label
 
 
 def _tick(axes: Axes, which: int, value: float) -> Any:

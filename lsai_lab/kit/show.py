@@ -107,11 +107,8 @@ def _is_numeric(column: pd.Series) -> bool:
 def _digits(column: pd.Series) -> str | None:
     """One number of decimals for a column of floats, so that they line up: three significant digits for the smallest.
     None (four significant digits each) for other columns and for values over more than three decades."""
-    sizes = [
-        abs(float(value))
-        for value in column
-        if isinstance(value, (float, np.floating)) and 0 < abs(float(value)) < math.inf
-    ]
+    floats = [abs(float(value)) for value in column if isinstance(value, (float, np.floating))]
+    sizes = [size for size in floats if 0 < size < math.inf]
     if not sizes or max(sizes) > 1e3 * min(sizes) or max(sizes) >= 1e4:
         return None
     return f".{min(6, max(0, 2 - math.floor(math.log10(min(sizes)))))}f"
