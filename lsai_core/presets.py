@@ -21,6 +21,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "course": dict(n_layers=32, d_model=4096, n_heads=32, n_kv_heads=8, d_ff=14_336, vocab_size=131_072, rope_theta=5e5),
     "llama2-7b": dict(n_layers=32, d_model=4096, n_heads=32, n_kv_heads=32, d_ff=11_008, vocab_size=32_000, rope_theta=1e4),
     "llama3-8b": dict(n_layers=32, d_model=4096, n_heads=32, n_kv_heads=8, d_ff=14_336, vocab_size=128_256, rope_theta=5e5),
+    "llama3-70b": dict(n_layers=80, d_model=8192, n_heads=64, n_kv_heads=8, d_ff=28_672, vocab_size=128_256, rope_theta=5e5),
     "llama3.2-1b": dict(
         n_layers=16, d_model=2048, n_heads=32, n_kv_heads=8, d_ff=8192, vocab_size=128_256, rope_theta=5e5, tie_embeddings=True,
         rope_scaling=dict(factor=32.0),

@@ -29,10 +29,11 @@ TECHNIQUES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fused, selective checkpointing", _FUSED | {"grad_checkpoint": "selective"}),
     ("fused, alternating checkpointing", _FUSED | {"grad_checkpoint": "alternating"}),
     ("fused, full checkpointing", _FULL),
+    ("fused, full checkpointing, 8-bit AdamW", _FULL | {"optim": {"states": "8bit", "kernel": "auto"}}),
     ("fused, full checkpointing, CPU offload", _FULL | {"parallel": {"cpu_offload": True}}),
     *(
         (f"FSDP, {gpus} GPUs{also}", base | {"parallel": {"fsdp": gpus}})
-        for gpus in (2, 4, 8)
+        for gpus in (2, 4, 8, 64)
         for also, base in (("", _FUSED), (", full checkpointing", _FULL))
     ),
     ("FSDP, 8 GPUs, fp32 states", _FP32 | {"parallel": {"fsdp": 8}}),

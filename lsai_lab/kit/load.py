@@ -16,12 +16,14 @@ import pandas as pd
 
 from lsai_core.errors import UserError, hint
 from lsai_core.files import flatten
+from lsai_core.profiling.gpus import GPUS
 from lsai_lab.claims import load_claims
 from lsai_lab.runs.records import Run, Summary, find_runs, recorded_runs
 from lsai_lab.runs.session import Session, current_runs, differing_settings
 from lsai_lab.runs.study import Profile, Study, load_study, study_names
 
 OWN = "this machine"
+_GPU = {gpu.driver_name: gpu.name for gpu in GPUS}
 _claims = functools.cache(load_claims)
 # The columns that every row has; results and config keys follow.
 IDENTITY = ("machine", "own", "study", "variant", "label", "part", "repeat", "outcome", "reason", "key", "kind", "started", "wall_s", "run")  # fmt: skip
@@ -37,7 +39,8 @@ def load(*studies: str, mine: bool = False) -> pd.DataFrame:
     """The runs of `studies` (none: of all), one row each: own runs first, each machine's in the order of the study.
 
     Columns: `IDENTITY`; every result by its name, with the unit in it (`tokens_per_s`, `mem_peak_allocated_gib`); every config key with
-    its dots (`optim.lr`, `model.n_layers`; `config.steps` where a result has the same name); the environment as `env.gpu`, `env.torch`.
+    its dots (`optim.lr`, `model.n_layers`; `config.steps` where a result has the same name); the environment as `env.gpu`, `env.torch`; and
+    `gpu`: a short name (`H100`), or `CPU`.
     `main`: whether the run is one of those that tell the story: of each part of a study the committed ones of the machine that most of
     its claims name, else of the one with the most runs (without any, all).
     `label` is the variant's name for people, `run` the run's folder, for `steps` and `kernels`.
@@ -110,7 +113,8 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
     label = _variants(name.study, own).get(name.variant, name.variant)
     identity = (f"{run.machine} ({OWN})" if own else run.machine, own, name.study, name.variant, label, name.part, name.repeat, summary.outcome,
                 summary.reason, name.key, summary.kind, summary.started, summary.wall_s, str(run.folder))  # fmt: skip
-    row = dict(zip(IDENTITY, identity, strict=True)) | summary.results
+    gpu = run.env.get("gpu") or "CPU"
+    row = dict(zip(IDENTITY, identity, strict=True)) | {"gpu": _GPU.get(gpu, gpu)} | summary.results
     for key, value in flatten(run.config).items():
         row[f"config.{key}" if key in row else key] = value
     return row | {f"env.{key}": value for key, value in run.env.items() if key != "packages"}
