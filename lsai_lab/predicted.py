@@ -21,7 +21,6 @@ from lsai_lab.files import load_yaml, repo_root
 from lsai_lab.runs.records import Run, recorded_runs
 from lsai_lab.searches.model_search import grown
 
-TASK = ["model", "seq_len", "batch_size"]  # of the table `fits`: what fits which GPU (`tests/fits_table.py` writes it)
 OURS = "this package"
 # Runs recorded before these keys existed were made the way that these values describe.
 BEFORE: dict[str, Any] = {"loss": "full", "blocks": "plain", "optim": {"kernel": "torch"}}

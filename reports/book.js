@@ -86,52 +86,75 @@ for (const box of all("[data-run]")) box.onchange = () => compare(box);
 if (facts.gpus) {
   const known = facts.data.map((row) => Object.fromEntries(facts.columns.map((name, at) => [name, row[at]])));
   const values = (name) => [...new Set(known.map((row) => row[name]))].sort((a, b) => a - b);  // words as they come
-  const task = { model: "model", seq_len: "tokens", batch_size: "batch per GPU" };
-  const form = make("form", {}, ...Object.keys(task).map((name) => select(name, task[name], values(name))),
-    select("gpu", "your GPU", Object.keys(facts.gpus)));
+  const lengths = values("tokens"), [first, last] = [lengths[0], lengths.at(-1)];
+  const slide = (name, label, range) => make("label", {}, make("span", {}, label, ": ", make("b")),
+    make("input", { type: "range", name, ...range }));
+  const form = make("form", {}, select("model", "model", values("model")),
+    select("gpu", "GPU", Object.keys(facts.gpus)), select("gpus", "GPUs at most", values("gpus")),
+    slide("tokens", "tokens in a sequence", { step: 0.25, min: Math.log2(first), max: Math.log2(last), value: 13 }),
+    slide("batch", "sequences on a GPU", { min: 1, max: 32, value: 1 }));
   const answer = make("p", { role: "status" }), legend = make("p"), table = make("table"), fields = form.elements;
   const gib = (size) => size.toFixed(size < 99.95 ? 1 : 0), bold = (row) => make("b", {}, row.technique);
+  const count = (number) => number ? Math.round(number).toLocaleString("en") : "–";
+  const between = (points, tokens) => {  // a straight line between the predictions on either side
+    const at = points.findIndex((point) => point.tokens >= tokens), [a, b] = [points[Math.max(0, at - 1)], points[at]];
+    const share = (tokens - a.tokens) / (b.tokens - a.tokens) || 0;
+    return (name) => a[name] + share * (b[name] - a[name]);
+  };
+  const explain = (row, causes) => legend.replaceChildren(bold(row), ...causes.map(([cause, color]) =>
+    make("span", {}, make("i", { style: `background: ${color}` }), `${cause} ${gib(row[cause])}`)));
   const draw = () => {
-    let rows = known;
-    for (const name of Object.keys(task)) {  // what is not in the table cannot be chosen
-      const held = new Set(rows.map((row) => `${row[name]}`));
-      for (const option of fields[name].options) option.disabled = !held.has(option.value);
-      if (!held.has(fields[name].value)) [fields[name].value] = held;
-      rows = rows.filter((row) => `${row[name]}` === fields[name].value);
-    }
-    const gpu = fields.gpu.value ||= Object.keys(facts.gpus)[0], memory = facts.gpus[gpu];
-    const rank = (row) => ({ fits: 0, tight: 1, "too large": 2 })[row[gpu]] ?? 3;
-    const keys = (row) => [rank(row), ...rank(row) < 2 ? [row.gpus, -row.tokens_per_s] : [row.reserved_gib]];
+    const { model, gpu, gpus } = fields, { memory_gib: memory, usable, fp8 } = facts.gpus[gpu.value];
+    const sizes = known.filter((row) => row.model === model.value && (fp8 || !row.technique.includes("fp8")));
+    gpus.value = Math.max(gpus.value, Math.min(...sizes.map((row) => row.gpus)));
+    const length = Math.min(last, 256 * Math.round(2 ** fields.tokens.value / 256));
+    const batch = fields.batch.value = Math.min(fields.batch.value, Math.floor(last / length));
+    all("b", form).forEach((shown, at) => shown.textContent = count([length, batch][at]));
+    const groups = Object.groupBy(sizes.filter((row) => row.gpus <= gpus.value), (row) => row.technique);
+    const rows = Object.values(groups).map((points) => {
+      const needed = between(points, length * batch), row = { ...points[0], room: 0 };
+      for (const name of ["needs", "least", ...Object.keys(facts.causes)]) row[name] = needed(name);
+      const [a, b, c] = points.map((point) => point.step_s), fixed = (8 * a - 6 * b + c) / 3;  // of a step: at 0 tokens
+      row.speed = a && length * batch / (fixed + batch * (between(points, length)("step_s") - fixed));
+      for (let more = first; more <= last && between(points, more)("needs") <= usable; more += 1024) row.room = more;
+      return { ...row, rank: row.needs <= usable ? 0 : row.least <= memory - facts.outside ? 1 : 2 };
+    });
+    const keys = (row) => [row.rank, ...row.rank < 2 ? [row.gpus, -row.speed] : [row.needs]];
     const [best] = rows.sort((a, b) => keys(a).map((key, at) => key - keys(b)[at]).find(Boolean) ?? 0);
-    const single = rows.filter((row) => rank(row) === 0 && row.gpus === 1);
-    const [least = best] = single.sort((a, b) => a.reserved_gib - b.reserved_gib);
-    const fit = best.gpus > 1 ? `Nothing fits on one ${gpu}; what fits is ` : `On one ${gpu} the fastest that fits is `;
-    const opening = [fit, "Nothing fits with room to spare; tight is "][rank(best)] ?? "Nothing fits; nearest is ";
-    answer.replaceChildren(opening, bold(best), `: ${gib(best.reserved_gib)} of ${gib(memory)} GiB`,
-      best.gpus > 1 ? ` on each of ${best.gpus}.` : ".",
-      ...least === best ? [] : [" The smallest is ", bold(least), `: ${gib(least.reserved_gib)} GiB.`]);
+    const fit = best.gpus > 1 ? `One ${gpu.value} is too small; ` : `On one ${gpu.value} `;
+    const tight = "Nothing fits with room to spare; tight is ";
+    const opening = [`${fit}the fastest that fits is `, tight, "Nothing fits; nearest is "][best.rank];
+    const size = gib(best.rank === 1 ? best.least : best.needs);
+    const [least = best] = rows.filter((row) => row.rank + row.gpus === 1).sort((a, b) => a.needs - b.needs);
+    answer.replaceChildren(opening, bold(best),
+      `: ${size} of ${gib(memory)} GiB`, best.gpus > 1 ? ` on each of ${best.gpus}.` : ".",
+      best.room ? ` It has room for ${best.room === last ? "more than " : ""}${count(best.room)} tokens.` : "",
+      ...least === best ? [] : [" The smallest is ", bold(least), `: ${gib(least.needs)} GiB.`]);
     const causes = Object.entries(facts.causes).filter(([cause]) => rows.some((row) => row[cause] >= 0.05));
-    const explain = (row) => legend.replaceChildren(bold(row), ...causes.map(([cause, color]) =>
-      make("span", {}, make("i", { style: `background: ${color}` }), `${cause} ${gib(row[cause])}`)));
     const line = (row) => {
-      const parts = causes.filter(([cause]) => row[cause] >= 0.05), more = () => explain(row);
+      const parts = causes.filter(([cause]) => row[cause] >= 0.05), more = () => explain(row, causes);
       const ariaLabel = parts.map(([cause]) => `${cause} ${gib(row[cause])} GiB`).join(", ");
-      const bar = make("div", { role: "img", ariaLabel }, ...parts.map(([cause, color]) =>
-        make("span", { style: `background: ${color}; width: ${100 * row[cause] / memory / 1.5}%` })));
-      const host = row.host_gib ? [make("small", {}, `+ ${gib(row.host_gib)} GiB of host memory`)] : [];
-      const speed = row.tokens_per_s ? Math.round(row.tokens_per_s).toLocaleString("en") : "–";
+      let end = 0;  // the cell is as wide as one and a half GPUs
+      const bands = parts.map(([cause, color]) => `${color} 0 ${end += row[cause] / memory / 0.015}%`);
+      const style = `background: linear-gradient(90deg, ${bands}, #0000 0)`;
+      const host = row.host ? [make("small", {}, `+ ${gib(row.host)} GiB of host memory`)] : [];
+      const verdict = ["fits", "tight", "too large"][row.rank];
       return make("tr", { tabIndex: 0, onpointerenter: more, onfocus: more },
-        make("th", { scope: "row" }, row.technique, ...host), make("td", {}, bar),
-        make("td", { className: row[gpu] }, row[gpu]), ...cells("td", gib(row.reserved_gib), speed));
+        make("th", { scope: "row" }, row.technique, ...host),
+        make("td", {}, make("div", { role: "img", ariaLabel, style })), make("td", { className: verdict }, verdict),
+        ...cells("td", gib(row.needs), count(row.room), count(row.speed)));
     };
-    const full = make("div", {}, `${gib(memory)} GiB`);
-    const heads = make("tr", {}, ...cells("th", "technique", full, "verdict", "GiB reserved", "tokens/s (H200)"));
-    table.replaceChildren(make("thead", {}, heads), make("tbody", {}, ...rows.map(line)));
-    explain(best);
+    const heads = ["technique", make("div", {}, `${gib(memory)} GiB`), "verdict", "GiB needed", "room for tokens"];
+    table.replaceChildren(make("thead", {}, make("tr", {}, ...cells("th", ...heads, "tokens/s (H200)"))),
+      make("tbody", {}, ...rows.map(line)));
+    explain(best, causes);
   };
   const read = () => {  // the choice stands in the address
-    const asked = new URLSearchParams(location.hash.slice(1));
-    for (const field of fields) field.value = asked.get(field.name) ?? field.value;
+    const asked = new URLSearchParams(location.hash.slice(1) || "gpu=H100");
+    for (const field of fields) {
+      field.value = asked.get(field.name) ?? field.value;
+      if (!field.value) field.selectedIndex = 0;
+    }
     draw();
   };
   form.oninput = () => {
@@ -143,12 +166,6 @@ if (facts.gpus) {
   tool.className = "fits";
   tool.append(form, answer, legend, table);
   document.querySelector("details").open = false;
-}
-
-// A link to a page of ours, alone in its paragraph, shows that page above it.
-for (const link of all("main p > a:only-child:is([href^='runs/'], [href^='./runs/'])")) {
-  const src = link.getAttribute("href"), title = link.textContent, line = link.parentElement;
-  if (title === line.textContent) line.before(make("iframe", { title, src, loading: "lazy" }));
 }
 if (window.top !== window) document.documentElement.className = "framed";
 

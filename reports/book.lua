@@ -86,16 +86,18 @@ local function cite(element)  -- a reference stands alone: `@fig-speed`
   return labels[id] and pandoc.Link(labels[id], "#" .. id) or pandoc.Emph(id .. " (not measured here)")
 end
 
-local function para(element)  -- a link that stands alone shows its page, which paper cannot
+local function para(element)  -- a page of ours, linked alone, is shown in place; paper cannot
   local only = #element.content == 1 and element.content[1]
-  if not is_html and only and only.t == "Link" and only.target:match("^%.?/?runs/") then return {} end
+  if not only or only.t ~= "Link" or not only.target:match("^%.?/?runs/[%w/]+%.html$") then return end
+  local frame = '<iframe loading="lazy" title="%s" src="%s"></iframe>'
+  local title = pandoc.utils.stringify(only.content):gsub('[<>&"]', "")
+  return is_html and { pandoc.RawBlock("html", frame:format(title, only.target)), element } or {}
 end
 
 function Pandoc(doc)
-  doc = doc:walk({ Para = para })
   local none = function() return {} end
   doc = doc:walk({ Block = safe, Inline = safe, RawBlock = none, RawInline = none })
-  local folds = { BlockQuote = quote, CodeBlock = code }
+  local folds = { Para = para, BlockQuote = quote, CodeBlock = code }
   doc = doc:walk({ Link = link, Image = image, Table = as_wide_as_its_words }):walk(folds)
   if not quarto then return doc:walk({ traverse = "topdown", Header = header, Div = float }):walk({ Cite = cite }) end
   if FORMAT == "typst" and doc.meta.date and doc.meta.abstract then  -- Quarto's cover has neither

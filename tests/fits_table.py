@@ -21,7 +21,7 @@ from lsai_lab.techniques import TECHNIQUES, compare
 
 LENGTHS = [2**power for power in range(11, 18)]
 SHARDED = [name for name, settings in TECHNIQUES if settings["parallel"].get("fsdp", 1) >= 8]
-MODELS: dict[str, Sequence[str]] = {"llama3.2-1b": (), "llama2-7b": (), "llama3-8b": (), "llama3-70b": SHARDED}
+MODELS: dict[str, Sequence[str]] = {"llama3-8b": (), "llama3-70b": SHARDED, "llama2-7b": (), "llama3.2-1b": ()}
 
 
 def fits(model: str, tokens: int, techniques: Sequence[str] = ()) -> pd.DataFrame:
@@ -35,6 +35,7 @@ def fits(model: str, tokens: int, techniques: Sequence[str] = ()) -> pd.DataFram
         found, gpus = row.prediction, row.config.parallel.world_size
         time = estimate(row.config, h200) if gpus == 1 else None
         sizes = {"least": found.least(found), "needs": found.needs, "host": found.host} | found.parts
+        sizes["unused reserve"] = found.needs - found.peak
         rounded = {name: round(size, 2) for name, size in sizes.items()} | {"step_s": time and round(time.step_s, 4)}
         rows.append({"model": model, "tokens": tokens, "technique": row.name, "gpus": gpus, **rounded})
     return pd.DataFrame(rows)

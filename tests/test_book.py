@@ -11,21 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
 from conftest import CHECKOUT, Project, write_run
-from fits_table import TASKS, fits
+from fits_table import LENGTHS, MODELS, fits
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from lsai_core.config import TrainConfig
+from lsai_core.profiling.predict import estimate, find_gpu
+from lsai_core.profiling.predict.prediction import usable_gib
 from lsai_lab.kit.bind import bind
 from lsai_lab.kit.marks import marks
 from lsai_lab.kit.render import EXECUTED, HTML, PDF, Engine, render
 from lsai_lab.kit.runpages import write_run_pages
 from lsai_lab.kit.show import table
-from lsai_lab.predicted import TASK, table_path
+from lsai_lab.predicted import table_path
 from lsai_lab.runs.records import find_runs
-from lsai_lab.techniques import TECHNIQUES
+from lsai_lab.techniques import TECHNIQUES, compare
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 40 20" width="400" height="200"><text y="15">loss</text></svg>'
@@ -373,59 +377,95 @@ def fits_page(folder: Path, rows: pd.DataFrame | None = None) -> Path:
     return reports / "runs" / "fits.html"
 
 
+def shown_rows(page: Any) -> dict[str, list[str]]:
+    """Of each technique in the calculator its verdict, GiB, room and tokens/s, from top to bottom."""
+    names = page.locator(".fits tbody th").evaluate_all("heads => heads.map((head) => head.firstChild.data)")
+    cells = page.locator(".fits tbody tr").evaluate_all(
+        "rows => rows.map((row) => [...row.cells].map((c) => c.innerText))"
+    )
+    return {name: row[2:] for name, row in zip(names, cells, strict=True)}
+
+
 def test_what_fits_is_answered_for_model_length_batch_and_gpu(tmp_path: Path, visit: Callable[..., Any]) -> None:
-    table = pd.read_csv(table_path(CHECKOUT))
-    first = table[(table[TASK] == table[TASK].iloc[0]).all(axis=1)]
     page = visit(path := fits_page(tmp_path))
-    answer, rows = page.get_by_role("status"), page.locator(".fits tbody tr")
-    fitting = first[(first["H100"] == "fits") & (first["gpus"] == 1)].sort_values("tokens_per_s", ascending=False)
-    best, least = fitting.iloc[0], fitting.sort_values("reserved_gib").iloc[0]
+    answer, rows = page.locator("p[role=status]"), page.locator(".fits tbody tr")
+    table = pd.read_csv(table_path(CHECKOUT)).query("model == 'llama3-8b' and gpus == 1")
+    first, usable = table[table["tokens"] == 8192].set_index("technique"), usable_gib(find_gpu("H100"))
+    fitting = first[first["needs"] <= usable]
+    best, least = fitting["step_s"].idxmin(), fitting["needs"].idxmin()
     assert (
-        f"On one H100 the fastest that fits is {best['technique']}: {best['reserved_gib']:.1f} of 79.1 GiB."
-        in answer.inner_text()
+        f"On one H100 the fastest that fits is {best}: {first['needs'][best]:.1f} of 79.1 GiB." in answer.inner_text()
     )
-    assert f"The smallest is {least['technique']}: {least['reserved_gib']:.1f} GiB." in answer.inner_text()
-    assert rows.count() == len(first) and rows.first.locator("th").inner_text() == best["technique"]
-    assert rows.last.locator("td[class]").inner_text() == "too large"
+    smallest = re.search(rf"The smallest is {least}: ([\d.]+) GiB\.", answer.inner_text())
+    assert smallest and float(smallest[1]) == pytest.approx(first["needs"][least], abs=0.06)
+    shown = shown_rows(page)
+    assert set(shown) == set(first.index) and next(iter(shown)) == best
+    assert shown[best] == [
+        "fits",
+        f"{first['needs'][best]:.1f}",
+        shown[best][2],
+        f"{8192 / first['step_s'][best]:,.0f}",
+    ]
+    # The room is the most tokens that fit, on a straight line between the predictions.
+    line = table[table["technique"] == best].sort_values("tokens")
+    room = int(shown[best][2].replace(",", ""))
+    needed = [np.interp(tokens, line["tokens"], line["needs"]) for tokens in (room, room + 1024)]
+    assert needed[0] <= usable < needed[1] and f"It has room for {room:,} tokens." in answer.inner_text()
     # Bars are drawn on one scale, one and a half GPUs wide.
-    weights = float(rows.first.locator("td div span").first.evaluate("part => part.style.width").rstrip("%"))
-    assert weights == pytest.approx(100 / 1.5 * best["weights"] / 79.1, rel=1e-3)
-    assert f"weights {best['weights']:.1f} GiB" in rows.first.get_by_role("img").get_attribute("aria-label")
-    page.get_by_label("your GPU").select_option("RTX 4090")
-    assert "RTX 4090" in answer.inner_text() and page.url.endswith("gpu=RTX+4090")
-    # Another model: what the table does not hold with it cannot be chosen.
-    page.get_by_label("model").select_option("llama3-8b")
-    page.get_by_label("tokens").select_option("32768")
-    assert "seq_len=32768" in page.url and page.locator("option[value='4096']").is_disabled()
+    bands = rows.first.locator("td div").evaluate("bar => bar.style.background")
+    weights = float(re.findall(r"([\d.]+)%", bands)[0])
+    assert weights == pytest.approx(100 / 1.5 * first["weights"][best] / 79.1, rel=1e-3)
+    assert f"weights {first['weights'][best]:.1f} GiB" in rows.first.get_by_role("img").get_attribute("aria-label")
+    page.locator("[name=gpu]").select_option("A100-80")
+    assert "A100-80" in answer.inner_text() and page.url.split("#")[1].count("=") == 5
+    assert not any("fp8" in name for name in shown_rows(page)), "it has no fp8"
+    page.get_by_label("model").select_option("llama3-70b")
+    assert page.get_by_label("GPUs at most").input_value() == "8", "it was predicted for no fewer"
+    assert "tight is FSDP, 8 GPUs, full checkpointing" in answer.inner_text() and rows.count() == 3
+    page.get_by_label("GPUs at most").select_option("64")
+    assert "One A100-80 is too small; the fastest that fits is FSDP, 64 GPUs" in answer.inner_text()
     rows.last.focus()
-    assert page.locator(".fits p b").last.inner_text() == rows.last.locator("th").evaluate(
-        "head => head.firstChild.data"
-    )
+    assert page.locator(".fits p b").last.inner_text() == list(shown_rows(page))[-1]
+    # What was chosen stands in the address. A batch beyond the longest prediction is cut.
+    page.get_by_label("sequences on a GPU").fill("32")
+    assert page.get_by_label("sequences on a GPU").input_value() == "16" and "batch=16" in page.url
     said, link = answer.inner_text(), page.url
     again = visit(path)
     again.goto(link)
-    assert again.get_by_role("status").inner_text() == said
-    again.goto(link.split("#")[0] + "#model=nothing&gpu=none&seq_len=7")
-    assert "On one H100 the fastest that fits is" in again.get_by_role("status").inner_text()
+    assert again.locator("p[role=status]").inner_text() == said
+    again.goto(link.split("#")[0] + "#model=nothing&gpu=none&tokens=7&batch=x")
+    assert "of 23.5 GiB" in again.locator("p[role=status]").inner_text()
+
+
+def test_between_its_predictions_the_calculator_says_nearly_what_is_predicted(
+    tmp_path: Path, visit: Callable[..., Any]
+) -> None:
+    page = visit(fits_page(tmp_path))
+    page.goto(page.url + "#model=llama3.2-1b&tokens=12.5&batch=3&gpu=H200&gpus=2")
+    shown, settings = shown_rows(page), {"precision": "bf16", "compile": True, "seq_len": 5888, "batch_size": 3}
+    task = TrainConfig.model_validate({"model": {"preset": "llama3.2-1b"}, "data": {"vocab_size": 257}, **settings})
+    chosen = ["fused loss and blocks", "fused, full checkpointing", "FSDP, 2 GPUs"]
+    for row in compare(task, techniques=chosen):
+        verdict, needs, _, speed = shown[row.name]
+        assert verdict == "fits" and float(needs) == pytest.approx(row.prediction.needs, rel=0.05)
+        time = estimate(row.config, find_gpu("H200"))
+        assert (
+            speed == "–"
+            if time is None or "FSDP" in row.name
+            else float(speed.replace(",", "")) == pytest.approx(time.tokens_per_s, rel=0.03)
+        )
 
 
 def test_the_calculator_takes_any_table(tmp_path: Path, visit: Callable[..., Any]) -> None:
-    rows = (
-        pd.read_csv(table_path(CHECKOUT))
-        .head(3)
-        .assign(model="<b>new</b>", seq_len=[512, 512, 777], H100=["too large", "no fp8", "tight"])
-    )
+    rows = pd.read_csv(table_path(CHECKOUT)).head(3)
+    rows = rows.assign(model="<b>new</b>", tokens=8192, gpus=1, least=[90, 77, 90], needs=[100, 79, 110])
     page = visit(fits_page(tmp_path, rows), 390)
-    assert (
-        "Nothing fits; nearest is" in page.get_by_role("status").inner_text()
-        and page.locator(".fits tbody tr").count() == 2
-    )
-    page.get_by_label("tokens").select_option("777")
-    assert "with room to spare; tight is" in page.get_by_role("status").inner_text()
-    assert (
-        page.evaluate("document.documentElement.scrollWidth") <= 390
-        and page.get_by_label("model").input_value() == "<b>new</b>"
-    )
+    answer = page.locator("p[role=status]")
+    assert answer.inner_text().startswith("Nothing fits with room to spare; tight is")
+    page.locator("[name=gpu]").select_option("A100-40")
+    assert answer.inner_text().startswith("Nothing fits; nearest is") and len(shown_rows(page)) == 3
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.get_by_label("model").input_value() == "<b>new</b>"
 
 
 def test_without_scripts_what_fits_is_a_table(tmp_path: Path, browser: Any) -> None:
@@ -433,7 +473,8 @@ def test_without_scripts_what_fits_is_a_table(tmp_path: Path, browser: Any) -> N
     page.goto(fits_page(tmp_path).as_uri())
     table = pd.read_csv(table_path(CHECKOUT))
     assert page.locator("tbody tr").count() == len(table)
-    assert page.locator("tbody tr").first.inner_text().split("\t")[5:7] == ["91.22", "94.99"]
+    needs = table["needs"].iloc[0]
+    assert page.locator("tbody tr").first.inner_text().split("\t")[5] == f"{needs:.4g}"
     page.close()
 
 
@@ -525,15 +566,15 @@ def test_only_what_changed_is_executed_again(new_project: Callable[..., Project]
 
 def test_the_table_of_what_fits_is_what_is_predicted() -> None:
     """Rows of the committed table, computed again. `python tests/fits_table.py` writes it."""
-    table = pd.read_csv(table_path(CHECKOUT))
-    assert len(table.drop_duplicates(TASK)) == len(TASKS) and len(table) == len(TECHNIQUES) * len(TASKS)
-    chosen = ["fused loss and blocks", "fused, full checkpointing"]
-    again = fits("llama3.2-1b", 2048, 4, chosen)
-    committed = again[[*TASK, "technique"]].merge(table)
-    assert list(committed["technique"]) == chosen
-    assert committed["peak_gib"].to_numpy() == pytest.approx(again["peak_gib"].to_numpy(), rel=0.01)
-    assert committed["tokens_per_s"].to_numpy() == pytest.approx(again["tokens_per_s"].to_numpy(), rel=0.01)
-    assert (committed["H200"] == again["H200"]).all()
+    table, chosen = pd.read_csv(table_path(CHECKOUT)), ["fused loss and blocks", "fused, full checkpointing"]
+    for model, names in MODELS.items():
+        rows = table[table["model"] == model]
+        assert rows.groupby("technique")["tokens"].apply(list).map(lambda tokens: tokens == LENGTHS).all()
+        assert list(rows["technique"].unique()) == list(names or dict(TECHNIQUES))
+    again = fits("llama3.2-1b", 8192, chosen)
+    committed = again[["model", "tokens", "technique"]].merge(table)
+    for name in ("needs", "least", "activations", "step_s"):
+        assert committed[name].to_numpy() == pytest.approx(again[name].to_numpy(), rel=0.01), name
 
 
 @pytest.mark.filterwarnings("error")

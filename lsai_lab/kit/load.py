@@ -39,11 +39,10 @@ def load(*studies: str, mine: bool = False) -> pd.DataFrame:
     """The runs of `studies` (none: of all), one row each: own runs first, each machine's in the order of the study.
 
     Columns: `IDENTITY`; every result by its name, with the unit in it (`tokens_per_s`, `mem_peak_allocated_gib`); every config key with
-    its dots (`optim.lr`, `model.n_layers`; `config.steps` where a result has the same name); the environment as `env.gpu`, `env.torch`; and
-    `gpu`: a short name (`H100`), or `CPU`.
+    its dots (`optim.lr`, `model.n_layers`; `config.steps` where a result has the same name); the environment as `env.gpu`, `env.torch`.
     `main`: whether the run is one of those that tell the story: of each part of a study the committed ones of the machine that most of
     its claims name, else of the one with the most runs (without any, all).
-    `label` is the variant's name for people, `run` the run's folder, for `steps` and `kernels`.
+    `gpu` is a short name (`H100`, `CPU`), `label` the variant's name for people, `run` the run's folder, for `steps` and `kernels`.
     `mine=True`: every own run, whatever its settings, no committed ones, and a column `differs`. Raises UserError for an unknown study.
     """
     known = study_names(session().root)

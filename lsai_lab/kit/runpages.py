@@ -14,7 +14,7 @@ from markupsafe import Markup
 from lsai_core.errors import UserError
 from lsai_core.files import flatten, write_text
 from lsai_core.profiling.predict import GPUS
-from lsai_core.profiling.predict.prediction import PARTS
+from lsai_core.profiling.predict.prediction import OUTSIDE_GIB, PARTS, usable_gib
 from lsai_lab.kit.show import shown
 from lsai_lab.kit.style import PALETTE
 from lsai_lab.predicted import table_path
@@ -71,10 +71,8 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
     write("runs/index.html", "All runs", {"Runs": pd.DataFrame(rows, dtype=object)}, facts={"runs": known})
     if (path := table_path(reports.parent)).exists():
         table = pd.read_csv(path)
-        table.loc[table["gpus"] > 1, "tokens_per_s"] = None  # estimates for several GPUs are too fast
-        table["unused reserve"] = (table["reserved_gib"] - table["peak_gib"]).clip(lower=0).round(2)
-        sizes = {gpu.name: gpu.memory_gib for gpu in sorted(GPUS, key=lambda gpu: gpu.name != "H100")}
+        known = json.loads(table.to_json(orient="split", index=False))
+        gpus = {gpu.name: vars(gpu) | {"usable": usable_gib(gpu)} for gpu in GPUS}
         causes = dict(zip([*PARTS, "unused reserve"], (*PALETTE, "#777777", "#d3d9e0"), strict=True))
-        facts = json.loads(table.to_json(orient="split", index=False)) | {"gpus": sizes, "causes": causes}
-        table.columns = table.columns.str.removesuffix("_gib").str.replace("_", " ")
+        facts = {**known, "gpus": gpus, "causes": causes, "outside": OUTSIDE_GIB}
         write("runs/fits.html", "Will it fit?", {"All predictions (GiB by cause)": table}, facts=facts)

@@ -10,7 +10,6 @@ from typing import Any
 
 import seaborn as sns
 
-TEXT_WIDTH_IN = 6.3  # 160 mm: A4 with margins of 25 mm
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#4D4D4D", "#882255")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 2, 1, 2)),
@@ -20,13 +19,12 @@ HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---", "ooo", "+++")
 
 def apply_style() -> None:
     """Set seaborn's and matplotlib's defaults for every figure that this process draws from now on."""
-    small = ("xtick.labelsize", "ytick.labelsize", "legend.fontsize", "legend.title_fontsize")
     settings: dict[str, Any] = {
-        "figure.figsize": (TEXT_WIDTH_IN, 3.4),
+        "figure.figsize": (6.3, 3.4),  # 160 mm: A4 with margins of 25 mm
         "figure.dpi": 110,
         "figure.constrained_layout.use": True,
         **dict.fromkeys(("font.size", "axes.labelsize"), 9),
-        **dict.fromkeys(small, 8.5),
+        **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 8.5),
         "axes.titlesize": 10,
         "lines.linewidth": 1.6,
         "lines.markersize": 5,
