@@ -153,7 +153,7 @@ def test_the_memory_chapter_tells_the_kernel_from_the_precision_and_equal_work_f
 ) -> None:
     found, text = execute("10-memory", monkeypatch, runs=committed)
     rows, changes = found["rows"].set_index("variant"), found["changes"].set_index(["from", "to"])
-    assert rows.loc["window_512", "name"] == "window 512 (same work as flash attention)"
+    assert rows.loc["window_512", "name"] == "window 512 (as flash attention)"
     assert "window_512" not in set(found["ranked"]["variant"])
     speed = rows["tokens_per_s"]
     step = changes.loc[("bf16 autocast", "flash attention"), "speed"]
