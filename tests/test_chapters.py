@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import matplotlib
@@ -85,16 +86,30 @@ def test_a_chapter_is_whole_whatever_the_reader_ran(name: str, situation: str, m
         assert "ended as **oom**: out of memory" in text
 
 
+def untimed(own: pd.DataFrame) -> pd.DataFrame:
+    return own.assign(tokens_per_s=None, step_ms=None, **{c: None for c in own if c.startswith("mem")})
+
+
+def failed(own: pd.DataFrame) -> pd.DataFrame:
+    """All but the baseline ended with an error, before anything was measured."""
+    lost = own["variant"] != "baseline"
+    measured = [name for name in own if own[name].dtype.kind == "f" and "." not in name]
+    own.loc[lost, ["outcome", "reason", "attention_kernel"]] = ["oom", "out of memory", None]
+    own.loc[lost, measured] = None
+    return own
+
+
+@pytest.mark.parametrize("change", [pd.DataFrame.copy, untimed, failed])
 @pytest.mark.parametrize("variants", [["baseline"], ["baseline", "bf16"], ["baseline", "flash_attn", "flash_gradcp"]])
 def test_the_memory_chapter_is_whole_with_a_few_runs_and_no_committed_ones(
-    variants: list[str], monkeypatch: pytest.MonkeyPatch
+    variants: list[str], change: Callable[[pd.DataFrame], pd.DataFrame], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def few(frame: pd.DataFrame) -> pd.DataFrame:
         own = frame[
             frame["variant"].isin(variants) & (frame["part"] == "train") & (frame["repeat"] == 0) & frame["main"]
         ]
         own = own.assign(own=True, main=True, machine="box (this machine)").reset_index(drop=True)
-        return own.drop(columns=["largest_batch", "tries", "search_resolution"], errors="ignore")
+        return change(own.drop(columns=["largest_batch", "tries", "search_resolution"], errors="ignore"))
 
     _, text = execute("10-memory", monkeypatch, runs=few)
     assert not re.search(r"\b(nan|inf|None)\b[x%]?", text), text
