@@ -121,10 +121,10 @@ def test_the_chapter_tells_the_recorded_results(tmp_path: Path, monkeypatch: pyt
     assert sum("lsai" in o.metadata for o in outputs) == 5  # figures
     assert sum("text/markdown" in o.metadata for o in outputs) == 1  # tables
     text = "".join(str(o.data.get("text/markdown", "")) for o in outputs)
-    assert "5 seeds: rounded to nearest, bf16 costs **0.155 ± 0.005 nats**" in text
+    assert "5 seeds) bf16 rounded to nearest costs **0.155 ± 0.005 nats**" in text
     assert "rounded stochastically **0.002 ± 0.002**" in text and "nan" not in text
-    assert "is the fastest, 1.44 times bf16" in text and "TE delayed is as fast" in text
-    assert "of fp8 differs by -0.20% ± 0.52%" in text
+    assert "is the fastest, 1.44x as fast as bf16" in text and "TE delayed equals it" in text
+    assert "of fp8 differs by −0.20% ± 0.52%" in text
 
 
 def test_the_chapter_s_example_of_rounding_is_what_bf16_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -435,15 +435,18 @@ def test_the_chapter_tells_the_recorded_results(tmp_path, monkeypatch):
     for machine, place, own, peer, recipe in pairs:
         ratio = speed[machine, own] / speed[machine, peer]
         row = next(line for line in text.splitlines() if f"| [{place}](" in line and f"| {recipe} |" in line)
-        assert ratio > 1.024 and f"| {ratio:.2f}x (" in row and "n = 3) |" in row
-    assert abs(speed["h200", "ours_eager"] / speed["h200", "titan_eager"] - 1) < 0.024 and "equal, 1.01x (" in text
-    assert "faster in 5 of 6 comparisons and equal in 1" in text and "No, the recipe changed, too" in text
+        assert ratio > 1.017 and f"| {ratio:.2f}x (" in row
+    assert abs(speed["h200", "ours_eager"] / speed["h200", "titan_eager"] - 1) < 0.017 and "equal, 1.01x (" in text
+    assert (
+        "Over 3 runs each, this package is faster in 5 of 6 comparisons and equal in 1" in text
+        and "No, the recipe changed, too" in text
+    )
     assert " nan" not in text
     assert sum("lsai" in o.metadata for o in outputs) == 3  # figures
 
 
 def test_what_the_chapter_explains_of_the_lead_is_what_the_ablation_saves(monkeypatch):
-    """Milliseconds of the peers' longer steps beside those of two kernels, each from the records of its own study."""
+    """Milliseconds of the peers' longer steps beside those of three kernels, each from the records of its own study."""
     monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
     found: dict[str, Any] = {}
     monkeypatch.setattr("IPython.display.display", lambda *_, **__: None)
@@ -464,8 +467,11 @@ def test_what_the_chapter_explains_of_the_lead_is_what_the_ablation_saves(monkey
     assert titan["attention"] == 0 and len(lead) == 5
     hf = lead.loc[("HF Trainer", "bf16", "H200")]
     assert hf["attention"] == ms["speed", "h200", "attention", "att_fa2"] - ms["speed", "h200", "attention", "att_fa4"]
-    rest = lead["gap"] - lead["optimizer"] - lead["attention"]
-    assert rest.abs().max() < 15  # of leads of 33 to 77 ms
+    fp8 = lead.loc[("torchtitan", "fp8, current scales", "H200")]
+    speed = lab.load("fp8").query("outcome == 'ok' and not own and machine == 'h200-a'").set_index("variant")["step_ms"]
+    assert fp8["layers"] == speed["torchao_tensorwise"] - speed["tensorwise"] and titan["layers"] == hf["layers"] == 0
+    over = lead[["optimizer", "attention", "layers"]].sum(axis=1) - lead["gap"]
+    assert over.between(0, 20).all()  # of leads of 33 to 77 ms; the text says by how much the savings exceed them
 
 
 def test_the_study_s_peers_are_known_frameworks():
