@@ -105,8 +105,8 @@ def kept_inputs(d_model: int) -> dict[str, int]:
 
 def versus(rows: pd.DataFrame, ours: str, by: Sequence[str], metric: str) -> pd.DataFrame:
     """The best row of framework `ours` against the best of each other framework, wherever both have rows with equal `by`: `label`, `run`,
-    `<metric>` of ours, `peer`, `peer_label`, `peer_run`, `peer_<metric>`, `ratio` (ours over the peer's), and `equal`: whether the two cannot
-    be told apart. Each may move by `SITTING_SPREAD` between sittings, so their ratio may by sqrt(2) times that."""
+    `<metric>` of ours, `peer`, `peer_label`, `peer_run`, `peer_<metric>`, `ratio` (ours over the peer's), and `equal`: whether the two lie
+    within `SITTING_SPREAD`."""
     found = []
     for recipe, group in rows.dropna(subset=[metric]).groupby(list(by), sort=False):
         best = {name: some.loc[some[metric].idxmax()] for name, some in group.groupby("framework", sort=False)}
@@ -116,7 +116,7 @@ def versus(rows: pd.DataFrame, ours: str, by: Sequence[str], metric: str) -> pd.
             row = dict(zip(by, recipe, strict=True)) | {key: mine[key] for key in shown}
             row |= {"peer": name} | {f"peer_{key}": other[key] for key in shown}
             ratio = mine[metric] / other[metric]
-            found.append({**row, "ratio": ratio, "equal": bool(max(ratio, 1 / ratio) - 1 < 2**0.5 * SITTING_SPREAD)})
+            found.append({**row, "ratio": ratio, "equal": bool(max(ratio, 1 / ratio) - 1 < SITTING_SPREAD)})
     return pd.DataFrame(found)
 
 

@@ -28,7 +28,11 @@ def told_short(claims: pd.DataFrame, declared: dict[str, Claim]) -> pd.DataFrame
         for digits in (3, 4) if pd.notna(row.low) else ():  # the fourth where three do not tell the repeats apart
             low, high = amount(claim, row.low, digits), amount(claim, row.high, digits)
             if low != high:
-                value, repeats = amount(claim, row.value, digits), f"{low.strip('x%')} to {high.strip('x%')}, {repeats}"
+                each = "each " * (claim.kind == "spread")  # the value is the gap of the means, which no repeat has
+                value, repeats = (
+                    amount(claim, row.value, digits),
+                    f"{each}{low.strip('x%')} to {high.strip('x%')}, {repeats}",
+                )
                 break
         verdict = row.verdict if row.held else f"**{row.verdict}**"
         bound = f"{row.bound[0]} {amount(claim, claim.limit, 0)}"
@@ -42,8 +46,5 @@ def fallen(runs: pd.DataFrame, *studies: str) -> str:
     judged = evaluate(runs[~runs["own"].astype(bool)], declared)
     rows = told_short(judged[judged["verdict"] == "fallen"], declared)
     told = "; ".join(f"{row.claim}: {row.measured}, claimed {row.bound}" for row in rows.itertuples())
-    return (
-        f"{len(rows)} of the chapter's {len(judged)} claims **fell**, value or repeat (@tbl-claims). {told}."
-        if told
-        else ""
-    )
+    said = f"{len(rows)} of the chapter's {len(judged)} claims **fell**, value or repeat (@tbl-claims). {told}."
+    return said * bool(told)

@@ -293,4 +293,4 @@ def test_the_table_of_claims_has_one_notation_and_shows_every_range(monkeypatch:
     assert words.loc["sharded_loss", "bound":"measured"].tolist() == ["≤ 0.01%", "0.0000671% (n = 1)"]
     assert words.loc["states_bf16_loss", "bound":"verdict"].tolist() == ["≤ 0.02", "0.16 (n = 5)", "**fallen**"]
     for row in found[found["low"] < found["high"]].itertuples():
-        assert re.search(r" \([\d.,]+ to [\d.,]+, n = \d\)$", words.loc[row.name, "measured"]), row.name
+        assert re.search(r" \((each )?[\d.,]+ to [\d.,]+, n = \d\)$", words.loc[row.name, "measured"]), row.name
