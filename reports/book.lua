@@ -97,8 +97,8 @@ end
 function Pandoc(doc)
   local none = function() return {} end
   doc = doc:walk({ Block = safe, Inline = safe, RawBlock = none, RawInline = none })
-  local folds = { Para = para, BlockQuote = quote, CodeBlock = code }
-  doc = doc:walk({ Link = link, Image = image, Table = as_wide_as_its_words }):walk(folds)
+  local folds = { BlockQuote = quote, CodeBlock = code }
+  doc = doc:walk({ Para = para }):walk({ Link = link, Image = image, Table = as_wide_as_its_words }):walk(folds)
   if not quarto then return doc:walk({ traverse = "topdown", Header = header, Div = float }):walk({ Cite = cite }) end
   if FORMAT == "typst" and doc.meta.date and doc.meta.abstract then  -- Quarto's cover has neither
     local _, first = doc.blocks:find_if(function(block) return block.t == "Header" end)
