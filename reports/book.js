@@ -28,7 +28,8 @@ for (const table of all("main table:has(thead)")) {
   const onclick = ({ currentTarget: { parentElement: head } }) => {
     const sign = head.ariaSort === "ascending" ? -1 : 1;
     for (const other of heads) other.ariaSort = other !== head ? null : sign > 0 ? "ascending" : "descending";
-    table.tBodies[0].append(...rows.sort((a, b) => sign * order(text(a, head), text(b, head))));
+    const known = (row) => text(row, head) ? 0 : 1;  // what is empty comes last
+    table.tBodies[0].append(...rows.sort((a, b) => known(a) - known(b) || sign * order(text(a, head), text(b, head))));
   };
   for (const head of heads) head.append(make("button", { title: "Sort by this column", onclick }, ...head.childNodes));
 }
@@ -101,7 +102,8 @@ if (facts.gpus) {
     const share = (tokens - a.tokens) / (b.tokens - a.tokens) || 0;
     return (name) => a[name] + share * (b[name] - a[name]);
   };
-  const explain = (row, causes) => legend.replaceChildren(bold(row), ...causes.map(([cause, color]) =>
+  const parts = (row) => Object.entries(facts.causes).filter(([cause]) => row[cause] >= 0.05);
+  const explain = (row) => legend.replaceChildren(bold(row), ...parts(row).map(([cause, color]) =>
     make("span", {}, make("i", { style: `background: ${color}` }), `${cause} ${gib(row[cause])}`)));
   const draw = () => {
     const { model, gpu, gpus } = fields, { memory_gib: memory, usable, fp8 } = facts.gpus[gpu.value];
@@ -119,27 +121,24 @@ if (facts.gpus) {
       for (let more = first; more <= last && between(points, more)("needs") <= usable; more += 1024) row.room = more;
       return { ...row, rank: row.needs <= usable ? 0 : row.least <= memory - facts.outside ? 1 : 2 };
     });
-    const keys = (row) => [row.rank, ...row.rank < 2 ? [row.gpus, -row.speed] : [row.needs]];
+    const keys = (row) => [row.rank, ...row.rank < 2 ? [Math.sign(row.host), row.gpus, -row.speed] : [row.needs]];
     const [best] = rows.sort((a, b) => keys(a).map((key, at) => key - keys(b)[at]).find(Boolean) ?? 0);
-    const fit = best.gpus > 1 ? `One ${gpu.value} is too small; ` : `On one ${gpu.value} `;
-    const tight = "Nothing fits with room to spare; tight is ";
-    const opening = [`${fit}the fastest that fits is `, tight, "Nothing fits; nearest is "][best.rank];
-    const size = gib(best.rank === 1 ? best.least : best.needs);
+    const fit = best.gpus > 1 ? `On several ${gpu.value} the first` : `On one ${gpu.value} the fastest`;
+    const [tight, none] = ["Nothing fits with room to spare; tight is ", "Nothing fits; nearest is "];
     const [least = best] = rows.filter((row) => row.rank + row.gpus === 1).sort((a, b) => a.needs - b.needs);
-    answer.replaceChildren(opening, bold(best),
-      `: ${size} of ${gib(memory)} GiB`, best.gpus > 1 ? ` on each of ${best.gpus}.` : ".",
-      best.room ? ` It has room for ${best.room === last ? "more than " : ""}${count(best.room)} tokens.` : "",
-      ...least === best ? [] : [" The smallest is ", bold(least), `: ${gib(least.needs)} GiB.`]);
-    const causes = Object.entries(facts.causes).filter(([cause]) => rows.some((row) => row[cause] >= 0.05));
+    const size = (row) => `: ${gib(row.rank === 1 ? row.least : row.needs)} of ${gib(memory)} GiB`
+      + (row.gpus > 1 ? ` on each of ${row.gpus}` : "") + (row.host ? `, and ${gib(row.host)} GiB of the host` : "");
+    const room = `, which fits up to ${count(best.room)} tokens${best.room === last ? " and more" : ""}`;
+    answer.replaceChildren([`${fit} that fits is `, tight, none][best.rank], bold(best), `${size(best)}${best.room ? room : ""}.`,
+      ...least === best ? [] : [" The smallest is ", bold(least), `${size(least)}.`]);
     const line = (row) => {
-      const parts = causes.filter(([cause]) => row[cause] >= 0.05), more = () => explain(row, causes);
-      const ariaLabel = parts.map(([cause]) => `${cause} ${gib(row[cause])} GiB`).join(", ");
+      const ariaLabel = parts(row).map(([cause]) => `${cause} ${gib(row[cause])} GiB`).join(", ");
       let end = 0;  // the cell is as wide as one and a half GPUs
-      const bands = parts.map(([cause, color]) => `${color} 0 ${end += row[cause] / memory / 0.015}%`);
+      const bands = parts(row).map(([cause, color]) => `${color} 0 ${end += row[cause] / memory / 0.015}%`);
       const style = `background: linear-gradient(90deg, ${bands}, #0000 0)`;
       const host = row.host ? [make("small", {}, `+ ${gib(row.host)} GiB of host memory`)] : [];
       const verdict = ["fits", "tight", "too large"][row.rank];
-      return make("tr", { tabIndex: 0, onpointerenter: more, onfocus: more },
+      return make("tr", { tabIndex: 0, onpointerenter: () => explain(row), onfocus: () => explain(row) },
         make("th", { scope: "row" }, row.technique, ...host),
         make("td", {}, make("div", { role: "img", ariaLabel, style })), make("td", { className: verdict }, verdict),
         ...cells("td", gib(row.needs), count(row.room), count(row.speed)));
@@ -147,7 +146,7 @@ if (facts.gpus) {
     const heads = ["technique", make("div", {}, `${gib(memory)} GiB`), "verdict", "GiB needed", "room for tokens"];
     table.replaceChildren(make("thead", {}, make("tr", {}, ...cells("th", ...heads, "tokens/s (H200)"))),
       make("tbody", {}, ...rows.map(line)));
-    explain(best, causes);
+    explain(best);
   };
   const read = () => {  // the choice stands in the address
     const asked = new URLSearchParams(location.hash.slice(1) || "gpu=H100");
