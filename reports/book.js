@@ -128,8 +128,8 @@ if (facts.gpus) {
     const [least = best] = rows.filter((row) => row.rank + row.gpus === 1).sort((a, b) => a.needs - b.needs);
     const size = (row) => `: ${gib(row.rank === 1 ? row.least : row.needs)} of ${gib(memory)} GiB`
       + (row.gpus > 1 ? ` on each of ${row.gpus}` : "") + (row.host ? `, and ${gib(row.host)} GiB of the host` : "");
-    const room = `, which fits up to ${count(best.room)} tokens${best.room === last ? " and more" : ""}`;
-    answer.replaceChildren([`${fit} that fits is `, tight, none][best.rank], bold(best), `${size(best)}${best.room ? room : ""}.`,
+    const room = best.room && `, which fits up to ${count(best.room)} tokens${best.room === last ? " and more" : ""}`;
+    answer.replaceChildren([`${fit} that fits is `, tight, none][best.rank], bold(best), size(best), room || "", ".",
       ...least === best ? [] : [" The smallest is ", bold(least), `${size(least)}.`]);
     const line = (row) => {
       const ariaLabel = parts(row).map(([cause]) => `${cause} ${gib(row[cause])} GiB`).join(", ");

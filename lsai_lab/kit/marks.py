@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedFormatter
 from matplotlib.transforms import Bbox
 
 from lsai_lab.kit.show import shown
@@ -37,7 +38,7 @@ def marks(fig: Figure, box: Bbox, data: pd.DataFrame) -> str:
         run = "" if row is None or "run" not in row else page_name(row["run"])
         rest = {} if row is None else {k: v for k, v in row.items() if isinstance(v, str) and k != "run" and v not in (label, *parts)}  # fmt: skip
         lines = [label, *map(_said, (axes.get_xlabel(), axes.get_ylabel()), value)]
-        text = "\n".join(filter(None, [*lines, *(f"{k}: {v}" for k, v in rest.items()), run]))
+        text = "\n".join(filter(None, [*lines, *(f"{k.replace('_', ' ')}: {v}" for k, v in rest.items()), run]))
         circles.append(f'<circle cx="{cx:.1%}" cy="{cy:.1%}" r="5" fill="none" data-run="{escape(run)}"><title>{escape(text[:400])}</title></circle>')  # fmt: skip
     return "".join(circles)
 
@@ -65,13 +66,13 @@ def _points(axes: Axes) -> Iterator[tuple[str, tuple[Any, Any], np.ndarray]]:
 
 def _said(name: str, value: Any) -> str:
     """A value after its axis' name, the unit behind it: of `peak (GiB)` it is `peak: 60.2 GiB`."""
-    words, unit = re.sub(r" \(([^()]*)\)$", r"\n\1", " ".join(name.split())).partition("\n")[::2]
+    words, unit = re.sub(r" \(([^()]{1,16})\)$", r"\n\1", " ".join(name.split())).partition("\n")[::2]
     return (f"{words}: " if words else "") + shown(value) + (f" {unit}" if unit and not isinstance(value, str) else "")
 
 
 def _label(artist: Any) -> str:
     label = str(artist.get_label())
-    return "" if label.startswith("_") else label
+    return "" if label.startswith("_") or label.isdecimal() else label  # pandas calls a column without a name 0
 
 
 def _tick(axes: Axes, which: int, value: float) -> Any:
@@ -79,7 +80,8 @@ def _tick(axes: Axes, which: int, value: float) -> Any:
     ticks = (axes.xaxis, axes.yaxis)[which]
     for place, text in zip(ticks.get_majorticklocs(), ticks.get_majorticklabels(), strict=False):
         words = text.get_text().replace("\n", " ")
-        if abs(place - value) < 0.45 and any(letter.isalpha() for letter in words) and ticks.get_scale() == "linear":
+        given = isinstance(ticks.get_major_formatter(), FixedFormatter) and words != f"{place:g}"
+        if abs(place - value) < 0.45 and (given or re.search("[^\\W\\d]", words)) and ticks.get_scale() == "linear":
             return words
     return float(value)
 
