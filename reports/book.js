@@ -125,12 +125,10 @@ if (facts.gpus) {
     const [best] = rows.sort((a, b) => keys(a).map((key, at) => key - keys(b)[at]).find(Boolean) ?? 0);
     const fit = best.gpus > 1 ? `On several ${gpu.value} the first` : `On one ${gpu.value} the fastest`;
     const [tight, none] = ["Nothing fits with room to spare; tight is ", "Nothing fits; nearest is "];
-    const [least = best] = rows.filter((row) => row.rank + row.gpus === 1).sort((a, b) => a.needs - b.needs);
-    const size = (row) => `: ${gib(row.rank === 1 ? row.least : row.needs)} of ${gib(memory)} GiB`
-      + (row.gpus > 1 ? ` on each of ${row.gpus}` : "") + (row.host ? `, and ${gib(row.host)} GiB of the host` : "");
-    const room = best.room && `, which fits up to ${count(best.room)} tokens${best.room === last ? " and more" : ""}`;
-    answer.replaceChildren([`${fit} that fits is `, tight, none][best.rank], bold(best), size(best), room || "", ".",
-      ...least === best ? [] : [" The smallest is ", bold(least), `${size(least)}.`]);
+    const told = [`: ${gib(best.rank === 1 ? best.least : best.needs)} of ${gib(memory)} GiB`,
+      best.gpus > 1 && ` on each of ${best.gpus}`, best.host && ` and ${gib(best.host)} GiB of the host`,
+      best.room && `, which fits up to ${count(best.room)} tokens${best.room === last ? " and more" : ""}`, "."];
+    answer.replaceChildren([`${fit} that fits is `, tight, none][best.rank], bold(best), ...told.filter(Boolean));
     const line = (row) => {
       const ariaLabel = parts(row).map(([cause]) => `${cause} ${gib(row[cause])} GiB`).join(", ");
       let end = 0;  // the cell is as wide as one and a half GPUs

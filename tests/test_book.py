@@ -392,14 +392,10 @@ def test_what_fits_is_answered_for_model_length_batch_and_gpu(tmp_path: Path, vi
     table = pd.read_csv(table_path(CHECKOUT)).query("model == 'llama3-8b' and gpus == 1")
     first, usable = table[table["tokens"] == 8192].set_index("technique"), usable_gib(find_gpu("H100"))
     fitting = first[first["needs"] <= usable]
-    best, least = fitting["step_s"].idxmin(), fitting["needs"].idxmin()
+    best = fitting["step_s"].idxmin()
     assert (
         f"On one H100 the fastest that fits is {best}: {first['needs'][best]:.1f} of 79.1 GiB," in answer.inner_text()
     )
-    smallest = re.search(
-        rf"The smallest is {least}: ([\d.]+) of 79.1 GiB, and [\d.]+ GiB of the host\.", answer.inner_text()
-    )
-    assert smallest and float(smallest[1]) == pytest.approx(first["needs"][least], abs=0.06)
     shown = shown_rows(page)
     assert set(shown) == set(first.index) and next(iter(shown)) == best
     assert shown[best] == [

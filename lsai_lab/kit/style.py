@@ -2,8 +2,7 @@
 
 Figures are drawn at the width of the printed text (160 mm), so a 9 pt label in the figure is a 9 pt label on paper. A
 series is never told apart by colour alone: lines carry a marker and a dash pattern as well, bars carry a hatch.
-Colours: the Okabe-Ito palette (Okabe & Ito, "Color Universal Design", 2008), without its yellow, which paper loses, and
-with a wine red (Tol's muted scheme) as the eighth.
+Colours: Okabe and Ito's palette ("Color Universal Design", 2008); its yellow, which paper loses, is Tol's wine red here.
 """
 
 from typing import Any
@@ -45,8 +44,5 @@ def apply_style() -> None:
 
 def series_style(index: int) -> dict[str, Any]:
     """Keyword arguments of `Axes.plot` for series number `index`: colour, marker and dash pattern change together."""
-    return {
-        "color": PALETTE[index % len(PALETTE)],
-        "marker": MARKERS[index % len(MARKERS)],
-        "linestyle": DASHES[index % len(DASHES)],
-    }
+    kinds = {"color": PALETTE, "marker": MARKERS, "linestyle": DASHES}
+    return {key: values[index % len(values)] for key, values in kinds.items()}
