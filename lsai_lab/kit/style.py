@@ -2,7 +2,7 @@
 
 Figures are drawn at the width of the printed text (160 mm), so a 9 pt label in the figure is a 9 pt label on paper. A
 series is never told apart by colour alone: lines carry a marker and a dash pattern as well, bars carry a hatch.
-Colours: Okabe and Ito's palette ("Color Universal Design", 2008); its yellow, which paper loses, is Tol's wine red here.
+Colours: Okabe and Ito's palette ("Color Universal Design", 2008); instead of its yellow, Tol's wine red.
 """
 
 from typing import Any
