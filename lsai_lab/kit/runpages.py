@@ -68,6 +68,7 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
              "machine": f"{run.machine} ({gpu})", "GPUs": results.get("world_size"), "outcome": end["outcome"],
              "minutes": f"{about['wall_s'] / 60:.1f}", "day": about["started"][:10]}
         )  # fmt: skip
+    rows.sort(key=lambda row: row["outcome"] != "ok")
     write("runs/index.html", "All runs", {"Runs": pd.DataFrame(rows, dtype=object)}, facts={"runs": known})
     if (path := table_path(reports.parent)).exists():
         table = pd.read_csv(path)
