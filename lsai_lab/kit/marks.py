@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedFormatter
+from matplotlib.ticker import FixedLocator
 from matplotlib.transforms import Bbox
 
 from lsai_lab.kit.show import shown
@@ -33,11 +33,11 @@ def marks(fig: Figure, box: Bbox, data: pd.DataFrame) -> str:
         cx, cy = (x / fig.dpi - box.x0) / box.width, (box.y1 - y / fig.dpi) / box.height
         if not (0 < cx < 1 and 0 < cy < 1):
             continue
-        parts = [shown(part) for part in value]
         row = _row(data, [label, *value])
         run = "" if row is None or "run" not in row else page_name(row["run"])
-        rest = {} if row is None else {k: v for k, v in row.items() if isinstance(v, str) and k != "run" and v not in (label, *parts)}  # fmt: skip
-        lines = [label, *map(_said, (axes.get_xlabel(), axes.get_ylabel()), value)]
+        rest = {} if row is None else {k: v for k, v in row.items() if isinstance(v, str) and k != "run" and v not in (label, *map(shown, value))}  # fmt: skip
+        names = (axes.get_xlabel() or fig.get_supxlabel(), axes.get_ylabel() or axes.get_title())
+        lines = [label, *map(_said, names, value)]
         text = "\n".join(filter(None, [*lines, *(f"{k.replace('_', ' ')}: {v}" for k, v in rest.items()), run]))
         circles.append(f'<circle cx="{cx:.1%}" cy="{cy:.1%}" r="5" fill="none" data-run="{escape(run)}"><title>{escape(text[:400])}</title></circle>')  # fmt: skip
     return "".join(circles)
@@ -78,9 +78,9 @@ def _label(artist: Any) -> str:
 def _tick(axes: Axes, which: int, value: float) -> Any:
     """The words at `value` on an axis of categories, else the value."""
     ticks = (axes.xaxis, axes.yaxis)[which]
-    for place, text in zip(ticks.get_majorticklocs(), ticks.get_majorticklabels(), strict=False):
-        words = text.get_text().replace("\n", " ")
-        given = isinstance(ticks.get_major_formatter(), FixedFormatter) and words != f"{place:g}"
+    places, fixed = list(ticks.get_majorticklocs()), isinstance(ticks.get_major_locator(), FixedLocator)
+    for place, text in zip(places, ticks.get_major_formatter().format_ticks(places), strict=False):  # hidden ones, too
+        words, given = text.replace("\n", " "), fixed and text != f"{place:g}"
         if abs(place - value) < 0.45 and (given or re.search("[^\\W\\d]", words)) and ticks.get_scale() == "linear":
             return words
     return float(value)
