@@ -71,7 +71,7 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
     rows.sort(key=lambda row: row["outcome"] != "ok")
     write("runs/index.html", "All runs", {"Runs": pd.DataFrame(rows, dtype=object)}, facts={"runs": known})
     if (path := table_path(reports.parent)).exists():
-        table = pd.read_csv(path)
+        table = pd.read_csv(path).loc[:, lambda rows: rows.ne(0).any()]
         known = json.loads(table.to_json(orient="split", index=False))
         gpus = {gpu.name: vars(gpu) | {"usable": usable_gib(gpu)} for gpu in GPUS}
         causes = dict(zip([*PARTS, "unused reserve"], (*PALETTE, "#777777", "#d3d9e0"), strict=True))
