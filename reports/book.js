@@ -119,13 +119,14 @@ if (facts.gpus) {
       const [a, b, c] = points.map((point) => point.step_s), fixed = (8 * a - 6 * b + c) / 3;  // of a step: at 0 tokens
       row.speed = a && length * batch / (fixed + batch * (between(points, length)("step_s") - fixed));
       for (let more = first; more <= last && between(points, more)("needs") <= usable; more += 1024) row.room = more;
-      return { ...row, rank: row.needs <= usable ? 0 : row.least <= memory - facts.outside ? 1 : 2 };
+      const rank = row.needs <= usable ? 0 : row.least <= memory - facts.outside ? 1 : 2;
+      return { ...row, rank, size: rank === 1 ? row.least : row.needs };  // tight: gaps are given back in every step
     });
     const keys = (row) => [row.rank, ...row.rank < 2 ? [Math.sign(row.host), row.gpus, -row.speed] : [row.needs]];
     const [best] = rows.sort((a, b) => keys(a).map((key, at) => key - keys(b)[at]).find(Boolean) ?? 0);
     const fit = best.gpus > 1 ? `On several ${gpu.value} the first` : `On one ${gpu.value} the fastest`;
     const [tight, none] = ["Nothing fits with room to spare; tight is ", "Nothing fits; nearest is "];
-    const told = [`: ${gib(best.rank === 1 ? best.least : best.needs)} of ${gib(memory)} GiB`,
+    const told = [`: ${gib(best.size)} of ${gib(memory)} GiB`,
       best.gpus > 1 && ` on each of ${best.gpus}`, best.host && ` and ${gib(best.host)} GiB of the host`,
       best.room && `, which fits up to ${count(best.room)} tokens${best.room === last ? " and more" : ""}`, "."];
     answer.replaceChildren([`${fit} that fits is `, tight, none][best.rank], bold(best), ...told.filter(Boolean));
@@ -139,7 +140,7 @@ if (facts.gpus) {
       return make("tr", { tabIndex: 0, onpointerenter: () => explain(row), onfocus: () => explain(row) },
         make("th", { scope: "row" }, row.technique, ...host),
         make("td", {}, make("div", { role: "img", ariaLabel, style })), make("td", { className: verdict }, verdict),
-        ...cells("td", gib(row.needs), count(row.room), count(row.speed)));
+        ...cells("td", gib(row.size), count(row.room), count(row.speed)));
     };
     const heads = ["technique", make("div", {}, `${gib(memory)} GiB`), "verdict", "GiB needed", "room for tokens"];
     table.replaceChildren(make("thead", {}, make("tr", {}, ...cells("th", ...heads, "tokens/s (H200)"))),
@@ -158,8 +159,7 @@ if (facts.gpus) {
     draw();
     location.replace(`#${new URLSearchParams(new FormData(form))}`);
   };
-  window.onhashchange = read;
-  read();
+  (window.onhashchange = read)();
   tool.className = "fits";
   tool.append(form, answer, legend, table);
   document.querySelector("details").open = false;
