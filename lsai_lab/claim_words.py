@@ -29,10 +29,8 @@ def told_short(claims: pd.DataFrame, declared: dict[str, Claim]) -> pd.DataFrame
             low, high = amount(claim, row.low, digits), amount(claim, row.high, digits)
             if low != high:
                 each = "each " * (claim.kind == "spread")  # the value is the gap of the means, which no repeat has
-                value, repeats = (
-                    amount(claim, row.value, digits),
-                    f"{each}{low.strip('x%')} to {high.strip('x%')}, {repeats}",
-                )
+                value = amount(claim, row.value, digits)
+                repeats = f"{each}{low.strip('x%')} to {high.strip('x%')}, {repeats}"
                 break
         verdict = row.verdict if row.held else f"**{row.verdict}**"
         bound = f"{row.bound[0]} {amount(claim, claim.limit, 0)}"

@@ -16,10 +16,9 @@ import pandas as pd
 import pytest
 import yaml
 from conftest import CHECKOUT, Project, write_run
-from fits_table import LENGTHS, MODELS, fits
+from fits_table import LENGTHS, MODELS, fits, task_of
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from lsai_core.config import TrainConfig
 from lsai_core.profiling.predict import estimate, find_gpu
 from lsai_core.profiling.predict.prediction import usable_gib
 from lsai_lab.kit.bind import bind
@@ -440,10 +439,8 @@ def test_between_its_predictions_the_calculator_says_nearly_what_is_predicted(
 ) -> None:
     page = visit(fits_page(tmp_path))
     page.goto(page.url + "#model=llama3.2-1b&tokens=12.5&batch=3&gpu=H200&gpus=2")
-    shown, settings = shown_rows(page), {"precision": "bf16", "compile": True, "seq_len": 5888, "batch_size": 3}
-    task = TrainConfig.model_validate({"model": {"preset": "llama3.2-1b"}, "data": {"vocab_size": 257}, **settings})
-    chosen = ["fused loss and blocks", "fused, full checkpointing", "FSDP, 2 GPUs"]
-    for row in compare(task, techniques=chosen):
+    shown, chosen = shown_rows(page), ["fused loss and blocks", "fused, full checkpointing", "FSDP, 2 GPUs"]
+    for row in compare(task_of("llama3.2-1b", 5888, 3), techniques=chosen):
         verdict, needs, _, speed = shown[row.name]
         assert verdict == "fits" and float(needs) == pytest.approx(row.prediction.needs, rel=0.05)
         time = estimate(row.config, find_gpu("H200"))
