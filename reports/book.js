@@ -148,7 +148,7 @@ if (facts.gpus) {
     explain(best);
   };
   const read = () => {  // the choice stands in the address
-    const asked = new URLSearchParams(location.hash.slice(1) || "gpu=H100");
+    const asked = new URLSearchParams(`${location.hash.slice(1)}&gpu=H100`);  // the first counts
     for (const field of fields) {
       field.value = asked.get(field.name) ?? field.value;
       if (!field.value) field.selectedIndex = 0;
