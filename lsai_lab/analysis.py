@@ -10,8 +10,8 @@ import pandas as pd
 from lsai_core.config import TrainConfig
 from lsai_core.facts import names_that_decide
 
-# Two sittings of one H200 at identical work differ by this much (torchtitan at 8 B, eager): nothing below it is a difference.
-SITTING_SPREAD = 0.017
+# Two sessions of one H200 at identical work differ by this much (torchtitan at 8 B, eager): nothing below it is a difference.
+SESSION_SPREAD = 0.017
 VARIANT = ("machine", "variant", "label")
 # 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -55,7 +55,7 @@ def relative(rows: pd.DataFrame, metric: str, baseline: str | None) -> pd.Series
 
 
 def equal_to_best(
-    rows: pd.DataFrame, metric: str, *, larger: bool = True, within: float = SITTING_SPREAD
+    rows: pd.DataFrame, metric: str, *, larger: bool = True, within: float = SESSION_SPREAD
 ) -> pd.DataFrame:
     """The rows that nothing beats: the best one and those that cannot be told from it, best first.
 
@@ -106,7 +106,7 @@ def kept_inputs(d_model: int) -> dict[str, int]:
 def versus(rows: pd.DataFrame, ours: str, by: Sequence[str], metric: str) -> pd.DataFrame:
     """The best row of framework `ours` against the best of each other framework, wherever both have rows with equal `by`: `label`, `run`,
     `<metric>` of ours, `peer`, `peer_label`, `peer_run`, `peer_<metric>`, `ratio` (ours over the peer's), and `equal`: whether the two lie
-    within `SITTING_SPREAD`."""
+    within `SESSION_SPREAD`."""
     found = []
     for recipe, group in rows.dropna(subset=[metric]).groupby(list(by), sort=False):
         best = {name: some.loc[some[metric].idxmax()] for name, some in group.groupby("framework", sort=False)}
@@ -116,7 +116,7 @@ def versus(rows: pd.DataFrame, ours: str, by: Sequence[str], metric: str) -> pd.
             row = dict(zip(by, recipe, strict=True)) | {key: mine[key] for key in shown}
             row |= {"peer": name} | {f"peer_{key}": other[key] for key in shown}
             ratio = mine[metric] / other[metric]
-            found.append({**row, "ratio": ratio, "equal": bool(max(ratio, 1 / ratio) - 1 < SITTING_SPREAD)})
+            found.append({**row, "ratio": ratio, "equal": bool(max(ratio, 1 / ratio) - 1 < SESSION_SPREAD)})
     return pd.DataFrame(found)
 
 

@@ -100,10 +100,12 @@ function Pandoc(doc)
   local folds = { BlockQuote = quote, CodeBlock = code }
   doc = doc:walk({ Para = para }):walk({ Link = link, Image = image, Table = as_wide_as_its_words }):walk(folds)
   if not quarto then return doc:walk({ traverse = "topdown", Header = header, Div = float }):walk({ Cite = cite }) end
-  if FORMAT == "typst" and doc.meta.date and doc.meta.abstract then  -- Quarto's cover has neither
+  if FORMAT == "typst" and doc.meta.date and doc.meta.abstract then  -- for Quarto's cover, which has neither (layout.typ)
     local _, first = doc.blocks:find_if(function(block) return block.t == "Header" end)
-    local date = pandoc.Emph(pandoc.utils.stringify(doc.meta.date):sub(1, 10))
-    doc.blocks:insert(first + 1, pandoc.Para({ date, pandoc.Str(". "), table.unpack(doc.meta.abstract) }))
+    local date = pandoc.Strong(pandoc.utils.stringify(doc.meta.date):sub(1, 10))
+    local about = { pandoc.RawInline("typst", "#metadata["), date, pandoc.LineBreak(), table.unpack(doc.meta.abstract) }
+    about[#about + 1] = pandoc.RawInline("typst", "]<about>")
+    doc.blocks:insert(first + 1, pandoc.Plain(about))
   end
   return doc
 end

@@ -196,7 +196,7 @@ def test_value_spread_and_count(checkout: Path) -> None:
         rows(baseline=[100, 100], bf16=[100, 100]),
         "kind: spread, of: [baseline, bf16], at_most: 0.01, sentence: s",
     )
-    assert alike["held"] and told_short(alike.to_frame().T, load_claims(checkout))["measured"][0] == "0.00% (n = 2)"
+    assert alike["held"] and told_short(alike.to_frame().T, load_claims(checkout))["measured"][0] == "0.0% (n = 2)"
     count = judge(checkout, runs, "kind: count, of: [baseline, bf16], repeats: 2, sentence: '{value:.0f} of {total}'")
     assert count["sentence"] == "1 of 2" and not count["held"]
 

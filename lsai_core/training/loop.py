@@ -142,7 +142,7 @@ def train(
             loop.step(step)
             loop.end_of_step(step + 1, world.agree_to_stop(bool(asked)), asked)
     loop.checkpoints.finish()
-    loop.result.timed_ms = [row["step_ms"] for row in loop.result.rows if row["steady"]]  # in every sitting of this run
+    loop.result.timed_ms = [row["step_ms"] for row in loop.result.rows if row["steady"]]  # in every session of this run
     loop.result.measured = over_processes(world.gather(loop.instruments.results()))
     return loop.result
 
