@@ -29,12 +29,9 @@ def told_short(claims: pd.DataFrame, declared: dict[str, Claim]) -> pd.DataFrame
         repeats = f"n = {row.n}"
         for digits in (3, 4) if pd.notna(row.low) else ():  # the fourth where three do not tell the repeats apart
             low, high = amount(claim, row.low, digits), amount(claim, row.high, digits)
-            if low != high and claim.kind == "spread":  # the value is the gap of the means, which no single seed has
-                repeats = f"worst seed {high}, {repeats}"
-                break
-            if low != high:
-                value = amount(claim, row.value, digits)
-                repeats = f"{low.strip('x%')} to {high.strip('x%')}, {repeats}"
+            if low != high:  # of losses the value is the gap of the means, which no single seed has
+                span = f"worst seed {high}" if claim.kind == "spread" else f"{low.strip('x%')} to {high.strip('x%')}"
+                value, repeats = amount(claim, row.value, digits), f"{span}, {repeats}"
                 break
         verdict = row.verdict if row.held else f"**{row.verdict}**"
         bound = f"{row.bound[0]} {amount(claim, claim.limit, 0)}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
+import threading
 import time
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from lsai_core.errors import Unavailable, UserError
 from lsai_core.profiling.flops import Peak, flops_per_token, mfu, peak_for, theoretical_peak
 from lsai_core.profiling.limits import cpu_cores, memory_gib
 from lsai_core.profiling.memory import PhaseMemory, rss_peak_gib
-from lsai_core.profiling.steptime import PhaseClock, StepTimer
+from lsai_core.profiling.steptime import PhaseClock, PowerMeter, StepTimer
 from lsai_core.profiling.trace import (
     KERNEL_CLASSES,
     KernelEvent,
@@ -204,6 +206,21 @@ def test_the_phase_clock_adds_up_micro_batches_and_takes_the_median_of_steps(mon
             with clock.phase(name):
                 pass
     assert clock.summary() == {"host_forward_ms": 2000.0, "host_backward_ms": 2000.0, "host_optimizer_ms": 1000.0}
+
+
+def test_the_power_meter_reads_only_where_it_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks, warm = itertools.chain([300, 300], itertools.repeat(1500)), threading.Event()
+    monkeypatch.setattr(torch.cuda, "clock_rate", lambda device: next(clocks))
+    monkeypatch.setattr(torch.cuda, "power_draw", lambda device: warm.set() or 700_000)
+    meter = PowerMeter(torch.device("cuda"))
+    assert warm.wait(10) and meter.summary() == {}
+    time.sleep(0.25)  # the second reading
+    meter.on, deadline = True, time.monotonic() + 10
+    while not meter.summary() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    meter.on = None
+    assert meter.summary() == {"gpu_clock_mhz": 1500, "gpu_power_w": 700}
+    assert PowerMeter(torch.device("cpu")).summary() == {}
 
 
 def test_speed_summary_by_hand() -> None:

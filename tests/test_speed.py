@@ -126,3 +126,4 @@ def test_gpu_traced_run_says_how_long_the_gpu_waits(dataset: Dataset, tmp_path: 
     total = sum(ms for name, ms in measured.items() if name.startswith("kernel_"))
     assert measured.get("kernel_other_ms", 0.0) < 0.1 * total, json.loads((tmp_path / "kernels.json").read_text())
     assert 0 < measured["gpu_busy_ms"] <= total * 1.001 and measured["gpu_busy_ms"] < 1.2 * median
+    assert 200 < measured["gpu_clock_mhz"] < 4000 and 20 < measured["gpu_power_w"] < 3000, measured

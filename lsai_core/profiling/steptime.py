@@ -1,4 +1,4 @@
-"""Step times without disturbing the steps, and what a step costs the host.
+"""Step times without disturbing the steps, what a step costs the host, and the GPU's clock and power beside it.
 
 On a GPU the timer drops a CUDA event into the stream at each step boundary and reads it when it has completed anyway,
 so the host never waits; on a CPU a clock is exact. A duration is the time between two marks. Work that is no step
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator
@@ -24,7 +25,6 @@ class StepTimer:
         self._durations: list[float] = []
         self._last: float | None = None
         self._events: deque[torch.cuda.Event | None] = deque()  # None: a gap, the events beside it are no step
-        self._spare: list[torch.cuda.Event] = []
 
     def mark(self) -> None:
         """A step boundary: ends the running step (if any) and begins the next. Never waits for the GPU."""
@@ -34,7 +34,7 @@ class StepTimer:
                 self._durations.append((now - self._last) * 1e3)
             self._last = now
             return
-        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)
         event.record()
         self._events.append(event)
         self._resolve()
@@ -47,31 +47,25 @@ class StepTimer:
 
     def durations_ms(self) -> list[float]:
         """All step durations so far, in milliseconds and in order. Waits for the last marked step to end."""
-        for event in reversed(self._events):
-            if event is not None:
-                event.synchronize()
-                break
+        if event := next(filter(None, reversed(self._events)), None):
+            event.synchronize()
         self._resolve()
         return list(self._durations)
 
     def _resolve(self) -> None:
-        """Turn completed event pairs into durations and reuse their events, so that memory stays bounded."""
+        """Turn completed event pairs into durations and drop their events, so that memory stays bounded."""
         while len(self._events) >= 2:
             start, end = self._events[0], self._events[1]
             if end is not None and not end.query():
                 return
             self._events.popleft()
-            if start is None:
-                continue
-            if end is not None:
+            if start is not None and end is not None:
                 self._durations.append(start.elapsed_time(end))
-            self._spare.append(start)
 
 
 class PhaseClock:
-    """The host's time in each phase of a step (`train_step`): on a GPU what starting the kernels takes, unless the GPU
-    is the slower and its queue full (about 1,000 kernels); then the host waits within whichever phase that happens
-    in."""
+    """The host's time in each phase of a step (`train_step`): on a GPU what starting the kernels takes, unless the GPU is slower and its
+    queue full (about 1,000 kernels); then the host waits within whichever phase that happens in."""
 
     def __init__(self) -> None:
         self._steps: list[defaultdict[str, float]] = []
@@ -91,3 +85,25 @@ class PhaseClock:
         """`host_<phase>_ms`: the median over the steps; empty if there were none."""
         phases = dict.fromkeys(name for step in self._steps for name in step)
         return {f"host_{name}_ms": statistics.median(step[name] for step in self._steps) for name in phases}
+
+
+class PowerMeter:
+    """The GPU's clock and power in the steps in which `on` is set: a thread reads NVML ten times a second, until `on` is None."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.on: bool | None = False
+        self._readings: list[tuple[float, float]] = []
+        if device.type == "cuda":
+            threading.Thread(target=self._read, args=(device,), daemon=True).start()
+
+    def _read(self, device: torch.device) -> None:
+        with contextlib.suppress(Exception):  # a GPU, or a machine without pynvml, that does not tell
+            while self.on is not None:
+                time.sleep(0.1)
+                reading = torch.cuda.clock_rate(device), torch.cuda.power_draw(device) / 1e3
+                self._readings += [reading] if self.on else []
+
+    def summary(self) -> dict[str, float]:
+        """`gpu_clock_mhz` and `gpu_power_w`, medians of the readings; empty if there were none."""
+        medians = map(statistics.median, zip(*self._readings, strict=True))
+        return dict(zip(("gpu_clock_mhz", "gpu_power_w"), medians, strict=False))

@@ -116,13 +116,13 @@ def kernel_breakdown(events: Sequence[KernelEvent]) -> dict[str, float]:
     return {label: sum(event.ms for event in events if event.label == label) for label in KERNEL_CLASSES}
 
 
-def top_kernels(events: Sequence[KernelEvent], count: int) -> list[dict[str, Any]]:
-    """The `count` names with the most time over all profiled steps: name, class, ms, calls; longest first."""
+def top_kernels(events: Sequence[KernelEvent], count: int, per: int = 1) -> list[dict[str, Any]]:
+    """The `count` names with the most time, longest first: name, class, and of `per` profiled steps the mean ms and calls of one."""
     calls = defaultdict[tuple[str, str], list[float]](list)
     for event in events:
         calls[event.name, event.label].append(event.ms)
     longest = sorted(calls.items(), key=lambda item: -sum(item[1]))[:count]
-    return [{"name": name, "class": label, "ms": sum(ms), "calls": len(ms)} for (name, label), ms in longest]
+    return [{"name": n, "class": kind, "ms": sum(ms) / per, "calls": len(ms) / per} for (n, kind), ms in longest]
 
 
 def busy_ms(events: Sequence[KernelEvent]) -> float | None:

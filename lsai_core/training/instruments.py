@@ -2,7 +2,7 @@
 
 A few early steps run with the memory meter on. If asked for, four later steps run under the profiler, whose longest kernels go
 to `kernels.json`, and the whole run's allocations are recorded for a snapshot. The steps that an instrument slows down are left
-out of the speed figures; in the others a clock reads the host's time in each phase.
+out of the speed figures; in the others a clock reads the host's time in each phase, and a thread the GPU's clock and power.
 """
 
 from __future__ import annotations
@@ -15,18 +15,9 @@ import torch
 
 from lsai_core.config import ProfileConfig
 from lsai_core.files import write_json
+from lsai_core.profiling import trace
 from lsai_core.profiling.memory import PhaseMemory
-from lsai_core.profiling.steptime import PhaseClock
-from lsai_core.profiling.trace import (
-    busy_ms,
-    exposed_ms,
-    kernel_breakdown,
-    kernel_events,
-    memory_snapshot,
-    result_name,
-    top_kernels,
-    trace,
-)
+from lsai_core.profiling.steptime import PhaseClock, PowerMeter
 
 TRACED_STEPS = 3
 TOP_KERNELS = 25
@@ -40,6 +31,7 @@ class Instruments:
     ) -> None:
         self.config, self.folder = config, folder
         self._meter, self._clock = PhaseMemory(device, seeds=seeds), PhaseClock()
+        self._power = PowerMeter(device)
         # From the second step on the optimizer has its states, so that every phase is seen at full size.
         self._metered = range(first + 1, first + 1 + config.memory_steps)
         start = max(self._metered.stop, config.skip_steps)
@@ -52,17 +44,19 @@ class Instruments:
 
     def __enter__(self) -> Instruments:
         if self.config.snapshot:
-            self._stack.enter_context(memory_snapshot(self.folder / "memory-snapshot.pickle"))
+            self._stack.enter_context(trace.memory_snapshot(self.folder / "memory-snapshot.pickle"))
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self._power.on = None
         self._profiler.__exit__(*error)
         self._stack.__exit__(*error)
 
     def before(self, step: int) -> PhaseMemory | PhaseClock | None:
         """To be called before a step; returns what is to measure its phases: the memory meter, the clock in a timed step, or nothing."""
         if self._traced and step == self._traced.start:
-            self._prof = self._profiler.enter_context(trace(self.folder / "trace.json.gz", TRACED_STEPS))
+            self._prof = self._profiler.enter_context(trace.trace(self.folder / "trace.json.gz", TRACED_STEPS))
+        self._power.on = step not in self.untimed
         if step in self._metered:
             return self._meter
         return None if step in self.untimed else self._clock
@@ -81,37 +75,31 @@ class Instruments:
         return True
 
     def _read_trace(self) -> None:
-        events, per_step = kernel_events(self._prof), 1 / TRACED_STEPS
-        self._kernels = {result_name(label): ms * per_step for label, ms in kernel_breakdown(events).items() if ms}
-        if (busy := busy_ms(events)) is not None:
+        events, per_step = trace.kernel_events(self._prof), 1 / TRACED_STEPS
+        self._kernels = {
+            trace.result_name(label): ms * per_step for label, ms in trace.kernel_breakdown(events).items() if ms
+        }
+        if (busy := trace.busy_ms(events)) is not None:
             self._kernels["gpu_busy_ms"] = busy * per_step
-        if (exposed := exposed_ms(events, "communication")) is not None:
+        if (exposed := trace.exposed_ms(events, "communication")) is not None:
             self._kernels["exposed_communication_ms"] = exposed * per_step
-        rows = [
-            {"name": row["name"], "class": row["class"], "ms": row["ms"] * per_step, "calls": row["calls"] * per_step}
-            for row in top_kernels(events, TOP_KERNELS)
-        ]
-        write_json(self.folder / "kernels.json", {"per": "step", "kernels": rows})
+        kernels = trace.top_kernels(events, TOP_KERNELS, per=TRACED_STEPS)
+        write_json(self.folder / "kernels.json", {"per": "step", "kernels": kernels})
 
     def results(self) -> dict[str, Any]:
-        """Flat results: the memory meter's and the clock's; per traced step `kernel_<class>_ms` and, on a GPU, `gpu_busy_ms` and, where
-        processes communicate, `exposed_communication_ms`."""
+        """Flat results of the instruments; per traced step `kernel_<class>_ms` and, on a GPU, `gpu_busy_ms` and, where processes
+        communicate, `exposed_communication_ms`."""
         memory = self._meter.summary() if self.config.memory_steps else {}
-        return {**memory, **self._clock.summary(), **self._kernels}
+        return {**memory, **self._clock.summary(), **self._power.summary(), **self._kernels}
 
 
 def over_processes(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """One set of results for all processes: rank 0's, with the largest of every memory figure over the ranks.
-
-    `mem_peak_allocated_gib_min_rank` is the smallest rank's peak: how evenly the memory is spread.
-    """
+    """One set of results for all processes: rank 0's, with the largest of every memory figure over the ranks, and in
+    `mem_peak_allocated_gib_min_rank` the smallest rank's peak: how evenly the memory is spread."""
     merged = dict(results[0])
-    if len(results) == 1:
-        return merged
-    for name, value in merged.items():
+    for name, value in results[0].items() if len(results) > 1 else ():
         if name.startswith(("mem_", "rss_")) and isinstance(value, float):
             merged[name] = max(other[name] for other in results)
-    name = "mem_peak_allocated_gib"
-    if name in merged:
-        merged[f"{name}_min_rank"] = min(other[name] for other in results)
+        if name == "mem_peak_allocated_gib":
+            merged[f"{name}_min_rank"] = min(other[name] for other in results)
     return merged
