@@ -55,8 +55,6 @@ for (const figure of all(".marked:has(.tip)")) {
   slider.onkeydown = ({ key }) => key === "Enter" && marks[slider.value].click();
   figure.append(slider);
 }
-for (const image of all("figure img"))
-  image.onclick = () => image.closest("figure").classList.toggle("large");  // on a phone
 
 // All runs: of the two that are ticked what differs, and by how much.
 const change = (...texts) => {  // a ratio; of what is nearly equal, or of another sign, the difference

@@ -103,9 +103,8 @@ function Pandoc(doc)
   if FORMAT == "typst" and doc.meta.date and doc.meta.abstract then  -- for Quarto's cover, which has neither (layout.typ)
     local _, first = doc.blocks:find_if(function(block) return block.t == "Header" end)
     local date = pandoc.Strong(pandoc.utils.stringify(doc.meta.date):sub(1, 10))
-    local about = { pandoc.RawInline("typst", "#metadata["), date, pandoc.LineBreak(), table.unpack(doc.meta.abstract) }
-    about[#about + 1] = pandoc.RawInline("typst", "]<about>")
-    doc.blocks:insert(first + 1, pandoc.Plain(about))
+    local about = pandoc.List({ pandoc.RawInline("typst", "#metadata["), date, pandoc.LineBreak() }) .. doc.meta.abstract
+    doc.blocks:insert(first + 1, pandoc.Plain(about .. { pandoc.RawInline("typst", "]<about>") }))
   end
   return doc
 end

@@ -87,7 +87,8 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
     texts = ["".join(cell["source"]) for cells in bound for cell in cells]
     for path in filter(Path.exists, map(reports.joinpath, _SHOWN)):
         shutil.copytree(path, folder / path.name) if path.is_dir() else shutil.copy(path, folder)
-    wanted = {"html": ["-Vinclude-before=<main>", "-Vinclude-after=</main>"], "pdf": ["--include-in-header=book.typ"]}
+    wanted = {"html": ["-Vinclude-before=<main>", "-Vinclude-after=</main>"]}
+    wanted["pdf"] = ["--include-in-header=book.typ", "-Vinclude-before=#show: inside"]
     said = _call(
         pandoc, "--defaults=pandoc.yml", f"--toc-depth={form['toc-depth']}", *wanted[name],
         f"--include-in-header={form['include-in-header']}", f"--output={folder}/{'book.typ' if name == 'pdf' else HTML}",

@@ -53,7 +53,9 @@ def table(frame: pd.DataFrame, formats: Mapping[str, Format] | None = None, *, l
     lines = ["| " + " | ".join(str(name) for name in names) + " |"]
     lines.append("|" + "|".join("---:" if _is_numeric(frame[name]) else ":---" for name in names) + "|")
     lines += ["| " + " | ".join(row) + " |" for row in zip(*columns.values(), strict=True)]
-    csv = re.sub(r"\*\*|\[-?@|(?<=\w)\](?=,)", "", frame[names].to_csv(index=False))  # words without Markdown's marks
+    csv = re.sub(
+        r"\*\*|\[-?@([\w-]+)\]|\[([^]]*)\]\([^)]*\)", r"\1\2", frame[names].to_csv(index=False)
+    )  # without Markdown's marks
     return Table("\n".join(lines), metadata={"lsai": {"csv": csv}})  # type: ignore[no-untyped-call]
 
 
