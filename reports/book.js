@@ -114,8 +114,8 @@ if (facts.gpus) {
     const rows = Object.values(groups).map((points) => {
       const needed = between(points, length * batch), row = { ...points[0], room: 0 };
       for (const name of ["needs", "least", ...Object.keys(facts.causes)]) row[name] = needed(name);
-      const [a, b, c] = points.map((point) => point.step_s), fixed = (8 * a - 6 * b + c) / 3;  // of a step: at 0 tokens
-      row.speed = a && length * batch / (fixed + batch * (between(points, length)("step_s") - fixed));
+      const [a, b, c] = points.map((point) => point[gpu.value]), fixed = (8 * a - 6 * b + c) / 3;  // of a step: at 0 tokens
+      row.speed = a && length * batch / (fixed + batch * (between(points, length)(gpu.value) - fixed));
       for (let more = first; more <= last && between(points, more)("needs") <= usable; more += 1024) row.room = more;
       const rank = row.needs <= usable ? 0 : row.least <= memory - facts.outside ? 1 : 2;
       return { ...row, rank, size: rank === 1 ? row.least : row.needs };  // tight: gaps are given back in every step
@@ -141,7 +141,7 @@ if (facts.gpus) {
         ...cells("td", gib(row.size), count(row.room), count(row.speed)));
     };
     const heads = ["technique", make("div", {}, `${gib(memory)} GiB`), "verdict", "GiB needed", "room for tokens"];
-    table.replaceChildren(make("thead", {}, make("tr", {}, ...cells("th", ...heads, "tokens/s (H200)"))),
+    table.replaceChildren(make("thead", {}, make("tr", {}, ...cells("th", ...heads, "tokens/s (estimate)"))),
       make("tbody", {}, ...rows.map(line)));
     explain(best);
   };

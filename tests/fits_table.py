@@ -18,7 +18,7 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from lsai_core.config import TrainConfig
-from lsai_core.profiling.predict import estimate, find_gpu
+from lsai_core.profiling.predict import GPUS, estimate
 from lsai_lab.predicted import table_path
 from lsai_lab.techniques import TECHNIQUES, compare
 
@@ -50,15 +50,16 @@ def check() -> pd.DataFrame:
 
 def fits(model: str, tokens: int, techniques: Sequence[str] = ()) -> pd.DataFrame:
     """One row per technique (all, or those named): its GPUs; in GiB of each GPU the least that keeps every step going (`least`), the least
-    that keeps it fast (`needs`) and what the peak consists of; host memory; the estimated seconds of a step on one H200.
+    that keeps it fast (`needs`) and what the peak consists of; host memory; under its name the estimated seconds of a step on each GPU alone.
     """
-    h200, rows = find_gpu("H200"), []
+    rows = []
     for row in compare(task_of(model, tokens, 1), techniques=techniques):
         found, gpus = row.prediction, row.config.parallel.world_size
-        time = estimate(row.config, h200) if gpus == 1 else None
+        times = {gpu.name: estimate(row.config, gpu) for gpu in GPUS if gpus == 1}
         sizes = {"least": found.least(found), "needs": found.needs, "host": found.host} | found.parts
         sizes["unused reserve"] = found.needs - found.peak
-        rounded = {name: round(size, 2) for name, size in sizes.items()} | {"step_s": time and round(time.step_s, 4)}
+        rounded = {name: round(size, 2) for name, size in sizes.items()}
+        rounded |= {name: round(time.step_s, 4) for name, time in times.items() if time}
         rows.append({"model": model, "tokens": tokens, "technique": row.name, "gpus": gpus, **rounded})
     return pd.DataFrame(rows)
 
