@@ -181,22 +181,21 @@ def test_the_memory_chapter_tells_the_kernel_from_the_precision_and_equal_work_f
     assert found["chain"].tolist() == ["baseline", "bf16", "flash_attn", "flash_gradcp"]
 
 
-def test_the_course_chapter_gives_attention_its_own_share_and_the_published_figure_its_own_column(
+def test_the_course_chapter_gives_attention_its_own_share_and_tells_the_published_figure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found, text = execute("15-course", monkeypatch, runs=committed)
     classes = found["classes"]
     saved = classes.iloc[0] - classes.iloc[1]
     assert 0.5 < saved["attention"] / saved.sum() < 0.7  # the kernel is not all that the middle job changes
-    assert f"attention ({-saved['attention']:+.0f} ms)" in text
-    assert "| published (GH200) |" in text and "7,515" in text
+    assert f"attention (−{saved['attention']:.0f} ms)" in text and "7,515 tokens/s (GH200)" in text
     rows = found["rows"].set_index("variant")
     assert rows["speed"]["fp8"] == rows["tokens_per_s"]["fp8"] / rows["tokens_per_s"]["baseline"]
 
 
 def test_another_setting_is_not_compared_with_the_published_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     _, text = execute("15-course", monkeypatch, runs=lambda frame: committed(frame).assign(seq_len=2048))
-    assert "published (GH200)" not in text and "Published:" not in text
+    assert "GH200" not in text and "7,515" not in text
 
 
 def test_the_chapter_on_sharding_pairs_like_with_like(monkeypatch: pytest.MonkeyPatch) -> None:
