@@ -230,7 +230,7 @@ def test_the_speed_chapter_counts_only_gains_that_are_larger_than_the_runs_diffe
     found, text = execute("25-speed", monkeypatch, runs=committed)
     real = set(found["levers"].set_index("variant").query("real").index)
     assert real == {"compiled", "fused_optimizer", "fp8"}  # the fused loss gains less than two sessions differ
-    assert "FlashAttention-4 and SDPA cuDNN (equal within 1.7%)" in text
+    assert "FlashAttention-4 and SDPA cuDNN are the fastest, and equal" in text
     assert "FlashAttention-4 (@sec-attention) was not installed there, so the attention kernel never changes" in text
     # No step is faster than its ideal, and no products are faster than the data sheet's peak.
     assert (found["levers"]["step_ms"] > found["ideal"].ms).all()
