@@ -215,10 +215,10 @@ def test_the_chapter_on_sharding_pairs_like_with_like(monkeypatch: pytest.Monkey
     for machine, count in (("h200-e", 2), ("h200", 4)):  # each against one GPU of its own session
         share = (speed[count] / speed[1])[machine]
         assert share.count() == 3 and f"**{share.median():.1%}** of the speed" in text
-    # Each ratio to torchtitan is of three pairs of one sitting.
-    assert all(a["machine"] == b["machine"] and ratio.index.is_unique for _, a, b, ratio in found["pairs"])
+    # Each ratio to torchtitan is of three pairs of one session.
+    assert all(len(set(ours["machine"]) | set(titan["machine"])) == 1 for ours, titan, _ in found["pairs"])
     assert [len(ratio) for *_, ratio in found["pairs"]] == [3] * 4
-    assert "recipes differ" in text and "host memory" in text
+    assert "recipes differ" in text and "memory of the host" in text
     trained = found["found"].set_index(["variant", "part"])["parameters"]
     growth = trained["bf16cp_4", "train_layers"] / trained["bf16cp_1", "train_layers"]
     assert f"{growth:.2f} times as large" in text
