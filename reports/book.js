@@ -170,8 +170,3 @@ if (location.protocol === "file:") window.fetch = async () => {
   return new Response(JSON.stringify(window.searchIndex));
 };
 window.shownWarning = true;  // that it cannot search
-
-if (location.hostname === "127.0.0.1") setInterval(async () => {  // `lsai report --watch` makes the page anew
-  const { headers } = await fetch(location.pathname, { method: "HEAD", cache: "no-store" });
-  if (new Date(headers.get("Last-Modified")) > new Date(document.lastModified)) location.reload();
-}, 1000);

@@ -261,7 +261,9 @@ def test_the_chapter_on_context_parallelism_divides_by_one_gpu_alone(monkeypatch
     ring = timed.loc[("mha128_4", "ring", 131072), "best length"]
     assert 0.5 < ring < 4 / 7  # what a causal ring of four can reach
     assert "Memory limits the sequence length" in "".join(cell.source for cell in cells("55-context"))
-    assert re.search(r"\[Llama-3-8B\]\(\S+\) over 450,560 tokens", text)  # the study's model, not this machine's small one
+    assert re.search(
+        r"\[Llama-3-8B\]\(\S+\) over 450,560 tokens", text
+    )  # the study's model, not this machine's small one
     # One GPU alone is faster at 8,192 tokens and slower at 16,384, and the formulas explain it.
     rows = found["found"]
     assert rows["cross"].between(8192, 16384).all() and len(rows) == 4

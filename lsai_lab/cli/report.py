@@ -2,8 +2,6 @@
 
 import contextlib
 import functools
-import http.server
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +26,7 @@ def report(
     formats: Annotated[str, typer.Option(help="html, pdf or html,pdf.")] = "html,pdf",
     engine: Annotated[str, typer.Option(help="auto, quarto or pandoc.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Folder of the report; default reports/_output.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Serve the report, remade as chapters are saved.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Make the report again as chapters are saved.")] = False,
     set_: opt.SetOption = None,
 ) -> None:
     from lsai_lab.kit.render import find_quarto, update_book
@@ -68,7 +66,7 @@ def report(
     if not full and not no_run:
         print("report: this was the first pass; --full (make report FULL=1) runs everything", flush=True)
     if watch:
-        _watch(session.root, place, _alone(session.root, place)(functools.partial(update, formats=["html"])))
+        _watch(session.root, _alone(session.root, place)(functools.partial(update, formats=["html"])))
     if not good:
         raise typer.Exit(1)
 
@@ -88,20 +86,14 @@ def _alone(root: Path, out: Path) -> Iterator[None]:
         raise UserError(f"{where}; mend that or choose another folder with --out") from error
 
 
-def _watch(root: Path, out: Path, update: Callable[[], object]) -> None:
-    """Serve `out` on this machine alone and `update` it when a chapter is saved, until Ctrl-C; book.js reloads it."""
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
+def _watch(root: Path, update: Callable[[], object]) -> None:
+    """`update` the report whenever a chapter is saved, until Ctrl-C."""
 
     def saved() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in (root / "notebooks").glob("*.ipynb")}
 
     before = saved()
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(out)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    print(f"report: http://127.0.0.1:{server.server_port}/#live follows the notebooks; Ctrl-C ends it", flush=True)
+    print("report: made again whenever a chapter is saved (reload the page); Ctrl-C ends it", flush=True)
     while True:
         time.sleep(1)
         if before != (now := saved()):
