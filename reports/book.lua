@@ -57,24 +57,21 @@ local function quote(element)  -- an answer is open on paper; on a screen the re
   return fold("Answer", element.content)
 end
 
-local words, labels, chapter, counts = { fig = "Figure", tbl = "Table", sec = "Section" }, {}, 0, {}
-
-local function count(element, kind)
-  counts[kind] = (counts[kind] or 0) + 1
-  labels[element.identifier] = ("%s\u{a0}%d.%d"):format(words[kind], chapter, counts[kind])
-end
+local words, labels, numbers, counts = { fig = "Figure", tbl = "Table", sec = "Section" }, {}, {}, {}
 
 local function header(element)
-  if element.level == 2 then count(element, "sec") end
-  if element.level > 1 then return end
-  chapter, counts = chapter + 1, {}
-  labels[element.identifier] = "Chapter\u{a0}" .. chapter
+  local level = element.level
+  numbers = { table.unpack(numbers, 1, level) }
+  numbers[level] = (numbers[level] or 0) + 1
+  if level == 1 then counts = {} end
+  labels[element.identifier] = (level == 1 and "Chapter" or "Section") .. "\u{a0}" .. table.concat(numbers, ".")
 end
 
 local function float(element)
   local kind = element.identifier:match("^(%a+)%-")
   if not words[kind] then return end
-  count(element, kind)
+  counts[kind] = (counts[kind] or 0) + 1
+  labels[element.identifier] = ("%s\u{a0}%d.%d"):format(words[kind], numbers[1], counts[kind])
   local caption = element.content:remove()
   caption.content = { pandoc.Strong(labels[element.identifier] .. "."), " ", table.unpack(caption.content) }
   return pandoc.Figure(element.content, { caption }, { id = element.identifier, class = kind }), false

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def chapters(folder: Path, hostile: bool = False) -> None:
         new_markdown_cell("# One {#sec-one}\n\nAs in [@dao2022flashattention], $a^2$. Zażółć gęślą jaźń."),
         new_code_cell('#| label: fig-one-loss\n#| fig-cap: "Loss over steps."\n#| fig-alt: "A line that falls."\nlab.figure()', outputs=[figure]),
         new_code_cell('#| label: tbl-one-rows\n#| tbl-cap: "All rows."\nlab.table()', outputs=[display({"text/markdown": shown.data}, **{"text/markdown": shown.metadata})]),
-        new_markdown_cell("## Finding {#sec-finding}\n\nWords to look for: perplexity."),
+        new_markdown_cell("## Finding {#sec-finding}\n\nWords to look for: perplexity.\n\n### Detail {#sec-detail}\n\nMore in @sec-detail."),
         new_code_cell("lab.say()", outputs=[say]),
         new_code_cell("lab.say(box=...)", outputs=[box, display({"text/markdown": "**1.** Why?\n\n> **Answer.** Seven is $b^2$."})]),
         new_code_cell("1 / 0", outputs=[new_output("error", ename="ZeroDivisionError", evalue="<b>zero</b>", traceback=["\x1b[31mTraceback\x1b[0m"])]),
@@ -170,6 +171,7 @@ def test_both_engines_number_the_same_and_resolve_every_reference(book: Path, vi
     text = page.inner_text("main").replace("\xa0", " ")
     assert re.search(r"Figure 2\.1[.:] Loss over steps\.", text) and re.search(r"Table 2\.1[.:] All rows\.", text)
     assert re.search(r"see Figure 2\.1, Table 2\.1 and (Chapter|Section) 2", text) and "?@" not in text
+    assert "More in Section 2.1.1." in text
     assert "Dao" in page.inner_text("body") and "@dao" not in text and "Zażółć gęślą jaźń" in text
     assert page.locator("figure img").count() == 1 and page.locator("math").count() == 2
     assert all(
@@ -203,6 +205,7 @@ def test_the_pdf_holds_the_chapters_and_no_code(book: Path) -> None:
     text = re.sub(r"\s+", " ", " ".join(pages))
     assert "Loss over steps." in text and "Zażółć" in text and "see Figure 2.1, Table 2.1" in text and "Dao" in text
     assert "Large-scale AI engineering" in pages[0] and "lab.figure" not in text and "?@" not in text
+    assert date.today().isoformat() in pages[0] and "stochastic rounding" in pages[0]  # the abstract
     assert "are measured alone and together" in text
     assert text.count("Loss over steps") == 2  # in the list of figures, too
     assert "Answer. Seven is" in text and "Data (CSV)" not in text
