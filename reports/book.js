@@ -53,7 +53,7 @@ for (const figure of all(".marked:has(.tip)")) {
   slider.oninput = slider.onfocus = () => show(marks[slider.value]);
   slider.onblur = figure.onpointerleave = ({ pointerType }) => pointerType !== "touch" && show();
   slider.onkeydown = ({ key }) => key === "Enter" && marks[slider.value].click();
-  figure.append(slider);
+  figure.append(make("label", {}, "values", slider));
 }
 
 // All runs: of the two that are ticked what differs, and by how much.

@@ -289,15 +289,12 @@ def test_a_mark_shows_its_value_to_pointer_finger_and_keyboard(book: Path, visit
     page.keyboard.press("Enter")
     page.wait_for_url("**/runs/index.html")
     phone = visit(chapter_page(book), 390, has_touch=True)
-    assert phone.locator(".marked").bounding_box()["width"] <= 390
+    assert phone.locator(".marked").bounding_box()["width"] > 500, "wide enough to read, and it scrolls"
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 390
     phone.tap(".tip")
     assert "value: 3.5" in phone.evaluate(shown) and not phone.url.endswith("runs/index.html")
     phone.tap(".tip")
     phone.wait_for_url("**/runs/index.html")
-    phone.go_back()
-    phone.locator(".marked img").tap(position={"x": 20, "y": 20})
-    assert phone.locator(".marked").bounding_box()["width"] > 600
-    assert phone.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_a_box_is_a_box(book: Path, visit: Callable[..., Any]) -> None:
