@@ -216,7 +216,7 @@ def test_the_chapter_on_sharding_pairs_like_with_like(monkeypatch: pytest.Monkey
         share = (speed[count] / speed[1])[machine]
         assert share.count() == 3 and f"**{share.median():.1%}** of the speed" in text
     # Each ratio to torchtitan is of three pairs of one session.
-    assert all(len(set(ours["machine"]) | set(titan["machine"])) == 1 for ours, titan, _ in found["pairs"])
+    assert all(len(set(ours["machine"]) | set(titan["machine"])) == 1 for ours, titan, *_ in found["pairs"])
     assert [len(ratio) for *_, ratio in found["pairs"]] == [3] * 4
     assert "recipes differ" in text and "memory of the host" in text
     trained = found["found"].set_index(["variant", "part"])["parameters"]
