@@ -53,7 +53,7 @@ for (const figure of all(".marked:has(.tip)")) {
   slider.oninput = slider.onfocus = () => show(marks[slider.value]);
   slider.onblur = figure.onpointerleave = ({ pointerType }) => pointerType !== "touch" && show();
   slider.onkeydown = ({ key }) => key === "Enter" && marks[slider.value].click();
-  figure.append(make("label", {}, "values", slider));
+  figure.append(make("label", { title: "Drag, or press the arrow keys" }, "show values", slider));
 }
 
 // All runs: of the two that are ticked what differs, and by how much.
@@ -106,6 +106,7 @@ if (facts.gpus) {
   const draw = () => {
     const { model, gpu, gpus } = fields, { memory_gib: memory, usable, fp8 } = facts.gpus[gpu.value];
     const sizes = known.filter((row) => row.model === model.value && (fp8 || !row.technique.includes("fp8")));
+    for (const option of gpus) option.disabled = !sizes.some((row) => row.gpus <= option.value);
     gpus.value = Math.max(gpus.value, Math.min(...sizes.map((row) => row.gpus)));
     const length = Math.min(last, 256 * Math.round(2 ** fields.tokens.value / 256));
     const batch = fields.batch.value = Math.min(fields.batch.value, Math.floor(last / length));

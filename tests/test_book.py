@@ -584,6 +584,6 @@ def test_a_mark_names_its_series_its_values_and_the_run_of_its_row() -> None:
     axes.set(xlabel="peak memory (GiB)", ylabel="thousand tokens/s")
     fig.canvas.draw()
     found = re.findall(r'data-run="(.*?)"><title>(.*?)</title>', marks(fig, fig.get_tightbbox(), rows), re.S)
-    assert found[1] == ("memory/b-2", "H200\npeak memory: 2 GiB\nthousand tokens/s: 3\nlabel: b\nmemory/b-2")
+    assert found[1] == ("memory/b-2", "H200\npeak memory: 2 GiB\nthousand tokens/s: 3\nlabel: b\nmemory/b")
     assert len(found) == 2
     plt.close(fig)

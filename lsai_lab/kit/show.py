@@ -53,9 +53,8 @@ def table(frame: pd.DataFrame, formats: Mapping[str, Format] | None = None, *, l
     lines = ["| " + " | ".join(str(name) for name in names) + " |"]
     lines.append("|" + "|".join("---:" if _is_numeric(frame[name]) else ":---" for name in names) + "|")
     lines += ["| " + " | ".join(row) + " |" for row in zip(*columns.values(), strict=True)]
-    csv = re.sub(
-        r"\*\*|\[-?@([\w-]+)\]|\[([^]]*)\]\([^)]*\)", r"\1\2", frame[names].to_csv(index=False)
-    )  # without Markdown's marks
+    marks = r"\*\*|\[-?@([\w-]+)\]|\[([^]]*)\]\([^)]*\)"  # Markdown's; words of references and links stay
+    csv = re.sub(marks, r"\1\2", frame[names].to_csv(index=False))
     return Table("\n".join(lines), metadata={"lsai": {"csv": csv}})  # type: ignore[no-untyped-call]
 
 
