@@ -45,5 +45,5 @@ def fallen(runs: pd.DataFrame, *studies: str) -> str:
     judged = evaluate(runs[~runs["own"].astype(bool)], declared)
     rows = told_short(judged[judged["verdict"] == "fallen"], declared)
     told = "; ".join(f"{row.claim}: {row.measured}, claimed {row.bound}" for row in rows.itertuples())
-    said = f"{len(rows)} of the chapter's {len(judged)} claims **fell**, in its value or in a single repeat (@tbl-claims). {told}."
+    said = f"{len(rows)} of the chapter's {len(judged)} claims **fell**, in the value or in a single repeat (@tbl-claims). {told}."
     return said * bool(told)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import itertools
 import json
-import threading
 import time
 from pathlib import Path
 
@@ -209,13 +207,13 @@ def test_the_phase_clock_adds_up_micro_batches_and_takes_the_median_of_steps(mon
 
 
 def test_the_power_meter_reads_only_where_it_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    clocks, warm = itertools.chain([300, 300], itertools.repeat(1500)), threading.Event()
-    monkeypatch.setattr(torch.cuda, "clock_rate", lambda device: next(clocks))
-    monkeypatch.setattr(torch.cuda, "power_draw", lambda device: warm.set() or 700_000)
+    clock = {"now": 300}
+    monkeypatch.setattr(torch.cuda, "clock_rate", lambda device: clock["now"])
+    monkeypatch.setattr(torch.cuda, "power_draw", lambda device: 700_000)
     meter = PowerMeter(torch.device("cuda"))
-    assert warm.wait(10) and meter.summary() == {}
-    time.sleep(0.25)  # the second reading
-    meter.on, deadline = True, time.monotonic() + 10
+    time.sleep(0.35)  # time for three readings
+    assert meter.summary() == {}
+    clock["now"], meter.on, deadline = 1500, True, time.monotonic() + 10
     while not meter.summary() and time.monotonic() < deadline:
         time.sleep(0.01)
     meter.on = None

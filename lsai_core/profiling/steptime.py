@@ -100,8 +100,8 @@ class PowerMeter:
         with contextlib.suppress(Exception):  # a GPU, or a machine without pynvml, that does not tell
             while self.on is not None:
                 time.sleep(0.1)
-                reading = torch.cuda.clock_rate(device), torch.cuda.power_draw(device) / 1e3
-                self._readings += [reading] if self.on else []
+                if self.on:
+                    self._readings.append((torch.cuda.clock_rate(device), torch.cuda.power_draw(device) / 1e3))
 
     def summary(self) -> dict[str, float]:
         """`gpu_clock_mhz` and `gpu_power_w`, medians of the readings; empty if there were none."""
