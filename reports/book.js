@@ -115,7 +115,7 @@ if (facts.gpus) {
     const rows = Object.values(groups).map((points) => {
       const needed = between(points, length * batch), row = { ...points[0], room: 0 };
       for (const name of ["needs", "least", ...Object.keys(facts.causes)]) row[name] = needed(name);
-      const [a, b, c] = points.map((point) => point[gpu.value]), fixed = (8 * a - 6 * b + c) / 3;  // of a step: at 0 tokens
+      const [a, b, c] = points.map((point) => point[gpu.value]), fixed = (8 * a - 6 * b + c) / 3;  // at 0 tokens
       row.speed = a && length * batch / (fixed + batch * (between(points, length)(gpu.value) - fixed));
       for (let more = first; more <= last && between(points, more)("needs") <= usable; more += 1024) row.room = more;
       const rank = row.needs <= usable ? 0 : row.least <= memory - facts.outside ? 1 : 2;

@@ -64,7 +64,7 @@ local function header(element)
   numbers = { table.unpack(numbers, 1, level) }
   numbers[level] = (numbers[level] or 0) + 1
   if level == 1 then counts = {} end
-  labels[element.identifier] = (level == 1 and "Chapter" or "Section") .. "\u{a0}" .. table.concat(numbers, ".")
+  labels[element.identifier] = (level == 1 and "Chapter" or words.sec) .. "\u{a0}" .. table.concat(numbers, ".")
 end
 
 local function float(element)
@@ -97,11 +97,12 @@ function Pandoc(doc)
   local folds = { BlockQuote = quote, CodeBlock = code }
   doc = doc:walk({ Para = para }):walk({ Link = link, Image = image, Table = as_wide_as_its_words }):walk(folds)
   if not quarto then return doc:walk({ traverse = "topdown", Header = header, Div = float }):walk({ Cite = cite }) end
-  if FORMAT == "typst" and doc.meta.date and doc.meta.abstract then  -- for Quarto's cover, which has neither (layout.typ)
+  if FORMAT == "typst" and doc.meta.date and doc.meta.abstract then  -- for Quarto's cover (layout.typ)
     local _, first = doc.blocks:find_if(function(block) return block.t == "Header" end)
     local date = pandoc.Strong(pandoc.utils.stringify(doc.meta.date):sub(1, 10))
-    local about = pandoc.List({ pandoc.RawInline("typst", "#metadata["), date, pandoc.LineBreak() }) .. doc.meta.abstract
-    doc.blocks:insert(first + 1, pandoc.Plain(about .. { pandoc.RawInline("typst", "]<about>") }))
+    local about = pandoc.List({ date, pandoc.LineBreak() }) .. doc.meta.abstract
+    local open, close = pandoc.RawInline("typst", "#metadata["), pandoc.RawInline("typst", "]<about>")
+    doc.blocks:insert(first + 1, pandoc.Plain({ open, pandoc.Span(about), close }))
   end
   return doc
 end

@@ -87,10 +87,10 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
     texts = ["".join(cell["source"]) for cells in bound for cell in cells]
     for path in filter(Path.exists, map(reports.joinpath, _SHOWN)):
         shutil.copytree(path, folder / path.name) if path.is_dir() else shutil.copy(path, folder)
-    wanted = {"html": ["-Vinclude-before=<main>", "-Vinclude-after=</main>"]}
-    wanted["pdf"] = ["--include-in-header=book.typ", "-Vinclude-before=#show: inside"]
+    wanted = {"html": ["-Vinclude-after=</main>"], "pdf": ["--include-in-header=book.typ"]}
+    before = form.get("include-before-body", {"text": "<main>"})["text"]
     said = _call(
-        pandoc, "--defaults=pandoc.yml", f"--toc-depth={form['toc-depth']}", *wanted[name],
+        pandoc, "--defaults=pandoc.yml", f"--toc-depth={form['toc-depth']}", f"-Vinclude-before={before}", *wanted[name],
         f"--include-in-header={form['include-in-header']}", f"--output={folder}/{'book.typ' if name == 'pdf' else HTML}",
         cwd=reports, input="\n\n".join([f"---\n{yaml.safe_dump(facts)}---", *texts]),
     )  # fmt: skip
