@@ -57,10 +57,9 @@ for (const figure of all(".marked:has(.tip)")) {
 }
 
 // All runs: of the two that are ticked what differs, and by how much.
-const change = (...texts) => {  // a ratio; of what is nearly equal, or of another sign, the difference
+const change = (...texts) => {  // of two numbers
   const [a, b] = texts.map((text) => /^-?\d[\d.,]*(e[-+]\d+)?$/.test(text) ? number(text) : NaN), ratio = b / a;
-  if (ratio > 0 && ratio < Infinity && Math.abs(ratio - 1) > 0.02) return `${ratio.toPrecision(3)}x`;
-  return Number.isNaN(b - a) ? "" : `${b < a ? "−" : "+"}${+Math.abs(b - a).toPrecision(3)}`;
+  return ratio > 0 && ratio < Infinity ? `${ratio.toPrecision(Math.abs(ratio - 1) > 0.02 ? 3 : 5)}x` : "";
 };
 const compare = (box) => {
   const ticked = all("[data-run]:checked");
@@ -142,7 +141,7 @@ if (facts.gpus) {
         ...cells("td", gib(row.size), count(row.room), count(row.speed)));
     };
     const heads = ["technique", make("div", {}, `${gib(memory)} GiB`), "verdict", "GiB needed", "room for tokens"];
-    table.replaceChildren(make("thead", {}, make("tr", {}, ...cells("th", ...heads, "tokens/s (estimate)"))),
+    table.replaceChildren(make("thead", {}, make("tr", {}, ...cells("th", ...heads, "tokens/s of a GPU (estimate)"))),
       make("tbody", {}, ...rows.map(line)));
     explain(best);
   };

@@ -50,12 +50,14 @@ def check() -> pd.DataFrame:
 
 def fits(model: str, tokens: int, techniques: Sequence[str] = ()) -> pd.DataFrame:
     """One row per technique (all, or those named): its GPUs; in GiB of each GPU the least that keeps every step going (`least`), the least
-    that keeps it fast (`needs`) and what the peak consists of; host memory; under its name the estimated seconds of a step on each GPU alone.
+    that keeps it fast (`needs`) and what the peak consists of; host memory; under its name the estimated seconds of a step on each GPU (of several: in one node, by NVLink).
     """
     rows = []
     for row in compare(task_of(model, tokens, 1), techniques=techniques):
         found, gpus = row.prediction, row.config.parallel.world_size
-        times = {gpu.name: estimate(row.config, gpu) for gpu in GPUS if gpus == 1}
+        times = {
+            gpu.name: estimate(row.config, gpu) for gpu in GPUS if gpus == 1 or (gpus <= 8 and gpu.link_gb_per_s >= 300)
+        }
         sizes = {"least": found.least(found), "needs": found.needs, "host": found.host} | found.parts
         sizes["unused reserve"] = found.needs - found.peak
         rounded = {name: round(size, 2) for name, size in sizes.items()}

@@ -109,7 +109,7 @@ def _committed() -> list[Run]:
 
 def _row(run: Run, own: bool) -> dict[str, Any]:
     summary, name = run.summary, run.summary.id
-    label = _variants(name.study, own).get(name.variant, name.variant)
+    label = labels(name.study, own).get(name.variant, name.variant)
     identity = (f"{run.machine} ({OWN})" if own else run.machine, own, name.study, name.variant, label, name.part, name.repeat, summary.outcome,
                 summary.reason, name.key, summary.kind, summary.started, summary.wall_s, str(run.folder))  # fmt: skip
     gpu = run.env.get("gpu") or "CPU"
@@ -120,19 +120,19 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
 
 
 @functools.cache
-def _variants(name: str, own: bool = False) -> dict[str, str]:
+def labels(name: str, own: bool = False) -> dict[str, str]:
     """Labels of a study's variants, in its order: in the words of this machine's profile for own runs, else of the study as it is written."""
     plain = Profile(profile="none", description="the study as it is written", gpu=None)
-    labels: dict[str, str] = {}
+    found: dict[str, str] = {}
     reads = [lambda: study(name), lambda: load_study(session().root, name, plain)]
     for read in reversed(reads) if own else reads:
         with contextlib.suppress(UserError):
-            labels |= {variant: spec.label for variant, spec in read().variants.items()}
-    return labels
+            found |= {variant: spec.label for variant, spec in read().variants.items()}
+    return found
 
 
 def _place(row: dict[str, Any]) -> tuple[Any, ...]:
-    places = {variant: place for place, variant in enumerate(_variants(row["study"]))}
+    places = {variant: place for place, variant in enumerate(labels(row["study"]))}
     return (row["machine"], row["study"], row["part"], places.get(row["variant"], len(places)), row["repeat"])
 
 

@@ -33,7 +33,6 @@ HTML, PDF = "index.html", "lab-report.pdf"
 EXECUTED = "_quarto-executed.yml"  # makes the project a book; without it Quarto gets as far as reports/prepare.py
 # In a process of its own, which may run out of memory, with typst's own fonts and those of the figures.
 _TYPST = "import sys, typst, matplotlib as m; typst.compile(*sys.argv[1:4], [m.get_data_path() + '/fonts/ttf'], True)"
-_SHOWN = ("book.js", "book.css", "files", "runs", "data")  # beside the page
 
 
 def find_quarto(engine: Engine) -> str | None:
@@ -85,7 +84,7 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
     facts = {**settings, **form, **settings.pop("book"), "date": datetime.date.today().isoformat()}
     bound = [json.loads((reports / name).read_text(encoding="utf-8"))["cells"] for name in settings["chapters"]]
     texts = ["".join(cell["source"]) for cells in bound for cell in cells]
-    for path in filter(Path.exists, map(reports.joinpath, _SHOWN)):
+    for path in filter(Path.exists, map(reports.joinpath, ("book.js", "book.css", "files", "runs", "data"))):
         shutil.copytree(path, folder / path.name) if path.is_dir() else shutil.copy(path, folder)
     wanted = {"html": ["-Vinclude-after=</main>"], "pdf": ["--include-in-header=book.typ"]}
     before = form.get("include-before-body", {"text": "<main>"})["text"]

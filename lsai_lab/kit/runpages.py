@@ -15,6 +15,7 @@ from lsai_core.errors import UserError
 from lsai_core.files import flatten, write_text
 from lsai_core.profiling.predict import GPUS
 from lsai_core.profiling.predict.prediction import OUTSIDE_GIB, PARTS, usable_gib
+from lsai_lab.kit.load import labels
 from lsai_lab.kit.show import shown
 from lsai_lab.kit.style import PALETTE
 from lsai_lab.predicted import table_path
@@ -45,21 +46,20 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
         about = {"machine": run.machine, **vars(of), **vars(run.summary)}
         del about["id"], about["code"]
         results, end = about.pop("results"), {key: about.pop(key) for key in ("outcome", "reason")}
-        pairs, frames, plan = {"Results": end, "Run": about}, {}, {}
+        pairs, frames = {"Results": end}, {}
         try:
             steps = len(run.metrics) if "loss" in run.metrics else 0  # points of a bench are all shown
             frames = {key: pd.DataFrame(value) for key, value in results.items() if isinstance(value, list)}
             end |= {key: value for key, value in results.items() if key not in frames}
             pairs |= {"Configuration": flatten(run.config), "Environment": flatten(run.env), "Code": run.summary.code}
             frames |= {"Measurements": run.metrics[:: max(1, steps // STEPS)], "Longest kernels": run.kernels[:20]}
-            plan = run.plan
         except (OSError, ValueError, TypeError, AttributeError, UserError) as error:
             end["outcome"] = f"damaged record: {error}"[:300]
         parts = [of.part] * (of.part != "train") + [f"repeat {of.repeat}"] * (of.repeat > 0)
-        title = ", ".join([plan.get("label") or of.variant, *parts])
-        tables = {heading: pd.DataFrame(values.items(), columns=["key", "value"]) for heading, values in pairs.items()}
+        title = ", ".join([labels(of.study).get(of.variant) or of.variant, *parts])
+        facts = {**pairs, "Run": about}.items()
+        tables = {head: pd.DataFrame(of.items(), columns=["key", "value"]) for head, of in facts}
         write(f"runs/{name}.html", f"{of.study}: {title}", tables | frames)
-        del pairs["Run"]  # what is compared are results and settings
         known[name] = {head: {k: shown(v) for k, v in of.items() if not _NOISE.search(k)} for head, of in pairs.items()}
         gpu = str(pairs.get("Environment", {}).get("gpu") or "no GPU").removeprefix("NVIDIA ")
         rows.append(

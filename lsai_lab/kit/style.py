@@ -1,7 +1,7 @@
 """One plot style for the whole report: readable on A4 and on a phone, in colour, in greyscale and for colour-blind eyes.
 
 Figures are drawn at the width of the printed text (160 mm), so a 9 pt label in the figure is a 9 pt label on paper. A
-series is never told apart by colour alone: lines carry a marker and a dash pattern as well, bars carry a hatch.
+series is never told apart by colour alone: lines carry a marker and a dash pattern as well, bars are named.
 Colours: Okabe and Ito's palette ("Color Universal Design", 2008); instead of its yellow, Tol's wine red.
 """
 
@@ -13,7 +13,6 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#4
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 2, 1, 2)),
           (0, (7, 2, 1, 2, 1, 2)), (0, (3, 1)), (0, (8, 3)), (0, (2, 2, 6, 2)))  # fmt: skip
-HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---", "ooo", "+++")
 
 
 def apply_style() -> None:
