@@ -66,9 +66,10 @@ def _points(axes: Axes) -> Iterator[tuple[str, tuple[Any, Any], np.ndarray]]:
 
 
 def _said(name: str, value: Any) -> str:
-    """A value after its axis' name, the unit behind it: of `peak (GiB)` it is `peak: 60.2 GiB`."""
+    """A value after its axis' name, the unit behind it: of `peak (GiB)` it is `peak: 60.2 GiB`; no number without a name."""
     words, unit = re.sub(r" \(([^()]{1,16})\)$", r"\n\1", " ".join(name.split())).partition("\n")[::2]
-    return (f"{words}: " if words else "") + shown(value) + (f" {unit}" if unit and not isinstance(value, str) else "")
+    told = value if isinstance(value, str) else f"{shown(value)} {unit}".rstrip() if words else ""
+    return f"{words}: {told}" if words else told
 
 
 def _label(artist: Any) -> str:
