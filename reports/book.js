@@ -8,7 +8,8 @@ const all = (selector, within = document) => [...within.querySelectorAll(selecto
 const cells = (tag, ...texts) => texts.map((text) => make(tag, {}, text ?? "–"));
 const select = (name, label, values) => make("label", {}, label,
   make("select", { name }, ...values.map((value) => new Option(value.toLocaleString("en") || "any", value))));
-const number = (text) => /^[-+±~]?[\d.]/.test(text) ? parseFloat(text.replace(/,(?=\d{3})/g, "")) : Infinity;
+const plain = (text) => text.replace("−", "-").replace(/^[≥≤=<~±+]\s*|,(?=\d{3})/g, "");
+const number = (text) => /^-?[\d.]/.test(plain(text)) ? parseFloat(plain(text)) : Infinity;
 const order = (a, b) => number(a) - number(b) || a.localeCompare(b);  // words after numbers
 const facts = JSON.parse(document.getElementById("facts")?.textContent ?? "{}"), tool = document.getElementById("tool");
 
@@ -40,7 +41,7 @@ for (const figure of all(".marked:has(.tip)")) {
   const marks = all(".tip", figure), series = (mark) => mark?.dataset.tip.split("\n")[0];
   const slider = make("input", { type: "range", max: marks.length - 1, value: 0, ariaLabel: "Values in the figure" });
   const show = (shown) => {
-    Object.assign(slider, { value: marks.indexOf(shown), ariaValueText: shown?.dataset.tip });
+    if (shown) Object.assign(slider, { value: marks.indexOf(shown), ariaValueText: shown.dataset.tip });
     const kind = (mark) => mark === shown ? "shown" : series(mark) === series(shown) ? "same" : "";
     for (const mark of marks) mark.className = `tip ${kind(mark)}`;
   };
@@ -52,7 +53,7 @@ for (const figure of all(".marked:has(.tip)")) {
   };
   slider.oninput = slider.onfocus = () => show(marks[slider.value]);
   slider.onblur = figure.onpointerleave = ({ pointerType }) => pointerType !== "touch" && show();
-  slider.onkeydown = ({ key }) => key === "Enter" && marks[slider.value].click();
+  slider.onkeydown = ({ key }) => key !== "Enter" || marks[slider.value].click();  // false would hold the key back
   figure.append(make("label", { title: "Drag, or press the arrow keys" }, "show values", slider));
 }
 

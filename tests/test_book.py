@@ -33,7 +33,8 @@ from lsai_lab.techniques import TECHNIQUES, compare
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 40 20" width="400" height="200"><text y="15">loss</text></svg>'
-MARK = '<circle cx="50.0%" cy="50.0%" r="5" fill="none" data-run="index"><title>loss\nvalue: 3.5</title></circle>'
+_MARK = '<circle cx="{}%" cy="50.0%" r="5" fill="none" data-run="{}"><title>loss\nvalue: {}</title></circle>'
+MARK = _MARK.format("50.0", "index", 3.5) + _MARK.format("80.0", "", 4.5)
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
 ROWS = pd.DataFrame({"variant": [f"v{i}" for i in range(13)], "tokens/s": [30.0, 4, 200, 1, 55, 6, 77, 8, 9, 10, 11, 12, 13], **{f"wide column {i}": ["long words here"] * 13 for i in range(6)}})  # fmt: skip
 HOSTILE = """<script>document.title = "taken"</script> <img src=x onerror="document.title='taken'"> [click](javascript:alert(1))
@@ -283,9 +284,15 @@ def test_a_mark_shows_its_value_to_pointer_finger_and_keyboard(book: Path, visit
     page.focus(".marked input")  # the only stop of the figure
     assert (
         "value: 3.5" in page.evaluate(shown)
-        and page.locator(".marked :is(a, [tabindex='0'])").get_attribute("tabindex") == "-1"
+        and page.locator(".marked :is(a, [tabindex='0'])").first.get_attribute("tabindex") == "-1"
     )
     assert page.locator(".marked input").get_attribute("aria-valuetext") == "loss\nvalue: 3.5"
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".marked input").get_attribute("aria-valuetext") == "loss\nvalue: 4.5"
+    page.keyboard.press("Tab")
+    assert not page.evaluate("document.activeElement.matches('.marked input')"), "no trap"
+    page.focus(".marked input")
+    page.keyboard.press("Home")
     page.keyboard.press("Enter")
     page.wait_for_url("**/runs/index.html")
     phone = visit(chapter_page(book), 390, has_touch=True)

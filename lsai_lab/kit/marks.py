@@ -36,7 +36,8 @@ def marks(fig: Figure, box: Bbox, data: pd.DataFrame) -> str:
         row = _row(data, [label, *value])
         run = "" if row is None or "run" not in row else page_name(row["run"])
         rest = {} if row is None else {k: v for k, v in row.items() if isinstance(v, str) and k != "run" and v not in (label, *map(shown, value))}  # fmt: skip
-        names = (axes.get_xlabel() or fig.get_supxlabel(), axes.get_ylabel() or axes.get_title())
+        below = (each.get_xlabel() for each in [axes, *axes.get_shared_x_axes().get_siblings(axes)])
+        names = (next(filter(None, below), fig.get_supxlabel()), axes.get_ylabel() or axes.get_title())
         lines = [label, *map(_said, names, value)]
         more = [*(f"{k.replace('_', ' ')}: {v}" for k, v in rest.items()), run.rpartition("-")[0] or run]
         text = "\n".join(filter(None, [*lines, *more]))
