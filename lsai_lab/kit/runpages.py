@@ -21,7 +21,6 @@ from lsai_lab.kit.style import PALETTE
 from lsai_lab.predicted import table_path
 from lsai_lab.runs.records import Run, page_name
 
-STEPS = 40  # of a training run that its page shows, evenly spread
 # What a reader looks for first, the first of these that a run has.
 _MAIN = {"tokens_per_s": "tokens/s", "largest_batch": "sequences", "parameters": "parameters", "square_bf16_tflops": "TFLOP/s"}  # fmt: skip
 _NOISE = re.compile(r"_(p\d+|min|max|mean)$|(up|train|step|ing|search)_s$|^host$|command|uuid|load_|cores|neigh|timed")
@@ -48,17 +47,18 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
         results, end = about.pop("results"), {key: about.pop(key) for key in ("outcome", "reason")}
         pairs, frames = {"Results": end}, {}
         try:
-            steps = len(run.metrics) if "loss" in run.metrics else 0  # points of a bench are all shown
+            steps = len(run.metrics) if "loss" in run.metrics else 0  # some 40 are shown; of a bench all points
             frames = {key: pd.DataFrame(value) for key, value in results.items() if isinstance(value, list)}
-            end |= {key: value for key, value in results.items() if key not in frames}
+            last = sorted(results, key=lambda key: bool(_NOISE.search(key)))  # what few look for
+            end |= {key: results[key] for key in last if key not in frames}
             pairs |= {"Configuration": flatten(run.config), "Environment": flatten(run.env), "Code": run.summary.code}
-            frames |= {"Measurements": run.metrics[:: max(1, steps // STEPS)], "Longest kernels": run.kernels[:20]}
+            frames |= {"Measurements": run.metrics[:: max(1, steps // 40)], "Longest kernels": run.kernels[:20]}
         except (OSError, ValueError, TypeError, AttributeError, UserError) as error:
             end["outcome"] = f"damaged record: {error}"[:300]
         parts = [of.part] * (of.part != "train") + [f"repeat {of.repeat}"] * (of.repeat > 0)
         title = ", ".join([labels(of.study).get(of.variant) or of.variant, *parts])
-        facts = {**pairs, "Run": about}.items()
-        tables = {head: pd.DataFrame(of.items(), columns=["key", "value"]) for head, of in facts}
+        every = {**pairs, "Run": about}
+        tables = {head: pd.DataFrame(of.items(), columns=["key", "value"]) for head, of in every.items()}
         write(f"runs/{name}.html", f"{of.study}: {title}", tables | frames)
         known[name] = {head: {k: shown(v) for k, v in of.items() if not _NOISE.search(k)} for head, of in pairs.items()}
         gpu = str(pairs.get("Environment", {}).get("gpu") or "no GPU").removeprefix("NVIDIA ")
