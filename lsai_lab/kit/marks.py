@@ -38,9 +38,8 @@ def marks(fig: Figure, box: Bbox, data: pd.DataFrame) -> str:
         rest = {} if row is None else {k: v for k, v in row.items() if isinstance(v, str) and k != "run" and v not in (label, *map(shown, value))}  # fmt: skip
         below = (each.get_xlabel() for each in [axes, *axes.get_shared_x_axes().get_siblings(axes)])
         names = (next(filter(None, below), fig.get_supxlabel()), axes.get_ylabel() or axes.get_title())
-        lines = [label, *map(_said, names, value)]
         more = [*(f"{k.replace('_', ' ')}: {v}" for k, v in rest.items()), run.rpartition("-")[0] or run]
-        text = "\n".join(filter(None, [*lines, *more]))
+        text = "\n".join(filter(None, [label, *map(_said, names, value), *more]))
         circles.append(f'<circle cx="{cx:.1%}" cy="{cy:.1%}" r="5" fill="none" data-run="{escape(run)}"><title>{escape(text[:400])}</title></circle>')  # fmt: skip
     return "".join(circles)
 
