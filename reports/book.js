@@ -96,7 +96,7 @@ if (facts.gpus) {
   const gib = (size) => size.toFixed(size < 99.95 ? 1 : 0), bold = (row) => make("b", {}, row.technique);
   const count = (number) => number ? Math.round(number).toLocaleString("en") : "–";
   const between = (points, tokens) => {  // a straight line between the predictions on either side
-    const at = points.findIndex((point) => point.tokens >= tokens), [a, b] = [points[Math.max(0, at - 1)], points[at]];
+    const at = points.findIndex((point) => point.tokens >= tokens), a = points[Math.max(0, at - 1)], b = points.at(at);
     const share = (tokens - a.tokens) / (b.tokens - a.tokens) || 0;
     return (name) => a[name] + share * (b[name] - a[name]);
   };
@@ -115,8 +115,12 @@ if (facts.gpus) {
     const rows = Object.values(groups).map((points) => {
       const needed = between(points, length * batch), row = { ...points[0], room: 0 };
       for (const name of ["needs", "least", ...Object.keys(facts.causes)]) row[name] = needed(name);
-      const [a, b, c] = points.map((point) => point[gpu.value]), fixed = (8 * a - 6 * b + c) / 3;  // at 0 tokens
-      row.speed = a && length * batch / (fixed + batch * (between(points, length)(gpu.value) - fixed));
+      const time = (tokens) => between(points, tokens)(gpu.value), alone = time(length);
+      const busy = lengths.find((tokens) => time(2 * tokens) > 1.5 * time(tokens));  // before, the host decides
+      const [a, b, c] = [1, 2, 4].map((times) => time(times * busy)), part = length / busy;
+      const fixed = (8 * a - 6 * b + c) / 3, grows = (c - 3 * b + 2 * a) / 6;  // at 0 tokens; by attention
+      const one = Math.min(alone - fixed, part * (b - a + (part - 3) * grows));  // sequence more
+      row.speed = alone && length * batch / Math.max(alone, fixed + batch * one);
       for (let more = first; more <= last && between(points, more)("needs") <= usable; more += 1024) row.room = more;
       const rank = row.needs <= usable ? 0 : row.least <= memory - facts.outside ? 1 : 2;
       return { ...row, rank, size: rank === 1 ? row.least : row.needs };  // tight: gaps are given back in every step

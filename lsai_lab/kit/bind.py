@@ -17,7 +17,6 @@ from lsai_core.files import write_json, write_text
 from lsai_lab.kit.strip import KERNEL
 from lsai_lab.runs.records import page_name
 
-LINES = 60  # of a long output, its last ones
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|(?m:^.*\r(?=.))")
 _ACTIVE = re.compile(r"(?i)<script|<foreignobject|<!entity|<iframe|\son\w+\s*=")  # an SVG that has any is not shown
 _SKIPPED = {"remove-cell", "parameters", "injected-parameters", "papermill-error-cell-tag"}
@@ -69,7 +68,7 @@ def _cell(cell: Any, folder: Path, name: str) -> tuple[str, str]:
 def fenced(text: str, kind: str = "output") -> str:
     """Terminal output or code as a block: no colour codes, carriage returns applied, of long outputs the end."""
     lines = _ANSI.sub("", text.replace("\r\n", "\n")).rstrip().split("\n")
-    lines = ["[...]", *lines[-LINES:]] if kind == "output" and len(lines) > LINES else lines
+    lines = ["[...]", *lines[-60:]] if kind == "output" and len(lines) > 60 else lines
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
     return "\n".join([f"{fence}{{.{kind}}}", *lines, fence])
 

@@ -21,8 +21,7 @@ from lsai_lab.kit.style import PALETTE
 from lsai_lab.predicted import table_path
 from lsai_lab.runs.records import Run, page_name
 
-# What a reader looks for first, the first of these that a run has.
-_MAIN = {"tokens_per_s": "tokens/s", "largest_batch": "sequences", "parameters": "parameters", "square_bf16_tflops": "TFLOP/s"}  # fmt: skip
+_RESULT = {"tokens_per_s": "tokens/s", "largest_batch": "sequences", "parameters": "parameters", "square_bf16_tflops": "TFLOP/s"}  # fmt: skip
 _NOISE = re.compile(r"_(p\d+|min|max|mean)$|(up|train|step|ing|search)_s$|^host$|command|uuid|load_|cores|neigh|timed")
 _TICK = Markup('<input type="checkbox" data-run="{0}" data-name="{1}" aria-label="compare {1}">')
 _LINK = Markup('<a href="{}.html">{}</a>')
@@ -64,7 +63,7 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
         gpu = str(pairs.get("Environment", {}).get("gpu") or "no GPU").removeprefix("NVIDIA ")
         rows.append(
             {"compare": _TICK.format(name, f"{of.study}: {title} ({run.machine})"), "study": of.study, "run": _LINK.format(name, title),
-             "result": next((f"{results[key]:,.0f} {unit}" for key, unit in _MAIN.items() if isinstance(results.get(key), (int, float))), ""),
+             "result": next((f"{results[key]:,.0f} {unit}" for key, unit in _RESULT.items() if isinstance(results.get(key), (int, float))), ""),
              "machine": f"{run.machine} ({gpu})", "GPUs": results.get("world_size"), "outcome": end["outcome"],
              "minutes": f"{about['wall_s'] / 60:.1f}", "day": about["started"][:10]}
         )  # fmt: skip
