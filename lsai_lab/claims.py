@@ -32,7 +32,7 @@ from lsai_core.errors import UserError, hint
 from lsai_core.strict import Strict, validated
 from lsai_lab.analysis import STUDENT, half_width, over_repeats, spread
 from lsai_lab.files import load_yaml, repo_root
-from lsai_lab.runs.study import Profile, Study, load_study
+from lsai_lab.runs.study import Study, load_study
 
 COLUMNS = ("name", "machine", "sentence", "value", "low", "high", "n", "bound", "held", "verdict", "note", "runs")
 VERDICTS = ("held", "fallen", "incomplete", "no data")
@@ -134,8 +134,7 @@ class Found:
 def load_claims(root: Path | None = None) -> dict[str, Claim]:
     """`params/claims.yaml` of a checkout, in its order. UserError names the claim and what is wrong with it."""
     root, claims = root or repo_root(), {}
-    plain = Profile(profile="none", description="the study as it is written", gpu=None)
-    studies = functools.cache(lambda name: load_study(root, name, plain))  # each is read once
+    studies = functools.cache(lambda name: load_study(root, name))  # each is read once
     for name, data in load_yaml(root / "params" / "claims.yaml").items():
         where = f"params/claims.yaml, claim {name}"
         if not isinstance(data, dict):

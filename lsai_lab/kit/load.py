@@ -4,7 +4,6 @@
 slips into a table. `load(study, mine=True)` gives every own run instead, with a column that says in which settings it differs.
 """
 
-import contextlib
 import functools
 import os
 from collections import Counter
@@ -20,7 +19,7 @@ from lsai_core.profiling.gpus import GPUS
 from lsai_lab.claims import load_claims
 from lsai_lab.runs.records import Run, Summary, find_runs, recorded_runs
 from lsai_lab.runs.session import Session, current_runs, differing_settings
-from lsai_lab.runs.study import Profile, Study, load_study, study_names
+from lsai_lab.runs.study import Study, labels, study_names
 
 OWN = "this machine"
 _GPU = {gpu.driver_name: gpu.name for gpu in GPUS}
@@ -109,7 +108,8 @@ def _committed() -> list[Run]:
 
 def _row(run: Run, own: bool) -> dict[str, Any]:
     summary, name = run.summary, run.summary.id
-    label = labels(name.study, own).get(name.variant, name.variant)
+    names = [labels(session().root, name.study, profile) for profile in (None, session().profile.profile)]
+    label = (names[0] | names[1] if own else names[1] | names[0]).get(name.variant, name.variant)
     identity = (f"{run.machine} ({OWN})" if own else run.machine, own, name.study, name.variant, label, name.part, name.repeat, summary.outcome,
                 summary.reason, name.key, summary.kind, summary.started, summary.wall_s, str(run.folder))  # fmt: skip
     gpu = run.env.get("gpu") or "CPU"
@@ -119,20 +119,8 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
     return row | {f"env.{key}": value for key, value in run.env.items() if key != "packages"}
 
 
-@functools.cache
-def labels(name: str, own: bool = False) -> dict[str, str]:
-    """Labels of a study's variants, in its order: in the words of this machine's profile for own runs, else of the study as it is written."""
-    plain = Profile(profile="none", description="the study as it is written", gpu=None)
-    found: dict[str, str] = {}
-    reads = [lambda: study(name), lambda: load_study(session().root, name, plain)]
-    for read in reversed(reads) if own else reads:
-        with contextlib.suppress(UserError):
-            found |= {variant: spec.label for variant, spec in read().variants.items()}
-    return found
-
-
 def _place(row: dict[str, Any]) -> tuple[Any, ...]:
-    places = {variant: place for place, variant in enumerate(labels(row["study"]))}
+    places = {variant: place for place, variant in enumerate(labels(session().root, row["study"]))}
     return (row["machine"], row["study"], row["part"], places.get(row["variant"], len(places)), row["repeat"])
 
 

@@ -15,11 +15,11 @@ from lsai_core.errors import UserError
 from lsai_core.files import flatten, write_text
 from lsai_core.profiling.predict import GPUS
 from lsai_core.profiling.predict.prediction import OUTSIDE_GIB, PARTS, usable_gib
-from lsai_lab.kit.load import labels
 from lsai_lab.kit.show import shown
 from lsai_lab.kit.style import PALETTE
 from lsai_lab.predicted import table_path
 from lsai_lab.runs.records import Run, page_name
+from lsai_lab.runs.study import labels
 
 _RESULT = {"tokens_per_s": "tokens/s", "largest_batch": "sequences", "parameters": "parameters", "square_bf16_tflops": "TFLOP/s"}  # fmt: skip
 _NOISE = re.compile(r"_(p\d+|min|max|mean)$|(up|train|step|ing|search)_s$|^host$|command|uuid|load_|cores|neigh|timed")
@@ -55,7 +55,7 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
         except (OSError, ValueError, TypeError, AttributeError, UserError) as error:
             end["outcome"] = f"damaged record: {error}"[:300]
         parts = [of.part] * (of.part != "train") + [f"repeat {of.repeat}"] * (of.repeat > 0)
-        title = ", ".join([labels(of.study).get(of.variant) or of.variant, *parts])
+        title = ", ".join([labels(reports.parent, of.study).get(of.variant) or of.variant, *parts])
         every = {**pairs, "Run": about}
         tables = {head: pd.DataFrame(of.items(), columns=["key", "value"]) for head, of in every.items()}
         write(f"runs/{name}.html", f"{of.study}: {title}", tables | frames)

@@ -1,5 +1,6 @@
 """From `params/` to a plan: which runs a study consists of on this machine, each (variant x part x repeat) fully resolved."""
 
+import functools
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -169,11 +170,11 @@ def detect_profile(root: Path, gpu_name: str | None) -> str:
     return "gpu"
 
 
-def load_study(root: Path, name: str, profile: Profile) -> Study:
-    """Read a study with the profile's changes laid over it; UserError names the file and key that is wrong."""
+def load_study(root: Path, name: str, profile: Profile | None = None) -> Study:
+    """Read a study with the profile's changes laid over it, if any; UserError names the file and key that is wrong."""
     values, where = _described(root, "study", "studies", name)
-    changes = profile.studies.get(name, {})
-    where += f" with profile {profile.profile}" if changes else ""
+    changes = profile.studies.get(name, {}) if profile else {}
+    where += f" with profile {profile.profile}" if profile and changes else ""
     study = validated(Study, deep_merge(values, changes), where)
     if study.study != name:
         raise UserError(f"{where}: study is {study.study!r}, but the file is called {name}.yaml; make them equal")
@@ -195,6 +196,16 @@ def _described(root: Path, what: str, folder: str, name: str) -> tuple[dict[str,
 def study_names(root: Path) -> list[str]:
     """Every study there is a file for."""
     return sorted(path.stem for path in (root / "params" / "studies").glob("*.yaml"))
+
+
+@functools.cache
+def labels(root: Path, name: str, profile: Name | None = None) -> dict[str, str]:
+    """Names for people of a study's variants, in its order, as it is written or under `profile`; none of an unknown study."""
+    try:
+        study = load_study(root, name, load_profile(root, profile) if profile else None)
+        return {variant: spec.label for variant, spec in study.variants.items()}
+    except UserError:
+        return {}
 
 
 def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
