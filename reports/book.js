@@ -123,14 +123,14 @@ if (facts.gpus) {
       row.speed = alone && length * batch / Math.max(alone, fixed + batch * one);
       for (let more = first; more <= last && between(points, more)("needs") <= usable; more += 1024) row.room = more;
       const rank = row.needs <= usable ? 0 : row.least <= memory - facts.outside ? 1 : 2;
-      return { ...row, rank, size: rank === 1 ? row.least : row.needs };  // tight: gaps are given back in every step
+      if (rank === 1) row["unused reserve"] -= row.needs - row.least;  // tight: gaps are given back in every step
+      return { ...row, rank, size: rank === 1 ? row.least : row.needs };
     });
     const keys = (row) => [row.rank, ...row.rank < 2 ? [Math.sign(row.host), row.gpus, -row.speed] : [row.needs]];
     const [best] = rows.sort((a, b) => keys(a).map((key, at) => key - keys(b)[at]).find(Boolean) ?? 0);
     const fit = best.gpus > 1 ? `On several ${gpu.value} the first` : `On one ${gpu.value} the fastest`;
     const [tight, none] = ["Nothing fits with room to spare; tight is ", "Nothing fits; nearest is "];
-    const told = [`: ${gib(best.size)} of ${gib(memory)} GiB`,
-      best.gpus > 1 && ` on each of ${best.gpus}`, best.host && ` and ${gib(best.host)} GiB of the host`,
+    const told = [`: ${gib(best.size)} of ${gib(memory)} GiB`, best.gpus > 1 && ` on each of ${best.gpus}`,
       best.room && `, which fits up to ${count(best.room)} tokens${best.room === last ? " and more" : ""}`, "."];
     answer.replaceChildren([`${fit} that fits is `, tight, none][best.rank], bold(best), ...told.filter(Boolean));
     const line = (row) => {
