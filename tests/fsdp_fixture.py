@@ -62,7 +62,8 @@ def plan(config: TrainConfig, folder: Path) -> Path:
 
 def pids(folder: Path) -> list[int]:
     """The processes of a run that have started and not left in good order."""
-    return [int(path.read_text()) for path in (folder / "logs").glob("rank-*.pid")]
+    texts = [path.read_text() for path in (folder / "logs").glob("rank-*.pid")]
+    return [int(text) for text in texts if text]  # one that is being written is empty
 
 
 def assert_predicted(config: TrainConfig, mean_peak_gib: float) -> None:
