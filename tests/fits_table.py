@@ -50,7 +50,8 @@ def check() -> pd.DataFrame:
 
 def fits(model: str, tokens: int, techniques: Sequence[str] = ()) -> pd.DataFrame:
     """One row per technique (all, or those named): its GPUs; in GiB of each GPU the least that keeps every step going (`least`), the least
-    that keeps it fast (`needs`) and what the peak consists of; host memory; under its name the estimated seconds of a step on each GPU (of several: in one node, by NVLink).
+    that keeps it fast (`needs`) and what the peak consists of; host memory; under its name the estimated seconds of a step on each GPU
+    (of several: in one node, by NVLink).
     """
     rows = []
     for row in compare(task_of(model, tokens, 1), techniques=techniques):

@@ -108,8 +108,8 @@ def _committed() -> list[Run]:
 
 def _row(run: Run, own: bool) -> dict[str, Any]:
     summary, name = run.summary, run.summary.id
-    names = [labels(session().root, name.study, profile) for profile in (None, session().profile.profile)]
-    label = (names[0] | names[1] if own else names[1] | names[0]).get(name.variant, name.variant)
+    written, here = (labels(session().root, name.study, profile) for profile in (None, session().profile.profile))
+    label = (written | here if own else here | written).get(name.variant, name.variant)
     identity = (f"{run.machine} ({OWN})" if own else run.machine, own, name.study, name.variant, label, name.part, name.repeat, summary.outcome,
                 summary.reason, name.key, summary.kind, summary.started, summary.wall_s, str(run.folder))  # fmt: skip
     gpu = run.env.get("gpu") or "CPU"

@@ -55,7 +55,7 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
         except (OSError, ValueError, TypeError, AttributeError, UserError) as error:
             end["outcome"] = f"damaged record: {error}"[:300]
         parts = [of.part] * (of.part != "train") + [f"repeat {of.repeat}"] * (of.repeat > 0)
-        title = ", ".join([labels(reports.parent, of.study).get(of.variant) or of.variant, *parts])
+        title = ", ".join([labels(reports.parent, of.study).get(of.variant, of.variant), *parts])
         every = {**pairs, "Run": about}
         tables = {head: pd.DataFrame(of.items(), columns=["key", "value"]) for head, of in every.items()}
         write(f"runs/{name}.html", f"{of.study}: {title}", tables | frames)
