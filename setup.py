@@ -1,4 +1,4 @@
-"""The package is described in pyproject.toml; this adds to a wheel what `lsai new lab` lays out (`lsai_lab/template.py`)."""
+"""The package is described in pyproject.toml; this adds to a wheel what `lsai new lab` lays out (`lsai_lab/project/template.py`)."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from lsai_lab.template import lay_out
+from lsai_lab.project.template import lay_out
 
 
 class WithLaboratory(build_py):

@@ -11,9 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lsai_core.config import TrainConfig
-    from lsai_core.model import Transformer
-    from lsai_core.profiling.predict import predict
+    from lsai_core.config.train import TrainConfig
+    from lsai_core.model.transformer import Transformer
+    from lsai_core.prediction import predict
     from lsai_core.training.loop import train
 
 __version__ = "0.1.0"

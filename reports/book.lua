@@ -18,7 +18,7 @@ local function link(element)  -- to the web or within the book; in the PDF what 
   return element.classes:includes("csv") and {} or element.content
 end
 
--- The circles that lsai_lab/kit/marks.py put into an SVG lie over the picture as links: a click opens the run.
+-- The circles that lsai_lab/report/tooltips.py put into an SVG lie over the picture as links: a click opens the run.
 local circle = '<circle cx="([%d.]+%%)" cy="([%d.]+%%)" r="5" fill="none" data%-run="([%w%._/-]*)"><title>([^<>"]*)<'
 local tip = '<a class="tip" tabindex="-1" style="--x:%s;--y:%s" %s data-tip="%s"></a>'
 

@@ -33,14 +33,14 @@ import pytest
 import torch
 import yaml
 
-from lsai_core.config import DataConfig, TrainConfig
-from lsai_core.files import deep_merge
-from lsai_core.profiling.limits import cpu_cores
-from lsai_core.strict import validated
+from lsai_core.config.train import DataConfig, TrainConfig
+from lsai_core.base.files import deep_merge
+from lsai_core.base.limits import cpu_cores
+from lsai_core.config.strict import validated
 from lsai_lab.benches.machine import measure_ceilings
 from lsai_lab.cli import main
 from lsai_lab.data import Dataset, prepare
-from lsai_lab.environment import environment
+from lsai_lab.machine.environment import environment
 from lsai_lab.runs.records import Run, RunId, Summary, find_runs, run_key
 
 CHECKOUT = Path(__file__).resolve().parent.parent

@@ -20,11 +20,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lsai_core.config import AttentionConfig, ModelConfig
+from lsai_core.config.train import AttentionConfig, ModelConfig
 from lsai_core.context import METHODS, ContextParallel
-from lsai_core.errors import Unavailable, UserError
-from lsai_core.model import build_model
-from lsai_core.recompute import GradCheckpoint
+from lsai_core.base.errors import Unavailable, UserError
+from lsai_core.model.transformer import build_model
+from lsai_core.model.recompute import GradCheckpoint
 
 LENGTH, HEAD_DIM, BATCH = 144, 16, 2
 OURS = [name for name, method in METHODS.items() if not method.peer]

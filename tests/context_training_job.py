@@ -14,7 +14,7 @@ import torch
 from fsdp_fixture import METERED, config, dataset
 
 from lsai_core.context import METHODS
-from lsai_core.parallel.checkpoint import export_hf
+from lsai_core.training.sharded_checkpoint import export_hf
 from lsai_core.parallel.processes import connect
 from lsai_core.training.loop import train
 

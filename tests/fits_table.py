@@ -17,10 +17,10 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from lsai_core.config import TrainConfig
-from lsai_core.profiling.predict import GPUS, estimate
-from lsai_lab.predicted import table_path
-from lsai_lab.techniques import TECHNIQUES, compare
+from lsai_core.config.train import TrainConfig
+from lsai_core.prediction import GPUS, estimate
+from lsai_lab.predictions.recorded import table_path
+from lsai_lab.predictions.techniques import TECHNIQUES, compare
 
 LENGTHS = [2**power for power in range(11, 18)]
 SHARDED = [name for name, settings in TECHNIQUES if settings["parallel"].get("fsdp", 1) >= 8]

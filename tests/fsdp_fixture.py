@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from lsai_core.config import TrainConfig
-from lsai_core.files import deep_merge
-from lsai_core.profiling.predict import predict
-from lsai_core.strict import validated
+from lsai_core.config.train import TrainConfig
+from lsai_core.base.files import deep_merge
+from lsai_core.prediction import predict
+from lsai_core.config.strict import validated
 from lsai_lab.data import Dataset, prepare
 from lsai_lab.runs.execute import write_plan
 from lsai_lab.runs.records import RunId

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from fsdp_fixture import config, dataset
 
-from lsai_core.parallel.checkpoint import export_hf
+from lsai_core.training.sharded_checkpoint import export_hf
 from lsai_core.parallel.processes import connect
 from lsai_core.training.loop import train
 

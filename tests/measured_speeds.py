@@ -20,12 +20,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from lsai_core.files import read_jsonl, write_text
+from lsai_core.base.files import read_jsonl, write_text
 from lsai_core.profiling.gpus import find_gpu
-from lsai_core.profiling.predict import roofline
+from lsai_core.prediction import roofline
 from lsai_lab.benches.machine import newest_ceilings
-from lsai_lab.files import repo_root
-from lsai_lab.predicted import config_of
+from lsai_lab.project.files import repo_root
+from lsai_lab.predictions.recorded import config_of
 from lsai_lab.runs.records import Run, recorded_runs
 
 # The machine, and parts of its studies. All other records on GPUs test the estimated step times, out of sample, but for copies and

@@ -10,15 +10,15 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from lsai_core.config import TrainConfig
-from lsai_core.files import deep_merge
-from lsai_core.profiling.predict import find_gpu
-from lsai_core.profiling.predict.prediction import GIB, OUTSIDE_GIB
-from lsai_core.strict import validated
-from lsai_lab.files import load_yaml, repo_root
-from lsai_lab.peers.habits import Habits, habits_of, predict_as
+from lsai_core.config.train import TrainConfig
+from lsai_core.base.files import deep_merge
+from lsai_core.prediction import find_gpu
+from lsai_core.prediction.predict import GIB, OUTSIDE_GIB
+from lsai_core.config.strict import validated
+from lsai_lab.project.files import load_yaml, repo_root
+from lsai_lab.peers.trainer_memory import Habits, habits_of, predict_as
 from lsai_lab.peers.settings import PLAIN
-from lsai_lab.predicted import table_path
+from lsai_lab.predictions.recorded import table_path
 
 NAMES = ["source", "row", "memory", "why"]
 

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from lsai_core import TrainConfig, predict, train
-from lsai_core.files import deep_merge
+from lsai_core.base.files import deep_merge
 from lsai_core.parallel.processes import connect
-from lsai_core.strict import validated
-from lsai_core.training.optimizer import bytes_per_parameter
+from lsai_core.config.strict import validated
+from lsai_core.optimizers.build import bytes_per_parameter
 
 BASE: dict[str, Any] = {
     "model": {"n_layers": 2, "d_model": 32, "n_heads": 2, "n_kv_heads": 1, "d_ff": 64, "vocab_size": 320}, "device": "cpu",

@@ -9,13 +9,13 @@ import torch
 from conftest import losses, tiny
 from test_checkpoint import Interrupted, stop_at, weights
 
-from lsai_core.config import OptimConfig
-from lsai_core.errors import UserError
+from lsai_core.config.train import OptimConfig
+from lsai_core.base.errors import UserError
 from lsai_core.profiling.live_tensors import LiveTensors
-from lsai_core.profiling.predict.prediction import predict
-from lsai_core.training.adam8bit import AdamW8bit, moments_of, quantized, restored, type_values
+from lsai_core.prediction.predict import predict
+from lsai_core.optimizers.adam8bit import AdamW8bit, moments_of, quantized, restored, type_values
 from lsai_core.training.loop import train
-from lsai_core.training.optimizer import build_optimizer, clip_and_update
+from lsai_core.optimizers.build import build_optimizer, clip_and_update
 from lsai_lab.data import Dataset
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -158,8 +158,8 @@ def test_the_prediction_knows_the_smaller_states(parallel: dict[str, int]) -> No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("columns", [256, 700, 33])
 def test_the_kernel_computes_what_plain_operations_do(dtype: torch.dtype, columns: int) -> None:
-    from lsai_core.kernels.adamw8 import adamw8_
-    from lsai_core.training.adam8bit import _plain_update
+    from lsai_core.optimizers.adamw8_kernel import adamw8_
+    from lsai_core.optimizers.adam8bit import _plain_update
 
     generator = torch.Generator("cuda").manual_seed(0)
     weight = torch.randn(77, columns, device="cuda", generator=generator).to(dtype)

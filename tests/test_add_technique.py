@@ -20,7 +20,7 @@ SGD = '''"""SGD with momentum."""
 
 import torch
 
-from lsai_core.training.update import Optimizer
+from lsai_core.optimizers.base import Optimizer
 
 
 def _build(groups, optim, device):
@@ -60,7 +60,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("tree")
     for name in ("lsai_core", "lsai_lab", "params"):
         shutil.copytree(CHECKOUT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    (root / "lsai_core/training/optimizers/sgd.py").write_text(SGD)
+    (root / "lsai_core/optimizers/kinds/sgd.py").write_text(SGD)
     (root / "lsai_core/attention/backends/own.py").write_text(BACKEND)
     return root
 
@@ -91,9 +91,9 @@ def done(tree: Path, folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
 def refusals(tree: Path, *changes: dict[str, Any]) -> list[str]:
     """The one line that each of these configs is refused with."""
     program = f"""
-from lsai_core.config import TrainConfig
-from lsai_core.errors import UserError
-from lsai_core.strict import validated
+from lsai_core.config.train import TrainConfig
+from lsai_core.base.errors import UserError
+from lsai_core.config.strict import validated
 for changes in {changes}:
     try:
         validated(TrainConfig, {{"model": {{"preset": "lab-tiny"}}, **changes}}, "test")

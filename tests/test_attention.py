@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lsai_core.attention import Case, attention, available_backends, choose, get_backend, resolve
-from lsai_core.errors import Unavailable, UserError
+from lsai_core.base.errors import Unavailable, UserError
 
 CPU_BACKENDS = ["auto", "eager", "sdpa_math", "sdpa_flash", "flex"]
 CUDA_BACKENDS = [*CPU_BACKENDS, "sdpa_efficient", "sdpa_cudnn", "fa2", "fa3", "fa4"]

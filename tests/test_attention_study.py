@@ -16,9 +16,9 @@ from conftest import CHECKOUT
 
 from lsai_core.attention import Case, attention, available_backends, choose
 from lsai_core.attention.measured import TABLE, nearest, read_table, select_rankings, table_text
-from lsai_core.errors import UserError
-from lsai_core.files import write_json
-from lsai_core.strict import validated
+from lsai_core.base.errors import UserError
+from lsai_core.base.files import write_json
+from lsai_core.config.strict import validated
 from lsai_lab.benches.attention import bench, errors
 from lsai_lab.benches.attention.clock import Call, random_inputs
 from lsai_lab.benches.attention.config import AttentionBenchConfig, Shape

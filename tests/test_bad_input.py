@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from conftest import CHECKOUT, Project, write_corpus, write_run
 
-from lsai_core.config import TrainConfig
-from lsai_core.errors import UserError
-from lsai_core.strict import validated
+from lsai_core.config.train import TrainConfig
+from lsai_core.base.errors import UserError
+from lsai_core.config.strict import validated
 from lsai_lab.runs.records import find_runs
 
 STUDY = "params/studies/memory.yaml"

@@ -20,16 +20,16 @@ from conftest import CHECKOUT, Project, write_run
 from fits_table import LENGTHS, MODELS, fits, task_of
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from lsai_core.profiling.predict import estimate, find_gpu
-from lsai_core.profiling.predict.prediction import usable_gib
-from lsai_lab.kit.bind import bind
-from lsai_lab.kit.marks import marks
-from lsai_lab.kit.render import EXECUTED, HTML, PDF, Engine, render
-from lsai_lab.kit.runpages import write_run_pages
-from lsai_lab.kit.show import table
-from lsai_lab.predicted import table_path
+from lsai_core.prediction import estimate, find_gpu
+from lsai_core.prediction.predict import usable_gib
+from lsai_lab.report.to_markdown import bind
+from lsai_lab.report.tooltips import marks
+from lsai_lab.report.render import EXECUTED, HTML, PDF, Engine, render
+from lsai_lab.report.runpages import write_run_pages
+from lsai_lab.report.show import table
+from lsai_lab.predictions.recorded import table_path
 from lsai_lab.runs.records import find_runs
-from lsai_lab.techniques import TECHNIQUES, compare
+from lsai_lab.predictions.techniques import TECHNIQUES, compare
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 40 20" width="400" height="200"><text y="15">loss</text></svg>'

@@ -17,7 +17,7 @@ import pytest
 import torch
 from conftest import CHECKOUT, Project, losses, tiny
 
-from lsai_core.errors import UserError
+from lsai_core.base.errors import UserError
 from lsai_core.training import checkpoint
 from lsai_core.training.loop import Trained, train
 from lsai_lab.data import Dataset
@@ -28,7 +28,7 @@ CONFIG = tiny(steps=40, checkpoint={"every": 5}, profile={"memory_steps": 2, "sk
 CHILD = """
 import sys, time, torch
 from pathlib import Path
-from lsai_core.config import TrainConfig
+from lsai_core.config.train import TrainConfig
 from lsai_lab.data import Dataset
 from lsai_core.training.loop import train
 config = TrainConfig.model_validate_json(sys.argv[1])

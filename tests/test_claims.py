@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 import lsai_lab as lab
-from lsai_core.errors import UserError
-from lsai_lab.claim_words import told_short
-from lsai_lab.claims import evaluate, load_claims
+from lsai_core.base.errors import UserError
+from lsai_lab.claims.words import told_short
+from lsai_lab.claims.evaluate import evaluate, load_claims
 from lsai_lab.cli.claims import as_records, claims_file
 
 ROOT = Path(__file__).resolve().parent.parent

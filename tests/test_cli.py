@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import CHECKOUT, Hazards, Project, write_run
 
-from lsai_core.config import ModelConfig
+from lsai_core.config.train import ModelConfig
 from lsai_lab.cli import app
 from lsai_lab.data.dataset import Dataset
 from lsai_lab.runs.session import Session
@@ -210,7 +210,7 @@ def test_find_batch(new_project: Callable[..., Project]) -> None:
 def test_a_command_does_not_wait_for_the_compiler() -> None:
     """torch's compiler and its tensors over many processes take longer to import than all the rest of a command or a chapter."""
     loaded = "[name for name in ('torch._dynamo', 'torch.distributed.tensor', 'sympy') if name in sys.modules]"
-    chapters = "lsai_lab.kit.load, lsai_lab.kit.show, lsai_lab.analysis, lsai_lab.claims"
+    chapters = "lsai_lab.report.load, lsai_lab.report.show, lsai_lab.analysis.summary, lsai_lab.claims.evaluate"
     done = subprocess.run(
         [sys.executable, "-c", f"import sys, lsai_lab.cli, {chapters}; print({loaded})"],
         capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(CHECKOUT)},

@@ -22,10 +22,10 @@ from conftest import CHECKOUT, Project
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from lsai_core.errors import UserError
+from lsai_core.base.errors import UserError
 from lsai_lab.cluster.launch_srun import srun_command
 from lsai_lab.cluster.script import Job, load_cluster, render
-from lsai_lab.files import load_yaml
+from lsai_lab.project.files import load_yaml
 from lsai_lab.runs.session import Session
 
 ACCOUNTS = ("LSAI_ACCOUNT", "SBATCH_ACCOUNT")

@@ -22,7 +22,7 @@ from lsai_core.context.engine import planned_backward, planned_forward
 from lsai_core.context.exchange import InFlight, Message, Wait
 from lsai_core.context.kernels import KERNELS, LocalKernel, allowed
 from lsai_core.context.merge import merge
-from lsai_core.errors import UserError
+from lsai_core.base.errors import UserError
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 CUDA_KERNELS = ["eager", "sdpa_flash", "sdpa_cudnn", "fa2", "fa4"]

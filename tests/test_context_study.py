@@ -11,9 +11,9 @@ from conftest import CHECKOUT
 
 from lsai_core.context.methods import Setting
 from lsai_core.context.peer import torch_sent_bytes
-from lsai_core.errors import UserError
-from lsai_core.files import read_jsonl, write_json
-from lsai_core.strict import validated
+from lsai_core.base.errors import UserError
+from lsai_core.base.files import read_jsonl, write_json
+from lsai_core.config.strict import validated
 from lsai_lab.benches.attention.config import Shape
 from lsai_lab.benches.context.bench import refusal_of, row_of
 from lsai_lab.benches.context.config import ContextBenchConfig, Point

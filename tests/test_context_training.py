@@ -19,10 +19,10 @@ import torch
 from context_training_job import LEAN, RUNS, STEPS
 from fsdp_fixture import assert_predicted, config, dataset, pids, plan, write_text
 
-from lsai_core.errors import UserError
-from lsai_core.files import read_jsonl
-from lsai_core.hf import load_hf, save_hf, to_hf
-from lsai_core.model import build_model
+from lsai_core.base.errors import UserError
+from lsai_core.base.files import read_jsonl
+from lsai_core.model.hf import load_hf, save_hf, to_hf
+from lsai_core.model.transformer import build_model
 from lsai_core.training.loop import Trained, train
 from lsai_lab.launch import launch as launcher
 from lsai_lab.launch.launch import WorkerFailed, launch, torchrun

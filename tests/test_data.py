@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 from speakleash_server import compress
 
-from lsai_core.config import DataConfig
-from lsai_core.errors import UserError
-from lsai_core.strict import validated
+from lsai_core.config.train import DataConfig
+from lsai_core.base.errors import UserError
+from lsai_core.config.strict import validated
 from lsai_lab.data import Dataset, prepare
 from lsai_lab.data.documents import SPLITS
 from lsai_lab.data.tokenizer import EOT, pieces, train_tokenizer
@@ -289,9 +289,9 @@ def test_pieces_of_a_long_text_have_the_tokens_of_the_whole() -> None:
 CHILD = """
 import sys
 from pathlib import Path
-from lsai_core.config import DataConfig
+from lsai_core.config.train import DataConfig
 from lsai_lab.data import prepare
-from lsai_core.errors import UserError
+from lsai_core.base.errors import UserError
 {before}
 try:
     print(prepare(DataConfig(source=sys.argv[1], vocab_size=1000), Path(sys.argv[2]), progress=False).folder)
@@ -340,7 +340,7 @@ def test_stdlib_works_and_leaves_tests_and_packages_out(tmp_path: Path) -> None:
 
 def test_a_log_file_gets_no_progress_bars(tmp_path: Path, corpus: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from lsai_core.config import DataConfig; from lsai_lab.data import prepare;"
+        "import sys; from pathlib import Path; from lsai_core.config.train import DataConfig; from lsai_lab.data import prepare;"
         "prepare(DataConfig(source=sys.argv[1], vocab_size=400), Path(sys.argv[2]))"
     )
     command = [sys.executable, "-c", program, f"file:{corpus}", str(tmp_path)]

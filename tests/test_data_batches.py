@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lsai_core.errors import UserError
+from lsai_core.base.errors import UserError
 from lsai_core.training.batches import permute
 from lsai_lab.data import BatchStream, sequential_batches
 

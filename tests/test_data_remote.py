@@ -16,9 +16,9 @@ import pytest
 from speakleash_server import SpeakleashServer, compress
 from typer.testing import CliRunner
 
-from lsai_core.config import DataConfig
-from lsai_core.errors import UserError
-from lsai_core.strict import validated
+from lsai_core.config.train import DataConfig
+from lsai_core.base.errors import UserError
+from lsai_core.config.strict import validated
 from lsai_lab.data import Dataset, prepare, speakleash
 from lsai_lab.data.polish_docs import html_to_text, roff_to_text
 

@@ -14,8 +14,8 @@ import typer
 from typer.testing import CliRunner
 
 import lsai_core.attention
-from lsai_lab import checks
-from lsai_lab.checks import Check, run_checks
+from lsai_lab.machine import checks
+from lsai_lab.machine.checks import Check, run_checks
 from lsai_lab.cli.doctor import doctor
 
 app = typer.Typer()

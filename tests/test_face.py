@@ -15,7 +15,7 @@ import nbformat
 import pytest
 from conftest import CHECKOUT, Project, write_run
 
-from lsai_lab.kit.load import IDENTITY
+from lsai_lab.report.load import IDENTITY
 from lsai_lab.runs.chapters import book_settings
 
 PAGE = (CHECKOUT / "notebooks" / "README.md").read_text(encoding="utf-8")

@@ -12,18 +12,18 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
 from lsai_core import fp8
-from lsai_core.config import Fp8Config, ModelConfig, TrainConfig
-from lsai_core.errors import Unavailable, UserError
+from lsai_core.config.train import Fp8Config, ModelConfig, TrainConfig
+from lsai_core.base.errors import Unavailable, UserError
 from lsai_core.fp8 import packages
 from lsai_core.fp8.recipes import RECIPES, names_of
 from lsai_core.fp8.tensorwise import GRAD_DTYPE, INPUT_DTYPE, Fp8Linear, cast, cast_transposed, scale_of
-from lsai_core.hf import to_hf
-from lsai_core.model import Transformer, build_model
-from lsai_core.rope import rope_tables
-from lsai_core.strict import validated
+from lsai_core.model.hf import to_hf
+from lsai_core.model.transformer import Transformer, build_model
+from lsai_core.model.rope import rope_tables
+from lsai_core.config.strict import validated
 from lsai_core.training.step import compute_context
 from lsai_lab.benches.training import run
-from lsai_lab.checks import check_fp8
+from lsai_lab.machine.checks import check_fp8
 from lsai_lab.data import Dataset
 from lsai_lab.runs.kinds import Context
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from conftest import CHECKOUT
 
-from lsai_core.files import read_jsonl
-from lsai_core.strict import validated
-from lsai_lab.analysis import block_times
+from lsai_core.base.files import read_jsonl
+from lsai_core.config.strict import validated
+from lsai_lab.analysis.summary import block_times
 from lsai_lab.benches import gemm as gemm_bench
 from lsai_lab.benches.gemm import GemmConfig, Point
 from lsai_lab.runs.kinds import Context

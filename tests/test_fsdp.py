@@ -19,12 +19,12 @@ import torch
 from fsdp_fixture import STEPS, config, dataset, plan
 from fsdp_job import RESUMED, RUNS
 
-from lsai_core.config import ParallelConfig, TrainConfig
-from lsai_core.errors import UserError
-from lsai_core.files import read_jsonl
-from lsai_core.hf import load_hf, to_hf
+from lsai_core.config.train import ParallelConfig, TrainConfig
+from lsai_core.base.errors import UserError
+from lsai_core.base.files import read_jsonl
+from lsai_core.model.hf import load_hf, to_hf
 from lsai_core.parallel.world import World
-from lsai_core.strict import validated
+from lsai_core.config.strict import validated
 from lsai_core.training.loop import Trained, train
 from lsai_lab.launch.launch import launch, torchrun
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fsdp_fixture import config, dataset, plan, write_text
 
-from lsai_core.files import read_jsonl
-from lsai_core.parallel.checkpoint import sharded_checkpoints
+from lsai_core.base.files import read_jsonl
+from lsai_core.training.sharded_checkpoint import sharded_checkpoints
 from lsai_lab.launch.launch import WorkerFailed, launch, torchrun
 
 pytestmark = pytest.mark.slow

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lsai_core.config import ModelConfig
-from lsai_core.errors import UserError
-from lsai_core.hf import load_hf, read_config, save_hf, slots
-from lsai_core.model import build_model
+from lsai_core.config.train import ModelConfig
+from lsai_core.base.errors import UserError
+from lsai_core.model.hf import load_hf, read_config, save_hf, slots
+from lsai_core.model.transformer import build_model
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 101, "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -131,7 +131,7 @@ def test_interrupted_save_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pyte
 
     theirs().save_pretrained(tmp_path)
     model = load_hf(tmp_path)
-    monkeypatch.setattr("lsai_core.hf.save_file", full_disk)
+    monkeypatch.setattr("lsai_core.model.hf.save_file", full_disk)
     with pytest.raises(OSError, match="no space"):
         save_hf(model, tmp_path)
     assert not list(tmp_path.glob(".*"))

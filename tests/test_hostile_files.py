@@ -28,15 +28,15 @@ from pypdf import PdfReader
 from test_book import PNG, SVG, reports
 from test_data import quick, texts, write_jsonl
 
-from lsai_core.errors import UserError
-from lsai_core.hf import fill_from, load_hf, save_hf
-from lsai_core.model import build_model
-from lsai_core.parallel.checkpoint import ShardedCheckpoints
+from lsai_core.base.errors import UserError
+from lsai_core.model.hf import fill_from, load_hf, save_hf
+from lsai_core.model.transformer import build_model
+from lsai_core.training.sharded_checkpoint import ShardedCheckpoints
 from lsai_core.parallel.world import World
 from lsai_core.training.checkpoint import WholeCheckpoints
-from lsai_lab.kit.bind import bind
-from lsai_lab.kit.render import HTML, PDF, render
-from lsai_lab.kit.runpages import write_run_pages
+from lsai_lab.report.to_markdown import bind
+from lsai_lab.report.render import HTML, PDF, render
+from lsai_lab.report.runpages import write_run_pages
 from lsai_lab.runs.records import find_runs
 
 

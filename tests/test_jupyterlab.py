@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, ceilings: dict[str, Any]) -
     (root / ".gitignore").write_text(".ipynb_checkpoints/\n__pycache__/\n")
     for command in (
         ["init", "-q"],
-        ["config", "filter.without-outputs.clean", f"PYTHONPATH={CHECKOUT} {sys.executable} -m lsai_lab.kit.strip"],
+        ["config", "filter.without-outputs.clean", f"PYTHONPATH={CHECKOUT} {sys.executable} -m lsai_lab.report.strip"],
         ["add", "notebooks", ".gitattributes", ".gitignore"],
         ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "begin"],
     ):
@@ -55,7 +55,7 @@ def server(folder: Project) -> Iterator[str]:
         "--expose-app-in-browser",
         "--notebook-dir=.",
     ]
-    quiet = ["--IdentityProvider.token=", "--ServerApp.password=", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate", "--ContentsManager.post_save_hook=lsai_lab.kit.strip.saved"]  # fmt: skip
+    quiet = ["--IdentityProvider.token=", "--ServerApp.password=", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate", "--ContentsManager.post_save_hook=lsai_lab.report.strip.saved"]  # fmt: skip
     environment = {
         **os.environ,
         **folder.env,

@@ -17,8 +17,8 @@ import pytest
 import torch
 from fsdp_fixture import config, dataset, pids, plan, write_text
 
-from lsai_core.errors import Preempted, Unavailable, UserError
-from lsai_core.files import read_jsonl
+from lsai_core.base.errors import Preempted, Unavailable, UserError
+from lsai_core.base.files import read_jsonl
 from lsai_core.training.loop import train
 from lsai_lab.launch import launch as launcher
 from lsai_lab.launch import watch

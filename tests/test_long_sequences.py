@@ -13,17 +13,17 @@ from conftest import gpu_bytes, tiny
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lsai_core.config import TrainConfig
+from lsai_core.config.train import TrainConfig
 from lsai_core.context import ContextParallel
-from lsai_core.errors import UserError
-from lsai_core.mlp_chunks import swiglu_mlp
-from lsai_core.model import Transformer, build_model
+from lsai_core.base.errors import UserError
+from lsai_core.model.mlp_chunks import swiglu_mlp
+from lsai_core.model.transformer import Transformer, build_model
 from lsai_core.profiling.live_tensors import LiveTensors
-from lsai_core.profiling.predict import predict
-from lsai_core.swiglu import swiglu_down
+from lsai_core.prediction import predict
+from lsai_core.model.swiglu import swiglu_down
 from lsai_core.training import step
-from lsai_core.training.optimizer import build_optimizer
-from lsai_core.training.saved_inputs import HostInputs
+from lsai_core.optimizers.build import build_optimizer
+from lsai_core.model.saved_inputs import HostInputs
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 LEAN: dict[str, Any] = {"grad_checkpoint": "attention", "saved_inputs": "host", "mlp_chunk": 24}
@@ -159,7 +159,7 @@ def test_inputs_wait_in_buffers_that_are_used_again(on_host: int, monkeypatch: p
         made.append(torch.empty_like(like))
         return made[-1]
 
-    monkeypatch.setattr("lsai_core.training.saved_inputs.host_buffer", host_buffer)
+    monkeypatch.setattr("lsai_core.model.saved_inputs.host_buffer", host_buffer)
     model.host_inputs = HostInputs(on_host)
     for _ in range(3):
         model.zero_grad()
@@ -195,7 +195,7 @@ def test_what_the_device_holds_does_not_grow_with_the_layers(monkeypatch: pytest
                     buffers.append(torch.empty_like(like))
                     return buffers[-1]
 
-                monkeypatch.setattr("lsai_core.training.saved_inputs.host_buffer", host_buffer)
+                monkeypatch.setattr("lsai_core.model.saved_inputs.host_buffer", host_buffer)
             with LiveTensors() as live:
                 before = sum(p.numel() * 4 for p in model.parameters())
                 loss = model(tokens, tokens)
@@ -244,7 +244,7 @@ def test_inputs_that_no_host_could_hold_are_refused(monkeypatch: pytest.MonkeyPa
     one = 4 * 32 * config.model.d_model * 4 / 2**30
     assert predict(config).host == pytest.approx(config.model.n_layers * one)
     assert predict(config.model_copy(update={"inputs_on_gpu": 1})).host == pytest.approx(one)
-    monkeypatch.setattr("lsai_core.training.saved_inputs.host_limit_gib", lambda: 1.7 * one)
+    monkeypatch.setattr("lsai_core.model.saved_inputs.host_limit_gib", lambda: 1.7 * one)
     with pytest.raises(MemoryError, match="saved_inputs: host needs"):
         step.prepare_model(config, torch.device("cpu"))
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from conftest import tiny
 
-from lsai_core.loss import linear_cross_entropy
-from lsai_core.model import build_model
+from lsai_core.model.loss import linear_cross_entropy
+from lsai_core.model.transformer import build_model
 from lsai_core.training.step import loss_fn
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lsai_core.attention import resolve
-from lsai_core.config import AttentionConfig, ModelConfig
-from lsai_core.errors import Unavailable
-from lsai_core.model import GradCheckpoint, Transformer, build_model, count_parameters
+from lsai_core.config.train import AttentionConfig, ModelConfig
+from lsai_core.base.errors import Unavailable
+from lsai_core.model.transformer import GradCheckpoint, Transformer, build_model, count_parameters
 
 SMALL = ModelConfig.model_validate(
     {"n_layers": 2, "d_model": 32, "n_heads": 4, "n_kv_heads": 2, "d_ff": 80, "vocab_size": 97, "rope_theta": 1e4}

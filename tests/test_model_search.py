@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from conftest import tiny
 
-from lsai_core.errors import UserError
-from lsai_core.files import deep_merge, read_jsonl
-from lsai_core.model import count_parameters
-from lsai_core.profiling.predict import predict
+from lsai_core.base.errors import UserError
+from lsai_core.base.files import deep_merge, read_jsonl
+from lsai_core.model.transformer import count_parameters
+from lsai_core.prediction import predict
 from lsai_lab.runs.kinds import Context
 from lsai_lab.searches.model_search import ModelSearchConfig, first_size, run
 from lsai_lab.searches.tries import attempt, limit_allocations, server

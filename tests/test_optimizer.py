@@ -8,11 +8,11 @@ import pytest
 import torch
 from conftest import losses, tiny
 
-from lsai_core.config import OptimConfig
-from lsai_core.errors import Unavailable
+from lsai_core.config.train import OptimConfig
+from lsai_core.base.errors import Unavailable
 from lsai_core.training.loop import train
-from lsai_core.training.optimizer import build_optimizer, clip_and_update, gradient_norm, make_states
-from lsai_core.training.optimizers.adamw import optimizer_kernel
+from lsai_core.optimizers.build import build_optimizer, clip_and_update, gradient_norm, make_states
+from lsai_core.optimizers.kinds.adamw import optimizer_kernel
 from lsai_lab.data import Dataset
 
 CPU = torch.device("cpu")

@@ -79,8 +79,8 @@ def test_a_setting_reaches_the_step_through_few_files(
     finally:
         sys.setprofile(None)
     way = [NAMES[file] for file, _ in stops]
-    assert way[0] == "lsai_lab.files" and way[-1] == "lsai_core.training.step", way
-    assert "lsai_core.training.optimizer" in way, "the optimizer was built with it"
+    assert way[0] == "lsai_lab.project.files" and way[-1] == "lsai_core.training.step", way
+    assert "lsai_core.optimizers.build" in way, "the optimizer was built with it"
     climbs = [(a, b) for a, b in pairwise(way) if a in above(b) and b not in above(a)]
     assert len(set(way)) <= 20, dict.fromkeys(way)
     assert len(climbs) <= 8, climbs

@@ -18,15 +18,15 @@ from conftest import CHECKOUT, TINY_MODEL, write_run
 from packaging.version import Version
 
 import lsai_lab as lab
-from lsai_core.config import TrainConfig
-from lsai_core.errors import Unavailable, UserError
-from lsai_core.files import read_jsonl, write_json
-from lsai_core.model import Transformer, count_parameters
-from lsai_core.strict import validated
-from lsai_lab.analysis import versus
+from lsai_core.config.train import TrainConfig
+from lsai_core.base.errors import Unavailable, UserError
+from lsai_core.base.files import read_jsonl, write_json
+from lsai_core.model.transformer import Transformer, count_parameters
+from lsai_core.config.strict import validated
+from lsai_lab.analysis.summary import versus
 from lsai_lab.data import BatchStream, Dataset
-from lsai_lab.environment import package_version
-from lsai_lab.files import load_yaml
+from lsai_lab.machine.environment import package_version
+from lsai_lab.project.files import load_yaml
 from lsai_lab.launch.launch import watched
 from lsai_lab.peers import hf, titan, titan3
 from lsai_lab.peers.config import PeerConfig

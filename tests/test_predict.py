@@ -17,38 +17,28 @@ from conftest import CHECKOUT, Project, gpu_bytes, write_run
 from fsdp_fixture import METERED, assert_predicted, dataset, plan, write_text
 from fsdp_fixture import config as fsdp_config
 
-from lsai_core import remembered
-from lsai_core.config import ParallelConfig, TrainConfig
+from lsai_core.base import disk_cache
+from lsai_core.config.train import ParallelConfig, TrainConfig
 from lsai_core.context import METHODS
-from lsai_core.errors import UserError
-from lsai_core.model import count_parameters
+from lsai_core.base.errors import UserError
+from lsai_core.model.transformer import count_parameters
 from lsai_core.profiling.memory import PhaseMemory
-from lsai_core.profiling.predict import (
-    GPUS,
-    Gpu,
-    Prediction,
-    compiled,
-    estimate,
-    find_gpu,
-    predict,
-    prediction,
-    roofline,
-    verdict,
-)
-from lsai_core.profiling.predict.inductor import Plan, schema
-from lsai_core.profiling.predict.prediction import OUTSIDE_GIB
-from lsai_core.profiling.predict.simulate import held_back, simulate
-from lsai_core.strict import validated
+from lsai_core.prediction import GPUS, Gpu, Prediction, compiled, estimate, find_gpu, predict, roofline, verdict
+from lsai_core.prediction import predict
+from lsai_core.prediction.inductor import Plan, schema
+from lsai_core.prediction.predict import OUTSIDE_GIB
+from lsai_core.prediction.simulate import held_back, simulate
+from lsai_core.config.strict import validated
 from lsai_core.training import step
-from lsai_core.training.optimizer import build_optimizer
+from lsai_core.optimizers.build import build_optimizer
 from lsai_lab.cli import prediction as command
 from lsai_lab.cli.prediction import describe
 from lsai_lab.launch.launch import launch
-from lsai_lab.predicted import config_of, measured_gib, predict_again, predicted_runs, step_errors
+from lsai_lab.predictions.recorded import config_of, measured_gib, predict_again, predicted_runs, step_errors
 from lsai_lab.runs.records import find_runs, recorded_runs
-from lsai_lab.techniques import compare as compare_techniques
-from lsai_lab.techniques import first_that_fits, settings_of
-from lsai_lab.will_fit import longest
+from lsai_lab.predictions.techniques import compare as compare_techniques
+from lsai_lab.predictions.techniques import first_that_fits, settings_of
+from lsai_lab.predictions.will_fit import longest
 
 TINY = {"n_layers": 2, "d_model": 64, "n_heads": 4, "n_kv_heads": 2, "d_ff": 128, "vocab_size": 512}
 CPU = torch.device("cpu")
@@ -77,7 +67,7 @@ def test_recorded_runs_of_gpus_are_predicted() -> None:
 
 @pytest.mark.slow
 def test_committed_predictions_are_those_of_the_code_as_it_stands() -> None:
-    """Every eighth; if this fails after a change that is meant, `python -m lsai_lab.predicted` writes them again."""
+    """Every eighth; if this fails after a change that is meant, `python -m lsai_lab.predictions.recorded` writes them again."""
     runs = [run for run in recorded_runs(CHECKOUT / "reports") if measured_gib(run)]
     kept = predicted_runs(runs, CHECKOUT / "reports")
     assert len(kept) == len(runs)
@@ -118,7 +108,7 @@ def test_a_prediction_is_made_once_for_the_same_code(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(prediction, "simulate", counted)
 
     def ask(**changes: Any) -> Prediction:
-        prediction._predicted.cache_clear()  # as in another process
+        predict._predicted.cache_clear()  # as in another process
         return predict(tiny(**changes))
 
     first = ask()

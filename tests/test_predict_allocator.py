@@ -16,15 +16,15 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from verify_predictions import table
 
-from lsai_core.config import TrainConfig
-from lsai_core.files import read_jsonl
-from lsai_core.profiling.predict import predict, stand_ins
-from lsai_core.profiling.predict.allocator import GAP, Allocator, Block, OutOfMemory
-from lsai_core.profiling.predict.prediction import GIB
-from lsai_core.profiling.predict.replay import replay
-from lsai_core.profiling.predict.simulate import Simulated, simulate
-from lsai_core.profiling.predict.tracker import FIRST, SCRATCH, PurposeTracker
-from lsai_lab.predicted import predicted_runs
+from lsai_core.config.train import TrainConfig
+from lsai_core.base.files import read_jsonl
+from lsai_core.prediction import predict, stand_ins
+from lsai_core.prediction.allocator import GAP, Allocator, Block, OutOfMemory
+from lsai_core.prediction.predict import GIB
+from lsai_core.prediction.replay import replay
+from lsai_core.prediction.simulate import Simulated, simulate
+from lsai_core.prediction.tracker import FIRST, SCRATCH, PurposeTracker
+from lsai_lab.predictions.recorded import predicted_runs
 from lsai_lab.runs.records import recorded_runs
 
 MIB = 2**20
@@ -133,7 +133,7 @@ def test_with_the_drivers_addresses_simulated_steps_reserve_what_recorded_runs_d
         large = [address for address, size in segments if size > 20 * MIB]
         with monkeypatch.context() as patch:
             prediction = predict(TrainConfig.model_validate(row["settings"]))
-            patch.setattr("lsai_core.profiling.predict.replay.Allocator", lambda *_, large=large: Placed(large))
+            patch.setattr("lsai_core.prediction.replay.Allocator", lambda *_, large=large: Placed(large))
             reserved = prediction.on_gpu_with(1000.0).reserved
         assert abs(reserved - sum(size for _, size in segments)) <= 2 * MIB, trace["name"]
 

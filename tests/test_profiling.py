@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lsai_core.config import ModelConfig
-from lsai_core.errors import Unavailable, UserError
+from lsai_core.config.train import ModelConfig
+from lsai_core.base.errors import Unavailable, UserError
 from lsai_core.profiling.flops import Peak, flops_per_token, mfu, peak_for, theoretical_peak
-from lsai_core.profiling.limits import cpu_cores, memory_gib
+from lsai_core.base.limits import cpu_cores, memory_gib
 from lsai_core.profiling.memory import PhaseMemory, rss_peak_gib
 from lsai_core.profiling.steptime import PhaseClock, PowerMeter, StepTimer
 from lsai_core.profiling.trace import (
@@ -31,9 +31,9 @@ from lsai_core.profiling.trace import (
     top_kernels,
     trace,
 )
-from lsai_lab import environment as environment_module
+from lsai_lab.machine import environment as environment_module
 from lsai_lab.benches.machine import measure_ceilings, speed_summary
-from lsai_lab.environment import environment, fingerprint, machine_label
+from lsai_lab.machine.environment import environment, fingerprint, machine_label
 
 GIB = 2**30
 MIB = 2**20
@@ -708,7 +708,7 @@ def test_gpu_environment_reads_nvml_and_leaves_cuda_alone() -> None:
     import sys
 
     program = (
-        "import json, time, torch; from lsai_lab.environment import environment;"
+        "import json, time, torch; from lsai_lab.machine.environment import environment;"
         "start = time.perf_counter();"
         "env = environment(); print(json.dumps([env, torch.cuda.is_initialized(), time.perf_counter() - start]))"
     )

@@ -12,16 +12,16 @@ import pytest
 from conftest import CHECKOUT, Project
 from published_predictions import NAMES, predicted, rows
 
-from lsai_core.config import TrainConfig
-from lsai_core.errors import UserError
-from lsai_core.model import count_parameters
-from lsai_core.profiling.predict import find_gpu, predict
-from lsai_core.profiling.predict.prediction import GIB
-from lsai_lab import will_fit
-from lsai_lab.files import load_yaml
-from lsai_lab.peers.habits import Habits, habits_of, predict_as
+from lsai_core.config.train import TrainConfig
+from lsai_core.base.errors import UserError
+from lsai_core.model.transformer import count_parameters
+from lsai_core.prediction import find_gpu, predict
+from lsai_core.prediction.predict import GIB
+from lsai_lab.predictions import will_fit
+from lsai_lab.project.files import load_yaml
+from lsai_lab.peers.trainer_memory import Habits, habits_of, predict_as
 from lsai_lab.peers.settings import PLAIN, read_toml
-from lsai_lab.predicted import OURS, errors, table_path
+from lsai_lab.predictions.recorded import OURS, errors, table_path
 
 SHAPE = {"n_layers": 4, "d_model": 1024, "n_heads": 8, "n_kv_heads": 8, "d_ff": 4096, "vocab_size": 32_768}
 

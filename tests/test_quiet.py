@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from lsai_lab.environment import environment, gpu_neighbours
-from lsai_lab.runs import quiet
-from lsai_lab.runs.quiet import OTHERS, SPREAD, Quiet
+from lsai_lab.machine.environment import environment, gpu_neighbours
+from lsai_lab.runs import disturbance
+from lsai_lab.runs.disturbance import OTHERS, SPREAD, Quiet
 
 
 def judged(
@@ -20,10 +20,10 @@ def judged(
 ) -> dict[str, Any]:
     """The verdict on a run of ten seconds, of four cores, in which others used the processor for `busy_s` seconds."""
     clocks, busy = iter([0.0, 10.0]), iter([0.0, busy_s])
-    monkeypatch.setattr(quiet.time, "perf_counter", lambda: next(clocks))
+    monkeypatch.setattr(disturbance.time, "perf_counter", lambda: next(clocks))
     monkeypatch.setattr(quiet, "_busy_s", lambda: next(busy))
     monkeypatch.setattr(quiet, "gpu_neighbours", lambda: neighbours)
-    monkeypatch.setattr(quiet.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(disturbance.os, "cpu_count", lambda: 4)
     return Quiet().results(steps)
 
 
@@ -35,7 +35,7 @@ def test_a_run_is_marked_beyond_the_declared_bounds_and_only_there(monkeypatch: 
     assert "steps spread" in judged(monkeypatch, 0, **{**inside, "step_ms_p75": 100 + 101 * SPREAD})["disturbed"]
     assert "other processes used 0.8 of 4 cores" in judged(monkeypatch, 41 * OTHERS)["disturbed"]
     assert "2 other processes on the GPU" in judged(monkeypatch, 0, neighbours=2)["disturbed"]
-    monkeypatch.setenv(quiet.BESIDE, "1")
+    monkeypatch.setenv(disturbance.BESIDE, "1")
     assert "1 other runs shared the machine" in judged(monkeypatch, 0)["disturbed"]
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import lsai_lab as lab
-from lsai_lab.files import repo_root
+from lsai_lab.project.files import repo_root
 
 # What a column's head says -> the result that it shows and in which unit.
 COLUMNS = {

@@ -11,11 +11,11 @@ from conftest import CHECKOUT
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lsai_core.config import DataConfig, ModelConfig, ParallelConfig, TrainConfig
-from lsai_core.errors import UserError
-from lsai_core.model import count_parameters
-from lsai_core.strict import validated
-from lsai_lab.analysis_scale import (
+from lsai_core.config.train import DataConfig, ModelConfig, ParallelConfig, TrainConfig
+from lsai_core.base.errors import UserError
+from lsai_core.model.transformer import count_parameters
+from lsai_core.config.strict import validated
+from lsai_lab.analysis.scale import (
     Assumptions,
     ScaleConfig,
     groupings,

@@ -13,7 +13,7 @@ import yaml
 from conftest import CHECKOUT, Project
 
 import lsai_lab as lab
-from lsai_core.files import write_json
+from lsai_core.base.files import write_json
 from lsai_lab.runs.campaign import expected_seconds
 from lsai_lab.runs.execute import write_plan
 from lsai_lab.runs.records import Summary, annotate, find_runs

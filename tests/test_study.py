@@ -14,8 +14,8 @@ import pytest
 import yaml
 from conftest import CHECKOUT, Hazards, Project
 
-from lsai_core import code
-from lsai_core.errors import UserError
+from lsai_core.base import code
+from lsai_core.base.errors import UserError
 from lsai_lab.runs.campaign import plan_studies
 from lsai_lab.runs.chapters import report_studies
 from lsai_lab.runs.driver import run_one

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from conftest import losses, tiny, write_corpus
 
-from lsai_core.config import DataConfig, OptimConfig
-from lsai_core.errors import Unavailable, UserError
-from lsai_core.model import build_model
+from lsai_core.config.train import DataConfig, OptimConfig
+from lsai_core.base.errors import Unavailable, UserError
+from lsai_core.model.transformer import build_model
 from lsai_core.training.loop import Diverged, train
 from lsai_core.training.step import learning_rate
 from lsai_lab.data import BatchStream, Dataset, prepare

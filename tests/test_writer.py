@@ -17,8 +17,8 @@ import psutil
 import pytest
 from conftest import CHECKOUT, Project, losses, write_corpus
 
-from lsai_core import code
-from lsai_core.files import read_jsonl
+from lsai_core.base import code
+from lsai_core.base.files import read_jsonl
 from lsai_lab.runs.execute import ActiveRun, write_plan
 from lsai_lab.runs.kinds import KINDS
 from lsai_lab.runs.records import Summary

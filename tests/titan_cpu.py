@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lsai_lab.environment import package_version
+from lsai_lab.machine.environment import package_version
 from lsai_lab.peers.run import SERIES
 from lsai_lab.peers.watch import Job
 

@@ -36,14 +36,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from lsai_core.config import TrainConfig
-from lsai_core.files import read_jsonl, write_text
+from lsai_core.config.train import TrainConfig
+from lsai_core.base.files import read_jsonl, write_text
 from lsai_core.parallel.processes import ProcessWorld, connect
 from lsai_core.parallel.world import World
 from lsai_core.profiling.gpus import find_gpu
-from lsai_core.profiling.predict.allocator import Allocator
-from lsai_core.profiling.predict.prediction import GIB, Prediction, predict
-from lsai_core.profiling.predict.roofline import estimate
+from lsai_core.prediction.allocator import Allocator
+from lsai_core.prediction.predict import GIB, Prediction, predict
+from lsai_core.prediction.roofline import estimate
 from lsai_lab.launch.launch import on_this_machine, torchrun
 
 OPEN, CAPPED = 64, 40  # configurations of each kind
@@ -165,8 +165,8 @@ def _in_a_process(row: dict[str, Any], lock: str) -> dict[str, Any]:
 
 def _measured(row: dict[str, Any], lock: Path) -> dict[str, Any]:
     from lsai_core.training import step
-    from lsai_core.training.optimizer import build_optimizer
-    from lsai_core.training.precision import set_matmul_mode
+    from lsai_core.optimizers.build import build_optimizer
+    from lsai_core.config.precision import set_matmul_mode
 
     device, config = torch.device("cuda"), TrainConfig.model_validate(row["settings"])
     total = torch.cuda.get_device_properties(device).total_memory

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from lsai_core.attention.measured import Ranking, nearest, rankings_for
 from lsai_core.attention.registry import Backend, Case
-from lsai_core.errors import Unavailable, UserError
-from lsai_core.plugins import declared, names
+from lsai_core.base.errors import Unavailable, UserError
+from lsai_core.base.plugins import declared, names
 
 PACKAGE = "lsai_core.attention.backends.*"
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lsai_core.context.exchange import Exchange, Message
-from lsai_core.errors import UserError
+from lsai_core.base.errors import UserError
 
 HeadRange = tuple[int, int]
 

@@ -25,7 +25,7 @@ from lsai_core.attention import Case, available_backends, choose, get_backend
 from lsai_core.attention.backends.fa4 import load as _load_fa4
 from lsai_core.attention.measured import rankings_for
 from lsai_core.attention.registry import repeat_kv
-from lsai_core.errors import Unavailable, UserError
+from lsai_core.base.errors import Unavailable, UserError
 
 aten = torch.ops.aten
 Bound = int | None

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lsai_core.errors import UserError
+from lsai_core.base.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from lsai_core.context.heads import key_heads
 from lsai_core.context.kernels import local_kernel
 from lsai_core.context.layout import Layout, contiguous, zigzag
 from lsai_core.context.plan import Plan, Schedule, make_plan
-from lsai_core.errors import Unavailable, UserError, hint
+from lsai_core.base.errors import Unavailable, UserError, hint
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
     to_heads (q, k, v) -> attend (q, k, v) -> to_sequence (out)
 
-As custom operators they are opaque to torch.compile, and gradient checkpointing can keep their results (`lsai_core.recompute`): with the
+As custom operators they are opaque to torch.compile, and gradient checkpointing can keep their results (`lsai_core.model.recompute`): with the
 output and log-sum-exp of `attend` kept, recomputing a block never repeats attention or its ring (the
 rematerialization-aware checkpointing of DistFlashAttn, arXiv:2310.03294, section 3.3).
 

@@ -24,15 +24,15 @@ from typing import Any, get_args
 
 import torch
 
-from lsai_core.config import Fp8Config, Fp8Recipe, TrainConfig
-from lsai_core.errors import Unavailable
+from lsai_core.config.train import Fp8Config, Fp8Recipe, TrainConfig
+from lsai_core.base.errors import Unavailable
 from lsai_core.fp8 import packages
 from lsai_core.fp8.fused import FusedFp8Linear, FusedFp8MLP
 from lsai_core.fp8.scales import Scales
 from lsai_core.fp8.tensorwise import Fp8Linear
-from lsai_core.model import Transformer
+from lsai_core.model.transformer import Transformer
 from lsai_core.profiling.flops import matmul_parameters
-from lsai_core.shapes import parameters_in
+from lsai_core.fp8.shapes import parameters_in
 
 RECIPES: tuple[str, ...] = tuple(name for name in get_args(Fp8Recipe) if name != "none")
 _PLACES = {"qkv": "attention.qkv", "attention_output": "attention.output", "gate_up": "mlp.gate_up", "down": "mlp.down"}

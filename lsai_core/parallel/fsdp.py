@@ -23,10 +23,10 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from lsai_core.config import ParallelConfig, Precision, TrainConfig
-from lsai_core.model import Transformer
-from lsai_core.training.adapt import adapt
-from lsai_core.training.precision import compute_dtype, weight_dtype
+from lsai_core.config.train import ParallelConfig, Precision, TrainConfig
+from lsai_core.model.transformer import Transformer
+from lsai_core.parallel.adapt import adapt
+from lsai_core.config.precision import compute_dtype, weight_dtype
 
 # The loss multiplies by the output layer's weight itself, so that layer's `forward` never runs. It is gathered with the norm before it and
 # stays whole until its gradient is there, which PyTorch up to 2.11 cannot know and warns of, once per model and process.

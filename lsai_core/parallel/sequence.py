@@ -16,12 +16,12 @@ import torch.distributed as dist
 from lsai_core.context import ContextParallel, Setting, get_method
 from lsai_core.context.heads import key_heads
 from lsai_core.context.kernels import KERNELS, local_kernel
-from lsai_core.errors import UserError
+from lsai_core.base.errors import UserError
 from lsai_core.parallel.processes import TIMEOUT
-from lsai_core.training.precision import compute_dtype
+from lsai_core.config.precision import compute_dtype
 
 if TYPE_CHECKING:
-    from lsai_core.config import TrainConfig
+    from lsai_core.config.train import TrainConfig
 
 
 def setting(config: TrainConfig) -> Setting:

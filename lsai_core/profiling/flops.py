@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from lsai_core.config import ModelConfig, Precision
-from lsai_core.errors import UserError
-from lsai_core.model import count_parameters
+from lsai_core.config.train import ModelConfig, Precision
+from lsai_core.base.errors import UserError
+from lsai_core.model.transformer import count_parameters
 
 
 @dataclass(frozen=True)

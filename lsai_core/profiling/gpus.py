@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from lsai_core.errors import UserError
+from lsai_core.base.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from lsai_core.errors import Unavailable
-from lsai_core.files import atomic_writer
+from lsai_core.base.errors import Unavailable
+from lsai_core.base.files import atomic_writer
 
 # First match wins, so the special comes before the general: the loss's log-softmax is also a softmax. A kernel that
 # torch.compile fused is named after all operators in it: one with "attention" in it stands beside that kernel.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
-from lsai_core.errors import UserError
+from lsai_core.base.errors import UserError
 
 if TYPE_CHECKING:
     import torch

@@ -19,8 +19,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lsai_core.errors import UserError
-from lsai_core.files import atomic_writer, write_json
+from lsai_core.base.errors import UserError
+from lsai_core.base.files import atomic_writer, write_json
 
 
 class _HashingWriter:

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from lsai_core.config import ProfileConfig
-from lsai_core.files import write_json
+from lsai_core.config.train import ProfileConfig
+from lsai_core.base.files import write_json
 from lsai_core.profiling import trace
 from lsai_core.profiling.memory import PhaseMemory
 from lsai_core.profiling.steptime import PhaseClock, PowerMeter

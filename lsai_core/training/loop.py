@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
-from lsai_core.config import TrainConfig
-from lsai_core.errors import Preempted, UserError
-from lsai_core.model import Transformer
+from lsai_core.config.train import TrainConfig
+from lsai_core.base.errors import Preempted, UserError
+from lsai_core.model.transformer import Transformer
 from lsai_core.parallel.world import World
 from lsai_core.profiling.steptime import StepTimer
 from lsai_core.training import checkpoint
@@ -33,8 +33,8 @@ from lsai_core.training.batches import BatchStream, TokenSource, sequential_batc
 from lsai_core.training.host_memory import keep_freed_memory
 from lsai_core.training.instruments import Instruments, over_processes
 from lsai_core.training.metrics import MetricsFile
-from lsai_core.training.optimizer import build_optimizer
-from lsai_core.training.precision import set_matmul_mode
+from lsai_core.optimizers.build import build_optimizer
+from lsai_core.config.precision import set_matmul_mode
 from lsai_core.training.step import (
     attention_kernel,
     compute_context,
@@ -95,7 +95,7 @@ def open_checkpoints(config: TrainConfig, folder: Path, world: World) -> checkpo
     """The checkpoints of a run: sharded ones for a sharded model, or where another number of processes left such."""
     if not config.parallel.sharded and not any(folder.glob("sharded-*")):
         return checkpoint.WholeCheckpoints(folder, config.checkpoint.keep)
-    from lsai_core.parallel.checkpoint import ShardedCheckpoints
+    from lsai_core.training.sharded_checkpoint import ShardedCheckpoints
 
     return ShardedCheckpoints(folder, config.checkpoint.keep, config.tokens_per_step // config.seq_len, world)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lsai_core.files import read_jsonl, write_text
+from lsai_core.base.files import read_jsonl, write_text
 from lsai_core.parallel.world import World
 
 

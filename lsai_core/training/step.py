@@ -15,15 +15,15 @@ import torch.nn.functional as F
 
 from lsai_core import fp8
 from lsai_core.attention import resolve
-from lsai_core.config import OptimConfig, TrainConfig
-from lsai_core.errors import Unavailable
-from lsai_core.loss import Reduction
-from lsai_core.model import Transformer, build_model
+from lsai_core.config.train import OptimConfig, TrainConfig
+from lsai_core.base.errors import Unavailable
+from lsai_core.model.loss import Reduction
+from lsai_core.model.transformer import Transformer, build_model
 from lsai_core.profiling.memory import PhaseMemory
 from lsai_core.profiling.steptime import PhaseClock
-from lsai_core.training.adapt import adapt
-from lsai_core.training.optimizer import clip_and_update
-from lsai_core.training.precision import autocast, compute_dtype, weight_dtype
+from lsai_core.parallel.adapt import adapt
+from lsai_core.optimizers.build import clip_and_update
+from lsai_core.config.precision import autocast, compute_dtype, weight_dtype
 
 
 def resolve_device(name: str) -> torch.device:
@@ -73,7 +73,7 @@ def prepare_model(config: TrainConfig, device: torch.device) -> Transformer:
         )
         adapt(model, config)
     if config.init_from is not None:
-        from lsai_core.hf import fill_from, find_checkpoint
+        from lsai_core.model.hf import fill_from, find_checkpoint
 
         fill_from(model, find_checkpoint(config.init_from))
     return model

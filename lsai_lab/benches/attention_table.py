@@ -14,9 +14,9 @@ from typing import Any, Literal
 from lsai_core.attention.choice import BACKENDS, choose
 from lsai_core.attention.measured import Ranking, select_rankings, shipped
 from lsai_core.attention.registry import Case
-from lsai_core.errors import Unavailable
-from lsai_core.files import read_jsonl
-from lsai_core.strict import validated
+from lsai_core.base.errors import Unavailable
+from lsai_core.base.files import read_jsonl
+from lsai_core.config.strict import validated
 from lsai_lab.benches.attention.config import AttentionBenchConfig
 from lsai_lab.benches.attention.errors import ALLOWED, NAMES
 from lsai_lab.benches.points import Row

@@ -28,9 +28,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from lsai_core.config import ModelConfig
+from lsai_core.config.train import ModelConfig
 from lsai_core.fp8 import linear_shapes, missing, tensorwise
-from lsai_core.strict import Strict
+from lsai_core.config.strict import Strict
 from lsai_core.training.step import resolve_device
 from lsai_lab.benches.machine import repeated
 from lsai_lab.benches.points import Points, Row, guarded

@@ -15,11 +15,11 @@ import psutil
 import torch
 from pydantic import Field
 
-from lsai_core.config import Precision
+from lsai_core.config.train import Precision
 from lsai_core.profiling.flops import Flops, Peak, mfu, peak_for
 from lsai_core.profiling.steptime import StepTimer
-from lsai_core.strict import Strict
-from lsai_core.training.precision import set_matmul_mode
+from lsai_core.config.strict import Strict
+from lsai_core.config.precision import set_matmul_mode
 from lsai_core.training.step import resolve_device
 from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.records import Run, find_runs

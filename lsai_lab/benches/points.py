@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from lsai_core.errors import Unavailable, UserError
-from lsai_core.files import read_jsonl, write_text
+from lsai_core.base.errors import Unavailable, UserError
+from lsai_core.base.files import read_jsonl, write_text
 from lsai_lab.benches.attention.config import Shape
 from lsai_lab.runs.records import outcome_of
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from lsai_core import fp8
-from lsai_core.config import TrainConfig
-from lsai_core.model import count_parameters
+from lsai_core.config.train import TrainConfig
+from lsai_core.model.transformer import count_parameters
 from lsai_core.profiling import flops
-from lsai_core.profiling.limits import cpu_cores
+from lsai_core.base.limits import cpu_cores
 from lsai_core.training import checkpoint
 from lsai_core.training.loop import train
 from lsai_core.training.step import resolve_device
@@ -43,8 +43,8 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
     per_rate = rated(1.0, per_token, peak, world.size, device.type == "cuda")
     trained = train(config, dataset, context.folder, context.on_rows, per_rate["mfu"], world)
     if config.checkpoint.export:
-        from lsai_core.hf import find_checkpoint, max_positions  # these load what most runs never need
-        from lsai_core.parallel.checkpoint import export_hf
+        from lsai_core.model.hf import find_checkpoint, max_positions  # these load what most runs never need
+        from lsai_core.training.sharded_checkpoint import export_hf
 
         known = max_positions(find_checkpoint(config.init_from)) if config.init_from else 0
         export_hf(trained.model, context.folder / "model", world, max_seq_len=max(config.seq_len, known))

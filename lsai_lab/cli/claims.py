@@ -12,12 +12,12 @@ import typer
 from rich.console import Console
 
 from lsai_core.attention.measured import TABLE, table_text
-from lsai_core.files import write_json, write_text
+from lsai_core.base.files import write_json, write_text
 from lsai_lab.benches.attention_table import recorded_rankings
-from lsai_lab.claim_words import told_short
-from lsai_lab.claims import VERDICTS, Claim, evaluate, load_claims
-from lsai_lab.files import repo_root
-from lsai_lab.kit.load import load
+from lsai_lab.claims.words import told_short
+from lsai_lab.claims.evaluate import VERDICTS, Claim, evaluate, load_claims
+from lsai_lab.project.files import repo_root
+from lsai_lab.report.load import load
 from lsai_lab.runs.records import recorded_runs
 
 

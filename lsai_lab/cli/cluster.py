@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from lsai_core.errors import UserError
+from lsai_core.base.errors import UserError
 from lsai_lab.cli import options as opt
 from lsai_lab.cluster import slurm
 from lsai_lab.cluster.jobs import following, read_jobs, rows, states
 from lsai_lab.cluster.jobs import submit as submit_jobs
 from lsai_lab.cluster.script import jobs_of, load_cluster, render
-from lsai_lab.files import repo_root
+from lsai_lab.project.files import repo_root
 from lsai_lab.runs.notebook import portable
 from lsai_lab.runs.session import Session
 

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from lsai_core.config import DataConfig
-from lsai_core.errors import UserError
-from lsai_core.strict import validated
+from lsai_core.config.train import DataConfig
+from lsai_core.base.errors import UserError
+from lsai_core.config.strict import validated
 from lsai_lab.cli.options import JsonOption
 from lsai_lab.data.dataset import Dataset, data_root, find_datasets, read_meta
 from lsai_lab.data.prepare import KINDS

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from lsai_lab.checks import run_checks
-from lsai_lab.environment import environment
+from lsai_lab.machine.checks import run_checks
+from lsai_lab.machine.environment import environment
 
 _STYLES = {"ok": ("✓", "green"), "missing": ("✗", "red"), "not needed": ("–", "dim")}
 

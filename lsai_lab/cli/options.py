@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from lsai_core.errors import UserError
-from lsai_core.files import deep_merge
-from lsai_lab.files import parse_overrides
+from lsai_core.base.errors import UserError
+from lsai_core.base.files import deep_merge
+from lsai_lab.project.files import parse_overrides
 
 ProfileOption = Annotated[str | None, typer.Option(help="Machine profile in params/profiles; detected if not given.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Override a key, e.g. optim.lr=3e-4. Repeatable.")]

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from lsai_core.errors import UserError, hint
-from lsai_core.files import flatten
+from lsai_core.base.errors import UserError, hint
+from lsai_core.base.files import flatten
 from lsai_lab.cli.options import AnyStudy, JsonOption, show_rows
-from lsai_lab.files import parse_value
+from lsai_lab.project.files import parse_value
 from lsai_lab.runs.records import Run, find_runs
 from lsai_lab.runs.session import Session, current_runs
 from lsai_lab.runs.writer import only_writer

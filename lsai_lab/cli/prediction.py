@@ -11,16 +11,16 @@ from typing import Annotated, Any
 import typer
 from tqdm import tqdm
 
-from lsai_core.config import TrainConfig
-from lsai_core.errors import UserError
-from lsai_core.files import deep_merge
-from lsai_core.presets import PRESETS
+from lsai_core.config.train import TrainConfig
+from lsai_core.base.errors import UserError
+from lsai_core.base.files import deep_merge
+from lsai_core.config.presets import PRESETS
 from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu
-from lsai_core.remembered import remembered
-from lsai_core.strict import validated
+from lsai_core.base.disk_cache import remembered
+from lsai_core.config.strict import validated
 from lsai_lab.cli import options as opt
-from lsai_lab.environment import gpu_facts
-from lsai_lab.files import repo_root
+from lsai_lab.machine.environment import gpu_facts
+from lsai_lab.project.files import repo_root
 from lsai_lab.peers.settings import PLAIN, Peer, read_toml
 
 # Of the text nothing matters; the smallest vocabulary fits any model.
@@ -68,7 +68,7 @@ def predict(
         raise UserError("--variant belongs to a study; add --study, or leave it out")
     else:  # needs no checkout
         if hf:
-            from lsai_core.hf import read_config
+            from lsai_core.model.hf import read_config
         shape = {"model": read_config(hf).model_dump(exclude={"preset"}) if hf else {"preset": model}}
         data = read_toml(toml, gpus) if toml else _DEFAULTS | shape | (PLAIN if trainer else {})
         config = validated(TrainConfig, deep_merge(data, overrides), f"--config {toml}" if toml else f"--model {hf or model}")  # fmt: skip
@@ -112,11 +112,11 @@ def _show(config: TrainConfig, gpus: list[Gpu], as_json: bool, trainer: Peer | N
     question = json.dumps([config.model_dump_json(), [asdict(gpu) for gpu in gpus], trainer])
 
     def answer() -> dict[str, Any]:
-        from lsai_lab.will_fit import told
+        from lsai_lab.predictions.will_fit import told
 
         return told(config, gpus, trainer)
 
-    found = remembered("lsai_lab.will_fit", question, answer)
+    found = remembered("lsai_lab.predictions.will_fit", question, answer)
     if as_json:
         print(json.dumps(found, indent=1))
     else:
@@ -144,9 +144,9 @@ def _print(found: dict[str, Any], run: str, trainer: Peer | None) -> None:
 
 
 def _show_techniques(task: TrainConfig, gpu: Gpu) -> None:
-    from lsai_core.profiling.predict import verdict
-    from lsai_lab import techniques as known_techniques
-    from lsai_lab.will_fit import timed
+    from lsai_core.prediction import verdict
+    from lsai_lab.predictions import techniques as known_techniques
+    from lsai_lab.predictions.will_fit import timed
 
     with tqdm(total=len(known_techniques.TECHNIQUES) + 1, unit="technique", leave=False, disable=None) as bar:
 
@@ -171,7 +171,7 @@ def _show_techniques(task: TrainConfig, gpu: Gpu) -> None:
 
 
 def _show_longest(config: TrainConfig, gpu: Gpu, as_json: bool) -> None:
-    from lsai_lab.will_fit import longest, timed
+    from lsai_lab.predictions.will_fit import longest, timed
 
     run, found, limited = longest(config, gpu)
     time, gpus, peak, host = timed(run, gpu), run.parallel.world_size, found.peak, found.host

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from filelock import FileLock, Timeout
 
-from lsai_core.errors import UserError
+from lsai_core.base.errors import UserError
 from lsai_lab.cli import options as opt
 from lsai_lab.cli.options import names
 
@@ -29,7 +29,7 @@ def report(
     watch: Annotated[bool, typer.Option("--watch", help="Make the report again as chapters are saved.")] = False,
     set_: opt.SetOption = None,
 ) -> None:
-    from lsai_lab.kit.render import find_quarto, update_book
+    from lsai_lab.report.render import find_quarto, update_book
     from lsai_lab.runs.campaign import about, expected_seconds, plan_studies, run_studies
     from lsai_lab.runs.chapters import report_studies
     from lsai_lab.runs.session import Session

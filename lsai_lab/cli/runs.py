@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import pandas as pd
 import typer
 
-from lsai_core.errors import UserError
-from lsai_lab.analysis import over_repeats
+from lsai_core.base.errors import UserError
+from lsai_lab.analysis.summary import over_repeats
 from lsai_lab.cli import options as opt
 from lsai_lab.cli.options import names, overrides_from, show_rows
 from lsai_lab.runs.records import Run, annotate, find_runs, is_finished, recorded_runs, runs_frame

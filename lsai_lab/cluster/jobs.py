@@ -20,8 +20,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from lsai_core.errors import UserError
-from lsai_core.files import read_jsonl, write_json, write_text
+from lsai_core.base.errors import UserError
+from lsai_core.base.files import read_jsonl, write_json, write_text
 from lsai_lab.cluster import slurm
 from lsai_lab.cluster.script import Cluster, Job, render
 from lsai_lab.cluster.slurm import JobState

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from torch.distributed.elastic.utils.distributed import get_free_port
 
-from lsai_core.errors import UserError
+from lsai_core.base.errors import UserError
 
 
 def srun_command(nproc: int, environment: Mapping[str, str] = os.environ) -> list[str] | None:

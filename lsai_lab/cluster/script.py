@@ -17,11 +17,11 @@ import jinja2
 from pydantic import AfterValidator, Field, StringConstraints
 
 import lsai_core
-from lsai_core.config import TrainConfig
-from lsai_core.errors import UserError
-from lsai_core.files import deep_merge
-from lsai_core.strict import Strict, validated
-from lsai_lab.files import load_yaml
+from lsai_core.config.train import TrainConfig
+from lsai_core.base.errors import UserError
+from lsai_core.base.files import deep_merge
+from lsai_core.config.strict import Strict, validated
+from lsai_lab.project.files import load_yaml
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.stop import PREEMPTED_EXIT
 from lsai_lab.runs.study import resolve, select_variants

@@ -9,7 +9,7 @@ import subprocess
 from collections import defaultdict
 from dataclasses import dataclass
 
-from lsai_core.errors import UserError
+from lsai_core.base.errors import UserError
 
 # States of a job that will not run again by itself (man squeue, JOB STATE CODES).
 ENDED = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"}

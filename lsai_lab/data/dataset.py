@@ -19,10 +19,10 @@ from typing import Any, Literal
 import numpy as np
 from tokenizers import Tokenizer
 
-from lsai_core.errors import UserError
+from lsai_core.base.errors import UserError
 from lsai_lab.data.documents import SPLITS
 from lsai_lab.data.tokenizer import load_tokenizer
-from lsai_lab.files import repo_root
+from lsai_lab.project.files import repo_root
 
 Split = Literal["train", "validation", "test"]
 BLOCK = 16 << 20

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from lsai_core.errors import UserError
+from lsai_core.base.errors import UserError
 
 MB = 1_000_000
 SPLITS = ("train", "validation", "test")

@@ -20,9 +20,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lsai_core.errors import UserError
+from lsai_core.base.errors import UserError
 from lsai_lab.data.documents import Corpus, Part
-from lsai_lab.files import content_hash, repo_root
+from lsai_lab.project.files import content_hash, repo_root
 
 TEXT_SUFFIXES = (".txt", ".md", ".text")
 SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".jsonl.zst", ".parquet")

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from lsai_core.errors import UserError
-from lsai_core.files import atomic_writer
+from lsai_core.base.errors import UserError
+from lsai_core.base.files import atomic_writer
 from lsai_lab.data.documents import Corpus, progress_bar
 from lsai_lab.data.local import json_texts
-from lsai_lab.files import content_hash
+from lsai_lab.project.files import content_hash
 
 PACKAGES = ("libreoffice-help-pl", "manpages-pl")
 MIN_CHARS = 200  # shorter pages are redirections (".so man1/other.1") and stubs

@@ -20,9 +20,9 @@ from typing import Any
 
 from filelock import FileLock
 
-from lsai_core.config import DataConfig
-from lsai_core.errors import UserError
-from lsai_core.files import write_json, write_text
+from lsai_core.config.train import DataConfig
+from lsai_core.base.errors import UserError
+from lsai_core.base.files import write_json, write_text
 from lsai_lab.data import documents as documents_module
 from lsai_lab.data import local
 from lsai_lab.data import tokenizer as tokenizer_module

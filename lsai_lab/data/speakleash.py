@@ -20,11 +20,11 @@ from typing import Any, BinaryIO, TypeVar
 import requests
 from filelock import FileLock
 
-from lsai_core.errors import UserError, hint
-from lsai_core.files import write_json
+from lsai_core.base.errors import UserError, hint
+from lsai_core.base.files import write_json
 from lsai_lab.data.documents import Corpus, progress_bar
 from lsai_lab.data.local import BUFFER, json_texts, open_stream
-from lsai_lab.files import content_hash
+from lsai_lab.project.files import content_hash
 
 T = TypeVar("T")
 DEFAULT_URL = "https://d6t0.c15.e2-2.dev/speakleash-ds-pub/datasets_text/"  # since May 2024; before: speakleash.space

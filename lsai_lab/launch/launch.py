@@ -24,8 +24,8 @@ from typing import Any
 import psutil
 import torch
 
-from lsai_core.errors import Preempted, Unavailable, UserError
-from lsai_core.profiling.limits import cpu_cores
+from lsai_core.base.errors import Preempted, Unavailable, UserError
+from lsai_core.base.limits import cpu_cores
 from lsai_lab.launch.watch import NewRows, Rows, Survivors, end_family, send, workers
 from lsai_lab.runs.stop import stop_requests
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from lsai_core.files import write_json, write_text
+from lsai_core.base.files import write_json, write_text
 from lsai_lab.launch.launch import LAUNCHER, RESULTS
 
 _WATCH_S = 1.0
@@ -67,7 +67,7 @@ def _work(folder: Path, data_root: Path) -> None:
 
 def _report(error: BaseException, path: Path) -> int:
     """Write down why this process ends; returns its exit code (0 if all processes end like this, in good order)."""
-    from lsai_core.errors import UserError
+    from lsai_core.base.errors import UserError
     from lsai_lab.runs.records import outcome_of
 
     at = time.time()

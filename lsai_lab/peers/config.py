@@ -4,11 +4,11 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lsai_core.config import DataConfig, ModelConfig, OptimConfig, ParallelConfig
-from lsai_core.facts import decides
-from lsai_core.files import deep_merge
-from lsai_core.strict import Strict
-from lsai_lab.environment import package_version
+from lsai_core.config.train import DataConfig, ModelConfig, OptimConfig, ParallelConfig
+from lsai_core.config.affects import decides
+from lsai_core.base.files import deep_merge
+from lsai_core.config.strict import Strict
+from lsai_lab.machine.environment import package_version
 
 # What a peer's process executes.
 WORKER = "lsai_lab.peers.worker"

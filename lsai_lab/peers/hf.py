@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from lsai_core.hf import config_json
+from lsai_core.model.hf import config_json
 from lsai_core.training.host_memory import keep_freed_memory
 from lsai_core.training.step import resolve_device
 from lsai_lab.data import Dataset

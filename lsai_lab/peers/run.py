@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from packaging.version import Version
 
-from lsai_core.errors import Unavailable
-from lsai_core.files import write_json
-from lsai_core.model import count_parameters
+from lsai_core.base.errors import Unavailable
+from lsai_core.base.files import write_json
+from lsai_core.model.transformer import count_parameters
 from lsai_core.profiling import flops
 from lsai_lab.benches.machine import peak_of_this_machine, rated
 from lsai_lab.data import prepare
-from lsai_lab.environment import package_version
+from lsai_lab.machine.environment import package_version
 from lsai_lab.launch.launch import require_devices, watched
 from lsai_lab.peers import hf
 from lsai_lab.peers.config import PeerConfig, needed_packages

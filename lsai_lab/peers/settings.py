@@ -4,8 +4,8 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from lsai_core.errors import UserError
-from lsai_core.presets import PRESETS
+from lsai_core.base.errors import UserError
+from lsai_core.config.presets import PRESETS
 
 Peer = Literal["torchtitan", "torchtune", "hf", "nanotron"]
 # What all of them do: logits as a whole, torch's operations and optimizer. Of the text nothing matters.

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lsai_core.config import ModelConfig
+from lsai_core.config.train import ModelConfig
 from lsai_lab.data import Dataset
 from lsai_lab.launch.launch import torchrun
 from lsai_lab.peers.config import WORKER, PeerConfig

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lsai_core.config import ModelConfig
+from lsai_core.config.train import ModelConfig
 from lsai_lab.peers.config import PeerConfig
 from lsai_lab.peers.titan import FLAVOR, as_words, command, loader, rope_scaling, shared, watched
 from lsai_lab.peers.watch import Job

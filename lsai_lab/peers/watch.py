@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lsai_core.files import write_json, write_text
-from lsai_core.model import count_parameters
+from lsai_core.base.files import write_json, write_text
+from lsai_core.model.transformer import count_parameters
 from lsai_core.profiling.steptime import StepTimer
-from lsai_core.strict import validated
+from lsai_core.config.strict import validated
 from lsai_core.training.metrics import finite
 from lsai_lab.benches.machine import speed_summary
 from lsai_lab.data import BatchStream, Dataset

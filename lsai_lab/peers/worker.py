@@ -7,7 +7,7 @@ import os
 import signal
 from functools import partial
 
-from lsai_core.errors import Preempted
+from lsai_core.base.errors import Preempted
 from lsai_lab.launch.launch import LAUNCHER
 from lsai_lab.launch.worker import as_worker
 from lsai_lab.peers.watch import Job

@@ -4,8 +4,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from lsai_core.errors import UserError, hint
-from lsai_core.profiling.limits import cpu_cores
+from lsai_core.base.errors import UserError, hint
+from lsai_core.base.limits import cpu_cores
 from lsai_lab.runs.records import find_runs, is_finished, recorded_runs, runs_frame
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import PlannedRun, matching, unmatched

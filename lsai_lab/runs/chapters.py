@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lsai_core.code import closure, code_hash
-from lsai_core.errors import UserError
-from lsai_core.files import write_text
-from lsai_core.profiling.limits import cpu_cores
-from lsai_lab.files import load_yaml
-from lsai_lab.kit.strip import stripped
+from lsai_core.base.code import closure, code_hash
+from lsai_core.base.errors import UserError
+from lsai_core.base.files import write_text
+from lsai_core.base.limits import cpu_cores
+from lsai_lab.project.files import load_yaml
+from lsai_lab.report.strip import stripped
 from lsai_lab.runs.driver import cores_shared_by
 from lsai_lab.runs.notebook import execute_notebook
 from lsai_lab.runs.records import Run, run_key

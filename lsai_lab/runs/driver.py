@@ -17,15 +17,15 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from lsai_core.errors import UserError
-from lsai_core.files import read_jsonl, write_json
-from lsai_core.profiling.limits import cpu_cores
-from lsai_lab.environment import environment
+from lsai_core.base.errors import UserError
+from lsai_core.base.files import read_jsonl, write_json
+from lsai_core.base.limits import cpu_cores
+from lsai_lab.machine.environment import environment
 from lsai_lab.launch.watch import NewRows
 from lsai_lab.runs.execute import Progress, write_plan
 from lsai_lab.runs.kinds import get_kind
 from lsai_lab.runs.notebook import execute_notebook, portable
-from lsai_lab.runs.quiet import BESIDE
+from lsai_lab.runs.disturbance import BESIDE
 from lsai_lab.runs.records import EARLIER, FINAL, Outcome, Run, Summary, is_finished, read_run, set_aside
 from lsai_lab.runs.stop import Stopped, StopRequest, stop_requests
 from lsai_lab.runs.study import PlannedRun

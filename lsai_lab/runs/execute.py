@@ -16,15 +16,15 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lsai_core.code import code_hash
-from lsai_core.errors import UserError
-from lsai_core.files import write_json
-from lsai_core.strict import Strict, validated
+from lsai_core.base.code import code_hash
+from lsai_core.base.errors import UserError
+from lsai_core.base.files import write_json
+from lsai_core.config.strict import Strict, validated
 from lsai_lab.data.prepare import prepared_id
-from lsai_lab.environment import environment
+from lsai_lab.machine.environment import environment
 from lsai_lab.runs.inputs import run_inputs
 from lsai_lab.runs.kinds import Context, get_kind
-from lsai_lab.runs.quiet import Quiet
+from lsai_lab.runs.disturbance import Quiet
 from lsai_lab.runs.records import FINAL, Outcome, RunId, Summary, is_finished, outcome_of, set_aside
 from lsai_lab.runs.study import PlannedRun
 from lsai_lab.runs.writer import only_writer

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import lsai_core
-from lsai_core.code import code_hash
-from lsai_core.config import DataConfig
-from lsai_core.errors import Unavailable
-from lsai_core.strict import Strict
-from lsai_lab.files import content_hash
+from lsai_core.base.code import code_hash
+from lsai_core.config.train import DataConfig
+from lsai_core.base.errors import Unavailable
+from lsai_core.config.strict import Strict
+from lsai_lab.project.files import content_hash
 
 
 def resolved_paths(config: dict[str, Any], root: Path) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def _weights_id(name: str) -> str:
 
 
 def _checkpoint(name: str) -> Path | None:
-    from lsai_core.hf import find_checkpoint  # with torch, for which not every command has the time
+    from lsai_core.model.hf import find_checkpoint  # with torch, for which not every command has the time
 
     try:
         return find_checkpoint(name)

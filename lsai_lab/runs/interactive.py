@@ -8,11 +8,11 @@ from typing import Any
 
 import pandas as pd
 
-from lsai_core.errors import UserError, hint
-from lsai_core.files import deep_merge, flatten, nested
-from lsai_core.strict import Strict, validated
-from lsai_lab.environment import environment
-from lsai_lab.files import parse_value, repo_root
+from lsai_core.base.errors import UserError, hint
+from lsai_core.base.files import deep_merge, flatten, nested
+from lsai_core.config.strict import Strict, validated
+from lsai_lab.machine.environment import environment
+from lsai_lab.project.files import parse_value, repo_root
 from lsai_lab.runs.execute import ActiveRun, write_plan
 from lsai_lab.runs.records import Summary, is_finished, read_run
 from lsai_lab.runs.session import Session

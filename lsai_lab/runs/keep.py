@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from lsai_core.errors import UserError
-from lsai_core.files import write_text
-from lsai_lab.files import named
+from lsai_core.base.errors import UserError
+from lsai_core.base.files import write_text
+from lsai_lab.project.files import named
 from lsai_lab.runs.records import Run
 
 # What a record consists of, in the order in which it is copied; locks, logs, checkpoints and traces stay behind.

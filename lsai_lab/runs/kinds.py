@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lsai_core.code import closure
-from lsai_core.errors import UserError
+from lsai_core.base.code import closure
+from lsai_core.base.errors import UserError
 from lsai_core.parallel.world import World
-from lsai_core.strict import Strict
+from lsai_core.config.strict import Strict
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Kind:
 
 
 KINDS: dict[str, Kind] = {
-    "train": Kind("lsai_lab.benches.training", "lsai_core.config:TrainConfig", "run-training.ipynb", uses_data=True),
+    "train": Kind("lsai_lab.benches.training", "lsai_core.config.train:TrainConfig", "run-training.ipynb", uses_data=True),
     "batch_search": Kind("lsai_lab.searches.batch_search", ":BatchSearchConfig", "run-batch-search.ipynb", timed=False),
     "model_search": Kind("lsai_lab.searches.model_search", ":ModelSearchConfig", "run-model-search.ipynb", timed=False),
     "ceilings": Kind("lsai_lab.benches.machine", ":CeilingsConfig", "run-machine.ipynb"),

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from lsai_core.errors import UserError
+from lsai_core.base.errors import UserError
 from lsai_lab.launch.watch import end_family
 from lsai_lab.runs.stop import StopRequest
 from lsai_lab.runs.writer import inherit

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from lsai_core.errors import Preempted, Unavailable, UserError
-from lsai_core.files import read_jsonl, write_json
-from lsai_lab.files import Name
+from lsai_core.base.errors import Preempted, Unavailable, UserError
+from lsai_core.base.files import read_jsonl, write_json
+from lsai_lab.project.files import Name
 
 if TYPE_CHECKING:  # pandas takes longer to import than most commands that read records take
     import pandas as pd

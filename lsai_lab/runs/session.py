@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lsai_core.config import DataConfig
-from lsai_core.files import flatten
+from lsai_core.config.train import DataConfig
+from lsai_core.base.files import flatten
 from lsai_lab.data.prepare import prepare, prepared_id
-from lsai_lab.environment import environment, fingerprint
-from lsai_lab.files import repo_root
+from lsai_lab.machine.environment import environment, fingerprint
+from lsai_lab.project.files import repo_root
 from lsai_lab.runs import study as studies
 from lsai_lab.runs.driver import run_plan
 from lsai_lab.runs.records import Run, Summary, find_runs

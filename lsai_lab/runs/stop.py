@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Iterator
 
-from lsai_core.errors import UserError
+from lsai_core.base.errors import UserError
 
 # Asked to stop by SIGUSR1, and there is more to do (sysexits.h calls it EX_TEMPFAIL). Not 99: where Slurm is configured with
 # RequeueExit=99 it requeues such a job even if it was submitted with --no-requeue.

@@ -10,10 +10,10 @@ from typing import Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from lsai_core.errors import UserError, hint
-from lsai_core.files import deep_merge, nested
-from lsai_core.strict import Strict, validated
-from lsai_lab.files import Name, load_yaml, named
+from lsai_core.base.errors import UserError, hint
+from lsai_core.base.files import deep_merge, nested
+from lsai_core.config.strict import Strict, validated
+from lsai_lab.project.files import Name, load_yaml, named
 from lsai_lab.runs.inputs import code_facts, key_config, resolved_paths, run_inputs
 from lsai_lab.runs.kinds import get_kind
 from lsai_lab.runs.records import RunId, run_key

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from lsai_core.errors import UserError
+from lsai_core.base.errors import UserError
 
 _held: set[Path] = set()
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from lsai_core.config import TrainConfig
-from lsai_core.errors import UserError
+from lsai_core.config.train import TrainConfig
+from lsai_core.base.errors import UserError
 from lsai_core.training import step
-from lsai_core.training.optimizer import build_optimizer
+from lsai_core.optimizers.build import build_optimizer
 from lsai_lab.runs.kinds import Context
 from lsai_lab.searches.search import Search, SearchConfig, predicted_size
 from lsai_lab.searches.tries import begin_try, gpu_peaks

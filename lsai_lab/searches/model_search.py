@@ -18,14 +18,14 @@ import torch
 from pydantic import Field
 from torch.distributed.tensor import DTensor
 
-from lsai_core.config import ModelConfig, TrainConfig
-from lsai_core.model import Transformer, count_parameters
+from lsai_core.config.train import ModelConfig, TrainConfig
+from lsai_core.model.transformer import Transformer, count_parameters
 from lsai_core.parallel.processes import connect
 from lsai_core.parallel.world import World
-from lsai_core.presets import scaled_shape
+from lsai_core.config.presets import scaled_shape
 from lsai_core.training import step
-from lsai_core.training.optimizer import build_optimizer, bytes_per_parameter, make_states
-from lsai_core.training.precision import weight_dtype
+from lsai_core.optimizers.build import build_optimizer, bytes_per_parameter, make_states
+from lsai_core.config.precision import weight_dtype
 from lsai_lab.runs.kinds import Context
 from lsai_lab.searches.search import Search, SearchConfig, predicted_size
 from lsai_lab.searches.tries import GIB, begin_try, gpu_peaks

@@ -19,9 +19,9 @@ import psutil
 import torch
 from torch.distributed.elastic.utils.distributed import get_free_port
 
-from lsai_core.config import TrainConfig
+from lsai_core.config.train import TrainConfig
 from lsai_core.training.host_memory import return_freed_memory
-from lsai_core.training.precision import set_matmul_mode
+from lsai_core.config.precision import set_matmul_mode
 from lsai_core.training.step import resolve_device
 from lsai_lab.launch.launch import on_this_machine
 from lsai_lab.runs.records import is_out_of_memory

@@ -11,7 +11,7 @@ import torch
 from pydantic import AfterValidator, Field, model_validator
 
 from lsai_core.attention.choice import BACKENDS
-from lsai_core.strict import Strict
+from lsai_core.config.strict import Strict
 
 BACKWARD_FLOPS = 2.5  # of the forward pass's: five products instead of two
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from lsai_core.errors import Preempted
-from lsai_core.files import write_json
+from lsai_core.base.errors import Preempted
+from lsai_core.base.files import write_json
 from lsai_core.training.step import resolve_device
 from lsai_lab.benches.attention.clock import figures, short
 from lsai_lab.benches.attention.config import BACKWARD_FLOPS

@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from lsai_core.context import METHODS
-from lsai_core.errors import hint
-from lsai_core.strict import Strict
+from lsai_core.base.errors import hint
+from lsai_core.config.strict import Strict
 from lsai_lab.benches.attention.config import BenchConfig, Lengths, Shape
 
 ONE, ONE_TORCH = "one", "one_torch"

@@ -26,7 +26,7 @@ from lsai_core.context import ContextParallel
 from lsai_core.context.heads import key_heads
 from lsai_core.context.kernels import local_kernel
 from lsai_core.context.peer import torch_missing, torch_sent_bytes
-from lsai_core.errors import Unavailable
+from lsai_core.base.errors import Unavailable
 from lsai_core.parallel.world import World
 from lsai_core.profiling.steptime import StepTimer
 from lsai_core.profiling.trace import KernelEvent, busy_ms, exposed_ms, kernel_events

@@ -1,0 +1,268 @@
+"""Hugging Face Llama checkpoints in and out: a folder with `config.json` and safetensors files.
+
+The tensors are the same up to names and packing: query, key and value are rows of one `qkv` matrix here, gate and up
+rows of one `gate_up` matrix; rotary layout and norms agree, so nothing is permuted. `Slot` says which rows of which
+parameter a published tensor fills, and reading and writing both follow that one table.
+
+`config.json` is the mark of a complete checkpoint: `save_hf` removes an old one first and writes the new one last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from lsai_core.config.train import AttentionConfig, ModelConfig
+from lsai_core.base.errors import Unavailable, UserError
+from lsai_core.base.files import atomic_writer, write_json
+from lsai_core.model.transformer import Transformer, fill
+from lsai_core.model.recompute import GradCheckpoint
+from lsai_core.config.strict import validated
+
+WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+EMBEDDING = "model.embed_tokens.weight"
+KEYS = {
+    "n_layers": "num_hidden_layers", "d_model": "hidden_size", "n_heads": "num_attention_heads", "d_ff": "intermediate_size",
+    "vocab_size": "vocab_size", "norm_eps": "rms_norm_eps",
+}  # fmt: skip
+LLAMA = {"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Rows `start` to `stop` of parameter `name` (all rows for a vector)."""
+
+    name: str
+    start: int
+    stop: int
+
+
+def slots(config: ModelConfig) -> dict[str, Slot]:
+    """For each tensor name of a Hugging Face Llama of this shape, the place it has in `Transformer`."""
+    d, ff, q = config.d_model, config.d_ff, config.n_heads * config.head_dim
+    kv = config.n_kv_heads * config.head_dim
+    table = {EMBEDDING: Slot("embedding.weight", 0, config.vocab_size), "model.norm.weight": Slot("norm.weight", 0, d)}
+    if not config.tie_embeddings:
+        table["lm_head.weight"] = Slot("output.weight", 0, config.vocab_size)
+    for i in range(config.n_layers):
+        theirs, ours = f"model.layers.{i}.", f"blocks.{i}."
+        table |= {
+            f"{theirs}input_layernorm.weight": Slot(f"{ours}attention_norm.weight", 0, d),
+            f"{theirs}self_attn.q_proj.weight": Slot(f"{ours}attention.qkv.weight", 0, q),
+            f"{theirs}self_attn.k_proj.weight": Slot(f"{ours}attention.qkv.weight", q, q + kv),
+            f"{theirs}self_attn.v_proj.weight": Slot(f"{ours}attention.qkv.weight", q + kv, q + 2 * kv),
+            f"{theirs}self_attn.o_proj.weight": Slot(f"{ours}attention.output.weight", 0, d),
+            f"{theirs}post_attention_layernorm.weight": Slot(f"{ours}mlp_norm.weight", 0, d),
+            f"{theirs}mlp.gate_proj.weight": Slot(f"{ours}mlp.gate_up.weight", 0, ff),
+            f"{theirs}mlp.up_proj.weight": Slot(f"{ours}mlp.gate_up.weight", ff, 2 * ff),
+            f"{theirs}mlp.down_proj.weight": Slot(f"{ours}mlp.down.weight", 0, d),
+        }
+    return table
+
+
+def to_hf(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """The state dict of a `Transformer` under Hugging Face's names: contiguous tensors, views where possible."""
+    state = {name.replace("_orig_mod.", ""): tensor for name, tensor in state.items()}  # torch.compile's prefix
+    return {name: state[slot.name][slot.start : slot.stop].contiguous() for name, slot in slots(config).items()}
+
+
+def load_hf(
+    folder: Path,
+    attention: AttentionConfig | None = None,
+    dtype: torch.dtype = torch.float32,
+    *,
+    device: torch.device | str = "cpu",
+    grad_checkpoint: GradCheckpoint = "none",
+) -> Transformer:
+    """Read a Llama checkpoint from `folder` into a `Transformer` with parameters of `dtype` on `device`.
+
+    Parameters are read one at a time. Raises `UserError` that names the file, key or tensor if something is missing,
+    damaged, of the wrong shape, or of a kind that `Transformer` cannot express (biases, other architectures, other
+    activations).
+    """
+    config = read_config(folder)
+    with torch.device("meta"):
+        model = Transformer(config, attention, grad_checkpoint=grad_checkpoint)
+    model.to(dtype).to_empty(device=device)
+    fill_from(model, folder)
+    return model
+
+
+def fill_from(model: Transformer, folder: Path) -> None:
+    """Give `model`, sharded or not, the weights of the checkpoint in `folder`; every process of a sharded one must call.
+
+    Raises UserError as `load_hf`, and where the checkpoint describes another model, also by its rotary embeddings.
+    """
+    config = model.config
+    theirs = read_config(folder).model_dump()
+    for key, value in config.model_dump(exclude={"preset"}).items():
+        if theirs[key] != value:
+            raise UserError(f"{folder / CONFIG}: the checkpoint has {key}={theirs[key]}, the model {key}={value}")
+    files, wanted = _files(folder), slots(config)
+    for name, path in files.items():
+        # What has no place is derived from the config, or a copy of the embedding table, or an error.
+        derived = name.endswith("rotary_emb.inv_freq") or (config.tie_embeddings and name == "lm_head.weight")
+        if name not in wanted and not derived:
+            raise UserError(f"{path}: tensor {name!r} has no place in a Llama of the shape in {CONFIG}")
+    parts: dict[str, list[tuple[str, Slot]]] = {}
+    for name, slot in wanted.items():
+        parts.setdefault(slot.name, []).append((name, slot))
+    _check_shapes(model, files, wanted)
+    if missing := sorted(wanted.keys() - files.keys()):
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise UserError(f"{folder}: missing tensors {', '.join(missing[:3])}{more}")
+    head = files.get("lm_head.weight") if config.tie_embeddings else None
+    if head and not torch.equal(_read(head, "lm_head.weight"), _read(files[EMBEDDING], EMBEDDING)):
+        raise UserError(f"{folder}: {CONFIG} says tie_word_embeddings, but lm_head.weight differs from {EMBEDDING}")
+    for key, parameter in model.named_parameters():
+        pieces = [_read(files[name], name) for name, _ in parts[key.replace("_orig_mod.", "")]]
+        fill(parameter, torch.cat(pieces).to(parameter.device, parameter.dtype))
+
+
+def max_positions(folder: Path) -> int:
+    """The context length that the checkpoint in `folder` states; 0 if it states none."""
+    return int(_read_json(folder / CONFIG).get("max_position_embeddings", 0))
+
+
+def find_checkpoint(name: str) -> Path:
+    """The folder that `init_from` means: a path, else one below `models/` of the data root. Unavailable if there is none."""
+    known = Path(os.environ.get("LSAI_DATA", "data")) / "models" / name
+    folder = known if known.is_dir() else Path(name).expanduser()
+    if not folder.is_dir():
+        raise Unavailable(f"needs the weights {name!r}: no such folder, here or in {known.parent}")
+    return folder
+
+
+def _check_shapes(model: Transformer, files: Mapping[str, Path], wanted: Mapping[str, Slot]) -> None:
+    parameters = {name.replace("_orig_mod.", ""): p for name, p in model.named_parameters()}
+    for name in wanted.keys() & files.keys():
+        slot = wanted[name]
+        expected = (slot.stop - slot.start, *parameters[slot.name].shape[1:])
+        with _opened(files[name]) as tensors:
+            found = tuple(tensors.get_slice(name).get_shape())
+        if found != expected:
+            raise UserError(f"{files[name]}: tensor {name!r} has shape {found}, {CONFIG} implies {expected}")
+
+
+def save_hf(model: Transformer, folder: Path, *, max_seq_len: int = 2048) -> None:
+    """Write `model` so that `transformers.LlamaForCausalLM.from_pretrained(folder)` reads it.
+
+    `max_seq_len` goes into `config.json` as the context length that other tools should assume.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in (CONFIG, INDEX):  # without its config.json the folder is no checkpoint, until the last line below
+        (folder / stale).unlink(missing_ok=True)
+    tensors = {name: tensor.detach().cpu() for name, tensor in to_hf(model.state_dict(), model.config).items()}
+    with atomic_writer(folder / WEIGHTS) as file:
+        save_file(tensors, file.name, metadata={"format": "pt"})
+    write_json(folder / CONFIG, config_json(model.config, model.embedding.weight.dtype, max_seq_len))
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The `ModelConfig` that a Hugging Face `config.json` describes; `UserError` if no `Transformer` can express it."""
+    path = folder / CONFIG
+    data = _read_json(path)
+    for key, value in LLAMA.items():
+        if data.get(key, value if key != "model_type" else None) != value:
+            raise UserError(f"{path}: {key} is {data.get(key)!r}; only checkpoints with {value!r} can be read")
+    if absent := [theirs for theirs in KEYS.values() if theirs not in data]:
+        raise UserError(f"{path}: missing key {', '.join(absent)}")
+    shape: dict[str, Any] = {ours: data[theirs] for ours, theirs in KEYS.items()}
+    shape["n_kv_heads"] = data.get("num_key_value_heads") or data["num_attention_heads"]
+    shape["tie_embeddings"] = data.get("tie_word_embeddings", False)
+    if wrong := [key for key in ("rope_parameters", "rope_scaling") if not isinstance(data.get(key) or {}, dict)]:
+        raise UserError(f"{path}: {wrong[0]} is no mapping")
+    # transformers 5 keeps everything about rotary embeddings in one mapping, older versions in two keys.
+    rope = data.get("rope_parameters") or {}
+    shape["rope_theta"] = rope.get("rope_theta", data.get("rope_theta", 1e4))
+    shape["rope_scaling"] = _rope_scaling(rope or data.get("rope_scaling") or {}, path)
+    config = validated(ModelConfig, shape, str(path))
+    if data.get("head_dim") not in (None, config.head_dim):
+        raise UserError(f"{path}: head_dim {data['head_dim']} is not hidden_size / heads = {config.head_dim}")
+    return config
+
+
+def _rope_scaling(rope: dict[str, Any], path: Path) -> dict[str, Any] | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise UserError(f"{path}: rope scaling {kind!r} is not supported; only default and llama3 are")
+    keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    return {key: rope[key] for key in keys if key in rope}
+
+
+def config_json(config: ModelConfig, dtype: torch.dtype, max_seq_len: int) -> dict[str, Any]:
+    """What `config.json` says of a model, which are also the arguments of `transformers.LlamaConfig`."""
+    scaling = None if config.rope_scaling is None else {"rope_type": "llama3", **config.rope_scaling.model_dump()}
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        **LLAMA,
+        **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
+        "num_key_value_heads": config.n_kv_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": max_seq_len,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": scaling,
+        "tie_word_embeddings": config.tie_embeddings,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+        # Which ids begin and end a text is the tokenizer's knowledge; Llama 2's defaults would be wrong for others.
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """The file of every tensor of the checkpoint, by the tensor's name."""
+    if (folder / WEIGHTS).exists():
+        files = [WEIGHTS]
+    elif (folder / INDEX).exists():
+        weight_map = _read_json(folder / INDEX).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise UserError(f"{folder / INDEX}: no weight_map of tensor names to files")
+        files = sorted(set(weight_map.values()))
+    else:
+        raise UserError(f"{folder}: neither {WEIGHTS} nor {INDEX}; only safetensors checkpoints can be read")
+    found: dict[str, Path] = {}
+    for path in (folder / file for file in files):
+        with _opened(path) as tensors:
+            found |= dict.fromkeys(tensors.keys(), path)
+    return found
+
+
+def _read(path: Path, name: str) -> Tensor:
+    with _opened(path) as tensors:
+        return tensors.get_tensor(name)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as tensors:
+            yield tensors
+    except FileNotFoundError:
+        raise UserError(f"no such file: {path} (named in {INDEX})") from None
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path}: not a readable safetensors file ({error}); fetch it again") from None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"no such file: {path}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: expected a JSON object")
+    return value

@@ -1,0 +1,180 @@
+"""The inputs of checkpointed blocks in host memory, where they wait for the backward pass.
+
+With gradient checkpointing what grows with the sequence is one tensor per block, its input. A long block's backward
+pass takes seconds, and the way over PCIe a tenth of one; so each input is copied to pinned host memory while its block
+computes, and comes back while the block behind it runs its backward pass. The idea is ALST's (Bekman et al. 2025,
+arXiv:2506.13996).
+
+Autograd's hooks for saved tensors do the exchange, and take the block's input only. Copies run on a stream of their
+own. On the GPU there are at most two inputs beside the one in use, one leaving and one coming; each is let go only
+after the computing stream waits for its copy, so that its memory cannot be taken too early.
+
+Where the GPU has room for some inputs but not for all, it is the last blocks' that stay there (`inputs_on_gpu`): the
+backward pass needs them first and frees them before its gradients are all there. What `grad_checkpoint: attention`
+keeps beside the inputs, the results of attention, stays on the GPU.
+
+Host buffers are pinned once, at exactly their size (torch's own pinned memory rounds up to powers of two), and serve
+all steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lsai_core.config.train import TrainConfig
+from lsai_core.base.limits import host_limit_gib
+from lsai_core.config.precision import residual_dtype
+
+Kind = tuple[torch.Size, torch.dtype]
+
+
+class HostInputs:
+    """Keeps block inputs in host memory. Works on any device; on a CPU the copies are plain ones.
+
+    `first`: the blocks, from the first on, whose inputs go there; those of the blocks behind stay on the GPU.
+    """
+
+    def __init__(self, first: int) -> None:
+        self._first = first
+        self._free: defaultdict[Kind, list[Tensor]] = defaultdict(list)
+        self._stream: torch.cuda.Stream | None = None
+        self._leaving: tuple[Tensor, torch.cuda.Event | None] | None = None
+        self._last: weakref.ref[_Kept] | None = None
+
+    @contextlib.contextmanager
+    def of_block(self, index: int, x: Tensor) -> Iterator[None]:
+        """While open, saving `x`, the input of block `index`, for the backward pass copies it to the host."""
+        if not torch.is_grad_enabled() or not x.requires_grad:
+            yield  # the first block of a model whose embedding does not learn, or no training at all
+            return
+        if index >= self._first:
+            self._settle()  # what left last must not stay until the backward pass
+            yield
+            return
+        storage, shape = x.untyped_storage()._cdata, x.shape
+        kept: list[weakref.ref[_Kept]] = []
+
+        def pack(tensor: Tensor) -> Any:
+            if tensor.untyped_storage()._cdata != storage or tensor.shape != shape:
+                return tensor
+            known = kept[0]() if kept else None
+            if known is None:  # once, however often it is saved
+                known = self._keep(tensor)
+                kept.append(weakref.ref(known))
+            return known
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, _unpacked):
+            yield
+
+    def _keep(self, x: Tensor) -> _Kept:
+        self._settle()
+        buffers = self._free[x.shape, x.dtype]
+        host = buffers.pop() if buffers else host_buffer(x)
+        event = self._copy(host, x)
+        self._leaving = (x, event)
+        kept = _Kept(self, host, x.device, self._last)
+        self._last = weakref.ref(kept)
+        return kept
+
+    def _settle(self) -> None:
+        """Let go of the input that left last; from here on the computing stream comes after its copy."""
+        if self._leaving is not None and self._leaving[1] is not None:
+            torch.cuda.current_stream(self._leaving[0].device).wait_event(self._leaving[1])
+        self._leaving = None
+
+    @torch.no_grad()
+    def _copy(self, target: Tensor, source: Tensor) -> torch.cuda.Event | None:
+        """Copy behind everything that the computing stream has been given so far; the event of its end."""
+        device = source.device if source.is_cuda else target.device
+        if device.type != "cuda":
+            target.copy_(source)
+            return None
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+            return self._stream.record_event()
+
+    def give_back(self, host: Tensor) -> None:
+        """`host` may be written again; the one stream of the copies keeps the order."""
+        self._free[host.shape, host.dtype].append(host)
+
+
+class _Kept:
+    """One input in host memory, and the way back."""
+
+    def __init__(
+        self, owner: HostInputs, host: Tensor, device: torch.device, before: weakref.ref[_Kept] | None
+    ) -> None:
+        self._owner, self._host, self._device, self._before = owner, host, device, before
+        self._coming: tuple[Tensor, torch.cuda.Event | None] | None = None
+
+    def fetch(self) -> None:
+        """Begin to bring it back."""
+        if self._coming is None:
+            x = torch.empty_like(self._host, device=self._device)
+            self._coming = (x, self._owner._copy(x, self._host))
+
+    def take(self) -> Tensor:
+        """It, on its device; meanwhile the input of the block before begins to come."""
+        self._owner._settle()
+        self.fetch()
+        assert self._coming is not None
+        (x, event), self._coming = self._coming, None
+        if event is not None:
+            torch.cuda.current_stream(self._device).wait_event(event)
+        before = self._before() if self._before is not None else None
+        if before is not None:
+            before.fetch()
+        return x
+
+    def __del__(self) -> None:
+        if self._coming is not None and self._coming[1] is not None:
+            self._coming[1].synchronize()  # nobody waited for it: an aborted backward pass
+        self._owner.give_back(self._host)
+
+
+def blocks_on_host(config: TrainConfig) -> int:
+    """So many blocks, from the first on, keep their inputs on the host."""
+    if config.saved_inputs == "gpu":
+        return 0
+    # A search for the largest model also tries smaller ones than the config's.
+    return max(0, config.model.n_layers - config.inputs_on_gpu)
+
+
+def host_gib(config: TrainConfig) -> float:
+    """What the inputs of the blocks take on the host, for one process."""
+    tokens = config.batch_size * config.seq_len / config.parallel.cp
+    return blocks_on_host(config) * tokens * config.model.d_model * residual_dtype(config).itemsize / 2**30
+
+
+def require_host_memory(config: TrainConfig) -> None:
+    """MemoryError if this machine's memory cannot hold the inputs of its processes."""
+    # As torchrun sets it, or Slurm.
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or 1)
+    needed, allowed = host_gib(config) * processes, host_limit_gib()
+    if needed > allowed:
+        raise MemoryError(f"saved_inputs: host needs {needed:.0f} GiB of host memory; {allowed:.0f} GiB may be used")
+
+
+def _unpacked(kept: Any) -> Tensor:
+    return kept.take() if isinstance(kept, _Kept) else kept
+
+
+def host_buffer(like: Tensor) -> Tensor:
+    """Host memory for a tensor of this shape and dtype, pinned (page-locked) if it comes from a GPU."""
+    host = torch.empty(like.shape, dtype=like.dtype)
+    if like.is_cuda:
+        address, cudart = host.data_ptr(), torch.cuda.cudart()
+        torch.cuda.check_error(cudart.cudaHostRegister(address, host.nbytes, 1))  # portable, as torch's pinned memory
+        weakref.finalize(host, cudart.cudaHostUnregister, address)
+    return host

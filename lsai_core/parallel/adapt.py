@@ -1,0 +1,25 @@
+"""What a run's config does to a model once it has its shape: fp8 layers, fused blocks, offload, compilation; in this order."""
+
+from __future__ import annotations
+
+from lsai_core import fp8
+from lsai_core.config.train import TrainConfig
+from lsai_core.model.transformer import Transformer
+from lsai_core.model.saved_inputs import HostInputs, blocks_on_host, require_host_memory
+
+
+def adapt(model: Transformer, config: TrainConfig) -> None:
+    """Convert, fuse and mark for compilation, in place; before the model is sharded.
+
+    Raises MemoryError where the host cannot hold what is to be kept there.
+    """
+    fp8.convert(model, config.fp8)
+    if config.blocks == "fused":
+        model.fuse(config.mlp_chunk)
+    model.bf16_residual = config.precision == "bf16_residual"
+    if config.saved_inputs == "host":
+        require_host_memory(config)
+        model.host_inputs = HostInputs(blocks_on_host(config))
+    if config.compile:
+        for block in model.blocks:
+            block.compile()

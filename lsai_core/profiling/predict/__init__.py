@@ -1,9 +1,0 @@
-"""Memory and time of a training run, predicted without a GPU: see `simulate`, `compiled`, `roofline`."""
-
-from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu
-from lsai_core.profiling.predict.prediction import LIBRARIES_GIB, Prediction, Verdict, predict, verdict
-from lsai_core.profiling.predict.roofline import Estimate, estimate
-
-__all__ = [
-    "GPUS", "LIBRARIES_GIB", "Estimate", "Gpu", "Prediction", "Verdict", "estimate", "find_gpu", "predict", "verdict",
-]  # fmt: skip

@@ -1,0 +1,136 @@
+"""YAML as people mean it, settings from a command line, and where the project lies."""
+
+import hashlib
+import math
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import AfterValidator
+
+from lsai_core.base.errors import UserError
+from lsai_core.base.files import deep_merge, nested
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+
+
+def content_hash(path: Path) -> Any:
+    """BLAKE2b (16 bytes) of a file, a `hashlib` object."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+
+
+def named(text: str) -> str:
+    """`text`, if it can be the name of a study, profile, variant, part or machine: it becomes a file's name and stands in commands.
+
+    Raises ValueError, which pydantic turns into an error at the name's place.
+    """
+    if not _NAME.fullmatch(text):
+        shown = text if len(text) <= 60 else f"{text[:60]}..."
+        raise ValueError(f"{shown!r} is no name: up to 80 letters, digits, '.', '_' and '-', a letter or digit first")
+    return text
+
+
+Name = Annotated[str, AfterValidator(named)]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2 floats (`3e-4` is a number), finite and of at most 64 bits; dates are text; no silently repeated keys."""
+
+    aliases = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.aliases += self.check_event(yaml.AliasEvent)  # each may stand for many of the ones before it
+        if self.aliases > 50:
+            raise yaml.composer.ComposerError(None, None, "more than 50 aliases")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen and key != "<<":
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+    def construct_number(self, node: yaml.ScalarNode) -> Any:
+        """A number that JSON, torch and C can hold."""
+        try:
+            integer = node.tag.endswith(":int")
+            value = self.construct_yaml_int(node) if integer else self.construct_yaml_float(node)
+            if abs(value) < (2**63 if integer else math.inf):
+                return value
+        except ValueError:
+            pass
+        what = f"{node.value[:30]!r} is no finite number of 64 bits"
+        raise yaml.constructor.ConstructorError(None, None, what, node.start_mark)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?((\d[\d_]*\.[\d_]*|\.[\d_]+|\d[\d_]*(?=[eE]))([eE][-+]?\d+)?|\.inf)$|^\.nan$", re.ASCII),
+    list("-+0123456789."),
+)
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
+
+
+def _parse(text: str, what: str) -> Any:
+    """The YAML value of `text`; UserError in one line that begins with `what`, whatever is wrong with it."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except RecursionError:
+        raise UserError(f"{what}: nested too deeply") from None
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError) as error:  # the last ones by wrong tags
+        raise UserError(f"{what}: {' '.join(str(error).split())[:500]}") from None
+
+
+def load_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML mapping; a missing or malformed file is a `UserError` that names the file and the line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"no such file: {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as YAML: {error}") from None
+    value = _parse(text, f"{path}: cannot be read as YAML")
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: expected a mapping of keys to values at the top level")
+    return value
+
+
+def parse_value(text: str) -> Any:
+    """One YAML scalar or flow value, as given on a command line (`--set optim.lr=3e-4`); UserError if it is none."""
+    return _parse(text, f"{text[:100]!r} cannot be read as a YAML value")
+
+
+def parse_overrides(pairs: list[str]) -> dict[str, Any]:
+    """`["optim.lr=3e-4", "steps=10"]` as a nested mapping; UserError for anything that is not key=value."""
+    overrides: dict[str, Any] = {}
+    for pair in pairs:
+        path, separator, text = pair.partition("=")
+        if not separator or not path:
+            raise UserError(f"--set wants key=value (for example optim.lr=3e-4), got {pair!r}")
+        overrides = deep_merge(overrides, nested(path, parse_value(text)))
+    return overrides
+
+
+def repo_root() -> Path:
+    """The folder that holds `params/` and `notebooks/`: $LSAI_ROOT, else the nearest one above the current folder, else
+    the source checkout."""
+    if given := os.environ.get("LSAI_ROOT"):
+        if not (Path(given) / "params").is_dir():
+            raise UserError(f"LSAI_ROOT={given} holds no params/ folder; set it to the project's folder")
+        return Path(given)
+    here = Path.cwd()
+    for folder in (here, *here.parents, Path(__file__).resolve().parent.parent):
+        if (folder / "params").is_dir() and (folder / "notebooks").is_dir():
+            return folder
+    raise UserError(f"no params/ and notebooks/ at or above {here}; change into the checkout or set LSAI_ROOT")
