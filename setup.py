@@ -1,4 +1,5 @@
-"""The package is described in pyproject.toml; this adds to a wheel what `lsai new lab` lays out (`lsai_lab/project/template.py`)."""
+"""The package is described in pyproject.toml; this adds to a wheel what `lsai new lab` lays out
+(`lsai_lab/project/template.py`)."""
 
 import sys
 from pathlib import Path

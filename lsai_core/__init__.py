@@ -1,8 +1,10 @@
-"""lsai_core: model, attention, kernels, fp8, context parallelism, FSDP2, training and profiling, usable alone.
+"""lsai_core: model, attention, kernels, fp8, context parallelism, FSDP2, training and profiling,
+usable alone.
 
 from lsai_core import TrainConfig, train
 config = TrainConfig.model_validate({"model": {"preset": "lab-tiny"}, "steps": 100})
-trained = train(config, tokens, Path("out"))  # `tokens`: see `lsai_core.training.batches.TokenSource`
+trained = train(config, tokens, Path("out"))  # `tokens`: see
+                                              `lsai_core.training.batches.TokenSource`
 """
 
 from __future__ import annotations
@@ -19,8 +21,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["TrainConfig", "Transformer", "predict", "train"]
 
-# Imported when first asked for: torch takes seconds, and not everybody who asks for the version needs it.
-_WHERE = {"TrainConfig": ".config", "Transformer": ".model", "predict": ".profiling.predict", "train": ".training.loop"}
+# Imported when first asked for: torch takes seconds, and not everybody who asks for the version
+# needs it.
+_WHERE = {
+    "TrainConfig": ".config",
+    "Transformer": ".model",
+    "predict": ".profiling.predict",
+    "train": ".training.loop",
+}
 
 
 def __getattr__(name: str) -> Any:

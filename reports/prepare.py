@@ -1,4 +1,5 @@
-"""Quarto calls this before it renders, when the chapters must be there, and after, to give its search a script."""
+"""Quarto calls this before it renders, when the chapters must be there, and after, to give its
+search a script."""
 
 import os
 import sys

@@ -1,8 +1,10 @@
-"""What `lsai compare`, `lsai claims` and `lsai report` cost with the committed records, and with ten times as many.
+"""What `lsai compare`, `lsai claims` and `lsai report` cost with the committed records, and with
+ten times as many.
 
     python tests/benchmark_flows.py [TIMES]
 
-The other records are copies under other machines' names. One line a command: seconds, and how often as long it takes.
+The other records are copies under other machines' names. One line a command: seconds, and how often
+as long it takes.
 """
 
 from __future__ import annotations
@@ -34,7 +36,11 @@ def measured(times: int) -> dict[str, float]:
         ignored = shutil.ignore_patterns("_*", "*.ipynb", "runs", "files", "data")
         shutil.copytree(CHECKOUT / "reports", reports, ignore=ignored)
         shutil.copy(CHECKOUT / "reports" / "_quarto.yml", reports)
-        machines = [path for path in (reports / "recorded").iterdir() if path.is_dir() and path.name != "predictions"]
+        machines = [
+            path
+            for path in (reports / "recorded").iterdir()
+            if path.is_dir() and path.name != "predictions"
+        ]
         for number in range(1, times):
             for machine in machines:
                 shutil.copytree(machine, machine.with_name(f"{machine.name}-copy{number}"))
@@ -44,8 +50,11 @@ def measured(times: int) -> dict[str, float]:
         for name, words in COMMANDS.items():
             begin = time.perf_counter()
             command = [sys.executable, "-m", "lsai_lab.cli", *words]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-            assert done.returncode in (0, 1), done.stderr  # claims that fell are no error of the command
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, check=False
+            )
+            # claims that fell are no error of the command
+            assert done.returncode in (0, 1), done.stderr
             assert "did not complete" not in done.stdout, done.stdout
             found[name] = time.perf_counter() - begin
         return found
@@ -56,5 +65,6 @@ if __name__ == "__main__":
     one, many = measured(1), measured(more)
     for name, value in one.items():
         print(
-            f"{name:18} {value:6.1f} s, with {more} times the records {many[name]:6.1f} s: {many[name] / value:.1f} times"
+            f"{name:18} {value:6.1f} s, with {more} times the records {many[name]:6.1f} s: "
+            f"{many[name] / value:.1f} times"
         )

@@ -1,9 +1,11 @@
-"""What several test files share: a small text, a tiny model on it, a project folder of its own, and a way to call `lsai`.
+"""What several test files share: a small text, a tiny model on it, a project folder of its own, and
+a way to call `lsai`.
 
 Expensive things are made once per session: the prepared dataset.
 
-`make test` runs several workers (pytest-xdist), each of which would make these things again. So tests are handed out by file,
-files that share an expensive fixture together, the longest first. Workers share the cores, so each computes with one thread.
+`make test` runs several workers (pytest-xdist), each of which would make these things again. So
+tests are handed out by file, files that share an expensive fixture together, the longest first.
+Workers share the cores, so each computes with one thread.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ import pytest
 import torch
 import yaml
 
-from lsai_core.config.train import DataConfig, TrainConfig
 from lsai_core.base.files import deep_merge
 from lsai_core.base.limits import cpu_cores
 from lsai_core.config.strict import validated
+from lsai_core.config.train import DataConfig, TrainConfig
 from lsai_lab.benches.machine import measure_ceilings
 from lsai_lab.cli import main
 from lsai_lab.data import Dataset, prepare
@@ -44,10 +46,18 @@ from lsai_lab.machine.environment import environment
 from lsai_lab.runs.records import Run, RunId, Summary, find_runs, run_key
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-TINY_MODEL = {"n_layers": 2, "d_model": 32, "n_heads": 2, "n_kv_heads": 1, "d_ff": 64, "vocab_size": 320}
+TINY_MODEL = {
+    "n_layers": 2,
+    "d_model": 32,
+    "n_heads": 2,
+    "n_kv_heads": 1,
+    "d_ff": 64,
+    "vocab_size": 320,
+}
 
 
-# Files that share a fixture which takes a minute (`hazards`), and the order of the groups, the longest first.
+# Files that share a fixture which takes a minute (`hazards`), and the order of the groups, the
+# longest first.
 TOGETHER = {"test_cli.py": "test_runs.py", "test_study.py": "test_runs.py"}
 LONG = (
     "test_slurm.py",
@@ -74,7 +84,8 @@ def group_of(test: str) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """`-n auto`: as many as the cores that this process may use; one where the tests would share a GPU's memory."""
+    """`-n auto`: as many as the cores that this process may use; one where the tests would share a
+    GPU's memory."""
     return 1 if torch.cuda.is_available() else min(cpu_cores(), MOST_WORKERS)
 
 
@@ -93,7 +104,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` are skipped where there is none; a worker's tests are in the order in which groups shall begin."""
+    """Tests marked `gpu` are skipped where there is none; a worker's tests are in the order in
+    which groups shall begin."""
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
@@ -113,13 +125,17 @@ def write_corpus(path: Path, documents: int = 300, seed: int = 0) -> Path:
     )
     with path.open("w") as file:
         for number in range(documents):
-            sentences = [f"{rng.choice(subjects)} {rng.choice(verbs)} {rng.choice(objects)}." for _ in range(12)]
+            sentences = [
+                f"{rng.choice(subjects)} {rng.choice(verbs)} {rng.choice(objects)}."
+                for _ in range(12)
+            ]
             file.write(json.dumps({"text": f"story {number}: " + " ".join(sentences)}) + "\n")
     return path
 
 
 def tiny(**changes: Any) -> TrainConfig:
-    """A run of a tiny model on a CPU that takes a few milliseconds per step; `changes` are laid over it."""
+    """A run of a tiny model on a CPU that takes a few milliseconds per step; `changes` are laid
+    over it."""
     base = {
         "model": TINY_MODEL,
         "device": "cpu",
@@ -143,16 +159,28 @@ def losses(folder: Path) -> list[float]:
 
 
 def write_run(
-    root: Path, study: str, variant: str, part: str = "train", repeat: int = 0, *, kind: str = "train",
-    outcome: Any = "ok", reason: str | None = None, results: dict[str, Any] | None = None,
-    config: dict[str, Any] | None = None, metrics: list[dict[str, Any]] | None = None,
-) -> Path:  # fmt: skip
-    """A finished run in the format of the records, as if it had been executed on this machine; returns its folder."""
+    root: Path,
+    study: str,
+    variant: str,
+    part: str = "train",
+    repeat: int = 0,
+    *,
+    kind: str = "train",
+    outcome: Any = "ok",
+    reason: str | None = None,
+    results: dict[str, Any] | None = None,
+    config: dict[str, Any] | None = None,
+    metrics: list[dict[str, Any]] | None = None,
+) -> Path:
+    """A finished run in the format of the records, as if it had been executed on this machine;
+    returns its folder."""
     run = RunId(study, variant, part, repeat, run_key({}, study, variant, part, str(repeat)))
     folder = root / study / run.folder
     folder.mkdir(parents=True)
     started = f"2026-01-01T00:00:{repeat:02d}+00:00"
-    Summary(run, kind, outcome, reason, started, 1.0, f"lsai study {study}", {}, results or {}).write(folder)
+    Summary(
+        run, kind, outcome, reason, started, 1.0, f"lsai study {study}", {}, results or {}
+    ).write(folder)
     (folder / "config.json").write_text(json.dumps(config or {}))
     (folder / "env.json").write_text(json.dumps(environment()))
     if metrics:
@@ -161,7 +189,8 @@ def write_run(
 
 
 def gpu_bytes() -> int:
-    """What this process holds on the GPU once it has let go of all that it can: what earlier tests left behind, or nothing."""
+    """What this process holds on the GPU once it has let go of all that it can: what earlier tests
+    left behind, or nothing."""
     torch._dynamo.reset()
     gc.collect()
     torch.cuda.empty_cache()
@@ -181,7 +210,8 @@ def dataset(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """The same number of threads here as in a child process with OMP_NUM_THREADS=1: sums in the same order."""
+    """The same number of threads here as in a child process with OMP_NUM_THREADS=1: sums in the
+    same order."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -190,7 +220,8 @@ def one_thread() -> Iterator[None]:
 
 @dataclass
 class Project:
-    """A project folder with params/ and notebooks/ of its own, where `lsai` can be called, here or as a process."""
+    """A project folder with params/ and notebooks/ of its own, where `lsai` can be called, here or
+    as a process."""
 
     root: Path
     environment: dict[str, str] = field(default_factory=dict)
@@ -201,14 +232,23 @@ class Project:
 
     @property
     def env(self) -> dict[str, str]:
-        own = {"LSAI_ROOT": str(self.root), "LSAI_RUNS": str(self.runs), "LSAI_DATA": str(self.root / "data")}
+        own = {
+            "LSAI_ROOT": str(self.root),
+            "LSAI_RUNS": str(self.runs),
+            "LSAI_DATA": str(self.root / "data"),
+        }
         # Tiny models gain nothing from threads, and on a busy machine they wait for each other.
         return {**own, "OMP_NUM_THREADS": "1", **self.environment}
 
     def lsai(self, *arguments: object) -> tuple[int, str, str]:
-        """`lsai <arguments>` in this process: (exit code, standard output, standard error). Tracebacks are not caught."""
+        """`lsai <arguments>` in this process: (exit code, standard output, standard error).
+        Tracebacks are not caught."""
         out, err = io.StringIO(), io.StringIO()
-        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
             for key, value in self.env.items():
                 patch.setenv(key, value)
             patch.setattr(sys, "argv", ["lsai", *map(str, arguments)])
@@ -242,7 +282,8 @@ class Project:
 
 @pytest.fixture(scope="session")
 def ceilings() -> dict[str, Any]:
-    """Measured once, so that not every run of a tiny model measures this machine for two seconds."""
+    """Measured once, so that not every run of a tiny model measures this machine for two
+    seconds."""
     return measure_ceilings(torch.device("cpu"), budget_s=0.2)
 
 
@@ -250,13 +291,19 @@ def ceilings() -> dict[str, Any]:
 def new_project(
     corpus: Path, ceilings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Project]:
-    """Makes a project whose memory study trains the tiny model of `tiny()`, with the given variants."""
+    """Makes a project whose memory study trains the tiny model of `tiny()`, with the given
+    variants."""
 
     def make(variants: dict[str, dict[str, Any]] | None = None, **base: Any) -> Project:
         root = tmp_path_factory.mktemp("project")
-        shutil.copytree(CHECKOUT / "notebooks", root / "notebooks", ignore=shutil.ignore_patterns(".*"))
+        shutil.copytree(
+            CHECKOUT / "notebooks", root / "notebooks", ignore=shutil.ignore_patterns(".*")
+        )
         shutil.copytree(CHECKOUT / "params", root / "params")
-        for path in [*(root / "params" / "studies").glob("*"), *(root / "params" / "profiles").glob("*")]:
+        for path in [
+            *(root / "params" / "studies").glob("*"),
+            *(root / "params" / "profiles").glob("*"),
+        ]:
             path.unlink()
         project = Project(root)
         config = tiny().model_dump(mode="json", include={*tiny().model_fields_set} - {"model"})
@@ -273,22 +320,37 @@ def new_project(
             "baseline": "baseline",
             "parts": {"train": {"timeout_s": 200}, "batch": search},
             "base": deep_merge(config, base),
-            "variants": {name: {"label": name, **v} for name, v in (variants or {"baseline": {}}).items()},
+            "variants": {
+                name: {"label": name, **v} for name, v in (variants or {"baseline": {}}).items()
+            },
         }
         project.write_yaml("params/studies/memory.yaml", study)
         machine: dict[str, Any] = {"study": "machine", "title": "Machine", "question": "How fast?"}
-        machine |= {"parts": {"ceilings": {"kind": "ceilings"}}, "base": {"budget_s": 0.2, "device": "cpu"}}
-        project.write_yaml("params/studies/machine.yaml", {**machine, "variants": {"machine": {"label": "this"}}})
+        machine |= {
+            "parts": {"ceilings": {"kind": "ceilings"}},
+            "base": {"budget_s": 0.2, "device": "cpu"},
+        }
+        project.write_yaml(
+            "params/studies/machine.yaml", {**machine, "variants": {"machine": {"label": "this"}}}
+        )
         write_run(project.runs, "machine", "machine", "ceilings", kind="ceilings", results=ceilings)
-        (root / "params" / "claims.yaml").write_text("{}\n")  # the shipped claims speak of the shipped study
+        # the shipped claims speak of the shipped study
+        (root / "params" / "claims.yaml").write_text("{}\n")
         (root / "reports").mkdir()
-        for path in (path for path in (CHECKOUT / "reports").iterdir() if path.is_file() and path.suffix != ".ipynb"):
+        for path in (
+            path
+            for path in (CHECKOUT / "reports").iterdir()
+            if path.is_file() and path.suffix != ".ipynb"
+        ):
             shutil.copy(path, root / "reports")
         report = yaml.safe_load((root / "reports" / "_quarto.yml").read_text())
-        report["book"]["chapters"] = ["index.ipynb", "10-memory.ipynb"]  # of the studies that this project has
+        # of the studies that this project has
+        report["book"]["chapters"] = ["index.ipynb", "10-memory.ipynb"]
         project.write_yaml("reports/_quarto.yml", report)
         project.write_yaml("params/profiles/cpu.yaml", {"profile": "cpu", "description": "test"})
-        project.write_yaml("params/profiles/gpu.yaml", {"profile": "gpu", "description": "test", "gpu": "*"})
+        project.write_yaml(
+            "params/profiles/gpu.yaml", {"profile": "gpu", "description": "test", "gpu": "*"}
+        )
         return project
 
     return make
@@ -300,7 +362,8 @@ def shared(new_project: Callable[..., Project]) -> Project:
     return new_project({"baseline": {}, "bf16": {"config": {"precision": "bf16_autocast"}}})
 
 
-# Put before the cell that executes a run: what can go wrong with a kernel, chosen by the variant's name.
+# Put before the cell that executes a run: what can go wrong with a kernel, chosen by the variant's
+# name.
 HAZARDS = """
 import os, resource, signal, threading, time
 
@@ -324,7 +387,8 @@ if run.id.variant == "crash":
 
 @dataclass
 class Hazards:
-    """A study in which much goes wrong: the project, what two `lsai study` said, and the records after each."""
+    """A study in which much goes wrong: the project, what two `lsai study` said, and the records
+    after each."""
 
     project: Project
     first: tuple[int, str, str]
@@ -335,8 +399,9 @@ class Hazards:
 
 @pytest.fixture(scope="session")
 def hazards(new_project: Callable[..., Project]) -> Hazards:
-    """Runs that are out of memory, killed, crash and unavailable, then one that ends well; and all of it once more with a
-    time limit, within which the run that was killed does not end (under a minute)."""
+    """Runs that are out of memory, killed, crash and unavailable, then one that ends well; and all
+    of it once more with a time limit, within which the run that was killed does not end (under a
+    minute)."""
     huge = {"model": {"n_layers": 8, "d_model": 2048, "d_ff": 8192, "n_heads": 2, "n_kv_heads": 2}}
     project = new_project(
         {
@@ -372,5 +437,7 @@ def hazards(new_project: Callable[..., Project]) -> Hazards:
     first = project.lsai("study", "memory", "--parts", "train", "--profile", "cpu")
     killer.join()
     after_first = project.found()
-    second = project.lsai("study", "memory", "--parts", "train", "--profile", "short", "--skip", "fa2")
+    second = project.lsai(
+        "study", "memory", "--parts", "train", "--profile", "short", "--skip", "fa2"
+    )
     return Hazards(project, first, after_first, second, project.found())

@@ -1,6 +1,8 @@
-"""What the processes of `test_context.py` do: `context_job.py <folder>` runs every world size and writes `<folder>/<name>.json`.
+"""What the processes of `test_context.py` do: `context_job.py <folder>` runs every world size and
+writes `<folder>/<name>.json`.
 
-One process imports everything and forks the ranks of each world, because importing torch takes longer than the cases.
+One process imports everything and forks the ranks of each world, because importing torch takes
+longer than the cases.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lsai_core.base.errors import Unavailable, UserError
 from lsai_core.config.train import AttentionConfig, ModelConfig
 from lsai_core.context import METHODS, ContextParallel
-from lsai_core.base.errors import Unavailable, UserError
-from lsai_core.model.transformer import build_model
 from lsai_core.model.recompute import GradCheckpoint
+from lsai_core.model.transformer import build_model
 
 LENGTH, HEAD_DIM, BATCH = 144, 16, 2
 OURS = [name for name, method in METHODS.items() if not method.peer]
@@ -35,7 +37,8 @@ FLOAT = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def cases(world: int) -> list[dict[str, Any]]:
-    """Every method with every ratio of heads and every window in fp64; the fused kernel in fp32 and bf16; few for 8."""
+    """Every method with every ratio of heads and every window in fp64; the fused kernel in fp32 and
+    bf16; few for 8."""
     found = []
     for method in OURS:
         base = {"method": method, "kernel": "eager", "dtype": "fp64", "window": None}
@@ -45,7 +48,9 @@ def cases(world: int) -> list[dict[str, Any]]:
             found.append({**base, "heads": HEADS[world][1], "window": window})
         for dtype in ("fp32", "bf16"):
             found.append({**base, "heads": HEADS[world][1], "dtype": dtype, "kernel": "sdpa_flash"})
-        found.append({**base, "heads": HEADS[world][1], "window": 40, "dtype": "fp32", "kernel": "auto"})
+        found.append(
+            {**base, "heads": HEADS[world][1], "window": 40, "dtype": "fp32", "kernel": "auto"}
+        )
     return found
 
 
@@ -82,7 +87,8 @@ def relative(value: Tensor, expected: Tensor) -> float:
 
 
 def errors(case: dict[str, Any]) -> list[float]:
-    """Of output, dq, dk, dv against fp64 attention in one process; empty on all ranks but the first."""
+    """Of output, dq, dk, dv against fp64 attention in one process; empty on all ranks but the
+    first."""
     cp = ContextParallel(case["method"], LENGTH, window=case["window"], kernel=case["kernel"])
     dtype = FLOAT[case["dtype"]]
     *qkv, gradient = (cp.shard(x).to(dtype) for x in inputs(case["heads"]))
@@ -93,7 +99,9 @@ def errors(case: dict[str, Any]) -> list[float]:
     whole = [cp.unshard(x) for x in found]
     if cp.rank:
         return []
-    return [relative(a, b) for a, b in zip(whole, exact(case["heads"], case["window"]), strict=True)]
+    return [
+        relative(a, b) for a, b in zip(whole, exact(case["heads"], case["window"]), strict=True)
+    ]
 
 
 def every_case(rank: int, world: int) -> Any:
@@ -101,12 +109,15 @@ def every_case(rank: int, world: int) -> Any:
 
 
 def model(rank: int, world: int) -> Any:
-    """Largest differences of loss and gradients of a small decoder from one process's, by method and checkpointing."""
+    """Largest differences of loss and gradients of a small decoder from one process's, by method
+    and checkpointing."""
     shape = ModelConfig(n_layers=1, d_model=32, n_heads=4, n_kv_heads=2, d_ff=64, vocab_size=50)
     tokens = torch.randint(50, (2, 33), generator=torch.Generator().manual_seed(0))
     config = AttentionConfig(backend="eager", window=None)
 
-    def step(context: ContextParallel | None, keep: GradCheckpoint, compiled: bool = False) -> list[Tensor]:
+    def step(
+        context: ContextParallel | None, keep: GradCheckpoint, compiled: bool = False
+    ) -> list[Tensor]:
         decoder = build_model(shape, config, grad_checkpoint=keep, dtype=torch.float64)
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
         if context is not None:
@@ -129,7 +140,9 @@ def model(rank: int, world: int) -> Any:
     for method in OURS:
         for keep in get_args(GradCheckpoint):
             found = step(ContextParallel(method, 32, kernel="eager"), keep)
-            differences[f"{method} {keep}"] = max(relative(a, b) for a, b in zip(found, expected, strict=True))
+            differences[f"{method} {keep}"] = max(
+                relative(a, b) for a, b in zip(found, expected, strict=True)
+            )
     found = step(ContextParallel("usp", 32, kernel="eager"), "selective", compiled=True)
     differences["usp compiled"] = max(relative(a, b) for a, b in zip(found, expected, strict=True))
     return differences
@@ -156,11 +169,13 @@ def refusals(rank: int, world: int) -> Any:
         "mesh": lambda: ContextParallel("usp", LENGTH, ulysses=3),
         "choice": lambda: ContextParallel("ring", LENGTH, ulysses=2),
         "window": lambda: ContextParallel("ring", LENGTH, window=0),
-        "kernel": lambda: ContextParallel("ring", LENGTH, kernel="flex").attention(*map(ContextParallel("ring", LENGTH).shard, (q, k, v))),
+        "kernel": lambda: ContextParallel("ring", LENGTH, kernel="flex").attention(
+            *map(ContextParallel("ring", LENGTH).shard, (q, k, v))
+        ),
         "torch": lambda: ContextParallel("torch", LENGTH),
         "heads": lambda: heads(3),
         "slice": wrong_slice,
-    }  # fmt: skip
+    }
     told = {}
     for name, request in requests.items():
         try:
@@ -199,7 +214,8 @@ JOBS = {
 
 
 def start(folder: Path, name: str) -> None:
-    """Run one job with forked ranks; `<name>.json` holds how they ended, after how long, and what rank 0 returned."""
+    """Run one job with forked ranks; `<name>.json` holds how they ended, after how long, and what
+    rank 0 returned."""
     world, job = JOBS[name]
     begin = time.monotonic()
     pids = []
@@ -214,7 +230,8 @@ def start(folder: Path, name: str) -> None:
     returned = folder / f"{name}.returned.json"
     facts = {"ended": ended, "seconds": time.monotonic() - begin}
     facts["errors"] = [
-        path.read_text() if (path := folder / f"{name}.{r}.error").exists() else None for r in range(world)
+        path.read_text() if (path := folder / f"{name}.{r}.error").exists() else None
+        for r in range(world)
     ]
     facts["returned"] = json.loads(returned.read_text()) if returned.exists() else None
     (folder / f"{name}.json").write_text(json.dumps(facts))

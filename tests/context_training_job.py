@@ -1,4 +1,5 @@
-"""What the processes of `test_context_training.py` do: `context_training_job.py <folder> <text>`, started by torchrun.
+"""What the processes of `test_context_training.py` do: `context_training_job.py <folder> <text>`,
+started by torchrun.
 
 Every run whose number of processes is that of the job, by the trainer itself.
 """
@@ -14,16 +15,18 @@ import torch
 from fsdp_fixture import METERED, config, dataset
 
 from lsai_core.context import METHODS
-from lsai_core.training.sharded_checkpoint import export_hf
 from lsai_core.parallel.processes import connect
 from lsai_core.training.loop import train
+from lsai_core.training.sharded_checkpoint import export_hf
 
 STEPS = 20
 METHODS_OF_OURS = [name for name, method in METHODS.items() if not method.peer]
 LEAN = {"grad_checkpoint": "attention", "saved_inputs": "host", "mlp_chunk": 10}
 
 
-def run(cp: int = 2, method: str = "zigzag", fsdp: int = 1, replicate: int = 1, **changes: Any) -> dict[str, Any]:
+def run(
+    cp: int = 2, method: str = "zigzag", fsdp: int = 1, replicate: int = 1, **changes: Any
+) -> dict[str, Any]:
     return {
         "steps": STEPS,
         "parallel": {"fsdp": fsdp, "replicate": replicate, "cp": cp, "cp_method": method},
@@ -41,7 +44,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "full": run(4, "lightseq", grad_checkpoint="full", attention={"window": 12}),
     "bf16": run(precision="bf16", **LEAN),
     "compiled": run(method="usp", compile=True, **LEAN),
-}  # fmt: skip
+}
 
 
 def main(root: Path, text: Path) -> None:

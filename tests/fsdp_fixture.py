@@ -1,4 +1,5 @@
-"""A tiny data set, a tiny model and planned runs of them, for the tests of training over several processes."""
+"""A tiny data set, a tiny model and planned runs of them, for the tests of training over several
+processes."""
 
 from __future__ import annotations
 
@@ -7,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from lsai_core.config.train import TrainConfig
 from lsai_core.base.files import deep_merge
-from lsai_core.prediction import predict
 from lsai_core.config.strict import validated
+from lsai_core.config.train import TrainConfig
+from lsai_core.prediction import predict
 from lsai_lab.data import Dataset, prepare
 from lsai_lab.runs.execute import write_plan
 from lsai_lab.runs.records import RunId
@@ -23,14 +24,28 @@ METERED = {"memory_steps": 4}
 
 def write_text(folder: Path) -> Path:
     rng = np.random.default_rng(0)
-    words = ["zażółć", "gęślą", "jaźń", "kot", "pies", "dom", "las", "rzeka", "góra", "chmura", "wiatr", "deszcz"]
+    words = [
+        "zażółć",
+        "gęślą",
+        "jaźń",
+        "kot",
+        "pies",
+        "dom",
+        "las",
+        "rzeka",
+        "góra",
+        "chmura",
+        "wiatr",
+        "deszcz",
+    ]
     path = folder / "text.txt"
     path.write_text("\n\n".join(" ".join(rng.choice(words, 60)) for _ in range(200)))
     return path
 
 
 def config(text: Path, **changes: Any) -> TrainConfig:
-    """`batch_size` follows from the number of processes, so that every variant trains on the same sequences."""
+    """`batch_size` follows from the number of processes, so that every variant trains on the same
+    sequences."""
     base: dict[str, Any] = {
         "model": dict(n_layers=2, d_model=32, n_heads=4, n_kv_heads=2, d_ff=64, vocab_size=400),
         "data": {"source": f"file:{text}", "vocab_size": 400},
@@ -69,8 +84,8 @@ def pids(folder: Path) -> list[int]:
 def assert_predicted(config: TrainConfig, mean_peak_gib: float) -> None:
     """The mean of the peaks of `METERED` steps by processes that talk over gloo, in live tensors.
 
-    One step may show too much: on a busy machine a thread of gloo sometimes holds a message, the gathered weights of a
-    block, after the step has gone on.
+    One step may show too much: on a busy machine a thread of gloo sometimes holds a message, the
+    gathered weights of a block, after the step has gone on.
     """
     predicted = predict(config, on="cpu").peak
     assert 0.99 * predicted <= mean_peak_gib <= 1.05 * predicted

@@ -1,4 +1,5 @@
-"""What four processes do in `test_fsdp.py`: several runs in one job. Started by torchrun: `fsdp_job.py <folder> <text>`."""
+"""What four processes do in `test_fsdp.py`: several runs in one job. Started by torchrun:
+`fsdp_job.py <folder> <text>`."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from typing import Any
 import torch
 from fsdp_fixture import config, dataset
 
-from lsai_core.training.sharded_checkpoint import export_hf
 from lsai_core.parallel.processes import connect
 from lsai_core.training.loop import train
+from lsai_core.training.sharded_checkpoint import export_hf
 
 RUNS = {
     "fsdp": {"parallel": {"fsdp": 4}, "checkpoint": {"every": 3}},
@@ -25,10 +26,17 @@ RUNS = {
     "bf16": {"parallel": {"fsdp": 4}, "precision": "bf16"},
     "fp8": {"parallel": {"fsdp": 4}, "precision": "bf16", "fp8": {"recipe": "tensorwise"}},
     "fp8_fused": {
-        "parallel": {"fsdp": 4}, "precision": "bf16", "fp8": {"recipe": "fused"}, "checkpoint": {"every": 3},
+        "parallel": {"fsdp": 4},
+        "precision": "bf16",
+        "fp8": {"recipe": "fused"},
+        "checkpoint": {"every": 3},
     },
-}  # fmt: skip
-RUNS["adam8bit"] = {"parallel": {"fsdp": 4}, "optim": {"states": "8bit"}, "checkpoint": {"every": 3}}
+}
+RUNS["adam8bit"] = {
+    "parallel": {"fsdp": 4},
+    "optim": {"states": "8bit"},
+    "checkpoint": {"every": 3},
+}
 _GATHER: dict[str, Any] = {"fsdp": 4, "fp8_gather": True}
 RUNS["fp8_gather"] = {**RUNS["fp8_fused"], "parallel": _GATHER}
 RUNS["fp8_gather_fp32"] = {**RUNS["fp8_gather"], "precision": "bf16_autocast"}

@@ -1,9 +1,12 @@
-"""Speeds as records have them, for estimated step times: `python tests/measured_speeds.py` writes the table that ships (some minutes).
+"""Speeds as records have them, for estimated step times: `python tests/measured_speeds.py` writes
+the table that ships (some minutes).
 
-Rates of matrix products are medians over those of one size in the studies `gemm` (bf16, fp8) and `machine` (fp32, tf32), copy rates are
-`machine`'s. Costs that no library call tells are read from whole training steps, those of `CALIBRATED_ON`, by least squares of relative
-errors: of bytes and of a kernel's start from the time in which kernels of a single process ran, or from whole steps without a trace that
-products, attention and bytes at the copy rate explain to more than `BUSY`; of the host from steps that they explain to less than `IDLE`.
+Rates of matrix products are medians over those of one size in the studies `gemm` (bf16, fp8) and
+`machine` (fp32, tf32), copy rates are `machine`'s. Costs that no library call tells are read from
+whole training steps, those of `CALIBRATED_ON`, by least squares of relative errors: of bytes and of
+a kernel's start from the time in which kernels of a single process ran, or from whole steps without
+a trace that products, attention and bytes at the copy rate explain to more than `BUSY`; of the host
+from steps that they explain to less than `IDLE`.
 """
 
 from __future__ import annotations
@@ -21,15 +24,16 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from lsai_core.base.files import read_jsonl, write_text
-from lsai_core.profiling.gpus import find_gpu
 from lsai_core.prediction import roofline
+from lsai_core.profiling.gpus import find_gpu
 from lsai_lab.benches.machine import newest_ceilings
-from lsai_lab.project.files import repo_root
 from lsai_lab.predictions.recorded import config_of
+from lsai_lab.project.files import repo_root
 from lsai_lab.runs.records import Run, recorded_runs
 
-# The machine, and parts of its studies. All other records on GPUs test the estimated step times, out of sample, but for copies and
-# disturbed runs. The bar: within 10 % in the median, in and out of sample.
+# The machine, and parts of its studies. All other records on GPUs test the estimated step times,
+# out of sample, but for copies and disturbed runs. The bar: within 10 % in the median, in and out
+# of sample.
 CALIBRATED_ON = {
     "machine": "h200",
     "parts": ["ablation.train", "fsdp.grid", "memory.train", "speed.attention", "speed.levers"],
@@ -38,9 +42,12 @@ BUSY, IDLE = 0.6, 0.5
 
 
 def rates(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
-    """Of each GPU with recorded products and ceilings: copy rates (GB/s), and by dtype [GFLOP of a product, TFLOP/s], small to large."""
+    """Of each GPU with recorded products and ceilings: copy rates (GB/s), and by dtype [GFLOP of a
+    product, TFLOP/s], small to large."""
     found: dict[str, dict[str, Any]] = {}
-    for run in sorted((run for run in runs if run.summary.kind == "gemm"), key=lambda run: run.summary.started):
+    for run in sorted(
+        (run for run in runs if run.summary.kind == "gemm"), key=lambda run: run.summary.started
+    ):
         device = run.summary.results["gemm_device"]
         ceilings = newest_ceilings(runs, device)
         sizes = defaultdict[tuple[str, float], list[float]](list)
@@ -60,12 +67,18 @@ def rates(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
 
 
 def timed_steps(runs: Iterable[Run]) -> dict[tuple[str, str, str, str], list[Run]]:
-    """Undisturbed training runs of this package on GPUs by machine, study, variant and part; no copies."""
+    """Undisturbed training runs of this package on GPUs by machine, study, variant and part; no
+    copies."""
     found = defaultdict[tuple[str, str, str, str], list[Run]](list)
     for run in runs:
         results, name = run.summary.results, run.summary.id
         trained = (run.summary.kind, run.summary.outcome) == ("train", "ok") and run.env.get("gpu")
-        if trained and "step_ms" in results and not results.get("disturbed") and not run.summary.measured_as:
+        if (
+            trained
+            and "step_ms" in results
+            and not results.get("disturbed")
+            and not run.summary.measured_as
+        ):
             found[run.machine, name.study, name.variant, name.part].append(run)
     return found
 
@@ -83,7 +96,10 @@ def costs(runs: Iterable[Run]) -> dict[str, float]:
         (_, count), copy = roofline.counted(config, kernel), roofline.Speed(gpu).copy
         known_s = time.products_s + time.attention_s
         memory = [count[name] / copy for name in roofline.MEMORY]
-        explained, idle_ms = (known_s + sum(memory)) / step_s, same[0].summary.results.get("kernel_idle_ms")
+        explained, idle_ms = (
+            (known_s + sum(memory)) / step_s,
+            same[0].summary.results.get("kernel_idle_ms"),
+        )
         if config.parallel.world_size == 1 and (idle_ms is not None or explained > BUSY):
             works_s = step_s - (idle_ms or 0.0) / 1e3
             busy.append([*memory, count["start"], works_s - known_s, works_s])
@@ -93,7 +109,8 @@ def costs(runs: Iterable[Run]) -> dict[str, float]:
 
 
 def _solved(names: Sequence[str], rows: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Costs by name: of each row the counts, what they cost together, and what that is relative to."""
+    """Costs by name: of each row the counts, what they cost together, and what that is relative
+    to."""
     table = np.array(rows) / np.array(rows)[:, -1:]
     found = np.linalg.lstsq(table[:, : len(names)], table[:, len(names)], rcond=None)[0]
     return {name: float(f"{value:.3g}") for name, value in zip(names, found, strict=True)}
@@ -101,7 +118,12 @@ def _solved(names: Sequence[str], rows: Sequence[Sequence[float]]) -> dict[str, 
 
 def table_text(runs: Sequence[Run]) -> str:
     """The text of the table."""
-    return json.dumps({"calibrated_on": CALIBRATED_ON, "costs": costs(runs), "rates": rates(runs)}, indent=1) + "\n"
+    return (
+        json.dumps(
+            {"calibrated_on": CALIBRATED_ON, "costs": costs(runs), "rates": rates(runs)}, indent=1
+        )
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""A real Slurm on this machine, for tests: one slurmctld and two slurmd nodes with four fake GPUs each, as plain processes.
+"""A real Slurm on this machine, for tests: one slurmctld and two slurmd nodes with four fake GPUs
+each, as plain processes.
 
-No systemd, no cgroups, no accounting, nothing installed: the session starts it in a folder of its own and ends every process it
-started. It needs Slurm's programs and root (slurmd refuses others); `why_not()` says what is missing.
+No systemd, no cgroups, no accounting, nothing installed: the session starts it in a folder of its
+own and ends every process it started. It needs Slurm's programs and root (slurmd refuses others);
+`why_not()` says what is missing.
 """
 
 from __future__ import annotations
@@ -59,7 +61,10 @@ def why_not() -> str | None:
     os.environ["PATH"] = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # where Debian keeps the daemons
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
-        return f"Slurm is not installed (no {', '.join(missing)}); on Debian: slurmctld slurmd slurm-client"
+        return (
+            f"Slurm is not installed (no {', '.join(missing)}); on Debian: slurmctld slurmd "
+            f"slurm-client"
+        )
     return None if os.geteuid() == 0 else "slurmd needs root"
 
 
@@ -78,7 +83,8 @@ def _three_free_ports() -> int:
 
 @contextlib.contextmanager
 def running_cluster(folder: Path) -> Iterator[None]:
-    """Start the cluster in `folder` and set SLURM_CONF; cancels what is left and stops every daemon at the end."""
+    """Start the cluster in `folder` and set SLURM_CONF; cancels what is left and stops every daemon
+    at the end."""
     for name in ("state", "spool/n1", "spool/n2", "dev"):
         (folder / name).mkdir(parents=True)
     (folder / "plugstack.conf").touch()
@@ -86,14 +92,18 @@ def running_cluster(folder: Path) -> Iterator[None]:
         os.mknod(folder / f"dev/gpu{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
     (folder / "gres.conf").write_text(f"Name=gpu File={folder}/dev/gpu[0-{GPUS - 1}]\n")
     port, host = _three_free_ports(), socket.gethostname().split(".")[0]
-    config = _CONFIG.format(folder=folder, host=host, port=port, first=port + 1, last=port + 2, gpus=GPUS)
+    config = _CONFIG.format(
+        folder=folder, host=host, port=port, first=port + 1, last=port + 2, gpus=GPUS
+    )
     (folder / "slurm.conf").write_text(config)
     before = os.environ.get("SLURM_CONF")
     os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
     daemons = []
     try:
         for command in (["slurmctld", "-D"], *(["slurmd", "-D", "-N", node] for node in NODES)):
-            daemons.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            daemons.append(
+                subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            )
         _wait_until_idle(folder)
         yield
         _cancel_all()

@@ -1,8 +1,9 @@
-"""A local HTTP server with Speakleash's public layout, and with faults on demand, for tests of the real client.
+"""A local HTTP server with Speakleash's public layout, and with faults on demand, for tests of the
+real client.
 
-Serves `speakleash.json`, `<name>.manifest` and `<name>.jsonl.zst` with Range, If-Range and ETag as a file server does.
-Faults of a dataset: `drop_at` closes each connection after so many bytes of a response's body, the first `drops` times;
-`statuses` are answered, in turn, before anything else.
+Serves `speakleash.json`, `<name>.manifest` and `<name>.jsonl.zst` with Range, If-Range and ETag as
+a file server does. Faults of a dataset: `drop_at` closes each connection after so many bytes of a
+response's body, the first `drops` times; `statuses` are answered, in turn, before anything else.
 """
 
 from __future__ import annotations
@@ -34,11 +35,14 @@ def compress(records: list[Any], frames: int = 1) -> bytes:
     lines = [json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in records]
     step = -(-len(lines) // frames)
     compressor = zstandard.ZstdCompressor()
-    return b"".join(compressor.compress(b"".join(lines[i : i + step])) for i in range(0, len(lines), step))
+    return b"".join(
+        compressor.compress(b"".join(lines[i : i + step])) for i in range(0, len(lines), step)
+    )
 
 
 class SpeakleashServer:
-    """Context manager; `url` is the base URL, `requests` the list of (path, Range header or None) served so far."""
+    """Context manager; `url` is the base URL, `requests` the list of (path, Range header or None)
+    served so far."""
 
     def __init__(self) -> None:
         self.datasets: dict[str, Served] = {}
@@ -57,7 +61,8 @@ class SpeakleashServer:
         self.url = f"http://127.0.0.1:{self._server.server_port}/datasets_text/"
 
     def add(self, name: str, records: list[Any], frames: int = 1, **faults: Any) -> Served:
-        """Serve a dataset; `faults` are fields of `Served` (or a `manifest` size that is wrong: `file_size`)."""
+        """Serve a dataset; `faults` are fields of `Served` (or a `manifest` size that is wrong:
+        `file_size`)."""
         data = compress(records, frames)
         size = faults.pop("file_size", len(data))
         manifest = {
@@ -82,7 +87,9 @@ class SpeakleashServer:
     def _answer(self, request: BaseHTTPRequestHandler) -> None:
         name = request.path.removeprefix("/datasets_text/")
         if name == "speakleash.json":
-            return self._send(request, 200, json.dumps([{"name": key} for key in self.datasets]).encode())
+            return self._send(
+                request, 200, json.dumps([{"name": key} for key in self.datasets]).encode()
+            )
         base, _, kind = name.partition(".")
         served = self.datasets.get(base)
         if served is None or kind not in ("manifest", "jsonl.zst"):

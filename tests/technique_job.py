@@ -1,4 +1,5 @@
-"""What `test_add_technique.py` does in a changed copy of the tree: `technique_job.py <folder> <changes as JSON> <parts>`, or by torchrun."""
+"""What `test_add_technique.py` does in a changed copy of the tree: `technique_job.py <folder>
+<changes as JSON> <parts>`, or by torchrun."""
 
 from __future__ import annotations
 
@@ -12,15 +13,30 @@ import torch
 
 from lsai_core import TrainConfig, predict, train
 from lsai_core.base.files import deep_merge
-from lsai_core.parallel.processes import connect
 from lsai_core.config.strict import validated
 from lsai_core.optimizers.build import bytes_per_parameter
+from lsai_core.parallel.processes import connect
 
 BASE: dict[str, Any] = {
-    "model": {"n_layers": 2, "d_model": 32, "n_heads": 2, "n_kv_heads": 1, "d_ff": 64, "vocab_size": 320}, "device": "cpu",
-    "data": {"vocab_size": 320}, "seq_len": 32, "batch_size": 4, "steps": 6, "log_every": 1, "checkpoint": {"every": 3, "keep": 9},
-    "optim": {"lr": 3e-2, "warmup_steps": 1}, "profile": {"memory_steps": 0, "skip_steps": 1}, "eval": {"batches": 1},
-}  # fmt: skip
+    "model": {
+        "n_layers": 2,
+        "d_model": 32,
+        "n_heads": 2,
+        "n_kv_heads": 1,
+        "d_ff": 64,
+        "vocab_size": 320,
+    },
+    "device": "cpu",
+    "data": {"vocab_size": 320},
+    "seq_len": 32,
+    "batch_size": 4,
+    "steps": 6,
+    "log_every": 1,
+    "checkpoint": {"every": 3, "keep": 9},
+    "optim": {"lr": 3e-2, "warmup_steps": 1},
+    "profile": {"memory_steps": 0, "skip_steps": 1},
+    "eval": {"batches": 1},
+}
 
 
 class Numbers:
@@ -43,7 +59,11 @@ def searched(row: dict[str, Any], folder: Path) -> dict[str, Any]:
     config = validated(BatchSearchConfig, asked, "search")
     found = run(config, Context(folder, folder, folder))
     train = config.train
-    return {"largest": found["largest_batch"], "name": train.optim.name, "backend": train.attention.backend}
+    return {
+        "largest": found["largest_batch"],
+        "name": train.optim.name,
+        "backend": train.attention.backend,
+    }
 
 
 def main(folder: Path, changes: dict[str, Any], parts: list[str]) -> None:
@@ -51,7 +71,9 @@ def main(folder: Path, changes: dict[str, Any], parts: list[str]) -> None:
     config, answer = validated(TrainConfig, row, "technique"), {}
     if "fsdp" in parts:
         world = connect(torch.device("cpu"))
-        config = validated(TrainConfig, deep_merge(row, {"parallel": {"fsdp": 2}, "batch_size": 2}), "technique")
+        config = validated(
+            TrainConfig, deep_merge(row, {"parallel": {"fsdp": 2}, "batch_size": 2}), "technique"
+        )
         answer["sharded"] = losses(config, folder / "sharded", world)
         world.close()
         if not world.is_main:
@@ -61,7 +83,10 @@ def main(folder: Path, changes: dict[str, Any], parts: list[str]) -> None:
         for path in (folder / "run").glob("*-00000005*"):
             path.unlink()
         (folder / "again").mkdir()
-        for path in [*(folder / "run").glob("checkpoint-00000003.*"), folder / "run" / "metrics.jsonl"]:
+        for path in [
+            *(folder / "run").glob("checkpoint-00000003.*"),
+            folder / "run" / "metrics.jsonl",
+        ]:
             (folder / "again" / path.name).write_bytes(path.read_bytes())
         answer["resumed"] = losses(config, folder / "again")
         answer["states_bytes"] = bytes_per_parameter(config.optim, torch.float32)

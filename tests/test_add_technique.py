@@ -1,4 +1,5 @@
-"""A technique is one file in the core and one line of YAML: tried on a copy of the tree, with what everything else makes of it."""
+"""A technique is one file in the core and one line of YAML: tried on a copy of the tree, with what
+everything else makes of it."""
 
 from __future__ import annotations
 
@@ -67,7 +68,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def python(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(tree), "LSAI_ROOT": str(tree), "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, *arguments], env=env, cwd=tree, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, *arguments], env=env, cwd=tree, capture_output=True, text=True
+    )
 
 
 def link(folder: Path, at: Path) -> None:
@@ -120,7 +123,9 @@ def test_a_new_optimizer_is_one_file(tree: Path, tmp_path: Path) -> None:
     parts = answers["predicted"]["cpu"]
     assert parts["optimizer"] == pytest.approx(parts["weights"], rel=1e-3)  # one state a weight
     first, second = refusals(
-        tree, {"optim": {"name": "sgd", "states": "8bit"}}, {"optim": {"name": "sgd", "kernel": "triton"}}
+        tree,
+        {"optim": {"name": "sgd", "states": "8bit"}},
+        {"optim": {"name": "sgd", "kernel": "triton"}},
     )
     assert "optim.name sgd has no states 8bit" in first and "kernel triton" in second
 
@@ -130,13 +135,19 @@ def test_a_new_attention_backend_is_one_file(tree: Path, tmp_path: Path) -> None
     assert_served(answers)
     assert answers["searched"]["backend"] == "own"
     own = {"backend": "own"}
-    first, second = refusals(tree, {"attention": {**own, "window": 8}}, {"attention": own, "parallel": {"cp": 2}})
-    assert "'own' has no sliding window; use auto, eager" in first and "'own' returns no log-sum-exp" in second
+    first, second = refusals(
+        tree, {"attention": {**own, "window": 8}}, {"attention": own, "parallel": {"cp": 2}}
+    )
+    assert (
+        "'own' has no sliding window; use auto, eager" in first
+        and "'own' returns no log-sum-exp" in second
+    )
 
 
 @pytest.mark.slow
 def test_a_variant_is_a_line_of_yaml(tree: Path, corpus: Path) -> None:
-    """Settings alone, the new optimizer, the new backend: planned in every part, trained, and shown by the chapter; no claim changes."""
+    """Settings alone, the new optimizer, the new backend: planned in every part, trained, and shown
+    by the chapter; no claim changes."""
     new = {
         "colder": {"optim": {"lr": 1e-4}},
         "sgd": {"optim": {"name": "sgd", "kernel": "auto"}},
@@ -144,14 +155,21 @@ def test_a_variant_is_a_line_of_yaml(tree: Path, corpus: Path) -> None:
     }
     path = tree / "params/studies/memory.yaml"
     study = yaml.safe_load(path.read_text())
-    study["base"] |= {"batch_size": 2, "steps": 12, "model": TINY_MODEL, "profile": {"memory_steps": 2}}
+    study["base"] |= {
+        "batch_size": 2,
+        "steps": 12,
+        "model": TINY_MODEL,
+        "profile": {"memory_steps": 2},
+    }
     study["base"]["data"] = {"source": f"file:{corpus}", "vocab_size": 320}
     for name, config in new.items():
         study["variants"][name] = {"label": f"new {name}", "config": config}
     path.write_text(yaml.safe_dump(study, sort_keys=False))
     for name in ("notebooks", "reports"):
         shutil.copytree(
-            CHECKOUT / name, tree / name, ignore=shutil.ignore_patterns("recorded", "_output", "_build", ".*")
+            CHECKOUT / name,
+            tree / name,
+            ignore=shutil.ignore_patterns("recorded", "_output", "_build", ".*"),
         )
     studies = list((CHECKOUT / "reports/recorded").glob("*/*"))
     for folder in (folder for folder in studies if folder.name != "memory"):

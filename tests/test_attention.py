@@ -1,4 +1,5 @@
-"""Every attention backend against a float64 reference written out here, forward and all three gradients."""
+"""Every attention backend against a float64 reference written out here, forward and all three
+gradients."""
 
 from __future__ import annotations
 
@@ -20,21 +21,31 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
 
-def reference(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None, causal: bool = True) -> Tensor:
+def reference(
+    q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None, causal: bool = True
+) -> Tensor:
     """The definition, with the allowed pairs written out one by one."""
     positions, groups = range(q_BSHD.shape[1]), q_BSHD.shape[2] // k_BSKD.shape[2]
-    allowed = [[not causal or (j <= i and (window is None or i - window < j)) for j in positions] for i in positions]
-    k_BSHD, v_BSHD = (x[:, :, [h // groups for h in range(q_BSHD.shape[2])]] for x in (k_BSKD, v_BSKD))
+    allowed = [
+        [not causal or (j <= i and (window is None or i - window < j)) for j in positions]
+        for i in positions
+    ]
+    k_BSHD, v_BSHD = (
+        x[:, :, [h // groups for h in range(q_BSHD.shape[2])]] for x in (k_BSKD, v_BSKD)
+    )
     scores = torch.einsum("bihd,bjhd->bhij", q_BSHD, k_BSHD) / q_BSHD.shape[3] ** 0.5
     scores = torch.where(torch.tensor(allowed, device=scores.device), scores, -torch.inf)
     return torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v_BSHD)
 
 
 def relative(value: Tensor, expected: Tensor) -> float:
-    """||value - expected|| / ||expected||. Where exactly zero is expected (dq and dk of a window of one position), the
-    error is taken per element against the inputs, which are of size one."""
+    """||value - expected|| / ||expected||. Where exactly zero is expected (dq and dk of a window of
+    one position), the error is taken per element against the inputs, which are of size one."""
     value, expected = value.detach().double(), expected.detach()
-    return float((value - expected).norm() / (expected.norm() if expected.norm() > 0 else expected.numel() ** 0.5))
+    return float(
+        (value - expected).norm()
+        / (expected.norm() if expected.norm() > 0 else expected.numel() ** 0.5)
+    )
 
 
 def errors(
@@ -64,14 +75,27 @@ def errors(
     return [relative(value, exact_value) for value, exact_value in pairs]
 
 
-# (sequence length, window): odd lengths; a window of one, small windows, one that reaches over all positions.
-LENGTHS = [(1, None), (17, None), (129, None), (1, 1), (17, 1), (17, 5), (129, 40), (17, 17), (129, 500)]
+# (sequence length, window): odd lengths; a window of one, small windows, one that reaches over all
+# positions.
+LENGTHS = [
+    (1, None),
+    (17, None),
+    (129, None),
+    (1, 1),
+    (17, 1),
+    (17, 5),
+    (129, 40),
+    (17, 17),
+    (129, 500),
+]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1)], ids=str)
 @pytest.mark.parametrize("backend", CPU_BACKENDS)
-def test_cpu_backends_equal_the_definition(backend: str, heads: tuple[int, int], dtype: torch.dtype) -> None:
+def test_cpu_backends_equal_the_definition(
+    backend: str, heads: tuple[int, int], dtype: torch.dtype
+) -> None:
     for seq_len, window in LENGTHS:
         found = errors(backend, "cpu", dtype, seq_len, heads, 16, window)
         assert max(found) <= TOLERANCE[dtype], (seq_len, window, found)
@@ -92,7 +116,9 @@ def test_cpu_backends_attend_to_everything_without_the_causal_mask(
 @needs_cuda
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2)], ids=str)
 @pytest.mark.parametrize("backend", CUDA_BACKENDS)
-def test_cuda_backends_attend_to_everything_without_the_causal_mask(backend: str, heads: tuple[int, int]) -> None:
+def test_cuda_backends_attend_to_everything_without_the_causal_mask(
+    backend: str, heads: tuple[int, int]
+) -> None:
     if backend != "auto" and (reason := available_backends("cuda")[backend]) is not None:
         pytest.skip(reason)
     torch._dynamo.reset()
@@ -115,7 +141,13 @@ def test_cuda_backends_equal_the_definition(
     torch._dynamo.reset()  # FlexAttention compiles one kernel per shape
     ran = 0
     for seq_len, window in LENGTHS:
-        case = Case("cuda", dtype, head_dim, None if window is None or window >= seq_len else window, seq_len == 1)
+        case = Case(
+            "cuda",
+            dtype,
+            head_dim,
+            None if window is None or window >= seq_len else window,
+            seq_len == 1,
+        )
         if backend != "auto" and get_backend(backend).unsupported(case) is not None:
             with pytest.raises(UserError):
                 errors(backend, "cuda", dtype, seq_len, heads, head_dim, window)
@@ -131,13 +163,18 @@ def test_cuda_backends_equal_the_definition(
 @needs_cuda
 @pytest.mark.parametrize(("window", "causal"), [(None, True), (100, True), (None, False)])
 @pytest.mark.parametrize("backend", CUDA_BACKENDS)
-def test_cuda_backends_compile_without_graph_breaks(backend: str, window: int | None, causal: bool) -> None:
+def test_cuda_backends_compile_without_graph_breaks(
+    backend: str, window: int | None, causal: bool
+) -> None:
     try:
         resolve(backend, "cuda", torch.bfloat16, 64, 256, window, causal=causal, grouped=True)
     except (Unavailable, UserError) as error:
         pytest.skip(str(error))
     torch._dynamo.reset()
-    q, k, v = (torch.randn(2, 256, n, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for n in (4, 2, 2))
+    q, k, v = (
+        torch.randn(2, 256, n, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for n in (4, 2, 2)
+    )
 
     def call(*x: Tensor) -> Tensor:
         return attention(*x, backend=backend, window=window, causal=causal)
@@ -156,10 +193,15 @@ def test_float64(backend: str) -> None:
 def test_sdpa_kernels_are_pinned() -> None:
     """The operator that runs is the one that was asked for."""
     q, k, v = (torch.randn(1, 8, n, 16) for n in (4, 2, 2))
-    for backend, operator in [("sdpa_flash", "flash_attention_for_cpu"), ("sdpa_math", "attention_math")]:
+    for backend, operator in [
+        ("sdpa_flash", "flash_attention_for_cpu"),
+        ("sdpa_math", "attention_math"),
+    ]:
         with torch.profiler.profile() as profile:
             attention(q, k, v, backend=backend)
-        names = [event.key for event in profile.key_averages() if "_scaled_dot_product_" in event.key]
+        names = [
+            event.key for event in profile.key_averages() if "_scaled_dot_product_" in event.key
+        ]
         assert names and all(operator in name for name in names)
 
 
@@ -222,15 +264,29 @@ def test_impossible_requests_are_refused_with_a_reason() -> None:
 
 def test_unsupported_cases_on_cuda_name_what_is_supported() -> None:
     """Pure data, so it is checked without a GPU."""
-    cases = itertools.product(["sdpa_flash", "sdpa_cudnn", "fa2", "fa3", "fa4"], [Case("cuda", full, 64)])
-    assert all("bfloat16, float16" in str(get_backend(name).unsupported(case)) for name, case in cases)
-    assert "sliding window" in str(get_backend("sdpa_cudnn").unsupported(Case("cuda", half, 64, 16)))
+    cases = itertools.product(
+        ["sdpa_flash", "sdpa_cudnn", "fa2", "fa3", "fa4"], [Case("cuda", full, 64)]
+    )
+    assert all(
+        "bfloat16, float16" in str(get_backend(name).unsupported(case)) for name, case in cases
+    )
+    assert "sliding window" in str(
+        get_backend("sdpa_cudnn").unsupported(Case("cuda", half, 64, 16))
+    )
     assert "multiples of 8" in str(get_backend("fa4").unsupported(Case("cuda", half, 60)))
 
 
 def test_importing_imports_no_kernel_package() -> None:
-    code = "import sys, lsai_core.attention; print([m for m in sys.modules if m.startswith('flash_attn')])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    code = (
+        "import sys, lsai_core.attention; print([m for m in sys.modules if "
+        "m.startswith('flash_attn')])"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )
 
 
 def test_mask_made_in_inference_mode_serves_training_later() -> None:
@@ -249,7 +305,8 @@ def test_a_length_recompiles_only_where_its_power_of_two_changes() -> None:
         return graph
 
     compiled = torch.compile(lambda q: attention(q, q, q), backend=count, fullgraph=True)
-    expected = {100: 1, 110: 1, 130: 1, 180: 1, 200: 2, 300: 2}  # up to 192 the nearest power of two is 128
+    # up to 192 the nearest power of two is 128
+    expected = {100: 1, 110: 1, 130: 1, 180: 1, 200: 2, 300: 2}
     for seq_len, graphs_by_now in expected.items():
         q = torch.randn(1, seq_len, 2, 16)
         torch._dynamo.mark_dynamic(q, 1)

@@ -1,4 +1,5 @@
-"""Wrong requests: one clear line on standard error, exit code 2, nothing started, nothing half-written, earlier results intact."""
+"""Wrong requests: one clear line on standard error, exit code 2, nothing started, nothing
+half-written, earlier results intact."""
 
 from __future__ import annotations
 
@@ -15,19 +16,24 @@ from pathlib import Path
 import pytest
 from conftest import CHECKOUT, Project, write_corpus, write_run
 
-from lsai_core.config.train import TrainConfig
 from lsai_core.base.errors import UserError
 from lsai_core.config.strict import validated
+from lsai_core.config.train import TrainConfig
 from lsai_lab.runs.records import find_runs
 
 STUDY = "params/studies/memory.yaml"
 
 
 def refused(result: tuple[int, str, str], message: str) -> None:
-    """Exit code 2, and (after the bars of a text's preparation) one line on standard error that matches `message`."""
+    """Exit code 2, and (after the bars of a text's preparation) one line on standard error that
+    matches `message`."""
     code, out, err = result
     assert code == 2, (code, out, err)
-    lines = [line for line in err.splitlines() if line and not line.startswith(("tokenizer: ", "encoding: "))]
+    lines = [
+        line
+        for line in err.splitlines()
+        if line and not line.startswith(("tokenizer: ", "encoding: "))
+    ]
     assert len(lines) == 1 and lines[0].startswith("error: "), err
     assert re.search(message, lines[0]), err
 
@@ -53,9 +59,11 @@ SETTINGS = {
     "model.n_kv_heads=3": r"n_heads=2 is not divisible by n_kv_heads=3",
     "model.n_heads=32": r"head dimension 1 must be even",
     "attention.backend=flash": r"attention: unknown attention backend 'flash'",
-    "attention.backend=sdpa_flash": r"'sdpa_flash' needs 16-bit inputs but precision is 'fp32'; use precision bf16",
+    "attention.backend=sdpa_flash": r"'sdpa_flash' needs 16-bit inputs but precision is 'fp32'; "
+    r"use precision bf16",
     "attention.window=64": r"attention.window=64 is longer than seq_len=32; use window: null",
-    "attention={backend: sdpa_cudnn, window: 8}": r"'sdpa_cudnn' has no sliding window; use auto, eager",
+    "attention={backend: sdpa_cudnn, window: 8}": r"'sdpa_cudnn' has no sliding window; use auto, "
+    r"eager",
     "precision=fp16": r"precision: Input should be 'fp32', .* got 'fp16'",
     "model.vocab_size=300": r"data.vocab_size=320 does not fit model.vocab_size=300",
     "optim.lr=.inf": r"'\.inf' is no finite number",
@@ -88,9 +96,13 @@ def test_wrong_settings(shared: Project, setting: str) -> None:
     assert files(shared) == before
 
 
-@pytest.mark.parametrize("pairs", [["optim=3", "optim.lr=x"], ["optim.lr=x", "optim=3"], ["data=3", "steps=x"]])
+@pytest.mark.parametrize(
+    "pairs", [["optim=3", "optim.lr=x"], ["optim.lr=x", "optim=3"], ["data=3", "steps=x"]]
+)
 def test_settings_that_contradict_each_other(shared: Project, pairs: list[str]) -> None:
-    refused(shared.lsai("train", *[word for pair in pairs for word in ("--set", pair)]), r"optim|steps")
+    refused(
+        shared.lsai("train", *[word for pair in pairs for word in ("--set", pair)]), r"optim|steps"
+    )
 
 
 NAMES = {
@@ -127,19 +139,27 @@ def test_wrong_names(shared: Project, words: str) -> None:
     assert files(shared) == before and not (shared.root / "reports" / "_output").exists()
 
 
-def test_a_name_without_runs_is_answered_with_the_names_that_have_some(shared: Project, tmp_path: Path) -> None:
+def test_a_name_without_runs_is_answered_with_the_names_that_have_some(
+    shared: Project, tmp_path: Path
+) -> None:
     write_run(tmp_path, "memory", "baseline", "train")
     refused(
-        shared.lsai("compare", "speed", "--runs", tmp_path), r"no finished runs match; there are .*: memory; --recorded"
+        shared.lsai("compare", "speed", "--runs", tmp_path),
+        r"no finished runs match; there are .*: memory; --recorded",
     )
 
 
 def test_a_part_that_measures_no_such_variant(new_project: Callable[..., Project]) -> None:
     project = new_project({"baseline": {}, "bf16": {"config": {"precision": "bf16_autocast"}}})
     path = project.root / STUDY
-    path.write_text(path.read_text().replace("kind: batch_search", "kind: batch_search\n    variants: [bf16]"))
+    path.write_text(
+        path.read_text().replace("kind: batch_search", "kind: batch_search\n    variants: [bf16]")
+    )
     message = r"study memory measures nothing of that with profile cpu; it measures batch: bf16"
-    refused(project.lsai("study", "memory", "--only", "baseline", "--parts", "batch", "--dry-run"), message)
+    refused(
+        project.lsai("study", "memory", "--only", "baseline", "--parts", "batch", "--dry-run"),
+        message,
+    )
     refused(project.lsai("find-batch"), message)
 
 
@@ -149,18 +169,31 @@ YAML = {
     "empty": (STUDY, "", r"memory.yaml: expected a mapping"),
     "binary": (STUDY, "\x00\xff", r"memory.yaml: cannot be read as YAML"),
     "twice": (STUDY, "study: memory\nstudy: memory\n", r"key 'study' stands twice"),
-    "missing keys": (STUDY, "study: memory\n", r"memory.yaml: title: Field required.*variants: Field required"),
-    "profile": ("params/profiles/cpu.yaml", "profile: cpu\n", r"cpu.yaml: description: Field required"),
+    "missing keys": (
+        STUDY,
+        "study: memory\n",
+        r"memory.yaml: title: Field required.*variants: Field required",
+    ),
+    "profile": (
+        "params/profiles/cpu.yaml",
+        "profile: cpu\n",
+        r"cpu.yaml: description: Field required",
+    ),
     "profile typo": (
         "params/profiles/cpu.yaml",
         "profile: cpu\ndescription: x\nstudies: {memroy: {base: {steps: 3}}}\n",
         r"cpu.yaml: there is no study 'memroy' to change; known: machine, memory",
     ),
-    "book": ("reports/_quarto.yml", "book: {chapter: [a.ipynb]}", r"_quarto.yml names no chapters of a book"),
+    "book": (
+        "reports/_quarto.yml",
+        "book: {chapter: [a.ipynb]}",
+        r"_quarto.yml names no chapters of a book",
+    ),
     "chapter": (
         "reports/_quarto.yml",
         "book: {chapters: [gone.ipynb]}",
-        r"gone.ipynb, a chapter of reports/_quarto.yml, cannot be read as a notebook: .*No such file",
+        r"gone.ipynb, a chapter of reports/_quarto.yml, cannot be read as a notebook: .*No such "
+        r"file",
     ),
 }
 
@@ -180,8 +213,11 @@ STUDY_EDITS = {
     "parts: {train: {kind: tain}}": r"unknown kind of run 'tain'; known: train, ",
     "parts: {train: {timeout: 5}}": r"unknown key 'parts.train.timeout'",
     "parts: {train: {settings: {stepz: 5}}}": r"variant baseline, part train: unknown key 'stepz'",
-    "parts: {batch: {kind: batch_search, settings: {begin: 5}}}": r"part batch: unknown key 'begin'",
-    "variants: {baseline: {label: a, config: {optim: {lr: fast}}}}": r"variant baseline, part train: optim.lr: .* got 'fast'",
+    "parts: {batch: {kind: batch_search, settings: {begin: 5}}}": r"part batch: unknown key "
+    r"'begin'",
+    "variants: {baseline: {label: a, config: {optim: {lr: fast}}}}": r"variant baseline, part "
+    r"train: optim.lr: .* got "
+    r"'fast'",
     "variants: {}": r"baseline 'baseline' is no variant",
     "base: {model: {}}": r"model.n_layers: Field required",
 }
@@ -193,7 +229,9 @@ def test_wrong_studies(new_project: Callable[..., Project], change: str) -> None
     lines = (project.root / STUDY).read_text().splitlines(keepends=True)
     key = change.split(":")[0]
     start = next(i for i, line in enumerate(lines) if line.startswith(f"{key}:"))
-    end = next((i for i in range(start + 1, len(lines)) if not lines[i].startswith(" ")), len(lines))
+    end = next(
+        (i for i in range(start + 1, len(lines)) if not lines[i].startswith(" ")), len(lines)
+    )
     (project.root / STUDY).write_text("".join([*lines[:start], change + "\n", *lines[end:]]))
     refused(project.lsai("study", "memory"), STUDY_EDITS[change])
 
@@ -201,17 +239,25 @@ def test_wrong_studies(new_project: Callable[..., Project], change: str) -> None
 def test_everything_is_checked_before_anything_runs(new_project: Callable[..., Project]) -> None:
     """A wrong key of the last variant must not cost the first an hour."""
     project = new_project({"baseline": {}, "last": {"config": {"optim": {"lr": -1}}}})
-    refused(project.lsai("study", "memory"), r"variant last, part train: optim.lr: Input should be greater than 0")
+    refused(
+        project.lsai("study", "memory"),
+        r"variant last, part train: optim.lr: Input should be greater than 0",
+    )
     assert not (project.runs / "memory").exists()
     assert not (project.root / "data").exists()
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", '{"text": "one short story"}\n'])
-def test_a_corpus_without_enough_text(new_project: Callable[..., Project], tmp_path: Path, text: str) -> None:
+def test_a_corpus_without_enough_text(
+    new_project: Callable[..., Project], tmp_path: Path, text: str
+) -> None:
     path = tmp_path / "few.jsonl"
     path.write_text(text)
     project = new_project()
-    refused(project.lsai("study", "memory", "--dataset", f"file:{path}", "--parts", "train"), r"few\.jsonl")
+    refused(
+        project.lsai("study", "memory", "--dataset", f"file:{path}", "--parts", "train"),
+        r"few\.jsonl",
+    )
     assert not list((project.root / "data").glob("datasets/[!.]*"))
 
 
@@ -224,7 +270,9 @@ def test_a_corpus_smaller_than_a_batch_is_a_recorded_failure(
     code, out, _ = project.lsai("train", "--dataset", f"file:{source}", "--batch-size", "5000")
     assert code == 1
     summary = project.found()["baseline"].summary
-    assert summary.outcome == "failed" and "fewer than one batch of batch_size=5000" in summary.reason
+    assert (
+        summary.outcome == "failed" and "fewer than one batch of batch_size=5000" in summary.reason
+    )
     assert summary.reason in out
 
 
@@ -235,19 +283,28 @@ def test_damaged_data(new_project: Callable[..., Project]) -> None:
     good = path.read_bytes()
     for bad in (good[:-2], good[:100] + bytes([good[100] ^ 1]) + good[101:], b""):
         path.write_bytes(bad)
-        refused(project.lsai("study", "memory"), r"train\.bin: .*(damaged|bytes instead of).*delete .* prepare")
+        refused(
+            project.lsai("study", "memory"),
+            r"train\.bin: .*(damaged|bytes instead of).*delete .* prepare",
+        )
     path.write_bytes(good)
     assert project.lsai("study", "memory", "--dry-run")[0] == 0
 
 
-def test_folders_that_cannot_be_written(new_project: Callable[..., Project], tmp_path: Path) -> None:
+def test_folders_that_cannot_be_written(
+    new_project: Callable[..., Project], tmp_path: Path
+) -> None:
     blocked = tmp_path / "a file"
     blocked.write_text("precious")
     project = new_project()
     project.environment["LSAI_RUNS"] = str(blocked)
-    refused(project.lsai("study", "memory"), r"cannot write the records of memory.baseline in .*a file")
+    refused(
+        project.lsai("study", "memory"), r"cannot write the records of memory.baseline in .*a file"
+    )
     project.environment["LSAI_RUNS"] = str(blocked / "below")
-    refused(project.lsai("study", "memory"), r"cannot write the records of memory.baseline in .*a file")
+    refused(
+        project.lsai("study", "memory"), r"cannot write the records of memory.baseline in .*a file"
+    )
     del project.environment["LSAI_RUNS"]
     project.environment["LSAI_DATA"] = str(blocked)
     refused(project.lsai("study", "memory"), r"cannot prepare the data at .*a file")
@@ -261,7 +318,9 @@ def test_folders_that_cannot_be_written(new_project: Callable[..., Project], tmp
 @contextlib.contextmanager
 def mounted(folder: Path, options: str) -> Iterator[Path]:
     folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(folder)], capture_output=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)], capture_output=True
+    )
     if done.returncode:
         pytest.skip("mounting needs privileges")
     try:
@@ -275,11 +334,15 @@ def test_a_read_only_disk(new_project: Callable[..., Project], tmp_path: Path) -
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         project = new_project()
         project.environment["LSAI_RUNS"] = str(disk / "runs")
-        refused(project.lsai("study", "memory"), r"cannot write the records .*Read-only file system")
+        refused(
+            project.lsai("study", "memory"), r"cannot write the records .*Read-only file system"
+        )
 
 
 @pytest.mark.slow
-def test_a_disk_that_fills_up_keeps_earlier_results(new_project: Callable[..., Project], tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_keeps_earlier_results(
+    new_project: Callable[..., Project], tmp_path: Path
+) -> None:
     with mounted(tmp_path / "disk", "size=48k") as disk:
         project = new_project()
         project.environment["LSAI_RUNS"] = str(disk)
@@ -288,13 +351,18 @@ def test_a_disk_that_fills_up_keeps_earlier_results(new_project: Callable[..., P
         assert code in (1, 2), (out, err)
         assert re.search(r"No space left on device", out + err), (out, err)
         assert "Traceback" not in out + err
-        assert [r.summary.results for r in find_runs(disk) if r.folder == earlier] == [{"tokens_per_s": 5.0}]
+        assert [r.summary.results for r in find_runs(disk) if r.folder == earlier] == [
+            {"tokens_per_s": 5.0}
+        ]
         assert not list(disk.rglob("*.part"))
     with mounted(tmp_path / "full", "size=16k") as disk:
         project.environment["LSAI_RUNS"] = str(disk)
         with contextlib.suppress(OSError):
             (disk / "filler").write_bytes(os.urandom(1 << 20))
-        refused(project.lsai("study", "memory", "--parts", "train"), r"cannot write the records .*No space left")
+        refused(
+            project.lsai("study", "memory", "--parts", "train"),
+            r"cannot write the records .*No space left",
+        )
 
 
 def test_a_limit_on_file_sizes_is_one_line(new_project: Callable[..., Project]) -> None:
@@ -323,24 +391,51 @@ def test_text_is_read_and_written_as_utf8_whatever_the_locale(tmp_path: Path) ->
     unnamed = []
     for path in [*(CHECKOUT / "lsai_core").rglob("*.py"), *(CHECKOUT / "lsai_lab").rglob("*.py")]:
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute | ast.Name):
+            if not isinstance(call, ast.Call) or not isinstance(
+                call.func, ast.Attribute | ast.Name
+            ):
                 continue
             name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id
-            modes = [a.value for a in call.args if isinstance(a, ast.Constant) and str(a.value).strip("rwab+x") == ""]
-            encoded = any(k.arg == "encoding" for k in call.keywords) or "utf-8" in ast.unparse(call)
+            modes = [
+                a.value
+                for a in call.args
+                if isinstance(a, ast.Constant) and str(a.value).strip("rwab+x") == ""
+            ]
+            encoded = any(k.arg == "encoding" for k in call.keywords) or "utf-8" in ast.unparse(
+                call
+            )
             if name == "read_text" and not encoded:
                 unnamed.append(f"{path}:{call.lineno}")
-            if name == "open" and not encoded and len(modes) == len(call.args) and not any("b" in m for m in modes):
+            if (
+                name == "open"
+                and not encoded
+                and len(modes) == len(call.args)
+                and not any("b" in m for m in modes)
+            ):
                 unnamed.append(f"{path}:{call.lineno}")
     assert not unnamed
 
 
-@pytest.mark.parametrize("words", ["doctor", "data list", "study memory --dry-run --parts train", "compare --runs r"])
+@pytest.mark.parametrize(
+    "words", ["doctor", "data list", "study memory --dry-run --parts train", "compare --runs r"]
+)
 def test_an_ascii_locale_ends_no_command(shared: Project, words: str, tmp_path: Path) -> None:
     write_run(tmp_path / "r", "memory", "baseline", results={"note": "zażółć"})
-    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
+    ascii_only = {
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+        "PYTHONIOENCODING": "",
+    }
     done = subprocess.run(
-        [sys.executable, "-m", "lsai_lab.cli", *words.replace("--runs r", f"--runs {tmp_path}/r --all").split()],
-        capture_output=True, cwd=shared.root, env={**os.environ, **shared.env, **ascii_only},
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "lsai_lab.cli",
+            *words.replace("--runs r", f"--runs {tmp_path}/r --all").split(),
+        ],
+        capture_output=True,
+        cwd=shared.root,
+        env={**os.environ, **shared.env, **ascii_only},
+    )
     assert done.returncode == 0, done.stderr.decode()

@@ -1,4 +1,5 @@
-"""Resuming to the last bit after an exception, a SIGKILL and a SIGTERM; saving that never costs the older checkpoint."""
+"""Resuming to the last bit after an exception, a SIGKILL and a SIGTERM; saving that never costs the
+older checkpoint."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ def recorded_steps(folder: Path) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def wait_for(condition: Callable[[], Any], process: subprocess.Popen[Any], seconds: float = 120) -> None:
+def wait_for(
+    condition: Callable[[], Any], process: subprocess.Popen[Any], seconds: float = 120
+) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, f"ended before its time: {process.communicate()}"
@@ -82,14 +85,20 @@ def test_resuming_equals_never_having_stopped(dataset: Dataset, tmp_path: Path) 
     assert [row["lr"] for row in resumed.rows] == [row["lr"] for row in whole.rows]
 
 
-def test_metered_steps_of_every_sitting_are_left_out_of_the_speed(dataset: Dataset, tmp_path: Path) -> None:
+def test_metered_steps_of_every_sitting_are_left_out_of_the_speed(
+    dataset: Dataset, tmp_path: Path
+) -> None:
     with pytest.raises(Interrupted):
         train(CONFIG, dataset, tmp_path, stop_at(13))
     with pytest.raises(Interrupted):
         train(CONFIG, dataset, tmp_path, stop_at(27))
     trained = train(CONFIG, dataset, tmp_path)
     # Each sitting begins with a first step and two metered ones: 0-2, 10-12, 25-27.
-    expected = [row["step_ms"] for row in trained.rows if row["step"] not in {0, 1, 2, 10, 11, 12, 25, 26, 27}]
+    expected = [
+        row["step_ms"]
+        for row in trained.rows
+        if row["step"] not in {0, 1, 2, 10, 11, 12, 25, 26, 27}
+    ]
     assert trained.timed_ms == expected
 
 
@@ -133,7 +142,9 @@ def test_sigterm_leaves_a_checkpoint_and_the_next_command_goes_on(
     stopped = project.found()["baseline"]
     at = recorded_steps(stopped.folder)
     assert stopped.summary.outcome == "preempted" and 60 < at < 900
-    assert [path.name for path in checkpoint.checkpoints(stopped.folder)] == [f"checkpoint-{at:08d}.pt"]
+    assert [path.name for path in checkpoint.checkpoints(stopped.folder)] == [
+        f"checkpoint-{at:08d}.pt"
+    ]
 
     code, out, _ = project.lsai("study", "memory", "--parts", "train")
     run = project.found()["baseline"]
@@ -143,29 +154,39 @@ def test_sigterm_leaves_a_checkpoint_and_the_next_command_goes_on(
     assert losses(run.folder) == losses(tmp_path)
 
 
-def test_what_a_kill_during_saving_leaves_costs_only_the_new_checkpoint(dataset: Dataset, tmp_path: Path) -> None:
+def test_what_a_kill_during_saving_leaves_costs_only_the_new_checkpoint(
+    dataset: Dataset, tmp_path: Path
+) -> None:
     whole = train(CONFIG, dataset, tmp_path / "whole")
     folder = tmp_path / "run"
     with pytest.raises(Interrupted):
         train(CONFIG, dataset, folder, stop_at(12))
-    (folder / ".checkpoint-00000015.pt.x1y2z3.part").write_bytes(b"half of it")  # killed while writing
-    (folder / "checkpoint-00000020.pt").write_bytes(b"no .json beside it")  # killed between the two files
+    # killed while writing
+    (folder / ".checkpoint-00000015.pt.x1y2z3.part").write_bytes(b"half of it")
+    # killed between the two files
+    (folder / "checkpoint-00000020.pt").write_bytes(b"no .json beside it")
     resumed = train(CONFIG, dataset, folder)
     assert resumed.resumed_at == 10
-    assert torch.equal(weights(resumed), weights(whole)) and losses(folder) == losses(tmp_path / "whole")
+    assert torch.equal(weights(resumed), weights(whole)) and losses(folder) == losses(
+        tmp_path / "whole"
+    )
     assert not list(folder.glob("*.part"))
     checkpoint.remove_all(folder)
     assert [path.name for path in folder.iterdir()] == ["metrics.jsonl"]
 
 
-def test_a_full_disk_during_saving_keeps_the_older_checkpoint(dataset: Dataset, tmp_path: Path) -> None:
+def test_a_full_disk_during_saving_keeps_the_older_checkpoint(
+    dataset: Dataset, tmp_path: Path
+) -> None:
     with pytest.raises(Interrupted):
         train(CONFIG, dataset, tmp_path, stop_at(12))
     before = checkpoint.checkpoints(tmp_path)[-1].read_bytes()
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, old[1]))
     try:
-        with pytest.raises(OSError, match=r"checkpoint of step 15 could not be saved: .*File too large"):
+        with pytest.raises(
+            OSError, match=r"checkpoint of step 15 could not be saved: .*File too large"
+        ):
             train(CONFIG, dataset, tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
@@ -177,7 +198,9 @@ def test_a_full_disk_during_saving_keeps_the_older_checkpoint(dataset: Dataset, 
 def test_the_newest_ones_are_kept(dataset: Dataset, tmp_path: Path) -> None:
     train(tiny(steps=22, checkpoint={"every": 5, "keep": 2}), dataset, tmp_path)
     names = sorted(path.name for path in tmp_path.glob("*checkpoint*"))
-    assert names == [f"checkpoint-000000{step}.{end}" for step in (15, 20) for end in ("json", "pt")]
+    assert names == [
+        f"checkpoint-000000{step}.{end}" for step in (15, 20) for end in ("json", "pt")
+    ]
 
 
 def test_a_torn_last_line_of_the_metrics_is_written_again(dataset: Dataset, tmp_path: Path) -> None:
@@ -197,7 +220,10 @@ def flip(path: Path) -> None:
 
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "one bit": (flip, "is damaged: size or checksum do not match"),
-    "cut off": (lambda path: path.write_bytes(path.read_bytes()[:-100]), "is damaged: size or checksum"),
+    "cut off": (
+        lambda path: path.write_bytes(path.read_bytes()[:-100]),
+        "is damaged: size or checksum",
+    ),
     "gone": (lambda path: path.unlink(), "cannot be read"),
     "bad json": (lambda path: path.with_suffix(".json").write_text("{"), "cannot be read"),
     "other json": (lambda path: path.with_suffix(".json").write_text("[1]"), "cannot be read"),
@@ -205,7 +231,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_one_clear_line(dataset: Dataset, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_checkpoint_is_one_clear_line(
+    dataset: Dataset, tmp_path: Path, damage: str
+) -> None:
     with pytest.raises(Interrupted):
         train(CONFIG, dataset, tmp_path, stop_at(12))
     apply, message = DAMAGES[damage]

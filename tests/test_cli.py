@@ -19,7 +19,11 @@ from lsai_lab.cli import app
 from lsai_lab.data.dataset import Dataset
 from lsai_lab.runs.session import Session
 
-GROUPS = {"data": ["prepare", "list", "info"], "runs": ["list", "compare", "delete"], "new": ["lab", "chapter"]}
+GROUPS = {
+    "data": ["prepare", "list", "info"],
+    "runs": ["list", "compare", "delete"],
+    "new": ["lab", "chapter"],
+}
 COMMANDS = [name for name in app.COMMANDS if name not in GROUPS]
 COMMANDS += [f"{group} {name}" for group, names in GROUPS.items() for name in names]
 
@@ -33,23 +37,40 @@ def test_every_command_explains_itself(shared: Project, command: str) -> None:
 
 def test_the_studies_are_listed(shared: Project) -> None:
     code, out, _ = shared.lsai("study")
-    assert code == 0 and [line.split() for line in out.splitlines()] == [["machine", "Machine"], ["memory", "Memory"]]
+    assert code == 0 and [line.split() for line in out.splitlines()] == [
+        ["machine", "Machine"],
+        ["memory", "Memory"],
+    ]
 
 
-def test_the_list_of_commands_needs_no_large_library_and_names_what_the_environment_sets(tmp_path: Path) -> None:
-    large = "[name for name in ('torch', 'numpy', 'pandas', 'pydantic', 'papermill', 'IPython') if name in sys.modules]"
-    code = f"import atexit, sys\nfrom lsai_lab.cli import main\natexit.register(lambda: print({large}))\nmain()"
+def test_the_list_of_commands_needs_no_large_library_and_names_what_the_environment_sets(
+    tmp_path: Path,
+) -> None:
+    large = (
+        "[name for name in ('torch', 'numpy', 'pandas', 'pydantic', 'papermill', 'IPython') "
+        "if "
+        "name in sys.modules]"
+    )
+    code = (
+        f"import atexit, sys\nfrom lsai_lab.cli import main\natexit.register(lambda: "
+        f"print({large}))\nmain()"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code, "--help"],
-        capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+    )
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]"
     assert all(command.split()[0] in done.stdout for command in COMMANDS)
     read = {
         name
         for folder in ("lsai_core", "lsai_lab")
         for path in (CHECKOUT / folder).rglob("*.py")
-        for name in re.findall(r"environ(?:\.get\(|\[)\"(LSAI_\w+)", path.read_text(encoding="utf-8"))
+        for name in re.findall(
+            r"environ(?:\.get\(|\[)\"(LSAI_\w+)", path.read_text(encoding="utf-8")
+        )
     }
     inner = {"LSAI_PEER", "LSAI_BESIDE", "LSAI_LAUNCHER"}  # set by lsai for its processes
     assert read - inner and all(name in done.stdout for name in read - inner), read
@@ -65,7 +86,9 @@ def test_version_and_completion(shared: Project) -> None:
         "COMP_CWORD": "1",
     }
     program = "import sys; sys.argv[0] = 'lsai'; from lsai_lab.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+    )
     assert done.stdout.split() == ["compare"]
 
 
@@ -87,15 +110,22 @@ def test_a_model_is_predicted_without_a_checkout(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("LSAI_")}
     done = subprocess.run(
         [sys.executable, "-m", "lsai_lab.cli", *words],
-        capture_output=True, text=True, cwd=tmp_path, env={**environment, "PYTHONPATH": str(tmp_path / "site")},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**environment, "PYTHONPATH": str(tmp_path / "site")},
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["peak_gib"] > 0
 
 
-def test_a_preset_from_the_command_line_is_the_whole_shape(new_project: Callable[..., Project]) -> None:
+def test_a_preset_from_the_command_line_is_the_whole_shape(
+    new_project: Callable[..., Project],
+) -> None:
     session = Session("cpu", root=new_project().root)
-    config = session.plan("memory", parts=["train"], overrides={"model": {"preset": "lab"}})[0].config
+    config = session.plan("memory", parts=["train"], overrides={"model": {"preset": "lab"}})[
+        0
+    ].config
     assert config.model.model_dump() == ModelConfig.model_validate({"preset": "lab"}).model_dump()
 
 
@@ -119,7 +149,9 @@ def test_options_of_the_wrong_type_are_refused(shared: Project) -> None:
         assert code == 2 and err and "Traceback" not in err, words
 
 
-def test_ctrl_c_is_one_line_and_exit_code_130(shared: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_is_one_line_and_exit_code_130(
+    shared: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -127,33 +159,51 @@ def test_ctrl_c_is_one_line_and_exit_code_130(shared: Project, monkeypatch: pyte
     code, _, err = shared.lsai("predict", "--model", "lab-tiny")
     assert (
         code == 130
-        and "".join(err.splitlines()) == "interrupted; finished runs are kept, the same command goes on from there"
+        and "".join(err.splitlines())
+        == "interrupted; finished runs are kept, the same command goes on from there"
     )
 
 
 @pytest.mark.parametrize("library", ["pandas", "torch", "typer"])
-def test_ctrl_c_while_libraries_are_imported_leaves_no_traceback(library: str, tmp_path: Path) -> None:
+def test_ctrl_c_while_libraries_are_imported_leaves_no_traceback(
+    library: str, tmp_path: Path
+) -> None:
     (tmp_path / f"{library}.py").write_text("raise KeyboardInterrupt")
     done = subprocess.run(
         [sys.executable, "-m", "lsai_lab.cli", "study", "memory"],
-        capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{CHECKOUT}"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{CHECKOUT}"},
+    )
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr.strip().startswith("interrupted") and "Traceback" not in done.stderr
 
 
 def test_the_installed_command_is_the_package(shared: Project) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "from importlib.metadata import entry_points as e; print(e(name='lsai'))"],
-        capture_output=True, text=True, cwd=CHECKOUT, check=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            "from importlib.metadata import entry_points as e; print(e(name='lsai'))",
+        ],
+        capture_output=True,
+        text=True,
+        cwd=CHECKOUT,
+        check=True,
+    )
     assert "lsai_lab.cli:main" in done.stdout
 
 
 def test_compare_shows_every_outcome(hazards: Hazards) -> None:
     code, out, _ = hazards.project.lsai("compare", "memory")
     assert code == 0
-    for words in (("oom", "oom"), ("endless", "timeout"), ("fa2", "unavailable"), ("baseline", "ok")):
+    for words in (
+        ("oom", "oom"),
+        ("endless", "timeout"),
+        ("fa2", "unavailable"),
+        ("baseline", "ok"),
+    ):
         assert any(all(word in line for word in words) for line in out.splitlines()), words
     baseline = next(line for line in out.splitlines() if "baseline" in line)
     assert f"{hazards.after_second['baseline'].summary.results['validation_loss']:,.4g}" in baseline
@@ -171,7 +221,9 @@ def test_compare_as_json_holds_every_result(hazards: Hazards) -> None:
 def test_compare_takes_medians_over_repeats(new_project: Callable[..., Project]) -> None:
     project = new_project()
     for repeat, speed in enumerate((100.0, 300.0, 110.0)):
-        write_run(project.runs, "memory", "baseline", repeat=repeat, results={"tokens_per_s": speed})
+        write_run(
+            project.runs, "memory", "baseline", repeat=repeat, results={"tokens_per_s": speed}
+        )
     code, out, _ = project.lsai("compare", "memory", "--all")
     assert code == 0
     row = next(line for line in out.splitlines() if "baseline" in line).split()
@@ -179,17 +231,30 @@ def test_compare_takes_medians_over_repeats(new_project: Callable[..., Project])
 
 
 @pytest.mark.slow
-def test_train_takes_shorthand_options_and_records_the_command(new_project: Callable[..., Project]) -> None:
+def test_train_takes_shorthand_options_and_records_the_command(
+    new_project: Callable[..., Project],
+) -> None:
     project = new_project(
-        {"baseline": {}, "bf16": {"config": {"precision": "bf16_autocast"}}}, profile={"memory_steps": 1}
+        {"baseline": {}, "bf16": {"config": {"precision": "bf16_autocast"}}},
+        profile={"memory_steps": 1},
     )
     code, out, err = project.lsai(
-        "train", "--technique", "bf16", "--batch-size", 2, "--no-memory-profiling", "--set", "optim.lr=5e-4"
+        "train",
+        "--technique",
+        "bf16",
+        "--batch-size",
+        2,
+        "--no-memory-profiling",
+        "--set",
+        "optim.lr=5e-4",
     )
     assert code == 0, (out, err)
     run = project.found()["bf16"]
     assert run.config["batch_size"] == 2 and run.config["optim"]["lr"] == 5e-4
-    assert run.config["profile"]["memory_steps"] == 0 and "mem_peak_allocated_gib" not in run.summary.results
+    assert (
+        run.config["profile"]["memory_steps"] == 0
+        and "mem_peak_allocated_gib" not in run.summary.results
+    )
     assert (
         run.summary.command.startswith("lsai train --technique bf16 --batch-size 2")
         and "--profile cpu" in run.summary.command
@@ -208,20 +273,32 @@ def test_find_batch(new_project: Callable[..., Project]) -> None:
 
 
 def test_a_command_does_not_wait_for_the_compiler() -> None:
-    """torch's compiler and its tensors over many processes take longer to import than all the rest of a command or a chapter."""
-    loaded = "[name for name in ('torch._dynamo', 'torch.distributed.tensor', 'sympy') if name in sys.modules]"
-    chapters = "lsai_lab.report.load, lsai_lab.report.show, lsai_lab.analysis.summary, lsai_lab.claims.evaluate"
+    """torch's compiler and its tensors over many processes take longer to import than all the rest
+    of a command or a chapter."""
+    loaded = (
+        "[name for name in ('torch._dynamo', 'torch.distributed.tensor', 'sympy') if name in "
+        "sys.modules]"
+    )
+    chapters = (
+        "lsai_lab.report.load, lsai_lab.report.show, lsai_lab.analysis.summary, "
+        "lsai_lab.claims.evaluate"
+    )
     done = subprocess.run(
         [sys.executable, "-c", f"import sys, lsai_lab.cli, {chapters}; print({loaded})"],
-        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+    )
     assert done.stdout.strip() == "[]"
 
 
 def test_plans_and_datasets_are_there_for_scripts(shared: Project, dataset: Dataset) -> None:
     plan = json.loads(shared.lsai("study", "memory", "--parts", "train", "--dry-run", "--json")[1])
     assert [row["run"] for row in plan] == ["memory.baseline", "memory.bf16"]
-    assert [row["config"]["precision"] for row in plan] == ["fp32", "bf16_autocast"] and not plan[0]["finished"]
+    assert [row["config"]["precision"] for row in plan] == ["fp32", "bf16_autocast"] and not plan[
+        0
+    ]["finished"]
     root = dataset.folder.parent.parent
     found = json.loads(shared.lsai("data", "list", "--json", "--root", root)[1])
     assert found["datasets"][dataset.folder.name] == dataset.meta and "stdlib" in found["sources"]

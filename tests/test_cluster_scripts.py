@@ -1,4 +1,5 @@
-"""Batch scripts as they are rendered, what they do in bash, and every mistake that must stop a submission (no Slurm needed)."""
+"""Batch scripts as they are rendered, what they do in bash, and every mistake that must stop a
+submission (no Slurm needed)."""
 
 from __future__ import annotations
 
@@ -29,7 +30,13 @@ from lsai_lab.project.files import load_yaml
 from lsai_lab.runs.session import Session
 
 ACCOUNTS = ("LSAI_ACCOUNT", "SBATCH_ACCOUNT")
-GENERIC = {"cluster": "plain", "description": "test", "profile": "cpu", "gpus_per_node": 2, "cpus_per_node": 16}
+GENERIC = {
+    "cluster": "plain",
+    "description": "test",
+    "profile": "cpu",
+    "gpus_per_node": 2,
+    "cpus_per_node": 16,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +47,9 @@ def no_account(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def project(new_project: Callable[..., Project]) -> Project:
-    made = new_project({"baseline": {}, "wide": {"config": {"device": "auto", "parallel": {"fsdp": 8}}}})
+    made = new_project(
+        {"baseline": {}, "wide": {"config": {"device": "auto", "parallel": {"fsdp": 8}}}}
+    )
     shutil.copytree(CHECKOUT / "envs", made.root / "envs")
     gh200 = load_yaml(CHECKOUT / "params/profiles/gh200.yaml")
     studies = {
@@ -90,7 +99,10 @@ def test_alps_script_follows_the_site(project: Project) -> None:
         "output": str(project.runs / "jobs/logs/%x-%j.out"),
     }
     assert "export OMP_NUM_THREADS=72 " in script
-    assert "command=(numactl --membind=0-3 python -m lsai_lab.cli\n  study memory\n  --profile gh200\n" in script
+    assert (
+        "command=(numactl --membind=0-3 python -m lsai_lab.cli\n  study memory\n  --profile gh200\n"
+        in script
+    )
     follower = directives(report)
     assert (follower["dependency"], follower["kill-on-invalid-dep"]) == ("afterany:JOB", "yes")
     assert "  report --no-run\n  --profile gh200\n" in report
@@ -104,9 +116,24 @@ def test_one_gpu_gets_its_share_of_the_cores(project: Project) -> None:
 
 def test_options_reach_the_script(project: Project) -> None:
     script, _ = rendered(
-        project, "--account", "a", "--partition", "debug", "--time", "30", "--nodes", "2", "--requeue", "--after", "7",
-        "--set", "optim.lr=1e-3", "--parts", "train", "--per-variant",
-    )  # fmt: skip
+        project,
+        "--account",
+        "a",
+        "--partition",
+        "debug",
+        "--time",
+        "30",
+        "--nodes",
+        "2",
+        "--requeue",
+        "--after",
+        "7",
+        "--set",
+        "optim.lr=1e-3",
+        "--parts",
+        "train",
+        "--per-variant",
+    )
     options = directives(script)
     assert [options[key] for key in ("partition", "time", "nodes", "dependency", "array")] == [
         "debug",
@@ -118,7 +145,10 @@ def test_options_reach_the_script(project: Project) -> None:
     assert "requeue" in options
     assert "no-requeue" not in options
     assert 'scontrol requeue "$SLURM_JOB_ID"' in script
-    assert '  --parts train\n  --set optim.lr=1e-3\n  --only "${variants[SLURM_ARRAY_TASK_ID]}"\n' in script
+    assert (
+        '  --parts train\n  --set optim.lr=1e-3\n  --only "${variants[SLURM_ARRAY_TASK_ID]}"\n'
+        in script
+    )
     assert options["output"].endswith("%x-%A_%a.out")
 
 
@@ -151,7 +181,9 @@ def test_pyxis_and_extra_lines(project: Project, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("source", ["option", "LSAI_ACCOUNT", "SBATCH_ACCOUNT", "local.yaml"])
-def test_where_the_account_comes_from(project: Project, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+def test_where_the_account_comes_from(
+    project: Project, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
     local = project.root / "params/clusters/local.yaml"
     words: tuple[str, ...] = ()
     if source == "option":
@@ -174,9 +206,13 @@ def test_git_ignores_the_local_file() -> None:
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("options", [(), ("--per-variant", "--requeue"), ("--gpus", "0", "--no-report")])
+@pytest.mark.parametrize(
+    "options", [(), ("--per-variant", "--requeue"), ("--gpus", "0", "--no-report")]
+)
 @pytest.mark.parametrize("cluster", ["alps", "slurm"])
-def test_shellcheck_finds_nothing(project: Project, tmp_path: Path, cluster: str, options: tuple[str, ...]) -> None:
+def test_shellcheck_finds_nothing(
+    project: Project, tmp_path: Path, cluster: str, options: tuple[str, ...]
+) -> None:
     beside = Path(sys.executable).parent / "shellcheck"
     shellcheck = str(beside) if beside.exists() else shutil.which("shellcheck")
     if not shellcheck:
@@ -194,21 +230,39 @@ def test_shellcheck_finds_nothing(project: Project, tmp_path: Path, cluster: str
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["memory", "--cluster", "alps"], "cluster alps wants an account: give --account, set LSAI_ACCOUNT"),
+        (
+            ["memory", "--cluster", "alps"],
+            "cluster alps wants an account: give --account, set LSAI_ACCOUNT",
+        ),
         (["memory", "--cluster", "nowhere"], "unknown cluster 'nowhere'; known: alps, plain, "),
         (["memori", "--cluster", "plain"], "unknown study 'memori'; known: machine, memory"),
         (["memory", "--cluster", "plain", "--only", "fast"], "no variant 'fast'"),
         (["memory", "--cluster", "plain", "--parts", "speed"], "no part 'speed'"),
         (["memory", "--cluster", "plain", "--profile", "huge"], "unknown profile 'huge'"),
         (["memory", "--cluster", "plain", "--set", "stepps=3"], "unknown key 'stepps'"),
-        (["memory", "--cluster", "plain", "--only", "baseline", "--gpus", "8"], "a node of plain has 2 GPUs, 8 are asked for"),
-        (["memory", "--cluster", "plain"], "variant wide wants 8 GPUs and the job has 1 x 2; submit with --nodes 4"),
+        (
+            ["memory", "--cluster", "plain", "--only", "baseline", "--gpus", "8"],
+            "a node of plain has 2 GPUs, 8 are asked for",
+        ),
+        (
+            ["memory", "--cluster", "plain"],
+            "variant wide wants 8 GPUs and the job has 1 x 2; submit with --nodes 4",
+        ),
         (["memory", "--cluster", "plain", "--time", "tomorrow"], "cluster plain: time: "),
-        (["memory", "--cluster", "plain", "--partition", "a\n#SBATCH --x"], "cluster plain: partition: "),
-        (["memory", "--cluster", "plain", "--after", "yesterday"], "--after wants the number of a job"),
-        (["memory", "--cluster", "plain", "--only", "baseline"], "no sbatch on this machine: submit from a login node"),
+        (
+            ["memory", "--cluster", "plain", "--partition", "a\n#SBATCH --x"],
+            "cluster plain: partition: ",
+        ),
+        (
+            ["memory", "--cluster", "plain", "--after", "yesterday"],
+            "--after wants the number of a job",
+        ),
+        (
+            ["memory", "--cluster", "plain", "--only", "baseline"],
+            "no sbatch on this machine: submit from a login node",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_request_is_one_line(
     project: Project, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
@@ -239,7 +293,9 @@ def test_make_submit_wants_a_cluster() -> None:
     assert "say which cluster: make submit STUDY=memory PROFILE=alps" in done.stderr
 
 
-def test_cancel_and_jobs_without_jobs(new_project: Callable[..., Project], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancel_and_jobs_without_jobs(
+    new_project: Callable[..., Project], monkeypatch: pytest.MonkeyPatch
+) -> None:
     empty = new_project()
     assert empty.lsai("jobs")[1].startswith("no jobs were submitted from here")
     assert empty.lsai("cancel")[0] == 2
@@ -248,7 +304,8 @@ def test_cancel_and_jobs_without_jobs(new_project: Callable[..., Project], monke
     assert (code, "no sbatch on this machine" in err) == (2, True)
 
 
-# What stands in for Slurm: sbatch counts, and refuses the report's job when asked to; every call is written down.
+# What stands in for Slurm: sbatch counts, and refuses the report's job when asked to; every call is
+# written down.
 _FAKE = """\
 #!/bin/bash
 echo "$(basename "$0") $*" >> "$CALLS"
@@ -285,7 +342,9 @@ def test_nothing_is_half_submitted(
     code, _, err = fresh.lsai("submit", "memory", "--cluster", "plain")
     assert (code, err.strip()) == (2, "error: Slurm refused the job: Job violates policy")
     assert "scancel 41" in fake_slurm.read_text().splitlines()
-    assert not [path for path in (fresh.runs / "jobs").iterdir() if path.suffix in (".json", ".sbatch")]
+    assert not [
+        path for path in (fresh.runs / "jobs").iterdir() if path.suffix in (".json", ".sbatch")
+    ]
 
 
 def test_a_dirty_tree_is_recorded(new_project: Callable[..., Project], fake_slurm: Path) -> None:
@@ -322,7 +381,8 @@ class Script:
         for path in (stub, bin_ / "scontrol"):
             path.chmod(0o755)
         project.write_yaml(
-            "params/clusters/stub.yaml", {**GENERIC, "cluster": "stub", "python": str(stub), "requeue": True}
+            "params/clusters/stub.yaml",
+            {**GENERIC, "cluster": "stub", "python": str(stub), "requeue": True},
         )
         script = rendered(project, cluster="stub")[0]
         self.folder, self.requeued = tmp_path, tmp_path / "requeued"
@@ -336,7 +396,9 @@ class Script:
             "UP": str(tmp_path / "up"),
             **environment,
         }
-        self.process = subprocess.Popen(["bash", "-c", script], env=env, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            ["bash", "-c", script], env=env, stdout=subprocess.PIPE, text=True
+        )
 
     def wait_until_up(self) -> None:
         deadline = time.monotonic() + 20
@@ -356,7 +418,9 @@ def script(project: Project, tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("code", [0, 1, 7, 75])
-def test_the_script_ends_with_the_study_s_exit_code(script: Callable[[str], Script], code: int) -> None:
+def test_the_script_ends_with_the_study_s_exit_code(
+    script: Callable[[str], Script], code: int
+) -> None:
     done = script(f'echo "$@"; exit {code}')
     out, _ = done.process.communicate(timeout=30)
     assert done.process.returncode == code
@@ -365,11 +429,14 @@ def test_the_script_ends_with_the_study_s_exit_code(script: Callable[[str], Scri
     assert not done.requeued.exists()
 
 
-@pytest.mark.parametrize(("number", "code", "requeued"), [(signal.SIGUSR1, 75, True), (signal.SIGTERM, 143, False)])
+@pytest.mark.parametrize(
+    ("number", "code", "requeued"), [(signal.SIGUSR1, 75, True), (signal.SIGTERM, 143, False)]
+)
 def test_the_script_passes_a_warning_on(
     script: Callable[[str], Script], number: signal.Signals, code: int, requeued: bool
 ) -> None:
-    """The study answers only after a while, and its own exit code is kept, not that of the interrupted wait."""
+    """The study answers only after a while, and its own exit code is kept, not that of the
+    interrupted wait."""
     name = number.name.removeprefix("SIG")
     done = script(f"trap 'sleep 0.5; exit {code}' {name}; touch $UP; while :; do sleep 0.1; done")
     done.wait_until_up()
@@ -382,7 +449,9 @@ def test_the_script_passes_a_warning_on(
     assert done.requeued.exists() == requeued
 
 
-def test_a_study_that_ends_well_despite_the_warning_is_not_requeued(script: Callable[[str], Script]) -> None:
+def test_a_study_that_ends_well_despite_the_warning_is_not_requeued(
+    script: Callable[[str], Script],
+) -> None:
     done = script("trap 'exit 0' USR1; touch $UP; while :; do sleep 0.1; done")
     done.wait_until_up()
     done.process.send_signal(signal.SIGUSR1)
@@ -391,7 +460,9 @@ def test_a_study_that_ends_well_despite_the_warning_is_not_requeued(script: Call
 
 
 def test_a_job_is_not_requeued_for_ever(script: Callable[..., Script]) -> None:
-    done = script("trap 'exit 75' USR1; touch $UP; while :; do sleep 0.1; done", SLURM_RESTART_COUNT="20")
+    done = script(
+        "trap 'exit 75' USR1; touch $UP; while :; do sleep 0.1; done", SLURM_RESTART_COUNT="20"
+    )
     done.wait_until_up()
     done.process.send_signal(signal.SIGUSR1)
     done.process.communicate(timeout=30)
@@ -400,7 +471,12 @@ def test_a_job_is_not_requeued_for_ever(script: Callable[..., Script]) -> None:
 
 def slurm_job(nodes: int, gpus: int | None) -> dict[str, str]:
     own = {} if gpus is None else {"SLURM_GPUS_ON_NODE": str(gpus)}
-    return {"SLURM_JOB_NUM_NODES": str(nodes), "SLURM_CPUS_PER_TASK": "288", "MASTER_ADDR": "nid001", **own}
+    return {
+        "SLURM_JOB_NUM_NODES": str(nodes),
+        "SLURM_CPUS_PER_TASK": "288",
+        "MASTER_ADDR": "nid001",
+        **own,
+    }
 
 
 def test_runs_larger_than_a_node_go_through_srun() -> None:
@@ -410,8 +486,17 @@ def test_runs_larger_than_a_node_go_through_srun() -> None:
     words = srun_command(8, slurm_job(2, 4)) or []
     assert words[:2] == ["env", "MASTER_ADDR=nid001"]
     assert words[-1] == sys.executable
-    assert {"--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=72", "--gpus-per-node=4"} <= set(words)
-    with pytest.raises(UserError, match=r"wants 12 GPUs and the job has 2 nodes with 4 each; submit it with --nodes 3"):
+    assert {
+        "--nodes=2",
+        "--ntasks=8",
+        "--ntasks-per-node=4",
+        "--cpus-per-task=72",
+        "--gpus-per-node=4",
+    } <= set(words)
+    with pytest.raises(
+        UserError,
+        match=r"wants 12 GPUs and the job has 2 nodes with 4 each; submit it with --nodes 3",
+    ):
         srun_command(12, slurm_job(2, 4))
     with pytest.raises(UserError, match="cannot be spread evenly"):
         srun_command(7, slurm_job(2, 4))
@@ -432,25 +517,35 @@ def test_the_shipped_files_fit_together() -> None:
 def test_the_lock_holds_every_package_but_torch_and_setup_uses_it() -> None:
     lines = (CHECKOUT / "envs/constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = {
-        canonicalize_name(name): pin for name, _, pin in (line.partition("==") for line in lines if line[:1] != "#")
+        canonicalize_name(name): pin
+        for name, _, pin in (line.partition("==") for line in lines if line[:1] != "#")
     }
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     for text in [*project["dependencies"], *extras["lab"], *extras["test"], *extras["dev"]]:
         wanted = Requirement(text)
         if wanted.name != "torch":
-            assert wanted.specifier.contains(pins[canonicalize_name(wanted.name)], prereleases=True), text
+            assert wanted.specifier.contains(
+                pins[canonicalize_name(wanted.name)], prereleases=True
+            ), text
     # torch and what belongs to its build come from the index that fits the machine.
     assert not [
         name
         for name in pins
-        if name in ("torch", "triton", "setuptools", "lsai") or name.startswith(("nvidia-cu", "nvidia-nccl"))
+        if name in ("torch", "triton", "setuptools", "lsai")
+        or name.startswith(("nvidia-cu", "nvidia-nccl"))
     ]
     for name, pin in pins.items():  # transitive: what the pinned packages need is pinned, too
         with contextlib.suppress(PackageNotFoundError):
             for need in map(Requirement, requires(name) or []):
                 if need.marker is None or need.marker.evaluate({"extra": ""}):
-                    assert canonicalize_name(need.name) in {*pins, "torch", "setuptools", "pip", "triton"}, (
+                    assert canonicalize_name(need.name) in {
+                        *pins,
+                        "torch",
+                        "setuptools",
+                        "pip",
+                        "triton",
+                    }, (
                         name,
                         pin,
                         need,
@@ -458,7 +553,9 @@ def test_the_lock_holds_every_package_but_torch_and_setup_uses_it() -> None:
 
     def commands(*options: str) -> str:
         words = ["make", "-n", "-B", "setup", *options]
-        return subprocess.run(words, cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            words, cwd=CHECKOUT, capture_output=True, text=True, check=True
+        ).stdout
 
     assert "-c envs/constraints.txt" in commands()
     assert "-c envs/constraints.txt" not in commands("LOCK=")
@@ -475,7 +572,9 @@ def test_a_title_stays_in_its_line() -> None:
     )
     cluster = load_cluster(CHECKOUT, "slurm", {})
     lines = render(job, cluster, Session(root=CHECKOUT)).splitlines()
-    assert lines[1] == "# One rm -rf / #SBATCH --nodes=9" and not [line for line in lines if line.startswith("rm")]
+    assert lines[1] == "# One rm -rf / #SBATCH --nodes=9" and not [
+        line for line in lines if line.startswith("rm")
+    ]
 
 
 def test_the_course_runs_as_one_job_for_each_variant(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Sequence-parallel attention: plans as data, real gloo processes against float64 attention in one, and the CUDA kernels."""
+"""Sequence-parallel attention: plans as data, real gloo processes against float64 attention in one,
+and the CUDA kernels."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ import torch
 from context_job import JOBS, OURS, exact, inputs, reference, relative
 from torch import Tensor
 
+from lsai_core.base.errors import UserError
 from lsai_core.context import METHODS, Setting
 from lsai_core.context.engine import planned_backward, planned_forward
 from lsai_core.context.exchange import InFlight, Message, Wait
 from lsai_core.context.kernels import KERNELS, LocalKernel, allowed
 from lsai_core.context.merge import merge
-from lsai_core.base.errors import UserError
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 CUDA_KERNELS = ["eager", "sdpa_flash", "sdpa_cudnn", "fa2", "fa4"]
@@ -44,7 +45,8 @@ def test_the_host_waits_for_the_gpu_once_too_much_is_in_flight() -> None:
     for name, size in enumerate((60, 40, 30, 30)):
         flight.make_room()
         flight.waited(Event(name), size)
-    assert happened == [0] and flight.total_bytes == 100  # 60 + 40 fit, and 30 more were allowed to start
+    # 60 + 40 fit, and 30 more were allowed to start
+    assert happened == [0] and flight.total_bytes == 100
     flight.waited(Event(4), 500)
     flight.make_room()
     assert happened == [0, 1, 2, 3, 4] and flight.total_bytes == 0
@@ -63,7 +65,9 @@ def test_a_plan_has_every_allowed_pair_once(method: str, ranks: int, window: int
     for task in (task for step in plan.steps for task in step):
         rows, columns = layout.ring_positions(task.q_owner), layout.ring_positions(task.k_owner)
         for tile in task.tiles:
-            mask = allowed(tile.q1 - tile.q0, tile.k1 - tile.k0, tile.left, tile.right, torch.device("cpu"))
+            mask = allowed(
+                tile.q1 - tile.q0, tile.k1 - tile.k0, tile.left, tile.right, torch.device("cpu")
+            )
             mask = torch.ones(tile.q1 - tile.q0, tile.k1 - tile.k0) if mask is None else mask
             assert int(mask.sum()) == tile.pairs and bool(mask.any(-1).all())
             seen[rows[tile.q0 : tile.q1, None], columns[None, tile.k0 : tile.k1]] += mask.long()
@@ -87,11 +91,15 @@ def test_slices_go_together_again(method: str, ranks: int) -> None:
     whole = torch.randn(2, 48, 3)
     parts = [layout.shard(whole, rank) for rank in range(ranks)]
     assert torch.equal(layout.unshard(parts), whole)
-    assert torch.equal(torch.cat([layout.positions(rank) for rank in range(ranks)]).sort().values, torch.arange(48))
+    assert torch.equal(
+        torch.cat([layout.positions(rank) for rank in range(ranks)]).sort().values, torch.arange(48)
+    )
 
 
 def test_lengths_that_cannot_be_cut_are_refused() -> None:
-    with pytest.raises(UserError, match="146 cannot be cut into 8 equal parts over 4 ranks; use 144 or 152"):
+    with pytest.raises(
+        UserError, match="146 cannot be cut into 8 equal parts over 4 ranks; use 144 or 152"
+    ):
         Setting("zigzag", 146).layout(4)
 
 
@@ -104,8 +112,11 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     job = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("context_job.py")), str(folder)],
-        env=environment, capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
     assert job.returncode == 0, job.stderr
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in JOBS}
 
@@ -120,10 +131,14 @@ def test_processes_equal_one_in_float64(jobs: dict[str, dict[str, Any]], world: 
         alike = {name: case[name] for name in ("method", "dtype", "kernel", "window")}
         alone = [other for other in one if {name: other[name] for name in alike} == alike]
         if case["dtype"] != "fp64":  # the error of many ranks is that of one
-            assert all(a <= 1.5 * b for a, b in zip(case["errors"], alone[0]["errors"], strict=True)), case
+            assert all(
+                a <= 1.5 * b for a, b in zip(case["errors"], alone[0]["errors"], strict=True)
+            ), case
 
 
-def test_a_model_that_shares_its_sequence_is_the_same_model(jobs: dict[str, dict[str, Any]]) -> None:
+def test_a_model_that_shares_its_sequence_is_the_same_model(
+    jobs: dict[str, dict[str, Any]],
+) -> None:
     job = jobs["model"]
     assert job["ended"] == [0] * 4, job["errors"]
     assert max(job["returned"].values()) <= 1e-12, job["returned"]
@@ -134,7 +149,10 @@ def test_refusals_are_one_line_on_every_rank(jobs: dict[str, dict[str, Any]]) ->
     assert job["ended"] == [0] * 4, job["errors"]
     for told in job["returned"]:
         for name, line in told.items():
-            assert line.startswith("Unavailable: " if name == "torch" else "UserError: "), (name, line)
+            assert line.startswith("Unavailable: " if name == "torch" else "UserError: "), (
+                name,
+                line,
+            )
             assert "\n" not in line
 
 
@@ -153,7 +171,9 @@ def test_no_rank_waits_for_one_that_is_gone(jobs: dict[str, dict[str, Any]], nam
 class Threads:
     """An exchange between threads of one process."""
 
-    def __init__(self, rank: int, size: int, mail: dict[tuple[int, int], queue.Queue[Tensor]]) -> None:
+    def __init__(
+        self, rank: int, size: int, mail: dict[tuple[int, int], queue.Queue[Tensor]]
+    ) -> None:
         self.rank, self.size, self._mail = rank, size, mail
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Wait:
@@ -170,7 +190,8 @@ class Threads:
 
 
 def play(setting: Setting, ranks: int, kernel: LocalKernel, whole: list[Tensor]) -> list[Tensor]:
-    """Output, dq, dk, dv of a whole sequence by `ranks` threads (of a ring, without an exchange of heads)."""
+    """Output, dq, dk, dv of a whole sequence by `ranks` threads (of a ring, without an exchange of
+    heads)."""
     layout, plan = setting.layout(ranks), setting.plan(ranks)
     mail = {(a, b): queue.Queue[Tensor]() for a in range(ranks) for b in range(ranks)}
     parts: list[list[Tensor]] = [[] for _ in range(ranks)]
@@ -212,7 +233,8 @@ def cuda_exact(whole: list[Tensor], window: int | None) -> list[Tensor]:
 
 
 def one_at_a_time(kernel: LocalKernel) -> LocalKernel:
-    """The kernel for ranks that are threads: FlashAttention 4 must not compile in two of them at once."""
+    """The kernel for ranks that are threads: FlashAttention 4 must not compile in two of them at
+    once."""
     lock = threading.Lock()
 
     def locked(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -241,24 +263,42 @@ def runnable(name: str, window: int | None) -> LocalKernel:
 @pytest.mark.parametrize("heads", [(8, 8), (8, 2)], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("name", CUDA_KERNELS)
-def test_cuda_kernels_return_the_log_sum_exp(name: str, head_dim: int, heads: tuple[int, int]) -> None:
+def test_cuda_kernels_return_the_log_sum_exp(
+    name: str, head_dim: int, heads: tuple[int, int]
+) -> None:
     kernel = runnable(name, None)
     q, k, v, gradient = cuda_inputs(heads, head_dim, 512)
-    scores = torch.einsum("bihd,bjhd->bhij", q.double(), k.double().repeat_interleave(heads[0] // heads[1], 2))
-    scores = (scores / head_dim**0.5).masked_fill(torch.ones(512, 512, device="cuda").triu(1).bool(), -torch.inf)
+    scores = torch.einsum(
+        "bihd,bjhd->bhij", q.double(), k.double().repeat_interleave(heads[0] // heads[1], 2)
+    )
+    scores = (scores / head_dim**0.5).masked_fill(
+        torch.ones(512, 512, device="cuda").triu(1).bool(), -torch.inf
+    )
     out, lse = kernel.forward(q, k, v, None, 0)
     assert lse.dtype == torch.float32 and lse.shape == (1, heads[0], 512)
     assert float((lse.double() - scores.logsumexp(-1)).abs().max()) <= 1e-3
     found = [out, *kernel.backward(gradient, q, k, v, out, lse.contiguous(), None, 0)]
-    assert max(relative(a, b) for a, b in zip(found, cuda_exact([q, k, v, gradient], None), strict=True)) <= 1e-2
+    assert (
+        max(
+            relative(a, b)
+            for a, b in zip(found, cuda_exact([q, k, v, gradient], None), strict=True)
+        )
+        <= 1e-2
+    )
 
 
 @pytest.mark.gpu
 @needs_cuda
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_the_merge_kernel_equals_plain_operations(dtype: torch.dtype) -> None:
-    out, part = torch.randn(2, 100, 3, 80, device="cuda"), torch.randn(2, 100, 3, 80, device="cuda").to(dtype)
-    lse, part_lse = 10 * torch.randn(2, 3, 100, device="cuda"), 10 * torch.randn(2, 3, 100, device="cuda")
+    out, part = (
+        torch.randn(2, 100, 3, 80, device="cuda"),
+        torch.randn(2, 100, 3, 80, device="cuda").to(dtype),
+    )
+    lse, part_lse = (
+        10 * torch.randn(2, 3, 100, device="cuda"),
+        10 * torch.randn(2, 3, 100, device="cuda"),
+    )
     lse[:, :, 50:] = -torch.inf
     out[:, 50:] = 0
     expected, expected_lse = out.double(), lse.double()  # plain operations serve fp64

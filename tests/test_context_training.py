@@ -1,4 +1,5 @@
-"""Training with context parallelism against one process: losses, gradient norms, weights, checkpoints, faults; over gloo."""
+"""Training with context parallelism against one process: losses, gradient norms, weights,
+checkpoints, faults; over gloo."""
 
 from __future__ import annotations
 
@@ -63,7 +64,11 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     text = write_text(root)
     dataset(config(text), root / "data")
     script = Path(__file__).parent / "context_training_job.py"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parent.parent),
+    }
     facts = {}
     for size in (2, 4):
         command = [*torchrun(size), str(script), str(root), str(text)]
@@ -91,7 +96,10 @@ def test_processes_that_share_sequences_train_as_one_does(job: Job, name: str) -
         assert difference(rows, alone.rows, column) <= 1e-5
     assert job.facts[name]["validation_loss"] == pytest.approx(alone.validation_loss, rel=1e-5)
     model = load_hf(job.root / name / "model")
-    found, wanted = to_hf(model.state_dict(), model.config), to_hf(alone.model.state_dict(), alone.model.config)
+    found, wanted = (
+        to_hf(model.state_dict(), model.config),
+        to_hf(alone.model.state_dict(), alone.model.config),
+    )
     for key, value in wanted.items():
         assert (found[key] - value).norm() <= 1e-4 * value.norm(), key
 
@@ -116,7 +124,9 @@ def test_memory_is_predicted(job: Job, name: str) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 4])
-def test_a_checkpoint_of_two_slices_goes_on_with_others(job: Job, processes: int, tmp_path: Path) -> None:
+def test_a_checkpoint_of_two_slices_goes_on_with_others(
+    job: Job, processes: int, tmp_path: Path
+) -> None:
     run = config(job.text, steps=STEPS, parallel={"cp": processes, "cp_method": "usp"})
     folder = plan(run, tmp_path / "runs" / "test" / "resumed")
     shutil.copytree(job.root / "stopped" / "sharded-00000012", folder / "sharded-00000012")
@@ -150,12 +160,17 @@ def test_training_starts_from_the_weights_of_a_folder(
     assert difference(results[2], results[1], "loss") <= 1e-5
     run = config(job.text, steps=2, seed=5)
     (tmp_path / "random").mkdir()
-    random = train(run.model_copy(update={"seed": 0}), dataset(run, job.root / "data"), tmp_path / "random")
+    random = train(
+        run.model_copy(update={"seed": 0}), dataset(run, job.root / "data"), tmp_path / "random"
+    )
     assert difference(results[1], random.rows, "loss") > 1e-5
     elsewhere = plan(config(job.text, init_from="yours"), tmp_path / "runs" / "test" / "missing")
     summary = ActiveRun(elsewhere, job.root / "data").execute()
     assert summary.outcome == "unavailable" and "needs the weights 'yours'" in str(summary.reason)
-    other = plan(config(job.text, init_from="mine", model={"n_layers": 3}), tmp_path / "runs" / "test" / "other")
+    other = plan(
+        config(job.text, init_from="mine", model={"n_layers": 3}),
+        tmp_path / "runs" / "test" / "other",
+    )
     summary = ActiveRun(other, job.root / "data").execute()
     assert summary.outcome == "failed" and "n_layers=2, the model n_layers=3" in str(summary.reason)
 
@@ -164,7 +179,9 @@ def test_training_starts_from_the_weights_of_a_folder(
 
 
 def faulty(root: Path, device: str) -> Path:
-    run = config(write_text(root), steps=5000, parallel={"cp": 2}, profile={"memory_steps": 0}, device=device)
+    run = config(
+        write_text(root), steps=5000, parallel={"cp": 2}, profile={"memory_steps": 0}, device=device
+    )
     dataset(run, root / "data")
     return plan(run, root / "runs" / "test" / "faulty")
 
@@ -233,7 +250,10 @@ def test_no_rank_waits_for_one_that_is_out_of_memory(
 @pytest.mark.parametrize(
     ("method", "changes"),
     [
-        *((method, {"compile": True, **LEAN, "mlp_chunk": 300}) for method in ("zigzag", "lightseq", "ulysses")),
+        *(
+            (method, {"compile": True, **LEAN, "mlp_chunk": 300})
+            for method in ("zigzag", "lightseq", "ulysses")
+        ),
         *((method, {"grad_checkpoint": "full"}) for method in ("zigzag", "usp", "torch")),
         ("torch", {"grad_checkpoint": "full", "compile": True}),
     ],
@@ -242,7 +262,14 @@ def test_no_rank_waits_for_one_that_is_out_of_memory(
 def test_two_gpus_train_as_one_does(method: str, changes: dict[str, Any], tmp_path: Path) -> None:
     text, rows = write_text(tmp_path), []
     model = dict(n_layers=4, d_model=256, n_heads=4, n_kv_heads=2, d_ff=512)
-    base = {"device": "cuda", "precision": "bf16", "seq_len": 512, "steps": 10, "model": model, "batch_size": 2}
+    base = {
+        "device": "cuda",
+        "precision": "bf16",
+        "seq_len": 512,
+        "steps": 10,
+        "model": model,
+        "batch_size": 2,
+    }
     for parallel in ({}, {"cp": 2, "cp_method": method}):
         run = config(text, **base, **(changes if parallel else {}), parallel=parallel)
         dataset(run, tmp_path / "data")
@@ -259,18 +286,34 @@ def test_two_gpus_train_as_one_does(method: str, changes: dict[str, Any], tmp_pa
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seq_len": 36, "parallel": {"cp": 4}}, "36 cannot be cut into 8 equal parts over 4 ranks; use 32 or 40"),
-        ({"parallel": {"cp": 3, "cp_method": "ulysses"}, "seq_len": 48}, "2 key-value heads over 3 ranks"),
-        ({"parallel": {"cp": 2}, "attention": {"backend": "flex"}}, "'flex' returns no log-sum-exp"),
+        (
+            {"seq_len": 36, "parallel": {"cp": 4}},
+            "36 cannot be cut into 8 equal parts over 4 ranks; use 32 or 40",
+        ),
+        (
+            {"parallel": {"cp": 3, "cp_method": "ulysses"}, "seq_len": 48},
+            "2 key-value heads over 3 ranks",
+        ),
+        (
+            {"parallel": {"cp": 2}, "attention": {"backend": "flex"}},
+            "'flex' returns no log-sum-exp",
+        ),
         ({"parallel": {"cp": 2, "cp_method": "torch"}}, "cp_method torch needs 16-bit inputs"),
         (
-            {"parallel": {"cp": 2, "cp_method": "torch"}, "precision": "bf16", "attention": {"window": 8}},
+            {
+                "parallel": {"cp": 2, "cp_method": "torch"},
+                "precision": "bf16",
+                "attention": {"window": 8},
+            },
             "cp_method torch has no sliding window",
         ),
         ({"parallel": {"replicate": 2}}, r"need fsdp > 1 \(or cp > 1\)"),
         ({"saved_inputs": "host"}, "use grad_checkpoint full or attention"),
         ({"mlp_chunk": 8, "blocks": "plain"}, "mlp_chunk needs blocks: fused"),
-        ({"mlp_chunk": 8, "precision": "bf16", "fp8": {"recipe": "fused"}}, "leave them out of fp8.layers"),
+        (
+            {"mlp_chunk": 8, "precision": "bf16", "fp8": {"recipe": "fused"}},
+            "leave them out of fp8.layers",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -1,4 +1,5 @@
-"""Preparing datasets from local text: content, splits, tokenizer, reuse, damage, disk and concurrency."""
+"""Preparing datasets from local text: content, splits, tokenizer, reuse, damage, disk and
+concurrency."""
 
 from __future__ import annotations
 
@@ -15,14 +16,28 @@ import pyarrow.parquet as pq
 import pytest
 from speakleash_server import compress
 
-from lsai_core.config.train import DataConfig
 from lsai_core.base.errors import UserError
 from lsai_core.config.strict import validated
+from lsai_core.config.train import DataConfig
 from lsai_lab.data import Dataset, prepare
 from lsai_lab.data.documents import SPLITS
 from lsai_lab.data.tokenizer import EOT, pieces, train_tokenizer
 
-WORDS = ["zażółć", "gęślą", "jaźń", "kot", "pies", "dom", "las", "rzeka", "góra", "chmura", "wiatr", "deszcz", "słońce"]
+WORDS = [
+    "zażółć",
+    "gęślą",
+    "jaźń",
+    "kot",
+    "pies",
+    "dom",
+    "las",
+    "rzeka",
+    "góra",
+    "chmura",
+    "wiatr",
+    "deszcz",
+    "słońce",
+]
 
 
 def texts(count: int, words: int = 40, seed: int = 0) -> list[str]:
@@ -55,7 +70,8 @@ def test_every_text_comes_back_from_exactly_one_split(tmp_path: Path) -> None:
     text = dataset.tokenizer().decode(
         np.concatenate([dataset.tokens(s) for s in SPLITS]).tolist(), skip_special_tokens=False
     )
-    assert f"a forged {EOT} inside" in text  # as text; below it is counted that it did not end a document
+    # as text; below it is counted that it did not end a document
+    assert f"a forged {EOT} inside" in text
     assert "lone surrogate ? here" in text
     ends = {split: int((dataset.tokens(split) == 0).sum()) for split in SPLITS}
     assert ends == {split: dataset.meta["splits"][split]["documents"] for split in SPLITS}
@@ -68,7 +84,9 @@ def test_every_text_comes_back_from_exactly_one_split(tmp_path: Path) -> None:
 def test_meta_counts_what_the_files_hold(tmp_path: Path) -> None:
     items = texts(200)
     dataset = quick(write_jsonl(tmp_path / "a.jsonl", items), tmp_path / "root")
-    assert sum(facts["bytes"] for facts in dataset.meta["splits"].values()) == sum(len(item.encode()) for item in items)
+    assert sum(facts["bytes"] for facts in dataset.meta["splits"].values()) == sum(
+        len(item.encode()) for item in items
+    )
     for split in SPLITS:
         tokens, facts = dataset.tokens(split), dataset.meta["splits"][split]
         assert tokens.dtype == np.uint16 and tokens.ndim == 1
@@ -104,7 +122,9 @@ def test_few_documents_fill_every_split(tmp_path: Path, count: int) -> None:
         (["a", "b", "a"], "only 2 distinct"),
     ],
 )
-def test_too_little_text_is_refused_and_leaves_nothing(tmp_path: Path, items: list[str], message: str) -> None:
+def test_too_little_text_is_refused_and_leaves_nothing(
+    tmp_path: Path, items: list[str], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         quick(write_jsonl(tmp_path / "a.jsonl", items), tmp_path / "root")
     assert not [path for path in (tmp_path / "root" / "datasets").iterdir() if path.is_dir()]
@@ -128,15 +148,18 @@ def test_changed_content_or_config_is_another_dataset(tmp_path: Path) -> None:
     write_jsonl(path, texts(100, seed=1))
     ids.add(quick(path, tmp_path / "root").id)
     assert len(ids) == 3
-    assert all(folder.endswith(tuple(ids)) for folder in map(str, (tmp_path / "root" / "datasets").glob("file-a-*")))
+    assert all(
+        folder.endswith(tuple(ids))
+        for folder in map(str, (tmp_path / "root" / "datasets").glob("file-a-*"))
+    )
 
 
 def test_tokenizer_learns_from_the_training_split_only(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", texts(60))
     plain = quick(path, tmp_path / "root")
     held_out = documents_of(plain, "validation")[0]
-    # The same document again with a word that would earn a token of its own, had the tokenizer seen it. Its split
-    # depends on its content, so look for a version that is held out.
+    # The same document again with a word that would earn a token of its own, had the tokenizer seen
+    # it. Its split depends on its content, so look for a version that is held out.
     for attempt in range(50):
         marked = f"{held_out} {attempt} " + "qqxqqyqqz " * 500
         with_mark = quick(write_jsonl(path, [*texts(60), marked]), tmp_path / "root")
@@ -188,7 +211,9 @@ def test_one_text_file_of_any_shape_is_cut_without_loss(tmp_path: Path, end: str
     assert sum(facts["bytes"] for facts in splits) == len(text.encode())
 
 
-def test_all_documents_of_a_text_file_land_in_one_split_where_there_are_many_files(tmp_path: Path) -> None:
+def test_all_documents_of_a_text_file_land_in_one_split_where_there_are_many_files(
+    tmp_path: Path,
+) -> None:
     for number in range(30):
         lines = "".join(f"plik{number:02} wiersz {i}.\n\n" for i in range(400))
         (tmp_path / f"{number:02}.txt").write_text(lines)
@@ -206,7 +231,8 @@ def test_all_documents_of_a_text_file_land_in_one_split_where_there_are_many_fil
 
 
 @pytest.mark.parametrize(
-    "constant", ["tokenizer.EOT", "tokenizer.MIN_FREQUENCY", "documents.TEST_SHARE", "local.MAX_DOCUMENT"]
+    "constant",
+    ["tokenizer.EOT", "tokenizer.MIN_FREQUENCY", "documents.TEST_SHARE", "local.MAX_DOCUMENT"],
 )
 def test_another_rule_of_making_tokens_makes_another_dataset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, constant: str
@@ -216,7 +242,9 @@ def test_another_rule_of_making_tokens_makes_another_dataset(
     module, name = constant.split(".")
     place = f"lsai_lab.data.{module}.{name}"
     old = getattr(importlib.import_module(f"lsai_lab.data.{module}"), name)
-    monkeypatch.setattr(place, "<|end|>" if isinstance(old, str) else old / 2 if isinstance(old, float) else old + 1)
+    monkeypatch.setattr(
+        place, "<|end|>" if isinstance(old, str) else old / 2 if isinstance(old, float) else old + 1
+    )
     assert quick(path, tmp_path / "root").id != before
 
 
@@ -226,7 +254,11 @@ def test_glob_takes_files_in_order_and_names_what_it_cannot_read(tmp_path: Path)
     dataset = quick(f"file:{tmp_path}/*.txt", tmp_path / "root")
     assert dataset.meta["source"]["files"] == 20
     (tmp_path / "x.doc").write_text("x")
-    for pattern, message in [("*.doc", "cannot be read as text"), ("*.nothing", "no such file"), ("", "needs a glob")]:
+    for pattern, message in [
+        ("*.doc", "cannot be read as text"),
+        ("*.nothing", "no such file"),
+        ("", "needs a glob"),
+    ]:
         with pytest.raises(UserError, match=message):
             quick(f"file:{tmp_path}/{pattern}", tmp_path / "root")
 
@@ -242,14 +274,18 @@ def test_glob_takes_files_in_order_and_names_what_it_cannot_read(tmp_path: Path)
         ("a.txt", "zażółć".encode("cp1250"), "not UTF-8"),
     ],
 )
-def test_damaged_input_is_one_line_that_names_the_file(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_damaged_input_is_one_line_that_names_the_file(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message) as error:
         quick(tmp_path / name, tmp_path / "root")
     assert name in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("source", ["nonsense", "file:", "speakleash:", "speakleash:../x", "stdlib:x"])
+@pytest.mark.parametrize(
+    "source", ["nonsense", "file:", "speakleash:", "speakleash:../x", "stdlib:x"]
+)
 def test_unknown_sources_are_refused(tmp_path: Path, source: str) -> None:
     with pytest.raises(UserError, match=source.partition(":")[0]):
         quick(source, tmp_path / "root")
@@ -261,7 +297,11 @@ def test_damaged_dataset_is_one_clear_error(tmp_path: Path) -> None:
     whole = (folder / "train.bin").read_bytes()
     changed = bytearray(whole)
     changed[len(changed) // 2] ^= 0xFF
-    for content, message in [(bytes(changed), "damaged"), (whole[:-2], "bytes instead of"), (b"", "bytes instead of")]:
+    for content, message in [
+        (bytes(changed), "damaged"),
+        (whole[:-2], "bytes instead of"),
+        (b"", "bytes instead of"),
+    ]:
         (folder / "train.bin").write_bytes(content)
         with pytest.raises(UserError, match=f"train.bin.*{message}.*delete"):
             quick(path, tmp_path / "root")
@@ -307,10 +347,16 @@ def child(path: Path, root: Path, before: str = "") -> subprocess.Popen[str]:
 
 def test_two_at_once_prepare_once(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", texts(2000))
-    slow = "import importlib, time\np = importlib.import_module('lsai_lab.data.prepare')\nold = p.survey\n"
+    slow = (
+        "import importlib, time\np = importlib.import_module('lsai_lab.data.prepare')\nold = "
+        "p.survey\n"
+    )
     slow += "p.survey = lambda *a: (time.sleep(1), "
     slow += "Path(sys.argv[2], f'built-{time.time_ns()}').touch(), old(*a))[2]"
-    outputs = [process.communicate()[0] for process in [child(path, tmp_path / "root", slow) for _ in range(2)]]
+    outputs = [
+        process.communicate()[0]
+        for process in [child(path, tmp_path / "root", slow) for _ in range(2)]
+    ]
     assert outputs[0] == outputs[1] and "file-a-" in outputs[0]
     assert len(list((tmp_path / "root").glob("built-*"))) == 1
 
@@ -340,7 +386,8 @@ def test_stdlib_works_and_leaves_tests_and_packages_out(tmp_path: Path) -> None:
 
 def test_a_log_file_gets_no_progress_bars(tmp_path: Path, corpus: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from lsai_core.config.train import DataConfig; from lsai_lab.data import prepare;"
+        "import sys; from pathlib import Path; from lsai_core.config.train import DataConfig; from "
+        "lsai_lab.data import prepare;"
         "prepare(DataConfig(source=sys.argv[1], vocab_size=400), Path(sys.argv[2]))"
     )
     command = [sys.executable, "-c", program, f"file:{corpus}", str(tmp_path)]

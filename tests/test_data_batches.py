@@ -1,4 +1,5 @@
-"""Batches: a pure function of (seed, step), every token once an epoch, the same order for every batch size."""
+"""Batches: a pure function of (seed, step), every token once an epoch, the same order for every
+batch size."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def test_permutation_shuffles_and_depends_on_seed_and_epoch() -> None:
         assert abs(np.corrcoef(positions, image)[0, 1]) < 0.05
         for other in images[:i]:
             assert (image == other).mean() < 0.01
-    assert images[0][:5].tolist() == [307, 3433, 24, 9408, 2143]  # the same on every machine and version
+    # the same on every machine and version
+    assert images[0][:5].tolist() == [307, 3433, 24, 9408, 2143]
 
 
 def test_targets_are_inputs_moved_by_one_and_shapes_are_right() -> None:
@@ -50,7 +52,8 @@ def test_order_does_not_depend_on_batch_size_and_resume_is_exact() -> None:
         stream = BatchStream(TOKENS, batch_size, 10, seed=7)
         return torch.cat([stream.batch(step)[0] for step in range(steps)])
 
-    assert torch.equal(sequences(3, 80), sequences(8, 30))  # 240 samples, across epochs and unequal ends
+    # 240 samples, across epochs and unequal ends
+    assert torch.equal(sequences(3, 80), sequences(8, 30))
     later = BatchStream(TOKENS, 8, 10, seed=7).batch(29)[0]
     assert torch.equal(later, sequences(8, 30)[-8:])
     assert not torch.equal(later, BatchStream(TOKENS, 8, 10, seed=8).batch(29)[0])
@@ -58,7 +61,9 @@ def test_order_does_not_depend_on_batch_size_and_resume_is_exact() -> None:
 
 def test_less_than_one_batch_is_refused() -> None:
     BatchStream(TOKENS, 100, 10, seed=0)
-    with pytest.raises(UserError, match="100 windows of seq_len=10, fewer than one batch of batch_size=101"):
+    with pytest.raises(
+        UserError, match="100 windows of seq_len=10, fewer than one batch of batch_size=101"
+    ):
         BatchStream(TOKENS, 101, 10, seed=0)
 
 
@@ -69,6 +74,7 @@ def test_sequential_batches_cover_the_split_in_order() -> None:
     limited = list(sequential_batches(TOKENS, 30, 10, limit=2))
     starts = torch.cat([x_BS[:, 0] for x_BS, _ in limited])
     assert [len(x_BS) for x_BS, _ in limited] == [30, 30]
-    assert starts.diff().min() >= 10 and starts[0] == 0 and starts[-1] >= 970  # spread over the split
+    # spread over the split
+    assert starts.diff().min() >= 10 and starts[0] == 0 and starts[-1] >= 970
     with pytest.raises(UserError, match="less than one window"):
         sequential_batches(TOKENS[:10], 4, 10)

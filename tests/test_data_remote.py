@@ -1,5 +1,5 @@
-"""Remote sources: the real Speakleash client against a local server with its layout and faults, and polish-docs with
-stand-ins for apt-get and dpkg-deb."""
+"""Remote sources: the real Speakleash client against a local server with its layout and faults, and
+polish-docs with stand-ins for apt-get and dpkg-deb."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ import pytest
 from speakleash_server import SpeakleashServer, compress
 from typer.testing import CliRunner
 
-from lsai_core.config.train import DataConfig
 from lsai_core.base.errors import UserError
 from lsai_core.config.strict import validated
+from lsai_core.config.train import DataConfig
 from lsai_lab.data import Dataset, prepare, speakleash
 from lsai_lab.data.polish_docs import html_to_text, roff_to_text
 
-RECORDS = [{"text": f"Dokument numer {i}. " + f"Zdanie o liczbie {i * i}. " * 20, "meta": {"n": i}} for i in range(200)]
+RECORDS = [
+    {"text": f"Dokument numer {i}. " + f"Zdanie o liczbie {i * i}. " * 20, "meta": {"n": i}}
+    for i in range(200)
+]
 
 # Hardly compressible, so that the file has several of the client's chunks.
 BIG = [{"text": f"{i} " + random.Random(i).randbytes(1500).hex()} for i in range(400)]
@@ -37,7 +40,11 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[SpeakleashServer]:
 
 
 def quick(source: str, root: Path, **values: Any) -> Dataset:
-    return prepare(validated(DataConfig, {"source": source, "vocab_size": 400, **values}, "test"), root, progress=False)
+    return prepare(
+        validated(DataConfig, {"source": source, "vocab_size": 400, **values}, "test"),
+        root,
+        progress=False,
+    )
 
 
 def assert_nothing(root: Path) -> None:
@@ -45,18 +52,27 @@ def assert_nothing(root: Path) -> None:
 
 
 def everything(dataset: Dataset) -> str:
-    return "".join(dataset.tokenizer().decode(dataset.tokens(s).tolist()) for s in ("train", "validation", "test"))
+    return "".join(
+        dataset.tokenizer().decode(dataset.tokens(s).tolist())
+        for s in ("train", "validation", "test")
+    )
 
 
 @pytest.mark.parametrize("frames", [1, 5])
 def test_speakleash_dataset_is_fetched_once_and_then_works_offline(
     server: SpeakleashServer, tmp_path: Path, frames: int
 ) -> None:
-    records: list[Any] = [*RECORDS, {"text": ["pierwszy akapit", "drugi akapit"], "meta": {}}, "goły tekst"]
+    records: list[Any] = [
+        *RECORDS,
+        {"text": ["pierwszy akapit", "drugi akapit"], "meta": {}},
+        "goły tekst",
+    ]
     server.add("plwiki", records, frames)
     dataset = quick("speakleash:plwiki", tmp_path)
     assert sum(facts["documents"] for facts in dataset.meta["splits"].values()) == 202
-    assert dataset.meta["source"]["license"] == "CC-BY" and dataset.meta["source"]["documents"] == 202
+    assert (
+        dataset.meta["source"]["license"] == "CC-BY" and dataset.meta["source"]["documents"] == 202
+    )
     text = everything(dataset)
     assert "pierwszy akapit\n\ndrugi akapit" in text and "goły tekst" in text
     assert [path for path, _ in server.requests] == [
@@ -67,13 +83,16 @@ def test_speakleash_dataset_is_fetched_once_and_then_works_offline(
     server.datasets.clear()
     server.requests.clear()
     assert quick("speakleash:plwiki", tmp_path).folder == dataset.folder  # the prepared dataset
-    assert quick("speakleash:plwiki", tmp_path, vocab_size=300).id != dataset.id  # from the raw download
+    # from the raw download
+    assert quick("speakleash:plwiki", tmp_path, vocab_size=300).id != dataset.id
     shutil.copytree(tmp_path / "datasets", tmp_path / "elsewhere" / "datasets")
     assert quick("speakleash:plwiki", tmp_path / "elsewhere").id == dataset.id
     assert not server.requests
 
 
-def test_missing_dataset_is_named_with_its_neighbours(server: SpeakleashServer, tmp_path: Path) -> None:
+def test_missing_dataset_is_named_with_its_neighbours(
+    server: SpeakleashServer, tmp_path: Path
+) -> None:
     server.add("plwiki", RECORDS)
     with pytest.raises(UserError, match="no dataset 'plwik'; did you mean plwiki"):
         quick("speakleash:plwik", tmp_path)
@@ -83,12 +102,15 @@ def test_missing_dataset_is_named_with_its_neighbours(server: SpeakleashServer, 
     assert_nothing(tmp_path)
 
 
-def test_dropped_connections_resume_where_they_stopped(server: SpeakleashServer, tmp_path: Path) -> None:
+def test_dropped_connections_resume_where_they_stopped(
+    server: SpeakleashServer, tmp_path: Path
+) -> None:
     served = server.add("d", BIG, frames=4, drop_at=150_000, drops=3)
     dataset = quick("speakleash:d", tmp_path)
     assert sum(facts["documents"] for facts in dataset.meta["splits"].values()) == len(BIG)
     ranges = [asked for path, asked in server.requests if path.endswith("zst")]
-    assert ranges == [None, "bytes=131072-", "bytes=262144-", "bytes=393216-"]  # whole chunks of 64 KiB are kept
+    # whole chunks of 64 KiB are kept
+    assert ranges == [None, "bytes=131072-", "bytes=262144-", "bytes=393216-"]
     assert (tmp_path / "raw/speakleash/d.jsonl.zst").read_bytes() == served.data
     assert not list(tmp_path.glob("raw/speakleash/*.part*"))
 
@@ -118,7 +140,9 @@ def test_a_file_that_changes_meanwhile_is_fetched_anew_and_an_interrupted_one_le
     quick("speakleash:d", tmp_path / "interrupted")
 
 
-def test_passing_server_faults_are_retried_and_lasting_ones_reported(server: SpeakleashServer, tmp_path: Path) -> None:
+def test_passing_server_faults_are_retried_and_lasting_ones_reported(
+    server: SpeakleashServer, tmp_path: Path
+) -> None:
     server.add("d", RECORDS, statuses=[503, 500, 429])
     quick("speakleash:d", tmp_path)
     server.add("e", RECORDS, statuses=[503] * 50)
@@ -133,7 +157,9 @@ def test_passing_server_faults_are_retried_and_lasting_ones_reported(server: Spe
     assert len(list(tmp_path.glob("datasets/*/meta.json"))) == 1
 
 
-def test_wrong_size_truncated_and_damaged_files_never_become_datasets(server: SpeakleashServer, tmp_path: Path) -> None:
+def test_wrong_size_truncated_and_damaged_files_never_become_datasets(
+    server: SpeakleashServer, tmp_path: Path
+) -> None:
     server.add("size", RECORDS, file_size=12345)
     with pytest.raises(UserError, match="manifest says 12345"):
         quick("speakleash:size", tmp_path)
@@ -151,11 +177,23 @@ def test_wrong_size_truncated_and_damaged_files_never_become_datasets(server: Sp
 
 
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
-    "length": ({"headers": {"Content-Length": "abc"}}, r"\d+ of 40\d* bytes arrived|download is damaged|gave up"),
-    "huge length": ({"headers": {"Content-Length": "9" * 40}}, "9999 bytes, but its manifest says 4000"),
-    "wrong place": ({"status": 206, "headers": {"Content-Range": "bytes 5-9/10"}}, "continued at the wrong place"),
+    "length": (
+        {"headers": {"Content-Length": "abc"}},
+        r"\d+ of 40\d* bytes arrived|download is damaged|gave up",
+    ),
+    "huge length": (
+        {"headers": {"Content-Length": "9" * 40}},
+        "9999 bytes, but its manifest says 4000",
+    ),
+    "wrong place": (
+        {"status": 206, "headers": {"Content-Range": "bytes 5-9/10"}},
+        "continued at the wrong place",
+    ),
     "416": ({"status": 416}, "gave up after 5 attempts .status 416"),
-    "endless": ({"body": b"x" * 1_000_000, "headers": {}}, r"\d+ of 40\d* bytes arrived|download is damaged"),
+    "endless": (
+        {"body": b"x" * 1_000_000, "headers": {}},
+        r"\d+ of 40\d* bytes arrived|download is damaged",
+    ),
     "nan": ({"manifest": b'{"file_size": NaN}'}, "'NaN', not a size"),
     "infinite": ({"manifest": b'{"file_size": 1e999}'}, "'inf', not a size"),
     "negative": ({"manifest": b'{"file_size": -5}'}, "'-5', not a size"),
@@ -163,12 +201,17 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "deep": ({"manifest": b"[" * 200_000}, "no JSON dict"),
     "no object": ({"manifest": b"[]"}, "no JSON dict"),
     "large": ({"manifest": b" " * 200_000_000}, "more than 16 MiB"),
-    "stats": ({"manifest": b'{"stats": [1], "file_size": 3}', "body": b"abc"}, "download is damaged"),
+    "stats": (
+        {"manifest": b'{"stats": [1], "file_size": 3}', "body": b"abc"},
+        "download is damaged",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_a_server_that_lies_is_one_line(server: SpeakleashServer, tmp_path: Path, case: str) -> None:
+def test_a_server_that_lies_is_one_line(
+    server: SpeakleashServer, tmp_path: Path, case: str
+) -> None:
     lie, message = HOSTILE[case]
     good = compress(RECORDS)[:4000]
 
@@ -245,9 +288,17 @@ def fake_apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     pages.mkdir(parents=True)
     man.mkdir(parents=True)
     for i in range(20):
-        body = f"<p>Strona <b>{i}</b> pomocy o arkuszu.</p>" + "<p>Kliknij komórkę i wpisz wartość.</p>" * 10
-        (pages / f"{i}.html").write_text(f"<html><head><title>x</title></head><body>{body}</body></html>")
-        roff = f".TH P{i} 1\n.SH NAZWA\nprogram{i} \\- robi coś\n.PP\n" + "Opis \\fBprogramu\\fP i opcji.\n" * 20
+        body = (
+            f"<p>Strona <b>{i}</b> pomocy o arkuszu.</p>"
+            + "<p>Kliknij komórkę i wpisz wartość.</p>" * 10
+        )
+        (pages / f"{i}.html").write_text(
+            f"<html><head><title>x</title></head><body>{body}</body></html>"
+        )
+        roff = (
+            f".TH P{i} 1\n.SH NAZWA\nprogram{i} \\- robi coś\n.PP\n"
+            + "Opis \\fBprogramu\\fP i opcji.\n" * 20
+        )
         (man / f"p{i}.1.gz").write_bytes(gzip.compress(roff.encode()))
     (man / "alias.1.gz").write_bytes(gzip.compress(b".so man1/p1.1\n"))
     monkeypatch.setenv("PATH", f"{bin_}:{os.environ['PATH']}")
@@ -259,9 +310,16 @@ def fake_apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_polish_docs_are_fetched_unpacked_and_cleaned_once(fake_apt: Path, tmp_path: Path) -> None:
     dataset = quick("polish-docs", tmp_path / "root")
     assert sum(facts["documents"] for facts in dataset.meta["splits"].values()) == 40
-    assert dataset.meta["source"]["packages"] == ["libreoffice-help-pl_1.0_all", "manpages-pl_1.0_all"]
+    assert dataset.meta["source"]["packages"] == [
+        "libreoffice-help-pl_1.0_all",
+        "manpages-pl_1.0_all",
+    ]
     text = everything(dataset)
-    assert "Strona 7 pomocy o arkuszu." in text and "program3 - robi coś" in text and "Opis programu i opcji." in text
+    assert (
+        "Strona 7 pomocy o arkuszu." in text
+        and "program3 - robi coś" in text
+        and "Opis programu i opcji." in text
+    )
     assert "<p>" not in text and "\\f" not in text
     assert quick("polish-docs", tmp_path / "root", vocab_size=300).id != dataset.id
     assert (tmp_path / "log").read_text().count("run") == 1
@@ -271,12 +329,16 @@ def test_polish_docs_without_apt_or_packages_is_one_line(
     fake_apt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_APT_FAILS", "1")
-    with pytest.raises(UserError, match=r"Unable to locate package libreoffice-help-pl; .*apt-get update"):
+    with pytest.raises(
+        UserError, match=r"Unable to locate package libreoffice-help-pl; .*apt-get update"
+    ):
         quick("polish-docs", tmp_path / "root")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="needs apt-get, which this machine lacks"):
         quick("polish-docs", tmp_path / "root")
-    assert not list((tmp_path / "root").rglob("*.jsonl")) and not list((tmp_path / "root").rglob(".unpack-*"))
+    assert not list((tmp_path / "root").rglob("*.jsonl")) and not list(
+        (tmp_path / "root").rglob(".unpack-*")
+    )
 
 
 def test_html_becomes_plain_text() -> None:
@@ -285,8 +347,13 @@ def test_html_becomes_plain_text() -> None:
     <ul><li>jeden <b>dwa</b></li><li>trzy</li></ul><pre>a = 1\nb = 2</pre><table><tr><td>x</td><td>y</td></tr></table>
     <footer>stopka</footer></body></html>"""
     assert [line for line in html_to_text(html).splitlines() if line] == [
-        "Wykres & tabela", "jeden dwa", "trzy", "a = 1", "b = 2", "x y",
-    ]  # fmt: skip
+        "Wykres & tabela",
+        "jeden dwa",
+        "trzy",
+        "a = 1",
+        "b = 2",
+        "x y",
+    ]
 
 
 def test_roff_becomes_plain_text() -> None:

@@ -14,9 +14,9 @@ import typer
 from typer.testing import CliRunner
 
 import lsai_core.attention
+from lsai_lab.cli.doctor import doctor
 from lsai_lab.machine import checks
 from lsai_lab.machine.checks import Check, run_checks
-from lsai_lab.cli.doctor import doctor
 
 app = typer.Typer()
 app.command()(doctor)
@@ -54,7 +54,9 @@ def test_json_and_table_agree() -> None:
 
 def test_a_broken_essential_exits_with_1_and_says_what(monkeypatch: pytest.MonkeyPatch) -> None:
     version = checks.package_version
-    monkeypatch.setattr(checks, "package_version", lambda name: "2.4.0" if name == "torch" else version(name))
+    monkeypatch.setattr(
+        checks, "package_version", lambda name: "2.4.0" if name == "torch" else version(name)
+    )
     answer = CliRunner().invoke(app, [])
     assert answer.exit_code == 1
     assert "Not usable until this is fixed: Python packages" in " ".join(answer.stdout.split())
@@ -70,7 +72,9 @@ def test_missing_or_outdated_packages_are_named(monkeypatch: pytest.MonkeyPatch)
     assert "torch>" not in check.detail and "also-missing" not in check.detail
 
 
-def test_requirements_are_checked_where_the_package_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requirements_are_checked_where_the_package_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def not_installed(name: str) -> list[str]:
         raise importlib.metadata.PackageNotFoundError(name)
 
@@ -78,7 +82,9 @@ def test_requirements_are_checked_where_the_package_is_not_installed(monkeypatch
     check = only("Python packages", "check_packages")
     assert check.ok and check.detail.startswith("all ")
     version = checks.package_version
-    monkeypatch.setattr(checks, "package_version", lambda name: None if name == "papermill" else version(name))
+    monkeypatch.setattr(
+        checks, "package_version", lambda name: None if name == "papermill" else version(name)
+    )
     check = only("Python packages", "check_packages")
     assert check.ok is False and "papermill" in check.detail
 

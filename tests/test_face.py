@@ -1,4 +1,5 @@
-"""The page that documents the public face: its examples run as they stand there, in a laboratory as `lsai new lab` lays it out."""
+"""The page that documents the public face: its examples run as they stand there, in a laboratory as
+`lsai new lab` lays it out."""
 
 from __future__ import annotations
 
@@ -48,21 +49,36 @@ def lab(tmp_path_factory: pytest.TempPathFactory, ceilings: dict[str, Any]) -> P
     project = Project(folder, {"LSAI_PROFILE": "quick"})
     code, said, err = Project(CHECKOUT).lsai("new", "lab", folder)
     assert code == 0 and str(folder) in said, err
-    assert Project(CHECKOUT).lsai("new", "lab", folder)[0] == 2, "a folder with something in it is left alone"
-    assert {path.name for path in folder.iterdir()} == {"notebooks", "params", "envs", "reports", "Makefile"}
-    assert not list(folder.glob("reports/*.ipynb")) and list(folder.glob("reports/recorded/*/memory/*/summary.json"))
-    for path in folder.glob("reports/recorded/*/*"):  # two studies are enough for a page for each run
+    assert Project(CHECKOUT).lsai("new", "lab", folder)[0] == 2, (
+        "a folder with something in it is left alone"
+    )
+    assert {path.name for path in folder.iterdir()} == {
+        "notebooks",
+        "params",
+        "envs",
+        "reports",
+        "Makefile",
+    }
+    assert not list(folder.glob("reports/*.ipynb")) and list(
+        folder.glob("reports/recorded/*/memory/*/summary.json")
+    )
+    # two studies are enough for a page for each run
+    for path in folder.glob("reports/recorded/*/*"):
         if path.is_dir() and path.name not in ("memory", "speed"):
             shutil.rmtree(path)
     write_run(project.runs, "machine", "machine", "ceilings", kind="ceilings", results=ceilings)
-    code, _, err = project.lsai("study", "memory", "--profile", "quick", "--only", "baseline,bf16", "--parts", "train")
+    code, _, err = project.lsai(
+        "study", "memory", "--profile", "quick", "--only", "baseline,bf16", "--parts", "train"
+    )
     assert code == 0, err
     front = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# Front {#sec-front}")])
     nbformat.write(front, folder / "notebooks" / "00-summary.ipynb")
     book = folder / "reports" / "_quarto.yml"
     shown = re.sub(r"(?m)^    - (?!index|01-)\S+\.ipynb\n", "", book.read_text())
     book.write_text(shown)
-    (folder / "notebooks" / "01-machine.ipynb").write_bytes((folder / "notebooks" / "00-summary.ipynb").read_bytes())
+    (folder / "notebooks" / "01-machine.ipynb").write_bytes(
+        (folder / "notebooks" / "00-summary.ipynb").read_bytes()
+    )
     return project
 
 
@@ -73,9 +89,12 @@ def shown(lab: Project) -> dict[str, tuple[bool, str]]:
     done = subprocess.run(
         [sys.executable, "-c", RUNNER],
         input=json.dumps([begin[1], {title: EXAMPLES[title][1] for title in PYTHON}]),
-        capture_output=True, text=True, cwd=lab.root / "notebooks", timeout=400,
+        capture_output=True,
+        text=True,
+        cwd=lab.root / "notebooks",
+        timeout=400,
         env={**os.environ, "PYTHONPATH": str(CHECKOUT), **lab.env},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -83,7 +102,11 @@ def shown(lab: Project) -> dict[str, tuple[bool, str]]:
 def test_ten_examples_of_at_most_six_lines_or_a_few_commands() -> None:
     assert len(EXAMPLES) == 10
     for title, (language, source) in EXAMPLES.items():
-        lines = [line for line in source.splitlines() if line and not line.startswith(("import ", "from "))]
+        lines = [
+            line
+            for line in source.splitlines()
+            if line and not line.startswith(("import ", "from "))
+        ]
         assert len(lines) <= (6 if language == "python" else 3), title
 
 
@@ -113,8 +136,12 @@ def test_an_example_of_commands_runs(lab: Project, title: str) -> None:
 
 @pytest.mark.slow
 def test_a_chapter_of_ones_own_is_in_the_report_and_made_again(lab: Project) -> None:
-    """As the page says, in a process: the new chapter is rendered, and once more when it has been saved."""
-    make, watch = (line.removeprefix("$ lsai ").split() for line in EXAMPLES["A chapter of your own"][1].splitlines())
+    """As the page says, in a process: the new chapter is rendered, and once more when it has been
+    saved."""
+    make, watch = (
+        line.removeprefix("$ lsai ").split()
+        for line in EXAMPLES["A chapter of your own"][1].splitlines()
+    )
     assert lab.lsai(*make)[0] == 0 and lab.lsai(*make)[0] == 2
     assert book_settings(lab.root / "reports")["chapters"][-1] == "70-mine.ipynb"
     watcher = lab.start(*watch, "--engine", "pandoc", "--formats", "html")
@@ -135,11 +162,14 @@ def test_a_chapter_of_ones_own_is_in_the_report_and_made_again(lab: Project) -> 
 
 
 def test_every_result_and_column_is_documented_with_its_type() -> None:
-    """Of all committed records; an ending that the page explains may follow a name that it lists."""
+    """Of all committed records; an ending that the page explains may follow a name that it
+    lists."""
     table = re.findall(r"(?m)^\| (`.*?`) \| ([\w, ]+) \|", PAGE.split("| result |")[1])
     known = [
-        (re.compile(re.sub(r"<\w+>", r"\\w+", name)), types) for names, types in table for name in re.findall(r"`(.+?)`", names)
-    ]  # fmt: skip
+        (re.compile(re.sub(r"<\w+>", r"\\w+", name)), types)
+        for names, types in table
+        for name in re.findall(r"`(.+?)`", names)
+    ]
     endings = re.compile(r"(_p25|_p75|_min|_max|_mean|_min_rank)$")
     words = {str: "text", list: "list", bool: "number", int: "number", float: "number"}
     for path in (CHECKOUT / "reports" / "recorded").glob("*/*/*/summary.json"):
@@ -155,14 +185,27 @@ def test_installed_from_a_wheel_it_lays_out_a_laboratory_that_works(tmp_path: Pa
     """Built and installed without a network; nothing of the checkout is on the path afterwards."""
     pytest.importorskip("setuptools")
     sources, site, made = tmp_path / "sources", tmp_path / "site", tmp_path / "made"
-    skipped = shutil.ignore_patterns(".*", "_[!q_]*", "__pycache__", "h200-b", "attention", "context", "fsdp", "peers")
+    skipped = shutil.ignore_patterns(
+        ".*", "_[!q_]*", "__pycache__", "h200-b", "attention", "context", "fsdp", "peers"
+    )
     for name in ("notebooks", "params", "envs", "reports"):
         shutil.copytree(CHECKOUT / name, sources / name, ignore=skipped)
     for name in ("lsai_core", "lsai_lab"):
-        shutil.copytree(CHECKOUT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            CHECKOUT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for name in ("Makefile", "pyproject.toml", "setup.py", "MANIFEST.in", "README.md"):
         shutil.copy(CHECKOUT / name, sources)
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-build-isolation"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-index",
+        "--no-deps",
+        "--no-build-isolation",
+    ]
     subprocess.run([*pip, "--target", str(site), str(sources)], check=True)
     shutil.rmtree(sources)
     kept = {key: value for key, value in os.environ.items() if not key.startswith("LSAI_")}

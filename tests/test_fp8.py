@@ -1,4 +1,5 @@
-"""fp8: each recipe against bf16 and fp32, the memory it keeps, what it refuses, and a run through the train kind."""
+"""fp8: each recipe against bf16 and fp32, the memory it keeps, what it refuses, and a run through
+the train kind."""
 
 from __future__ import annotations
 
@@ -12,19 +13,26 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
 from lsai_core import fp8
-from lsai_core.config.train import Fp8Config, ModelConfig, TrainConfig
 from lsai_core.base.errors import Unavailable, UserError
+from lsai_core.config.strict import validated
+from lsai_core.config.train import Fp8Config, ModelConfig, TrainConfig
 from lsai_core.fp8 import packages
 from lsai_core.fp8.recipes import RECIPES, names_of
-from lsai_core.fp8.tensorwise import GRAD_DTYPE, INPUT_DTYPE, Fp8Linear, cast, cast_transposed, scale_of
+from lsai_core.fp8.tensorwise import (
+    GRAD_DTYPE,
+    INPUT_DTYPE,
+    Fp8Linear,
+    cast,
+    cast_transposed,
+    scale_of,
+)
 from lsai_core.model.hf import to_hf
-from lsai_core.model.transformer import Transformer, build_model
 from lsai_core.model.rope import rope_tables
-from lsai_core.config.strict import validated
+from lsai_core.model.transformer import Transformer, build_model
 from lsai_core.training.step import compute_context
 from lsai_lab.benches.training import run
-from lsai_lab.machine.checks import check_fp8
 from lsai_lab.data import Dataset
+from lsai_lab.machine.checks import check_fp8
 from lsai_lab.runs.kinds import Context
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -49,11 +57,16 @@ def converted(recipe: str, model: Transformer, **changes) -> Transformer:
     return model
 
 
-def one_layer(recipe: str, device: str, dtype: torch.dtype, compiled: bool = False) -> dict[str, float]:
-    """Relative errors of output and gradients of one linear layer with random input against fp32 on the same values."""
+def one_layer(
+    recipe: str, device: str, dtype: torch.dtype, compiled: bool = False
+) -> dict[str, float]:
+    """Relative errors of output and gradients of one linear layer with random input against fp32 on
+    the same values."""
     generator = torch.Generator().manual_seed(0)
     shapes = {"x": (4, 32, 64), "w": (128, 64), "g": (4, 32, 128)}
-    x, w, g = (torch.randn(s, generator=generator).to(device, torch.bfloat16) for s in shapes.values())
+    x, w, g = (
+        torch.randn(s, generator=generator).to(device, torch.bfloat16) for s in shapes.values()
+    )
     holder = Transformer(validated(ModelConfig, {**WIDE, "n_layers": 1}, "test")).to(device, dtype)
     layer = converted(recipe, holder, layers=("qkv",)).blocks[0].attention.qkv
     layer.weight.data = w.to(dtype)
@@ -61,19 +74,35 @@ def one_layer(recipe: str, device: str, dtype: torch.dtype, compiled: bool = Fal
     if compiled:
         layer.compile()
     a = x.clone().requires_grad_()
-    config = run_config(recipe) if dtype == torch.bfloat16 else tiny(precision="bf16_autocast", fp8={"recipe": recipe})
+    config = (
+        run_config(recipe)
+        if dtype == torch.bfloat16
+        else tiny(precision="bf16_autocast", fp8={"recipe": recipe})
+    )
     with compute_context(config, torch.device(device)):
         y = layer(a)
     y.backward(g)
-    assert (y.dtype, a.grad.dtype, layer.weight.grad.dtype) == (torch.bfloat16, torch.bfloat16, dtype)
+    assert (y.dtype, a.grad.dtype, layer.weight.grad.dtype) == (
+        torch.bfloat16,
+        torch.bfloat16,
+        dtype,
+    )
     flat_x, flat_g = x.float().flatten(0, 1), g.float().flatten(0, 1)
-    exact = {"y": x.float() @ w.float().t(), "x": (flat_g @ w.float()).view_as(x), "w": flat_g.t() @ flat_x}
-    return {name: relative(v, exact[name]) for name, v in (("y", y), ("x", a.grad), ("w", layer.weight.grad))}
+    exact = {
+        "y": x.float() @ w.float().t(),
+        "x": (flat_g @ w.float()).view_as(x),
+        "w": flat_g.t() @ flat_x,
+    }
+    return {
+        name: relative(v, exact[name])
+        for name, v in (("y", y), ("x", a.grad), ("w", layer.weight.grad))
+    }
 
 
 def bounds(recipe: str) -> dict[str, tuple[float, float]]:
-    """Rounding to e4m3 has a relative error of about 2.6 % of a tensor's norm, to e5m2 twice that; two rounded operands
-    add up in squares. Far below, there was no fp8; above, something is wrong with scales or layouts."""
+    """Rounding to e4m3 has a relative error of about 2.6 % of a tensor's norm, to e5m2 twice that;
+    two rounded operands add up in squares. Far below, there was no fp8; above, something is wrong
+    with scales or layouts."""
     gradient = (0.015, 0.06) if recipe in ("torchao_rowwise", "te_block") else (0.03, 0.09)
     return {"y": (0.015, 0.06), "x": gradient, "w": gradient}
 
@@ -103,10 +132,14 @@ def test_a_layer_on_a_gpu(recipe: str, dtype: torch.dtype, compiled: bool) -> No
     check_errors(one_layer(recipe, "cuda", dtype, compiled), recipe)
 
 
-def block_results(model: Transformer, device: str, recipe: str, compiled: bool) -> tuple[Tensor, list[Tensor]]:
+def block_results(
+    model: Transformer, device: str, recipe: str, compiled: bool
+) -> tuple[Tensor, list[Tensor]]:
     block = model.blocks[0]
     cos, sin = rope_tables(model.config, torch.arange(128, device=device))
-    x = torch.randn(2, 128, 64, generator=torch.Generator().manual_seed(1)).to(device, torch.bfloat16)
+    x = torch.randn(2, 128, 64, generator=torch.Generator().manual_seed(1)).to(
+        device, torch.bfloat16
+    )
     x.requires_grad_()
     if compiled:
         block.compile()
@@ -126,7 +159,9 @@ def larger_weights(model: Transformer) -> Transformer:
 
 
 def check_block(recipe: str, device: str, compiled: bool) -> None:
-    model = larger_weights(build_model(validated(ModelConfig, WIDE, "test"), device=device, dtype=torch.bfloat16))
+    model = larger_weights(
+        build_model(validated(ModelConfig, WIDE, "test"), device=device, dtype=torch.bfloat16)
+    )
     expected, gradients = block_results(copy.deepcopy(model), device, "none", False)
     got, got_gradients = block_results(converted(recipe, model), device, recipe, compiled)
     assert 0.01 < relative(got, expected) < 0.1
@@ -163,7 +198,8 @@ def kept_bytes(model: Transformer, length: int) -> int:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    block.compile(backend="aot_eager_decomp_partition")  # the partition that inductor compiles, without its compiler
+    # the partition that inductor compiles, without its compiler
+    block.compile(backend="aot_eager_decomp_partition")
     x = torch.randn(1, length, model.config.d_model, dtype=torch.bfloat16, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         block(x, cos, sin)
@@ -179,8 +215,11 @@ def test_a_compiled_block_keeps_no_more_than_in_bf16() -> None:
 
 
 def peak_bytes(model: Transformer, length: int) -> int:
-    """Peak memory of forward and backward of the model's compiled blocks beyond what was there before, second step."""
-    x = torch.randn(1, length, model.config.d_model, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    """Peak memory of forward and backward of the model's compiled blocks beyond what was there
+    before, second step."""
+    x = torch.randn(
+        1, length, model.config.d_model, dtype=torch.bfloat16, device="cuda", requires_grad=True
+    )
     cos, sin = rope_tables(model.config, torch.arange(length, device="cuda"))
     for block in model.blocks:
         block.compile()
@@ -215,9 +254,13 @@ def test_casts_use_the_whole_range_and_keep_zeros() -> None:
         scale = scale_of(x, dtype)
         assert float(cast(x, scale, dtype).float().abs().max()) == torch.finfo(dtype).max
         turned = cast_transposed(x, scale, dtype)
-        assert turned.is_contiguous() and torch.equal(turned.float(), cast(x, scale, dtype).float().t())
+        assert turned.is_contiguous() and torch.equal(
+            turned.float(), cast(x, scale, dtype).float().t()
+        )
         assert float(scale_of(torch.zeros(3), dtype)) == 1.0
-    assert not Fp8Linear.from_linear(nn.Linear(32, 16, bias=False))(torch.zeros(16, 32, dtype=torch.bfloat16)).any()
+    assert not Fp8Linear.from_linear(nn.Linear(32, 16, bias=False))(
+        torch.zeros(16, 32, dtype=torch.bfloat16)
+    ).any()
 
 
 @pytest.mark.parametrize("scale", [1e-20, 1e-3, 1.0, 1e4, 3e38])
@@ -235,10 +278,16 @@ def test_conversion_changes_the_named_layers_and_nothing_else() -> None:
     before = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
     fp8.convert(model, Fp8Config(recipe="tensorwise"))
     assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == before
-    kinds = {name: type(module) for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    kinds = {
+        name: type(module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+    }
     assert kinds.pop("output") is nn.Linear, "the output layer stays in bf16 unless it is named"
     assert len(kinds) == 8 and set(kinds.values()) == {Fp8Linear}
-    assert set(to_hf(model.state_dict(), config)) == set(to_hf(build_model(config).state_dict(), config))
+    assert set(to_hf(model.state_dict(), config)) == set(
+        to_hf(build_model(config).state_dict(), config)
+    )
     some = converted("tensorwise", build_model(config), layers=("down", "output"))
     names = [name for name, module in some.named_modules() if isinstance(module, Fp8Linear)]
     assert names == ["blocks.0.mlp.down", "blocks.1.mlp.down", "output"]
@@ -249,7 +298,13 @@ def test_conversion_changes_the_named_layers_and_nothing_else() -> None:
     ("changes", "message"),
     [
         ({"fp8": {"recipe": "tensorwise", "layers": ["output"]}}, "use loss full"),
-        ({"fp8": {"recipe": "tensorwise", "layers": ["output"]}, "model": {**WIDE, "tie_embeddings": True}}, "tied"),
+        (
+            {
+                "fp8": {"recipe": "tensorwise", "layers": ["output"]},
+                "model": {**WIDE, "tie_embeddings": True},
+            },
+            "tied",
+        ),
         ({"model": {**WIDE, "d_ff": 136}}, "down is 64 x 136"),
         ({"seq_len": 40}, "seq_len"),
         ({"fp8": {"recipe": "te_current"}, "grad_checkpoint": "full"}, "grad_checkpoint none"),
@@ -276,7 +331,9 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
     fp8.missing.cache_clear()
     for recipe in RECIPES:
-        assert "compute capability 8.9 or newer), this one has 8.0" in str(fp8.missing(recipe, torch.device("cuda")))
+        assert "compute capability 8.9 or newer), this one has 8.0" in str(
+            fp8.missing(recipe, torch.device("cuda"))
+        )
     fp8.missing.cache_clear()
     assert fp8.missing("tensorwise", cpu) is None or "CPU" in str(fp8.missing("tensorwise", cpu))
 
@@ -288,7 +345,8 @@ def test_the_doctor_lists_every_recipe() -> None:
 
 
 def test_a_layer_outside_of_compiled_graphs_is_compiled_around_once() -> None:
-    """What keeps the compiler out of Transformer Engine's layers, with a stand-in: one compilation for all blocks."""
+    """What keeps the compiler out of Transformer Engine's layers, with a stand-in: one compilation
+    for all blocks."""
 
     class Outside(nn.Linear):
         @torch.compiler.disable
@@ -316,7 +374,11 @@ def test_a_layer_outside_of_compiled_graphs_is_compiled_around_once() -> None:
 
 def test_a_training_run(dataset: Dataset, corpus: Path, tmp_path: Path) -> None:
     data_root = dataset.folder.parent
-    shared = {"data": {"source": f"file:{corpus}", "vocab_size": 320}, "steps": 10, "precision": "bf16"}
+    shared = {
+        "data": {"source": f"file:{corpus}", "vocab_size": 320},
+        "steps": 10,
+        "precision": "bf16",
+    }
     found = {}
     for recipe in ("none", "tensorwise"):
         config = tiny(model=TINY_MODEL, **shared, fp8={"recipe": recipe})

@@ -1,4 +1,5 @@
-"""The recipe `fused` in training: its scales, exact resuming, checkpointing, compilation, what it keeps, and export."""
+"""The recipe `fused` in training: its scales, exact resuming, checkpointing, compilation, what it
+keeps, and export."""
 
 from __future__ import annotations
 
@@ -13,16 +14,16 @@ from test_checkpoint import Interrupted, stop_at, weights
 from torch import Tensor
 
 from lsai_core import fp8
-from lsai_core.config.train import Fp8Config, ModelConfig, TrainConfig
 from lsai_core.base.errors import UserError
+from lsai_core.config.strict import validated
+from lsai_core.config.train import Fp8Config, ModelConfig, TrainConfig
 from lsai_core.fp8 import scales
 from lsai_core.fp8.fused import FusedFp8Linear, FusedFp8MLP
 from lsai_core.fp8.gather import GatheredWeight
 from lsai_core.fp8.scales import HISTORY, INVERSE, LARGEST, SCALE, Scales
 from lsai_core.model.hf import load_hf, save_hf
-from lsai_core.model.transformer import GradCheckpoint, Transformer, build_model
 from lsai_core.model.rope import rope_tables
-from lsai_core.config.strict import validated
+from lsai_core.model.transformer import GradCheckpoint, Transformer, build_model
 from lsai_core.training.loop import train
 from lsai_lab.analysis.summary import kept_inputs
 from lsai_lab.data import Dataset
@@ -30,7 +31,8 @@ from lsai_lab.data import Dataset
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.skipif(
-        fp8.missing("fused", torch.device("cpu")) is not None, reason="torch without fp8 products on CPUs"
+        fp8.missing("fused", torch.device("cpu")) is not None,
+        reason="torch without fp8 products on CPUs",
     ),
 ]
 
@@ -61,7 +63,10 @@ def two_steps(made: Transformer) -> list[Tensor]:
 def test_which_layers_are_converted() -> None:
     made = model()
     assert all(isinstance(block.mlp, FusedFp8MLP) for block in made.blocks)
-    assert [type(made.blocks[0].attention.qkv), type(made.output)] == [FusedFp8Linear, torch.nn.Linear]
+    assert [type(made.blocks[0].attention.qkv), type(made.output)] == [
+        FusedFp8Linear,
+        torch.nn.Linear,
+    ]
     plain = build_model(made.config)
     assert set(dict(made.named_parameters())) == set(dict(plain.named_parameters()))
     assert set(made.state_dict()) - set(plain.state_dict()) == {"fp8_scales.history_HT"}
@@ -111,7 +116,8 @@ def test_compiled_blocks_give_the_same_gradients(mode: GradCheckpoint) -> None:
             backend="aot_eager_decomp_partition"
         )  # the partition that inductor compiles, without its compiler
     for found, wanted in zip(two_steps(compiled), two_steps(model()), strict=True):
-        assert (found - wanted).norm() <= 0.02 * wanted.norm()  # rounded elsewhere, in bf16 and then in fp8
+        # rounded elsewhere, in bf16 and then in fp8
+        assert (found - wanted).norm() <= 0.02 * wanted.norm()
 
 
 def test_micro_batches_share_their_scales() -> None:
@@ -132,7 +138,9 @@ def test_micro_batches_share_their_scales() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["none", "full"])
 def test_resuming_equals_never_having_stopped(dataset: Dataset, tmp_path: Path, mode: str) -> None:
-    run = config(steps=24, checkpoint={"every": 5}, eval={"every": 4, "batches": 2}, grad_checkpoint=mode)
+    run = config(
+        steps=24, checkpoint={"every": 5}, eval={"every": 4, "batches": 2}, grad_checkpoint=mode
+    )
     whole = train(run, dataset, tmp_path / "whole")
     for step in (7, 18):
         with pytest.raises(Interrupted):
@@ -192,7 +200,8 @@ def test_export_is_that_of_the_bf16_model(dataset: Dataset, tmp_path: Path) -> N
 
 
 def kept_bytes(block: torch.nn.Module, shape: ModelConfig, length: int) -> int:
-    """Bytes that a compiled block keeps for its backward pass beside its parameters and its scales."""
+    """Bytes that a compiled block keeps for its backward pass beside its parameters and its
+    scales."""
     torch._dynamo.reset()
     cos, sin = rope_tables(shape, torch.arange(length))
     held = [getattr(tensor, "data8", tensor) for tensor in (*block.parameters(), *block.buffers())]
@@ -219,9 +228,13 @@ def test_compiled_blocks_keep_what_the_report_says(recipe: str) -> None:
     fp8.convert(converted, validated(Fp8Config, {"recipe": recipe}, "test"))
     plain.fuse()
     converted.fuse()
-    saved = kept_bytes(plain.blocks[0], shape, length) - kept_bytes(converted.blocks[0], shape, length)
+    saved = kept_bytes(plain.blocks[0], shape, length) - kept_bytes(
+        converted.blocks[0], shape, length
+    )
     kept = kept_inputs(shape.d_model)
-    assert saved == pytest.approx((kept["bf16"] - kept[recipe]) * length, abs=shape.d_model * length / 4)
+    assert saved == pytest.approx(
+        (kept["bf16"] - kept[recipe]) * length, abs=shape.d_model * length / 4
+    )
 
 
 def test_compiled_blocks_keep_no_second_layout_of_gathered_weights() -> None:

@@ -21,12 +21,26 @@ from lsai_lab.runs.notebook import execute_notebook
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import resolve
 
-SMALL = {"n_layers": 2, "d_model": 64, "n_heads": 4, "n_kv_heads": 2, "d_ff": 128, "vocab_size": 320}
+SMALL = {
+    "n_layers": 2,
+    "d_model": 64,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "d_ff": 128,
+    "vocab_size": 320,
+}
 WAYS = ("bf16", "fp8", "fp8_rowwise", "fp8_casts")
 
 
 def gemm_config(**changes: Any) -> GemmConfig:
-    base = {"model": SMALL, "tokens": [32], "squares": [16, 32], "point_s": 0.001, "budget_s": 30.0, "device": "cpu"}
+    base = {
+        "model": SMALL,
+        "tokens": [32],
+        "squares": [16, 32],
+        "point_s": 0.001,
+        "budget_s": 30.0,
+        "device": "cpu",
+    }
     return validated(GemmConfig, {**base, **changes}, "test")
 
 
@@ -55,7 +69,9 @@ def test_every_way_multiplies_the_same_matrices(monkeypatch: pytest.MonkeyPatch)
         found = {}
         for way in ("fp32", *WAYS):
             torch.manual_seed(0)
-            found[way] = gemm_bench._work(Point("down", product, way, 48, 32, 64), torch.device("cpu"))().float()
+            found[way] = gemm_bench._work(
+                Point("down", product, way, 48, 32, 64), torch.device("cpu")
+            )().float()
         for way in WAYS:
             assert found[way].shape == found["fp32"].shape
             # Random bf16 numbers are not the fp32 ones rounded, so ways are compared with bf16.
@@ -91,33 +107,56 @@ def test_the_important_points_come_first_and_the_rest_is_skipped(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_products_on_a_gpu(tmp_path: Path) -> None:
-    shape = {"n_layers": 2, "d_model": 1024, "n_heads": 8, "n_kv_heads": 4, "d_ff": 2048, "vocab_size": 4096}
+    shape = {
+        "n_layers": 2,
+        "d_model": 1024,
+        "n_heads": 8,
+        "n_kv_heads": 4,
+        "d_ff": 2048,
+        "vocab_size": 4096,
+    }
     changes = {"model": shape, "tokens": [2048, 1024], "squares": [1024], "point_s": 0.01}
     results, rows = measure(gemm_config(device="cuda", **changes), tmp_path)
-    assert {row["outcome"] for row in rows} == {"ok"}, [row for row in rows if row["outcome"] != "ok"]
+    assert {row["outcome"] for row in rows} == {"ok"}, [
+        row for row in rows if row["outcome"] != "ok"
+    ]
     assert (results["fp8_unavailable"] is None) == ({row["way"] for row in rows} == set(WAYS))
 
 
 def test_a_block_s_products_are_added_by_way() -> None:
-    """An fp8 twice as fast, half of it lost to casts: 218,103,808 parameters in a block, three products of 2 FLOPs each over the tokens."""
+    """An fp8 twice as fast, half of it lost to casts: 218,103,808 parameters in a block, three
+    products of 2 FLOPs each over the tokens."""
     config = resolve(Session("h200").study("gemm"), "machine", "products", 0, {})
     assert isinstance(config, GemmConfig)
     rate = {"bf16": 630.0, "fp8": 1260.0, "fp8_rowwise": 1080.0, "fp8_casts": 945.0}
-    points = pd.DataFrame([{**p.__dict__, "ms": p.flops / rate[p.way] / 1e9} for p in gemm_bench.points(config, WAYS)])
+    points = pd.DataFrame(
+        [{**p.__dict__, "ms": p.flops / rate[p.way] / 1e9} for p in gemm_bench.points(config, WAYS)]
+    )
     block = block_times(points, 8192)
     assert block["bf16"] == pytest.approx(3 * 2 * 218_103_808 * 8192 / 630e12 * 1e3)
-    assert block["bf16"] / block["fp8"] == pytest.approx(2) and block["bf16"] / block["fp8_casts"] == pytest.approx(1.5)
+    assert block["bf16"] / block["fp8"] == pytest.approx(2) and block["bf16"] / block[
+        "fp8_casts"
+    ] == pytest.approx(1.5)
     assert block_times(points, 4096)["bf16"] == pytest.approx(block["bf16"] / 2)
-    lacking = points[~((points["way"] == "fp8") & (points["layer"] == "down") & (points["product"] == "dgrad"))]
+    lacking = points[
+        ~((points["way"] == "fp8") & (points["layer"] == "down") & (points["product"] == "dgrad"))
+    ]
     assert set(block_times(lacking, 8192).index) == set(WAYS) - {"fp8"}
 
 
-def test_the_chapter_tells_the_recorded_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_chapter_tells_the_recorded_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
     monkeypatch.setenv("LSAI_RUNS", str(tmp_path / "runs"))
     source, target = CHECKOUT / "notebooks" / "30-fp8.ipynb", tmp_path / "30-fp8.ipynb"
     assert execute_notebook(source, target, {}, root=CHECKOUT, timeout_s=120) is None
-    outputs = [o for cell in nbformat.read(target, as_version=4).cells for o in cell.get("outputs", []) if "data" in o]
+    outputs = [
+        o
+        for cell in nbformat.read(target, as_version=4).cells
+        for o in cell.get("outputs", [])
+        if "data" in o
+    ]
     assert sum("lsai" in o.metadata for o in outputs) == 5  # figures
     assert sum("text/markdown" in o.metadata for o in outputs) == 1  # tables
     text = "".join(str(o.data.get("text/markdown", "")) for o in outputs)
@@ -125,12 +164,19 @@ def test_the_chapter_tells_the_recorded_results(tmp_path: Path, monkeypatch: pyt
     assert "rounded stochastically **0.002 ± 0.002**" in text and "nan" not in text
     assert "is the fastest, 1.44x as fast as bf16" in text and "TE delayed equals it" in text
     assert "of fp8 differs by −0.20% ± 0.52%" in text
-    assert "promises 1.50x without and 1.37x with separate casts" in text  # of the GPU whose steps are told
-    assert "(1.1 B parameters, 8 seeds) every interval contains zero (to nearest −0.013 ± 0.017 nats)" in text
+    # of the GPU whose steps are told
+    assert "promises 1.50x without and 1.37x with separate casts" in text
+    assert (
+        "(1.1 B parameters, 8 seeds) every interval contains zero (to nearest −0.013 ± 0.017 nats)"
+        in text
+    )
 
 
-def test_the_chapter_s_example_of_rounding_is_what_bf16_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An update below half a gap leaves a bf16 weight where it was, from the magnitude that the chapter names on, and not below it."""
+def test_the_chapter_s_example_of_rounding_is_what_bf16_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An update below half a gap leaves a bf16 weight where it was, from the magnitude that the
+    chapter names on, and not below it."""
     monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
     monkeypatch.setattr("IPython.display.display", lambda *_, **__: None)
     found: dict[str, Any] = {}

@@ -1,4 +1,5 @@
-"""Sharded training against one process: losses, gradients, weights, checkpoints and export, over real gloo processes."""
+"""Sharded training against one process: losses, gradients, weights, checkpoints and export, over
+real gloo processes."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ import torch
 from fsdp_fixture import STEPS, config, dataset, plan
 from fsdp_job import RESUMED, RUNS
 
-from lsai_core.config.train import ParallelConfig, TrainConfig
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import read_jsonl
+from lsai_core.config.strict import validated
+from lsai_core.config.train import ParallelConfig, TrainConfig
 from lsai_core.model.hf import load_hf, to_hf
 from lsai_core.parallel.world import World
-from lsai_core.config.strict import validated
 from lsai_core.training.loop import Trained, train
 from lsai_lab.launch.launch import launch, torchrun
 
@@ -51,11 +52,16 @@ class Job:
 
     def weights(self, name: str) -> dict[str, torch.Tensor]:
         model = load_hf(self.root / name / "model")
-        return {key: value.double() for key, value in to_hf(model.state_dict(), model.config).items()}
+        return {
+            key: value.double() for key, value in to_hf(model.state_dict(), model.config).items()
+        }
 
     def alone(self, name: str, folder: Path, **changes: Any) -> Trained:
         """The same run by one process, at the same sequences per step."""
-        run = config(self.text, **{key: value for key, value in RUNS[name].items() if key != "parallel"} | changes)
+        run = config(
+            self.text,
+            **{key: value for key, value in RUNS[name].items() if key != "parallel"} | changes,
+        )
         folder.mkdir(exist_ok=True)
         return train(run, dataset(run, self.root / "data"), folder)
 
@@ -70,9 +76,16 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     text = write_text(root)
     dataset(config(text), root / "data")
     script = Path(__file__).parent / "fsdp_job.py"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parent.parent),
+    }
     done = subprocess.run(
-        [*torchrun(4), str(script), str(root), str(text)], env=environment, capture_output=True, text=True
+        [*torchrun(4), str(script), str(root), str(text)],
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     yield Job(root, text, json.loads((root / "facts.json").read_text()))
@@ -99,21 +112,32 @@ def test_four_processes_train_as_one_does(job: Job, name: str, tmp_path: Path) -
     wanted_weights = to_hf(alone.model.state_dict(), alone.model.config)
     found = job.weights(name)
     assert found.keys() == wanted_weights.keys()
-    # AdamW divides by the root of tiny second moments, which magnifies rounding in the update, not in the weight.
-    assert max(relative(found[key], value.double()) for key, value in wanted_weights.items()) <= 1e-5
+    # AdamW divides by the root of tiny second moments, which magnifies rounding in the update, not
+    # in the weight.
+    assert (
+        max(relative(found[key], value.double()) for key, value in wanted_weights.items()) <= 1e-5
+    )
 
 
 @pytest.mark.parametrize(("name", "tolerance"), CLOSE)
-def test_bf16_stays_close_to_one_process(job: Job, name: str, tolerance: float, tmp_path: Path) -> None:
+def test_bf16_stays_close_to_one_process(
+    job: Job, name: str, tolerance: float, tmp_path: Path
+) -> None:
     wanted = curve(job.alone(name, tmp_path).rows, "loss")
     assert ((curve(job.rows(name), "loss") - wanted).abs() / wanted).max() <= tolerance
     dtype = "torch.float32" if RUNS[name].get("precision", "fp32") != "bf16" else "torch.bfloat16"
     assert job.facts[name]["dtype"] == dtype
 
 
-def test_in_bf16_sharding_sets_runs_apart_less_than_the_residual_stream_does(job: Job, tmp_path: Path) -> None:
-    """One process computes as several do if FSDP holds its model, or nearly so with bf16 values between its blocks."""
-    held = plan(config(job.text, precision="bf16_autocast", parallel={"cpu_offload": True}), tmp_path / "held")
+def test_in_bf16_sharding_sets_runs_apart_less_than_the_residual_stream_does(
+    job: Job, tmp_path: Path
+) -> None:
+    """One process computes as several do if FSDP holds its model, or nearly so with bf16 values
+    between its blocks."""
+    held = plan(
+        config(job.text, precision="bf16_autocast", parallel={"cpu_offload": True}),
+        tmp_path / "held",
+    )
     launch(held, job.root / "data", 1)
     alike = curve(read_jsonl(held / "metrics.jsonl"), "loss")
     autocast = curve(job.alone("bf16_autocast", tmp_path / "alone").rows, "loss")
@@ -149,7 +173,9 @@ def test_eight_bit_states_are_cut_as_the_weights_are(job: Job, tmp_path: Path) -
     found = train(run, dataset(run, job.root / "data"), tmp_path)
     assert found.resumed_at == 3
     wanted = curve(job.rows("adam8bit"), "loss")
-    assert ((curve(read_jsonl(tmp_path / "metrics.jsonl"), "loss") - wanted).abs() / wanted).max() <= 1e-3
+    assert (
+        (curve(read_jsonl(tmp_path / "metrics.jsonl"), "loss") - wanted).abs() / wanted
+    ).max() <= 1e-3
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -162,7 +188,9 @@ def test_another_number_of_processes_goes_on(job: Job, processes: int, tmp_path:
     if processes == 1:
         found = train(run, dataset(run, job.root / "data"), folder)
         resumed, validation_loss = found.resumed_at, found.validation_loss
-        weights = {k: v.double() for k, v in to_hf(found.model.state_dict(), found.model.config).items()}
+        weights = {
+            k: v.double() for k, v in to_hf(found.model.state_dict(), found.model.config).items()
+        }
     else:
         results = launch(folder, job.root / "data", processes)
         resumed, validation_loss = results["resumed_at"], results["validation_loss"]
@@ -176,7 +204,9 @@ def test_another_number_of_processes_goes_on(job: Job, processes: int, tmp_path:
     wanted = curve(job.rows("fsdp"), "loss")
     assert ((curve(rows, "loss") - wanted).abs() / wanted).max() <= 1e-5
     uninterrupted = job.weights("fsdp")
-    assert max(relative(weights[key].double(), value) for key, value in uninterrupted.items()) <= 1e-5
+    assert (
+        max(relative(weights[key].double(), value) for key, value in uninterrupted.items()) <= 1e-5
+    )
 
 
 def test_one_process_may_keep_its_states_on_the_host(job: Job, tmp_path: Path) -> None:
@@ -185,10 +215,15 @@ def test_one_process_may_keep_its_states_on_the_host(job: Job, tmp_path: Path) -
     results = launch(folder, job.root / "data", 1)
     assert (results["world_size"], results["resumed_at"]) == (1, 0)
     wanted = curve(job.alone("fsdp", tmp_path / "alone").rows, "loss")
-    assert ((curve(read_jsonl(folder / "metrics.jsonl"), "loss") - wanted).abs() / wanted).max() <= 1e-5
+    assert (
+        (curve(read_jsonl(folder / "metrics.jsonl"), "loss") - wanted).abs() / wanted
+    ).max() <= 1e-5
     model = load_hf(folder / "model")
     weights = to_hf(model.state_dict(), model.config)
-    assert max(relative(weights[key].double(), value) for key, value in job.weights("fsdp").items()) <= 1e-5
+    assert (
+        max(relative(weights[key].double(), value) for key, value in job.weights("fsdp").items())
+        <= 1e-5
+    )
     with pytest.raises(UserError, match="needs a process group"):
         train(run, dataset(run, job.root / "data"), tmp_path / "here")
 
@@ -201,7 +236,9 @@ def test_one_process_with_states_on_the_host_goes_on_from_four(job: Job, tmp_pat
         (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
     results = launch(folder, job.root / "data", 1)
     assert results["resumed_at"] == 3
-    assert results["validation_loss"] == pytest.approx(job.facts["fsdp"]["validation_loss"], rel=1e-5)
+    assert results["validation_loss"] == pytest.approx(
+        job.facts["fsdp"]["validation_loss"], rel=1e-5
+    )
 
 
 def resume_alone(job: Job, folder: Path, **changes: Any) -> None:
@@ -220,7 +257,11 @@ def test_checkpoints_that_cannot_be_used_are_refused_in_one_line(job: Job, tmp_p
     shutil.copytree(job.root / "fsdp" / "sharded-00000003", tmp_path / "c" / "sharded-00000003")
     part = next((tmp_path / "c" / "sharded-00000003").glob("*.distcp"))
     whole = part.read_bytes()
-    for damaged in (whole[:-1], whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:], bytes(4096) + whole[4096:]):
+    for damaged in (
+        whole[:-1],
+        whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:],
+        bytes(4096) + whole[4096:],
+    ):
         part.write_bytes(damaged)
         with pytest.raises(UserError, match=f"is damaged .{part.name}"):
             resume_alone(job, tmp_path / "c")
@@ -247,13 +288,17 @@ def test_a_checkpoint_from_elsewhere_runs_no_code(job: Job, place: str, tmp_path
         )
         torch.save(Payload(tmp_path / "ran"), stored)
         file = folder / info.relative_path
-        metadata.storage_data[index] = replace(info, offset=file.stat().st_size, length=len(stored.getvalue()))
+        metadata.storage_data[index] = replace(
+            info, offset=file.stat().st_size, length=len(stored.getvalue())
+        )
         file.write_bytes(file.read_bytes() + stored.getvalue())
     else:
         metadata.planner_data = Payload(tmp_path / "ran")
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
     facts = json.loads((folder / "complete.json").read_text())
-    facts["files"] = {name: hashlib.blake2b((folder / name).read_bytes()).hexdigest() for name in facts["files"]}
+    facts["files"] = {
+        name: hashlib.blake2b((folder / name).read_bytes()).hexdigest() for name in facts["files"]
+    }
     (folder / "complete.json").write_text(json.dumps(facts))
     with pytest.raises(UserError, match="sharded-00000003"):
         resume_alone(job, folder.parent)
@@ -275,11 +320,14 @@ def test_impossible_parallel_settings_are_refused() -> None:
     with pytest.raises(UserError, match="need fsdp > 1"):
         validated(TrainConfig, {"model": model, "parallel": {"replicate": 2}}, "test")
     with pytest.raises(UserError, match="need fsdp > 1"):
-        validated(TrainConfig, {"model": model, "parallel": {"reshard_after_forward": False}}, "test")
+        validated(
+            TrainConfig, {"model": model, "parallel": {"reshard_after_forward": False}}, "test"
+        )
 
 
 def test_a_record_may_name_the_way_that_stayed() -> None:
-    """`collectives` was a setting for a day; who asks for the other way is told that there is none."""
+    """`collectives` was a setting for a day; who asks for the other way is told that there is
+    none."""
     model = {"preset": "lab-tiny"}
     kept = validated(TrainConfig, {"model": model, "parallel": {"collectives": "backend"}}, "test")
     assert kept.parallel == ParallelConfig()
@@ -290,7 +338,11 @@ def test_a_record_may_name_the_way_that_stayed() -> None:
 ON_GPUS = {
     "bf16_autocast": {"precision": "bf16_autocast"},
     "fp8": {"precision": "bf16_autocast", "fp8": {"recipe": "fused"}},
-    "fp8_gather": {"precision": "bf16_autocast", "fp8": {"recipe": "fused"}, "parallel": {"fp8_gather": True}},
+    "fp8_gather": {
+        "precision": "bf16_autocast",
+        "fp8": {"recipe": "fused"},
+        "parallel": {"fp8_gather": True},
+    },
     "adam8bit": {"precision": "bf16", "optim": {"states": "8bit"}},
 }
 
@@ -325,10 +377,18 @@ def test_one_gpu_trains_with_its_states_on_the_host(tmp_path: Path) -> None:
 
     write_text(tmp_path)
     changes = {"precision": "bf16_autocast", "parallel": {"cpu_offload": True}}
-    run = config(tmp_path / "text.txt", device="cuda", precision="bf16_autocast", model={"n_layers": 3}, steps=12)
+    run = config(
+        tmp_path / "text.txt",
+        device="cuda",
+        precision="bf16_autocast",
+        model={"n_layers": 3},
+        steps=12,
+    )
     (tmp_path / "alone").mkdir()
     alone = train(run, dataset(run, tmp_path / "data"), tmp_path / "alone")
-    found = gpu_losses(tmp_path, "offload", {**changes, "compile": False, "model": {"n_layers": 3}}, 1)
+    found = gpu_losses(
+        tmp_path, "offload", {**changes, "compile": False, "model": {"n_layers": 3}}, 1
+    )
     wanted = curve(alone.rows, "loss")
     assert abs(found[0] / wanted[0] - 1) < 1e-4  # it begins with the same weights
     assert ((found - wanted).abs() / wanted).max() < 2e-2

@@ -1,4 +1,5 @@
-"""Faults while a sharded checkpoint is written: a full disk, a process killed in the middle. The older one goes on."""
+"""Faults while a sharded checkpoint is written: a full disk, a process killed in the middle. The
+older one goes on."""
 
 from __future__ import annotations
 
@@ -37,7 +38,12 @@ main(Path(sys.argv[3]), Path(sys.argv[4]))
 def planned(tmp_path: Path, **changes: Any) -> tuple[Path, Path]:
     """A run of two processes that saves every four steps, and where its data lies."""
     text, data = write_text(tmp_path), tmp_path / "data"
-    settings = {"steps": STEPS, "checkpoint": {"every": 4}, "profile": {"memory_steps": 0}, **changes}
+    settings = {
+        "steps": STEPS,
+        "checkpoint": {"every": 4},
+        "profile": {"memory_steps": 0},
+        **changes,
+    }
     run = config(text, parallel={"fsdp": 2}, **settings)
     dataset(run, data)
     return plan(run, tmp_path / "runs" / "test" / "faults"), data

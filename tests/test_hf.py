@@ -1,4 +1,5 @@
-"""Checkpoints against transformers' own Llama: the same logits and gradients, both ways, and clear errors."""
+"""Checkpoints against transformers' own Llama: the same logits and gradients, both ways, and clear
+errors."""
 
 from __future__ import annotations
 
@@ -12,15 +13,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lsai_core.config.train import ModelConfig
 from lsai_core.base.errors import UserError
+from lsai_core.config.train import ModelConfig
 from lsai_core.model.hf import load_hf, read_config, save_hf, slots
 from lsai_core.model.transformer import build_model
 
 SHAPE: dict[str, Any] = {
-    "vocab_size": 101, "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "max_position_embeddings": 128,
-}  # fmt: skip
+    "vocab_size": 101,
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 128,
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -67,7 +74,9 @@ def test_logits_and_gradients_equal_transformers(variant: str, tmp_path: Path) -
     expected, logits = reference(TOKENS).logits, ours(TOKENS)
     assert relative(logits, expected) <= 1e-5
     for output in (expected, logits):
-        torch.nn.functional.cross_entropy(output[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten()).backward()
+        torch.nn.functional.cross_entropy(
+            output[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten()
+        ).backward()
     wanted, found = dict(reference.named_parameters()), dict(ours.named_parameters())
     for name, slot in slots(ours.config).items():
         gradient = found[slot.name].grad
@@ -109,7 +118,14 @@ def test_a_head_that_differs_from_the_table_it_is_said_to_share_is_refused(tmp_p
 def test_saving_over_a_sharded_checkpoint_leaves_one_model(tmp_path: Path) -> None:
     theirs().save_pretrained(tmp_path, max_shard_size="100KB")
     (tmp_path / "tokenizer.json").write_text("{}")
-    shape = {"n_layers": 1, "d_model": 32, "n_heads": 2, "n_kv_heads": 2, "d_ff": 64, "vocab_size": 101}
+    shape = {
+        "n_layers": 1,
+        "d_model": 32,
+        "n_heads": 2,
+        "n_kv_heads": 2,
+        "d_ff": 64,
+        "vocab_size": 101,
+    }
     model = build_model(ModelConfig.model_validate(shape))
     save_hf(model, tmp_path)
     assert torch.equal(load_hf(tmp_path)(TOKENS), model(TOKENS))
@@ -125,7 +141,9 @@ def test_dtype_and_bf16_round_trip(saved: Path, tmp_path: Path) -> None:
     assert torch.equal(load_hf(tmp_path / "bf16", dtype=torch.bfloat16)(TOKENS), model(TOKENS))
 
 
-def test_interrupted_save_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_save_leaves_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full_disk(*_: object, **__: object) -> None:
         raise OSError("no space left on device")
 
@@ -158,7 +176,9 @@ def edit_config(folder: Path, **changes: Any) -> None:
         ({"num_hidden_layers": 2}, r"model\.layers\.2.*has no place"),
     ],
 )
-def test_config_that_does_not_fit_is_refused(saved: Path, changes: dict[str, Any], message: str) -> None:
+def test_config_that_does_not_fit_is_refused(
+    saved: Path, changes: dict[str, Any], message: str
+) -> None:
     edit_config(saved, **changes)
     with pytest.raises(UserError, match=message):
         load_hf(saved)

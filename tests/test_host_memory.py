@@ -22,7 +22,9 @@ print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator is what is tuned")
 def test_freed_memory_is_reused() -> None:
     def faults(mode: str) -> int:
-        done = subprocess.run([sys.executable, "-c", PROGRAM, mode], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, mode], capture_output=True, text=True, check=True
+        )
         kept, count = done.stdout.split()
         if kept == "False":
             pytest.skip("no glibc here")

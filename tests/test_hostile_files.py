@@ -1,7 +1,9 @@
-"""Files from elsewhere: none executes, none is markup in HTML or PDF, each is one line and exit code 2, or a recorded failure.
+"""Files from elsewhere: none executes, none is markup in HTML or PDF, each is one line and exit
+code 2, or a recorded failure.
 
-More of them are beside what they concern: wrong requests (`test_bad_input.py`), servers (`test_data_remote.py`), damaged records
-(`test_selection.py`), outputs in a browser (`test_book.py`). Each payload here would create the file `ran`, or set a page's title.
+More of them are beside what they concern: wrong requests (`test_bad_input.py`), servers
+(`test_data_remote.py`), damaged records (`test_selection.py`), outputs in a browser
+(`test_book.py`). Each payload here would create the file `ran`, or set a page's title.
 """
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ from test_data import quick, texts, write_jsonl
 from lsai_core.base.errors import UserError
 from lsai_core.model.hf import fill_from, load_hf, save_hf
 from lsai_core.model.transformer import build_model
-from lsai_core.training.sharded_checkpoint import ShardedCheckpoints
 from lsai_core.parallel.world import World
 from lsai_core.training.checkpoint import WholeCheckpoints
-from lsai_lab.report.to_markdown import bind
+from lsai_core.training.sharded_checkpoint import ShardedCheckpoints
 from lsai_lab.report.render import HTML, PDF, render
 from lsai_lab.report.runpages import write_run_pages
+from lsai_lab.report.to_markdown import bind
 from lsai_lab.runs.records import find_runs
 
 
@@ -58,7 +60,8 @@ def refused(call: Callable[[], Any], ran: Path) -> None:
     assert not ran.exists()
 
 
-# ------------------------------------------------------------------ YAML: studies, profiles, the book, claims, clusters
+# ------------------------------------------------------------------ YAML: studies, profiles, the
+# book, claims, clusters
 
 YAML = {
     "call": "study: !!python/object/apply:os.system ['touch RAN']\n",
@@ -69,7 +72,8 @@ YAML = {
     "tuple": "study: !!python/tuple [1, 2]\n",
     "laughs": "a: &a [x]\n"
     + "".join(
-        f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+        f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n"
+        for old, new in zip("abcdefgh", "bcdefghi", strict=True)
     ),
     "circle": "study: &a [*a]\n",
     "merge": "base: &b {<<: *b}\n",
@@ -101,11 +105,17 @@ def test_yaml(foreign: Project, name: str, tmp_path: Path) -> None:
             code, out, err = foreign.lsai("study", "memory", "--dry-run")
         finally:
             path.write_bytes(good)
-        assert code == 2 and len(err.splitlines()) == 1 and err.startswith("error: "), (path, code, out, err[:500])
+        assert code == 2 and len(err.splitlines()) == 1 and err.startswith("error: "), (
+            path,
+            code,
+            out,
+            err[:500],
+        )
         assert not ran.exists()
 
 
-# ------------------------------------------------------------------ Hugging Face folders: config.json, safetensors, an index
+# ------------------------------------------------------------------ Hugging Face folders:
+# config.json, safetensors, an index
 
 SHAPE = {"n_layers": 2, "d_model": 32, "n_heads": 2, "n_kv_heads": 1, "d_ff": 64, "vocab_size": 320}
 CONFIGS: dict[str, str | dict[str, Any]] = {
@@ -154,7 +164,9 @@ SAFETENSORS = {
     "no tensors": header({}),
     "type": header({"a": {"dtype": "OBJECT", "shape": [1], "data_offsets": [0, 4]}}, bytes(4)),
     "beyond": header({"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}, bytes(4)),
-    "overlap": header({k: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} for k in "ab"}, bytes(4)),
+    "overlap": header(
+        {k: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} for k in "ab"}, bytes(4)
+    ),
     "overflow": header({"a": {"dtype": "F32", "shape": [2**62, 4], "data_offsets": [0, 0]}}),
     "negative": header({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, bytes(4)),
     "pickle": b"",
@@ -171,8 +183,17 @@ def test_safetensors(name: str, tmp_path: Path) -> None:
     refused(lambda: fill_from(build_model(tiny().model, tiny().attention), folder), ran)
 
 
-@pytest.mark.parametrize("index", ["[]", '{"weight_map": 3}', '{"weight_map": {"a": 3}}', '{"weight_map": {"a": "/etc/passwd"}}',
-                                   '{"weight_map": {"a": "../ran.safetensors"}}', '{"weight_map": {}}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "index",
+    [
+        "[]",
+        '{"weight_map": 3}',
+        '{"weight_map": {"a": 3}}',
+        '{"weight_map": {"a": "/etc/passwd"}}',
+        '{"weight_map": {"a": "../ran.safetensors"}}',
+        '{"weight_map": {}}',
+    ],
+)
 def test_an_index_of_weights(index: str, tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "model")
     (folder / "model.safetensors").unlink()
@@ -180,7 +201,8 @@ def test_an_index_of_weights(index: str, tmp_path: Path) -> None:
     refused(lambda: load_hf(folder), tmp_path / "ran")
 
 
-# ------------------------------------------------------------------ checkpoints: one file, and DCP's folder
+# ------------------------------------------------------------------ checkpoints: one file, and
+# DCP's folder
 
 Change = Callable[[Path, Path], bytes]
 
@@ -202,13 +224,17 @@ def saved(value: Any) -> bytes:
 WHOLE: dict[str, Change] = {
     "pickle": lambda path, ran: pickle.dumps(Payload(ran)),
     "torch pickle": lambda path, ran: saved(Payload(ran)),
-    "in the model": lambda path, ran: saved({"step": 1, "random": {}, "model": {"a": Payload(ran)}, "optimizer": {}}),
+    "in the model": lambda path, ran: saved(
+        {"step": 1, "random": {}, "model": {"a": Payload(ran)}, "optimizer": {}}
+    ),
     "zip": lambda path, ran: zipped(path, pickle.dumps(Payload(ran))),
     "empty": lambda path, ran: b"",
     "text": lambda path, ran: b"cos\nsystem\n(S'touch ran'\ntR.",
     "list": lambda path, ran: saved([1, 2]),
     "no model": lambda path, ran: saved({"step": 1}),
-    "model is text": lambda path, ran: saved({"step": 1, "random": {}, "model": "x", "optimizer": {}, "train_s": 0.0}),
+    "model is text": lambda path, ran: saved(
+        {"step": 1, "random": {}, "model": "x", "optimizer": {}, "train_s": 0.0}
+    ),
 }
 
 
@@ -226,7 +252,11 @@ def test_a_checkpoint_whose_checksum_holds(name: str, tmp_path: Path) -> None:
     store.save(1, *parts(), 0.0)
     (path,) = tmp_path.glob("*.pt")
     path.write_bytes(WHOLE[name](path, ran))
-    facts = {"step": 1, "bytes": path.stat().st_size, "blake2b": hashlib.blake2b(path.read_bytes()).hexdigest()}
+    facts = {
+        "step": 1,
+        "bytes": path.stat().st_size,
+        "blake2b": hashlib.blake2b(path.read_bytes()).hexdigest(),
+    }
     path.with_suffix(".json").write_text(json.dumps(facts))
     refused(lambda: store.restore(*parts()), ran)
 
@@ -240,7 +270,8 @@ def with_planner(path: Path, value: Any) -> bytes:
 def beyond(path: Path, ran: Path) -> bytes:
     metadata = pickle.loads(path.read_bytes())
     metadata.storage_data = {
-        key: replace(info, relative_path="../../../etc/passwd") for key, info in metadata.storage_data.items()
+        key: replace(info, relative_path="../../../etc/passwd")
+        for key, info in metadata.storage_data.items()
     }
     return pickle.dumps(metadata)
 
@@ -267,7 +298,9 @@ def test_metadata_of_a_sharded_checkpoint_whose_checksums_hold(name: str, tmp_pa
     path = tmp_path / "run" / "sharded-00000001" / ".metadata"
     path.write_bytes(DCP[name](path, ran))
     facts = json.loads((path.parent / "complete.json").read_text())
-    facts["files"] = {key: hashlib.blake2b((path.parent / key).read_bytes()).hexdigest() for key in facts["files"]}
+    facts["files"] = {
+        key: hashlib.blake2b((path.parent / key).read_bytes()).hexdigest() for key in facts["files"]
+    }
     (path.parent / "complete.json").write_text(json.dumps(facts))
     refused(lambda: store.restore(*parts()), ran)
 
@@ -297,14 +330,18 @@ PREPARED = {
     "deep tokenizer": ("tokenizer.json", b"[" * 100_000),
     "tokenizer as a list": ("tokenizer.json", b"[]"),
     "pickled tokenizer": ("tokenizer.json", pickle.dumps(print)),
-    "tokenizer of another model": ("tokenizer.json", b'{"version": "1.0", "model": {"type": "Evil"}}'),
+    "tokenizer of another model": (
+        "tokenizer.json",
+        b'{"version": "1.0", "model": {"type": "Evil"}}',
+    ),
     "meta as a list": ("meta.json", b"[]"),
     "meta of no JSON": ("meta.json", b"\x00"),
     "deep meta": ("meta.json", b"[" * 100_000),
     "meta without files": ("meta.json", b'{"id": "x", "files": 3, "tokenizer": 3, "splits": 3}'),
     "meta that leads out": (
         "meta.json",
-        b'{"id": "x", "files": {"../../../etc/passwd": {"bytes": 1, "blake2b": []}}, "tokenizer": {}, "splits": {}}',
+        b'{"id": "x", "files": {"../../../etc/passwd": {"bytes": 1, "blake2b": []}}, "tokenizer": '
+        b'{}, "splits": {}}',
     ),
 }
 
@@ -317,7 +354,8 @@ def test_prepared_data(name: str, tmp_path: Path) -> None:
     refused(lambda: quick(source, tmp_path / "root").tokenizer(), tmp_path / "ran")
 
 
-# ------------------------------------------------------------------ notebooks and records, as HTML and PDF
+# ------------------------------------------------------------------ notebooks and records, as HTML
+# and PDF
 
 EVIL = "<script>document.title='NAME'</script><img src=x onerror=\"document.title='NAME'\">"
 OUTPUTS: dict[str, dict[str, Any]] = {
@@ -326,20 +364,32 @@ OUTPUTS: dict[str, dict[str, Any]] = {
     "raw block": {"text/markdown": f"```{{=html}}\n{EVIL}\n```"},
     "raw inline": {"text/markdown": f"`{EVIL}`{{=html}}"},
     "attribute": {"text/markdown": "[x](https://example.org){onclick=\"document.title='NAME'\"}"},
-    "link": {"text/markdown": "[x](javascript:document.title='NAME') <javascript:document.title='NAME'>"},
+    "link": {
+        "text/markdown": "[x](javascript:document.title='NAME') <javascript:document.title='NAME'>"
+    },
     "data link": {"text/markdown": "[x](data:text/html;base64,PHNjcmlwdD4=)"},
-    "picture": {"text/markdown": "![x](/etc/hostname) ![y](file:///etc/hostname) ![z](http://198.51.100.7/NAME.png)"},
+    "picture": {
+        "text/markdown": "![x](/etc/hostname) ![y](file:///etc/hostname) "
+        "![z](http://198.51.100.7/NAME.png)"
+    },
     "script": {"application/javascript": "document.title='NAME'", "text/plain": EVIL},
     "widget": {"application/vnd.jupyter.widget-view+json": {"model_id": EVIL}, "text/plain": EVIL},
-    "drawing": {"image/svg+xml": SVG.replace("<text", "<script>document.title='NAME'</script><text")},
-    "event in a drawing": {"image/svg+xml": SVG.replace("<svg", "<svg onload=\"document.title='NAME'\"")},
+    "drawing": {
+        "image/svg+xml": SVG.replace("<text", "<script>document.title='NAME'</script><text")
+    },
+    "event in a drawing": {
+        "image/svg+xml": SVG.replace("<svg", "<svg onload=\"document.title='NAME'\"")
+    },
     "entity": {"image/svg+xml": '<!DOCTYPE svg [<!ENTITY x SYSTEM "file:///etc/hostname">]>' + SVG},
     "plain": {"text/plain": EVIL},
     "closed box": {"text/markdown": f":::\n\n</div></section>{EVIL}\n\n:::"},
     "raw typst": {
-        "text/markdown": '```{=typst}\n#link("javascript:NAME")[x] #read("/etc/hostname") #panic("typst ran")\n```'
+        "text/markdown": '```{=typst}\n#link("javascript:NAME")[x] #read("/etc/hostname") '
+        '#panic("typst ran")\n```'
     },
-    "inline typst": {"text/markdown": '`#panic("typst ran")`{=typst} #panic("typst ran") $#panic("typst ran")$'},
+    "inline typst": {
+        "text/markdown": '`#panic("typst ran")`{=typst} #panic("typst ran") $#panic("typst ran")$'
+    },
     "latex": {"text/latex": "\\href{javascript:document.title='NAME'}{x}", "text/plain": EVIL},
 }
 RECORDS: dict[str, dict[str, Any]] = {
@@ -365,9 +415,13 @@ class Active(html.parser.HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
         self._script = tag == "script" and values.get("type") != "application/json"
-        self.found += [value or "" for name, value in attrs if name.startswith("on") or name == "srcdoc"]
+        self.found += [
+            value or "" for name, value in attrs if name.startswith("on") or name == "srcdoc"
+        ]
         addresses = [values.get(name) or "" for name in ("src", "href", "action", "data")]
-        self.found += [a for a in addresses if re.match(r"(?i)\s*(javascript|data:text|file:|/)", a)]
+        self.found += [
+            a for a in addresses if re.match(r"(?i)\s*(javascript|data:text|file:|/)", a)
+        ]
         self.found += [a for a in addresses[:1] if re.match(r"(?i)\s*https?:", a)]
         self.found += ["document.title"] if tag in ("iframe", "object", "embed", "base") else []
 
@@ -381,14 +435,20 @@ class Active(html.parser.HTMLParser):
 
 @pytest.fixture(scope="module")
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One chapter that shows all outputs and the pages of all records, as the pandoc engine makes them."""
+    """One chapter that shows all outputs and the pages of all records, as the pandoc engine makes
+    them."""
     root = tmp_path_factory.mktemp("hostile")
     folder = reports(root)
     cells: list[Any] = [new_markdown_cell("# One {#sec-one}")]
     for name, data in OUTPUTS.items():
         named = json.loads(json.dumps(data).replace("NAME", name))
-        output = new_output("display_data", named | ({"image/png": PNG} if "image/svg+xml" in data else {}))
-        cells += [new_markdown_cell(f"## Case {name}"), new_code_cell("foreign()", outputs=[output])]
+        output = new_output(
+            "display_data", named | ({"image/png": PNG} if "image/svg+xml" in data else {})
+        )
+        cells += [
+            new_markdown_cell(f"## Case {name}"),
+            new_code_cell("foreign()", outputs=[output]),
+        ]
     stream = [
         new_output("stream", name="stdout", text=EVIL),
         new_output("error", ename=EVIL, evalue=EVIL, traceback=[EVIL]),
@@ -400,7 +460,10 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
         named = json.loads(json.dumps(changes).replace("NAME", name.replace("'", "")))
         write_run(root / "runs", "memory", f"case{number}", **named)
     write_run_pages(find_runs(root / "runs"), folder)
-    assert [path.name for path in render(folder, root / "out", ["html", "pdf"], "pandoc")] == [HTML, PDF]
+    assert [path.name for path in render(folder, root / "out", ["html", "pdf"], "pandoc")] == [
+        HTML,
+        PDF,
+    ]
     return root / "out"
 
 
@@ -414,15 +477,21 @@ def test_the_pdf_runs_and_fetches_nothing(rendered: Path) -> None:
     pdf = PdfReader(rendered / PDF)
     text = "".join(page.extract_text() for page in pdf.pages)
     assert all(f"Case {name}" in text for name in OUTPUTS) and "document.title" in text
-    assert (hostname := Path("/etc/hostname")).exists() and f" {hostname.read_text().strip()}\n" not in text
+    assert (
+        hostname := Path("/etc/hostname")
+    ).exists() and f" {hostname.read_text().strip()}\n" not in text
     assert not {"/OpenAction", "/AA", "/JavaScript", "/EmbeddedFiles"} & {
         *pdf.trailer["/Root"],
         *pdf.trailer["/Root"].get("/Names", {}),
     }
-    actions = [note.get_object().get("/A", {}) for page in pdf.pages for note in page.get("/Annots", [])]
+    actions = [
+        note.get_object().get("/A", {}) for page in pdf.pages for note in page.get("/Annots", [])
+    ]
     assert {str(action.get("/S")) for action in actions} <= {"/URI", "/GoTo", "None"}
     addresses = [str(action["/URI"]) for action in actions if "/URI" in action]
-    assert not [address for address in addresses if re.match(r"(?i)\s*(javascript|data|file):", address)]
+    assert not [
+        address for address in addresses if re.match(r"(?i)\s*(javascript|data|file):", address)
+    ]
 
 
 @pytest.mark.parametrize("name", [*OUTPUTS, *RECORDS])

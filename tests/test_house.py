@@ -1,4 +1,5 @@
-"""The house stands: which way imports go, no circles, sizes, and what the core gives to somebody who uses it alone."""
+"""The house stands: which way imports go, no circles, sizes, and what the core gives to somebody
+who uses it alone."""
 
 from __future__ import annotations
 
@@ -19,7 +20,17 @@ LIMITS: dict[str, tuple[int | None, int | None, int | None]] = {
     "lsai_core": (10_600, 300, 60),
     "lsai_lab": (10_500, 300, 60),
 }
-NOT_FOR_THE_CORE = {"lsai_lab", "pandas", "matplotlib", "seaborn", "IPython", "papermill", "typer", "rich", "requests"}
+NOT_FOR_THE_CORE = {
+    "lsai_lab",
+    "pandas",
+    "matplotlib",
+    "seaborn",
+    "IPython",
+    "papermill",
+    "typer",
+    "rich",
+    "requests",
+}
 # Everything in lsai_core, then everything in lsai_lab; what is no package of ours ends an edge.
 OURS = ("lsai_core", "lsai_lab")
 
@@ -35,13 +46,18 @@ def module(path: Path) -> str:
 
 def of_types_only(tree: ast.AST) -> set[ast.AST]:
     """Nodes that no run executes: imports under TYPE_CHECKING."""
-    guards = (node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
+    guards = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+    )
     return {node for guard in guards for statement in guard.body for node in ast.walk(statement)}
 
 
 @cache
 def imports(path: Path) -> frozenset[str]:
-    """The names that a file imports anywhere, functions included, as far as they are run, and files that it finds by looking."""
+    """The names that a file imports anywhere, functions included, as far as they are run, and files
+    that it finds by looking."""
     tree = ast.parse(path.read_text())
     found, unused = set(), of_types_only(tree)
     for node in ast.walk(tree):
@@ -52,7 +68,11 @@ def imports(path: Path) -> frozenset[str]:
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}: relative import"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Constant) and str(node.value).startswith(OURS) and str(node.value).endswith(".*"):
+        elif (
+            isinstance(node, ast.Constant)
+            and str(node.value).startswith(OURS)
+            and str(node.value).endswith(".*")
+        ):
             found |= {str(node.value).replace("*", name) for name in plugins.names(str(node.value))}
     return frozenset(found)
 
@@ -60,12 +80,18 @@ def imports(path: Path) -> frozenset[str]:
 def test_the_core_imports_nothing_from_above() -> None:
     for path in files("lsai_core"):
         everything = {
-            node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)
+            node
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Import | ast.ImportFrom)
         }
         roots = {
             name.partition(".")[0]
             for node in everything
-            for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names])
+            for name in (
+                [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else [a.name for a in node.names]
+            )
         }
         assert not roots & NOT_FOR_THE_CORE, path
 
@@ -103,7 +129,8 @@ def test_sizes(package: str) -> None:
 
 
 def test_the_core_is_usable_alone() -> None:
-    """The public names, and that they bring none of the packages of the laboratory; importing the core alone brings no torch."""
+    """The public names, and that they bring none of the packages of the laboratory; importing the
+    core alone brings no torch."""
     program = (
         "import json, sys, lsai_core; early = 'torch' in sys.modules\n"
         "from lsai_core.training import step\n"
@@ -111,14 +138,17 @@ def test_the_core_is_usable_alone() -> None:
         "assert callable(train) and callable(predict)\n"
         "print(json.dumps([early, sorted({name.partition('.')[0] for name in sys.modules})]))"
     )
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=CHECKOUT)
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=CHECKOUT
+    )
     assert answer.returncode == 0, answer.stderr
     early, roots = json.loads(answer.stdout)
     assert not early and not set(roots) & NOT_FOR_THE_CORE
 
 
 def test_the_report_kit_is_small() -> None:
-    """Lines of the kit with its templates, and of what binds and renders, templates and scripts: to come down to 500."""
+    """Lines of the kit with its templates, and of what binds and renders, templates and scripts: to
+    come down to 500."""
     templates = [
         path
         for path in (CHECKOUT / "reports").iterdir()

@@ -1,4 +1,5 @@
-"""JupyterLab in a real browser, as a person uses it: open a notebook, run all cells, watch the progress, save; git sees no change."""
+"""JupyterLab in a real browser, as a person uses it: open a notebook, run all cells, watch the
+progress, save; git sees no change."""
 
 from __future__ import annotations
 
@@ -35,7 +36,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory, ceilings: dict[str, Any]) -
     (root / ".gitignore").write_text(".ipynb_checkpoints/\n__pycache__/\n")
     for command in (
         ["init", "-q"],
-        ["config", "filter.without-outputs.clean", f"PYTHONPATH={CHECKOUT} {sys.executable} -m lsai_lab.report.strip"],
+        [
+            "config",
+            "filter.without-outputs.clean",
+            f"PYTHONPATH={CHECKOUT} {sys.executable} -m lsai_lab.report.strip",
+        ],
         ["add", "notebooks", ".gitattributes", ".gitignore"],
         ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "begin"],
     ):
@@ -55,7 +60,12 @@ def server(folder: Project) -> Iterator[str]:
         "--expose-app-in-browser",
         "--notebook-dir=.",
     ]
-    quiet = ["--IdentityProvider.token=", "--ServerApp.password=", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate", "--ContentsManager.post_save_hook=lsai_lab.report.strip.saved"]  # fmt: skip
+    quiet = [
+        "--IdentityProvider.token=",
+        "--ServerApp.password=",
+        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+        "--ContentsManager.post_save_hook=lsai_lab.report.strip.saved",
+    ]
     environment = {
         **os.environ,
         **folder.env,
@@ -83,8 +93,12 @@ def server(folder: Project) -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(path.stem for path in (CHECKOUT / "notebooks").glob("*.ipynb")))
-def test_a_notebook_runs_in_the_browser(folder: Project, server: str, browser: Any, name: str) -> None:  # noqa: F811
+@pytest.mark.parametrize(
+    "name", sorted(path.stem for path in (CHECKOUT / "notebooks").glob("*.ipynb"))
+)
+def test_a_notebook_runs_in_the_browser(
+    folder: Project, server: str, browser: Any, name: str
+) -> None:  # noqa: F811
     page = browser.new_page(viewport={"width": 1400, "height": 1000})
     complaints: list[str] = []
     page.on("console", lambda message: message.type == "error" and complaints.append(message.text))
@@ -92,7 +106,8 @@ def test_a_notebook_runs_in_the_browser(folder: Project, server: str, browser: A
     page.goto(f"{server}/lab/tree/notebooks/{name}.ipynb?reset")
     page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=120_000)
     page.wait_for_function(
-        "() => jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", timeout=120_000
+        "() => jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'",
+        timeout=120_000,
     )
     page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells'); }")
     texts, deadline = set(), time.monotonic() + 400
@@ -117,19 +132,33 @@ def test_a_notebook_runs_in_the_browser(folder: Project, server: str, browser: A
     assert not [output for output in outputs if output["output_type"] == "error"]
     if SHOTS:
         for number in range(8):
-            page.evaluate(f"() => document.querySelector('.jp-WindowedPanel-outer').scrollTo(0, {900 * number})")
+            page.evaluate(
+                f"() => document.querySelector('.jp-WindowedPanel-outer').scrollTo(0, "
+                f"{900 * number})"
+            )
             page.wait_for_timeout(700)
             page.screenshot(path=f"{SHOTS}/{name}-{number}.png")
-    wide = "() => [...document.querySelectorAll('.jp-RenderedMarkdown table')].filter(t => t.scrollWidth > t.parentElement.clientWidth + 1 && getComputedStyle(t.parentElement).overflowX === 'visible').length"
+    wide = (
+        "() => [...document.querySelectorAll('.jp-RenderedMarkdown table')].filter(t => "
+        "t.scrollWidth > t.parentElement.clientWidth + 1 && "
+        "getComputedStyle(t.parentElement).overflowX === 'visible').length"
+    )
     assert page.evaluate(wide) == 0, "a table runs out of its cell"
     links = re.findall(r"\]\(([^)\s]+/notebook\.ipynb)\)", str(outputs))
     assert links or name != "10-memory"
-    assert all((folder.root / "notebooks" / unquote(link)).exists() for link in links), "a link to a run leads nowhere"
+    assert all((folder.root / "notebooks" / unquote(link)).exists() for link in links), (
+        "a link to a run leads nowhere"
+    )
     page.evaluate("() => jupyterapp.commands.execute('docmanager:save')")
-    page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty", timeout=30_000)
+    page.wait_for_function(
+        "() => !jupyterapp.shell.currentWidget.context.model.dirty", timeout=30_000
+    )
     page.close()
     changed = subprocess.run(
-        ["git", "status", "--porcelain", "notebooks"], cwd=folder.root, capture_output=True, text=True
+        ["git", "status", "--porcelain", "notebooks"],
+        cwd=folder.root,
+        capture_output=True,
+        text=True,
     )
     assert changed.stdout == ""
     assert (

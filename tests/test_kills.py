@@ -1,6 +1,8 @@
-"""Kills at random times, of any process of a command: nothing is lost, left running, or taken for whole when it is not.
+"""Kills at random times, of any process of a command: nothing is lost, left running, or taken for
+whole when it is not.
 
-The times, victims and signals come from a seed; KILLS sets how many (the recorded trial was of 100).
+The times, victims and signals come from a seed; KILLS sets how many (the recorded trial was of
+100).
 """
 
 from __future__ import annotations
@@ -29,11 +31,15 @@ VARIANTS = {
 
 
 def family(token: str) -> list[psutil.Process]:
-    """Every living process whose environment has the token; what a command started has it, wherever it went."""
+    """Every living process whose environment has the token; what a command started has it, wherever
+    it went."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("LSAI_TEST_TOKEN") == token and process.status() != psutil.STATUS_ZOMBIE:
+            if (
+                process.environ().get("LSAI_TEST_TOKEN") == token
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
                 found.append(process)
         except psutil.Error:
             continue
@@ -51,7 +57,8 @@ def trained(project: Project) -> dict[str, list[float]]:
 
 
 def kill_one(command: subprocess.Popen[str], token: str, dice: random.Random, delay: float) -> str:
-    """Send a random signal to the command, or to any process below it, after `delay` seconds; what was done, in words."""
+    """Send a random signal to the command, or to any process below it, after `delay` seconds; what
+    was done, in words."""
     time.sleep(delay)
     number = dice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
     below = [process for process in family(token) if process.pid != command.pid]
@@ -91,7 +98,12 @@ def test_kills_at_random_times_cost_time_only(new_project: Callable[..., Project
         out, err = command.communicate(timeout=120)
         deadline = time.monotonic() + 30
         while left := family(token):
-            assert time.monotonic() < deadline, (what, [process.cmdline() for process in left], out, err)
+            assert time.monotonic() < deadline, (
+                what,
+                [process.cmdline() for process in left],
+                out,
+                err,
+            )
             time.sleep(0.1)
         assert "Traceback" not in err, (what, err)
         for name, rows in trained(project).items():

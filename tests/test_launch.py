@@ -1,4 +1,5 @@
-"""Launching the processes of a run: stop signals, a killed process, errors of every kind, and nothing left behind."""
+"""Launching the processes of a run: stop signals, a killed process, errors of every kind, and
+nothing left behind."""
 
 from __future__ import annotations
 
@@ -34,7 +35,11 @@ def error(rank: int, outcome: str, reason: str, at: float, user_error: bool = Fa
 @pytest.mark.slow
 def test_a_run_survives_a_stop_signal_and_the_kill_of_a_process(tmp_path: Path) -> None:
     text, data = write_text(tmp_path), tmp_path / "data"
-    settings: dict[str, Any] = {"steps": 60, "checkpoint": {"every": 10}, "profile": {"memory_steps": 0}}
+    settings: dict[str, Any] = {
+        "steps": 60,
+        "checkpoint": {"every": 10},
+        "profile": {"memory_steps": 0},
+    }
     run = config(text, parallel={"fsdp": 2}, **settings)
     dataset(run, data)
     folder = plan(run, tmp_path / "runs" / "test" / "faults")
@@ -68,7 +73,9 @@ def test_a_run_survives_a_stop_signal_and_the_kill_of_a_process(tmp_path: Path) 
     alone = train(config(text, **settings), dataset(run, data), tmp_path)
     rows = read_jsonl(folder / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(60))
-    assert max(abs(a["loss"] / b["loss"] - 1) for a, b in zip(rows, alone.rows, strict=True)) <= 1e-4
+    assert (
+        max(abs(a["loss"] / b["loss"] - 1) for a, b in zip(rows, alone.rows, strict=True)) <= 1e-4
+    )
 
 
 STUBBORN = """
@@ -88,14 +95,18 @@ time.sleep(600)
     ("end", "message"),
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "rank 1 was ended by SIGKILL"),
-        (error(1, "failed", "no such kernel", at=1.0) + "\n    sys.exit(1)", "rank 1: no such kernel; see"),
+        (
+            error(1, "failed", "no such kernel", at=1.0) + "\n    sys.exit(1)",
+            "rank 1: no such kernel; see",
+        ),
     ],
     ids=["killed", "failed"],
 )
 def test_who_waits_for_a_dead_neighbour_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, message: str
 ) -> None:
-    """As in a kernel on a GPU that nothing interrupts: torchrun would wait 30 seconds, and the cause is the first death."""
+    """As in a kernel on a GPU that nothing interrupts: torchrun would wait 30 seconds, and the
+    cause is the first death."""
     script = tmp_path / "worker.py"
     script.write_text(STUBBORN.replace("END", end))
     monkeypatch.setattr(watch, "GRACE_S", 2.0)
@@ -115,17 +126,28 @@ def test_who_waits_for_a_dead_neighbour_is_ended(
 DEVICES = [
     "cpu",
     pytest.param(
-        "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
+        "cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+        ],
     ),
 ]
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_stop_signal_before_the_first_step_counts(device: str, tmp_path: Path) -> None:
-    """It comes while workers import, and is repeated while they compile; they end a few steps later."""
+    """It comes while workers import, and is repeated while they compile; they end a few steps
+    later."""
     text, data = write_text(tmp_path), tmp_path / "data"
     fp8 = {"precision": "bf16_autocast", "fp8": {"recipe": "fused"}} if device == "cuda" else {}
-    settings: dict[str, Any] = {"steps": 2000, "log_every": 50, "profile": {"memory_steps": 0}, "compile": True, **fp8}
+    settings: dict[str, Any] = {
+        "steps": 2000,
+        "log_every": 50,
+        "profile": {"memory_steps": 0},
+        "compile": True,
+        **fp8,
+    }
     run = config(text, device=device, parallel={"fsdp": 2, "fp8_gather": bool(fp8)}, **settings)
     dataset(run, data)
     folder = plan(run, tmp_path / "runs" / "test" / "early")
@@ -155,16 +177,33 @@ sys.exit(subprocess.run(sys.argv[2:]).returncode)
 
 @pytest.mark.slow
 def test_no_name_server_has_to_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a network of its own whose name server stays silent, two processes still meet within seconds."""
+    """In a network of its own whose name server stays silent, two processes still meet within
+    seconds."""
     text, data, names = write_text(tmp_path), tmp_path / "data", tmp_path / "resolv.conf"
     names.write_text("nameserver 127.0.0.53\n")
-    alone = ["unshare", "--map-root-user", "--net", "--uts", "--mount", sys.executable, "-c", SILENT_SERVER, str(names)]
-    if not shutil.which("unshare") or subprocess.run([*alone, "true"], capture_output=True).returncode:
+    alone = [
+        "unshare",
+        "--map-root-user",
+        "--net",
+        "--uts",
+        "--mount",
+        sys.executable,
+        "-c",
+        SILENT_SERVER,
+        str(names),
+    ]
+    if (
+        not shutil.which("unshare")
+        or subprocess.run([*alone, "true"], capture_output=True).returncode
+    ):
         pytest.skip("needs `unshare`, `ip` and the right to make namespaces")
     run = config(text, parallel={"fsdp": 2}, steps=4, profile={"memory_steps": 0})
     dataset(run, data)
     folder = plan(run, tmp_path / "runs" / "test" / "apart")
-    code = f"from pathlib import Path; from lsai_lab.launch.launch import launch; launch(Path({str(folder)!r}), Path({str(data)!r}), 2)"
+    code = (
+        f"from pathlib import Path; from lsai_lab.launch.launch import launch; "
+        f"launch(Path({str(folder)!r}), Path({str(data)!r}), 2)"
+    )
     started = time.monotonic()
     subprocess.run([*alone, sys.executable, "-c", code], check=True, timeout=300)
     assert len(read_jsonl(folder / "metrics.jsonl")) == 4
@@ -178,7 +217,8 @@ def fake_worker(folder: Path, body: str) -> list[str]:
     """A command in the place of torchrun that does what `body` says and ends with exit code 1."""
     script = folder / "fake.py"
     script.write_text(
-        f"import json, sys, time\nfrom pathlib import Path\nlogs = Path({str(folder / 'logs')!r})\n{body}\nsys.exit(1)\n"
+        f"import json, sys, time\nfrom pathlib import Path\nlogs = "
+        f"Path({str(folder / 'logs')!r})\n{body}\nsys.exit(1)\n"
     )
     return [sys.executable, str(script)]
 

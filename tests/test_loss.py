@@ -1,4 +1,5 @@
-"""The fused loss against plain logits and cross-entropy: values, gradients, chunks, precision, tied and sharded weights."""
+"""The fused loss against plain logits and cross-entropy: values, gradients, chunks, precision, tied
+and sharded weights."""
 
 from __future__ import annotations
 
@@ -12,17 +13,27 @@ from lsai_core.model.transformer import build_model
 from lsai_core.training.step import loss_fn
 
 
-def case(device: str = "cpu", dtype: torch.dtype = torch.float32, tokens: int = 37, words: int = 301, width: int = 24):
+def case(
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    tokens: int = 37,
+    words: int = 301,
+    width: int = 24,
+):
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(1, tokens, width, generator=generator).to(device, dtype).requires_grad_()
-    weight = (0.3 * torch.randn(words, width, generator=generator)).to(device, dtype).requires_grad_()
+    weight = (
+        (0.3 * torch.randn(words, width, generator=generator)).to(device, dtype).requires_grad_()
+    )
     return hidden, weight, torch.randint(words, (1, tokens), generator=generator).to(device)
 
 
 def reference(hidden, weight, targets, reduction="mean"):
     """Loss and gradients in float64."""
     hidden, weight = (t.detach().double().requires_grad_() for t in (hidden, weight))
-    loss = F.cross_entropy(F.linear(hidden, weight).flatten(0, 1), targets.flatten(), reduction=reduction)
+    loss = F.cross_entropy(
+        F.linear(hidden, weight).flatten(0, 1), targets.flatten(), reduction=reduction
+    )
     loss.backward()
     return loss.detach(), hidden.grad, weight.grad
 
@@ -93,7 +104,9 @@ def test_the_model_learns_the_same_with_both_losses(tied: bool) -> None:
 def test_on_a_gpu(dtype: torch.dtype, chunks: int) -> None:
     hidden, weight, targets = case("cuda", dtype, tokens=500, words=40_001, width=256)
     rows = -(-500 // chunks)
-    loss = linear_cross_entropy(hidden, weight, targets, chunk_bytes=rows * 40_001 * hidden.element_size())
+    loss = linear_cross_entropy(
+        hidden, weight, targets, chunk_bytes=rows * 40_001 * hidden.element_size()
+    )
     (0.5 * loss).backward()
     ref_loss, ref_hidden, ref_weight = reference(hidden, weight, targets)
     limit = 1e-2 if dtype == torch.bfloat16 else 2e-3  # fp32 products may use TF32

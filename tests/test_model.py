@@ -1,4 +1,5 @@
-"""The decoder: counts, initialisation, causality, checkpointing and compilation, through its public interface."""
+"""The decoder: counts, initialisation, causality, checkpointing and compilation, through its public
+interface."""
 
 from __future__ import annotations
 
@@ -11,12 +12,20 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lsai_core.attention import resolve
-from lsai_core.config.train import AttentionConfig, ModelConfig
 from lsai_core.base.errors import Unavailable
+from lsai_core.config.train import AttentionConfig, ModelConfig
 from lsai_core.model.transformer import GradCheckpoint, Transformer, build_model, count_parameters
 
 SMALL = ModelConfig.model_validate(
-    {"n_layers": 2, "d_model": 32, "n_heads": 4, "n_kv_heads": 2, "d_ff": 80, "vocab_size": 97, "rope_theta": 1e4}
+    {
+        "n_layers": 2,
+        "d_model": 32,
+        "n_heads": 4,
+        "n_kv_heads": 2,
+        "d_ff": 80,
+        "vocab_size": 97,
+        "rope_theta": 1e4,
+    }
 )
 TOKENS = torch.randint(0, 97, (2, 19), generator=torch.Generator().manual_seed(0))
 
@@ -26,7 +35,9 @@ def gradients(model: Transformer, tokens: Tensor = TOKENS) -> list[Tensor]:
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
-@pytest.mark.parametrize("preset", ["lab", "lab-tiny", "course", "llama2-7b", "llama3-8b", "llama3.2-1b"])
+@pytest.mark.parametrize(
+    "preset", ["lab", "lab-tiny", "course", "llama2-7b", "llama3-8b", "llama3.2-1b"]
+)
 def test_counts_equal_the_built_model(preset: str) -> None:
     config = ModelConfig.model_validate({"preset": preset})
     with torch.device("meta"):
@@ -39,8 +50,13 @@ def test_counts_equal_the_built_model(preset: str) -> None:
 
 def test_known_counts() -> None:
     """Published sizes: Llama 3 8B and Llama 3.2 1B."""
-    assert count_parameters(ModelConfig.model_validate({"preset": "llama3-8b"})).total == 8_030_261_248
-    assert count_parameters(ModelConfig.model_validate({"preset": "llama3.2-1b"})).total == 1_235_814_400
+    assert (
+        count_parameters(ModelConfig.model_validate({"preset": "llama3-8b"})).total == 8_030_261_248
+    )
+    assert (
+        count_parameters(ModelConfig.model_validate({"preset": "llama3.2-1b"})).total
+        == 1_235_814_400
+    )
 
 
 def test_untrained_loss_is_that_of_a_uniform_guess() -> None:
@@ -80,11 +96,17 @@ def test_only_relative_positions_matter_and_positions_can_be_given() -> None:
     model = build_model(SMALL, dtype=torch.float64)
     here, shifted = model.hidden(TOKENS), model.hidden(TOKENS, torch.arange(19) + 7)
     torch.testing.assert_close(here, shifted, rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(here, model.hidden(TOKENS, torch.arange(19) * 2), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(
+        here, model.hidden(TOKENS, torch.arange(19) * 2), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_initialisation_follows_seed_and_name_alone() -> None:
-    first, again, other = build_model(SMALL, seed=1), build_model(SMALL, seed=1), build_model(SMALL, seed=2)
+    first, again, other = (
+        build_model(SMALL, seed=1),
+        build_model(SMALL, seed=1),
+        build_model(SMALL, seed=2),
+    )
     direct = Transformer(SMALL)
     direct.init_weights(1)
     deeper = build_model(SMALL.model_copy(update={"n_layers": 3}), seed=1)
@@ -111,7 +133,10 @@ def test_a_tied_embedding_starts_as_small_as_an_output_layer() -> None:
 @pytest.mark.parametrize("mode", ["selective", "alternating", "full"])
 def test_checkpointing_does_not_change_gradients(mode: GradCheckpoint, autocast: bool) -> None:
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        plain, recomputed = gradients(build_model(SMALL)), gradients(build_model(SMALL, grad_checkpoint=mode))
+        plain, recomputed = (
+            gradients(build_model(SMALL)),
+            gradients(build_model(SMALL, grad_checkpoint=mode)),
+        )
     assert len(plain) == len(recomputed) and all(map(torch.equal, plain, recomputed))
 
 
@@ -128,8 +153,8 @@ class Calls(TorchDispatchMode):
 
 
 def test_checkpointing_recomputes_what_it_says() -> None:
-    """`full` runs every block's forward twice; `selective` repeats no matrix product and no attention kernel, `alternating`
-    the feed-forward layer's products of every second block."""
+    """`full` runs every block's forward twice; `selective` repeats no matrix product and no
+    attention kernel, `alternating` the feed-forward layer's products of every second block."""
     counts: dict[str, Counter[str]] = {}
     modes: tuple[GradCheckpoint, ...] = ("none", "selective", "alternating", "full")
     for mode in modes:
@@ -138,7 +163,9 @@ def test_checkpointing_recomputes_what_it_says() -> None:
         counts[mode] = calls.count
     product, kernel = "aten::mm", "aten::_scaled_dot_product_flash_attention_for_cpu"
     assert counts["selective"][product] == counts["none"][product] < counts["full"][product]
-    assert counts["selective"][kernel] == counts["none"][kernel] == 2 and counts["full"][kernel] == 4
+    assert (
+        counts["selective"][kernel] == counts["none"][kernel] == 2 and counts["full"][kernel] == 4
+    )
     assert counts["alternating"][kernel] == counts["none"][kernel]
     again = [counts[mode][product] - counts["none"][product] for mode in ("alternating", "full")]
     assert (
@@ -178,7 +205,8 @@ def test_whole_model_compiles_without_graph_breaks() -> None:
 
 
 def parity(device: str, backend: str, window: int | None, precision: torch.dtype) -> float:
-    """Largest relative difference of logits and gradients from the fp32 model with eager attention, both in training."""
+    """Largest relative difference of logits and gradients from the fp32 model with eager attention,
+    both in training."""
     config = SMALL.model_copy(update={"d_model": 256, "n_heads": 4, "n_kv_heads": 2, "d_ff": 512})
     tokens = torch.randint(0, 97, (2, 160), generator=torch.Generator().manual_seed(1)).to(device)
     found: list[list[Tensor]] = []
@@ -190,17 +218,28 @@ def parity(device: str, backend: str, window: int | None, precision: torch.dtype
     return max(float((a - b).norm() / b.norm()) for a, b in zip(*found, strict=True))
 
 
-# Every attention variant that trains, with the windows that it takes; the rounding of bf16 over a model is about 1 %.
-CPU_VARIANTS = [(name, window) for name in ("auto", "eager", "sdpa_math", "sdpa_flash") for window in (None, 48)]
+# Every attention variant that trains, with the windows that it takes; the rounding of bf16 over a
+# model is about 1 %.
+CPU_VARIANTS = [
+    (name, window) for name in ("auto", "eager", "sdpa_math", "sdpa_flash") for window in (None, 48)
+]
 CUDA_VARIANTS = [
-    *[(name, window) for name in ("auto", "eager", "sdpa_math", "sdpa_efficient", "flex", "fa2", "fa3", "fa4") for window in (None, 48)],
+    *[
+        (name, window)
+        for name in ("auto", "eager", "sdpa_math", "sdpa_efficient", "flex", "fa2", "fa3", "fa4")
+        for window in (None, 48)
+    ],
     ("sdpa_flash", None),
     ("sdpa_cudnn", None),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("backend", "window"), [v for v in CPU_VARIANTS if v != ("sdpa_flash", 48)])
-def test_every_attention_variant_trains_like_the_fp32_reference(backend: str, window: int | None) -> None:
+@pytest.mark.parametrize(
+    ("backend", "window"), [v for v in CPU_VARIANTS if v != ("sdpa_flash", 48)]
+)
+def test_every_attention_variant_trains_like_the_fp32_reference(
+    backend: str, window: int | None
+) -> None:
     assert parity("cpu", backend, window, torch.float32) <= 1e-5
     assert parity("cpu", backend, window, torch.bfloat16) <= 0.03
 
@@ -208,7 +247,9 @@ def test_every_attention_variant_trains_like_the_fp32_reference(backend: str, wi
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize(("backend", "window"), CUDA_VARIANTS)
-def test_every_attention_variant_trains_like_the_fp32_reference_on_cuda(backend: str, window: int | None) -> None:
+def test_every_attention_variant_trains_like_the_fp32_reference_on_cuda(
+    backend: str, window: int | None
+) -> None:
     try:
         resolve(backend, "cuda", torch.bfloat16, 64, 160, window, grouped=True)
     except Unavailable as error:
@@ -221,11 +262,14 @@ def test_every_attention_variant_trains_like_the_fp32_reference_on_cuda(backend:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("mode", ["none", "selective", "alternating", "full"])
 def test_compiled_training_on_cuda(mode: GradCheckpoint) -> None:
-    """bf16, the fastest kernel here, compiled per block: gradients near those of the uncompiled fp32 model."""
+    """bf16, the fastest kernel here, compiled per block: gradients near those of the uncompiled
+    fp32 model."""
     torch._dynamo.reset()
     config = SMALL.model_copy(update={"d_model": 256, "n_heads": 4, "n_kv_heads": 2, "d_ff": 512})
     tokens = torch.randint(0, 97, (2, 256), device="cuda")
-    exact = gradients(build_model(config, AttentionConfig(backend="eager", window=None), device="cuda"), tokens)
+    exact = gradients(
+        build_model(config, AttentionConfig(backend="eager", window=None), device="cuda"), tokens
+    )
     model = build_model(config, device="cuda", grad_checkpoint=mode)
     for block in model.blocks:
         block.compile(fullgraph=True)
@@ -235,9 +279,14 @@ def test_compiled_training_on_cuda(mode: GradCheckpoint) -> None:
         assert (value - expected).norm() <= 0.03 * expected.norm()
 
 
-@pytest.mark.parametrize(("mode", "repeated"), [("full", 6), ("attention", 6), ("alternating", 1), ("selective", 0)])
-def test_fused_blocks_repeat_no_projection_whose_result_nobody_reads(mode: GradCheckpoint, repeated: int) -> None:
-    """Of the four products of a block, down's result is not needed again: two blocks of qkv, attention output, gate and up."""
+@pytest.mark.parametrize(
+    ("mode", "repeated"), [("full", 6), ("attention", 6), ("alternating", 1), ("selective", 0)]
+)
+def test_fused_blocks_repeat_no_projection_whose_result_nobody_reads(
+    mode: GradCheckpoint, repeated: int
+) -> None:
+    """Of the four products of a block, down's result is not needed again: two blocks of qkv,
+    attention output, gate and up."""
     counts, grads = [], []
     for checkpointed in ("none", mode):
         model = build_model(SMALL, grad_checkpoint=checkpointed)

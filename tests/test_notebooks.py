@@ -1,4 +1,5 @@
-"""The notebooks as they are in git and as a person opens them: no outputs, a parameters cell, run with their defaults."""
+"""The notebooks as they are in git and as a person opens them: no outputs, a parameters cell, run
+with their defaults."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def test_git_holds_no_outputs(path: Path) -> None:
 
 
 @names
-def test_run_notebooks_have_one_parameters_cell_and_no_notebook_defines_functions(path: Path) -> None:
+def test_run_notebooks_have_one_parameters_cell_and_no_notebook_defines_functions(
+    path: Path,
+) -> None:
     code = [cell for cell in read(path).cells if cell.cell_type == "code"]
     tagged = [cell for cell in code if "parameters" in cell.metadata.get("tags", [])]
     assert tagged == code[:1] or (not tagged and not path.name.startswith("run-"))
@@ -51,7 +54,9 @@ def test_run_notebooks_have_one_parameters_cell_and_no_notebook_defines_function
     assert not re.search(r"^\s*(def|class|while|try)\b", source, re.M)
     for source in (cell.source for cell in code if not path.name.startswith("run-")):
         lines = [
-            line for line in source.splitlines() if line.strip() and not line.startswith(("#|", "import ", "from "))
+            line
+            for line in source.splitlines()
+            if line.strip() and not line.startswith(("#|", "import ", "from "))
         ]
         assert len(lines) <= (25 if "#| echo: false" in source else 15), source  # hidden: drawings
 
@@ -66,14 +71,25 @@ def test_every_kind_and_every_chapter_has_its_notebook() -> None:
     ("changed", "said"),
     [
         ({"variant": "bf61"}, "no variant 'bf61'; did you mean bf16"),
-        ({"overrides": {"optim.lr": "fast"}}, "optim.lr: Input should be a valid number, got 'fast'"),
+        (
+            {"overrides": {"optim.lr": "fast"}},
+            "optim.lr: Input should be a valid number, got 'fast'",
+        ),
         ({"overrides": 3}, "parameters: overrides: Input should be a valid dictionary, got 3"),
         ({"variant": 3}, "parameters: variant: Input should be a valid string, got 3"),
-        ({"study": "speed", "variant": "fused_loss", "part": "attention"}, "does not measure fused_loss; it measures"),
+        (
+            {"study": "speed", "variant": "fused_loss", "part": "attention"},
+            "does not measure fused_loss; it measures",
+        ),
     ],
 )
 def test_a_wrong_parameter_is_one_line_below_the_cell(changed: dict[str, Any], said: str) -> None:
-    words: dict[str, Any] = {"study": "memory", "variant": "bf16", "part": "train", "profile": "quick"}
+    words: dict[str, Any] = {
+        "study": "memory",
+        "variant": "bf16",
+        "part": "train",
+        "profile": "quick",
+    }
     shell = InteractiveShell()
     shell.user_ns["call"] = lambda: open_run(**words | changed)
     with redirect_stdout(StringIO()) as shown:
@@ -83,19 +99,38 @@ def test_a_wrong_parameter_is_one_line_below_the_cell(changed: dict[str, Any], s
 
 
 @pytest.fixture(scope="module")
-def executed(tmp_path_factory: pytest.TempPathFactory, ceilings: dict[str, Any]) -> dict[str, tuple[Path, str]]:
-    """Every notebook executed by plain papermill with its own defaults, two at a time; chapters after the runs."""
+def executed(
+    tmp_path_factory: pytest.TempPathFactory, ceilings: dict[str, Any]
+) -> dict[str, tuple[Path, str]]:
+    """Every notebook executed by plain papermill with its own defaults, two at a time; chapters
+    after the runs."""
     folder = tmp_path_factory.mktemp("notebooks")
     write_run(folder / "runs", "machine", "machine", "ceilings", kind="ceilings", results=ceilings)
-    env = {**os.environ, "LSAI_RUNS": str(folder / "runs"), "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
+    env = {
+        **os.environ,
+        "LSAI_RUNS": str(folder / "runs"),
+        "PYTHONPATH": str(CHECKOUT),
+        "OMP_NUM_THREADS": "1",
+    }
     for name in ("LSAI_ROOT", "LSAI_DATA"):
         env.pop(name, None)
 
     def execute(path: Path) -> tuple[Path, str]:
         target = folder / path.name
-        command = [sys.executable, "-m", "papermill", "--no-progress-bar", "-k", "python3", str(path), str(target)]
+        command = [
+            sys.executable,
+            "-m",
+            "papermill",
+            "--no-progress-bar",
+            "-k",
+            "python3",
+            str(path),
+            str(target),
+        ]
         # In the notebook's own folder, as JupyterLab does it.
-        done = subprocess.run(command, cwd=path.parent, env=env, capture_output=True, text=True, timeout=280)
+        done = subprocess.run(
+            command, cwd=path.parent, env=env, capture_output=True, text=True, timeout=280
+        )
         return target, done.stderr if done.returncode else ""
 
     runs = [path for path in NOTEBOOKS if path.name.startswith("run-")]
@@ -107,20 +142,35 @@ def executed(tmp_path_factory: pytest.TempPathFactory, ceilings: dict[str, Any])
 
 @pytest.mark.slow
 @names
-def test_it_runs_from_top_to_bottom_with_its_defaults(executed: dict[str, tuple[Path, str]], path: Path) -> None:
+def test_it_runs_from_top_to_bottom_with_its_defaults(
+    executed: dict[str, tuple[Path, str]], path: Path
+) -> None:
     target, error = executed[path.stem]
     assert not error
     code = [cell for cell in read(target).cells if cell.cell_type == "code" and cell.source]
     assert all(cell.execution_count for cell in code)
     assert not [output for cell in code for output in cell.outputs if output.output_type == "error"]
-    shown = [output for cell in code for output in cell.outputs if "text/markdown" in output.get("data", {})]
+    shown = [
+        output
+        for cell in code
+        for output in cell.outputs
+        if "text/markdown" in output.get("data", {})
+    ]
     assert len(shown) >= 2  # a run's settings and results; a chapter's tables and text
 
 
 @pytest.mark.slow
-def test_the_memory_models_chapter_shows_predictions_beside_records(executed: dict[str, tuple[Path, str]]) -> None:
-    cells = [cell for cell in read(executed["50-memory-model"][0]).cells if cell.cell_type == "code" and cell.outputs]
-    labels = {label for cell in cells for label in re.findall(r"(?m)^#\| label: (\S+)", cell.source)}
+def test_the_memory_models_chapter_shows_predictions_beside_records(
+    executed: dict[str, tuple[Path, str]],
+) -> None:
+    cells = [
+        cell
+        for cell in read(executed["50-memory-model"][0]).cells
+        if cell.cell_type == "code" and cell.outputs
+    ]
+    labels = {
+        label for cell in cells for label in re.findall(r"(?m)^#\| label: (\S+)", cell.source)
+    }
     assert labels >= {"fig-prediction-error", "tbl-prediction-error", "fig-prediction-parts"}
     assert labels >= {"tbl-prediction-published", "fig-prediction-estimators"}
 
@@ -131,4 +181,6 @@ def test_runs_by_hand_are_recorded_like_all_others(executed: dict[str, tuple[Pat
     runs = {(run.summary.kind, run.summary.outcome) for run in find_runs(folder / "runs")}
     assert runs >= {("train", "ok"), ("batch_search", "ok"), ("ceilings", "ok")}
     chapter = read(executed["10-memory"][0])
-    assert "flash attention" in str([cell.outputs for cell in chapter.cells if cell.cell_type == "code"])
+    assert "flash attention" in str(
+        [cell.outputs for cell in chapter.cells if cell.cell_type == "code"]
+    )

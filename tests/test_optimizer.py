@@ -1,4 +1,5 @@
-"""The optimizer: which kernel is used where, the norm, and (on a GPU) the Triton kernel against torch's AdamW."""
+"""The optimizer: which kernel is used where, the norm, and (on a GPU) the Triton kernel against
+torch's AdamW."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ import pytest
 import torch
 from conftest import losses, tiny
 
-from lsai_core.config.train import OptimConfig
 from lsai_core.base.errors import Unavailable
-from lsai_core.training.loop import train
+from lsai_core.config.train import OptimConfig
 from lsai_core.optimizers.build import build_optimizer, clip_and_update, gradient_norm, make_states
 from lsai_core.optimizers.kinds.adamw import optimizer_kernel
+from lsai_core.training.loop import train
 from lsai_lab.data import Dataset
 
 CPU = torch.device("cpu")
@@ -20,9 +21,9 @@ CPU = torch.device("cpu")
 
 def model(device: str = "cpu", dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(33, 129), torch.nn.RMSNorm(129), torch.nn.Linear(129, 70_001)).to(
-        device, dtype
-    )
+    return torch.nn.Sequential(
+        torch.nn.Linear(33, 129), torch.nn.RMSNorm(129), torch.nn.Linear(129, 70_001)
+    ).to(device, dtype)
 
 
 def fill_gradients(module: torch.nn.Module, step: int) -> None:
@@ -46,7 +47,9 @@ def test_clipping_scales_to_the_limit(limit: float) -> None:
     norm = clip_and_update(build_optimizer(module, OptimConfig()), limit)
     after = torch.cat([p.grad.flatten() for p in module.parameters()])
     assert float(norm) == pytest.approx(float(before.double().norm()), rel=1e-5)
-    assert float(after.double().norm()) == pytest.approx(min(float(norm), limit or float(norm)), rel=1e-4)
+    assert float(after.double().norm()) == pytest.approx(
+        min(float(norm), limit or float(norm)), rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -56,13 +59,21 @@ def test_states_can_be_made_before_the_first_step(states: str, device: str) -> N
     before = [p.detach().clone() for p in module.parameters()]
     optimizer = build_optimizer(module, OptimConfig(lr=1e-2, states=states))
     made = make_states(optimizer)
-    assert all(torch.equal(p, old) and p.grad is None for p, old in zip(module.parameters(), before, strict=True))
+    assert all(
+        torch.equal(p, old) and p.grad is None
+        for p, old in zip(module.parameters(), before, strict=True)
+    )
     weights = sum(p.nbytes for p in module.parameters())
     assert made == pytest.approx(2 * weights if states == "full" else weights, rel=0.05)
     fill_gradients(module, 0)
     clip_and_update(optimizer, 1.0)
     assert not any(torch.equal(p, old) for p, old in zip(module.parameters(), before, strict=True))
-    again = sum(v.nbytes for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor))
+    again = sum(
+        v.nbytes
+        for state in optimizer.state.values()
+        for v in state.values()
+        if isinstance(v, torch.Tensor)
+    )
     assert again == made
 
 
@@ -81,8 +92,12 @@ def test_triton_equals_torch(dtype: torch.dtype) -> None:
         # With bf16 gradients torch rounds the clipped ones; without clipping both see the same.
         limit = 0.5 if dtype == torch.float32 else 0.0
         norms = [clip_and_update(optimizer, limit) for optimizer in (first, second)]
-        assert float(norms[0]) == pytest.approx(float(norms[1]), rel=1e-5 if dtype == torch.float32 else 5e-3)
-    a, b = (torch.cat([p.detach().flatten() for p in m.parameters()]).double() for m in (mine, theirs))
+        assert float(norms[0]) == pytest.approx(
+            float(norms[1]), rel=1e-5 if dtype == torch.float32 else 5e-3
+        )
+    a, b = (
+        torch.cat([p.detach().flatten() for p in m.parameters()]).double() for m in (mine, theirs)
+    )
     assert float((b - start).norm()) > 0
     assert float((a - b).norm() / (b - start).norm()) < (1e-5 if dtype == torch.float32 else 2e-2)
     assert first.state_dict()["state"][0].keys() == second.state_dict()["state"][0].keys()
@@ -91,7 +106,9 @@ def test_triton_equals_torch(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_a_cpu_the_norm_is_exact_and_knows_no_cuts(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
-    gradients = [torch.randn(size, generator=generator).to(dtype) for size in (3, 70_001, 2_000_003)]
+    gradients = [
+        torch.randn(size, generator=generator).to(dtype) for size in (3, 70_001, 2_000_003)
+    ]
     exact = float(torch.sqrt(sum((g.double() ** 2).sum() for g in gradients)))
     cut = [piece for gradient in gradients for piece in gradient.chunk(7)]
     assert float(gradient_norm(gradients)) == pytest.approx(exact, rel=1e-7)
@@ -101,7 +118,10 @@ def test_on_a_cpu_the_norm_is_exact_and_knows_no_cuts(dtype: torch.dtype) -> Non
 
 @pytest.mark.gpu
 def test_the_norm_is_exact_for_large_and_odd_sizes() -> None:
-    gradients = [torch.randn(size, device="cuda", dtype=torch.bfloat16) for size in (1, 7, 65_536, 65_537, 3_000_001)]
+    gradients = [
+        torch.randn(size, device="cuda", dtype=torch.bfloat16)
+        for size in (1, 7, 65_536, 65_537, 3_000_001)
+    ]
     exact = torch.sqrt(sum((g.double() ** 2).sum() for g in gradients))
     assert float(gradient_norm(gradients)) == pytest.approx(float(exact), rel=1e-5)
     assert float(gradient_norm(gradients)) == float(gradient_norm(gradients))
@@ -118,7 +138,8 @@ def test_a_gpu_run_learns_the_same_with_both_and_resumes(dataset: Dataset, tmp_p
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("states", ["full", "8bit"])
 def test_rounding_by_chance_keeps_small_updates_in_the_mean(states: str) -> None:
-    """2,000 updates of 1e-4 of a weight of 1, each a thirty-ninth of what bf16 can add: nearest loses all of them."""
+    """2,000 updates of 1e-4 of a weight of 1, each a thirty-ninth of what bf16 can add: nearest
+    loses all of them."""
     ends = {}
     for rounding in ("nearest", "stochastic"):
         weight = torch.nn.Parameter(torch.ones(512, 512, dtype=torch.bfloat16, device="cuda"))
@@ -132,8 +153,10 @@ def test_rounding_by_chance_keeps_small_updates_in_the_mean(states: str) -> None
                 assert weight.unique().numel() == (1 if rounding == "nearest" else 2)
         ends[rounding] = weight.detach().double().cpu()
     assert ends["nearest"].unique().tolist() == [1.0]
-    assert ends["stochastic"].mean() == pytest.approx(1 - 2000 * 1e-4, abs=1e-2)  # the moments are rounded, too
-    assert ends["stochastic"].std() < 0.03  # weights walk alone: as steps of 2^-8 with the chance of 1e-4 2^8 do
+    # the moments are rounded, too
+    assert ends["stochastic"].mean() == pytest.approx(1 - 2000 * 1e-4, abs=1e-2)
+    # weights walk alone: as steps of 2^-8 with the chance of 1e-4 2^8 do
+    assert ends["stochastic"].std() < 0.03
 
 
 def test_rounding_by_chance_is_refused_where_it_cannot_be_done() -> None:

@@ -1,4 +1,5 @@
-"""A parameter's way: which files a variant's setting passes between params/studies and the optimizer's step, counted as it runs."""
+"""A parameter's way: which files a variant's setting passes between params/studies and the
+optimizer's step, counted as it runs."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def above(name: str) -> set[str]:
 
 
 def carries(value: Any, depth: int = 0) -> bool:
-    """Whether the setting is in a value: itself, or in a text, a mapping, a sequence or an object of ours."""
+    """Whether the setting is in a value: itself, or in a text, a mapping, a sequence or an object
+    of ours."""
     if isinstance(value, (float, str)):
         return value == LR or str(LR) in str(value)
     if depth > 4:
@@ -49,7 +51,9 @@ def carries(value: Any, depth: int = 0) -> bool:
     if isinstance(value, (list, tuple)):
         return len(value) < 50 and any(carries(item, depth + 1) for item in value)
     ours = type(value).__module__.startswith("lsai_")
-    return ours and any(carries(item, depth + 1) for item in getattr(value, "__dict__", {}).values())
+    return ours and any(
+        carries(item, depth + 1) for item in getattr(value, "__dict__", {}).values()
+    )
 
 
 @pytest.mark.timeout(300)
@@ -64,7 +68,12 @@ def test_a_setting_reaches_the_step_through_few_files(
     def look(frame: Any, event: str, _: Any) -> None:
         code = frame.f_code
         stop = (code.co_filename, code.co_name)
-        if event == "call" and code.co_filename in NAMES and stop not in stops and not code.co_name.startswith("<"):
+        if (
+            event == "call"
+            and code.co_filename in NAMES
+            and stop not in stops
+            and not code.co_name.startswith("<")
+        ):
             sys.setprofile(None)
             if any(carries(item) for item in list(frame.f_locals.values())):
                 stops[stop] = None

@@ -1,4 +1,5 @@
-"""Other trainers: what they are given, how they end, and that they do the same work; the chapter's sentences."""
+"""Other trainers: what they are given, how they end, and that they do the same work; the chapter's
+sentences."""
 
 from __future__ import annotations
 
@@ -18,20 +19,20 @@ from conftest import CHECKOUT, TINY_MODEL, write_run
 from packaging.version import Version
 
 import lsai_lab as lab
-from lsai_core.config.train import TrainConfig
 from lsai_core.base.errors import Unavailable, UserError
 from lsai_core.base.files import read_jsonl, write_json
-from lsai_core.model.transformer import Transformer, count_parameters
 from lsai_core.config.strict import validated
+from lsai_core.config.train import TrainConfig
+from lsai_core.model.transformer import Transformer, count_parameters
 from lsai_lab.analysis.summary import versus
 from lsai_lab.data import BatchStream, Dataset
-from lsai_lab.machine.environment import package_version
-from lsai_lab.project.files import load_yaml
 from lsai_lab.launch.launch import watched
+from lsai_lab.machine.environment import package_version
 from lsai_lab.peers import hf, titan, titan3
 from lsai_lab.peers.config import PeerConfig
 from lsai_lab.peers.run import SERIES, adapter, run, shown_command
 from lsai_lab.peers.watch import FOLDER, Job, Watch
+from lsai_lab.project.files import load_yaml
 from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.notebook import execute_notebook
 from lsai_lab.runs.records import outcome_of
@@ -65,15 +66,28 @@ def peer(**changes: Any) -> PeerConfig:
 
 def test_a_peer_gets_the_work_from_the_study_and_nothing_of_our_kernels():
     study = {
-        **SMALL, "attention": {"backend": "sdpa_cudnn"}, "loss": "full", "log_every": 5, "fp8": {"recipe": "tensorwise"},
-        "data": {"vocab_size": 320}, "optim": {"lr": 1e-3, "kernel": "triton"}, "peer": {"framework": "torchtitan"},
-    }  # fmt: skip
+        **SMALL,
+        "attention": {"backend": "sdpa_cudnn"},
+        "loss": "full",
+        "log_every": 5,
+        "fp8": {"recipe": "tensorwise"},
+        "data": {"vocab_size": 320},
+        "optim": {"lr": 1e-3, "kernel": "triton"},
+        "peer": {"framework": "torchtitan"},
+    }
     config = validated(PeerConfig, PeerConfig.from_study(study, {"steps": 9}), "test")
-    assert (config.steps, config.skip_steps, config.fp8, config.optim.lr) == (9, 2, "tensorwise", 1e-3)
+    assert (config.steps, config.skip_steps, config.fp8, config.optim.lr) == (
+        9,
+        2,
+        "tensorwise",
+        1e-3,
+    )
     assert config.attention == "sdpa" and config.tokens_per_step == 64
     assert set(config.packages) == {"torchtitan", "torchao"}, "another version is another run"
     kernels = {**study, "optim": {"lr": 1e-3, "kernel": "torch"}}
-    assert PeerConfig.from_study(kernels, {"steps": 9}) == PeerConfig.from_study(study, {"steps": 9})
+    assert PeerConfig.from_study(kernels, {"steps": 9}) == PeerConfig.from_study(
+        study, {"steps": 9}
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +95,10 @@ def test_a_peer_gets_the_work_from_the_study_and_nothing_of_our_kernels():
     [
         ({"peer": {"framework": "jax"}}, "framework"),
         ({"peer": {"framework": "torchtitan", "liger": True}}, "liger"),
-        ({"peer": {"framework": "torchtitan"}, "model": {**TINY_MODEL, "tie_embeddings": True}}, "tie"),
+        (
+            {"peer": {"framework": "torchtitan"}, "model": {**TINY_MODEL, "tie_embeddings": True}},
+            "tie",
+        ),
         ({"peer": {"framework": "hf"}, "grad_checkpoint": "selective"}, "selective"),
         ({"peer": {"framework": "hf"}, "parallel": {"fsdp": 2}}, "bf16_autocast"),
         ({"peer": {"framework": "hf"}, "steps": 2}, "skip_steps"),
@@ -94,7 +111,9 @@ def test_bad_combinations_are_one_line(changes, word):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("profile", ["h200", "gpu", "gh200", "rtx5090", "cpu", "quick"], ids="profile-{}".format)
+@pytest.mark.parametrize(
+    "profile", ["h200", "gpu", "gh200", "rtx5090", "cpu", "quick"], ids="profile-{}".format
+)
 def test_every_variant_is_a_whole_config_and_pairs_do_equal_work(profile):
     study = Session(profile, root=CHECKOUT).study("peers")
     shapes = set()
@@ -104,7 +123,14 @@ def test_every_variant_is_a_whole_config_and_pairs_do_equal_work(profile):
             assert isinstance(config, TrainConfig | PeerConfig)
             if variant.endswith(("_2048", "_batch1")):
                 continue
-            shapes.add((config.model.model_dump_json(), config.seq_len, config.batch_size, config.precision))
+            shapes.add(
+                (
+                    config.model.model_dump_json(),
+                    config.seq_len,
+                    config.batch_size,
+                    config.precision,
+                )
+            )
     assert len(shapes) == 1
 
 
@@ -115,19 +141,32 @@ def context(tmp_path: Path, ceilings: dict[str, Any]) -> Context:
     return Context(folder, tmp_path / "data", tmp_path)
 
 
-@pytest.mark.skipif(package_version("accelerate") is None, reason="the Hugging Face Trainer needs accelerate")
+@pytest.mark.skipif(
+    package_version("accelerate") is None, reason="the Hugging Face Trainer needs accelerate"
+)
 def test_the_hugging_face_trainer_does_our_work_on_a_cpu(tmp_path, corpus, ceilings):
     where = context(tmp_path, ceilings)
     data = {"source": f"file:{corpus}", "vocab_size": 320}
-    config = peer(peer={"framework": "hf"}, device="cpu", data=data, optim={"lr": 1e-2, "warmup_steps": 2}, steps=40)
+    config = peer(
+        peer={"framework": "hf"},
+        device="cpu",
+        data=data,
+        optim={"lr": 1e-2, "warmup_steps": 2},
+        steps=40,
+    )
     results = run(config, where)
     assert results["parameters"] == count_parameters(config.model).total
-    assert 0 < results["mfu_causal"] < results["mfu"] and 0 < results["tflops_causal"] < results["tflops"]
+    assert (
+        0 < results["mfu_causal"] < results["mfu"]
+        and 0 < results["tflops_causal"] < results["tflops"]
+    )
     assert results["tokens_per_s"] > 0 and results["first_step_s"] > 0
     assert (results["steps"], results["steps_timed"], results["tokens"]) == (40, 38, 40 * 64)
     rows = [json.loads(line) for line in (where.folder / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 40 and rows[0]["loss"] > 5.5 > results["train_loss"], "it learns"
-    assert (where.folder / "logs" / "rank-0.log").exists() and not (where.folder / "results.json").exists()
+    assert (where.folder / "logs" / "rank-0.log").exists() and not (
+        where.folder / "results.json"
+    ).exists()
     assert results["command"] == "LSAI_PEER=$RUN/peer python -m lsai_lab.peers.worker"
     assert "adamw_torch_fused" in results["arguments"] and "accelerate" in results["versions"]
 
@@ -135,15 +174,21 @@ def test_the_hugging_face_trainer_does_our_work_on_a_cpu(tmp_path, corpus, ceili
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 @pytest.mark.parametrize(
     "changes",
-    [{"peer": {"framework": "torchtitan"}}, {"peer": {"framework": "hf", "liger": True}}, {"peer": {"framework": "hf"}, "device": "cuda"}],
-)  # fmt: skip
+    [
+        {"peer": {"framework": "torchtitan"}},
+        {"peer": {"framework": "hf", "liger": True}},
+        {"peer": {"framework": "hf"}, "device": "cuda"},
+    ],
+)
 def test_what_needs_a_gpu_is_unavailable_without_one(tmp_path, ceilings, changes):
     with pytest.raises(Unavailable, match="GPU"):
         run(peer(**changes), context(tmp_path, ceilings))
 
 
 def test_a_missing_package_is_unavailable_and_named(tmp_path, ceilings, monkeypatch):
-    monkeypatch.setattr("lsai_lab.peers.run.package_version", lambda name: None if name == "accelerate" else "1")
+    monkeypatch.setattr(
+        "lsai_lab.peers.run.package_version", lambda name: None if name == "accelerate" else "1"
+    )
     with pytest.raises(Unavailable, match="accelerate is not installed; pip install accelerate"):
         run(peer(peer={"framework": "hf"}, device="cpu"), context(tmp_path, ceilings))
 
@@ -152,9 +197,16 @@ FOUND = {
     "0.2.2": ({}, "lsai_lab.peers.titan"),
     "0.3.0": ({}, "lsai_lab.peers.titan3"),
     "0.3.1": ({"fp8": {"recipe": "rowwise"}}, "lsai_lab.peers.titan3"),
-    "0.4.0": ({}, r"torchtitan 0\.4\.0 has other options than 0\.2, 0\.3, .*; pip install torchtitan==0\.2\.2"),
+    "0.4.0": (
+        {},
+        r"torchtitan 0\.4\.0 has other options than 0\.2, 0\.3, .*; pip install "
+        r"torchtitan==0\.2\.2",
+    ),
     "0.30.0": ({}, "torchtitan 0.30.0 has other options"),
-    "0.3.2": ({"fp8": {"recipe": "tensorwise"}}, r"torchtitan 0\.3\.2 fp8 is rowwise, not tensorwise"),
+    "0.3.2": (
+        {"fp8": {"recipe": "tensorwise"}},
+        r"torchtitan 0\.3\.2 fp8 is rowwise, not tensorwise",
+    ),
     "0.2.1": ({"fp8": {"recipe": "rowwise"}}, r"torchtitan 0\.2\.1 fp8 is tensorwise, not rowwise"),
 }
 
@@ -175,7 +227,8 @@ def test_the_installed_series_of_torchtitan_picks_the_adapter(version, monkeypat
 def test_torchtitan_0_3_with_an_older_torch_is_one_line(monkeypatch):
     monkeypatch.setattr("torch.__version__", "2.13.0+cu130")
     with pytest.raises(
-        Unavailable, match=r"^torchtitan 0\.3\.0 needs torch 2\.14, this is 2\.13\.0\+cu130; pip install .*2$"
+        Unavailable,
+        match=r"^torchtitan 0\.3\.0 needs torch 2\.14, this is 2\.13\.0\+cu130; pip install .*2$",
     ):
         adapter(peer(peer={"framework": "torchtitan"}), "0.3.0")
 
@@ -183,20 +236,36 @@ def test_torchtitan_0_3_with_an_older_torch_is_one_line(monkeypatch):
 @pytest.mark.slow
 def test_a_torchtitan_that_cannot_be_used_is_one_line_and_exit_code_2(tmp_path):
     old = Version(torch.__version__) < Version("2.14")
-    version, reason = ("0.3.0", "needs torch 2.14") if old else ("0.9.0", "has other options than 0.2, 0.3")
+    version, reason = (
+        ("0.3.0", "needs torch 2.14") if old else ("0.9.0", "has other options than 0.2, 0.3")
+    )
     metadata = tmp_path / f"torchtitan-{version}.dist-info" / "METADATA"
     metadata.parent.mkdir()
     metadata.write_text(f"Metadata-Version: 2.1\nName: torchtitan\nVersion: {version}\n")
-    own = {"LSAI_ROOT": str(CHECKOUT), "LSAI_RUNS": str(tmp_path / "runs"), "PYTHONPATH": f"{tmp_path}:{CHECKOUT}"}
+    own = {
+        "LSAI_ROOT": str(CHECKOUT),
+        "LSAI_RUNS": str(tmp_path / "runs"),
+        "PYTHONPATH": f"{tmp_path}:{CHECKOUT}",
+    }
     words = ["-m", "lsai_lab.cli", "study", "peers", "--only", "titan_eager", "--profile", "quick"]
-    done = subprocess.run([sys.executable, *words], env=os.environ | own, capture_output=True, text=True, check=False)
-    told = [line for line in (done.stdout + done.stderr).splitlines() if f"(torchtitan {version} {reason}" in line]
+    done = subprocess.run(
+        [sys.executable, *words], env=os.environ | own, capture_output=True, text=True, check=False
+    )
+    told = [
+        line
+        for line in (done.stdout + done.stderr).splitlines()
+        if f"(torchtitan {version} {reason}" in line
+    ]
     assert done.returncode == 2 and len(told) == 1 and "; pip install torchtitan==0.2.2)" in told[0]
 
 
 ENDS = {
     "out of memory": ("as_worker(folder, lambda: [0] * 10**17)", "oom", "rank 0: "),
-    "raised": ("as_worker(folder, lambda: int('no'))", "failed", "rank 0: ValueError: invalid literal"),
+    "raised": (
+        "as_worker(folder, lambda: int('no'))",
+        "failed",
+        "rank 0: ValueError: invalid literal",
+    ),
     "stopped": ("as_worker(folder, lambda: stop(0, None))", "preempted", "stopped"),
     "crashed": ("raise ValueError('two\\nlines')", "failed", "exit code 1: lines"),
     "killed": ("os.kill(os.getpid(), signal.SIGKILL)", "failed", "SIGKILL (by hand"),
@@ -223,10 +292,18 @@ def test_commands_show_no_path_of_this_machine(tmp_path, dataset):
     config, folder = peer(peer={"framework": "torchtitan"}), tmp_path / "run" / "peer"
     shown = shown_command(*titan.start(config, dataset, folder), folder)
     assert str(tmp_path) not in shown and sys.executable not in shown
-    assert "LSAI_PEER=$RUN/peer python -m torch.distributed.run" in shown and "$RUN/peer/tokenizer" in shown
+    assert (
+        "LSAI_PEER=$RUN/peer python -m torch.distributed.run" in shown
+        and "$RUN/peer/tokenizer" in shown
+    )
 
 
-def job(tmp_path: Path, config: PeerConfig, monkeypatch: pytest.MonkeyPatch, dataset: Path = Path("nowhere")) -> Job:
+def job(
+    tmp_path: Path,
+    config: PeerConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    dataset: Path = Path("nowhere"),
+) -> Job:
     told = {"config": config.model_dump(mode="json"), "dataset": str(dataset), "adapter": "nothing"}
     write_json(tmp_path / "peer" / "job.json", told)
     monkeypatch.setenv(FOLDER, str(tmp_path / "peer"))
@@ -248,12 +325,22 @@ def test_a_watch_counts_steps_and_writes_finite_results(tmp_path, monkeypatch):
     for step in range(8):
         watch.loss(torch.tensor(float("nan") if step == 0 else 8.0 - step))
         watch.step()
-        assert len(read_jsonl(tmp_path / "metrics.jsonl")) == 1, "progress: the first step, then every tenth"
+        assert len(read_jsonl(tmp_path / "metrics.jsonl")) == 1, (
+            "progress: the first step, then every tenth"
+        )
     watch.finish(attention_kernel="sdpa")
     results = json.loads((tmp_path / "results.json").read_text())
-    assert (results["steps"], results["steps_timed"], results["mem_peak_allocated_gib"]) == (8, 6, None)
+    assert (results["steps"], results["steps_timed"], results["mem_peak_allocated_gib"]) == (
+        8,
+        6,
+        None,
+    )
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert rows[0]["loss"] is None and rows[7]["loss"] == 1.0 and [row["steady"] for row in rows].count(True) == 6
+    assert (
+        rows[0]["loss"] is None
+        and rows[7]["loss"] == 1.0
+        and [row["steady"] for row in rows].count(True) == 6
+    )
 
 
 def option(words: list[str], name: str) -> str:
@@ -261,17 +348,30 @@ def option(words: list[str], name: str) -> str:
 
 
 def test_torchtitan_options(tmp_path, dataset):
-    words = titan.options(peer(peer={"framework": "torchtitan"}, optim={"lr": 1e-3, "kernel": "torch"}), tmp_path)
-    assert option(words, "training.dtype") == "bfloat16" and option(words, "optimizer.lr") == "0.001"
-    assert option(words, "activation_checkpoint.mode") == "none", "torchtitan's own default is selective"
+    words = titan.options(
+        peer(peer={"framework": "torchtitan"}, optim={"lr": 1e-3, "kernel": "torch"}), tmp_path
+    )
+    assert (
+        option(words, "training.dtype") == "bfloat16" and option(words, "optimizer.lr") == "0.001"
+    )
+    assert option(words, "activation_checkpoint.mode") == "none", (
+        "torchtitan's own default is selective"
+    )
     assert option(words, "training.local_batch_size") == "2" and "--compile.enable" not in words
     assert not any("float8" in word for word in words)
     many = peer(
-        peer={"framework": "torchtitan"}, compile=True, precision="bf16_autocast", fp8={"recipe": "tensorwise"},
-        parallel={"fsdp": 2, "replicate": 2, "reshard_after_forward": False}, grad_checkpoint="selective",
-    )  # fmt: skip
+        peer={"framework": "torchtitan"},
+        compile=True,
+        precision="bf16_autocast",
+        fp8={"recipe": "tensorwise"},
+        parallel={"fsdp": 2, "replicate": 2, "reshard_after_forward": False},
+        grad_checkpoint="selective",
+    )
     words = titan.options(many, tmp_path)
-    assert option(words, "training.dtype") == "float32" and option(words, "compile.components") == "model,loss"
+    assert (
+        option(words, "training.dtype") == "float32"
+        and option(words, "compile.components") == "model,loss"
+    )
     assert option(words, "model.converters") == "quantize.linear.float8"
     assert option(words, "quantize.linear.float8.filter_fqns") == "output"
     assert "--quantize.linear.float8.enable_fsdp_float8_all_gather" in words
@@ -300,9 +400,16 @@ def test_torchtitan_0_2_understands_its_options_and_builds_our_model(tmp_path):
     from lsai_lab.peers.titan import flavor
 
     for model in (TINY_MODEL, {"preset": "course"}, {"preset": "lab"}):
-        config = peer(peer={"framework": "torchtitan"}, model=model, compile=True, fp8={"recipe": "tensorwise"})
+        config = peer(
+            peer={"framework": "torchtitan"},
+            model=model,
+            compile=True,
+            fp8={"recipe": "tensorwise"},
+        )
         parsed = ConfigManager().parse_args(titan.options(config, tmp_path))
-        assert parsed.model.converters == ["quantize.linear.float8"] and parsed.compile.components == ["model", "loss"]
+        assert parsed.model.converters == [
+            "quantize.linear.float8"
+        ] and parsed.compile.components == ["model", "loss"]
         with torch.device("meta"):
             built = Transformer(flavor(config.model))
         assert sum(p.numel() for p in built.parameters()) == count_parameters(config.model).total
@@ -321,10 +428,19 @@ def test_torchtitan_0_2_understands_its_options_and_builds_our_model(tmp_path):
 )
 def test_torchtitan_does_our_work_on_a_cpu(tmp_path, corpus, ceilings, changes, monkeypatch):
     monkeypatch.setattr(PeerConfig, "needs_gpu", False)
-    monkeypatch.setattr("lsai_lab.peers.run.adapter", lambda config, version: adapter(config, version) and "titan_cpu")
+    monkeypatch.setattr(
+        "lsai_lab.peers.run.adapter",
+        lambda config, version: adapter(config, version) and "titan_cpu",
+    )
     monkeypatch.setenv("PYTHONPATH", f"{CHECKOUT}:{CHECKOUT / 'tests'}")
     where, data = context(tmp_path, ceilings), {"source": f"file:{corpus}", "vocab_size": 320}
-    study = {"peer": {"framework": "torchtitan"}, "device": "cpu", "data": data, "steps": 12, **changes}
+    study = {
+        "peer": {"framework": "torchtitan"},
+        "device": "cpu",
+        "data": data,
+        "steps": 12,
+        **changes,
+    }
     config = peer(**study, optim={"lr": 1e-2, "warmup_steps": 2})
     results = run(config, where)
     assert results["parameters"] == count_parameters(config.model).total
@@ -335,7 +451,9 @@ def test_torchtitan_does_our_work_on_a_cpu(tmp_path, corpus, ceilings, changes, 
     assert ("--module lsai_lab.peers.titan3 --config llama" in results["command"]) == (
         "titan 0.3" in results["versions"]
     )
-    logged = re.findall(r"step: +(\d+) .*loss: +([\d.]+)", (where.folder / "logs" / "rank-0.log").read_text())
+    logged = re.findall(
+        r"step: +(\d+) .*loss: +([\d.]+)", (where.folder / "logs" / "rank-0.log").read_text()
+    )
     assert [(int(step), pytest.approx(float(loss), abs=1e-4)) for step, loss in logged] == [
         (1, losses[0]),
         (12, losses[-1]),
@@ -350,9 +468,15 @@ def test_torchtitan_0_3_builds_our_model_and_is_set_as_the_study_says(tmp_path, 
     monkeypatch.setattr(float8, "has_cuda_capability", lambda *_: True)
     for model in (TINY_MODEL, {"preset": "course"}, {"preset": "llama3-8b"}):
         config = peer(
-            peer={"framework": "torchtitan"}, model=model, compile=True, fp8={"recipe": "rowwise"}, precision="bf16_autocast",
-            grad_checkpoint="selective", parallel={"fsdp": 2}, optim={"lr": 3e-3, "betas": [0.8, 0.9], "weight_decay": 0.2},
-        )  # fmt: skip
+            peer={"framework": "torchtitan"},
+            model=model,
+            compile=True,
+            fp8={"recipe": "rowwise"},
+            precision="bf16_autocast",
+            grad_checkpoint="selective",
+            parallel={"fsdp": 2},
+            optim={"lr": 3e-3, "betas": [0.8, 0.9], "weight_decay": 0.2},
+        )
         watch = Watch(job(tmp_path, config, monkeypatch), torch.device("cpu"))
         parsed = ConfigManager().parse_args(titan3.options(config, tmp_path))
         with torch.device("meta"):
@@ -363,7 +487,9 @@ def test_torchtitan_0_3_builds_our_model_and_is_set_as_the_study_says(tmp_path, 
             and type(parsed.activation_checkpoint).__qualname__ == "SelectiveAC.Config"
         )
         assert (
-            parsed.compile.enable and parsed.training.dtype == "float32" and parsed.lr_scheduler.decay_type == "cosine"
+            parsed.compile.enable
+            and parsed.training.dtype == "float32"
+            and parsed.lr_scheduler.decay_type == "cosine"
         )
         given = parsed.optimizer.param_groups[0].optimizer_kwargs
         assert given == {"lr": 3e-3, "betas": (0.8, 0.9), "eps": 1e-8, "weight_decay": 0.2}
@@ -372,7 +498,12 @@ def test_torchtitan_0_3_builds_our_model_and_is_set_as_the_study_says(tmp_path, 
 def test_hugging_face_arguments(tmp_path, dataset):
     config = peer(peer={"framework": "hf", "liger": True}, compile=True, optim={"lr": 1e-3})
     given = hf.training_arguments(config, tmp_path, on_gpu=True)
-    assert given["torch_compile"] and given["use_liger_kernel"] and not given["bf16"] and not given["use_cpu"]
+    assert (
+        given["torch_compile"]
+        and given["use_liger_kernel"]
+        and not given["bf16"]
+        and not given["use_cpu"]
+    )
     fp8 = peer(peer={"framework": "hf"}, precision="bf16_autocast", fp8={"recipe": "tensorwise"})
     assert not hf.training_arguments(fp8, tmp_path, on_gpu=True)["bf16"], "it would win over fp8"
     words, variables = hf.start(fp8, dataset, tmp_path)
@@ -394,7 +525,9 @@ def test_hugging_face_arguments(tmp_path, dataset):
 )
 def test_peers_train_on_a_gpu(tmp_path, corpus, ceilings, changes):
     model = {**TINY_MODEL, "d_model": 128, "d_ff": 256}
-    config = peer(model=model, data={"source": f"file:{corpus}", "vocab_size": 320}, seq_len=64, **changes)
+    config = peer(
+        model=model, data={"source": f"file:{corpus}", "vocab_size": 320}, seq_len=64, **changes
+    )
     try:
         results = run(config, context(tmp_path, ceilings))
     except Unavailable as error:
@@ -406,22 +539,45 @@ def test_peers_train_on_a_gpu(tmp_path, corpus, ceilings, changes):
 
 def test_only_equal_recipes_are_compared_and_a_small_ratio_is_no_difference():
     rows = pd.DataFrame(
-        [("ours", "a", "bf16", 10250.0), ("ours", "b", "fp8", 15000.0), ("ours", "c", "bf16", 9000.0),
-         ("titan", "d", "bf16", 10100.0), ("titan", "e", "fp8", 12000.0), ("hf", "f", "bf16", 5000.0), ("hf", "g", "rows", 1.0)],
+        [
+            ("ours", "a", "bf16", 10250.0),
+            ("ours", "b", "fp8", 15000.0),
+            ("ours", "c", "bf16", 9000.0),
+            ("titan", "d", "bf16", 10100.0),
+            ("titan", "e", "fp8", 12000.0),
+            ("hf", "f", "bf16", 5000.0),
+            ("hf", "g", "rows", 1.0),
+        ],
         columns=["framework", "label", "recipe", "tokens_per_s"],
-    ).assign(run="folder")  # fmt: skip
+    ).assign(run="folder")
     found = versus(rows, "ours", ["recipe"], "tokens_per_s").set_index(["recipe", "peer"])
     assert set(found.index) == {("bf16", "titan"), ("bf16", "hf"), ("fp8", "titan")}
-    assert found.loc[("fp8", "titan"), "ratio"] == pytest.approx(1.25) and found["label"].tolist() == ["a", "a", "b"]
-    assert found["equal"].to_dict() == {("bf16", "titan"): True, ("bf16", "hf"): False, ("fp8", "titan"): False}
+    assert found.loc[("fp8", "titan"), "ratio"] == pytest.approx(1.25) and found[
+        "label"
+    ].tolist() == ["a", "a", "b"]
+    assert found["equal"].to_dict() == {
+        ("bf16", "titan"): True,
+        ("bf16", "hf"): False,
+        ("fp8", "titan"): False,
+    }
 
 
 def test_the_chapter_tells_the_recorded_results(tmp_path, monkeypatch):
     monkeypatch.setenv("LSAI_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
     target = tmp_path / "40-peers.ipynb"
-    assert execute_notebook(CHECKOUT / "notebooks" / "40-peers.ipynb", target, {}, root=CHECKOUT, timeout_s=120) is None
-    outputs = [o for cell in nbformat.read(target, as_version=4).cells for o in cell.get("outputs", []) if "data" in o]
+    assert (
+        execute_notebook(
+            CHECKOUT / "notebooks" / "40-peers.ipynb", target, {}, root=CHECKOUT, timeout_s=120
+        )
+        is None
+    )
+    outputs = [
+        o
+        for cell in nbformat.read(target, as_version=4).cells
+        for o in cell.get("outputs", [])
+        if "data" in o
+    ]
     text = "".join(str(o.data.get("text/markdown", "")) for o in outputs)
     runs = lab.load("peers")
     speed = runs[runs["outcome"] == "ok"].groupby(["machine", "variant"])["tokens_per_s"].median()
@@ -434,7 +590,11 @@ def test_the_chapter_tells_the_recorded_results(tmp_path, monkeypatch):
     ]
     for machine, place, own, peer, recipe in pairs:
         ratio = speed[machine, own] / speed[machine, peer]
-        row = next(line for line in text.splitlines() if f"| [{place}](" in line and f"| {recipe} |" in line)
+        row = next(
+            line
+            for line in text.splitlines()
+            if f"| [{place}](" in line and f"| {recipe} |" in line
+        )
         assert ratio > 1.024 and re.search(rf"\| {ratio:.2f}\d?x \(", row)
     assert (
         abs(speed["h200", "ours_eager"] / speed["h200", "titan_eager"] - 1) < 0.017
@@ -449,7 +609,8 @@ def test_the_chapter_tells_the_recorded_results(tmp_path, monkeypatch):
 
 
 def test_what_the_chapter_explains_of_the_lead_is_what_the_ablation_saves(monkeypatch):
-    """Milliseconds of the peers' longer steps beside those of three kernels, each from the records of its own study."""
+    """Milliseconds of the peers' longer steps beside those of three kernels, each from the records
+    of its own study."""
     monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
     found: dict[str, Any] = {}
     monkeypatch.setattr("IPython.display.display", lambda *_, **__: None)
@@ -462,19 +623,34 @@ def test_what_the_chapter_explains_of_the_lead_is_what_the_ablation_saves(monkey
     )
     ms = ms.groupby(["study", "machine", "part", "variant"])["step_ms"].median()
     titan = lead.loc[("torchtitan", "bf16", "H100")]
-    assert titan["gap"] == ms["peers", "h100", "peer", "titan_compiled"] - ms["peers", "h100", "ours", "ours_bf16"]
+    assert (
+        titan["gap"]
+        == ms["peers", "h100", "peer", "titan_compiled"] - ms["peers", "h100", "ours", "ours_bf16"]
+    )
     assert (
         titan["optimizer"]
-        == ms["speed", "h100", "levers", "fused_blocks"] - ms["speed", "h100", "levers", "fused_optimizer"]
+        == ms["speed", "h100", "levers", "fused_blocks"]
+        - ms["speed", "h100", "levers", "fused_optimizer"]
     )
     assert titan["attention"] == 0 and len(lead) == 5
     hf = lead.loc[("HF Trainer", "bf16", "H200")]
-    assert hf["attention"] == ms["speed", "h200", "attention", "att_fa2"] - ms["speed", "h200", "attention", "att_fa4"]
+    assert (
+        hf["attention"]
+        == ms["speed", "h200", "attention", "att_fa2"] - ms["speed", "h200", "attention", "att_fa4"]
+    )
     fp8 = lead.loc[("torchtitan", "fp8, current scales", "H200")]
-    speed = lab.load("fp8").query("outcome == 'ok' and not own and machine == 'h200-a'").set_index("variant")["step_ms"]
-    assert fp8["layers"] == speed["torchao_tensorwise"] - speed["tensorwise"] and titan["layers"] == hf["layers"] == 0
+    speed = (
+        lab.load("fp8")
+        .query("outcome == 'ok' and not own and machine == 'h200-a'")
+        .set_index("variant")["step_ms"]
+    )
+    assert (
+        fp8["layers"] == speed["torchao_tensorwise"] - speed["tensorwise"]
+        and titan["layers"] == hf["layers"] == 0
+    )
     over = lead[["optimizer", "attention", "layers"]].sum(axis=1) - lead["gap"]
-    # Of leads of 33 to 77 ms; the text says in whole milliseconds by how much the savings exceed them.
+    # Of leads of 33 to 77 ms; the text says in whole milliseconds by how much the savings exceed
+    # them.
     assert over.round().between(0, 20).all()
 
 

@@ -1,4 +1,5 @@
-"""Predicted memory against recorded runs, against live tensors of real steps, and over two real processes."""
+"""Predicted memory against recorded runs, against live tensors of real steps, and over two real
+processes."""
 
 from __future__ import annotations
 
@@ -18,48 +19,79 @@ from fsdp_fixture import METERED, assert_predicted, dataset, plan, write_text
 from fsdp_fixture import config as fsdp_config
 
 from lsai_core.base import disk_cache
+from lsai_core.base.errors import UserError
+from lsai_core.config.strict import validated
 from lsai_core.config.train import ParallelConfig, TrainConfig
 from lsai_core.context import METHODS
-from lsai_core.base.errors import UserError
 from lsai_core.model.transformer import count_parameters
-from lsai_core.profiling.memory import PhaseMemory
-from lsai_core.prediction import GPUS, Gpu, Prediction, compiled, estimate, find_gpu, predict, roofline, verdict
-from lsai_core.prediction import predict
+from lsai_core.optimizers.build import build_optimizer
+from lsai_core.prediction import (
+    GPUS,
+    Gpu,
+    Prediction,
+    compiled,
+    estimate,
+    find_gpu,
+    predict,
+    roofline,
+    verdict,
+)
 from lsai_core.prediction.inductor import Plan, schema
 from lsai_core.prediction.predict import OUTSIDE_GIB
 from lsai_core.prediction.simulate import held_back, simulate
-from lsai_core.config.strict import validated
+from lsai_core.profiling.memory import PhaseMemory
 from lsai_core.training import step
-from lsai_core.optimizers.build import build_optimizer
 from lsai_lab.cli import prediction as command
 from lsai_lab.cli.prediction import describe
 from lsai_lab.launch.launch import launch
-from lsai_lab.predictions.recorded import config_of, measured_gib, predict_again, predicted_runs, step_errors
-from lsai_lab.runs.records import find_runs, recorded_runs
+from lsai_lab.predictions.recorded import (
+    config_of,
+    measured_gib,
+    predict_again,
+    predicted_runs,
+    step_errors,
+)
 from lsai_lab.predictions.techniques import compare as compare_techniques
 from lsai_lab.predictions.techniques import first_that_fits, settings_of
 from lsai_lab.predictions.will_fit import longest
+from lsai_lab.runs.records import find_runs, recorded_runs
 
 TINY = {"n_layers": 2, "d_model": 64, "n_heads": 4, "n_kv_heads": 2, "d_ff": 128, "vocab_size": 512}
 CPU = torch.device("cpu")
 
 
 def tiny(**changes: Any) -> TrainConfig:
-    base = {"model": TINY, "data": {"vocab_size": 400}, "seq_len": 64, "batch_size": 4, "device": "cpu"}
+    base = {
+        "model": TINY,
+        "data": {"vocab_size": 400},
+        "seq_len": 64,
+        "batch_size": 4,
+        "device": "cpu",
+    }
     return validated(TrainConfig, base | changes, "test")
 
 
 def course(**changes: Any) -> TrainConfig:
-    base = {"model": {"preset": "course"}, "precision": "bf16", "compile": True, "seq_len": 4096, "batch_size": 2}
+    base = {
+        "model": {"preset": "course"},
+        "precision": "bf16",
+        "compile": True,
+        "seq_len": 4096,
+        "batch_size": 2,
+    }
     return validated(TrainConfig, base | changes, "test")
 
 
 def test_recorded_runs_of_gpus_are_predicted() -> None:
     """The bar of the project: within 5% on nine of ten runs, within 10% on all."""
-    frame = predicted_runs(recorded_runs(CHECKOUT / "reports"), CHECKOUT / "reports").dropna(subset="error")
+    frame = predicted_runs(recorded_runs(CHECKOUT / "reports"), CHECKOUT / "reports").dropna(
+        subset="error"
+    )
     assert len(frame) >= 24 and not frame.attrs["unread"]
     error = frame["error"].abs()
-    assert (error <= 0.05).mean() >= 0.9, frame[error > 0.05][["study", "variant", "measured", "predicted"]]
+    assert (error <= 0.05).mean() >= 0.9, frame[error > 0.05][
+        ["study", "variant", "measured", "predicted"]
+    ]
     assert (error <= 0.10).all(), frame[error > 0.10][["study", "variant", "measured", "predicted"]]
     long = error[frame["study"] == "longcontext"]
     assert len(long) >= 6 and (long <= 0.02).all(), long  # less than what `fits` leaves
@@ -67,7 +99,8 @@ def test_recorded_runs_of_gpus_are_predicted() -> None:
 
 @pytest.mark.slow
 def test_committed_predictions_are_those_of_the_code_as_it_stands() -> None:
-    """Every eighth; if this fails after a change that is meant, `python -m lsai_lab.predictions.recorded` writes them again."""
+    """Every eighth; if this fails after a change that is meant, `python -m
+    lsai_lab.predictions.recorded` writes them again."""
     runs = [run for run in recorded_runs(CHECKOUT / "reports") if measured_gib(run)]
     kept = predicted_runs(runs, CHECKOUT / "reports")
     assert len(kept) == len(runs)
@@ -76,7 +109,10 @@ def test_committed_predictions_are_those_of_the_code_as_it_stands() -> None:
         assert row["predicted"] == pytest.approx(said["predicted"], rel=1e-3), run.folder
         for name in ("predicted_reserved", "estimated_s"):
             known = None if pd.isna(row[name]) else row[name]
-            assert known == (said[name] and pytest.approx(said[name], rel=1e-3, abs=1e-4)), (name, run.folder)
+            assert known == (said[name] and pytest.approx(said[name], rel=1e-3, abs=1e-4)), (
+                name,
+                run.folder,
+            )
 
 
 # Read from a run on an H200 (PyTorch 2.11), of the code as it stands.
@@ -94,7 +130,9 @@ def test_readings_of_the_course_model(measured: float, changes: dict[str, Any]) 
     assert predict(course(**changes)).peak == pytest.approx(measured, rel=0.01)
 
 
-def test_a_prediction_is_made_once_for_the_same_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_prediction_is_made_once_for_the_same_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(remembered, "FOLDER", tmp_path / "kept")
     old = tmp_path / "kept" / "of other code"
     old.mkdir(parents=True)
@@ -125,7 +163,9 @@ def test_a_prediction_is_made_once_for_the_same_code(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-def test_eight_billion_parameters_take_less_than_a_minute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_eight_billion_parameters_take_less_than_a_minute(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(remembered, "FOLDER", tmp_path)
     started = time.perf_counter()
     predict(course(batch_size=3, grad_checkpoint="selective", parallel={"fsdp": 8}))
@@ -142,7 +182,12 @@ def test_eight_billion_parameters_take_less_than_a_minute(monkeypatch: pytest.Mo
         {"grad_checkpoint": "selective", "precision": "bf16"},
         {"grad_checkpoint": "alternating", "precision": "bf16"},
         {"grad_checkpoint": "attention"},
-        {"grad_checkpoint": "attention", "saved_inputs": "host", "mlp_chunk": 60, "precision": "bf16"},
+        {
+            "grad_checkpoint": "attention",
+            "saved_inputs": "host",
+            "mlp_chunk": 60,
+            "precision": "bf16",
+        },
         {"grad_checkpoint": "full", "mlp_chunk": 100, "grad_accum": 2},
         {"grad_accum": 3},
         {"attention": {"window": 16}},
@@ -159,7 +204,9 @@ def test_every_phase_of_a_real_step_on_a_cpu(changes: dict[str, Any]) -> None:
     tokens_NS = torch.randint(config.model.vocab_size, (rows, config.seq_len + 1))
     meter = PhaseMemory(CPU, [model, optimizer])
     for measuring in (None, meter):  # the optimizer's states exist from the second step on
-        step.train_step(model, optimizer, tokens_NS[:, :-1], tokens_NS[:, 1:], config, CPU, measuring)
+        step.train_step(
+            model, optimizer, tokens_NS[:, :-1], tokens_NS[:, 1:], config, CPU, measuring
+        )
     measured, predicted = meter.summary(), predict(config, on="cpu")
     for phase, size in predicted.phases.items():
         assert size == pytest.approx(measured[f"mem_{phase}_peak_gib"], rel=0.01), phase
@@ -171,7 +218,9 @@ def test_every_phase_of_a_real_step_on_a_cpu(changes: dict[str, Any]) -> None:
 def test_two_real_processes(precision: str, tmp_path: Path) -> None:
     text = write_text(tmp_path)
     model = TINY | {"vocab_size": 400}
-    config = fsdp_config(text, parallel={"fsdp": 2}, precision=precision, model=model, profile=METERED)
+    config = fsdp_config(
+        text, parallel={"fsdp": 2}, precision=precision, model=model, profile=METERED
+    )
     dataset(config, tmp_path / "data")
     results = launch(plan(config, tmp_path / "runs" / "test" / "two"), tmp_path / "data", 2)
     assert_predicted(config, results["mem_peak_allocated_gib_mean"])
@@ -186,7 +235,12 @@ def test_sharding_divides_what_it_should() -> None:
     assert alone.parts["weights"] == pytest.approx(total, rel=0.02)
     assert alone.parts["optimizer"] == pytest.approx(2 * total, rel=0.02)
     offloaded = predict(tiny(parallel={"fsdp": 4, "cpu_offload": True}))
-    assert offloaded.parts["weights"] == offloaded.parts["optimizer"] == offloaded.parts["gradients"] == 0
+    assert (
+        offloaded.parts["weights"]
+        == offloaded.parts["optimizer"]
+        == offloaded.parts["gradients"]
+        == 0
+    )
     assert offloaded.host == pytest.approx(total) and offloaded.peak < shared.peak
     on_one = predict(tiny(parallel={"cpu_offload": True}))
     assert on_one.parts["weights"] == on_one.parts["optimizer"] == on_one.parts["gradients"] == 0
@@ -196,7 +250,13 @@ def test_sharding_divides_what_it_should() -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("method", METHODS)
 def test_slices_of_a_sequence_need_less(method: str, compiled: bool) -> None:
-    base = {"precision": "bf16", "seq_len": 4096, "batch_size": 1, "compile": compiled, "grad_checkpoint": "full"}
+    base = {
+        "precision": "bf16",
+        "seq_len": 4096,
+        "batch_size": 1,
+        "compile": compiled,
+        "grad_checkpoint": "full",
+    }
     alone = predict(tiny(**base))
     shared = predict(tiny(**base, parallel={"cp": 4, "cp_method": method}))
     for part in ("weights", "optimizer"):
@@ -206,10 +266,20 @@ def test_slices_of_a_sequence_need_less(method: str, compiled: bool) -> None:
 
 
 def test_messages_in_flight() -> None:
-    """The limit and a round of keys and values, both ways; all of a step's where that is less; none without a ring of ours."""
+    """The limit and a round of keys and values, both ways; all of a step's where that is less; none
+    without a ring of ours."""
     model = {"preset": "llama2-7b"}
-    base: dict[str, Any] = {"precision": "bf16", "batch_size": 1, "model": model, "data": {"vocab_size": 400}}
-    round_ = {"zigzag": 4 * 32768 * 4096 * 2, "ulysses": 2 * 32768 * 4096 * 2 * 3 // 4, "torch": None}
+    base: dict[str, Any] = {
+        "precision": "bf16",
+        "batch_size": 1,
+        "model": model,
+        "data": {"vocab_size": 400},
+    }
+    round_ = {
+        "zigzag": 4 * 32768 * 4096 * 2,
+        "ulysses": 2 * 32768 * 4096 * 2 * 3 // 4,
+        "torch": None,
+    }
     for method, size in round_.items():
         run = {**base, "seq_len": 131072, "parallel": {"cp": 4, "cp_method": method}}
         assert held_back(tiny(**run)) == (0 if size is None else 2**30 + size), method
@@ -222,14 +292,25 @@ def test_messages_in_flight() -> None:
 
 
 def test_450_thousand_tokens_on_one_gpu() -> None:
-    """The 8 B model, its states in bf16 beside it: chunks and the host's memory make room, and the loss never decides."""
-    base = {"model": {"preset": "llama3-8b"}, "seq_len": 450_560, "batch_size": 1, "grad_checkpoint": "full"}
+    """The 8 B model, its states in bf16 beside it: chunks and the host's memory make room, and the
+    loss never decides."""
+    base = {
+        "model": {"preset": "llama3-8b"},
+        "seq_len": 450_560,
+        "batch_size": 1,
+        "grad_checkpoint": "full",
+    }
     h200, saving = find_gpu("h200"), {"mlp_chunk": 8192, "saved_inputs": "host"}
-    whole = [predict(course(**base)), predict(course(**base, mlp_chunk=8192)), predict(course(**base, **saving))]
+    whole = [
+        predict(course(**base)),
+        predict(course(**base, mlp_chunk=8192)),
+        predict(course(**base, **saving)),
+    ]
     assert [verdict(found, h200) for found in whole] == ["too large", "too large", "fits"]
     assert whole[2].host == pytest.approx(32 * 450_560 * 4096 * 2 / 2**30)
     inputs = 450_560 * 4096 * 2 / 2**30
-    assert whole[2].phases["forward"] < 45 + 3 + 6 * inputs  # weights, moments; logits of a chunk, the head's gradient
+    # weights, moments; logits of a chunk, the head's gradient
+    assert whole[2].phases["forward"] < 45 + 3 + 6 * inputs
 
 
 @pytest.mark.parametrize(
@@ -237,16 +318,26 @@ def test_450_thousand_tokens_on_one_gpu() -> None:
     [
         {"grad_checkpoint": "full", "mlp_chunk": 512, "precision": "bf16"},
         {"precision": "bf16", "compile": True, "attention": {"window": 3000}, "seq_len": 4096},
-        {"grad_checkpoint": "full", "saved_inputs": "host", "inputs_on_gpu": 1, "parallel": {"cp": 4}},
+        {
+            "grad_checkpoint": "full",
+            "saved_inputs": "host",
+            "inputs_on_gpu": 1,
+            "parallel": {"cp": 4},
+        },
         {"attention": {"backend": "eager"}, "batch_size": 1},
     ],
     ids=str,
 )
 def test_the_longest_sequence_fits_and_a_longer_one_does_not(changes: dict[str, Any]) -> None:
-    gpu, unit = Gpu("small", "small", 1.35, 100, 10, False), 1024 * (8 if "parallel" in changes else 1)
+    gpu, unit = (
+        Gpu("small", "small", 1.35, 100, 10, False),
+        1024 * (8 if "parallel" in changes else 1),
+    )
     config, prediction, limited = longest(tiny(**changes), gpu)
     length = config.seq_len
-    assert limited and length % unit == 0 and length >= changes.get("attention", {}).get("window", 0)
+    assert (
+        limited and length % unit == 0 and length >= changes.get("attention", {}).get("window", 0)
+    )
     assert prediction == predict(config) and verdict(prediction, gpu) == "fits"
     assert length > unit
     # Memory falls into pieces otherwise at every length: a tenth is clear.
@@ -276,21 +367,42 @@ def test_parts_add_up_and_phases_bound_the_peak() -> None:
         assert max(found.phases.values()) == pytest.approx(found.peak), changes
 
 
-def test_a_compiled_block_is_planned_as_inductor_planned_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The backward pass in PyTorch 2.11's own wrapper of a block of Llama-3-8B: order, what is fused, whose memory is taken."""
+def test_a_compiled_block_is_planned_as_inductor_planned_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The backward pass in PyTorch 2.11's own wrapper of a block of Llama-3-8B: order, what is
+    fused, whose memory is taken."""
     plans: list[Plan] = []
     monkeypatch.setattr(compiled, "Plan", lambda graph: plans.append(Plan(graph)) or plans[-1])
     model = {"preset": "llama3-8b", "n_layers": 1}
-    simulate(course(model=model, seq_len=32_768, batch_size=1, grad_checkpoint="full", mlp_chunk=8192))
+    simulate(
+        course(model=model, seq_len=32_768, batch_size=1, grad_checkpoint="full", mlp_chunk=8192)
+    )
     plan = plans[-1]
     made = [
         schema(kernel[0]).partition("::")[2]
         for kernel in plan.kernels
         if len(kernel) == 1 or "lsai" in schema(kernel[0])
     ]
-    assert made == ["mm", "predicted_attention", "mm", "chunked_mlp_backward", "rms_norm_backward", "mm",
-                    "predicted_attention_backward", "cat", "mm", "rms_norm_backward", "mm", "mm"]  # fmt: skip
-    fused = [len(kernel) for kernel in plan.kernels if len(kernel) > 1 and "lsai" not in schema(kernel[0])]
+    assert made == [
+        "mm",
+        "predicted_attention",
+        "mm",
+        "chunked_mlp_backward",
+        "rms_norm_backward",
+        "mm",
+        "predicted_attention_backward",
+        "cat",
+        "mm",
+        "rms_norm_backward",
+        "mm",
+        "mm",
+    ]
+    fused = [
+        len(kernel)
+        for kernel in plan.kernels
+        if len(kernel) > 1 and "lsai" not in schema(kernel[0])
+    ]
     assert fused == [2, 3, 3]  # a norm and its scale; q, k and v; the sum, its norm and scale
     products = [kernel[0] for kernel in plan.kernels if schema(kernel[0]) == "aten::mm"]
     taken = [schema(plan.taken[node]) if node in plan.taken else "" for node in products]
@@ -318,7 +430,9 @@ def test_longer_and_larger_needs_more_and_the_seed_nothing() -> None:
     assert predict(tiny(seed=3, steps=7)) is base
 
 
-@pytest.mark.parametrize("recipe", ["fused", "tensorwise", "torchao_tensorwise", "torchao_rowwise", "te_delayed"])
+@pytest.mark.parametrize(
+    "recipe", ["fused", "tensorwise", "torchao_tensorwise", "torchao_rowwise", "te_delayed"]
+)
 def test_every_fp8_recipe_is_predicted_without_its_package(recipe: str) -> None:
     config = tiny(precision="bf16", fp8={"recipe": recipe}, compile=not recipe.startswith("te"))
     assert predict(config).peak > predict(config).parts["weights"] > 0
@@ -328,12 +442,16 @@ def test_verdicts_and_names_of_gpus() -> None:
     h200 = find_gpu("nvidia h200")
     assert find_gpu("H200") is h200 and find_gpu("rtx4090").memory_gib < 24
     found = predict(tiny())
-    sizes = [Gpu("", "", share * found.needs + OUTSIDE_GIB, 1, 1, False) for share in (0.95, 1.01, 1.5)]
+    sizes = [
+        Gpu("", "", share * found.needs + OUTSIDE_GIB, 1, 1, False) for share in (0.95, 1.01, 1.5)
+    ]
     assert [verdict(found, gpu) for gpu in sizes] == ["too large", "tight", "fits"]
     with pytest.raises(UserError, match="known: RTX 4090") as error:
         find_gpu("voodoo2")
     assert "\n" not in str(error.value)
-    assert sorted(GPUS, key=lambda gpu: gpu.memory_gib) == list(GPUS), "chapters read the table from small to large"
+    assert sorted(GPUS, key=lambda gpu: gpu.memory_gib) == list(GPUS), (
+        "chapters read the table from small to large"
+    )
 
 
 def test_estimated_time_follows_the_work_and_the_rates_of_the_gpu() -> None:
@@ -344,7 +462,10 @@ def test_estimated_time_follows_the_work_and_the_rates_of_the_gpu() -> None:
     fast = estimate(tiny(precision="bf16", model=wide, seq_len=1024, fp8={"recipe": "fused"}), gpu)
     slow = estimate(tiny(precision="bf16", model=wide, seq_len=1024), a100)
     assert plain and full and fast and slow
-    assert full.products_s > plain.products_s > fast.products_s and full.attention_s > plain.attention_s
+    assert (
+        full.products_s > plain.products_s > fast.products_s
+        and full.attention_s > plain.attention_s
+    )
     assert (plain.source, slow.source) == ("measured rates", "data sheet")
     assert slow.products_s / plain.products_s == pytest.approx(989.5 / 312, rel=0.1)
     assert slow.memory_s > plain.memory_s and slow.host_s == plain.host_s
@@ -354,18 +475,28 @@ def test_estimated_time_follows_the_work_and_the_rates_of_the_gpu() -> None:
     assert two and two.communication_s > 0 == plain.communication_s
     assert estimate(tiny(precision="bf16", fp8={"recipe": "fused"}), a100) is None
     assert estimate(tiny(precision="bf16"), find_gpu("24GB")) is None
-    # The host bounds the step of a tiny model: 24 to 30 ms for 8 blocks on one H200, 56 to 58 ms on two (`fsdp`, part grid).
+    # The host bounds the step of a tiny model: 24 to 30 ms for 8 blocks on one H200, 56 to 58 ms on
+    # two (`fsdp`, part grid).
     small = tiny(precision="bf16_autocast", compile=True, model={**TINY, "n_layers": 8})
-    eight = [estimate(small.model_copy(update={"parallel": ParallelConfig(fsdp=n)}), gpu) for n in (1, 2)]
-    assert [one and one.step_s for one in eight] == [pytest.approx(0.025, rel=0.25), pytest.approx(0.055, rel=0.1)]
+    eight = [
+        estimate(small.model_copy(update={"parallel": ParallelConfig(fsdp=n)}), gpu) for n in (1, 2)
+    ]
+    assert [one and one.step_s for one in eight] == [
+        pytest.approx(0.025, rel=0.25),
+        pytest.approx(0.055, rel=0.1),
+    ]
 
 
 def test_a_steps_work_counts_its_products() -> None:
-    """By hand: every weight that is multiplied with takes three products a step, one more where the block is computed again, which stops
-    before the product that nothing more is read from."""
+    """By hand: every weight that is multiplied with takes three products a step, one more where the
+    block is computed again, which stops before the product that nothing more is read from."""
     down = 64 * 128
     block = 64 * (64 + 2 * 32) + 64 * 64 + 3 * down
-    cases = (({}, 6 * block), ({"compile": True}, 6 * block), ({"grad_checkpoint": "full"}, 8 * block - 2 * down))
+    cases = (
+        ({}, 6 * block),
+        ({"compile": True}, 6 * block),
+        ({"grad_checkpoint": "full"}, 8 * block - 2 * down),
+    )
     for changes, per_block in cases:
         products, _ = roofline.counted(tiny(precision="bf16", **changes))
         flops = sum(times * int(name.split()[1]) for name, times in products.items())
@@ -373,28 +504,40 @@ def test_a_steps_work_counts_its_products() -> None:
 
 
 def test_step_times_are_estimated_within_the_bar() -> None:
-    """Within 10 % in the median, of the runs that the speeds were calibrated on and of all others."""
+    """Within 10 % in the median, of the runs that the speeds were calibrated on and of all
+    others."""
     errors = step_errors(predicted_runs(recorded_runs(CHECKOUT / "reports"), CHECKOUT / "reports"))
-    counts, median = errors.groupby("speeds").size(), errors["error"].abs().groupby(errors["speeds"]).median()
+    counts, median = (
+        errors.groupby("speeds").size(),
+        errors["error"].abs().groupby(errors["speeds"]).median(),
+    )
     assert counts["in sample"] >= 40 and counts["out of sample"] >= 40
     assert (median <= 0.10).all(), median
 
 
 def test_the_rates_that_ship_are_those_of_the_records() -> None:
-    assert roofline.measured()["rates"] == measured_speeds.rates(recorded_runs(CHECKOUT / "reports"))
+    assert roofline.measured()["rates"] == measured_speeds.rates(
+        recorded_runs(CHECKOUT / "reports")
+    )
 
 
 @pytest.mark.slow
 def test_the_costs_that_ship_are_those_of_the_records() -> None:
-    """If this fails after a change that is meant, `python tests/measured_speeds.py` writes them again."""
-    assert roofline.TABLE.read_text() == measured_speeds.table_text(recorded_runs(CHECKOUT / "reports"))
+    """If this fails after a change that is meant, `python tests/measured_speeds.py` writes them
+    again."""
+    assert roofline.TABLE.read_text() == measured_speeds.table_text(
+        recorded_runs(CHECKOUT / "reports")
+    )
 
 
 def test_communication_beyond_a_node_goes_over_the_network() -> None:
-    """One ring over an adapter each, whose hops take longer the more GPUs there are; a node has its links."""
+    """One ring over an adapter each, whose hops take longer the more GPUs there are; a node has its
+    links."""
     gpu, sizes = find_gpu("H200"), (8, 16, 1024)
     found = [estimate(tiny(precision="bf16", parallel={"fsdp": size}), gpu) for size in sizes]
-    node, two, many = (one.communication_s / (1 - 1 / size) for one, size in zip(found, sizes, strict=True) if one)
+    node, two, many = (
+        one.communication_s / (1 - 1 / size) for one, size in zip(found, sizes, strict=True) if one
+    )
     assert two > node * 450 / 400 and many > two + 3 * 2 * 1000 * 15e-6
 
 
@@ -420,15 +563,23 @@ def test_command_line(shared: Project) -> None:
     assert code == 0 and "The first that fits: as configured" in out and "--set" not in out
     code, out, _ = shared.lsai(*words, "--gpu", "0.01GB")
     assert (
-        code == 1 and "Does not fit GPU with 0.01 GiB" in out and "--techniques with --gpu shows what would fit" in out
+        code == 1
+        and "Does not fit GPU with 0.01 GiB" in out
+        and "--techniques with --gpu shows what would fit" in out
     )
     code, out, _ = shared.lsai(*words, "--longest", "--gpu", "rtx4090", "--batch-size", "8")
-    assert code == 0 and "longest sequence on 1 x RTX 4090 (23.5 GiB)" in out and "host memory per GPU" in out
+    assert (
+        code == 0
+        and "longest sequence on 1 x RTX 4090 (23.5 GiB)" in out
+        and "host memory per GPU" in out
+    )
     code, out, _ = shared.lsai("predict", "--study", "memory", "--gpu", "h200")
     assert code == 0 and "fits" in out
 
 
-def test_of_a_search_the_model_is_predicted_with_which_it_begins(capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_a_search_the_model_is_predicted_with_which_it_begins(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def ask(study: str, variant: str) -> None:
         command.predict(study, variant, gpu="h200")
 
@@ -450,7 +601,10 @@ def test_of_a_search_the_model_is_predicted_with_which_it_begins(capsys: pytest.
         (["--study", "memory", "--variant", "nope"], "no variant 'nope'"),
         (["--model", "lab", "--gpu", "voodoo2"], "unknown GPU"),
         (["--model", "lab", "--gpu", "h200", "--longest", "--techniques"], "two questions"),
-        (["--model", "llama3-8b", "--gpu", "rtx4090", "--longest"], "not even 1,024 tokens fit RTX 4090"),
+        (
+            ["--model", "llama3-8b", "--gpu", "rtx4090", "--longest"],
+            "not even 1,024 tokens fit RTX 4090",
+        ),
         (["--model", "lab", "--set", "seq_lenn=4"], "seq_lenn"),
         (["--model", "lab", "--set", "parallel.replicate=2"], "need fsdp > 1"),
     ],
@@ -468,10 +622,16 @@ def test_records_of_older_code_are_read_as_they_were_made() -> None:
             break
 
 
-def test_runs_are_compared_with_their_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_are_compared_with_their_predictions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = json.loads(tiny().model_dump_json())
     peak = predict(tiny(), on="cpu").peak
-    results = {"mem_peak_allocated_gib": peak * 1.2, "memory_kind": "live tensor bytes (tracked)", "step_ms": 10.0}
+    results = {
+        "mem_peak_allocated_gib": peak * 1.2,
+        "memory_kind": "live tensor bytes (tracked)",
+        "step_ms": 10.0,
+    }
     write_run(tmp_path, "memory", "baseline", results=results, config=config)
     write_run(tmp_path, "memory", "odd", results=results, config={"model": {"preset": "nope"}})
     monkeypatch.setenv("LSAI_RUNS", str(tmp_path))
@@ -485,7 +645,9 @@ def test_runs_are_compared_with_their_predictions(tmp_path: Path, monkeypatch: p
     assert len(frame.attrs["unread"]) == 1 and "odd" in frame.attrs["unread"][0]
 
 
-def test_the_largest_models_are_predicted_too_unless_it_was_their_first_step(tmp_path: Path) -> None:
+def test_the_largest_models_are_predicted_too_unless_it_was_their_first_step(
+    tmp_path: Path,
+) -> None:
     train = json.loads(tiny().model_dump_json())
     config = {"train": train, "measure": "train", "grow": "n_layers"}
     deeper = tiny(model={**train["model"], "n_layers": 5})
@@ -515,7 +677,8 @@ def test_the_largest_models_are_predicted_too_unless_it_was_their_first_step(tmp
     ids=str,
 )
 def test_a_real_step_on_a_gpu(changes: dict[str, Any]) -> None:
-    """On the widths of a real model, so that activations count; two layers, so that it takes seconds."""
+    """On the widths of a real model, so that activations count; two layers, so that it takes
+    seconds."""
     device = torch.device("cuda")
     shape = {"preset": "course", "n_layers": 4, "vocab_size": 32768}
     base = {"model": shape, "precision": "bf16", "device": "cuda", "seq_len": 2048, "batch_size": 4}
@@ -524,17 +687,27 @@ def test_a_real_step_on_a_gpu(changes: dict[str, Any]) -> None:
     kernel = step.attention_kernel(config, device)
     model = step.prepare_model(config, device)
     optimizer = build_optimizer(model, config.optim)
-    tokens_NS = torch.randint(config.model.vocab_size, (config.batch_size * config.grad_accum, config.seq_len + 1))
+    tokens_NS = torch.randint(
+        config.model.vocab_size, (config.batch_size * config.grad_accum, config.seq_len + 1)
+    )
     meter = PhaseMemory(device, [model, optimizer])
     for measuring in (None, None, meter):
-        step.train_step(model, optimizer, tokens_NS[:, :-1], tokens_NS[:, 1:], config, device, measuring)
+        step.train_step(
+            model, optimizer, tokens_NS[:, :-1], tokens_NS[:, 1:], config, device, measuring
+        )
     measured = float(meter.summary()["mem_peak_allocated_gib"]) - held / 2**30
     assert predict(config, kernel).peak == pytest.approx(measured, rel=0.05)
 
 
 @pytest.mark.parametrize(
     ("model", "name"),
-    [({"preset": "lab"}, "lab ("), ({"preset": "lab", "n_layers": 3}, "custom ("), ({"scaling_factor": 1, "d_ff": 512}, "custom (")],
-)  # fmt: skip
+    [
+        ({"preset": "lab"}, "lab ("),
+        ({"preset": "lab", "n_layers": 3}, "custom ("),
+        ({"scaling_factor": 1, "d_ff": 512}, "custom ("),
+    ],
+)
 def test_a_changed_shape_does_not_keep_its_presets_name(model: dict[str, Any], name: str) -> None:
-    assert describe(TrainConfig.model_validate({"model": model, "data": {"vocab_size": 320}})).startswith(name)
+    assert describe(
+        TrainConfig.model_validate({"model": model, "data": {"vocab_size": 320}})
+    ).startswith(name)

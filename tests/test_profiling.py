@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lsai_core.config.train import ModelConfig
 from lsai_core.base.errors import Unavailable, UserError
-from lsai_core.profiling.flops import Peak, flops_per_token, mfu, peak_for, theoretical_peak
 from lsai_core.base.limits import cpu_cores, memory_gib
+from lsai_core.config.train import ModelConfig
+from lsai_core.profiling.flops import Peak, flops_per_token, mfu, peak_for, theoretical_peak
 from lsai_core.profiling.memory import PhaseMemory, rss_peak_gib
 from lsai_core.profiling.steptime import PhaseClock, PowerMeter, StepTimer
 from lsai_core.profiling.trace import (
@@ -31,8 +31,8 @@ from lsai_core.profiling.trace import (
     top_kernels,
     trace,
 )
-from lsai_lab.machine import environment as environment_module
 from lsai_lab.benches.machine import measure_ceilings, speed_summary
+from lsai_lab.machine import environment as environment_module
 from lsai_lab.machine.environment import environment, fingerprint, machine_label
 
 GIB = 2**30
@@ -59,8 +59,12 @@ def test_llama3_8b_flops_by_hand() -> None:
 
 
 def test_tied_embeddings_still_pay_for_the_output_projection() -> None:
-    # Llama-3.2-1B has 1,235,814,400 parameters with the shared table counted once; all of them are computed with.
-    assert flops_per_token(model_config(preset="llama3.2-1b"), 2048).counted_parameters == 1_235_814_400
+    # Llama-3.2-1B has 1,235,814,400 parameters with the shared table counted once; all of them are
+    # computed with.
+    assert (
+        flops_per_token(model_config(preset="llama3.2-1b"), 2048).counted_parameters
+        == 1_235_814_400
+    )
 
 
 def test_window_counts_the_scores_that_are_left() -> None:
@@ -92,17 +96,24 @@ def test_six_n_is_what_the_matrix_products_of_a_real_step_cost() -> None:
             (torch.randn(tokens, weight.shape[0], requires_grad=True) @ weight).sum().backward()
     model = model_config(n_layers=1, d_model=d, n_heads=4, n_kv_heads=2, d_ff=ff, vocab_size=vocab)
     norms = 3 * d
-    assert counter.get_total_flops() / tokens == 6 * (flops_per_token(model, 1).counted_parameters - norms)
+    assert counter.get_total_flops() / tokens == 6 * (
+        flops_per_token(model, 1).counted_parameters - norms
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "tflops"),
     [
-        ("NVIDIA H100 80GB HBM3", 989.5), ("NVIDIA H200", 989.5), ("NVIDIA GH200 480GB", 989.5),
-        ("NVIDIA A100-SXM4-80GB", 312.0), ("NVIDIA A100 80GB PCIe", 312.0), ("NVIDIA A100-PCIE-40GB", 312.0),
-        ("NVIDIA H100 PCIe", 756.5), ("NVIDIA GeForce RTX 5090", 209.5),
+        ("NVIDIA H100 80GB HBM3", 989.5),
+        ("NVIDIA H200", 989.5),
+        ("NVIDIA GH200 480GB", 989.5),
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("NVIDIA A100 80GB PCIe", 312.0),
+        ("NVIDIA A100-PCIE-40GB", 312.0),
+        ("NVIDIA H100 PCIe", 756.5),
+        ("NVIDIA GeForce RTX 5090", 209.5),
     ],
-)  # fmt: skip
+)
 def test_known_gpus_use_the_dense_bf16_peak_for_every_precision(name: str, tflops: float) -> None:
     measured = {"matmul_bf16_tflops": 1.0, "matmul_fp32_tflops": 1.0}
     for precision in ("fp32", "tf32", "bf16", "bf16_autocast", "fp8"):
@@ -114,10 +125,15 @@ def test_known_gpus_use_the_dense_bf16_peak_for_every_precision(name: str, tflop
 @pytest.mark.parametrize(
     "name",
     [
-        "NVIDIA H100 NVL", "NVIDIA H200 NVL", "NVIDIA H20", "NVIDIA X9", "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
-        "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 5090 Laptop GPU",
+        "NVIDIA H100 NVL",
+        "NVIDIA H200 NVL",
+        "NVIDIA H20",
+        "NVIDIA X9",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 5090 Laptop GPU",
     ],
-)  # fmt: skip
+)
 def test_unknown_gpus_never_get_a_guessed_peak(name: str) -> None:
     assert peak_for(name, "bf16") is None
     assert peak_for(name, "bf16", {"matmul_fp32_tflops": 5.0}) is None
@@ -141,7 +157,8 @@ def test_theoretical_peaks_and_mfu() -> None:
     assert theoretical_peak("NVIDIA A100-SXM4-80GB", "fp8") is None
     peak = peak_for("NVIDIA H200", "bf16")
     assert peak is not None
-    assert mfu(8_000, 57_914_449_920, peak) == pytest.approx(0.46823, abs=1e-5)  # 463.3 of 989.5 TFLOP/s
+    # 463.3 of 989.5 TFLOP/s
+    assert mfu(8_000, 57_914_449_920, peak) == pytest.approx(0.46823, abs=1e-5)
 
 
 # Ceilings
@@ -160,9 +177,15 @@ def test_ceilings_on_cpu_agree_with_a_plain_timing() -> None:
     # Other work may run beside this test, so only the unit and the counting of FLOPs are checked.
     assert plain / 20 < float(found["matmul_fp32_512_tflops"]) < plain * 20
     best = max(
-        float(value) for key, value in found.items() if key.startswith("matmul_fp32_") and key.endswith("_tflops")
+        float(value)
+        for key, value in found.items()
+        if key.startswith("matmul_fp32_") and key.endswith("_tflops")
     )
-    assert found["matmul_fp32_tflops"] == best == found[f"matmul_fp32_{found['matmul_fp32_size']}_tflops"]
+    assert (
+        found["matmul_fp32_tflops"]
+        == best
+        == found[f"matmul_fp32_{found['matmul_fp32_size']}_tflops"]
+    )
     for name in ("matmul_fp32_tflops", "matmul_bf16_tflops", "copy_gb_per_s"):
         # On a CPU the fastest repeat counts, so the quartiles lie below it.
         assert 0 < float(found[f"{name}_p25"]) <= float(found[f"{name}_p75"]) <= float(found[name])
@@ -194,7 +217,9 @@ def test_step_timer_times_the_steps_and_leaves_out_what_restart_covers() -> None
     assert all(20 <= duration < 200 for duration in durations)
 
 
-def test_the_phase_clock_adds_up_micro_batches_and_takes_the_median_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_phase_clock_adds_up_micro_batches_and_takes_the_median_of_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = iter(range(1000))
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(now)))  # a second a reading
     clock = PhaseClock()
@@ -203,7 +228,11 @@ def test_the_phase_clock_adds_up_micro_batches_and_takes_the_median_of_steps(mon
         for name in ["forward", "backward"] * micro_batches + ["optimizer"]:
             with clock.phase(name):
                 pass
-    assert clock.summary() == {"host_forward_ms": 2000.0, "host_backward_ms": 2000.0, "host_optimizer_ms": 1000.0}
+    assert clock.summary() == {
+        "host_forward_ms": 2000.0,
+        "host_backward_ms": 2000.0,
+        "host_optimizer_ms": 1000.0,
+    }
 
 
 def test_the_power_meter_reads_only_where_it_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,18 +254,32 @@ def test_speed_summary_by_hand() -> None:
     found = speed_summary([900.0, 100.0, 10.0, 20.0, 30.0, 40.0, 50.0], tokens_per_step=600, skip=2)
     assert found == pytest.approx(
         {
-            "step_ms": 30, "step_ms_p25": 20, "step_ms_p75": 40, "step_ms_min": 10, "step_ms_max": 50,
-            "tokens_per_s": 20_000, "tokens_per_s_p25": 15_000, "tokens_per_s_p75": 30_000,
-            "steps_timed": 5, "warmup_steps": 2, "warmup_s": 1.0,
+            "step_ms": 30,
+            "step_ms_p25": 20,
+            "step_ms_p75": 40,
+            "step_ms_min": 10,
+            "step_ms_max": 50,
+            "tokens_per_s": 20_000,
+            "tokens_per_s_p25": 15_000,
+            "tokens_per_s_p75": 30_000,
+            "steps_timed": 5,
+            "warmup_steps": 2,
+            "warmup_s": 1.0,
         }
-    )  # fmt: skip
-    assert speed_summary([5.0], 600, skip=5) == {"steps_timed": 0, "warmup_steps": 1, "warmup_s": 0.005}
+    )
+    assert speed_summary([5.0], 600, skip=5) == {
+        "steps_timed": 0,
+        "warmup_steps": 1,
+        "warmup_s": 0.005,
+    }
 
 
 # Memory
 
 
-def one_step(meter: PhaseMemory, model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+def one_step(
+    meter: PhaseMemory, model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor
+) -> None:
     with meter.phase("forward"):
         loss = model(x).sum()
     with meter.phase("backward"):
@@ -260,18 +303,24 @@ def test_tracked_memory_of_a_linear_chain_by_hand() -> None:
     one_step(meter, model, optimizer, x)
     found = meter.summary()
     weights = layers * d * d * 4  # 1 MiB; Adam's two moments are twice that
-    activation = rows * d * 4  # 1 MiB: each layer's output, of which the last is needed by sum() alone
+    # 1 MiB: each layer's output, of which the last is needed by sum() alone
+    activation = rows * d * 4
     fixed = 3 * weights + layers * 4 + activation  # weights, moments, step counters, x
     # Forward: every layer's output at once when the last is summed (plus the scalar loss).
-    assert float(found["mem_forward_peak_gib"]) * GIB == pytest.approx(fixed + layers * activation, rel=1e-4)
+    assert float(found["mem_forward_peak_gib"]) * GIB == pytest.approx(
+        fixed + layers * activation, rel=1e-4
+    )
     # Optimizer (in place): the fixed part and all gradients; no activations.
     assert float(found["mem_optimizer_peak_gib"]) * GIB == pytest.approx(fixed + weights, rel=1e-4)
-    # Backward: the gradient of the last output is an expanded scalar. The peak is in the third layer: outputs 1 and 2
-    # are still saved, the gradients of its output and of its input exist, and so do two weight gradients.
+    # Backward: the gradient of the last output is an expanded scalar. The peak is in the third
+    # layer: outputs 1 and 2 are still saved, the gradients of its output and of its input exist,
+    # and so do two weight gradients.
     peak = fixed + 2 * activation + 2 * activation + 2 * (weights // layers)
     assert float(found["mem_backward_peak_gib"]) * GIB == pytest.approx(peak, abs=64)
     assert found["mem_peak_allocated_gib"] == max(
-        found["mem_forward_peak_gib"], found["mem_backward_peak_gib"], found["mem_optimizer_peak_gib"]
+        found["mem_forward_peak_gib"],
+        found["mem_backward_peak_gib"],
+        found["mem_optimizer_peak_gib"],
     )
     assert found["memory_kind"] == "live tensor bytes (tracked)"
     assert found["mem_steps_measured"] == 1
@@ -279,7 +328,9 @@ def test_tracked_memory_of_a_linear_chain_by_hand() -> None:
 
 def peaks_mib(meter: PhaseMemory) -> dict[str, float]:
     return {
-        key: float(value) * 1024 for key, value in meter.summary().items() if key.startswith("mem_") and "gib" in key
+        key: float(value) * 1024
+        for key, value in meter.summary().items()
+        if key.startswith("mem_") and "gib" in key
     }
 
 
@@ -328,11 +379,17 @@ def test_a_storage_resized_in_place_counts_at_its_new_size() -> None:
 
 def test_a_compiled_model_is_labelled_since_it_runs_eagerly_while_tracked() -> None:
     model = nn.Sequential(nn.Linear(8, 8))
-    assert PhaseMemory("cpu", seeds=[model]).summary()["memory_kind"] == "live tensor bytes (tracked)"
+    assert (
+        PhaseMemory("cpu", seeds=[model]).summary()["memory_kind"] == "live tensor bytes (tracked)"
+    )
     model[0].compile(backend="eager")
-    assert "compiled code ran eagerly" in str(PhaseMemory("cpu", seeds=[model]).summary()["memory_kind"])
+    assert "compiled code ran eagerly" in str(
+        PhaseMemory("cpu", seeds=[model]).summary()["memory_kind"]
+    )
     wrapped = torch.compile(nn.Linear(8, 8), backend="eager")
-    assert "compiled code ran eagerly" in str(PhaseMemory("cpu", seeds=[wrapped]).summary()["memory_kind"])
+    assert "compiled code ran eagerly" in str(
+        PhaseMemory("cpu", seeds=[wrapped]).summary()["memory_kind"]
+    )
 
 
 def test_mean_and_max_over_steps_and_accumulation_within_one() -> None:
@@ -378,12 +435,17 @@ def test_checkpointing_and_autocast_show_in_the_tracked_peak() -> None:
         return peaks_mib(meter)
 
     plain, recomputed = measure(False, False), measure(True, False)
-    assert plain["mem_forward_peak_gib"] - recomputed["mem_forward_peak_gib"] == pytest.approx(5 * 2 * inside, rel=0.1)
-    assert recomputed["mem_backward_peak_gib"] > recomputed["mem_forward_peak_gib"]  # one block is recomputed there
+    assert plain["mem_forward_peak_gib"] - recomputed["mem_forward_peak_gib"] == pytest.approx(
+        5 * 2 * inside, rel=0.1
+    )
+    # one block is recomputed there
+    assert recomputed["mem_backward_peak_gib"] > recomputed["mem_forward_peak_gib"]
     assert recomputed["mem_backward_peak_gib"] < plain["mem_backward_peak_gib"] / 2
     # bf16 activations: half of the 6 x 2 wide ones.
     halved = measure(False, True)
-    assert plain["mem_forward_peak_gib"] - halved["mem_forward_peak_gib"] == pytest.approx(6 * inside, rel=0.1)
+    assert plain["mem_forward_peak_gib"] - halved["mem_forward_peak_gib"] == pytest.approx(
+        6 * inside, rel=0.1
+    )
 
 
 def test_an_error_in_a_phase_passes_through_and_leaves_no_mode_behind() -> None:
@@ -418,8 +480,25 @@ def test_environment_is_complete_json_and_quick(monkeypatch: pytest.MonkeyPatch)
     env = environment()
     assert time.perf_counter() - start < 0.5
     assert env["host"] == platform.node() and json.dumps(env, allow_nan=False)
-    for key in ("machine", "os", "kernel", "python", "torch", "cuda", "cudnn", "driver", "nccl", "gpu", "gpu_count",
-                "gpu_memory_gib", "cpu", "cpu_cores", "threads", "memory_gib", "packages"):  # fmt: skip
+    for key in (
+        "machine",
+        "os",
+        "kernel",
+        "python",
+        "torch",
+        "cuda",
+        "cudnn",
+        "driver",
+        "nccl",
+        "gpu",
+        "gpu_count",
+        "gpu_memory_gib",
+        "cpu",
+        "cpu_cores",
+        "threads",
+        "memory_gib",
+        "packages",
+    ):
         assert key in env
     assert env["torch"] == torch.__version__
     assert env["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
@@ -428,8 +507,12 @@ def test_environment_is_complete_json_and_quick(monkeypatch: pytest.MonkeyPatch)
     assert fingerprint(env) != fingerprint(env | {"gpu": "NVIDIA X9", "gpu_count": 1})
     assert fingerprint(env) != fingerprint(env | {"omp_num_threads": "7"})
     for package in ("flash-attn", "torchao", "transformer-engine", "triton"):
-        assert fingerprint(env) != fingerprint(env | {"packages": {**env["packages"], package: "99"}}), package
-    assert fingerprint(env) == fingerprint(env | {"host": "other", "packages": {**env["packages"], "papermill": "99"}})
+        assert fingerprint(env) != fingerprint(
+            env | {"packages": {**env["packages"], package: "99"}}
+        ), package
+    assert fingerprint(env) == fingerprint(
+        env | {"host": "other", "packages": {**env["packages"], "papermill": "99"}}
+    )
     monkeypatch.setenv("LSAI_MACHINE", "my-box")
     assert environment()["machine"] == "my-box"
     monkeypatch.setenv("LSAI_MACHINE", "../up")
@@ -440,10 +523,15 @@ def test_environment_is_complete_json_and_quick(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("name", "label"),
     [
-        ("NVIDIA H200", "h200"), ("NVIDIA GH200 480GB", "gh200"), ("NVIDIA GeForce RTX 5090", "rtx5090"),
-        ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA A100-SXM4-80GB", "a100"), ("Tesla T4", "t4"), (None, "cpu-8core"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA GeForce RTX 5090", "rtx5090"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("Tesla T4", "t4"),
+        (None, "cpu-8core"),
     ],
-)  # fmt: skip
+)
 def test_machine_labels(name: str | None, label: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LSAI_MACHINE", raising=False)
     assert machine_label(name, 8) == label
@@ -451,7 +539,13 @@ def test_machine_labels(name: str | None, label: str, monkeypatch: pytest.Monkey
 
 def test_a_gpu_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LSAI_MACHINE", raising=False)
-    facts = {"gpu": "NVIDIA H200", "gpu_count": 4, "gpu_memory_gib": 140.4, "driver": "580.1", "gpu_uuids": ["GPU-1"]}
+    facts = {
+        "gpu": "NVIDIA H200",
+        "gpu_count": 4,
+        "gpu_memory_gib": 140.4,
+        "driver": "580.1",
+        "gpu_uuids": ["GPU-1"],
+    }
     monkeypatch.setattr(environment_module, "gpu_facts", lambda: facts)
     env = environment()
     assert env["machine"] == "h200" and env.items() >= facts.items()
@@ -482,7 +576,9 @@ def test_limits_of_cgroup_v1_and_of_a_container(tmp_path: Path) -> None:
     assert memory_gib(tmp_path) == 0.25
 
 
-def test_memory_that_the_machine_does_not_know_of_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_the_machine_does_not_know_of_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LSAI_MEMORY_GIB", "512")
     assert memory_gib(tmp_path) == 512
     write(tmp_path / "proc/self/cgroup", "0::/job_7")
@@ -490,7 +586,9 @@ def test_memory_that_the_machine_does_not_know_of_yet(tmp_path: Path, monkeypatc
     assert memory_gib(tmp_path) == 0.5, "a limit that is enforced stays one"
     for wrong in ("much", "0", "nan", "-1"):
         monkeypatch.setenv("LSAI_MEMORY_GIB", wrong)
-        with pytest.raises(UserError, match=f"LSAI_MEMORY_GIB='{wrong}' must be this machine's memory in GiB"):
+        with pytest.raises(
+            UserError, match=f"LSAI_MEMORY_GIB='{wrong}' must be this machine's memory in GiB"
+        ):
             memory_gib(tmp_path)
 
 
@@ -508,7 +606,9 @@ def test_without_cgroups_the_machine_itself_is_the_limit(tmp_path: Path) -> None
 
 def train_traced(path: Path, device: str) -> dict[str, float]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(256, 256), nn.LayerNorm(256), nn.SiLU(), nn.Linear(256, 64)).to(device)
+    model = nn.Sequential(nn.Linear(256, 256), nn.LayerNorm(256), nn.SiLU(), nn.Linear(256, 64)).to(
+        device
+    )
     optimizer = torch.optim.AdamW(model.parameters())
     x, y = torch.randn(512, 256, device=device), torch.randint(64, (512,), device=device)
     with trace(path, steps=2) as prof:
@@ -530,9 +630,18 @@ def test_trace_and_kernel_breakdown_on_cpu(tmp_path: Path) -> None:
         assert totals[name] > 0, name
     with gzip.open(path, "rt") as file:
         events = json.load(file)["traceEvents"]
-    steps = {event["name"] for event in events if str(event.get("name", "")).startswith("ProfilerStep")}
+    steps = {
+        event["name"] for event in events if str(event.get("name", "")).startswith("ProfilerStep")
+    }
     assert len(steps) == 2
-    busy = sum(event["dur"] for event in events if str(event.get("name", "")).startswith("ProfilerStep")) / 1e3
+    busy = (
+        sum(
+            event["dur"]
+            for event in events
+            if str(event.get("name", "")).startswith("ProfilerStep")
+        )
+        / 1e3
+    )
     assert sum(totals.values()) <= busy * 1.2
     assert [item.name for item in tmp_path.iterdir()] == ["trace.json.gz"]
 
@@ -551,32 +660,59 @@ def test_no_trace_file_after_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_TNT", "matmul"), ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", "matmul"),
-        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm>", "matmul"), ("aten::addmm", "matmul"),
+        ("nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_TNT", "matmul"),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", "matmul"),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm>", "matmul"),
+        ("aten::addmm", "matmul"),
         ("void flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128>>", "attention"),
         ("cutlass::device_kernel<flash::FlashAttnFwdSm90<...>>", "attention"),
         ("fmha_cutlassF_bf16_aligned_64x64_rf_sm80", "attention"),
         ("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
         ("void at::native::cunn_SoftMaxForward<LogSoftMaxForwardEpilogue>", "loss"),
         ("void at::native::vectorized_elementwise_kernel<4, silu>", "norm/pointwise"),
-        ("triton_poi_fused_add_mul_0", "norm/pointwise"), ("ncclDevKernel_AllGather_RING_LL", "communication"),
-        ("Memcpy HtoD (Pinned -> Device)", "memcpy"), ("something_else", "other"),
-        ("adamw_update", "optimizer"), ("sum_of_squares", "optimizer"), ("cross_entropy_rows", "loss"),
+        ("triton_poi_fused_add_mul_0", "norm/pointwise"),
+        ("ncclDevKernel_AllGather_RING_LL", "communication"),
+        ("Memcpy HtoD (Pinned -> Device)", "memcpy"),
+        ("something_else", "other"),
+        ("adamw_update", "optimizer"),
+        ("sum_of_squares", "optimizer"),
+        ("cross_entropy_rows", "loss"),
         ("nvjet_qqtst_128x256_128x4_2x1_v_bz_coopA_TNN", "matmul"),
-        ("sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize64x128x128", "matmul"), ("triton_tem_fused_mm_3", "matmul"),
-        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_cga1x1x1", "attention"),
-        ("kernel_cutlass_kernel_flash_attncuteflash_fwd_sm90FlashAttentionForwardSm90_object_at__tensorptrbf16", "attention"),
-        ("kernel_cutlass_kernel_flash_attncuteflash_bwd_preprocessFlashAttentionBackwardPreprocess_object", "attention"),
-        ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits>", "attention"),
+        ("sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize64x128x128", "matmul"),
+        ("triton_tem_fused_mm_3", "matmul"),
+        (
+            "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_cga1x1x1",
+            "attention",
+        ),
+        (
+            "kernel_cutlass_kernel_flash_attncuteflash_fwd_sm90FlashAttentionForwardSm90_object_at__tensorptrbf16",
+            "attention",
+        ),
+        (
+            "kernel_cutlass_kernel_flash_attncuteflash_bwd_preprocessFlashAttentionBackwardPreprocess_object",
+            "attention",
+        ),
+        (
+            "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits>",
+            "attention",
+        ),
         ("triton_tem_fused_flex_attention_0", "attention"),
         ("triton_poi_fused_clone_scaled_dot_product_cudnn_attention_transpose_4", "norm/pointwise"),
-        ("triton_red_fused_mean_mul_pow_rsqrt_1", "norm/pointwise"), ("triton_per_fused_abs_amax_clamp_2", "fp8 cast"),
-        ("cast_tiles", "fp8 cast"), ("swiglu_backward_cast_tiles", "norm/pointwise"), ("rms_norm_backward", "norm/pointwise"),
-        ("lsai::fp8_product", "matmul"), ("_cast_to_fp8_kernel", "fp8 cast"), ("triton_poi_fused__to_copy_float8_3", "fp8 cast"),
+        ("triton_red_fused_mean_mul_pow_rsqrt_1", "norm/pointwise"),
+        ("triton_per_fused_abs_amax_clamp_2", "fp8 cast"),
+        ("cast_tiles", "fp8 cast"),
+        ("swiglu_backward_cast_tiles", "norm/pointwise"),
+        ("rms_norm_backward", "norm/pointwise"),
+        ("lsai::fp8_product", "matmul"),
+        ("_cast_to_fp8_kernel", "fp8 cast"),
+        ("triton_poi_fused__to_copy_float8_3", "fp8 cast"),
         ("void at::native::vectorized_elementwise_kernel<4, float8_copy_kernel_cuda>", "fp8 cast"),
-        ("void transformer_engine::cast_transpose_fused_kernel<__nv_bfloat16, __nv_fp8_e4m3>", "fp8 cast"),
+        (
+            "void transformer_engine::cast_transpose_fused_kernel<__nv_bfloat16, __nv_fp8_e4m3>",
+            "fp8 cast",
+        ),
     ],
-)  # fmt: skip
+)
 def test_kernel_classes(name: str, expected: str) -> None:
     assert kernel_class(name) == expected
 
@@ -595,7 +731,12 @@ def test_overlapping_kernels_are_busy_once_and_add_up_by_name() -> None:
     assert busy_ms(events) == 8
     assert busy_ms([event("aten::mm", 0, 1, on_gpu=False)]) is None and busy_ms([]) is None
     assert exposed_ms(events, "communication") == 3 and exposed_ms(events, "attention") is None
-    waits = [event("ncclKernel", 0, 4), event("ncclKernel", 3, 6), event("nvjet_a", 5, 8), event("ncclKernel", 9, 10)]
+    waits = [
+        event("ncclKernel", 0, 4),
+        event("ncclKernel", 3, 6),
+        event("nvjet_a", 5, 8),
+        event("ncclKernel", 9, 10),
+    ]
     assert exposed_ms(waits, "communication") == 6 and exposed_ms(waits[:2], "communication") == 6
     assert exposed_ms([event("gloo:all_gather", 0, 1, on_gpu=False)], "communication") is None
     assert top_kernels(events, 2) == [
@@ -603,13 +744,22 @@ def test_overlapping_kernels_are_busy_once_and_add_up_by_name() -> None:
         {"name": "ncclKernel", "class": "communication", "ms": 5, "calls": 1},
     ]
     totals = kernel_breakdown(events)
-    assert (totals["matmul"], totals["communication"], totals["optimizer"], totals["other"]) == (5, 5, 1, 0)
+    assert (totals["matmul"], totals["communication"], totals["optimizer"], totals["other"]) == (
+        5,
+        5,
+        1,
+        0,
+    )
     assert [result_name(label) for label in ("matmul", "norm/pointwise", "fp8 cast")] == [
-        "kernel_matmul_ms", "kernel_norm_pointwise_ms", "kernel_fp8_cast_ms",
-    ]  # fmt: skip
+        "kernel_matmul_ms",
+        "kernel_norm_pointwise_ms",
+        "kernel_fp8_cast_ms",
+    ]
 
 
-def test_memory_snapshot_without_gpu_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_snapshot_without_gpu_is_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(Unavailable, match="GPU"):
         with memory_snapshot(tmp_path / "s.pickle"):
@@ -685,7 +835,9 @@ def test_gpu_ceilings_are_plausible() -> None:
     for dtype in ("bf16", "tf32", "fp32", "fp8"):
         peak = theoretical_peak(name, dtype)
         if peak is not None:
-            assert 0.3 * peak.tflops < float(found[f"matmul_{dtype}_tflops"]) < 1.05 * peak.tflops, dtype
+            assert (
+                0.3 * peak.tflops < float(found[f"matmul_{dtype}_tflops"]) < 1.05 * peak.tflops
+            ), dtype
     assert float(found["copy_gb_per_s"]) > float(found["h2d_gb_per_s"]) > 1
     assert float(found["d2h_gb_per_s"]) > 1
 
@@ -710,12 +862,17 @@ def test_gpu_environment_reads_nvml_and_leaves_cuda_alone() -> None:
     program = (
         "import json, time, torch; from lsai_lab.machine.environment import environment;"
         "start = time.perf_counter();"
-        "env = environment(); print(json.dumps([env, torch.cuda.is_initialized(), time.perf_counter() - start]))"
+        "env = environment(); print(json.dumps([env, torch.cuda.is_initialized(), "
+        "time.perf_counter() - start]))"
     )
-    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
     env, initialized, seconds = json.loads(output)
     print(env, seconds)
-    assert env["gpu"] == torch.cuda.get_device_name() and env["gpu_count"] == torch.cuda.device_count()
+    assert (
+        env["gpu"] == torch.cuda.get_device_name() and env["gpu_count"] == torch.cuda.device_count()
+    )
     assert env["driver"]
     assert not initialized
     assert seconds < 1

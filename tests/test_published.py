@@ -1,4 +1,5 @@
-"""Figures of other trainers: what is committed is what the code predicts, it keeps its bar, and their habits do what they are said to do."""
+"""Figures of other trainers: what is committed is what the code predicts, it keeps its bar, and
+their habits do what they are said to do."""
 
 from __future__ import annotations
 
@@ -12,18 +13,25 @@ import pytest
 from conftest import CHECKOUT, Project
 from published_predictions import NAMES, predicted, rows
 
-from lsai_core.config.train import TrainConfig
 from lsai_core.base.errors import UserError
+from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import count_parameters
 from lsai_core.prediction import find_gpu, predict
 from lsai_core.prediction.predict import GIB
-from lsai_lab.predictions import will_fit
-from lsai_lab.project.files import load_yaml
-from lsai_lab.peers.trainer_memory import Habits, habits_of, predict_as
 from lsai_lab.peers.settings import PLAIN, read_toml
+from lsai_lab.peers.trainer_memory import Habits, habits_of, predict_as
+from lsai_lab.predictions import will_fit
 from lsai_lab.predictions.recorded import OURS, errors, table_path
+from lsai_lab.project.files import load_yaml
 
-SHAPE = {"n_layers": 4, "d_model": 1024, "n_heads": 8, "n_kv_heads": 8, "d_ff": 4096, "vocab_size": 32_768}
+SHAPE = {
+    "n_layers": 4,
+    "d_model": 1024,
+    "n_heads": 8,
+    "n_kv_heads": 8,
+    "d_ff": 4096,
+    "vocab_size": 32_768,
+}
 
 
 def config(**changes: Any) -> TrainConfig:
@@ -34,25 +42,37 @@ def config(**changes: Any) -> TrainConfig:
 
 @pytest.mark.slow
 def test_committed_predictions_of_published_figures_are_those_of_the_code() -> None:
-    """Every eleventh; if this fails after a change that is meant, `python tests/published_predictions.py` writes them again."""
+    """Every eleventh; if this fails after a change that is meant, `python
+    tests/published_predictions.py` writes them again."""
     kept, said = pd.read_csv(table_path(CHECKOUT, "published")), rows(CHECKOUT)
-    assert [tuple(row) for row in kept[NAMES[:2]].to_numpy()] == [(row["source"], row["row"]) for row in said]
+    assert [tuple(row) for row in kept[NAMES[:2]].to_numpy()] == [
+        (row["source"], row["row"]) for row in said
+    ]
     assert kept["published"].tolist() == [row["gib"] for row in said]
     for row, entry in list(zip(kept.to_dict("records"), said, strict=True))[::11]:
-        assert row["predicted"] == pytest.approx(predicted(entry)["predicted"], rel=1e-3), entry["source"]
+        assert row["predicted"] == pytest.approx(predicted(entry)["predicted"], rel=1e-3), entry[
+            "source"
+        ]
 
 
 def test_published_figures_keep_their_bar_and_every_miss_is_explained() -> None:
-    kept, told = pd.read_csv(table_path(CHECKOUT, "published")), load_yaml(CHECKOUT / "params" / "published.yaml")
+    kept, told = (
+        pd.read_csv(table_path(CHECKOUT, "published")),
+        load_yaml(CHECKOUT / "params" / "published.yaml"),
+    )
     error = kept["error"].abs()
     assert error.median() <= 0.06 and (error <= 0.12).mean() >= 0.9
     assert kept.loc[error > 0.12, "why"].notna().all()
-    assert len(kept) + sum(group["rows"] for group in told["left_out"]) == 116  # all that print memory
+    # all that print memory
+    assert len(kept) + sum(group["rows"] for group in told["left_out"]) == 116
 
 
 def test_the_loss_keeps_the_logits_that_it_is_said_to_keep() -> None:
     logits = 2 * 2048 * 32_768 * 2 / GIB  # bf16
-    peak = {kind: predict_as(config(), Habits(loss=kind)).peak for kind in ("eager", "in place", "held", "fp32")}  # type: ignore[arg-type]
+    peak = {
+        kind: predict_as(config(), Habits(loss=kind)).peak
+        for kind in ("eager", "in place", "held", "fp32")
+    }  # type: ignore[arg-type]
     assert predict_as(config(), Habits()).peak == pytest.approx(predict(config()).peak)
     assert peak["eager"] - peak["in place"] >= 4 * logits  # two matrices in fp32 less
     assert 0 < peak["held"] - peak["in place"] <= logits * 1.01
@@ -62,11 +82,16 @@ def test_the_loss_keeps_the_logits_that_it_is_said_to_keep() -> None:
 def test_selective_checkpointing_of_every_second_product_lies_between() -> None:
     def peak(mode: str, **habits: bool) -> float:
         return predict_as(
-            config(compile=True, grad_checkpoint=mode), Habits(loss="in place", apart=True, **habits)
+            config(compile=True, grad_checkpoint=mode),
+            Habits(loss="in place", apart=True, **habits),
         ).peak
 
-    kept = [peak("full"), peak("selective", every_second=True, attention_again=True), peak("selective", every_second=True),
-            peak("selective")]  # fmt: skip
+    kept = [
+        peak("full"),
+        peak("selective", every_second=True, attention_again=True),
+        peak("selective", every_second=True),
+        peak("selective"),
+    ]
     assert kept == sorted(kept) and len(set(kept)) == 4
 
 
@@ -79,7 +104,8 @@ def test_masters_and_gradients_in_fp32_are_there_whole_or_shared() -> None:
 
 def test_gradients_that_go_at_once_are_not_kept() -> None:
     long, short = (
-        predict_as(config(grad_checkpoint="full"), Habits(step_in_backward=again)) for again in (False, True)
+        predict_as(config(grad_checkpoint="full"), Habits(step_in_backward=again))
+        for again in (False, True)
     )
     assert short.phases["optimizer"] < long.phases["optimizer"] and short.peak <= long.peak
 
@@ -92,23 +118,37 @@ def test_habits_differ_by_trainer(peer: Any) -> None:
 
 def test_others_formulas_say_what_their_authors_compute() -> None:
     """Of Llama-3-8B's runs, worked out by hand."""
-    kept, off = pd.read_csv(table_path(CHECKOUT, "published")), errors(CHECKOUT).loc["published"].reset_index(drop=True)
+    kept, off = (
+        pd.read_csv(table_path(CHECKOUT, "published")),
+        errors(CHECKOUT).loc["published"].reset_index(drop=True),
+    )
     gib = (off.drop(columns=OURS) + 1).mul(kept["published"], axis=0) * GIB
-    n, t = 8_030_261_248, 2 * 8192  # Llama-3-8B over eight GPUs, two sequences of 8,192, selective checkpointing
+    # Llama-3-8B over eight GPUs, two sequences of 8,192, selective checkpointing
+    n, t = 8_030_261_248, 2 * 8192
     first = gib.iloc[0].to_dict()
     assert kept["source"][0].startswith("torchtitan")
     assert first["DeepSpeed"] == pytest.approx(4 * 128_256 * 4096 + 18 * n / 8)
-    assert first["accelerate"] == pytest.approx(8 * n) and first["transformers"] == pytest.approx(18 * n)
+    assert first["accelerate"] == pytest.approx(8 * n) and first["transformers"] == pytest.approx(
+        18 * n
+    )
     kept_by_layers = 34 * t * 4096 * 32
     logits = 2 * t * (128_256 + 4096)
-    assert first["Megatron-LM"] == pytest.approx(n * 7.5 + 1.05 * (kept_by_layers + t * (8 + 4096) + logits))
+    assert first["Megatron-LM"] == pytest.approx(
+        n * 7.5 + 1.05 * (kept_by_layers + t * (8 + 4096) + logits)
+    )
     assert first["Ultra-Scale Playbook"] == pytest.approx(16 * n / 8 + kept_by_layers)
     assert first["LLMem"] == pytest.approx(
         n * (14 + 14) / 8 + t * (2 * 32 * (6144 + 3 * 4096 + 2 * 14_336) + 12 * 128_256)
     )
     layer = 2 * (16 * 4096 + 6 * 14_336) * 8192 + 8192**2 * 32 * 8 + 8 * 8192
     assert first["gpu_poor"] == pytest.approx(8 * n + 650 * 2**20 + 0.15 * 2 * 32 * layer)
-    own = 2 * 128_256 * 4096 + 4096 * 8192 + 8 * 4096 * 32 + 2 * 4096 + 32 * 4096 * (2.5 * 4096 + 3 * 14_336)
+    own = (
+        2 * 128_256 * 4096
+        + 4096 * 8192
+        + 8 * 4096 * 32
+        + 2 * 4096
+        + 32 * 4096 * (2.5 * 4096 + 3 * 14_336)
+    )
     scores = 5 * t * 32 * 32 * 8192
     assert first["EleutherAI"] == pytest.approx(18 * own / 8 + 2 * 1.5e9 + kept_by_layers + scores)
     assert errors(CHECKOUT).loc["recorded"].shape[0] >= 100 and off.shape[1] == 9
@@ -145,8 +185,16 @@ mode = "full"
 def test_torchtitans_configuration_is_read_in_our_words(tmp_path: Path) -> None:
     (tmp_path / "new.toml").write_text(TOML)
     (tmp_path / "old.toml").write_text(OLDER)
-    new, old = (TrainConfig.model_validate(read_toml(tmp_path / name, 8)) for name in ("new.toml", "old.toml"))
-    assert (new.model.preset, new.batch_size, new.seq_len, new.compile) == ("llama3-8b", 2, 8192, True)
+    new, old = (
+        TrainConfig.model_validate(read_toml(tmp_path / name, 8))
+        for name in ("new.toml", "old.toml")
+    )
+    assert (new.model.preset, new.batch_size, new.seq_len, new.compile) == (
+        "llama3-8b",
+        2,
+        8192,
+        True,
+    )
     assert (new.grad_checkpoint, new.fp8.recipe, new.precision, new.parallel.fsdp) == (
         "selective",
         "tensorwise",
@@ -154,7 +202,12 @@ def test_torchtitans_configuration_is_read_in_our_words(tmp_path: Path) -> None:
         8,
     )
     assert (old.model.n_layers, old.batch_size, old.compile, old.precision) == (80, 1, True, "bf16")
-    assert (old.grad_checkpoint, old.fp8.recipe, old.parallel.fsdp, old.parallel.replicate) == ("full", "none", 4, 2)
+    assert (old.grad_checkpoint, old.fp8.recipe, old.parallel.fsdp, old.parallel.replicate) == (
+        "full",
+        "none",
+        4,
+        2,
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,27 +219,47 @@ def test_torchtitans_configuration_is_read_in_our_words(tmp_path: Path) -> None:
             TOML.replace("data_parallel_shard_degree = -1", "tensor_parallel_degree = 8"),
             "tensor_parallel_degree is not predicted",
         ),
-        (OLDER.replace('"full"', '"selective"\nselective_ac_option = "2"'), "selective_ac_option is not predicted"),
+        (
+            OLDER.replace('"full"', '"selective"\nselective_ac_option = "2"'),
+            "selective_ac_option is not predicted",
+        ),
     ],
 )
-def test_what_torchtitan_does_and_we_do_not_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_what_torchtitan_does_and_we_do_not_is_refused(
+    tmp_path: Path, text: str, said: str
+) -> None:
     (tmp_path / "run.toml").write_text(text)
     with pytest.raises(UserError, match=said):
         read_toml(tmp_path / "run.toml", None)
 
 
-def test_command_line_answers_for_other_trainers_and_hugging_face_folders(shared: Project, tmp_path: Path) -> None:
+def test_command_line_answers_for_other_trainers_and_hugging_face_folders(
+    shared: Project, tmp_path: Path
+) -> None:
     (tmp_path / "run.toml").write_text(TOML)
     small = ["--set", "model.n_layers=2", "--set", "seq_len=512"]
     code, out, _ = shared.lsai(
         "predict", "--config", str(tmp_path / "run.toml"), "--gpus", "2", "--gpu", "80GB", *small
     )
-    assert code == 0 and out.startswith("Fits GPU with 80 GiB with ") and "without checkpointing it fits." in out
+    assert (
+        code == 0
+        and out.startswith("Fits GPU with 80 GiB with ")
+        and "without checkpointing it fits." in out
+    )
     assert "by torchtitan (this package: " in out
-    shape = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 512,
-             "vocab_size": 1024, "rms_norm_eps": 1e-5}  # fmt: skip
+    shape = {
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "intermediate_size": 512,
+        "vocab_size": 1024,
+        "rms_norm_eps": 1e-5,
+    }
     (tmp_path / "config.json").write_text(json.dumps(shape))
-    code, out, _ = shared.lsai("predict", "--hf", str(tmp_path), "--as", "hf", "--gpu", "24GB", "--json", *small[2:])
+    code, out, _ = shared.lsai(
+        "predict", "--hf", str(tmp_path), "--as", "hf", "--gpu", "24GB", "--json", *small[2:]
+    )
     found = json.loads(out)
     assert code == 0 and found["as"] == "hf" and found["answer"].startswith("Fits GPU with 24 GiB")
     assert (
@@ -208,14 +281,20 @@ def test_command_line_answers_for_other_trainers_and_hugging_face_folders(shared
         (
             "tight",
             78.0,
-            "May fit H100: 0.5 GiB to spare, less than predictions are sure of; with full checkpointing it may fit.",
+            "May fit H100: 0.5 GiB to spare, less than predictions are sure of; with full "
+            "checkpointing it may fit.",
         ),
         (
             "tight",
             80.0,
-            "May fit H100, slowly: 1.5 GiB of cached memory go back in every step; with full checkpointing it may fit.",
+            "May fit H100, slowly: 1.5 GiB of cached memory go back in every step; with full "
+            "checkpointing it may fit.",
         ),
-        ("too large", 90.0, "Does not fit H100: 11.5 GiB are missing; with full checkpointing it does not."),
+        (
+            "too large",
+            90.0,
+            "Does not fit H100: 11.5 GiB are missing; with full checkpointing it does not.",
+        ),
     ],
 )
 def test_the_first_line_says_how_a_run_fits(

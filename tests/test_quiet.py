@@ -18,7 +18,8 @@ from lsai_lab.runs.disturbance import OTHERS, SPREAD, Quiet
 def judged(
     monkeypatch: pytest.MonkeyPatch, busy_s: float, neighbours: int | None = None, **steps: float
 ) -> dict[str, Any]:
-    """The verdict on a run of ten seconds, of four cores, in which others used the processor for `busy_s` seconds."""
+    """The verdict on a run of ten seconds, of four cores, in which others used the processor for
+    `busy_s` seconds."""
     clocks, busy = iter([0.0, 10.0]), iter([0.0, busy_s])
     monkeypatch.setattr(disturbance.time, "perf_counter", lambda: next(clocks))
     monkeypatch.setattr(quiet, "_busy_s", lambda: next(busy))
@@ -27,12 +28,17 @@ def judged(
     return Quiet().results(steps)
 
 
-def test_a_run_is_marked_beyond_the_declared_bounds_and_only_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_marked_beyond_the_declared_bounds_and_only_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     inside = {"step_ms": 100.0, "step_ms_p25": 100.0, "step_ms_p75": 100.0 + 99 * SPREAD}
     found = judged(monkeypatch, 39 * OTHERS, **inside)
     assert "disturbed" not in found and found["step_spread"] == pytest.approx(0.99 * SPREAD)
     assert found["other_cores"] == pytest.approx(3.9 * OTHERS)
-    assert "steps spread" in judged(monkeypatch, 0, **{**inside, "step_ms_p75": 100 + 101 * SPREAD})["disturbed"]
+    assert (
+        "steps spread"
+        in judged(monkeypatch, 0, **{**inside, "step_ms_p75": 100 + 101 * SPREAD})["disturbed"]
+    )
     assert "other processes used 0.8 of 4 cores" in judged(monkeypatch, 41 * OTHERS)["disturbed"]
     assert "2 other processes on the GPU" in judged(monkeypatch, 0, neighbours=2)["disturbed"]
     monkeypatch.setenv(disturbance.BESIDE, "1")
@@ -61,12 +67,19 @@ class Nvml(types.ModuleType):
         return answers[name]
 
 
-def test_the_visible_gpus_are_named_and_their_neighbours_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_visible_gpus_are_named_and_their_neighbours_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Nvml("pynvml"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     env = environment()
-    assert (env["gpu"], env["gpu_count"], env["gpu_memory_gib"], env["driver"]) == ("NVIDIA H100", 2, 80.0, "580.1")
+    assert (env["gpu"], env["gpu_count"], env["gpu_memory_gib"], env["driver"]) == (
+        "NVIDIA H100",
+        2,
+        80.0,
+        "580.1",
+    )
     assert env["gpu_uuids"] == ["GPU-0", "GPU-1"] and gpu_neighbours() == 2
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")

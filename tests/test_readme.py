@@ -1,4 +1,5 @@
-"""The README's tables are the committed records' figures, however its prose is worded; no record names a folder of its machine."""
+"""The README's tables are the committed records' figures, however its prose is worded; no record
+names a folder of its machine."""
 
 from __future__ import annotations
 
@@ -31,7 +32,10 @@ def tables() -> list[pd.DataFrame]:
     """The README's tables that show speeds."""
     text = (repo_root() / "README.md").read_text()
     blocks = re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
-    cells = [[[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()] for block in blocks]
+    cells = [
+        [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()]
+        for block in blocks
+    ]
     frames = [pd.DataFrame(rows[2:], columns=rows[0]) for rows in cells]
     return [frame for frame in frames if any("tokens/s" in head for head in frame)]
 
@@ -59,16 +63,25 @@ def test_every_row_of_a_table_of_speeds_is_a_record(recorded: pd.DataFrame) -> N
                     same = same[(same[result] * unit).round(digits) == number(row[head])]
             assert len(same), row
             if batch := row.get("largest batch"):
-                searched = recorded[recorded["variant"].isin(same["variant"]) & recorded["study"].isin(same["study"])]
+                searched = recorded[
+                    recorded["variant"].isin(same["variant"])
+                    & recorded["study"].isin(same["study"])
+                ]
                 assert number(batch) in searched["largest_batch"].tolist(), row
 
 
 def test_the_picture_shows_the_recorded_changes(recorded: pd.DataFrame) -> None:
-    """Each ratio in the picture is that of a recorded change to the eager step, in speed or in memory."""
-    drawn = re.findall(r"\((\d\.\d\d)x\)", (repo_root() / "reports/recorded/summary.svg").read_text())
-    levers = recorded.query("machine == 'h100' and study == 'speed' and part == 'levers'").set_index("variant")
+    """Each ratio in the picture is that of a recorded change to the eager step, in speed or in
+    memory."""
+    drawn = re.findall(
+        r"\((\d\.\d\d)x\)", (repo_root() / "reports/recorded/summary.svg").read_text()
+    )
+    levers = recorded.query(
+        "machine == 'h100' and study == 'speed' and part == 'levers'"
+    ).set_index("variant")
     ratios = (
-        levers[["tokens_per_s", "mem_peak_allocated_gib"]] / levers.iloc[0][["tokens_per_s", "mem_peak_allocated_gib"]]
+        levers[["tokens_per_s", "mem_peak_allocated_gib"]]
+        / levers.iloc[0][["tokens_per_s", "mem_peak_allocated_gib"]]
     ).stack()
     assert len(drawn) == 12 and set(drawn) <= {f"{ratio:.2f}" for ratio in ratios}
 
@@ -91,4 +104,7 @@ def test_every_ratio_in_a_table_is_that_of_two_of_its_speeds() -> None:
 def test_records_name_no_folder_of_the_machine_they_ran_on() -> None:
     for path in (repo_root() / "reports" / "recorded").glob("*/*/*/notebook.ipynb"):
         parameters = json.loads(path.read_text())["metadata"]["papermill"]["parameters"]
-        assert parameters["folder"].startswith("runs/") and parameters.get("data_root", "data") == "data", path
+        assert (
+            parameters["folder"].startswith("runs/")
+            and parameters.get("data_root", "data") == "data"
+        ), path

@@ -1,4 +1,5 @@
-"""One run's end is never the end of the study: out of memory, crash, kill, hang, unavailable; each recorded as what it was."""
+"""One run's end is never the end of the study: out of memory, crash, kill, hang, unavailable; each
+recorded as what it was."""
 
 from __future__ import annotations
 
@@ -19,8 +20,14 @@ pytestmark = pytest.mark.slow
 
 EXPECTED = {
     "oom": ("oom", r"can't allocate memory|not enough memory"),
-    "endless": ("failed", r"^the notebook's process was killed by SIGKILL; [1-9]\d* steps were recorded$"),
-    "crash": ("failed", r"^the notebook's process was killed by SIGSEGV; [1-9]\d* steps were recorded$"),
+    "endless": (
+        "failed",
+        r"^the notebook's process was killed by SIGKILL; [1-9]\d* steps were recorded$",
+    ),
+    "crash": (
+        "failed",
+        r"^the notebook's process was killed by SIGSEGV; [1-9]\d* steps were recorded$",
+    ),
     "fa2": ("unavailable", r"."),
     "baseline": ("ok", None),
 }
@@ -28,12 +35,15 @@ EXPECTED = {
 
 def test_every_end_is_recorded_as_what_it_was(hazards: Hazards) -> None:
     runs = hazards.after_first
-    assert {name: run.summary.outcome for name, run in runs.items() if run.summary.kind == "train"} == {
-        name: outcome for name, (outcome, _) in EXPECTED.items()
-    }
+    assert {
+        name: run.summary.outcome for name, run in runs.items() if run.summary.kind == "train"
+    } == {name: outcome for name, (outcome, _) in EXPECTED.items()}
     for name, (_, reason) in EXPECTED.items():
         summary = runs[name].summary
-        assert summary.reason is None if reason is None else re.search(reason, summary.reason), (name, summary.reason)
+        assert summary.reason is None if reason is None else re.search(reason, summary.reason), (
+            name,
+            summary.reason,
+        )
         assert summary.reason is None or "\n" not in summary.reason
         assert summary.wall_s > 0 and summary.command.startswith("lsai study memory")
 
@@ -74,10 +84,16 @@ def test_a_second_command_tries_again_what_could_end_otherwise(hazards: Hazards)
 
 
 def test_a_kernel_ends_with_the_driver_that_was_killed(tmp_path: Path) -> None:
-    cell = f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(300)"
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)]), tmp_path / "in.ipynb")
+    cell = (
+        f"import os, time\nopen({str(tmp_path / 'pid')!r}, "
+        f"'w').write(str(os.getpid()))\ntime.sleep(300)"
+    )
+    nbformat.write(
+        nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)]), tmp_path / "in.ipynb"
+    )
     code = (
-        "import sys; from pathlib import Path; from lsai_lab.runs.notebook import execute_notebook; root = Path(sys.argv[1]);"
+        "import sys; from pathlib import Path; from lsai_lab.runs.notebook import "
+        "execute_notebook; root = Path(sys.argv[1]);"
         "execute_notebook(root / 'in.ipynb', root / 'out.ipynb', {}, root=root, timeout_s=300)"
     )
     driver = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=CHECKOUT)
@@ -115,13 +131,18 @@ def test_a_report_without_running_shows_how_every_run_ended(hazards: Hazards) ->
     code, text, err = project.lsai("report", "--no-run", "--out", folder)
     assert code == 0, (text, err)
     assert "started" not in text
-    assert {path: path.stat().st_mtime_ns for path in project.runs.glob("memory/*/summary.json")} == runs
-    pages = "".join(path.read_text() for path in folder.glob("*.html"))  # Quarto makes one of each chapter
+    assert {
+        path: path.stat().st_mtime_ns for path in project.runs.glob("memory/*/summary.json")
+    } == runs
+    # Quarto makes one of each chapter
+    pages = "".join(path.read_text() for path in folder.glob("*.html"))
     page = html.unescape(re.sub(r"<[^>]+>", "", pages)).replace("’", "'")
     for name, run in hazards.after_second.items():
         if run.summary.outcome != "ok":
             reason = str(run.summary.reason).split("(")[0].split(";")[0][:20]
-            assert re.search(rf"ended\s+as\s+{run.summary.outcome}:\s+{re.escape(reason)}", page), name
+            assert re.search(rf"ended\s+as\s+{run.summary.outcome}:\s+{re.escape(reason)}", page), (
+                name
+            )
     assert (folder / "lab-report.pdf").read_bytes().startswith(b"%PDF")
 
 
@@ -130,20 +151,32 @@ def test_a_report_without_running_shows_how_every_run_ended(hazards: Hazards) ->
     [
         (True, "study memory --only baseline --parts train", 2, "a process may open 64 files here"),
         (False, "study memory --only baseline --parts train", 0, "1 ok"),
-        (False, "train --study memory --technique baseline --set parallel.fsdp=2", 1, "`ip link set lo up`"),
+        (
+            False,
+            "train --study memory --technique baseline --set parallel.fsdp=2",
+            1,
+            "`ip link set lo up`",
+        ),
     ],
 )
 def test_few_open_files_and_no_loopback_are_told_in_one_line_and_one_process_needs_none(
     shared: Project, tmp_path: Path, limited: bool, command: str, code: int, said: str
 ) -> None:
     words = [sys.executable, "-m", "lsai_lab.cli", *command.split()]
-    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), **shared.env, "LSAI_RUNS": str(tmp_path)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(CHECKOUT),
+        **shared.env,
+        "LSAI_RUNS": str(tmp_path),
+    }
     if limited:
         words = ["bash", "-c", 'ulimit -n 64; exec "$@"', "-", *words]
     else:  # a network of its own, whose loopback is down
         words = ["unshare", "--net", "--map-root-user", *words]
         if subprocess.run([*words[:3], "true"], capture_output=True, check=False).returncode:
             pytest.skip("no network namespaces here")
-    done = subprocess.run(words, env=environment, cwd=shared.root, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        words, env=environment, cwd=shared.root, capture_output=True, text=True, timeout=100
+    )
     assert done.returncode == code and said in done.stdout + done.stderr, done
     assert code != 2 or len(done.stderr.splitlines()) == 1, done

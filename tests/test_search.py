@@ -1,4 +1,5 @@
-"""The search for the largest size: exact against brute force, few tries, and on a CPU with real processes and memory."""
+"""The search for the largest size: exact against brute force, few tries, and on a CPU with real
+processes and memory."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from typing import Any
 import pytest
 from conftest import CHECKOUT, tiny
 
-from lsai_core.config.train import TrainConfig
 from lsai_core.base.files import deep_merge, flatten, read_jsonl
+from lsai_core.config.train import TrainConfig
 from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.study import load_profile, load_study, resolve, study_names
 from lsai_lab.searches.batch_search import BatchSearchConfig, run
@@ -37,8 +38,14 @@ def test_the_answer_is_exact_wherever_it_begins() -> None:
         assert search_largest(machine.works, start=start, limit=limit) == min(largest, limit)
         assert len(set(machine.sizes)) == len(machine.sizes), "the same size was tried twice"
         assert all(1 <= size <= limit for size in machine.sizes)
-        # Doubling and bisection take at most 2 log2(limit); small first steps may not cost much more.
-        assert len(machine.sizes) <= 2 * limit.bit_length() + 8, (limit, largest, start, machine.sizes)
+        # Doubling and bisection take at most 2 log2(limit); small first steps may not cost much
+        # more.
+        assert len(machine.sizes) <= 2 * limit.bit_length() + 8, (
+            limit,
+            largest,
+            start,
+            machine.sizes,
+        )
 
 
 @pytest.mark.parametrize("resolution", [0.03, 0.25])
@@ -78,7 +85,9 @@ def tries_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def search(tmp_path: Path, **changes: object) -> dict:
     train = tiny(model={"n_layers": 1, "d_model": 256}, seq_len=64)
-    config = BatchSearchConfig.model_validate({"train": train, "cpu_limit_gib": LIMIT_GIB, **changes})
+    config = BatchSearchConfig.model_validate(
+        {"train": train, "cpu_limit_gib": LIMIT_GIB, **changes}
+    )
     return run(config, Context(tmp_path, tmp_path, tmp_path))
 
 
@@ -88,7 +97,11 @@ def test_the_found_batch_really_trains_and_the_next_one_does_not(tmp_path: Path)
     largest, outcomes = found["largest_batch"], {t["size"]: t["outcome"] for t in found["tries"]}
     assert largest > 1 and not found["search_capped"] and not found["search_out_of_time"]
     assert outcomes[largest] == "ok" and set(outcomes.values()) <= {"ok", "oom"}
-    assert largest < min(size for size, outcome in outcomes.items() if outcome == "oom") <= 1.1 * largest + 1
+    assert (
+        largest
+        < min(size for size, outcome in outcomes.items() if outcome == "oom")
+        <= 1.1 * largest + 1
+    )
     assert read_jsonl(tmp_path / "metrics.jsonl") == found["tries"]
     again = search(tmp_path, max_size=largest)
     assert (again["largest_batch"], again["search_capped"]) == (largest, True)
@@ -106,11 +119,24 @@ def test_a_try_that_hangs_ends_as_a_timeout(tmp_path: Path) -> None:
     assert found["largest_batch"] == 0
 
 
-# What a search may leave out of its row's config: these change what is learned, or what is written down, and no step's memory.
+# What a search may leave out of its row's config: these change what is learned, or what is written
+# down, and no step's memory.
 NO_MEMORY = {
-    "init_from", "steps", "seed", "log_every", "data.source", "data.max_mb", "data.tokenizer_mb", "data.split_seed", "optim.lr",
-    "optim.min_lr_ratio", "optim.warmup_steps", "optim.betas", "optim.eps", "optim.weight_decay",
-}  # fmt: skip
+    "init_from",
+    "steps",
+    "seed",
+    "log_every",
+    "data.source",
+    "data.max_mb",
+    "data.tokenizer_mb",
+    "data.split_seed",
+    "optim.lr",
+    "optim.min_lr_ratio",
+    "optim.warmup_steps",
+    "optim.betas",
+    "optim.eps",
+    "optim.weight_decay",
+}
 NO_MEMORY_SECTIONS = ("eval.", "profile.", "checkpoint.")
 PROFILES = sorted(path.stem for path in (CHECKOUT / "params" / "profiles").glob("*.yaml"))
 
@@ -124,22 +150,44 @@ def test_every_search_trains_what_its_row_trains(profile: str) -> None:
             if spec.kind not in ("batch_search", "model_search"):
                 continue
             for variant in study.measured(part):
-                row = TrainConfig.model_validate(deep_merge(study.base, study.variants[variant].config))
+                row = TrainConfig.model_validate(
+                    deep_merge(study.base, study.variants[variant].config)
+                )
                 searched: Any = resolve(study, variant, part, 0, {})
-                before, after = (flatten(config.model_dump(mode="json")) for config in (row, searched.train))
+                before, after = (
+                    flatten(config.model_dump(mode="json")) for config in (row, searched.train)
+                )
                 other = {key for key in before | after if before.get(key) != after.get(key)}
                 sought = {"batch_size"} if spec.kind == "batch_search" else set()
-                assert {key for key in other if not key.startswith(NO_MEMORY_SECTIONS)} <= NO_MEMORY | sought, variant
+                assert {
+                    key for key in other if not key.startswith(NO_MEMORY_SECTIONS)
+                } <= NO_MEMORY | sought, variant
                 compared += 1
     assert compared
 
 
 def test_a_search_leaves_out_no_setting_of_the_step() -> None:
     row = tiny(
-        loss="full", blocks="plain", precision="bf16", grad_accum=3, grad_checkpoint="full", saved_inputs="host", inputs_on_gpu=1,
+        loss="full",
+        blocks="plain",
+        precision="bf16",
+        grad_accum=3,
+        grad_checkpoint="full",
+        saved_inputs="host",
+        inputs_on_gpu=1,
         optim={"states": "8bit", "grad_clip": 0.0},
-    )  # fmt: skip
-    searched = BatchSearchConfig.model_validate(BatchSearchConfig.from_study(row.model_dump(mode="json"), {})).train
-    for name in ("loss", "blocks", "precision", "grad_accum", "grad_checkpoint", "saved_inputs", "inputs_on_gpu"):
+    )
+    searched = BatchSearchConfig.model_validate(
+        BatchSearchConfig.from_study(row.model_dump(mode="json"), {})
+    ).train
+    for name in (
+        "loss",
+        "blocks",
+        "precision",
+        "grad_accum",
+        "grad_checkpoint",
+        "saved_inputs",
+        "inputs_on_gpu",
+    ):
         assert getattr(searched, name) == getattr(row, name)
     assert (searched.optim.states, searched.optim.grad_clip) == ("8bit", 0.0)

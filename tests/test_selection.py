@@ -25,7 +25,9 @@ def record(session: Session, run: PlannedRun, **results: Any) -> None:
     """A finished record of a planned run, as if it had been executed."""
     write_plan(run, "test")
     write_json(run.folder / "env.json", session.env)
-    Summary(run.id, run.kind, "ok", None, "2026-01-01T00:00:00+00:00", 1.0, "test", run.code, results).write(run.folder)
+    Summary(
+        run.id, run.kind, "ok", None, "2026-01-01T00:00:00+00:00", 1.0, "test", run.code, results
+    ).write(run.folder)
 
 
 @pytest.fixture
@@ -50,18 +52,22 @@ def test_runs_by_hand_with_other_settings_change_no_selection_and_no_row(project
     assert project.lsai("compare", "memory")[1] == table
     code, every, _ = project.lsai("compare", "memory", "--all")
     rows = [line.split() for line in every.splitlines() if "baseline" in line]
-    assert code == 0 and sorted(row[-1] for row in rows) == ["100", "900", "900"], every  # three settings, three rows
+    # three settings, three rows
+    assert code == 0 and sorted(row[-1] for row in rows) == ["100", "900", "900"], every
     assert "optim.lr=0.5, steps=12" in every and "optim.lr=0.25, steps=99" in every
 
 
-def test_without_the_prepared_text_there_are_no_own_runs_and_none_is_prepared(project: Project) -> None:
+def test_without_the_prepared_text_there_are_no_own_runs_and_none_is_prepared(
+    project: Project,
+) -> None:
     session = Session()
     run = session.plan("memory", parts=["train"])[0]
     record(session, run)
     assert len(current_runs(Session(), "memory")) == 1
     (project.root / "data").rename(project.root / "elsewhere")
     assert current_runs(Session(), "memory") == []
-    assert [run.summary.kind for run in current_runs(Session())] == []  # the fixture's ceilings are of no plan
+    # the fixture's ceilings are of no plan
+    assert [run.summary.kind for run in current_runs(Session())] == []
     assert not (project.root / "data").exists()
 
 
@@ -77,18 +83,29 @@ def test_a_run_counts_on_the_machine_that_it_was_executed_on(project: Project) -
 def test_own_runs_are_listed_filtered_compared_named_and_deleted(project: Project) -> None:
     session = Session()
     for lr in (0.5, 0.25):
-        (run,) = session.plan("memory", only=["baseline"], parts=["train"], overrides={"optim": {"lr": lr}})
+        (run,) = session.plan(
+            "memory", only=["baseline"], parts=["train"], overrides={"optim": {"lr": lr}}
+        )
         record(session, run, tokens_per_s=1000 * lr)
         if lr == 0.5:
             annotate(run.folder, name="fast", note="too fast", tags=["try"])
     code, out, _ = project.lsai("runs", "list", "--where", "optim.lr=5e-1", "--json")
     (row,) = json.loads(out)
-    assert code == 0 and (row["name"], row["note"], row["tags"], row["current plan"]) == ("fast", "too fast", "try", "")
+    assert code == 0 and (row["name"], row["note"], row["tags"], row["current plan"]) == (
+        "fast",
+        "too fast",
+        "try",
+        "",
+    )
     assert len(json.loads(project.lsai("runs", "list", "--tag", "try", "--json")[1])) == 1
-    assert "no run has a setting 'optim.rl'" in project.lsai("runs", "list", "--where", "optim.rl=1")[2]
+    assert (
+        "no run has a setting 'optim.rl'"
+        in project.lsai("runs", "list", "--where", "optim.rl=1")[2]
+    )
     differ = json.loads(project.lsai("runs", "compare", "fast", run.id.key[:6], "--json")[1])
     assert {one["what"] for one in differ} == {"config.optim.lr", "results.tokens_per_s"}
-    assert project.lsai("runs", "compare", "memory.baseline", "fast")[0] == 2  # two runs have this name
+    # two runs have this name
+    assert project.lsai("runs", "compare", "memory.baseline", "fast")[0] == 2
     code, out, _ = project.lsai("runs", "delete", "fast", "--yes")
     assert (
         code == 0
@@ -113,8 +130,12 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in DAMAGE.items() for text in texts])
-def test_a_damaged_record_is_shown_as_damaged_and_the_others_go_on(project: Project, name: str, text: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "text"), [(name, text) for name, texts in DAMAGE.items() for text in texts]
+)
+def test_a_damaged_record_is_shown_as_damaged_and_the_others_go_on(
+    project: Project, name: str, text: str
+) -> None:
     session = Session()
     good, bad = session.plan("memory", parts=["train"])
     for run in (good, bad):
@@ -127,7 +148,9 @@ def test_a_damaged_record_is_shown_as_damaged_and_the_others_go_on(project: Proj
     assert str(bad.folder / name) in find_runs(session.runs_root)[-1].summary.reason
     assert [run.folder for run in current_runs(Session(), "memory")] == [good.folder]
     code, _, err = project.lsai("record", "memory", "--machine", "box")
-    kept = [run.summary.id.variant for run in find_runs(project.root / "reports" / "recorded" / "box")]
+    kept = [
+        run.summary.id.variant for run in find_runs(project.root / "reports" / "recorded" / "box")
+    ]
     assert code == 0 and kept == ["baseline"], err
 
 
@@ -161,7 +184,9 @@ def test_names_that_cannot_be_files_are_refused_in_one_line(project: Project, na
         assert code == 2 and len(err.splitlines()) == 1 and "is no name" in err, err
 
 
-def test_a_few_runs_of_a_well_recorded_machine_do_not_stand_for_a_study(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_few_runs_of_a_well_recorded_machine_do_not_stand_for_a_study(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
     runs = lab.load()
     runs = runs[~runs["own"]]
@@ -174,21 +199,32 @@ def test_a_few_runs_of_a_well_recorded_machine_do_not_stand_for_a_study(monkeypa
     assert speed["h100"] < speed[main["fp8", "speed"][0]] / 3  # though h100 has more records in all
 
 
-def test_the_expected_time_of_a_run_is_that_of_its_variant_else_of_its_part(project: Project) -> None:
+def test_the_expected_time_of_a_run_is_that_of_its_variant_else_of_its_part(
+    project: Project,
+) -> None:
     session = Session()
     slow, quick = session.plan("memory", parts=["train"])
     record(session, slow)
     summary = Summary.read(slow.folder)
     replace(summary, wall_s=40.0).write(slow.folder)
-    (again,) = session.plan("memory", only=[slow.id.variant], parts=["train"], overrides={"optim": {"lr": 0.5}})
+    (again,) = session.plan(
+        "memory", only=[slow.id.variant], parts=["train"], overrides={"optim": {"lr": 0.5}}
+    )
     expected = expected_seconds(session, [("memory", [slow, again, quick])])
-    assert slow.folder.exists() and quick.name in expected and expected[quick.name] == 40.0  # the part's only record
+    # the part's only record
+    assert slow.folder.exists() and quick.name in expected and expected[quick.name] == 40.0
     record(session, quick)  # one second
-    (other,) = session.plan("memory", only=[quick.id.variant], parts=["train"], overrides={"optim": {"lr": 0.5}})
+    (other,) = session.plan(
+        "memory", only=[quick.id.variant], parts=["train"], overrides={"optim": {"lr": 0.5}}
+    )
     assert expected_seconds(session, [("memory", [again])])[again.name] == 40.0
     assert expected_seconds(session, [("memory", [other])])[other.name] == 1.0
     many = replace(
-        other, config=other.config.model_copy(update={"parallel": other.config.parallel.model_copy(update={"fsdp": 8})})
+        other,
+        config=other.config.model_copy(
+            update={"parallel": other.config.parallel.model_copy(update={"fsdp": 8})}
+        ),
     )
     session.env |= {"gpu": "NVIDIA Test", "gpu_count": 1}
-    assert expected_seconds(session, [("memory", [many])])[many.name] == 2.0  # eight GPUs, and there is one
+    # eight GPUs, and there is one
+    assert expected_seconds(session, [("memory", [many])])[many.name] == 2.0

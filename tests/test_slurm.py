@@ -1,6 +1,8 @@
-"""Studies as jobs of a real Slurm: submitted, watched, warned, requeued, cancelled, and their records at the end.
+"""Studies as jobs of a real Slurm: submitted, watched, warned, requeued, cancelled, and their
+records at the end.
 
-Everything that may run at the same time is submitted by one fixture; the tests then wait for what they are about.
+Everything that may run at the same time is submitted by one fixture; the tests then wait for what
+they are about.
 """
 
 from __future__ import annotations
@@ -69,7 +71,11 @@ class Jobs:
         ]
         code, out, err = self.project.lsai(*words)
         assert code == 0, err
-        return [line.split()[2].rstrip(":") for line in out.splitlines() if line.startswith("submitted job")]
+        return [
+            line.split()[2].rstrip(":")
+            for line in out.splitlines()
+            if line.startswith("submitted job")
+        ]
 
     def rows(self) -> dict[str, dict[str, Any]]:
         """`lsai jobs`, by job."""
@@ -79,7 +85,10 @@ class Jobs:
 
     def log(self, job: str) -> str:
         """All output of a job's logs; empty if there is none yet."""
-        return "".join(path.read_text() for path in sorted((self.project.runs / "jobs/logs").glob(f"*-{job}.out")))
+        return "".join(
+            path.read_text()
+            for path in sorted((self.project.runs / "jobs/logs").glob(f"*-{job}.out"))
+        )
 
     def folder(self, variant: str) -> Path:
         return next((self.project.runs / "memory").glob(f"{variant}-*"))
@@ -102,24 +111,30 @@ def wait(condition: Callable[[], bool], what: str, seconds: float) -> None:
 
 
 def ended(job: str) -> slurm.JobState:
-    """Wait until a job has ended for good, starting it at once whenever it was put back into the queue."""
+    """Wait until a job has ended for good, starting it at once whenever it was put back into the
+    queue."""
     deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         (state,) = slurm.show(job)
         if state.ended:
             return state
         if state.state == "PENDING" and state.restarts:
-            subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], capture_output=True)
+            subprocess.run(
+                ["scontrol", "update", f"JobId={job}", "StartTime=now"], capture_output=True
+            )
         time.sleep(0.3)
     raise AssertionError(f"job {job} did not end; it is {state}")
 
 
 @pytest.fixture(scope="session")
 def warned(cluster: None, new_project: Callable[..., Project]) -> tuple[Jobs, str]:
-    """A job that is warned in its second minute, when it has started on a busy machine, too, not to be requeued, in the middle of a long run."""
+    """A job that is warned in its second minute, when it has started on a busy machine, too, not to
+    be requeued, in the middle of a long run."""
     jobs = Jobs(new_project(steps=100_000, log_every=10))
     path = "params/clusters/ci.yaml"
-    jobs.project.write_yaml(path, {**CLUSTER, "python": sys.executable, "time": "3", "warning_s": 90, "requeue": False})
+    jobs.project.write_yaml(
+        path, {**CLUSTER, "python": sys.executable, "time": "3", "warning_s": 90, "requeue": False}
+    )
     return jobs, jobs.submit()[0]
 
 
@@ -133,7 +148,8 @@ def array(cluster: None, warned: object, new_project: Callable[..., Project]) ->
 
 @pytest.fixture(scope="session")
 def preempted(array: object, new_project: Callable[..., Project]) -> tuple[Jobs, str, str, Project]:
-    """A study of a short and a long variant whose job was warned in the middle of the long one; the report's job follows it.
+    """A study of a short and a long variant whose job was warned in the middle of the long one; the
+    report's job follows it.
 
     Also the same study's uninterrupted twin, run here.
     """
@@ -145,7 +161,9 @@ def preempted(array: object, new_project: Callable[..., Project]) -> tuple[Jobs,
     jobs.wait_for_steps("long", 20)
     subprocess.run(["scancel", "--batch", "--signal=USR1", job], check=True)
     process = twin.start("study", "memory", "--parts", "train", "--profile", "cpu")
-    wait(lambda: (jobs.folder("long") / "summary.json").exists(), "record of the interrupted run", 60)
+    wait(
+        lambda: (jobs.folder("long") / "summary.json").exists(), "record of the interrupted run", 60
+    )
     jobs.preempted_summary = Summary.read(jobs.folder("long"))  # type: ignore[attr-defined]
     jobs.finished_at = (jobs.folder("baseline") / "summary.json").stat().st_mtime_ns  # type: ignore[attr-defined]
     ended(job)
@@ -154,7 +172,9 @@ def preempted(array: object, new_project: Callable[..., Project]) -> tuple[Jobs,
     return jobs, job, report, twin
 
 
-def test_a_warned_job_is_requeued_and_goes_on_where_it_was(preempted: tuple[Jobs, str, str, Project]) -> None:
+def test_a_warned_job_is_requeued_and_goes_on_where_it_was(
+    preempted: tuple[Jobs, str, str, Project],
+) -> None:
     jobs, job, _, twin = preempted
     assert jobs.preempted_summary.outcome == "preempted"  # type: ignore[attr-defined]
     assert "SIGUSR1" in str(jobs.preempted_summary.reason)  # type: ignore[attr-defined]
@@ -175,7 +195,9 @@ def test_no_variant_runs_twice(preempted: tuple[Jobs, str, str, Project]) -> Non
     assert (jobs.folder("baseline") / "summary.json").stat().st_mtime_ns == jobs.finished_at  # type: ignore[attr-defined]
 
 
-def test_the_report_is_rendered_when_the_study_has_ended(preempted: tuple[Jobs, str, str, Project]) -> None:
+def test_the_report_is_rendered_when_the_study_has_ended(
+    preempted: tuple[Jobs, str, str, Project],
+) -> None:
     jobs, job, report, _ = preempted
     state = ended(report)
     assert state.exit_code == "0:0", jobs.log(report)
@@ -189,7 +211,8 @@ def test_the_report_is_rendered_when_the_study_has_ended(preempted: tuple[Jobs, 
 def test_jobs_are_listed_without_slurm(
     preempted: tuple[Jobs, str, str, Project], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the controller has forgotten a job, or on another machine: its own record says how it ended."""
+    """After the controller has forgotten a job, or on another machine: its own record says how it
+    ended."""
     jobs, job, _, _ = preempted
     path = jobs.project.runs / "jobs" / f"{job}.json"
     record = path.read_text()
@@ -210,7 +233,10 @@ def test_an_array_has_one_task_for_each_variant(array: tuple[Jobs, str]) -> None
         f"{job}_1": "memory.broken",
     }
     assert (rows[f"{job}_0"]["state"], rows[f"{job}_0"]["outcome"]) == ("COMPLETED", "ok")
-    assert (rows[f"{job}_1"]["state"], rows[f"{job}_1"]["outcome"]) == ("FAILED", "a run did not end well")
+    assert (rows[f"{job}_1"]["state"], rows[f"{job}_1"]["outcome"]) == (
+        "FAILED",
+        "a run did not end well",
+    )
     log = jobs.log(f"{job}_0")
     assert "memory.baseline ok" in log
     assert "broken" not in log
@@ -225,9 +251,15 @@ def test_the_time_limit_warns_first(warned: tuple[Jobs, str]) -> None:
     assert list(jobs.folder("baseline").glob("checkpoint-*.json"))
 
 
-def test_two_nodes_train_like_this_machine(cluster: None, new_project: Callable[..., Project]) -> None:
-    """FSDP over two nodes x two ranks through srun, against one process here that sees the same batches."""
-    jobs, twin = Jobs(new_project(parallel={"fsdp": 4}, steps=8, batch_size=4)), new_project(steps=8, batch_size=16)
+def test_two_nodes_train_like_this_machine(
+    cluster: None, new_project: Callable[..., Project]
+) -> None:
+    """FSDP over two nodes x two ranks through srun, against one process here that sees the same
+    batches."""
+    jobs, twin = (
+        Jobs(new_project(parallel={"fsdp": 4}, steps=8, batch_size=4)),
+        new_project(steps=8, batch_size=16),
+    )
     twin.environment["OMP_NUM_THREADS"] = "1"
     (job,) = jobs.submit("--nodes", "2", "--gpus", "2")
     process = twin.start("study", "memory", "--parts", "train", "--profile", "cpu")
@@ -245,8 +277,11 @@ def test_two_nodes_train_like_this_machine(cluster: None, new_project: Callable[
 
 
 @pytest.fixture(scope="session")
-def cancelled(array: tuple[Jobs, str], new_project: Callable[..., Project]) -> tuple[Jobs, str, str, str]:
-    """A job that was cancelled in the middle of a run, its report job, and a job that was to follow its success."""
+def cancelled(
+    array: tuple[Jobs, str], new_project: Callable[..., Project]
+) -> tuple[Jobs, str, str, str]:
+    """A job that was cancelled in the middle of a run, its report job, and a job that was to follow
+    its success."""
     jobs = Jobs(new_project(steps=100_000, log_every=10))
     job, report = jobs.submit(report=True)
     (after,) = jobs.submit("--again", "--after", job)
@@ -256,7 +291,9 @@ def cancelled(array: tuple[Jobs, str], new_project: Callable[..., Project]) -> t
     return jobs, job, report, after
 
 
-def test_a_cancelled_job_leaves_a_run_that_is_recognizably_unfinished(cancelled: tuple[Jobs, str, str, str]) -> None:
+def test_a_cancelled_job_leaves_a_run_that_is_recognizably_unfinished(
+    cancelled: tuple[Jobs, str, str, str],
+) -> None:
     jobs, job, report, _ = cancelled
     assert ended(job).state == ended(report).state == "CANCELLED"
     rows = jobs.rows()
@@ -267,7 +304,9 @@ def test_a_cancelled_job_leaves_a_run_that_is_recognizably_unfinished(cancelled:
     assert (code, out.strip()) == (0, f"{job} had ended already")
 
 
-def test_a_job_whose_dependency_failed_does_not_wait_for_ever(cancelled: tuple[Jobs, str, str, str]) -> None:
+def test_a_job_whose_dependency_failed_does_not_wait_for_ever(
+    cancelled: tuple[Jobs, str, str, str],
+) -> None:
     jobs, *_, after = cancelled
     assert ended(after).state == "CANCELLED"
     assert jobs.rows()[after]["outcome"] == "never started (its dependency failed)"
@@ -292,7 +331,8 @@ def test_a_second_submission_is_refused_while_the_first_one_is_there(
     [
         (
             ["--partition", "debug"],
-            "invalid partition specified: debug; Invalid partition name specified; partitions here: normal",
+            "invalid partition specified: debug; Invalid partition name specified; partitions "
+            "here: normal",
         ),
         (["--nodes", "3"], "Requested node configuration is not available"),
         (["--after", "999"], "--after: Slurm knows no job 999"),

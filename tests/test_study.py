@@ -1,4 +1,5 @@
-"""Plans and reuse: which runs a study has, when a finished run is taken again, and what a change touches."""
+"""Plans and reuse: which runs a study has, when a finished run is taken again, and what a change
+touches."""
 
 from __future__ import annotations
 
@@ -22,7 +23,14 @@ from lsai_lab.runs.driver import run_one
 from lsai_lab.runs.execute import write_plan
 from lsai_lab.runs.records import Summary, find_runs
 from lsai_lab.runs.session import Session
-from lsai_lab.runs.study import PlannedRun, Profile, load_study, matching, select_variants, study_names
+from lsai_lab.runs.study import (
+    PlannedRun,
+    Profile,
+    load_study,
+    matching,
+    select_variants,
+    study_names,
+)
 
 
 def plan(project: Project, *arguments: object) -> dict[str, tuple[str, str]]:
@@ -43,20 +51,27 @@ def touched(before: dict[str, tuple[str, str]], after: dict[str, tuple[str, str]
     return {name for name in after if before.get(name) != after[name]}
 
 
-def test_a_change_touches_only_the_runs_whose_result_it_can_change(new_project: Callable[..., Project]) -> None:
+def test_a_change_touches_only_the_runs_whose_result_it_can_change(
+    new_project: Callable[..., Project],
+) -> None:
     project = new_project({"baseline": {}, "bf16": {"config": {"precision": "bf16_autocast"}}})
     study = "params/studies/memory.yaml"
     before = plan(project)
     assert set(before) == {"baseline", "bf16", "baseline.batch", "bf16.batch"}
     assert len({folder for _, folder in before.values()}) == 4
 
-    edit(project, study, lambda s: s["variants"]["bf16"].update(label="other words", note="and a note"))
+    edit(
+        project,
+        study,
+        lambda s: s["variants"]["bf16"].update(label="other words", note="and a note"),
+    )
     edit(project, study, lambda s: s["parts"]["train"].update(timeout_s=77))
     assert touched(before, plan(project)) == set()
 
     edit(project, study, lambda s: s["variants"]["bf16"]["config"].update(optim={"lr": 1e-4}))
     changed = plan(project)
-    assert touched(before, changed) == {"bf16"}  # the search for the largest batch does not depend on the learning rate
+    # the search for the largest batch does not depend on the learning rate
+    assert touched(before, changed) == {"bf16"}
 
     edit(project, study, lambda s: s["parts"]["batch"]["settings"].update(resolution=0.25))
     assert touched(changed, plan(project)) == {"baseline.batch", "bf16.batch"}
@@ -65,16 +80,23 @@ def test_a_change_touches_only_the_runs_whose_result_it_can_change(new_project: 
     assert touched(before, plan(project)) == set(before)
 
 
-def test_the_text_and_the_profile_are_part_of_the_key(new_project: Callable[..., Project], tmp_path: Path) -> None:
+def test_the_text_and_the_profile_are_part_of_the_key(
+    new_project: Callable[..., Project], tmp_path: Path
+) -> None:
     project = new_project()
     before = plan(project, "--parts", "train")
     other = tmp_path / "other.jsonl"
-    source = yaml.safe_load((project.root / "params/studies/memory.yaml").read_text())["base"]["data"]["source"]
+    source = yaml.safe_load((project.root / "params/studies/memory.yaml").read_text())["base"][
+        "data"
+    ]["source"]
     other.write_text(Path(source.removeprefix("file:")).read_text().replace("milk", "soup"))
     first = plan(project, "--parts", "train", "--dataset", f"file:{other}")
     assert touched(before, first) == {"baseline"}
-    other.write_text(other.read_text().replace("soup", "cake"))  # the same file name, another content
-    assert touched(first, plan(project, "--parts", "train", "--dataset", f"file:{other}")) == {"baseline"}
+    # the same file name, another content
+    other.write_text(other.read_text().replace("soup", "cake"))
+    assert touched(first, plan(project, "--parts", "train", "--dataset", f"file:{other}")) == {
+        "baseline"
+    }
     big = {"profile": "big", "description": "", "studies": {"memory": {"base": {"steps": 99}}}}
     project.write_yaml("params/profiles/big.yaml", big)
     assert touched(before, plan(project, "--parts", "train", "--profile", "big")) == {"baseline"}
@@ -82,8 +104,16 @@ def test_the_text_and_the_profile_are_part_of_the_key(new_project: Callable[...,
 
 def test_layers_the_command_line_wins(new_project: Callable[..., Project]) -> None:
     project = new_project({"baseline": {"config": {"steps": 20, "seq_len": 16}}})
-    edit(project, "params/studies/memory.yaml", lambda s: s["parts"]["train"].update(settings={"steps": 30}))
-    big = {"profile": "big", "description": "", "studies": {"memory": {"base": {"steps": 10, "batch_size": 3}}}}
+    edit(
+        project,
+        "params/studies/memory.yaml",
+        lambda s: s["parts"]["train"].update(settings={"steps": 30}),
+    )
+    big = {
+        "profile": "big",
+        "description": "",
+        "studies": {"memory": {"base": {"steps": 10, "batch_size": 3}}},
+    }
     project.write_yaml("params/profiles/big.yaml", big)
 
     def config(**overrides: Any) -> Any:
@@ -94,15 +124,23 @@ def test_layers_the_command_line_wins(new_project: Callable[..., Project]) -> No
 
     assert (config().steps, config().seq_len, config().batch_size) == (30, 16, 3)
     assert config(steps=40).steps == 40
-    code, _, _ = project.lsai("find-batch", "--set", "max_size=1", "--set", "cpu_limit_gib=0.5", "--profile", "big")
+    code, _, _ = project.lsai(
+        "find-batch", "--set", "max_size=1", "--set", "cpu_limit_gib=0.5", "--profile", "big"
+    )
     assert code == 2  # max_size is no setting of this study's search and no key of a training run
-    assert plan(project, "--parts", "batch") != plan(project, "--parts", "batch", "--set", "cpu_limit_gib=0.5")
+    assert plan(project, "--parts", "batch") != plan(
+        project, "--parts", "batch", "--set", "cpu_limit_gib=0.5"
+    )
 
 
 def test_repeats_are_runs_with_their_own_seeds(new_project: Callable[..., Project]) -> None:
     project = new_project()
     edit(project, "params/studies/memory.yaml", lambda s: s["parts"]["train"].update(repeats=3))
-    assert set(plan(project, "--parts", "train", "--set", "seed=7")) == {"baseline", "baseline.r1", "baseline.r2"}
+    assert set(plan(project, "--parts", "train", "--set", "seed=7")) == {
+        "baseline",
+        "baseline.r1",
+        "baseline.r2",
+    }
     with pytest.MonkeyPatch.context() as patch:
         for key, value in project.env.items():
             patch.setenv(key, value)
@@ -116,8 +154,12 @@ def test_a_finished_study_is_reused_and_says_so(hazards: Hazards) -> None:
     before = {path: path.stat().st_mtime_ns for path in project.runs.rglob("*") if path.is_file()}
     code, out, err = project.lsai("study", "memory", "--parts", "train", "--only", "baseline,oom")
     assert code == 0, err
-    assert "reusing 2 of 2 runs (same config, code, data and machine)" in out and "started" not in out
-    assert {path: path.stat().st_mtime_ns for path in project.runs.rglob("*") if path.is_file()} == before
+    assert (
+        "reusing 2 of 2 runs (same config, code, data and machine)" in out and "started" not in out
+    )
+    assert {
+        path: path.stat().st_mtime_ns for path in project.runs.rglob("*") if path.is_file()
+    } == before
 
 
 def test_equal_runs_of_one_plan_are_measured_once(
@@ -130,7 +172,9 @@ def test_equal_runs_of_one_plan_are_measured_once(
 
     def fake(run: PlannedRun, **_: Any) -> Summary:
         executed.append(run.id.variant)
-        summary = Summary(run.id, run.kind, "ok", None, "2026-01-01T00:00:00+00:00", 1.0, "test", {}, {"steps": 1})
+        summary = Summary(
+            run.id, run.kind, "ok", None, "2026-01-01T00:00:00+00:00", 1.0, "test", {}, {"steps": 1}
+        )
         run.folder.mkdir(parents=True)
         summary.write(run.folder)
         return summary
@@ -158,7 +202,9 @@ def test_only_runs_without_speeds_share_the_machine(
             assert alone.acquire(blocking=False)
             time.sleep(0.05)
             alone.release()
-        summary = Summary(run.id, run.kind, "ok", None, "2026-01-01T00:00:00+00:00", 1.0, "test", {}, {"steps": 1})
+        summary = Summary(
+            run.id, run.kind, "ok", None, "2026-01-01T00:00:00+00:00", 1.0, "test", {}, {"steps": 1}
+        )
         run.folder.mkdir(parents=True)
         summary.write(run.folder)
         return summary
@@ -167,7 +213,10 @@ def test_only_runs_without_speeds_share_the_machine(
     summaries = session.run(session.plan("memory", parts=["batch", "train"]), untimed_jobs=2)
     assert executed[:2] == [("train", "baseline", 0), ("train", "bf16", 0)]
     assert sorted(executed[2:]) == [("batch_search", "baseline", 1), ("batch_search", "bf16", 1)]
-    assert {(summary.kind, summary.outcome) for summary in summaries} == {("train", "ok"), ("batch_search", "ok")}
+    assert {(summary.kind, summary.outcome) for summary in summaries} == {
+        ("train", "ok"),
+        ("batch_search", "ok"),
+    }
 
 
 def test_what_no_run_can_do_without_is_asked_for_once_and_before_any(
@@ -179,7 +228,9 @@ def test_what_no_run_can_do_without_is_asked_for_once_and_before_any(
     session = Session("cpu")
     plan = session.plan("memory")
     there = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "IPython" else there(name))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "IPython" else there(name)
+    )
     with pytest.raises(UserError, match="needs what is not installed here: IPython; pip install"):
         session.run(plan)
     assert not any(run.folder.exists() for run in plan)
@@ -199,7 +250,8 @@ def test_a_run_that_another_process_finished_meanwhile_is_not_repeated(
 
 @pytest.fixture
 def twins(new_project: Callable[..., Project], monkeypatch: pytest.MonkeyPatch) -> Project:
-    """Two studies that ask for the same run, one of them twice; executing is replaced by writing a record."""
+    """Two studies that ask for the same run, one of them twice; executing is replaced by writing a
+    record."""
     project = new_project()
     study = yaml.safe_load((project.root / "params/studies/memory.yaml").read_text())
     variant = study["variants"]["baseline"]
@@ -208,7 +260,9 @@ def twins(new_project: Callable[..., Project], monkeypatch: pytest.MonkeyPatch) 
         "baseline": None,
         "variants": {"first": variant, "second": {**variant, "label": "other words"}},
     }
-    project.write_yaml("params/studies/speed.yaml", {**study, **same, "parts": {"train": {"timeout_s": 50}}})
+    project.write_yaml(
+        "params/studies/speed.yaml", {**study, **same, "parts": {"train": {"timeout_s": 50}}}
+    )
 
     def record(run: PlannedRun, *, command: str, **_: Any) -> Summary:
         write_plan(run, command)
@@ -217,7 +271,17 @@ def twins(new_project: Callable[..., Project], monkeypatch: pytest.MonkeyPatch) 
         (run.folder / ".hidden").write_text("")
         (run.folder / "model").mkdir(exist_ok=True)
         (run.folder / "model" / "config.json").write_text("{}")
-        summary = Summary(run.id, run.kind, "ok", None, "2026-01-01", 9.0, command, run.code, {"tokens_per_s": 5.0})
+        summary = Summary(
+            run.id,
+            run.kind,
+            "ok",
+            None,
+            "2026-01-01",
+            9.0,
+            command,
+            run.code,
+            {"tokens_per_s": 5.0},
+        )
         summary.write(run.folder)
         return summary
 
@@ -235,15 +299,36 @@ def test_a_run_that_another_study_has_finished_is_copied(twins: Project) -> None
     code, out, err = twins.lsai("study", "speed")
     assert code == 0, err
     assert "[1/2] speed.first is the same run as memory.baseline, copied" in out
-    assert "[2/2] speed.second is the same run as" in out and "started" not in out and "outcomes: 2 ok" in out
+    assert (
+        "[2/2] speed.second is the same run as" in out
+        and "started" not in out
+        and "outcomes: 2 ok" in out
+    )
     for name in ("first", "second"):
         copy = twins.found()[name]
         assert (copy.summary.id.study, copy.summary.id.variant) == ("speed", name)
-        assert copy.summary.measured_as == "memory.baseline" and copy.summary.id.key == first.summary.id.key
-        assert copy.summary.results == first.summary.results and copy.summary.command == first.summary.command
-        assert copy.config == first.config and copy.metrics.equals(first.metrics) and copy.env == first.env
+        assert (
+            copy.summary.measured_as == "memory.baseline"
+            and copy.summary.id.key == first.summary.id.key
+        )
+        assert (
+            copy.summary.results == first.summary.results
+            and copy.summary.command == first.summary.command
+        )
+        assert (
+            copy.config == first.config
+            and copy.metrics.equals(first.metrics)
+            and copy.env == first.env
+        )
         files = {path.name for path in copy.folder.iterdir()} - {".lock"}
-        assert files == {"config.json", "env.json", "metrics.jsonl", "model", "run.json", "summary.json"}
+        assert files == {
+            "config.json",
+            "env.json",
+            "metrics.jsonl",
+            "model",
+            "run.json",
+            "summary.json",
+        }
     code, out, _ = twins.lsai("study", "speed")
     assert code == 0 and "reusing 2 of 2 runs" in out and "copied" not in out
 
@@ -251,7 +336,10 @@ def test_a_run_that_another_study_has_finished_is_copied(twins: Project) -> None
 def test_the_second_of_two_equal_runs_of_one_study_is_copied(twins: Project) -> None:
     code, out, err = twins.lsai("study", "speed")
     assert code == 0, err
-    assert "[1/2] speed.first started" in out and "[2/2] speed.second is the same run as speed.first, copied" in out
+    assert (
+        "[1/2] speed.first started" in out
+        and "[2/2] speed.second is the same run as speed.first, copied" in out
+    )
 
 
 def test_again_repeats_what_is_finished_and_names_stay_with_the_run(twins: Project) -> None:
@@ -276,7 +364,10 @@ SWEEP = {
     "name": "grid_{gpus}x_{rate}",
     "label": "{gpus} processes, lr {rate}",
     "config": {"steps": 7},
-    "axes": {"gpus": {"key": "parallel.fsdp", "values": [1, 2]}, "rate": {"key": "optim.lr", "values": [0.1, 0.2]}},
+    "axes": {
+        "gpus": {"key": "parallel.fsdp", "values": [1, 2]},
+        "rate": {"key": "optim.lr", "values": [0.1, 0.2]},
+    },
 }
 
 
@@ -303,12 +394,27 @@ def test_a_sweep_makes_a_variant_of_every_combination(new_project: Callable[...,
     [
         ({"name": "grid_{gpus}"}, r"sweeps.grid: name 'grid_{gpus}' does not hold {rate}"),
         ({"label": "{cores}"}, r"sweeps.grid: label '{cores}' refers to 'cores', which is no axis"),
-        ({"axes": {"gpus": {"key": "parallel.fsdp", "value": [1]}}}, r"unknown key 'sweeps.grid.axes.gpus.value'"),
-        ({"axes": {"gpus": {"key": "parallel.fsd", "values": [2]}}, "name": "{gpus}"}, r"unknown key 'parallel.fsd'"),
-        ({"axes": {"gpus": {"key": "seed", "values": [1]}}, "name": "baseline{gpus}", "label": ""}, r"^$"),
+        (
+            {"axes": {"gpus": {"key": "parallel.fsdp", "value": [1]}}},
+            r"unknown key 'sweeps.grid.axes.gpus.value'",
+        ),
+        (
+            {"axes": {"gpus": {"key": "parallel.fsd", "values": [2]}}, "name": "{gpus}"},
+            r"unknown key 'parallel.fsd'",
+        ),
+        (
+            {
+                "axes": {"gpus": {"key": "seed", "values": [1]}},
+                "name": "baseline{gpus}",
+                "label": "",
+            },
+            r"^$",
+        ),
     ],
 )
-def test_a_bad_sweep_is_one_line(new_project: Callable[..., Project], change: dict[str, Any], message: str) -> None:
+def test_a_bad_sweep_is_one_line(
+    new_project: Callable[..., Project], change: dict[str, Any], message: str
+) -> None:
     project = new_project({"baseline": {}, "other": {}})
     spec = {**SWEEP, "label": "", **change}
     edit(project, "params/studies/memory.yaml", lambda s: s.update(sweeps={"grid": spec}))
@@ -324,12 +430,18 @@ def test_a_sweep_does_not_replace_a_variant(new_project: Callable[..., Project])
     assert code == 2 and "sweep grid makes 'grid_1x_0.1', which is a variant already" in err
 
 
-def test_patterns_choose_variants_of_a_study_and_of_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patterns_choose_variants_of_a_study_and_of_the_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
     session = Session("h200")
     session.dataset_id = lambda config: "none"  # type: ignore[method-assign]  # prepare no text for this
     largest = session.study("largest")
-    assert select_variants(largest, ["plain_*", "bf16_1"], ["*_[48]"]) == ["plain_1", "plain_2", "bf16_1"]
+    assert select_variants(largest, ["plain_*", "bf16_1"], ["*_[48]"]) == [
+        "plain_1",
+        "plain_2",
+        "bf16_1",
+    ]
     assert select_variants(largest, [], ["*_[248]", "weights*", "adam*", "bf16*", "moments*"]) == [
         "plain_1",
         "checkpointed_1",
@@ -339,32 +451,52 @@ def test_patterns_choose_variants_of_a_study_and_of_the_report(monkeypatch: pyte
     names = report_studies(CHECKOUT)
 
     def planned(only: list[str], skip: list[str]) -> dict[str, set[str]]:
-        return {study: {run.id.variant for run in runs} for study, runs in plan_studies(session, names, only, skip)}
+        return {
+            study: {run.id.variant for run in runs}
+            for study, runs in plan_studies(session, names, only, skip)
+        }
 
     assert planned(["fp8"], ["*"]) == {}
-    assert planned(["mach*", "baseline"], ["machine"]) == {"memory": {"baseline"}, "course": {"baseline"}}
+    assert planned(["mach*", "baseline"], ["machine"]) == {
+        "memory": {"baseline"},
+        "course": {"baseline"},
+    }
 
 
 @pytest.mark.parametrize("profile", ["cpu", "gpu", "h200", "gh200", "rtx5090"])
-def test_a_first_pass_is_a_small_part_of_the_full_one(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_pass_is_a_small_part_of_the_full_one(
+    profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
     session = Session(profile)
     session.dataset_id = lambda config: "none"  # type: ignore[method-assign]  # prepare no text for this
     first, full = (
-        {run.folder: run for _, plan in plan_studies(session, report_studies(CHECKOUT), [], [], whole) for run in plan}
+        {
+            run.folder: run
+            for _, plan in plan_studies(session, report_studies(CHECKOUT), [], [], whole)
+            for run in plan
+        }
         for whole in (False, True)
     )
-    assert set(first) < set(full), "its runs are runs of the full pass, so that they are reused there"
+    assert set(first) < set(full), (
+        "its runs are runs of the full pass, so that they are reused there"
+    )
     assert next(iter(first.values())).kind == "ceilings"
     assert 10 <= len(first) <= 25 < len(full)
-    # Every name and pattern of a first answer means a run of this profile, or of the variants that it has not.
+    # Every name and pattern of a first answer means a run of this profile, or of the variants that
+    # it has not.
     for name in study_names(CHECKOUT):
         study = session.study(name)
         runs = [run.id.name for run in session.plan(name)]
-        assert not study.first or any(matching(runs, [pattern]) for pattern in study.first), (name, study.first)
+        assert not study.first or any(matching(runs, [pattern]) for pattern in study.first), (
+            name,
+            study.first,
+        )
 
 
-def test_every_shipped_study_resolves_under_every_shipped_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_shipped_study_resolves_under_every_shipped_profile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
     for profile in sorted(path.stem for path in (CHECKOUT / "params" / "profiles").glob("*.yaml")):
         session = Session(profile)
@@ -372,7 +504,9 @@ def test_every_shipped_study_resolves_under_every_shipped_profile(monkeypatch: p
         for name in study_names(CHECKOUT):
             study = load_study(CHECKOUT, name, session.profile)
             runs = session.plan(name)
-            expected = sum(part.repeats * len(study.measured(key)) for key, part in study.parts.items())
+            expected = sum(
+                part.repeats * len(study.measured(key)) for key, part in study.parts.items()
+            )
             assert len({run.folder for run in runs}) == expected, (profile, name)
 
 

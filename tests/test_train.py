@@ -1,4 +1,5 @@
-"""Training: deterministic, equal to a plain loop, schedule, accumulation, validation, learning, divergence."""
+"""Training: deterministic, equal to a plain loop, schedule, accumulation, validation, learning,
+divergence."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from conftest import losses, tiny, write_corpus
 
-from lsai_core.config.train import DataConfig, OptimConfig
 from lsai_core.base.errors import Unavailable, UserError
+from lsai_core.config.train import DataConfig, OptimConfig
 from lsai_core.model.transformer import build_model
 from lsai_core.training.loop import Diverged, train
 from lsai_core.training.step import learning_rate
@@ -41,7 +42,9 @@ def test_two_runs_with_one_seed_are_equal_to_the_last_bit(dataset: Dataset, tmp_
 
 def test_measuring_changes_no_loss(dataset: Dataset, tmp_path: Path) -> None:
     train(tiny(), dataset, tmp_path / "plain")
-    watched = tiny(profile={"memory_steps": 3}, log_every=5, eval={"every": 4}, checkpoint={"every": 3})
+    watched = tiny(
+        profile={"memory_steps": 3}, log_every=5, eval={"every": 4}, checkpoint={"every": 3}
+    )
     measured = train(watched, dataset, tmp_path / "watched").measured
     assert losses(tmp_path / "plain") == losses(tmp_path / "watched")
     assert 0 < measured["mem_forward_peak_gib"] < 1
@@ -59,13 +62,16 @@ def test_training_equals_a_plain_loop(dataset: Dataset, tmp_path: Path) -> None:
     config = tiny(steps=6, optim={"grad_clip": 0.5, "weight_decay": 0.2})
     trained = train(config, dataset, tmp_path)
 
-    model = build_model(config.model, config.attention, device=CPU, dtype=torch.float32, seed=config.seed)
+    model = build_model(
+        config.model, config.attention, device=CPU, dtype=torch.float32, seed=config.seed
+    )
     decay = [p for p in model.parameters() if p.ndim > 1]
     rest = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": decay, "weight_decay": 0.2}, {"params": rest, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8, foreach=False)
     stream, expected = BatchStream(dataset.tokens("train"), 4, 32, config.seed), []
-    for step, rate in enumerate([1e-3, 2e-3, 3e-3, 3e-3, 1.65e-3, 3e-4]):  # warm-up of 3; half a cosine down to a tenth
+    # warm-up of 3; half a cosine down to a tenth
+    for step, rate in enumerate([1e-3, 2e-3, 3e-3, 3e-3, 1.65e-3, 3e-4]):
         for group in optimizer.param_groups:
             group["lr"] = rate
         x_BS, y_BS = stream.batch(step)
@@ -90,9 +96,16 @@ def test_accumulation_equals_the_large_batch(dataset: Dataset, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "changes", [{"grad_checkpoint": "full"}, {"grad_checkpoint": "selective"}, {"grad_checkpoint": "alternating"}]
+    "changes",
+    [
+        {"grad_checkpoint": "full"},
+        {"grad_checkpoint": "selective"},
+        {"grad_checkpoint": "alternating"},
+    ],
 )
-def test_recomputation_changes_no_loss(dataset: Dataset, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_recomputation_changes_no_loss(
+    dataset: Dataset, tmp_path: Path, changes: dict[str, Any]
+) -> None:
     train(tiny(), dataset, tmp_path / "plain")
     train(tiny(**changes), dataset, tmp_path / "other")
     assert losses(tmp_path / "other") == pytest.approx(losses(tmp_path / "plain"), abs=1e-6)
@@ -114,7 +127,9 @@ def test_learning_rate_rises_linearly_then_falls_along_a_cosine() -> None:
 def test_metrics_state_the_rate_that_was_used(dataset: Dataset, tmp_path: Path) -> None:
     config = tiny()
     rows = train(config, dataset, tmp_path).rows
-    assert [row["lr"] for row in rows] == [learning_rate(s, config.steps, config.optim) for s in range(config.steps)]
+    assert [row["lr"] for row in rows] == [
+        learning_rate(s, config.steps, config.optim) for s in range(config.steps)
+    ]
     on_disk = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert on_disk == rows
     assert all(row["step_ms"] > 0 and row["grad_norm"] > 0 for row in rows)
@@ -122,12 +137,18 @@ def test_metrics_state_the_rate_that_was_used(dataset: Dataset, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("batches", [0, 3])
-def test_validation_loss_equals_an_independent_computation(dataset: Dataset, tmp_path: Path, batches: int) -> None:
+def test_validation_loss_equals_an_independent_computation(
+    dataset: Dataset, tmp_path: Path, batches: int
+) -> None:
     trained = train(tiny(eval={"batches": batches}), dataset, tmp_path)
     tokens = np.fromfile(dataset.folder / "validation.bin", dtype="<u2").astype(np.int64)
     windows = (len(tokens) - 1) // 32
-    chosen = [index * windows // (batches * 4) for index in range(batches * 4)] or list(range(windows))
-    assert windows % 4 or batches, "the last batch should be a partial one, or weighting it wrongly would not show"
+    chosen = [index * windows // (batches * 4) for index in range(batches * 4)] or list(
+        range(windows)
+    )
+    assert windows % 4 or batches, (
+        "the last batch should be a partial one, or weighting it wrongly would not show"
+    )
     total = 0.0
     with torch.no_grad():
         for index in chosen:
@@ -141,14 +162,19 @@ def test_a_tiny_corpus_is_learnt_by_heart(tmp_path: Path) -> None:
     source = write_corpus(tmp_path / "few.jsonl", documents=12)
     data = DataConfig(source=f"file:{source}", vocab_size=320)
     few = prepare(data, tmp_path / "data", progress=False)
-    config = tiny(steps=150, optim={"lr": 1e-2, "warmup_steps": 5}, batch_size=8, eval={"batches": 1})
+    config = tiny(
+        steps=150, optim={"lr": 1e-2, "warmup_steps": 5}, batch_size=8, eval={"batches": 1}
+    )
     train(config, few, tmp_path / "run")
     curve = losses(tmp_path / "run")
-    assert curve[0] == pytest.approx(math.log(320), abs=0.5)  # at the start every token is as likely
+    # at the start every token is as likely
+    assert curve[0] == pytest.approx(math.log(320), abs=0.5)
     assert np.mean(curve[-5:]) < 0.7
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_step(dataset: Dataset, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_step(
+    dataset: Dataset, tmp_path: Path
+) -> None:
     with pytest.raises(Diverged, match=r"not finite at step \d+"):
         train(tiny(optim={"lr": 1e30, "warmup_steps": 0, "grad_clip": 0.0}), dataset, tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -158,7 +184,9 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_step(dataset: Data
 def test_a_corpus_smaller_than_a_batch_is_one_clear_line(dataset: Dataset, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="fewer than one batch of batch_size=4000"):
         train(tiny(batch_size=4000), dataset, tmp_path)
-    with pytest.raises(UserError, match=r"less than one window of seq_len=4000|fewer than one batch"):
+    with pytest.raises(
+        UserError, match=r"less than one window of seq_len=4000|fewer than one batch"
+    ):
         train(tiny(seq_len=4000, batch_size=1), dataset, tmp_path)
 
 

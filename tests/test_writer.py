@@ -1,4 +1,5 @@
-"""A run's record belongs to one writer and to what its key says: two at once, what changes meanwhile, orphans, repetition."""
+"""A run's record belongs to one writer and to what its key says: two at once, what changes
+meanwhile, orphans, repetition."""
 
 from __future__ import annotations
 
@@ -24,7 +25,20 @@ from lsai_lab.runs.kinds import KINDS
 from lsai_lab.runs.records import Summary
 from lsai_lab.runs.session import Session, current_runs
 
-BY_HAND = ["-p", "study", "memory", "-p", "variant", "baseline", "-p", "part", "train", "-p", "profile", "cpu"]
+BY_HAND = [
+    "-p",
+    "study",
+    "memory",
+    "-p",
+    "variant",
+    "baseline",
+    "-p",
+    "part",
+    "train",
+    "-p",
+    "profile",
+    "cpu",
+]
 
 
 @pytest.fixture
@@ -41,14 +55,19 @@ def papermill(project: Project, out: str, *words: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "papermill", "--no-progress-bar", "-k", "python3", str(source)]
     env = {**os.environ, "PYTHONPATH": str(CHECKOUT), **project.env}
     return subprocess.Popen(
-        [*command, str(project.root / out), *words], env=env, cwd=project.root,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [*command, str(project.root / out), *words],
+        env=env,
+        cwd=project.root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 @pytest.mark.slow
 def test_two_papermills_of_one_run_lose_nothing(project: Project) -> None:
-    steps = ["-y", "{overrides: {steps: 600, 'optim.lr': 1e-3}}"]  # which YAML 1.1 reads as a string
+    # which YAML 1.1 reads as a string
+    steps = ["-y", "{overrides: {steps: 600, 'optim.lr': 1e-3}}"]
     both = [papermill(project, f"out-{number}.ipynb", *BY_HAND, *steps) for number in range(2)]
     errors = [process.communicate(timeout=200)[1] for process in both]
     assert sorted(process.returncode for process in both) == [0, 1], errors
@@ -64,20 +83,32 @@ def test_two_papermills_of_one_run_lose_nothing(project: Project) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["-p", "varient", "bf16"], "the notebook has no parameter 'varient'; did you mean variant"),
-        (["-p", "steps", "5"], "the notebook has no parameter 'steps'; known: folder, study, variant"),
+        (
+            ["-p", "varient", "bf16"],
+            "the notebook has no parameter 'varient'; did you mean variant",
+        ),
+        (
+            ["-p", "steps", "5"],
+            "the notebook has no parameter 'steps'; known: folder, study, variant",
+        ),
         (
             ["-y", "{overrides: {optim.lr: fast}}"],
             "study memory, variant baseline, part train: optim.lr: Input should be",
         ),
     ],
 )
-def test_papermill_alone_stops_at_a_wrong_parameter(project: Project, words: list[str], said: str) -> None:
+def test_papermill_alone_stops_at_a_wrong_parameter(
+    project: Project, words: list[str], said: str
+) -> None:
     process = papermill(project, "out.ipynb", *BY_HAND, *words)
     _, error = process.communicate(timeout=100)
     assert process.returncode == 1 and f"error: {said}" in error
     assert not list(project.runs.glob("memory/*"))
-    executed = [cell for cell in nbformat.read(project.root / "out.ipynb", 4).cells if cell.get("execution_count")]
+    executed = [
+        cell
+        for cell in nbformat.read(project.root / "out.ipynb", 4).cells
+        if cell.get("execution_count")
+    ]
     assert len(executed) == 3  # the parameters, those passed, and the one that says so
 
 
@@ -93,15 +124,22 @@ def test_text_that_was_changed_after_the_plan_is_not_trained_on_under_the_old_ke
     project: Project, tmp_path: Path
 ) -> None:
     text = write_corpus(tmp_path / "own.jsonl")
-    (run,) = Session().plan("memory", parts=["train"], overrides={"data": {"source": f"file:{text}"}})
+    (run,) = Session().plan(
+        "memory", parts=["train"], overrides={"data": {"source": f"file:{text}"}}
+    )
     write_plan(run, "test")
     text.write_text(text.read_text().replace("milk", "soup"))
-    Session().plan("memory", parts=["train"], overrides={"data": {"source": f"file:{text}"}})  # prepares the new text
+    # prepares the new text
+    Session().plan("memory", parts=["train"], overrides={"data": {"source": f"file:{text}"}})
     summary = ActiveRun(run.folder, Session().data_root).execute()
-    assert (summary.outcome, summary.results) == ("failed", {}) and "the data changed since" in str(summary.reason)
+    assert (summary.outcome, summary.results) == ("failed", {}) and "the data changed since" in str(
+        summary.reason
+    )
 
 
-def test_code_that_is_changed_during_a_run_makes_it_failed(planned: ActiveRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_is_changed_during_a_run_makes_it_failed(
+    planned: ActiveRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hashes = iter([planned.code["hash"], "another"])
     monkeypatch.setattr("lsai_lab.runs.execute.code_hash", lambda files: next(hashes))
     summary = planned.execute()
@@ -117,9 +155,13 @@ def test_an_edit_is_seen_by_a_process_that_has_hashed_the_file_before(
     path = tmp_path / "module.py"
     path.write_text('x: int = Field(3, description="words")\nif x: raise UserError(f"words {x}")\n')
     first = code.code_hash([path])
-    path.write_text('x: int = Field(3, description="others")\nif x: raise UserError("other words, longer")\n')
+    path.write_text(
+        'x: int = Field(3, description="others")\nif x: raise UserError("other words, longer")\n'
+    )
     assert code.code_hash([path]) == first
-    path.write_text('x: int = Field(4, description="others")\nif x: raise UserError("other words")\n')
+    path.write_text(
+        'x: int = Field(4, description="others")\nif x: raise UserError("other words")\n'
+    )
     assert code.code_hash([path]) != first
 
 
@@ -167,7 +209,9 @@ def test_relative_paths_are_seen_from_where_one_stands(
     assert config(data={"source": "file:b.jsonl"}).data.source == "file:notebooks/b.jsonl"
 
 
-def test_a_finished_run_is_repeated_when_asked_and_the_first_result_is_kept(project: Project, capsys: Any) -> None:
+def test_a_finished_run_is_repeated_when_asked_and_the_first_result_is_kept(
+    project: Project, capsys: Any
+) -> None:
     (run,) = Session().plan("memory", parts=["train"])
     write_plan(run, "test")
     active = ActiveRun(run.folder, Session().data_root)
@@ -178,7 +222,10 @@ def test_a_finished_run_is_repeated_when_asked_and_the_first_result_is_kept(proj
     assert str(run.folder) in said and "--again" in said
     active.execute(again=True)
     (kept,) = (run.folder / "earlier").iterdir()
-    assert Summary.read(kept).results == first.results and len(losses(kept)) == len(losses(run.folder)) == 12
+    assert (
+        Summary.read(kept).results == first.results
+        and len(losses(kept)) == len(losses(run.folder)) == 12
+    )
     assert [found.folder for found in current_runs(Session(), "memory")] == [run.folder]
     assert json.loads((run.folder / "env.json").read_text())["load_average"] >= 0
 
@@ -187,7 +234,8 @@ def test_a_finished_run_is_repeated_when_asked_and_the_first_result_is_kept(proj
 def test_a_command_killed_as_soon_as_it_has_begun_leaves_no_second_writer(
     new_project: Callable[..., Project],
 ) -> None:
-    """The process of its notebook ends itself and the kernel, and holds the run's lock until then."""
+    """The process of its notebook ends itself and the kernel, and holds the run's lock until
+    then."""
     project = new_project(steps=400, checkpoint={"every": 20})
     for delay in (0.0, 0.3, 1.0, 4.0):
         command = project.start("study", "memory", "--parts", "train")
@@ -237,9 +285,15 @@ compare(None, False, None, False, False, None, None)
 
 def test_measuring_and_recording_need_no_typesetter_and_no_plots(project: Project) -> None:
     env = {**os.environ, "PYTHONPATH": str(CHECKOUT), **project.env}
-    done = subprocess.run([sys.executable, "-c", BLOCKED], env=env, capture_output=True, text=True, cwd=project.root)
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED], env=env, capture_output=True, text=True, cwd=project.root
+    )
     assert done.returncode == 0, done.stderr
     assert "baseline" in done.stdout
-    kinds = [name.partition(":")[0] for kind in KINDS.values() for name in (kind.module, kind.config)]
-    reached = code.closure([*kinds, "lsai_lab.runs.interactive", "lsai_lab.runs.notebook", "lsai_lab.cli.runs"])
+    kinds = [
+        name.partition(":")[0] for kind in KINDS.values() for name in (kind.module, kind.config)
+    ]
+    reached = code.closure(
+        [*kinds, "lsai_lab.runs.interactive", "lsai_lab.runs.notebook", "lsai_lab.cli.runs"]
+    )
     assert not [path for path in reached if "report" in path.parts]

@@ -1,16 +1,21 @@
 """Predictions of random configurations, written down first and then held against a GPU.
 
-    python tests/verify_predictions.py plan FILE --seed 1            on any machine: draws, predicts, writes
-    python tests/verify_predictions.py measure FILE OUT --seconds 240   on a GPU: runs them, writes what was measured beside
-    python tests/verify_predictions.py table OUT                        errors of memory, share of right verdicts
+    python tests/verify_predictions.py plan FILE --seed 1            on any machine: draws,
+                                                                     predicts, writes
+    python tests/verify_predictions.py measure FILE OUT --seconds 240   on a GPU: runs them, writes
+                                                                        what was measured beside
+    python tests/verify_predictions.py table OUT                        errors of memory, share of
+                                                                        right verdicts
 
-With `--processes 2`, plan draws configurations that FSDP shards over two GPUs. `measure` also writes the allocations of what ran to
-the end, with the addresses of the driver's segments, to the folder that LSAI_TRACES names.
+With `--processes 2`, plan draws configurations that FSDP shards over two GPUs. `measure` also
+writes the allocations of what ran to the end, with the addresses of the driver's segments, to the
+folder that LSAI_TRACES names.
 
-Every configuration runs three steps in processes of its own. Several prepare and compile at a time, so the step times are no
-measurement of speed. `capped` configurations may reserve a given number of bytes, within 5 % of the least with which they are
-predicted to get through: the question is whether they do. Each run's own allocations are also replayed through the allocator's
-model (`traced`), which separates its errors from those of the simulated step.
+Every configuration runs three steps in processes of its own. Several prepare and compile at a time,
+so the step times are no measurement of speed. `capped` configurations may reserve a given number of
+bytes, within 5 % of the least with which they are predicted to get through: the question is whether
+they do. Each run's own allocations are also replayed through the allocator's model (`traced`),
+which separates its errors from those of the simulated step.
 """
 
 from __future__ import annotations
@@ -36,19 +41,20 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from lsai_core.config.train import TrainConfig
 from lsai_core.base.files import read_jsonl, write_text
+from lsai_core.config.train import TrainConfig
 from lsai_core.parallel.processes import ProcessWorld, connect
 from lsai_core.parallel.world import World
-from lsai_core.profiling.gpus import find_gpu
 from lsai_core.prediction.allocator import Allocator
 from lsai_core.prediction.predict import GIB, Prediction, predict
 from lsai_core.prediction.roofline import estimate
+from lsai_core.profiling.gpus import find_gpu
 from lsai_lab.launch.launch import on_this_machine, torchrun
 
 OPEN, CAPPED = 64, 40  # configurations of each kind
 TIMED_STEPS = 7
-AT_ONCE, TOGETHER_GIB, PATIENCE_S = 12, 72.0, 90.0  # processes, what they may reserve together, how long one may take
+# processes, what they may reserve together, how long one may take
+AT_ONCE, TOGETHER_GIB, PATIENCE_S = 12, 72.0, 90.0
 
 
 def draw(dice: random.Random) -> dict[str, Any]:
@@ -58,20 +64,35 @@ def draw(dice: random.Random) -> dict[str, Any]:
     heads = pick([4, 6, 8, 12, 16, 24])
     width = heads * head_dim
     model = {
-        "n_layers": dice.randint(2, 14), "d_model": width, "n_heads": heads,
-        "n_kv_heads": pick([n for n in range(1, heads + 1) if heads % n == 0]), "d_ff": 128 * dice.randint(width // 64, width // 32),
-        "vocab_size": pick([8192, 16384, 32000, 50304, 100352, 128256]), "tie_embeddings": dice.random() < 0.2,
-    }  # fmt: skip
+        "n_layers": dice.randint(2, 14),
+        "d_model": width,
+        "n_heads": heads,
+        "n_kv_heads": pick([n for n in range(1, heads + 1) if heads % n == 0]),
+        "d_ff": 128 * dice.randint(width // 64, width // 32),
+        "vocab_size": pick([8192, 16384, 32000, 50304, 100352, 128256]),
+        "tie_embeddings": dice.random() < 0.2,
+    }
     fused = dice.random() < 0.7
     return {
-        "model": model, "seq_len": pick([384, 512, 1024, 1536, 2048, 3072, 4096, 8192]), "batch_size": dice.randint(1, 12),
-        "grad_accum": pick([1, 1, 1, 2]), "precision": pick(["bf16"] * 6 + ["bf16_autocast"] * 3 + ["fp32"]), "compile": dice.random() < 0.2,
+        "model": model,
+        "seq_len": pick([384, 512, 1024, 1536, 2048, 3072, 4096, 8192]),
+        "batch_size": dice.randint(1, 12),
+        "grad_accum": pick([1, 1, 1, 2]),
+        "precision": pick(["bf16"] * 6 + ["bf16_autocast"] * 3 + ["fp32"]),
+        "compile": dice.random() < 0.2,
         "grad_checkpoint": pick(["none"] * 4 + ["selective", "alternating", "attention", "full"]),
-        "loss": pick(["fused", "fused", "full"]), "blocks": "fused" if fused else "plain",
-        "mlp_chunk": pick([None, None, 512, 1000]) if fused else None, "fp8": {"recipe": pick(["none"] * 4 + ["fused"])},
-        "optim": {"states": pick(["full", "full", "full", "8bit"]), "kernel": pick(["auto", "torch"])},
-        "attention": {"backend": pick(["auto"] * 6 + ["sdpa_flash", "eager"])}, "data": {"vocab_size": 8192}, "device": "cuda",
-    }  # fmt: skip
+        "loss": pick(["fused", "fused", "full"]),
+        "blocks": "fused" if fused else "plain",
+        "mlp_chunk": pick([None, None, 512, 1000]) if fused else None,
+        "fp8": {"recipe": pick(["none"] * 4 + ["fused"])},
+        "optim": {
+            "states": pick(["full", "full", "full", "8bit"]),
+            "kernel": pick(["auto", "torch"]),
+        },
+        "attention": {"backend": pick(["auto"] * 6 + ["sdpa_flash", "eager"])},
+        "data": {"vocab_size": 8192},
+        "device": "cuda",
+    }
 
 
 def drawn(
@@ -105,10 +126,20 @@ def plan(path: Path, seed: int, count: int, processes: int, bounds: tuple[float,
         found = prediction.on_gpu_with(cap or 1000.0, expandable=expandable)
         time_ = estimate(config, gpu)
         rows.append(
-            {"name": f"{'capped' if capped else 'open'}-{index}", "settings": settings, "expandable": expandable, "cap_gib": cap,
-             "predicted": {"allocated_gib": found.allocated / GIB, "active_gib": prediction.peak, "reserved_gib": found.reserved / GIB,
-                           "fits": found.fits, "step_s": time_.step_s if time_ else None}}
-        )  # fmt: skip
+            {
+                "name": f"{'capped' if capped else 'open'}-{index}",
+                "settings": settings,
+                "expandable": expandable,
+                "cap_gib": cap,
+                "predicted": {
+                    "allocated_gib": found.allocated / GIB,
+                    "active_gib": prediction.peak,
+                    "reserved_gib": found.reserved / GIB,
+                    "fits": found.fits,
+                    "step_s": time_.step_s if time_ else None,
+                },
+            }
+        )
     random.Random(seed).shuffle(rows)
     rows.sort(key=lambda row: not row["settings"]["compile"])  # what takes longest comes first
     write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
@@ -119,16 +150,25 @@ def _edge(prediction: Prediction, expandable: bool) -> float:
     low, high = 0.9 * prediction.peak, prediction.reserved + 0.1
     while high - low > 0.001 * high:
         middle = (low + high) / 2
-        low, high = (low, middle) if prediction.on_gpu_with(middle, expandable=expandable).fits else (middle, high)
+        low, high = (
+            (low, middle)
+            if prediction.on_gpu_with(middle, expandable=expandable).fits
+            else (middle, high)
+        )
     return high
 
 
 def measure(path: Path, out: Path, seconds: float) -> None:
-    """Run the rows of `path` that can begin within `seconds`; each goes to `out` with what was measured, or why it failed."""
+    """Run the rows of `path` that can begin within `seconds`; each goes to `out` with what was
+    measured, or why it failed."""
     rows, end = read_jsonl(path), time.monotonic() + seconds
     room, taken = threading.Condition(), [0.0]
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile() as lock, out.open("w") as file, ThreadPoolExecutor(AT_ONCE) as pool:
+    with (
+        tempfile.NamedTemporaryFile() as lock,
+        out.open("w") as file,
+        ThreadPoolExecutor(AT_ONCE) as pool,
+    ):
 
         def run(row: dict[str, Any]) -> None:
             size = 1.0 + max(row["predicted"]["active_gib"], row["predicted"]["reserved_gib"])
@@ -152,11 +192,17 @@ def _in_a_process(row: dict[str, Any], lock: str) -> dict[str, Any]:
     processes = row["settings"].get("parallel", {}).get("fsdp", 1)
     start = torchrun(processes) if processes > 1 else [sys.executable]
     command = [*start, __file__, "one", lock]
-    environment = {**on_this_machine(), "TORCHINDUCTOR_COMPILE_THREADS": "1", "ROW": json.dumps(row)}
+    environment = {
+        **on_this_machine(),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "ROW": json.dumps(row),
+    }
     if row["expandable"]:
         environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+        )
         return {"measured": json.loads(done.stdout.splitlines()[-1])}
     except (subprocess.TimeoutExpired, IndexError, ValueError) as error:
         said = error if isinstance(error, subprocess.TimeoutExpired) else done.stderr.strip()[-400:]
@@ -164,9 +210,9 @@ def _in_a_process(row: dict[str, Any], lock: str) -> dict[str, Any]:
 
 
 def _measured(row: dict[str, Any], lock: Path) -> dict[str, Any]:
-    from lsai_core.training import step
-    from lsai_core.optimizers.build import build_optimizer
     from lsai_core.config.precision import set_matmul_mode
+    from lsai_core.optimizers.build import build_optimizer
+    from lsai_core.training import step
 
     device, config = torch.device("cuda"), TrainConfig.model_validate(row["settings"])
     total = torch.cuda.get_device_properties(device).total_memory
@@ -191,7 +237,8 @@ def _measured(row: dict[str, Any], lock: Path) -> dict[str, Any]:
             step.train_step(model, optimizer, tokens[:, :-1], tokens[:, 1:], config, device)
         found |= _memory(cap)
         with lock.open() as file:
-            if world.size == 1:  # else the neighbour would wait for the lock, and this process for its neighbour
+            # else the neighbour would wait for the lock, and this process for its neighbour
+            if world.size == 1:
                 fcntl.flock(file, fcntl.LOCK_EX)
             for _ in range(TIMED_STEPS if world.size == 1 else 0):
                 torch.cuda.synchronize()
@@ -202,7 +249,9 @@ def _measured(row: dict[str, Any], lock: Path) -> dict[str, Any]:
         if durations:
             found |= {"step_s": statistics.median(durations), "step_s_min": min(durations)}
         everybody = world.gather(found)
-        found |= {key: max(rank[key] for rank in everybody) for key in found if key.endswith("_gib")}
+        found |= {
+            key: max(rank[key] for rank in everybody) for key in found if key.endswith("_gib")
+        }
     except RuntimeError as error:
         if "out of memory" not in str(error).lower():
             raise
@@ -213,11 +262,13 @@ def _measured(row: dict[str, Any], lock: Path) -> dict[str, Any]:
 
 
 def _memory(cap: float | None) -> dict[str, Any]:
-    """Peaks in GiB; without a cap also what the allocator's model reserves for the same requests."""
+    """Peaks in GiB; without a cap also what the allocator's model reserves for the same
+    requests."""
     torch.cuda.synchronize()
     stats = torch.cuda.memory_stats()
     found: dict[str, Any] = {
-        f"{kind}_gib": stats[f"{kind}_bytes.all.peak"] / GIB for kind in ("allocated", "active", "reserved")
+        f"{kind}_gib": stats[f"{kind}_bytes.all.peak"] / GIB
+        for kind in ("allocated", "active", "reserved")
     }
     found["flushes"] = stats["num_alloc_retries"]
     if cap is None:
@@ -229,36 +280,52 @@ def _memory(cap: float | None) -> dict[str, Any]:
         blocks: dict[int, Any] = {}
         for event in events:
             if event["action"] == "alloc":
-                blocks[event["addr"]] = model.malloc(event["size"], streams.setdefault(event["stream"], len(streams)))
+                blocks[event["addr"]] = model.malloc(
+                    event["size"], streams.setdefault(event["stream"], len(streams))
+                )
             elif event["action"] == "free_completed" and event["addr"] in blocks:
                 model.free(blocks.pop(event["addr"]))
         segments = [event["addr"] for event in events if event["action"] == "segment_alloc"]
-        found["segments_ascending"] = sum(one < other for one, other in pairwise(segments)) / max(1, len(segments) - 1)
+        found["segments_ascending"] = sum(one < other for one, other in pairwise(segments)) / max(
+            1, len(segments) - 1
+        )
         found["traced_reserved_gib"] = model.peak_reserved / GIB
     torch.cuda.memory._record_memory_history(enabled=None)
     return found
 
 
 def write_trace(path: Path, events: list[dict[str, Any]]) -> None:
-    """What the process asked for and what the driver gave: action, address, bytes, stream (numbered) of each event; the configuration."""
+    """What the process asked for and what the driver gave: action, address, bytes, stream
+    (numbered) of each event; the configuration."""
     streams: dict[int, int] = {}
     kept = [
-        (event["action"], event["addr"], event["size"], streams.setdefault(event["stream"], len(streams)))
+        (
+            event["action"],
+            event["addr"],
+            event["size"],
+            streams.setdefault(event["stream"], len(streams)),
+        )
         for event in events
         if event["action"] in ("alloc", "free_completed", "segment_alloc")
     ]
     row = json.loads(os.environ["ROW"])
-    write_text(path, json.dumps({"name": row["name"], "gpu": torch.cuda.get_device_name(), "events": kept}))
+    write_text(
+        path, json.dumps({"name": row["name"], "gpu": torch.cuda.get_device_name(), "events": kept})
+    )
 
 
 def table(path: Path) -> dict[str, Any]:
-    """Errors over the rows of a measured file: median, 90th and 95th percentile, largest (shares), and how many verdicts were right."""
+    """Errors over the rows of a measured file: median, 90th and 95th percentile, largest (shares),
+    and how many verdicts were right."""
     every = read_jsonl(path)
     rows = [row for row in every if "measured" in row]
     found: dict[str, Any] = {"failed": len(every) - len(rows)}
     for kind in ("allocated_gib", "active_gib", "reserved_gib"):
-        pairs = [(row["predicted"][kind], row["measured"][kind]) for row in rows
-                 if row["cap_gib"] is None and row["predicted"][kind] and row["measured"].get(kind)]  # fmt: skip
+        pairs = [
+            (row["predicted"][kind], row["measured"][kind])
+            for row in rows
+            if row["cap_gib"] is None and row["predicted"][kind] and row["measured"].get(kind)
+        ]
         errors = sorted(abs(predicted / measured - 1) for predicted, measured in pairs)
         if errors:
             found[kind] = {
@@ -274,7 +341,9 @@ def table(path: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("plan", "measure", "table", "one"))
     parser.add_argument("file", type=Path)
     parser.add_argument("out", type=Path, nargs="?")
@@ -283,14 +352,19 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=OPEN + CAPPED)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument(
-        "--gib", type=float, nargs=2, default=(1.5, 14.0), help="the least and the most that is reserved"
+        "--gib",
+        type=float,
+        nargs=2,
+        default=(1.5, 14.0),
+        help="the least and the most that is reserved",
     )
     given = parser.parse_args()
     if given.what == "plan":
         plan(given.file, given.seed, given.count, given.processes, tuple(given.gib))
     elif given.what == "measure":
         measure(given.file, given.out or given.file.with_suffix(".measured.jsonl"), given.seconds)
-    elif given.what == "one":  # of the others, in a process of its own: the row comes in, what was measured goes out
+    # of the others, in a process of its own: the row comes in, what was measured goes out
+    elif given.what == "one":
         found = _measured(json.loads(os.environ["ROW"]), given.file)
         if int(os.environ.get("RANK", "0")) == 0:
             print(json.dumps(found))

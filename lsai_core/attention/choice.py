@@ -1,8 +1,10 @@
-"""From a request to a kernel: the list of backends, how `auto` chooses among them, and `attention` itself.
+"""From a request to a kernel: the list of backends, how `auto` chooses among them, and `attention`
+itself.
 
-`auto` takes the fastest correct backend of the nearest shape that was measured on this kind of GPU (`measured.py`).
-Where nothing was measured, fused kernels come before plain operations; with a window, kernels that skip the tiles outside of it
-before those that mask them away; then the order is that of `Backend.speed`, which each kernel's file states.
+`auto` takes the fastest correct backend of the nearest shape that was measured on this kind of GPU
+(`measured.py`). Where nothing was measured, fused kernels come before plain operations; with a
+window, kernels that skip the tiles outside of it before those that mask them away; then the order
+is that of `Backend.speed`, which each kernel's file states.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ BACKENDS: dict[str, Backend] = {name: declared(PACKAGE, name, "BACKEND") for nam
 
 
 def get_backend(name: str) -> Backend:
-    """The backend called `name`; `UserError` if there is none (`auto` is not a backend: see `resolve`)."""
+    """The backend called `name`; `UserError` if there is none (`auto` is not a backend: see
+    `resolve`)."""
     if name not in BACKENDS:
         raise UserError(f"unknown attention backend {name!r}; known: auto, {', '.join(BACKENDS)}")
     return BACKENDS[name]
@@ -40,11 +43,14 @@ def available_backends(device: torch.device | str, training: bool = True) -> dic
     return {name: backend.missing(device, training) for name, backend in BACKENDS.items()}
 
 
-def choose(case: Case, available: Mapping[str, str | None], measured: Sequence[Ranking] = ()) -> str:
-    """The fastest backend that is available and supports `case`: a pure function, the meaning of `auto`.
+def choose(
+    case: Case, available: Mapping[str, str | None], measured: Sequence[Ranking] = ()
+) -> str:
+    """The fastest backend that is available and supports `case`: a pure function, the meaning of
+    `auto`.
 
-    `available` is what `available_backends` returns, `measured` what was measured on this kind of device
-    (`measured.rankings_for`). Raises `Unavailable` if nothing fits.
+    `available` is what `available_backends` returns, `measured` what was measured on this kind of
+    device (`measured.rankings_for`). Raises `Unavailable` if nothing fits.
     """
     found = nearest(case, measured)
     ranked = () if found is None else found.training if case.training else found.inference
@@ -72,16 +78,27 @@ def resolve(
 ) -> str:
     """The name of the kernel that `attention(..., backend=backend)` runs for such inputs.
 
-    Raises `Unavailable` if this machine lacks the kernel, `UserError` if the combination can never work; callers that
-    want the error before the first step (or the name for a record) ask here.
+    Raises `Unavailable` if this machine lacks the kernel, `UserError` if the combination can never
+    work; callers that want the error before the first step (or the name for a record) ask here.
     """
     restricting = None if window is not None and window >= seq_len else window
     length = _nearest_power_of_two(seq_len) if backend == "auto" else None
     mask = (restricting, causal)
-    return _resolved(backend, torch.device(device), dtype, head_dim, *mask, grouped, length, seq_len == 1, training)
+    return _resolved(
+        backend,
+        torch.device(device),
+        dtype,
+        head_dim,
+        *mask,
+        grouped,
+        length,
+        seq_len == 1,
+        training,
+    )
 
 
-# One request resolves the same way for the whole process: cached, because it stands in every layer of every step.
+# One request resolves the same way for the whole process: cached, because it stands in every layer
+# of every step.
 @functools.cache
 def _resolved(
     backend: str,
@@ -95,7 +112,9 @@ def _resolved(
     single_token: bool,
     training: bool,
 ) -> str:
-    case = Case(device.type, dtype, head_dim, window, single_token, causal, grouped, length, training)
+    case = Case(
+        device.type, dtype, head_dim, window, single_token, causal, grouped, length, training
+    )
     if backend == "auto":
         available = available_backends(device, training)
         return choose(case, available, rankings_for(device, available))
@@ -112,12 +131,14 @@ def _resolved_constant(*request: Any) -> str:
     return _resolved(*request)
 
 
-# All that `torch.compiler.assume_constant_result` does, but it imports the compiler, which takes a second in every process.
+# All that `torch.compiler.assume_constant_result` does, but it imports the compiler, which takes a
+# second in every process.
 _resolved_constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _nearest_power_of_two(seq_len: int) -> int:
-    # Comparisons only: of a symbolic length torch.compile then knows the range, and recompiles when it is left.
+    # Comparisons only: of a symbolic length torch.compile then knows the range, and recompiles when
+    # it is left.
     length = 1
     while 3 * length < 2 * seq_len:
         length *= 2
@@ -135,10 +156,11 @@ def attention(
 ) -> Tensor:
     """Softmax attention with scale 1/sqrt(D): returns (B, S, H, D) in the dtype of q.
 
-    q_BSHD: (batch, sequence, heads, head dimension); k_BSKD and v_BSKD: the same with K key-value heads, H % K == 0
-    (query head h reads key-value head h // (H // K)). Position i attends to j <= i; with `window=W` to i - W < j <= i
-    (W >= S is no window); with `causal=False` to all positions, and there is no window. Raises `UserError` for shapes
-    or combinations that cannot work, `Unavailable` if the machine lacks the backend.
+    q_BSHD: (batch, sequence, heads, head dimension); k_BSKD and v_BSKD: the same with K key-value
+    heads, H % K == 0 (query head h reads key-value head h // (H // K)). Position i attends to j <=
+    i; with `window=W` to i - W < j <= i (W >= S is no window); with `causal=False` to all
+    positions, and there is no window. Raises `UserError` for shapes or combinations that cannot
+    work, `Unavailable` if the machine lacks the backend.
     """
     batch, seq_len, n_heads, head_dim = q_BSHD.shape
     n_kv_heads = k_BSKD.shape[2]
@@ -146,14 +168,20 @@ def attention(
         q, k, v = (tuple(tensor.shape) for tensor in (q_BSHD, k_BSKD, v_BSKD))
         raise UserError(f"attention: q {q}, k {k}, v {v} do not fit")
     if n_heads % n_kv_heads:
-        raise UserError(f"attention: {n_heads} query heads are not a multiple of {n_kv_heads} key-value heads")
+        raise UserError(
+            f"attention: {n_heads} query heads are not a multiple of {n_kv_heads} key-value heads"
+        )
     if window is not None and window < 1:
         raise UserError(f"attention: window must be at least 1, got {window}")
     if window is not None and not causal:
-        raise UserError(f"attention: window={window} looks back from each position and needs causal=True")
+        raise UserError(
+            f"attention: window={window} looks back from each position and needs causal=True"
+        )
     if window is not None and window >= seq_len:
         window = None
-    training = torch.is_grad_enabled() and (q_BSHD.requires_grad or k_BSKD.requires_grad or v_BSKD.requires_grad)
+    training = torch.is_grad_enabled() and (
+        q_BSHD.requires_grad or k_BSKD.requires_grad or v_BSKD.requires_grad
+    )
     # Branches, because torch.compile keeps the comparisons themselves symbolic.
     single_token = grouped = False
     if seq_len == 1:
@@ -162,6 +190,15 @@ def attention(
         grouped = True
     length = _nearest_power_of_two(seq_len) if backend == "auto" else None
     name = _resolved_constant(
-        backend, q_BSHD.device, q_BSHD.dtype, head_dim, window, causal, grouped, length, single_token, training
+        backend,
+        q_BSHD.device,
+        q_BSHD.dtype,
+        head_dim,
+        window,
+        causal,
+        grouped,
+        length,
+        single_token,
+        training,
     )
     return BACKENDS[name].function(q_BSHD, k_BSKD, v_BSKD, window, causal)

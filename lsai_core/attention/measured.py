@@ -1,9 +1,10 @@
 """Which backend was fastest where: the measured table behind `auto`.
 
-`measured.json` is written by `lsai attention-table --write` from the committed records of the attention study, one line
-for each shape: the correct backends, fastest first, with their TFLOP/s, by forward plus backward time (`training`) and by forward
-time (`inference`). Which kernel wins depends on the GPU's architecture, the head dimension, the mask and the length, and
-changes slowly with each, so a request that was not measured takes the ranking of the nearest shape that was.
+`measured.json` is written by `lsai attention-table --write` from the committed records of the
+attention study, one line for each shape: the correct backends, fastest first, with their TFLOP/s,
+by forward plus backward time (`training`) and by forward time (`inference`). Which kernel wins
+depends on the GPU's architecture, the head dimension, the mask and the length, and changes slowly
+with each, so a request that was not measured takes the ranking of the nearest shape that was.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ TABLE = Path(__file__).with_name("measured.json")
 
 @dataclass(frozen=True)
 class Ranking:
-    """One measured shape. `gpu` is the driver's name of the GPU, `capability` its architecture ("9.0")."""
+    """One measured shape. `gpu` is the driver's name of the GPU, `capability` its architecture
+    ("9.0")."""
 
     gpu: str
     capability: str
@@ -62,17 +64,26 @@ def rankings_for(device: torch.device, available: Mapping[str, str | None]) -> t
     """What `select_rankings` takes of the shipped table for this GPU; nothing for other devices."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return ()
-    name, (major, minor) = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+    name, (major, minor) = (
+        torch.cuda.get_device_name(device),
+        torch.cuda.get_device_capability(device),
+    )
     return select_rankings(shipped(), name, f"{major}.{minor}", available)
 
 
 def select_rankings(
-    rankings: Sequence[Ranking], gpu: str, capability: str, available: Mapping[str, str | None] | None = None
+    rankings: Sequence[Ranking],
+    gpu: str,
+    capability: str,
+    available: Mapping[str, str | None] | None = None,
 ) -> tuple[Ranking, ...]:
-    """The rankings of this GPU, else those of its architecture. A GPU that was measured without a backend that is `available` (see
-    `choose`) and the fastest somewhere on the architecture counts for less: else `auto` would never take that one."""
+    """The rankings of this GPU, else those of its architecture. A GPU that was measured without a
+    backend that is `available` (see `choose`) and the fastest somewhere on the architecture counts
+    for less: else `auto` would never take that one."""
     alike = [ranking for ranking in rankings if ranking.capability == capability]
-    winners = {next(iter(r.training)) for r in alike} & {n for n, reason in (available or {}).items() if reason is None}
+    winners = {next(iter(r.training)) for r in alike} & {
+        n for n, reason in (available or {}).items() if reason is None
+    }
     known: dict[str, set[str]] = defaultdict(set)
     for ranking in alike:
         known[ranking.gpu] |= winners & ranking.training.keys()
@@ -82,21 +93,30 @@ def select_rankings(
 
 
 def nearest(case: Case, rankings: Sequence[Ranking]) -> Ranking | None:
-    """The measured shape that is most like `case`; None if none has its kind of mask and number format.
+    """The measured shape that is most like `case`; None if none has its kind of mask and number
+    format.
 
-    Head dimension decides first, then whether heads are grouped, then how many doublings of the window and of the
-    length lie between. Where neither a length is given nor tiles matter (a single token), nothing is near.
+    Head dimension decides first, then whether heads are grouped, then how many doublings of the
+    window and of the length lie between. Where neither a length is given nor tiles matter (a single
+    token), nothing is near.
     """
     if case.length is None or case.single_token:
         return None
     length = case.length
-    dtypes = {str(dtype).removeprefix("torch.") for dtype in (HALF if case.dtype in HALF else {case.dtype})}
+    dtypes = {
+        str(dtype).removeprefix("torch.")
+        for dtype in (HALF if case.dtype in HALF else {case.dtype})
+    }
 
     def distance(ranking: Ranking) -> tuple[float, bool, float]:
         doublings = abs(math.log2(ranking.length / length))
         if case.window is not None and ranking.window is not None:
             doublings += abs(math.log2(ranking.window / case.window))
-        return abs(math.log2(ranking.head_dim / case.head_dim)), ranking.grouped != case.grouped, doublings
+        return (
+            abs(math.log2(ranking.head_dim / case.head_dim)),
+            ranking.grouped != case.grouped,
+            doublings,
+        )
 
     alike = [
         ranking

@@ -1,8 +1,10 @@
-"""What a kernel is and what it can do: `Backend` declares its limits as data, `Case` is one request.
+"""What a kernel is and what it can do: `Backend` declares its limits as data, `Case` is one
+request.
 
-Two questions are kept apart, because they have different answers for the user. `Backend.missing(device)` asks about the
-machine (a package, a GPU, its generation). `Backend.unsupported(case)` asks about the request (dtype, head dimension,
-window), which no other machine of that kind would answer differently.
+Two questions are kept apart, because they have different answers for the user.
+`Backend.missing(device)` asks about the machine (a package, a GPU, its generation).
+`Backend.unsupported(case)` asks about the request (dtype, head dimension, window), which no other
+machine of that kind would answer differently.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ AMPERE_ON = ((8, 0), (99, 0))
 
 @dataclass(frozen=True)
 class Case:
-    """One attention request. `window` is None where it does not restrict anything (window >= sequence length).
+    """One attention request. `window` is None where it does not restrict anything (window >=
+    sequence length).
 
-    Whether a kernel can serve a case never depends on the length, except for `single_token`. Which one is fastest does,
-    on its nearest power of two: `length`, None where nobody asked for the fastest. torch.compile can so keep the length
-    itself symbolic. `grouped`: several query heads share a key-value head; `training`: gradients are wanted.
+    Whether a kernel can serve a case never depends on the length, except for `single_token`. Which
+    one is fastest does, on its nearest power of two: `length`, None where nobody asked for the
+    fastest. torch.compile can so keep the length itself symbolic. `grouped`: several query heads
+    share a key-value head; `training`: gradients are wanted.
     """
 
     device_type: str
@@ -44,19 +48,23 @@ class Case:
 class Backend:
     """One attention kernel.
 
-    `function(q_BSHD, k_BSKD, v_BSKD, window, causal) -> out_BSHD` takes any H % K == 0; kernels without grouped-query
-    attention repeat the key-value heads themselves; a window comes with `causal` only. `dtypes` maps each device type that the kernel exists for to its
-    dtypes; `window` holds the device types on which it can restrict attention, `forward_only` those on which it has
-    no backward pass. `plain_operations` marks what is composed of ordinary tensor operations and runs wherever tensors
-    do. `load` imports what the kernel needs and raises if it cannot.
+    `function(q_BSHD, k_BSKD, v_BSKD, window, causal) -> out_BSHD` takes any H % K == 0; kernels
+    without grouped-query attention repeat the key-value heads themselves; a window comes with
+    `causal` only. `dtypes` maps each device type that the kernel exists for to its dtypes; `window`
+    holds the device types on which it can restrict attention, `forward_only` those on which it has
+    no backward pass. `plain_operations` marks what is composed of ordinary tensor operations and
+    runs wherever tensors do. `load` imports what the kernel needs and raises if it cannot.
 
-    For memory: a fused kernel keeps q, k, v, the output and one fp32 number per row. `grouped`: it takes K < H heads as they are,
-    otherwise it keeps them repeated; `repeats`: it makes their gradients for every query head, otherwise it sums them in fp32;
-    `masked`: a window is a mask of S x S values. `operators`: its operators as torch names them
-    ("namespace::name", or a namespace), whose results selective checkpointing keeps; not needed where the name has "attention" in it.
-    `speed`: its place among others where nothing was measured, the highest first (in bf16, causal, on Hopper).
+    For memory: a fused kernel keeps q, k, v, the output and one fp32 number per row. `grouped`: it
+    takes K < H heads as they are, otherwise it keeps them repeated; `repeats`: it makes their
+    gradients for every query head, otherwise it sums them in fp32; `masked`: a window is a mask of
+    S x S values. `operators`: its operators as torch names them ("namespace::name", or a
+    namespace), whose results selective checkpointing keeps; not needed where the name has
+    "attention" in it. `speed`: its place among others where nothing was measured, the highest first
+    (in bf16, causal, on Hopper).
 
-    `about`, `color` and `marker` (matplotlib's) are for tables and figures; `install`: what pip is given for its package.
+    `about`, `color` and `marker` (matplotlib's) are for tables and figures; `install`: what pip is
+    given for its package.
     """
 
     name: str
@@ -82,28 +90,35 @@ class Backend:
 
     @property
     def half_only(self) -> bool:
-        """Whether it takes 16-bit inputs only, on GPUs if it exists there. Refused in fp32 on every machine, so that a config means
-        the same everywhere."""
-        return torch.float32 not in self.dtypes.get("cuda", frozenset().union(*self.dtypes.values()))
+        """Whether it takes 16-bit inputs only, on GPUs if it exists there. Refused in fp32 on every
+        machine, so that a config means the same everywhere."""
+        return torch.float32 not in self.dtypes.get(
+            "cuda", frozenset().union(*self.dtypes.values())
+        )
 
     @property
     def windowed(self) -> bool:
-        """Whether it can restrict attention to the last `window` positions, on GPUs if it exists there."""
+        """Whether it can restrict attention to the last `window` positions, on GPUs if it exists
+        there."""
         return "cuda" in self.window or bool(self.window and "cuda" not in self.dtypes)
 
     def missing(self, device: torch.device, training: bool = True) -> str | None:
-        """Why this machine cannot run the kernel on `device` (for `training`: and its gradient); None if it can."""
+        """Why this machine cannot run the kernel on `device` (for `training`: and its gradient);
+        None if it can."""
         if training and device.type in self.forward_only:
             return f"has no backward pass on {device.type}"
         return _missing(self, device)
 
     def unsupported(self, case: Case) -> str | None:
-        """Why the kernel cannot serve `case` on any machine with that device type; None if it can."""
+        """Why the kernel cannot serve `case` on any machine with that device type; None if it
+        can."""
         dtypes = self.dtypes.get(case.device_type, frozenset())
         low, high = self.head_dims
         if case.dtype not in dtypes:
             known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
-            return f"takes {known} on {case.device_type}, not {str(case.dtype).removeprefix('torch.')}"
+            return (
+                f"takes {known} on {case.device_type}, not {str(case.dtype).removeprefix('torch.')}"
+            )
         if not low <= case.head_dim <= high or case.head_dim % self.head_dim_multiple:
             taken = f"{low} to {high} in multiples of {self.head_dim_multiple}"
             return f"takes head dimensions {taken}, not {case.head_dim}"
@@ -118,19 +133,29 @@ class Backend:
 def _missing(backend: Backend, device: torch.device) -> str | None:
     if device.type not in backend.dtypes:
         return f"exists for {' and '.join(sorted(backend.dtypes))} only, not for {device.type}"
-    # Plain operations run wherever their tensors can be made, fake CUDA tensors on a laptop included.
+    # Plain operations run wherever their tensors can be made, fake CUDA tensors on a laptop
+    # included.
     if device.type == "cuda" and not backend.plain_operations:
         if not torch.cuda.is_available():
             return "needs a CUDA GPU, and this machine has none"
         if backend.compute_capability is not None:
-            (low, high), found = backend.compute_capability, torch.cuda.get_device_capability(device)
+            (low, high), found = (
+                backend.compute_capability,
+                torch.cuda.get_device_capability(device),
+            )
             if not low <= found <= high:
-                return f"needs CUDA compute capability {_dotted(low)} to {_dotted(high)}, this GPU has {_dotted(found)}"
+                return (
+                    f"needs CUDA compute capability {_dotted(low)} to {_dotted(high)}, this "
+                    f"GPU "
+                    f"has {_dotted(found)}"
+                )
     if backend.load is not None:
         try:
             backend.load()
         except Exception as error:  # a broken binary package fails in any way it likes
-            return f"cannot be imported: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            return (
+                f"cannot be imported: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            )
     return None
 
 
@@ -144,13 +169,15 @@ def first_output(result: Any) -> Tensor:
 
 
 def repeat_kv(x_BSKD: Tensor, n_heads: int) -> Tensor:
-    """Repeat each key-value head for its group of query heads: (B, S, K, D) -> (B, S, H, D); a no-op for H == K."""
+    """Repeat each key-value head for its group of query heads: (B, S, K, D) -> (B, S, H, D); a
+    no-op for H == K."""
     groups = n_heads // x_BSKD.shape[2]
     return x_BSKD if groups == 1 else x_BSKD.repeat_interleave(groups, dim=2)
 
 
 def band_mask(seq_len: int, window: int | None, device: torch.device) -> Tensor:
-    """bool (S, S), True where position i may attend to j: j <= i, and i - window < j if there is a window."""
+    """bool (S, S), True where position i may attend to j: j <= i, and i - window < j if there is a
+    window."""
     position_S = torch.arange(seq_len, device=device)
     distance_SS = position_S[:, None] - position_S[None, :]
     causal_SS = distance_SS >= 0

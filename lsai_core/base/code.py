@@ -1,10 +1,12 @@
-"""Which code can change a result: the files that a module reaches by its imports, and a hash of what they do.
+"""Which code can change a result: the files that a module reaches by its imports, and a hash of
+what they do.
 
-The files are found by reading, not by importing: every import statement counts, also one inside a function, and so does a
-string that names a module (`python -m lsai_core...`), or with a star all files of a package (`plugins.py`). The hash covers
-syntax trees without docstrings, descriptions of fields and what an error says, so rewording a comment or formatting a file throws no
-measured result away, and changing a line that runs does. A JSON file that lies beside a module
-and is named in it counts as it stands.
+The files are found by reading, not by importing: every import statement counts, also one inside a
+function, and so does a string that names a module (`python -m lsai_core...`), or with a star all
+files of a package (`plugins.py`). The hash covers syntax trees without docstrings, descriptions of
+fields and what an error says, so rewording a comment or formatting a file throws no measured result
+away, and changing a line that runs does. A JSON file that lies beside a module and is named in it
+counts as it stands.
 """
 
 from __future__ import annotations
@@ -26,13 +28,14 @@ from lsai_core.base.files import write_json
 ROOT = Path(__file__).resolve().parent.parent  # the folder that holds the packages
 _MODULE = re.compile(r"lsai_\w+(\.\w+)+(\.\*)?")
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-# Python 3.11 counts the depth of a syntax tree for all threads together and fails when two parse at the same time:
-# "AST constructor recursion depth mismatch".
+# Python 3.11 counts the depth of a syntax tree for all threads together and fails when two parse at
+# the same time: "AST constructor recursion depth mismatch".
 _ONE_PARSER = threading.Lock()
 
 
 def closure(modules: Iterable[str], within: Collection[str] = ("lsai_",)) -> list[Path]:
-    """The files of `modules` and of all that they reach by imports, as far as a module's name begins with one of `within`."""
+    """The files of `modules` and of all that they reach by imports, as far as a module's name
+    begins with one of `within`."""
     found: set[Path] = set()
     left = [path for name in modules if (path := _file(name)) is not None]
     while left:
@@ -57,7 +60,8 @@ def code_hash(files: Iterable[Path]) -> str:
 
 
 def version_of(module: str) -> str:
-    """`code_hash` of all that `module` reaches. Reading that takes 0.3 s, so it is kept until a file's size or time changes."""
+    """`code_hash` of all that `module` reaches. Reading that takes 0.3 s, so it is kept until a
+    file's size or time changes."""
     files = sorted(path for path in ROOT.glob("lsai_*/**/*.*") if path.suffix in (".py", ".json"))
     state = hashlib.sha256(repr([(path, _stamp(path)) for path in files]).encode()).hexdigest()
     kept = ROOT / ".cache" / "code" / f"{module}.json"
@@ -73,7 +77,8 @@ def version_of(module: str) -> str:
 
 
 def _file(module: str) -> Path | None:
-    """The file of a module, or of the longest beginning of its name that is one (the rest is a name in it)."""
+    """The file of a module, or of the longest beginning of its name that is one (the rest is a name
+    in it)."""
     while "." in module or module.startswith("lsai_"):
         path = ROOT / module.replace(".", "/")
         for candidate in (path.with_suffix(".py"), path / "__init__.py"):
@@ -92,7 +97,8 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 @functools.cache
 def _names(path: Path, stamp: tuple[int, int]) -> frozenset[str]:
-    """What a file names: modules (`package.module` or `package.module.name`), and JSON files that lie beside it."""
+    """What a file names: modules (`package.module` or `package.module.name`), and JSON files that
+    lie beside it."""
     return frozenset(_each_name(path)) if path.suffix == ".py" else frozenset()
 
 
@@ -110,7 +116,9 @@ def _each_name(path: Path) -> Iterator[str]:
             text = node.value
             if _MODULE.fullmatch(text) and text.endswith(".*"):
                 yield from (text.replace("*", name) for name in plugins.names(text))
-            elif _MODULE.fullmatch(text) or (re.fullmatch(r"[\w-]+\.json", text) and path.with_name(text).is_file()):
+            elif _MODULE.fullmatch(text) or (
+                re.fullmatch(r"[\w-]+\.json", text) and path.with_name(text).is_file()
+            ):
                 yield text
 
 
@@ -127,7 +135,11 @@ def _normalized(path: Path, stamp: tuple[int, int]) -> str:
     for node in ast.walk(tree):
         if isinstance(node, _DOCUMENTED) and ast.get_docstring(node):
             node.body[0] = ast.Pass()
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Field":
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "Field"
+        ):
             node.keywords = [keyword for keyword in node.keywords if keyword.arg != "description"]
         elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             node.exc.args = []
@@ -135,8 +147,13 @@ def _normalized(path: Path, stamp: tuple[int, int]) -> str:
 
 
 def _dump(node: Any) -> str:
-    """A syntax tree in one line, without its empty fields: newer versions of Python add some, and a result is not theirs."""
+    """A syntax tree in one line, without its empty fields: newer versions of Python add some, and a
+    result is not theirs."""
     if isinstance(node, ast.AST):
-        fields = [f"{name}={_dump(value)}" for name, value in ast.iter_fields(node) if value not in (None, [])]
+        fields = [
+            f"{name}={_dump(value)}"
+            for name, value in ast.iter_fields(node)
+            if value not in (None, [])
+        ]
         return f"{type(node).__name__}({', '.join(fields)})"
     return f"[{', '.join(map(_dump, node))}]" if isinstance(node, list) else repr(node)

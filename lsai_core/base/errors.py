@@ -1,9 +1,10 @@
-"""The exceptions that have a meaning of their own, first of all the one that users are meant to see.
+"""The exceptions that have a meaning of their own, first of all the one that users are meant to
+see.
 
-Everything a person can get wrong (a key in a YAML file, a missing file, a combination that cannot work) is raised as
-`UserError` with one clear line that says what is wrong and what to do. The command line prints that line and exits with 2; a
-notebook shows the line below the cell.
-Anything else is a bug or a failed run and keeps its traceback.
+Everything a person can get wrong (a key in a YAML file, a missing file, a combination that cannot
+work) is raised as `UserError` with one clear line that says what is wrong and what to do. The
+command line prints that line and exits with 2; a notebook shows the line below the cell. Anything
+else is a bug or a failed run and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ class UserError(Exception):
     """A mistake in the input: one line that says what is wrong and what to do about it."""
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows of it in a notebook, where nobody turns it into that line: the same line, no traceback."""
+        """What IPython shows of it in a notebook, where nobody turns it into that line: the same
+        line, no traceback."""
         return [f"error: {self}"]
 
 
 class Unavailable(Exception):
-    """This machine cannot run the request (no GPU, package missing, ...): recorded as `unavailable`, never as a failure."""
+    """This machine cannot run the request (no GPU, package missing, ...): recorded as
+    `unavailable`, never as a failure."""
 
 
 class Preempted(Exception):
@@ -32,7 +35,8 @@ _SHOWN = 30
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """What an error line says after an unknown name: the known ones that come close, or all of them, up to thirty."""
+    """What an error line says after an unknown name: the known ones that come close, or all of
+    them, up to thirty."""
     names = list(known)
     close = difflib.get_close_matches(name, names, n=3)
     if close:

@@ -1,7 +1,8 @@
 """Small file habits that everything else relies on: atomic writes, complete lines, nested mappings.
 
-A file appears under its final name only when it is complete: it is written beside it under a temporary name, flushed to
-disk and renamed. A crash, a kill or a full disk leaves either the old file or the new one, never half of one.
+A file appears under its final name only when it is complete: it is written beside it under a
+temporary name, flushed to disk and renamed. A crash, a kill or a full disk leaves either the old
+file or the new one, never half of one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any, BinaryIO
 
 @contextlib.contextmanager
 def atomic_writer(path: Path) -> Iterator[BinaryIO]:
-    """Open a binary file, `.name` its path, that becomes `path` when the block ends without an exception, and vanishes otherwise."""
+    """Open a binary file, `.name` its path, that becomes `path` when the block ends without an
+    exception, and vanishes otherwise."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     os.close(handle)
@@ -42,7 +44,9 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON, atomically. NaN and infinities are refused: JSON has none."""
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False, default=str) + "\n")
+    write_text(
+        path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False, default=str) + "\n"
+    )
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -66,7 +70,9 @@ def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as one, its keys with dots: the reverse of `nested`."""
     flat: dict[str, Any] = {}
     for key, item in value.items():
-        flat |= flatten(item, f"{prefix}{key}.") if isinstance(item, dict) else {f"{prefix}{key}": item}
+        flat |= (
+            flatten(item, f"{prefix}{key}.") if isinstance(item, dict) else {f"{prefix}{key}": item}
+        )
     return flat
 
 
@@ -75,5 +81,7 @@ def deep_merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]
     merged = dict(base)
     for key, value in override.items():
         old = merged.get(key)
-        merged[key] = deep_merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        merged[key] = (
+            deep_merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        )
     return merged

@@ -1,8 +1,10 @@
-"""What this process may use: CPU cores and memory, as seen from inside a container, a Slurm job or a plain shell.
+"""What this process may use: CPU cores and memory, as seen from inside a container, a Slurm job or
+a plain shell.
 
-A scheduler pins it to cores (the affinity mask), and control groups cap CPU time and memory, on any ancestor group: all
-are read, in both layouts, and the smallest wins. A virtual machine that is given memory as it uses it does not tell how
-much it will be; who knows says so: `LSAI_MEMORY_GIB=560`.
+A scheduler pins it to cores (the affinity mask), and control groups cap CPU time and memory, on any
+ancestor group: all are read, in both layouts, and the smallest wins. A virtual machine that is
+given memory as it uses it does not tell how much it will be; who knows says so:
+`LSAI_MEMORY_GIB=560`.
 """
 
 from __future__ import annotations
@@ -22,21 +24,25 @@ _GIB = 2**30
 
 
 def cpu_cores(root: Path = Path("/")) -> int:
-    """Cores that this process may use: the affinity mask, cut by the cgroup's CPU quota (rounded up), at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use: the affinity mask, cut by the cgroup's CPU quota (rounded
+    up), at least 1."""
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, min([cores, *(math.ceil(quota) for quota in _cpu_quotas(root))]))
 
 
 def memory_gib(root: Path = Path("/")) -> float:
-    """GiB that this process may use: the machine's, or $LSAI_MEMORY_GIB (UserError if that is no positive number), cut
-    by the cgroup's limit."""
+    """GiB that this process may use: the machine's, or $LSAI_MEMORY_GIB (UserError if that is no
+    positive number), cut by the cgroup's limit."""
     given = os.environ.get(MEMORY)
     machine = _positive(given) if given else psutil.virtual_memory().total / _GIB
     return min([machine, *(limit / _GIB for limit in _memory_limits(root))])
 
 
 def host_limit_gib() -> float:
-    """Of `memory_gib`, in GiB, what weights or block inputs that live on the host may take: 85 %."""
+    """Of `memory_gib`, in GiB, what weights or block inputs that live on the host may take: 85
+    %."""
     return _HOST_SHARE * memory_gib()
 
 
@@ -62,7 +68,8 @@ def _cpu_quotas(root: Path) -> Iterator[float]:
 def _memory_limits(root: Path) -> Iterator[int]:
     for folder in _groups(root, "memory"):
         for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
-            # No limit reads "max" in version 2, in version 1 a number near 2^63, which the machine's own memory cuts.
+            # No limit reads "max" in version 2, in version 1 a number near 2^63, which the
+            # machine's own memory cuts.
             if (text := _read(folder / name)).isdigit() and int(text) > 0:
                 yield int(text)
 
@@ -85,7 +92,8 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _read(path: Path) -> str:
-    """A small kernel file, or nothing where the kernel has none (or hides it): then it states no limit."""
+    """A small kernel file, or nothing where the kernel has none (or hides it): then it states no
+    limit."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:

@@ -1,7 +1,7 @@
 """What is found by looking into a folder: one file, one name (attention backends, optimizers).
 
-A package is named with a star behind it, `lsai_core.attention.backends.*`: `lsai_core.base.code` then knows that the folder's files
-are reached, too.
+A package is named with a star behind it, `lsai_core.attention.backends.*`: `lsai_core.base.code`
+then knows that the folder's files are reached, too.
 """
 
 from __future__ import annotations

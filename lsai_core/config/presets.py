@@ -1,8 +1,9 @@
 """The shape of a model; named shapes, and the scaling rule that grows a model in steps.
 
-A preset fills the keys of `ModelConfig` that are not given, so `{preset: lab, n_layers: 2}` is the lab model with two
-layers. `scaling_factor: s` builds a shape by rule instead: strategy `all` grows width, depth and heads together
-(d = 256 s, layers = 8 s, heads = 8 s), strategy `n_layers` keeps the shape of s = 1 and grows the layers alone (8 s).
+A preset fills the keys of `ModelConfig` that are not given, so `{preset: lab, n_layers: 2}` is the
+lab model with two layers. `scaling_factor: s` builds a shape by rule instead: strategy `all` grows
+width, depth and heads together (d = 256 s, layers = 8 s, heads = 8 s), strategy `n_layers` keeps
+the shape of s = 1 and grows the layers alone (8 s).
 """
 
 from __future__ import annotations
@@ -15,18 +16,74 @@ from lsai_core.base.errors import UserError
 from lsai_core.config.strict import Strict
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "lab": dict(n_layers=6, d_model=512, n_heads=8, n_kv_heads=8, d_ff=2048, vocab_size=10_000, rope_theta=1e4),
-    # The lab model at a size that two CPU cores train in seconds; same depth of stack, same sequence length.
-    "lab-tiny": dict(n_layers=4, d_model=128, n_heads=4, n_kv_heads=4, d_ff=512, vocab_size=10_000, rope_theta=1e4),
-    "course": dict(n_layers=32, d_model=4096, n_heads=32, n_kv_heads=8, d_ff=14_336, vocab_size=131_072, rope_theta=5e5),
-    "llama2-7b": dict(n_layers=32, d_model=4096, n_heads=32, n_kv_heads=32, d_ff=11_008, vocab_size=32_000, rope_theta=1e4),
-    "llama3-8b": dict(n_layers=32, d_model=4096, n_heads=32, n_kv_heads=8, d_ff=14_336, vocab_size=128_256, rope_theta=5e5),
-    "llama3-70b": dict(n_layers=80, d_model=8192, n_heads=64, n_kv_heads=8, d_ff=28_672, vocab_size=128_256, rope_theta=5e5),
+    "lab": dict(
+        n_layers=6,
+        d_model=512,
+        n_heads=8,
+        n_kv_heads=8,
+        d_ff=2048,
+        vocab_size=10_000,
+        rope_theta=1e4,
+    ),
+    # The lab model at a size that two CPU cores train in seconds; same depth of stack, same
+    # sequence length.
+    "lab-tiny": dict(
+        n_layers=4,
+        d_model=128,
+        n_heads=4,
+        n_kv_heads=4,
+        d_ff=512,
+        vocab_size=10_000,
+        rope_theta=1e4,
+    ),
+    "course": dict(
+        n_layers=32,
+        d_model=4096,
+        n_heads=32,
+        n_kv_heads=8,
+        d_ff=14_336,
+        vocab_size=131_072,
+        rope_theta=5e5,
+    ),
+    "llama2-7b": dict(
+        n_layers=32,
+        d_model=4096,
+        n_heads=32,
+        n_kv_heads=32,
+        d_ff=11_008,
+        vocab_size=32_000,
+        rope_theta=1e4,
+    ),
+    "llama3-8b": dict(
+        n_layers=32,
+        d_model=4096,
+        n_heads=32,
+        n_kv_heads=8,
+        d_ff=14_336,
+        vocab_size=128_256,
+        rope_theta=5e5,
+    ),
+    "llama3-70b": dict(
+        n_layers=80,
+        d_model=8192,
+        n_heads=64,
+        n_kv_heads=8,
+        d_ff=28_672,
+        vocab_size=128_256,
+        rope_theta=5e5,
+    ),
     "llama3.2-1b": dict(
-        n_layers=16, d_model=2048, n_heads=32, n_kv_heads=8, d_ff=8192, vocab_size=128_256, rope_theta=5e5, tie_embeddings=True,
+        n_layers=16,
+        d_model=2048,
+        n_heads=32,
+        n_kv_heads=8,
+        d_ff=8192,
+        vocab_size=128_256,
+        rope_theta=5e5,
+        tie_embeddings=True,
         rope_scaling=dict(factor=32.0),
     ),
-}  # fmt: skip
+}
 
 
 def scaled_shape(factor: int, strategy: str) -> dict[str, Any]:
@@ -38,9 +95,14 @@ def scaled_shape(factor: int, strategy: str) -> dict[str, Any]:
     width = factor if strategy == "all" else 1
     d_model = 256 * width
     return dict(
-        n_layers=8 * factor, d_model=d_model, n_heads=8 * width, n_kv_heads=8 * width,
-        d_ff=4 * d_model, vocab_size=10_000, rope_theta=1e4,
-    )  # fmt: skip
+        n_layers=8 * factor,
+        d_model=d_model,
+        n_heads=8 * width,
+        n_kv_heads=8 * width,
+        d_ff=4 * d_model,
+        vocab_size=10_000,
+        rope_theta=1e4,
+    )
 
 
 def expand_preset(data: dict[str, Any]) -> dict[str, Any]:
@@ -52,7 +114,11 @@ def expand_preset(data: dict[str, Any]) -> dict[str, Any]:
     factor, strategy = data.pop("scaling_factor", None), data.pop("scaling_strategy", "all")
     if factor is not None:
         try:
-            return {"preset": f"scaled-{strategy}-{factor}", **scaled_shape(factor, strategy), **data}
+            return {
+                "preset": f"scaled-{strategy}-{factor}",
+                **scaled_shape(factor, strategy),
+                **data,
+            }
         except UserError as error:
             raise ValueError(str(error)) from None
     name = data.get("preset", "custom")
@@ -64,7 +130,8 @@ def expand_preset(data: dict[str, Any]) -> dict[str, Any]:
 
 
 class RopeScaling(Strict):
-    """Llama 3.1's stretching of the rotary embeddings to longer contexts; the names are Hugging Face's."""
+    """Llama 3.1's stretching of the rotary embeddings to longer contexts; the names are Hugging
+    Face's."""
 
     factor: float = Field(gt=0)
     low_freq_factor: float = Field(1.0, gt=0)
@@ -75,7 +142,8 @@ class RopeScaling(Strict):
     def _band_not_empty(self) -> Self:
         if self.high_freq_factor <= self.low_freq_factor:
             raise ValueError(
-                f"high_freq_factor={self.high_freq_factor} must exceed low_freq_factor={self.low_freq_factor}"
+                f"high_freq_factor={self.high_freq_factor} must exceed "
+                f"low_freq_factor={self.low_freq_factor}"
             )
         return self
 
@@ -105,9 +173,13 @@ class ModelConfig(Strict):
         if self.d_model % self.n_heads:
             raise ValueError(f"d_model={self.d_model} is not divisible by n_heads={self.n_heads}")
         if self.n_heads % self.n_kv_heads:
-            raise ValueError(f"n_heads={self.n_heads} is not divisible by n_kv_heads={self.n_kv_heads}")
+            raise ValueError(
+                f"n_heads={self.n_heads} is not divisible by n_kv_heads={self.n_kv_heads}"
+            )
         if (self.d_model // self.n_heads) % 2:
-            raise ValueError(f"head dimension {self.d_model // self.n_heads} must be even for rotary embeddings")
+            raise ValueError(
+                f"head dimension {self.d_model // self.n_heads} must be even for rotary embeddings"
+            )
         return self
 
     @property

@@ -1,4 +1,5 @@
-"""The base of every config, and its errors in words: which file, which key, what is wrong, what may have been meant."""
+"""The base of every config, and its errors in words: which file, which key, what is wrong, what may
+have been meant."""
 
 from __future__ import annotations
 
@@ -11,13 +12,15 @@ from lsai_core.base.files import deep_merge
 
 
 class Strict(BaseModel):
-    """Base of all configs: unknown keys and silent type conversions are errors; instances are immutable."""
+    """Base of all configs: unknown keys and silent type conversions are errors; instances are
+    immutable."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     @classmethod
     def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-        """The keys of this config, given a study's `config` for a variant and the `settings` of the part."""
+        """The keys of this config, given a study's `config` for a variant and the `settings` of the
+        part."""
         return deep_merge(config, settings)
 
 
@@ -25,11 +28,14 @@ T = TypeVar("T", bound=BaseModel)
 
 
 def validated(cls: type[T], data: dict[str, Any], where: str) -> T:
-    """Build `cls` from plain data; a bad key becomes one `UserError` line that names `where` and the key."""
+    """Build `cls` from plain data; a bad key becomes one `UserError` line that names `where` and
+    the key."""
     try:
         return cls.model_validate(data)
     except ValidationError as error:
-        raise UserError(f"{where}: " + "; ".join(_explain(cls, item) for item in error.errors())) from None
+        raise UserError(
+            f"{where}: " + "; ".join(_explain(cls, item) for item in error.errors())
+        ) from None
 
 
 def _explain(cls: type[BaseModel], item: Any) -> str:
@@ -37,7 +43,11 @@ def _explain(cls: type[BaseModel], item: Any) -> str:
     if item["type"] == "extra_forbidden":
         return f"unknown key {key!r}" + _did_you_mean(cls, item["loc"])
     message = item["msg"].removeprefix("Value error, ")
-    return f"{key}: {message}" if item["type"] == "value_error" else f"{key}: {message}, got {item['input']!r}"
+    return (
+        f"{key}: {message}"
+        if item["type"] == "value_error"
+        else f"{key}: {message}, got {item['input']!r}"
+    )
 
 
 def _did_you_mean(cls: type[BaseModel], loc: tuple[Any, ...]) -> str:
@@ -46,8 +56,15 @@ def _did_you_mean(cls: type[BaseModel], loc: tuple[Any, ...]) -> str:
     current: Any = cls
     for part in loc[:-1]:
         field = getattr(current, "model_fields", {}).get(part)
-        # What is no field is a place in a list or a key of a mapping: the items' type is the last argument of its own.
+        # What is no field is a place in a list or a key of a mapping: the items' type is the last
+        # argument of its own.
         current = field.annotation if field is not None else next(reversed(get_args(current)), None)
     names = list(getattr(current, "model_fields", {}))
     close = difflib.get_close_matches(str(loc[-1]), names, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(names)})" if names else ""
+    return (
+        f" (did you mean {close[0]!r}?)"
+        if close
+        else f" (known: {', '.join(names)})"
+        if names
+        else ""
+    )

@@ -1,8 +1,9 @@
 """What one training run is: a strict, fully resolved description.
 
-Every key is declared here, with its default and its bounds; an unknown key, a wrong type or an impossible combination is an
-error that names the key, before anything starts. The resolved config is what the run key hashes (`lsai_core.base.code`), so
-two runs with equal configs, code and hardware are the same run.
+Every key is declared here, with its default and its bounds; an unknown key, a wrong type or an
+impossible combination is an error that names the key, before anything starts. The resolved config
+is what the run key hashes (`lsai_core.base.code`), so two runs with equal configs, code and
+hardware are the same run.
 """
 
 from __future__ import annotations
@@ -12,14 +13,21 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from lsai_core.base.errors import hint
-from lsai_core.config.affects import Decides
 from lsai_core.base.plugins import declared, names
+from lsai_core.config.affects import Decides
 from lsai_core.config.presets import ModelConfig
 from lsai_core.config.strict import Strict
 
 Precision = Literal["fp32", "tf32", "bf16_autocast", "bf16_residual", "bf16"]
 Fp8Recipe = Literal[
-    "none", "fused", "tensorwise", "torchao_tensorwise", "torchao_rowwise", "te_delayed", "te_current", "te_block"
+    "none",
+    "fused",
+    "tensorwise",
+    "torchao_tensorwise",
+    "torchao_rowwise",
+    "te_delayed",
+    "te_current",
+    "te_block",
 ]
 LinearName = Literal["qkv", "attention_output", "gate_up", "down", "output"]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -30,23 +38,29 @@ RESULT, STEP, NOTHING = Decides("result"), Decides("memory", "speed"), Decides()
 
 
 class AttentionConfig(Strict):
-    """Which attention kernel. `window=W`: each position sees itself and the W-1 before it; None is full causal attention."""
+    """Which attention kernel. `window=W`: each position sees itself and the W-1 before it; None is
+    full causal attention."""
 
-    backend: str = Field("auto", description="a file of lsai_core/attention/backends, or auto: the fastest known")
+    backend: str = Field(
+        "auto", description="a file of lsai_core/attention/backends, or auto: the fastest known"
+    )
     window: int | None = Field(None, gt=0)
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
         known = names("lsai_core.attention.backends.*")
         if self.backend not in ("auto", *known):
-            raise ValueError(f"unknown attention backend {self.backend!r}{hint(self.backend, ('auto', *known))}")
+            raise ValueError(
+                f"unknown attention backend {self.backend!r}{hint(self.backend, ('auto', *known))}"
+            )
         if self.window is not None and self.backend != "auto":
             from lsai_core.attention import BACKENDS
 
             able = [name for name, backend in BACKENDS.items() if backend.windowed]
             if self.backend not in able:
                 raise ValueError(
-                    f"attention backend {self.backend!r} has no sliding window; use auto, {', '.join(able)}"
+                    f"attention backend {self.backend!r} has no sliding window; use auto, "
+                    f"{', '.join(able)}"
                 )
         return self
 
@@ -54,10 +68,18 @@ class AttentionConfig(Strict):
 class DataConfig(Strict):
     """Which text, and how it becomes tokens. See `lsai_lab.data`."""
 
-    source: Annotated[str, RESULT] = Field("stdlib", description="stdlib, polish-docs, speakleash:<name>, file:<glob>")
-    vocab_size: int = Field(10_000, gt=256, le=65_536, description="BPE vocabulary, trained on the training split only")
-    max_mb: Annotated[float | None, RESULT] = Field(None, gt=0, description="at most so many MB, in whole documents")
-    tokenizer_mb: Annotated[float, RESULT] = Field(64.0, gt=0, description="train the BPE on at most so many MB")
+    source: Annotated[str, RESULT] = Field(
+        "stdlib", description="stdlib, polish-docs, speakleash:<name>, file:<glob>"
+    )
+    vocab_size: int = Field(
+        10_000, gt=256, le=65_536, description="BPE vocabulary, trained on the training split only"
+    )
+    max_mb: Annotated[float | None, RESULT] = Field(
+        None, gt=0, description="at most so many MB, in whole documents"
+    )
+    tokenizer_mb: Annotated[float, RESULT] = Field(
+        64.0, gt=0, description="train the BPE on at most so many MB"
+    )
     split_seed: Annotated[int, RESULT] = 0
 
 
@@ -78,17 +100,27 @@ class OptimConfig(Strict):
 
     name: str = Field("adamw", description="a file below lsai_core/optimizers/kinds")
     lr: Annotated[float, RESULT] = Field(3e-4, gt=0)
-    min_lr_ratio: Annotated[float, RESULT] = Field(0.1, ge=0, le=1, description="final learning rate as a share of lr")
+    min_lr_ratio: Annotated[float, RESULT] = Field(
+        0.1, ge=0, le=1, description="final learning rate as a share of lr"
+    )
     warmup_steps: Annotated[int, RESULT] = Field(20, ge=0)
     betas: Annotated[tuple[Share, Share], RESULT] = Field((0.9, 0.95), strict=False)
     eps: Annotated[float, RESULT] = Field(1e-8, gt=0)
     weight_decay: Annotated[float, RESULT] = Field(0.1, ge=0)
-    grad_clip: float = Field(1.0, ge=0, description="largest gradient norm; 0 switches clipping off")
-    kernel: Annotated[Literal["auto", "torch", "triton"], STEP] = Field(
-        "auto", description="torch: torch's fused AdamW; triton: clipping and update in one pass; auto: triton on GPUs"
+    grad_clip: float = Field(
+        1.0, ge=0, description="largest gradient norm; 0 switches clipping off"
     )
-    states: Literal["full", "8bit"] = Field("full", description="moments in the weights' dtype, or in blocks of 8 bits")
-    rounding: Literal["nearest", "stochastic"] = Field("nearest", description="of updated bf16 weights")
+    kernel: Annotated[Literal["auto", "torch", "triton"], STEP] = Field(
+        "auto",
+        description="torch: torch's fused AdamW; triton: clipping and update in one pass; auto: "
+        "triton on GPUs",
+    )
+    states: Literal["full", "8bit"] = Field(
+        "full", description="moments in the weights' dtype, or in blocks of 8 bits"
+    )
+    rounding: Literal["nearest", "stochastic"] = Field(
+        "nearest", description="of updated bf16 weights"
+    )
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -96,14 +128,22 @@ class OptimConfig(Strict):
         if self.name not in known:
             raise ValueError(f"unknown optimizer {self.name!r}{hint(self.name, known)}")
         # The usual choice is known without importing torch.
-        usual = (self.name, self.kernel, self.states, self.rounding) == ("adamw", "auto", "full", "nearest")
-        if not usual and (why := declared("lsai_core.optimizers.kinds.*", self.name, "OPTIMIZER").refusal(self)):
+        usual = (self.name, self.kernel, self.states, self.rounding) == (
+            "adamw",
+            "auto",
+            "full",
+            "nearest",
+        )
+        if not usual and (
+            why := declared("lsai_core.optimizers.kinds.*", self.name, "OPTIMIZER").refusal(self)
+        ):
             raise ValueError(why)
         return self
 
 
 class EvalConfig(Strict):
-    """Validation on held-out text: every `every` steps (0: at the end only), over `batches` batches spread over the split (0: all of it)."""
+    """Validation on held-out text: every `every` steps (0: at the end only), over `batches` batches
+    spread over the split (0: all of it)."""
 
     every: Annotated[int, RESULT] = Field(0, ge=0)
     batches: Annotated[int, RESULT] = Field(0, ge=0)
@@ -118,38 +158,58 @@ class ProfileConfig(Strict):
     skip_steps: Annotated[int, NOTHING] = Field(
         5, ge=0, description="first steps that speed figures leave out (warm-up, compilation)"
     )
-    trace: Annotated[bool, NOTHING] = Field(False, description="write a torch profiler trace of three steps")
+    trace: Annotated[bool, NOTHING] = Field(
+        False, description="write a torch profiler trace of three steps"
+    )
     snapshot: Annotated[bool, NOTHING] = Field(False, description="write a CUDA memory snapshot")
 
 
 class CheckpointConfig(Strict):
-    """Exact-resume checkpoints: every `every` steps (0: none), the newest `keep` are kept until the run has ended."""
+    """Exact-resume checkpoints: every `every` steps (0: none), the newest `keep` are kept until the
+    run has ended."""
 
     every: Annotated[int, NOTHING] = Field(0, ge=0)
     keep: Annotated[int, NOTHING] = Field(1, ge=1)
-    export: Annotated[bool, NOTHING] = Field(False, description="write a Hugging Face checkpoint, <run>/model")
+    export: Annotated[bool, NOTHING] = Field(
+        False, description="write a Hugging Face checkpoint, <run>/model"
+    )
 
 
 class ParallelConfig(Strict):
-    """Over how many processes (one per GPU, or CPU processes) the run is sharded, by FSDP2. See `lsai_core.parallel`.
+    """Over how many processes (one per GPU, or CPU processes) the run is sharded, by FSDP2. See
+    `lsai_core.parallel`.
 
-    `fsdp * replicate * cp` processes: each group of `fsdp * cp` holds one copy of the weights, gradients and optimizer states,
-    a shard each; the `replicate` groups average their gradients (hybrid sharding, HSDP: one group per node). `cp` processes,
-    neighbours in rank, see the same sequences, a slice each (`lsai_core.context`).
+    `fsdp * replicate * cp` processes: each group of `fsdp * cp` holds one copy of the weights,
+    gradients and optimizer states, a shard each; the `replicate` groups average their gradients
+    (hybrid sharding, HSDP: one group per node). `cp` processes, neighbours in rank, see the same
+    sequences, a slice each (`lsai_core.context`).
     """
 
-    fsdp: int = Field(1, gt=0, description="groups of cp processes that share one copy of the model, each its batch")
+    fsdp: int = Field(
+        1,
+        gt=0,
+        description="groups of cp processes that share one copy of the model, each its batch",
+    )
     replicate: int = Field(1, gt=0, description="copies of the model (HSDP)")
     cp: int = Field(1, gt=0, description="processes that share each sequence (context parallelism)")
-    cp_method: Annotated[ContextMethod, STEP] = Field("zigzag", description="zigzag serves any number of heads")
-    reshard_after_forward: Annotated[bool, STEP] = Field(True, description="free a block's weights until its backward")
-    cpu_offload: Annotated[bool, STEP] = Field(False, description="keep weights, gradients and states in host memory")
-    fp8_gather: bool = Field(False, description="fp8.recipe fused: gather the weights of its layers in fp8")
+    cp_method: Annotated[ContextMethod, STEP] = Field(
+        "zigzag", description="zigzag serves any number of heads"
+    )
+    reshard_after_forward: Annotated[bool, STEP] = Field(
+        True, description="free a block's weights until its backward"
+    )
+    cpu_offload: Annotated[bool, STEP] = Field(
+        False, description="keep weights, gradients and states in host memory"
+    )
+    fp8_gather: bool = Field(
+        False, description="fp8.recipe fused: gather the weights of its layers in fp8"
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _one_way_stayed(cls, data: Any) -> Any:
-        """Records of the day on which weights could also travel by copies name the way that stayed (DESIGN.md)."""
+        """Records of the day on which weights could also travel by copies name the way that stayed
+        (DESIGN.md)."""
         if isinstance(data, dict) and data.get("collectives") == "backend":
             return {key: value for key, value in data.items() if key != "collectives"}
         return data
@@ -177,40 +237,53 @@ class ParallelConfig(Strict):
 
     @property
     def sharded(self) -> bool:
-        """Whether FSDP2 holds the model: for several processes, and for CPU offload, of one as well."""
+        """Whether FSDP2 holds the model: for several processes, and for CPU offload, of one as
+        well."""
         return self.world_size > 1 or self.cpu_offload
 
 
 class TrainConfig(Strict):
     """One training run, complete: equal config + equal code + equal machine = the same run.
 
-    `batch_size` and `eval.batches` count per process: R processes with batch_size B see what one process with R * B sees.
-    The `parallel.cp` processes that share their sequences count as one.
+    `batch_size` and `eval.batches` count per process: R processes with batch_size B see what one
+    process with R * B sees. The `parallel.cp` processes that share their sequences count as one.
     """
 
     model: ModelConfig
     attention: AttentionConfig = AttentionConfig()
     precision: Precision = "fp32"
     fp8: Fp8Config = Fp8Config()
-    loss: Annotated[Literal["fused", "full"], STEP] = Field("fused", description="full keeps all logits, fused: chunks")
-    blocks: Annotated[Literal["fused", "plain"], STEP] = Field(
-        "fused", description="fused: SwiGLU and RMSNorm with the project's gradient kernels; plain: torch's operations"
+    loss: Annotated[Literal["fused", "full"], STEP] = Field(
+        "fused", description="full keeps all logits, fused: chunks"
     )
-    grad_checkpoint: Annotated[Literal["none", "selective", "alternating", "attention", "full"], STEP] = Field(
+    blocks: Annotated[Literal["fused", "plain"], STEP] = Field(
+        "fused",
+        description="fused: SwiGLU and RMSNorm with the project's gradient kernels; plain: torch's "
+        "operations",
+    )
+    grad_checkpoint: Annotated[
+        Literal["none", "selective", "alternating", "attention", "full"], STEP
+    ] = Field(
         "none",
-        description="full: keep the input of each block; attention: and the output of the attention kernel; selective: and those "
-        "of all matrix products; alternating: but in every second block not those of its feed-forward layer",
+        description="full: keep the input of each block; attention: and the output of the "
+        "attention kernel; selective: and those "
+        "of all matrix products; alternating: but in every second block not those of its "
+        "feed-forward layer",
     )
     saved_inputs: Annotated[Literal["gpu", "host"], STEP] = Field(
-        "gpu", description="where the inputs of checkpointed blocks wait; host: in pinned host memory"
+        "gpu",
+        description="where the inputs of checkpointed blocks wait; host: in pinned host memory",
     )
     inputs_on_gpu: Annotated[int, STEP] = Field(
         0, ge=0, description="saved_inputs host: so many of the last blocks keep theirs on the GPU"
     )
-    mlp_chunk: Annotated[int | None, STEP] = Field(None, gt=0, description="tokens that an MLP takes at a time")
+    mlp_chunk: Annotated[int | None, STEP] = Field(
+        None, gt=0, description="tokens that an MLP takes at a time"
+    )
     init_from: Annotated[str | None, RESULT] = Field(
         None,
-        description="Hugging Face Llama checkpoint to start from: a folder, or a name below the data root's models/",
+        description="Hugging Face Llama checkpoint to start from: a folder, or a name below the "
+        "data root's models/",
     )
     compile: Annotated[bool, STEP] = False
     device: Annotated[Literal["auto", "cpu", "cuda"], STEP] = "auto"
@@ -237,5 +310,6 @@ class TrainConfig(Strict):
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that one optimizer step trains on, over all processes (no padding exists, so all of them count)."""
+        """Tokens that one optimizer step trains on, over all processes (no padding exists, so all
+        of them count)."""
         return self.batch_size * self.grad_accum * self.seq_len * self.parallel.readers

@@ -1,12 +1,14 @@
-"""Carrying out a plan: one rank's part of sequence-parallel attention, forward and backward, on plain tensors.
+"""Carrying out a plan: one rank's part of sequence-parallel attention, forward and backward, on
+plain tensors.
 
-Before a step is computed, what the next one needs is already on its way; results for other ranks are sent while the next
-step computes. Partial outputs are merged in fp32 by their log-sum-exp:
+Before a step is computed, what the next one needs is already on its way; results for other ranks
+are sent while the next step computes. Partial outputs are merged in fp32 by their log-sum-exp:
 
     lse = log(exp(lse_a) + exp(lse_b));  out = out_a exp(lse_a - lse) + out_b exp(lse_b - lse)
 
-The backward pass takes the same steps. A worker computes dq, dk and dv of its tiles from the output and lse of the whole row;
-gradients of other ranks' queries and keys are sent to their owners in the dtype of the inputs and summed there in fp32.
+The backward pass takes the same steps. A worker computes dq, dk and dv of its tiles from the output
+and lse of the whole row; gradients of other ranks' queries and keys are sent to their owners in the
+dtype of the inputs and summed there in fp32.
 """
 
 from __future__ import annotations
@@ -27,9 +29,15 @@ Range = tuple[int, int]
 
 
 def planned_forward(
-    plan: Plan, exchange: Exchange, kernel: LocalKernel, q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor
+    plan: Plan,
+    exchange: Exchange,
+    kernel: LocalKernel,
+    q_BSHD: Tensor,
+    k_BSKD: Tensor,
+    v_BSKD: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """This rank's output (B, S, H, D), in the dtype of q, and log-sum-exp (B, H, S), fp32; S is a ring shard's length."""
+    """This rank's output (B, S, H, D), in the dtype of q, and log-sum-exp (B, H, S), fp32; S is a
+    ring shard's length."""
     me, rows = exchange.rank, _Rows(q_BSHD)
     own = _Own([q_BSHD], [k_BSKD, v_BSKD])
     arriving = _Arriving(rows.merge)
@@ -53,7 +61,9 @@ def planned_forward(
             if task.q_owner == me and task.worker != me:
                 n = task.q_range[1] - task.q_range[0]
                 out = q_BSHD.new_empty((q_BSHD.shape[0], n, *q_BSHD.shape[2:]))
-                lse = torch.empty((q_BSHD.shape[0], q_BSHD.shape[2], n), dtype=rows.wide, device=q_BSHD.device)
+                lse = torch.empty(
+                    (q_BSHD.shape[0], q_BSHD.shape[2], n), dtype=rows.wide, device=q_BSHD.device
+                )
                 receives += [(task.worker, out), (task.worker, lse)]
                 arriving.expect(task.q_range, out, lse)
         arriving.wait_for(exchange.start(sends, receives))
@@ -71,7 +81,14 @@ def _gradients(
         qs, ks = _slices(task, tile)
         lse = lse_BSH[:, qs].transpose(1, 2).contiguous()
         dq, dk, dv = kernel.backward(
-            dout[:, qs].contiguous(), q[:, qs], k[:, ks], v[:, ks], out[:, qs], lse, tile.left, tile.right
+            dout[:, qs].contiguous(),
+            q[:, qs],
+            k[:, ks],
+            v[:, ks],
+            out[:, qs],
+            lse,
+            tile.left,
+            tile.right,
         )
         dq_part.add((qs.start, qs.stop), dq)
         dk_part.add((ks.start, ks.stop), dk)
@@ -147,7 +164,8 @@ def _empty(like_BSHD: Tensor, at: Range) -> Tensor:
 
 @dataclass
 class _Own:
-    """What this rank holds: tensors along its queries and along its keys; the sequence is dimension 1."""
+    """What this rank holds: tensors along its queries and along its keys; the sequence is dimension
+    1."""
 
     queries: Sequence[Tensor]
     keys: Sequence[Tensor]
@@ -180,7 +198,8 @@ def _walk(plan: Plan, exchange: Exchange, own: _Own) -> Iterator[tuple[Sequence[
 
 
 def _fetch(step: Sequence[Task], exchange: Exchange, own: _Own) -> _Fetched:
-    """Post what moves before a step can be computed: queries and keys to workers that do not own them."""
+    """Post what moves before a step can be computed: queries and keys to workers that do not own
+    them."""
     me, fetched = exchange.rank, _Fetched()
     sends: list[Message] = []
     receives: list[Message] = []
@@ -201,7 +220,8 @@ def _fetch(step: Sequence[Task], exchange: Exchange, own: _Own) -> _Fetched:
 
 
 class _Arriving:
-    """Results that others computed for this rank: added by `add` once they have landed, a step after they were sent."""
+    """Results that others computed for this rank: added by `add` once they have landed, a step
+    after they were sent."""
 
     def __init__(self, add: Callable[..., None]) -> None:
         self._add, self._expected = add, list[tuple[Range, tuple[Tensor, ...]]]()
@@ -223,7 +243,8 @@ class _Arriving:
 
 
 class _Rows:
-    """The output of some queries, merged from parts. A single part that covers all rows is kept as it is."""
+    """The output of some queries, merged from parts. A single part that covers all rows is kept as
+    it is."""
 
     def __init__(self, q_BSHD: Tensor) -> None:
         self._shape, self._device = q_BSHD.shape, q_BSHD.device
@@ -238,7 +259,9 @@ class _Rows:
             return
         if self._out is None or self._lse is None:
             self._out = torch.zeros(self._shape, dtype=self.wide, device=self._device)
-            self._lse = torch.full((batch, heads, length), float("-inf"), dtype=self.wide, device=self._device)
+            self._lse = torch.full(
+                (batch, heads, length), float("-inf"), dtype=self.wide, device=self._device
+            )
         if self._out.dtype != self.wide:
             self._out = self._out.to(self.wide)
         merge(self._out[:, slice(*at)], self._lse[:, :, slice(*at)], out_BSHD, lse_BHS)
@@ -249,7 +272,8 @@ class _Rows:
 
 
 class _Sum:
-    """A sum in fp32 of parts of a tensor like `like`. A single part that covers all of it is kept as it is."""
+    """A sum in fp32 of parts of a tensor like `like`. A single part that covers all of it is kept
+    as it is."""
 
     def __init__(self, like_BSHD: Tensor) -> None:
         self._like, self._owned = like_BSHD, False
@@ -271,4 +295,6 @@ class _Sum:
         return self._sum
 
     def finished(self) -> Tensor:
-        return (torch.zeros_like(self._like) if self._sum is None else self._sum.to(self._like.dtype)).contiguous()
+        return (
+            torch.zeros_like(self._like) if self._sum is None else self._sum.to(self._like.dtype)
+        ).contiguous()

@@ -1,14 +1,16 @@
 """Sending and receiving between the ranks of a context-parallel group, without waiting.
 
-`start` posts a round of messages and returns a function that waits for them; whatever is computed in between overlaps. Between two
-ranks messages arrive in the order in which they were posted, so both ends must post the same rounds in the same order; a plan
-that all ranks share guarantees it. On GPUs a round is one NCCL group on NCCL's own stream: waiting only orders streams,
-the host goes on.
+`start` posts a round of messages and returns a function that waits for them; whatever is computed
+in between overlaps. Between two ranks messages arrive in the order in which they were posted, so
+both ends must post the same rounds in the same order; a plan that all ranks share guarantees it. On
+GPUs a round is one NCCL group on NCCL's own stream: waiting only orders streams, the host goes on.
 
-It must not go on for ever: PyTorch's allocator gives a message's memory to nobody else before the GPU has reached the point at which
-the host let go of it (`record_stream`, which messages between two ranks cannot do without). A host that has queued whole layers
-ahead holds back their messages, of Llama-2-7B at 128K tokens 70 GiB beside 34 in use. So the host waits for the GPU as long as
-more than `IN_FLIGHT_BYTES` are on their way; at lengths at which the host is the slower one that never happens.
+It must not go on for ever: PyTorch's allocator gives a message's memory to nobody else before the
+GPU has reached the point at which the host let go of it (`record_stream`, which messages between
+two ranks cannot do without). A host that has queued whole layers ahead holds back their messages,
+of Llama-2-7B at 128K tokens 70 GiB beside 34 in use. So the host waits for the GPU as long as more
+than `IN_FLIGHT_BYTES` are on their way; at lengths at which the host is the slower one that never
+happens.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class InFlight:
         self._rounds: deque[tuple[Any, int]] = deque()
 
     def waited(self, event: Any, size: int) -> None:
-        """A round of `size` bytes is over for the host; for the GPU it is once `event` (a torch.cuda.Event) has happened."""
+        """A round of `size` bytes is over for the host; for the GPU it is once `event` (a
+        torch.cuda.Event) has happened."""
         self._rounds.append((event, size))
         self.total_bytes += size
 
@@ -58,14 +61,16 @@ class Exchange(Protocol):
     size: int
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Wait:
-        """Post the messages; the tensors to receive into are filled once the returned function has returned.
+        """Post the messages; the tensors to receive into are filled once the returned function has
+        returned.
 
         It may be called more than once."""
         ...
 
 
 class GroupExchange:
-    """Over a torch.distributed process group (None: the default one); `ranks` selects members of it, by group rank."""
+    """Over a torch.distributed process group (None: the default one); `ranks` selects members of
+    it, by group rank."""
 
     def __init__(self, group: dist.ProcessGroup | None, ranks: Sequence[int]) -> None:
         self._group, self._ranks = group, list(ranks)
@@ -73,7 +78,8 @@ class GroupExchange:
         self.sent_bytes = 0  # by this rank to others, so far
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Wait:
-        """See `Exchange.start`. A peer that is gone raises torch's DistBackendError or RuntimeError, here or in the wait."""
+        """See `Exchange.start`. A peer that is gone raises torch's DistBackendError or
+        RuntimeError, here or in the wait."""
         operations = [
             dist.P2POp(operation, tensor, group=self._group, group_peer=self._ranks[peer])
             for operation, messages in ((dist.isend, sends), (dist.irecv, receives))
@@ -82,7 +88,10 @@ class GroupExchange:
         if not operations:
             return lambda: None
         self.sent_bytes += sum(tensor.nbytes for _, tensor in sends)
-        size, on_gpu = sum(tensor.nbytes for _, tensor in [*sends, *receives]), operations[0].tensor.is_cuda
+        size, on_gpu = (
+            sum(tensor.nbytes for _, tensor in [*sends, *receives]),
+            operations[0].tensor.is_cuda,
+        )
         if on_gpu:
             _in_flight.make_room()
         works = dist.batch_isend_irecv(operations)

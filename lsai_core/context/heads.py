@@ -1,11 +1,13 @@
-"""From shards of the sequence to shards of the heads and back: the all-to-all of Ulysses (Jacobs et al. 2023, arXiv:2309.14509).
+"""From shards of the sequence to shards of the heads and back: the all-to-all of Ulysses (Jacobs et
+al. 2023, arXiv:2309.14509).
 
-Each rank of a group of U holds all heads of 1/U of the positions, and afterwards 1/U of the heads at all positions of the group,
-in rank order; attention then needs no other rank. Per rank q, k, v and the output are sent once, whatever U: less than a
-ring sends as soon as there are a few ranks and no grouping of heads.
+Each rank of a group of U holds all heads of 1/U of the positions, and afterwards 1/U of the heads
+at all positions of the group, in rank order; attention then needs no other rank. Per rank q, k, v
+and the output are sent once, whatever U: less than a ring sends as soon as there are a few ranks
+and no grouping of heads.
 
-Where there are fewer key-value heads than ranks, each goes to all ranks whose query heads read it, and the gradients of the copies
-are summed.
+Where there are fewer key-value heads than ranks, each goes to all ranks whose query heads read it,
+and the gradients of the copies are summed.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lsai_core.context.exchange import Exchange, Message
 from lsai_core.base.errors import UserError
+from lsai_core.context.exchange import Exchange, Message
 
 HeadRange = tuple[int, int]
 
@@ -22,23 +24,29 @@ HeadRange = tuple[int, int]
 def query_heads(n_heads: int, size: int) -> list[HeadRange]:
     """The query heads of each rank; UserError if they cannot be dealt evenly."""
     if n_heads % size:
-        raise UserError(f"ulysses deals heads to ranks, and {n_heads} query heads cannot be dealt evenly to {size}")
+        raise UserError(
+            f"ulysses deals heads to ranks, and {n_heads} query heads cannot be dealt evenly to "
+            f"{size}"
+        )
     each = n_heads // size
     return [(rank * each, (rank + 1) * each) for rank in range(size)]
 
 
 def key_heads(n_heads: int, n_kv_heads: int, size: int) -> list[HeadRange]:
-    """The key-value heads that each rank's query heads read; UserError if ranks would share them unevenly."""
+    """The key-value heads that each rank's query heads read; UserError if ranks would share them
+    unevenly."""
     if n_kv_heads % size and size % n_kv_heads:
         raise UserError(
-            f"ulysses: {n_kv_heads} key-value heads over {size} ranks; one of the two must be a multiple of the other"
+            f"ulysses: {n_kv_heads} key-value heads over {size} ranks; one of the two must be a "
+            f"multiple of the other"
         )
     group = n_heads // n_kv_heads
     return [(first // group, (last - 1) // group + 1) for first, last in query_heads(n_heads, size)]
 
 
 def to_heads(x_BSHD: Tensor, heads: list[HeadRange], exchange: Exchange) -> Tensor:
-    """(B, S, H, D), this rank's positions, all heads -> (B, U S, h, D), all ranks' positions, this rank's range of heads."""
+    """(B, S, H, D), this rank's positions, all heads -> (B, U S, h, D), all ranks' positions, this
+    rank's range of heads."""
     first, last = heads[exchange.rank]
     batch, length, _, head_dim = x_BSHD.shape
     parts_UBShD = x_BSHD.new_empty((exchange.size, batch, length, last - first, head_dim))
@@ -55,12 +63,15 @@ def to_heads(x_BSHD: Tensor, heads: list[HeadRange], exchange: Exchange) -> Tens
 
 
 def to_sequence(x_BTHD: Tensor, heads: list[HeadRange], n_heads: int, exchange: Exchange) -> Tensor:
-    """The way back, (B, U S, h, D) -> (B, S, H, D); where several ranks hold the same head the results are summed, in fp32."""
+    """The way back, (B, U S, h, D) -> (B, S, H, D); where several ranks hold the same head the
+    results are summed, in fp32."""
     parts = x_BTHD.chunk(exchange.size, dim=1)
     batch, length, _, head_dim = parts[0].shape
     wide = torch.promote_types(x_BTHD.dtype, torch.float32)
     copies = sum(stop - start for start, stop in heads) > n_heads
-    whole_BSHD = x_BTHD.new_zeros((batch, length, n_heads, head_dim), dtype=wide if copies else x_BTHD.dtype)
+    whole_BSHD = x_BTHD.new_zeros(
+        (batch, length, n_heads, head_dim), dtype=wide if copies else x_BTHD.dtype
+    )
     sends: list[Message] = []
     received: list[Message] = []
     for peer, (start, stop) in enumerate(heads):

@@ -1,13 +1,15 @@
-"""The local kernels: attention of one tile that also returns its log-sum-exp, and its gradient given the whole softmax's.
+"""The local kernels: attention of one tile that also returns its log-sum-exp, and its gradient
+given the whole softmax's.
 
-Attention over all keys is put together from attention over some of them if each part comes with lse = log sum exp(scores), one
-fp32 number per query and head. In the backward pass a part gets `out` and `lse` of the *whole* attention: exp(score - lse) is
-then the true probability, and the gradients of the parts add up (Dao et al. 2022, arXiv:2205.14135, section 3.1; Liu et al.
-2023, arXiv:2310.01889).
+Attention over all keys is put together from attention over some of them if each part comes with lse
+= log sum exp(scores), one fp32 number per query and head. In the backward pass a part gets `out`
+and `lse` of the *whole* attention: exp(score - lse) is then the true probability, and the gradients
+of the parts add up (Dao et al. 2022, arXiv:2205.14135, section 3.1; Liu et al. 2023,
+arXiv:2310.01889).
 
-The kernels are those of `lsai_core.attention`, by the same names, called beneath autograd, as far as they return lse; `auto`
-takes the fastest of them that was measured for such a shape. Masks are bands (`lsai_core.context.layout.Tile`); kernels that
-know no window raise `UserError` for one.
+The kernels are those of `lsai_core.attention`, by the same names, called beneath autograd, as far
+as they return lse; `auto` takes the fastest of them that was measured for such a shape. Masks are
+bands (`lsai_core.context.layout.Tile`); kernels that know no window raise `UserError` for one.
 """
 
 from __future__ import annotations
@@ -34,9 +36,11 @@ Bound = int | None
 @dataclass(frozen=True, eq=False)
 class LocalKernel:
     """`forward(q_BSHD, k_BTKD, v_BTKD, left, right) -> (out_BSHD, lse_BHS)` and
-    `backward(dout_BSHD, q, k, v, out_BSHD, lse_BHS, left, right) -> (dq, dk, dv)`, gradients in the shapes of their inputs.
+    `backward(dout_BSHD, q, k, v, out_BSHD, lse_BHS, left, right) -> (dq, dk, dv)`, gradients in the
+    shapes of their inputs.
 
-    out in the dtype of q, lse in fp32 (fp64 for fp64 inputs), natural logarithm of scores scaled by 1/sqrt(D).
+    out in the dtype of q, lse in fp32 (fp64 for fp64 inputs), natural logarithm of scores scaled by
+    1/sqrt(D).
     """
 
     name: str
@@ -56,7 +60,8 @@ def local_kernel(
     grouped: bool = False,
     length: int = 8192,
 ) -> LocalKernel:
-    """The kernel called `name`, or for `auto` the fastest; UserError or Unavailable if it cannot serve such inputs.
+    """The kernel called `name`, or for `auto` the fastest; UserError or Unavailable if it cannot
+    serve such inputs.
 
     `length`: queries of a tile, for `auto`.
     """
@@ -70,7 +75,8 @@ def local_kernel(
     if name not in KERNELS:
         get_backend(name)
         raise UserError(
-            f"attention backend {name} returns no log-sum-exp; for context parallelism: {', '.join(KERNELS)}"
+            f"attention backend {name} returns no log-sum-exp; for context parallelism: "
+            f"{', '.join(KERNELS)}"
         )
     if (reason := get_backend(name).missing(device)) is not None:
         raise Unavailable(f"attention backend {name} {reason}")
@@ -79,11 +85,17 @@ def local_kernel(
     return KERNELS[name]
 
 
-def allowed(n_queries: int, n_keys: int, left: Bound, right: Bound, device: torch.device) -> Tensor | None:
-    """bool (queries, keys), True where i - left <= j <= i + right; None where nothing is excluded."""
+def allowed(
+    n_queries: int, n_keys: int, left: Bound, right: Bound, device: torch.device
+) -> Tensor | None:
+    """bool (queries, keys), True where i - left <= j <= i + right; None where nothing is
+    excluded."""
     if left is None and right is None:
         return None
-    ahead_ST = torch.arange(n_keys, device=device)[None, :] - torch.arange(n_queries, device=device)[:, None]
+    ahead_ST = (
+        torch.arange(n_keys, device=device)[None, :]
+        - torch.arange(n_queries, device=device)[:, None]
+    )
     mask_ST = torch.ones_like(ahead_ST, dtype=torch.bool)
     if left is not None:
         mask_ST &= ahead_ST >= -left
@@ -94,7 +106,11 @@ def allowed(n_queries: int, n_keys: int, left: Bound, right: Bound, device: torc
 
 def sum_groups(grad_BTHD: Tensor, n_kv_heads: int) -> Tensor:
     """The gradient of `repeat_kv`: (B, T, H, D) -> (B, T, K, D)."""
-    return grad_BTHD if grad_BTHD.shape[2] == n_kv_heads else grad_BTHD.unflatten(2, (n_kv_heads, -1)).sum(3)
+    return (
+        grad_BTHD
+        if grad_BTHD.shape[2] == n_kv_heads
+        else grad_BTHD.unflatten(2, (n_kv_heads, -1)).sum(3)
+    )
 
 
 def _scores(q: Tensor, k: Tensor, left: Bound, right: Bound) -> tuple[Tensor, Tensor, Tensor]:
@@ -103,10 +119,16 @@ def _scores(q: Tensor, k: Tensor, left: Bound, right: Bound) -> tuple[Tensor, Te
     k_BHTD = repeat_kv(k.to(wide), q.shape[2]).transpose(1, 2)
     scores_BHST = (q_BHSD @ k_BHTD.mT) * q.shape[3] ** -0.5
     mask_ST = allowed(q.shape[1], k.shape[1], left, right, q.device)
-    return q_BHSD, k_BHTD, scores_BHST if mask_ST is None else scores_BHST.masked_fill(~mask_ST, float("-inf"))
+    return (
+        q_BHSD,
+        k_BHTD,
+        scores_BHST if mask_ST is None else scores_BHST.masked_fill(~mask_ST, float("-inf")),
+    )
 
 
-def _eager_forward(q: Tensor, k: Tensor, v: Tensor, left: Bound, right: Bound) -> tuple[Tensor, Tensor]:
+def _eager_forward(
+    q: Tensor, k: Tensor, v: Tensor, left: Bound, right: Bound
+) -> tuple[Tensor, Tensor]:
     """Plain operations in fp32 (fp64), all scores in memory: the reference."""
     _, _, scores_BHST = _scores(q, k, left, right)
     lse_BHS = scores_BHST.logsumexp(-1)
@@ -116,7 +138,14 @@ def _eager_forward(q: Tensor, k: Tensor, v: Tensor, left: Bound, right: Bound) -
 
 
 def _eager_backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, left: Bound, right: Bound
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    left: Bound,
+    right: Bound,
 ) -> tuple[Tensor, Tensor, Tensor]:
     q_BHSD, k_BHTD, scores_BHST = _scores(q, k, left, right)
     wide, scale = scores_BHST.dtype, q.shape[3] ** -0.5
@@ -143,42 +172,86 @@ def _cpu_mask(q: Tensor, k: Tensor, left: Bound, right: Bound) -> dict[str, Any]
         return {"is_causal": right is not None}
     mask = allowed(q.shape[1], k.shape[1], left, right, q.device)
     assert mask is not None
-    return {"is_causal": False, "attn_mask": torch.zeros(mask.shape, dtype=q.dtype).masked_fill(~mask, float("-inf"))}
+    return {
+        "is_causal": False,
+        "attn_mask": torch.zeros(mask.shape, dtype=q.dtype).masked_fill(~mask, float("-inf")),
+    }
 
 
-def _flash_forward(q: Tensor, k: Tensor, v: Tensor, left: Bound, right: Bound) -> tuple[Tensor, Tensor]:
-    """torch's FlashAttention: FA-2 on CUDA, a kernel of its own on CPUs (which takes a window as a mask)."""
+def _flash_forward(
+    q: Tensor, k: Tensor, v: Tensor, left: Bound, right: Bound
+) -> tuple[Tensor, Tensor]:
+    """torch's FlashAttention: FA-2 on CUDA, a kernel of its own on CPUs (which takes a window as a
+    mask)."""
     if q.device.type == "cuda":
         size, causal = _fa_window(left, right)
         out, lse, *_ = aten._flash_attention_forward(
-            q, k, v, None, None, q.shape[1], k.shape[1], 0.0, causal, False,
-            window_size_left=size[0], window_size_right=size[1],
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            None,
+            None,
+            q.shape[1],
+            k.shape[1],
+            0.0,
+            causal,
+            False,
+            window_size_left=size[0],
+            window_size_right=size[1],
+        )
         return out, lse
     heads = q.shape[2]
     out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
-        *_heads_first(q, repeat_kv(k, heads), repeat_kv(v, heads)), 0.0, **_cpu_mask(q, k, left, right)
+        *_heads_first(q, repeat_kv(k, heads), repeat_kv(v, heads)),
+        0.0,
+        **_cpu_mask(q, k, left, right),
     )
     return out.transpose(1, 2), lse
 
 
 def _flash_backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, left: Bound, right: Bound
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    left: Bound,
+    right: Bound,
 ) -> tuple[Tensor, Tensor, Tensor]:
     if q.device.type == "cuda":
         size, causal = _fa_window(left, right)
-        state = torch.empty(2, dtype=torch.uint64, device=q.device)  # of the random numbers of a dropout of zero
+        # of the random numbers of a dropout of zero
+        state = torch.empty(2, dtype=torch.uint64, device=q.device)
         unused = torch.empty(0, dtype=torch.uint64, device=q.device)
         dq, dk, dv = aten._flash_attention_backward(
-            dout, q, k, v, out, lse, None, None, q.shape[1], k.shape[1], 0.0, causal, state, unused,
-            window_size_left=size[0], window_size_right=size[1],
-        )  # fmt: skip
+            dout,
+            q,
+            k,
+            v,
+            out,
+            lse,
+            None,
+            None,
+            q.shape[1],
+            k.shape[1],
+            0.0,
+            causal,
+            state,
+            unused,
+            window_size_left=size[0],
+            window_size_right=size[1],
+        )
         return dq, dk, dv
     heads, n_kv_heads = q.shape[2], k.shape[2]
     mask = _cpu_mask(q, k, left, right)
     causal = mask.pop("is_causal")
     gradients = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        *_heads_first(dout, q, repeat_kv(k, heads), repeat_kv(v, heads), out), lse, 0.0, causal, **mask
+        *_heads_first(dout, q, repeat_kv(k, heads), repeat_kv(v, heads), out),
+        lse,
+        0.0,
+        causal,
+        **mask,
     )
     dq, dk, dv = _heads_first(*gradients)
     return dq, sum_groups(dk, n_kv_heads), sum_groups(dv, n_kv_heads)
@@ -191,64 +264,132 @@ def _fa_window(left: Bound, right: Bound) -> tuple[tuple[int, int], bool]:
     return (left, -1 if right is None else right), False
 
 
-def _fa2_forward(q: Tensor, k: Tensor, v: Tensor, left: Bound, right: Bound) -> tuple[Tensor, Tensor]:
+def _fa2_forward(
+    q: Tensor, k: Tensor, v: Tensor, left: Bound, right: Bound
+) -> tuple[Tensor, Tensor]:
     size, causal = _fa_window(left, right)
     interface = import_module("flash_attn.flash_attn_interface")
     out, lse, *_ = interface._flash_attn_forward(
-        q, k, v, 0.0, q.shape[3] ** -0.5, causal=causal, window_size_left=size[0], window_size_right=size[1],
-        softcap=0.0, alibi_slopes=None, return_softmax=False,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        0.0,
+        q.shape[3] ** -0.5,
+        causal=causal,
+        window_size_left=size[0],
+        window_size_right=size[1],
+        softcap=0.0,
+        alibi_slopes=None,
+        return_softmax=False,
+    )
     return out, lse
 
 
 def _fa2_backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, left: Bound, right: Bound
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    left: Bound,
+    right: Bound,
 ) -> tuple[Tensor, Tensor, Tensor]:
     size, causal = _fa_window(left, right)
     interface = import_module("flash_attn.flash_attn_interface")
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     interface._flash_attn_backward(
-        dout, q, k, v, out, lse, dq, dk, dv, 0.0, q.shape[3] ** -0.5, causal, size[0], size[1], 0.0, None,
+        dout,
+        q,
+        k,
+        v,
+        out,
+        lse,
+        dq,
+        dk,
+        dv,
+        0.0,
+        q.shape[3] ** -0.5,
+        causal,
+        size[0],
+        size[1],
+        0.0,
+        None,
         torch.are_deterministic_algorithms_enabled(),
-    )  # fmt: skip
+    )
     return dq, dk, dv
 
 
 def _fa4_band(left: Bound, right: Bound) -> dict[str, Any]:
     causal = left is None and right is not None
-    return {"causal": causal, "window_size_left": left, "window_size_right": None if causal else right}
+    return {
+        "causal": causal,
+        "window_size_left": left,
+        "window_size_right": None if causal else right,
+    }
 
 
-def _fa4_forward(q: Tensor, k: Tensor, v: Tensor, left: Bound, right: Bound) -> tuple[Tensor, Tensor]:
+def _fa4_forward(
+    q: Tensor, k: Tensor, v: Tensor, left: Bound, right: Bound
+) -> tuple[Tensor, Tensor]:
     forward, _ = _load_fa4()
     out, lse, *_ = forward(q, k, v, return_lse=True, **_fa4_band(left, right))
     return out, lse
 
 
 def _fa4_backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, left: Bound, right: Bound
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    left: Bound,
+    right: Bound,
 ) -> tuple[Tensor, Tensor, Tensor]:
     _, backward = _load_fa4()
     deterministic = torch.are_deterministic_algorithms_enabled()
-    dq, dk, dv, *_ = backward(q, k, v, out, dout, lse, deterministic=deterministic, **_fa4_band(left, right))
+    dq, dk, dv, *_ = backward(
+        q, k, v, out, dout, lse, deterministic=deterministic, **_fa4_band(left, right)
+    )
     return dq, dk, dv
 
 
-def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, left: Bound, right: Bound) -> tuple[Tensor, Tensor]:
+def _cudnn_forward(
+    q: Tensor, k: Tensor, v: Tensor, left: Bound, right: Bound
+) -> tuple[Tensor, Tensor]:
     assert left is None, "cuDNN through torch has no window; `local_kernel` refuses it"
-    out, lse, *_ = aten._scaled_dot_product_cudnn_attention(*_heads_first(q, k, v), None, True, 0.0, right is not None)
+    out, lse, *_ = aten._scaled_dot_product_cudnn_attention(
+        *_heads_first(q, k, v), None, True, 0.0, right is not None
+    )
     return out.transpose(1, 2), lse.squeeze(-1)
 
 
 def _cudnn_backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, left: Bound, right: Bound
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    left: Bound,
+    right: Bound,
 ) -> tuple[Tensor, Tensor, Tensor]:
     assert left is None
     seed = torch.zeros((), dtype=torch.int64, device=q.device)  # of a dropout of zero
     gradients = aten._scaled_dot_product_cudnn_attention_backward(
-        *_heads_first(dout, q, k, v, out), lse[..., None], seed, seed, None, None, None, q.shape[1], k.shape[1], 0.0,
+        *_heads_first(dout, q, k, v, out),
+        lse[..., None],
+        seed,
+        seed,
+        None,
+        None,
+        None,
+        q.shape[1],
+        k.shape[1],
+        0.0,
         right is not None,
-    )  # fmt: skip
+    )
     dq, dk, dv = _heads_first(*gradients)
     return dq, dk, dv
 

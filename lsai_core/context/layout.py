@@ -1,11 +1,13 @@
-"""Which positions of a sequence each rank holds, and which pairs of two ranks' positions attention has to compute.
+"""Which positions of a sequence each rank holds, and which pairs of two ranks' positions attention
+has to compute.
 
-A sequence of S positions is cut into equal chunks, and each rank of the ring holds one (contiguous shards) or two (zigzag) of
-them. `pieces` > 1 cuts each ring shard once more, into the slices of the ranks that exchange heads (Ulysses) before the ring
-sees the shard whole.
+A sequence of S positions is cut into equal chunks, and each rank of the ring holds one (contiguous
+shards) or two (zigzag) of them. `pieces` > 1 cuts each ring shard once more, into the slices of the
+ranks that exchange heads (Ulysses) before the ring sees the shard whole.
 
-Between two shards the causal mask, with or without a window, leaves a few rectangles of pairs, the tiles. Inside a tile
-only a band may be missing, which kernels know how to skip: key j of query i is allowed for i - left <= j <= i + right.
+Between two shards the causal mask, with or without a window, leaves a few rectangles of pairs, the
+tiles. Inside a tile only a band may be missing, which kernels know how to skip: key j of query i is
+allowed for i - left <= j <= i + right.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ from lsai_core.base.errors import UserError
 
 @dataclass(frozen=True)
 class Tile:
-    """Queries [q0, q1) against keys [k0, k1) of two shards; a bound is None where it excludes nothing.
+    """Queries [q0, q1) against keys [k0, k1) of two shards; a bound is None where it excludes
+    nothing.
 
-    With a bound the tile is square and every query has at least one key: `right` is 0 (causal) or None, `left` >= 0.
+    With a bound the tile is square and every query has at least one key: `right` is 0 (causal) or
+    None, `left` >= 0.
     """
 
     q0: int
@@ -46,7 +50,8 @@ class Tile:
 
 @dataclass(frozen=True)
 class Layout:
-    """Chunks of a sequence by ring rank: `chunks[r]` in ascending order, each `length // n_chunks` positions long."""
+    """Chunks of a sequence by ring rank: `chunks[r]` in ascending order, each `length // n_chunks`
+    positions long."""
 
     length: int
     chunks: tuple[tuple[int, ...], ...]
@@ -58,7 +63,8 @@ class Layout:
             below = self.length - self.length % unit
             near = f"{below} or {below + unit}" if below else str(unit)
             raise UserError(
-                f"a sequence of {self.length} cannot be cut into {unit} equal parts over {self.n_ranks} ranks; use {near}"
+                f"a sequence of {self.length} cannot be cut into {unit} equal parts over "
+                f"{self.n_ranks} ranks; use {near}"
             )
 
     @property
@@ -82,13 +88,16 @@ class Layout:
         return torch.cat([torch.arange(i * c, (i + 1) * c) for i in self.chunks[ring_rank]])
 
     def positions(self, rank: int) -> Tensor:
-        """int64 (S / ranks,): absolute positions of a rank's slice. Rank = ring rank x pieces + piece."""
+        """int64 (S / ranks,): absolute positions of a rank's slice. Rank = ring rank x pieces +
+        piece."""
         return self.ring_positions(rank // self.pieces).chunk(self.pieces)[rank % self.pieces]
 
     def shard(self, x: Tensor, rank: int, dim: int = 1) -> Tensor:
         """`rank`'s slice of a whole sequence along `dim`; UserError if `x` is not `length` long."""
         if x.shape[dim] != self.length:
-            raise UserError(f"the sequence has {x.shape[dim]} positions, the layout was made for {self.length}")
+            raise UserError(
+                f"the sequence has {x.shape[dim]} positions, the layout was made for {self.length}"
+            )
         return x.index_select(dim, self.positions(rank).to(x.device))
 
     def unshard(self, parts: list[Tensor], dim: int = 1) -> Tensor:
@@ -97,13 +106,15 @@ class Layout:
         return torch.cat(parts, dim).index_select(dim, order.to(parts[0].device))
 
     def tiles(self, q_rank: int, k_rank: int, window: int | None) -> tuple[Tile, ...]:
-        """What the queries of ring shard `q_rank` need of the keys of `k_rank`: causal, and i - window < j.
+        """What the queries of ring shard `q_rank` need of the keys of `k_rank`: causal, and i -
+        window < j.
 
         Few and large: neighbouring rectangles without a band are one tile.
         """
         c, size = self.chunk, self.length // len(self.chunks)
         if q_rank == k_rank and (window is None or window >= self.length):
-            return (Tile(0, size, 0, size, right=0),)  # positions ascend, so one causal mask serves all chunks
+            # positions ascend, so one causal mask serves all chunks
+            return (Tile(0, size, 0, size, right=0),)
         found = [
             shifted
             for i, a in enumerate(self.chunks[q_rank])
@@ -119,12 +130,14 @@ def contiguous(length: int, ranks: int, pieces: int = 1) -> Layout:
 
 
 def zigzag(length: int, ranks: int, pieces: int = 1) -> Layout:
-    """Of 2 R chunks rank r holds r and 2 R - 1 - r: one cheap and one dear, the same work for every rank."""
+    """Of 2 R chunks rank r holds r and 2 R - 1 - r: one cheap and one dear, the same work for every
+    rank."""
     return Layout(length, tuple((r, 2 * ranks - 1 - r) for r in range(ranks)), pieces)
 
 
 def _between(distance: int, c: int, q0: int, k0: int, window: int | None) -> Tile | None:
-    """The tile of two chunks of `c` positions, the queries' `distance` positions after the keys'; None if it is empty."""
+    """The tile of two chunks of `c` positions, the queries' `distance` positions after the keys';
+    None if it is empty."""
     if distance < 0 or (window is not None and distance - (c - 1) >= window):
         return None
     whole = window is None or distance + c - 1 < window

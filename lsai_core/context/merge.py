@@ -1,4 +1,5 @@
-"""Merging two partial outputs of attention by their log-sum-exp, in fp32, in place: on CUDA in one kernel."""
+"""Merging two partial outputs of attention by their log-sum-exp, in fp32, in place: on CUDA in one
+kernel."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from lsai_core import kernels
 
 
 def merge(out_BSHD: Tensor, lse_BHS: Tensor, part_BSHD: Tensor, part_lse_BHS: Tensor) -> None:
-    """Merge a part, (B, S, H, D) of any dtype with its (B, H, S), into `out` and `lse`, which are fp32 (or fp64).
+    """Merge a part, (B, S, H, D) of any dtype with its (B, H, S), into `out` and `lse`, which are
+    fp32 (or fp64).
 
     A row of `out` that has seen no key yet has lse -inf; a part must have at least one key per row.
     """

@@ -1,8 +1,10 @@
-"""The methods of sequence-parallel attention, and the one object that training and studies use: `ContextParallel`.
+"""The methods of sequence-parallel attention, and the one object that training and studies use:
+`ContextParallel`.
 
-Every method is a mesh of `ulysses` x `ring` ranks, a layout and a schedule; USP (Fang and Zhao 2024, arXiv:2405.07719) is the general case:
-heads are exchanged among neighbours in rank, and what is left of the sequence goes around the ring. torch's own context parallelism
-(`torch`) is here as the peer to compare with.
+Every method is a mesh of `ulysses` x `ring` ranks, a layout and a schedule; USP (Fang and Zhao
+2024, arXiv:2405.07719) is the general case: heads are exchanged among neighbours in rank, and what
+is left of the sequence goes around the ring. torch's own context parallelism (`torch`) is here as
+the peer to compare with.
 """
 
 from __future__ import annotations
@@ -15,20 +17,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lsai_core.base.errors import Unavailable, UserError, hint
 from lsai_core.context import operators
 from lsai_core.context.exchange import GroupExchange
 from lsai_core.context.heads import key_heads
 from lsai_core.context.kernels import local_kernel
 from lsai_core.context.layout import Layout, contiguous, zigzag
 from lsai_core.context.plan import Plan, Schedule, make_plan
-from lsai_core.base.errors import Unavailable, UserError, hint
 
 
 @dataclass(frozen=True)
 class Method:
     """How a method lays out the sequence (`layout(length, ring ranks, pieces)`) and what it runs.
 
-    `ulysses(ranks)`: how many ranks exchange heads, for that many ranks in all. `balanced`: every rank computes as much.
+    `ulysses(ranks)`: how many ranks exchange heads, for that many ranks in all. `balanced`: every
+    rank computes as much.
     """
 
     name: str
@@ -66,7 +69,8 @@ def get_method(name: str) -> Method:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all ranks of a group must agree on. `ulysses`: ranks that exchange heads, None for the method's own choice."""
+    """What all ranks of a group must agree on. `ulysses`: ranks that exchange heads, None for the
+    method's own choice."""
 
     method: str
     seq_len: int
@@ -83,9 +87,13 @@ class Setting:
         """Ranks that exchange heads."""
         pieces = get_method(self.method).ulysses(ranks) if self.ulysses is None else self.ulysses
         if pieces < 1 or ranks % pieces:
-            raise UserError(f"{ranks} ranks cannot be divided into groups of {pieces} that exchange heads")
+            raise UserError(
+                f"{ranks} ranks cannot be divided into groups of {pieces} that exchange heads"
+            )
         if self.ulysses is not None and self.method != "usp":
-            raise UserError(f"ulysses={self.ulysses} is a choice of the method usp, not of {self.method}")
+            raise UserError(
+                f"ulysses={self.ulysses} is a choice of the method usp, not of {self.method}"
+            )
         return pieces
 
     def plan(self, ranks: int) -> Plan:
@@ -98,8 +106,8 @@ class Setting:
 class ContextParallel:
     """Exact causal attention over a sequence that the ranks of a group share.
 
-    Making one is collective: all ranks of the group call, with equal settings, else all raise `UserError`. What cannot work is refused
-    before anything is sent.
+    Making one is collective: all ranks of the group call, with equal settings, else all raise
+    `UserError`. What cannot work is refused before anything is sent.
     """
 
     def __init__(
@@ -113,7 +121,11 @@ class ContextParallel:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         setting = Setting(
-            method, seq_len, None if window is not None and window >= seq_len else window, kernel, ulysses
+            method,
+            seq_len,
+            None if window is not None and window >= seq_len else window,
+            kernel,
+            ulysses,
         )
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         _agree(setting, group)
@@ -122,7 +134,9 @@ class ContextParallel:
         self._group = group
         if self.method.peer:
             if window is not None:
-                raise UserError("torch's context parallelism has no sliding window; use another method")
+                raise UserError(
+                    "torch's context parallelism has no sliding window; use another method"
+                )
             from lsai_core.context.peer import torch_missing  # imports torch's compiler, a second
 
             if (reason := torch_missing()) is not None:
@@ -138,12 +152,14 @@ class ContextParallel:
 
     @property
     def sent_bytes(self) -> int:
-        """What this rank has sent to others so far; not counted for torch's (`peer.torch_sent_bytes` says what it sends)."""
+        """What this rank has sent to others so far; not counted for torch's
+        (`peer.torch_sent_bytes` says what it sends)."""
         return 0 if self.method.peer else sum(exchange.sent_bytes for exchange in self._exchanges)
 
     @property
     def positions_S(self) -> Tensor:
-        """int64: the absolute positions of this rank's slice, for rotary embeddings (`Transformer.hidden`)."""
+        """int64: the absolute positions of this rank's slice, for rotary embeddings
+        (`Transformer.hidden`)."""
         return self.layout.positions(self.rank)
 
     def shard(self, x: Tensor, dim: int = 1) -> Tensor:
@@ -152,7 +168,9 @@ class ContextParallel:
 
     def unshard(self, x: Tensor, dim: int = 1) -> Tensor:
         """The whole sequence from all ranks' slices (all ranks must call; not differentiable)."""
-        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
+        parts = [
+            torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)
+        ]
         dist.all_gather(parts, x.detach().contiguous(), group=self._group)
         return self.layout.unshard(parts, dim)
 
@@ -162,27 +180,40 @@ class ContextParallel:
         n_kv_heads = k_BSKD.shape[2]
         if length * self.size != self.layout.length:
             raise UserError(
-                f"rank {self.rank} holds {length} positions; {self.layout.length} over {self.size} ranks are "
+                f"rank {self.rank} holds {length} positions; {self.layout.length} over {self.size} "
+                f"ranks are "
                 f"{self.layout.length // self.size} each"
             )
         if k_BSKD.shape != v_BSKD.shape or k_BSKD.shape != (batch, length, n_kv_heads, head_dim):
             shapes = f"q {tuple(q_BSHD.shape)}, k {tuple(k_BSKD.shape)}, v {tuple(v_BSKD.shape)}"
             raise UserError(f"attention: {shapes} do not fit")
         if n_heads % n_kv_heads:
-            raise UserError(f"attention: {n_heads} query heads are not a multiple of {n_kv_heads} key-value heads")
+            raise UserError(
+                f"attention: {n_heads} query heads are not a multiple of {n_kv_heads} key-value "
+                f"heads"
+            )
         if self.method.peer:
             return
         key_heads(n_heads, n_kv_heads, self._pieces)
         if torch.compiler.is_compiling():
-            return  # the compiler cannot follow the choice of a kernel; the operator makes it when it runs
+            # the compiler cannot follow the choice of a kernel; the operator makes it when it runs
+            return
         window, grouped = self.setting.window, n_heads != n_kv_heads
-        local_kernel(self.setting.kernel, q_BSHD.device, q_BSHD.dtype, head_dim, window=window, grouped=grouped)
+        local_kernel(
+            self.setting.kernel,
+            q_BSHD.device,
+            q_BSHD.dtype,
+            head_dim,
+            window=window,
+            grouped=grouped,
+        )
 
     def attention(self, q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor) -> Tensor:
-        """Causal attention with scale 1/sqrt(D): this rank's slice (B, S / ranks, H, D) in the dtype of q, differentiable.
+        """Causal attention with scale 1/sqrt(D): this rank's slice (B, S / ranks, H, D) in the
+        dtype of q, differentiable.
 
-        Inputs are this rank's slices (`shard`), batch and heads whole; query head h reads key-value head h // (H // K). All ranks
-        must call, and all must run the backward pass or none.
+        Inputs are this rank's slices (`shard`), batch and heads whole; query head h reads key-value
+        head h // (H // K). All ranks must call, and all must run the backward pass or none.
         """
         self.check(q_BSHD, k_BSKD, v_BSKD)
         if self.method.peer:
@@ -200,7 +231,8 @@ class ContextParallel:
 
 
 def _agree(setting: Setting, group: dist.ProcessGroup | None) -> None:
-    """UserError on every rank unless all have the same setting, or where the setting itself is wrong.
+    """UserError on every rank unless all have the same setting, or where the setting itself is
+    wrong.
 
     It also is the group's first collective, which NCCL needs before ranks may talk in pairs.
     """

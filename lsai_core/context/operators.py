@@ -1,12 +1,15 @@
-"""The three differentiable operators that context-parallel attention is made of, registered with torch.
+"""The three differentiable operators that context-parallel attention is made of, registered with
+torch.
 
     to_heads (q, k, v) -> attend (q, k, v) -> to_sequence (out)
 
-As custom operators they are opaque to torch.compile, and gradient checkpointing can keep their results (`lsai_core.model.recompute`): with the
-output and log-sum-exp of `attend` kept, recomputing a block never repeats attention or its ring (the
-rematerialization-aware checkpointing of DistFlashAttn, arXiv:2310.03294, section 3.3).
+As custom operators they are opaque to torch.compile, and gradient checkpointing can keep their
+results (`lsai_core.model.recompute`): with the output and log-sum-exp of `attend` kept, recomputing
+a block never repeats attention or its ring (the rematerialization-aware checkpointing of
+DistFlashAttn, arXiv:2310.03294, section 3.3).
 
-An operator takes no Python objects, so each set-up (`Parts`) has a key under which the operators find it.
+An operator takes no Python objects, so each set-up (`Parts`) has a key under which the operators
+find it.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from lsai_core.context.plan import Plan
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """What the operators work with. `ulysses`: the ranks that exchange heads; `ring`: those that share the plan."""
+    """What the operators work with. `ulysses`: the ranks that exchange heads; `ring`: those that
+    share the plan."""
 
     plan: Plan
     ring: Exchange
@@ -47,13 +51,20 @@ def register(parts: Parts) -> int:
 def _kernel(parts: Parts, q: Tensor, k: Tensor) -> Any:
     grouped = q.shape[2] != k.shape[2]
     return local_kernel(
-        parts.kernel, q.device, q.dtype, q.shape[3], window=parts.window, grouped=grouped, length=q.shape[1]
+        parts.kernel,
+        q.device,
+        q.dtype,
+        q.shape[3],
+        window=parts.window,
+        grouped=grouped,
+        length=q.shape[1],
     )
 
 
 @torch.library.custom_op("lsai::context_attend", mutates_args=())
 def attend(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, key: int) -> tuple[Tensor, Tensor]:
-    """Output (B, S, H, D) and log-sum-exp (B, H, S) of this ring rank's queries against all keys of the ring."""
+    """Output (B, S, H, D) and log-sum-exp (B, H, S) of this ring rank's queries against all keys of
+    the ring."""
     parts = _PARTS[key]
     kernel = _kernel(parts, q_BSHD, k_BSKD)
     return planned_forward(parts.plan, parts.ring, kernel, q_BSHD, k_BSKD, v_BSKD)
@@ -112,7 +123,11 @@ def exchange_to_sequence(x_BTHD: Tensor, n_heads: int, n_query_heads: int, key: 
 
 
 def _ranges(n_heads: int, n_query_heads: int, size: int) -> list[tuple[int, int]]:
-    return key_heads(n_query_heads, n_heads, size) if n_heads < n_query_heads else query_heads(n_heads, size)
+    return (
+        key_heads(n_query_heads, n_heads, size)
+        if n_heads < n_query_heads
+        else query_heads(n_heads, size)
+    )
 
 
 @exchange_to_heads.register_fake

@@ -1,8 +1,10 @@
-"""torch's own context parallelism, as the peer: ring attention over the zigzag layout with keys and values gathered at once.
+"""torch's own context parallelism, as the peer: ring attention over the zigzag layout with keys and
+values gathered at once.
 
-`torch.distributed.tensor.experimental.context_parallel` replaces `scaled_dot_product_attention` while it is active. What it calls then is
-called here directly, with its defaults and cuDNN as the kernel, so that one interface serves all methods; the tensors and the
-communication are the same, the dispatch through DTensor is saved. It exists for CUDA only. Sources: PyTorch,
+`torch.distributed.tensor.experimental.context_parallel` replaces `scaled_dot_product_attention`
+while it is active. What it calls then is called here directly, with its defaults and cuDNN as the
+kernel, so that one interface serves all methods; the tensors and the communication are the same,
+the dispatch through DTensor is saved. It exists for CUDA only. Sources: PyTorch,
 torch/distributed/tensor/experimental/_context_parallel.
 """
 
@@ -44,17 +46,22 @@ def torch_missing() -> str | None:
 
 
 @torch.compiler.disable
-def torch_attention(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+def torch_attention(
+    q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, group: dist.ProcessGroup | None
+) -> Tensor:
     """(B, S / ranks, H, D), causal; slices in the zigzag layout."""
     group = dist.group.WORLD if group is None else group
     return _TorchAttention.apply(q_BSHD, k_BSKD, v_BSKD, _mesh(group))
 
 
 def torch_sent_bytes(k_BSKD: Tensor, v_BSKD: Tensor, ranks: int, backward: bool) -> int:
-    """What one rank sends, read off the source above: its keys and values to every other rank, in both passes; in the backward
-    pass also their gradients, in fp32, to its neighbour after each of the `ranks` steps."""
+    """What one rank sends, read off the source above: its keys and values to every other rank, in
+    both passes; in the backward pass also their gradients, in fp32, to its neighbour after each of
+    the `ranks` steps."""
     gathered = (ranks - 1) * (k_BSKD.nbytes + v_BSKD.nbytes)
-    return gathered + (4 * ranks * (k_BSKD.numel() + v_BSKD.numel()) if backward and ranks > 1 else 0)
+    return gathered + (
+        4 * ranks * (k_BSKD.numel() + v_BSKD.numel()) if backward and ranks > 1 else 0
+    )
 
 
 @functools.cache
@@ -66,7 +73,9 @@ class _TorchAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mesh: DeviceMesh) -> Tensor:  # type: ignore[override]
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        out, lse, *rest = _implementation()._scaled_dot_product_ring_cudnn_attention(mesh, q, k, v, is_causal=True)
+        out, lse, *rest = _implementation()._scaled_dot_product_ring_cudnn_attention(
+            mesh, q, k, v, is_causal=True
+        )
         # The debug mask comes last; the backward pass does not take it.
         ctx.mesh, ctx.rest = mesh, rest[:6]
         ctx.save_for_backward(q, k, v, out, lse)

@@ -1,18 +1,23 @@
 """Who computes which tile when: the schedules of sequence-parallel attention as data.
 
-A plan is a list of steps; in each, a rank (the worker) has at most a few tasks: the queries of one rank's shard against the keys
-of another's. What must be sent follows from it: queries and keys to the worker, results back to their owners. Every rank makes the
-whole plan, so that nobody has to ask, and the work per rank is a number before anything runs.
+A plan is a list of steps; in each, a rank (the worker) has at most a few tasks: the queries of one
+rank's shard against the keys of another's. What must be sent follows from it: queries and keys to
+the worker, results back to their owners. Every rank makes the whole plan, so that nobody has to
+ask, and the work per rank is a number before anything runs.
 
-ring      step s: rank r's queries against the keys of rank r - s (Liu et al. 2023, arXiv:2310.01889). With contiguous shards
-          and a causal mask the first ranks soon have nothing to do.
-zigzag    the same steps over the zigzag layout (Zhu, github.com/zhuzilin/ring-flash-attention): half a shard's work in each.
-lightseq  contiguous shards; ranks that would be idle compute for those that have too much (Li et al. 2023, DistFlashAttn,
-          arXiv:2310.03294). In step s the ranks r < s take the queries of rank r + R - s against their own keys. For an even
-          number of ranks the paper leaves half of them idle in the last step; here both ends of a pair take half of it.
+ring      step s: rank r's queries against the keys of rank r - s (Liu et al. 2023,
+          arXiv:2310.01889). With contiguous shards and a causal mask the first ranks soon have
+          nothing to do.
+zigzag    the same steps over the zigzag layout (Zhu, github.com/zhuzilin/ring-flash-attention):
+          half a shard's work in each.
+lightseq  contiguous shards; ranks that would be idle compute for those that have too much (Li et
+          al. 2023, DistFlashAttn, arXiv:2310.03294). In step s the ranks r < s take the queries of
+          rank r + R - s against their own keys. For an even number of ranks the paper leaves half
+          of them idle in the last step; here both ends of a pair take half of it.
 
-Blocks do not travel around the ring: each is sent by its owner straight to the worker of the step, and gradients
-straight back. No rank waits for a block to be passed on, only the needed part is sent, and gradients travel once.
+Blocks do not travel around the ring: each is sent by its owner straight to the worker of the step,
+and gradients straight back. No rank waits for a block to be passed on, only the needed part is
+sent, and gradients travel once.
 """
 
 from __future__ import annotations
@@ -28,7 +33,8 @@ Schedule = Literal["ring", "lightseq"]
 
 @dataclass(frozen=True)
 class Task:
-    """`worker` computes the tiles of `q_owner`'s queries against `k_owner`'s keys (all three ring ranks)."""
+    """`worker` computes the tiles of `q_owner`'s queries against `k_owner`'s keys (all three ring
+    ranks)."""
 
     worker: int
     q_owner: int

@@ -1,6 +1,16 @@
-"""Matrix products in fp8: which recipes there are, whether this machine has them, and how a model is converted."""
+"""Matrix products in fp8: which recipes there are, whether this machine has them, and how a model
+is converted."""
 
-from lsai_core.fp8.recipes import available_recipes, begin_step, context, convert, end_step, facts, missing, require
+from lsai_core.fp8.recipes import (
+    available_recipes,
+    begin_step,
+    context,
+    convert,
+    end_step,
+    facts,
+    missing,
+    require,
+)
 from lsai_core.fp8.shapes import linear_shapes
 
 __all__ = [

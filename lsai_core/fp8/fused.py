@@ -1,15 +1,19 @@
-"""The project's fused fp8 path: delayed scaling, and casts that write what the products read, in one pass.
+"""The project's fused fp8 path: delayed scaling, and casts that write what the products read, in
+one pass.
 
-The products are those of `tensorwise.py` (e4m3 inputs and weights, e5m2 gradients, all three in fp8); what differs is the
-traffic around them. With the scale known beforehand, one kernel reads a tensor once and writes both layouts
-(`lsai_core.kernels.fp8_cast`). The feed-forward layer is one function: SwiGLU's output never exists in bf16, and its backward
-kernel writes the three fp8 matrices that the next products want.
+The products are those of `tensorwise.py` (e4m3 inputs and weights, e5m2 gradients, all three in
+fp8); what differs is the traffic around them. With the scale known beforehand, one kernel reads a
+tensor once and writes both layouts (`lsai_core.kernels.fp8_cast`). The feed-forward layer is one
+function: SwiGLU's output never exists in bf16, and its backward kernel writes the three fp8
+matrices that the next products want.
 
-Kept for the backward pass: each layer's input once, in fp8, transposed, ready for the weight's gradient (half of what a bf16 layer
-keeps), and gate and up in bf16. The weights are cast again in the backward pass, not kept in fp8.
+Kept for the backward pass: each layer's input once, in fp8, transposed, ready for the weight's
+gradient (half of what a bf16 layer keeps), and gate and up in bf16. The weights are cast again in
+the backward pass, not kept in fp8.
 
-The custom operators update the maxima in their `state` argument without declaring it: nothing else reads them within a
-step, and a declared mutation would make torch.compile copy the state around every call.
+The custom operators update the maxima in their `state` argument without declaring it: nothing else
+reads them within a step, and a declared mutation would make torch.compile copy the state around
+every call.
 """
 
 from __future__ import annotations
@@ -28,8 +32,11 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 @torch.library.custom_op("lsai::fp8_cast", mutates_args=())
-def fp8_cast(x_MN: Tensor, state_34: Tensor, gradient: bool, row: bool, column: bool) -> tuple[Tensor, Tensor]:
-    """x * scale in e4m3 (e5m2 for a gradient), as it lies (M, N) and transposed (N, M); unwanted ones are empty."""
+def fp8_cast(
+    x_MN: Tensor, state_34: Tensor, gradient: bool, row: bool, column: bool
+) -> tuple[Tensor, Tensor]:
+    """x * scale in e4m3 (e5m2 for a gradient), as it lies (M, N) and transposed (N, M); unwanted
+    ones are empty."""
     dtype = E5M2 if gradient else E4M3
     x_MN = x_MN.contiguous()
     if scales.calibrating():
@@ -38,7 +45,9 @@ def fp8_cast(x_MN: Tensor, state_34: Tensor, gradient: bool, row: bool, column: 
 
 
 @fp8_cast.register_fake
-def _(x_MN: Tensor, state_34: Tensor, gradient: bool, row: bool, column: bool) -> tuple[Tensor, Tensor]:
+def _(
+    x_MN: Tensor, state_34: Tensor, gradient: bool, row: bool, column: bool
+) -> tuple[Tensor, Tensor]:
     (rows, columns), dtype = x_MN.shape, E5M2 if gradient else E4M3
     return (
         x_MN.new_empty((rows, columns) if row else (0, columns), dtype=dtype),
@@ -80,11 +89,13 @@ def _(gate_up_M2F: Tensor, state_34: Tensor) -> Tensor:
 def fp8_swiglu_backward(
     grad_h_MF: Tensor, gate_up_M2F: Tensor, h_state_34: Tensor, grad_state_34: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """In the order in which memory is taken: gradient of gate and up (M, 2F) in e5m2, SwiGLU's output transposed (F, M) in e4m3, and
-    the gradient transposed (2F, M)."""
+    """In the order in which memory is taken: gradient of gate and up (M, 2F) in e5m2, SwiGLU's
+    output transposed (F, M) in e4m3, and the gradient transposed (2F, M)."""
     grad_h_MF = grad_h_MF.contiguous()
     if scales.calibrating():
-        scales.calibrate(grad_state_34, swiglu_backward(grad_h_MF, gate_up_M2F)[0].abs().amax(), E5M2)
+        scales.calibrate(
+            grad_state_34, swiglu_backward(grad_h_MF, gate_up_M2F)[0].abs().amax(), E5M2
+        )
     if kernels.available(grad_h_MF.device):
         from lsai_core.kernels.fp8_cast import swiglu_backward_cast
 
@@ -107,7 +118,8 @@ def _(
 
 
 def _turned(x_AB: Tensor) -> Tensor:
-    return x_AB.t().clone(memory_format=torch.contiguous_format)  # never a view: an operator's results share no memory
+    # never a view: an operator's results share no memory
+    return x_AB.t().clone(memory_format=torch.contiguous_format)
 
 
 def _rounded(x: Tensor, state_34: Tensor, dtype: torch.dtype) -> Tensor:
@@ -119,9 +131,15 @@ def _rounded(x: Tensor, state_34: Tensor, dtype: torch.dtype) -> Tensor:
 
 @torch.library.custom_op("lsai::fp8_product", mutates_args=())
 def fp8_product(
-    a8_AC: Tensor, b8_BC: Tensor, a_state_34: Tensor, b_state_34: Tensor, dtype: torch.dtype, fast: bool
+    a8_AC: Tensor,
+    b8_BC: Tensor,
+    a_state_34: Tensor,
+    b_state_34: Tensor,
+    dtype: torch.dtype,
+    fast: bool,
 ) -> Tensor:
-    """a @ b^T (A, B) in `dtype`, of row-major operands, with the scales multiplied back. `fast`: see `tensorwise.py`."""
+    """a @ b^T (A, B) in `dtype`, of row-major operands, with the scales multiplied back. `fast`:
+    see `tensorwise.py`."""
     # An operator of its own, because torch.compile cannot lower scales that are slices of a tensor.
     return torch._scaled_mm(
         a8_AC,
@@ -134,7 +152,14 @@ def fp8_product(
 
 
 @fp8_product.register_fake
-def _(a8_AC: Tensor, b8_BC: Tensor, a_state_34: Tensor, b_state_34: Tensor, dtype: torch.dtype, fast: bool) -> Tensor:
+def _(
+    a8_AC: Tensor,
+    b8_BC: Tensor,
+    a_state_34: Tensor,
+    b_state_34: Tensor,
+    dtype: torch.dtype,
+    fast: bool,
+) -> Tensor:
     return a8_AC.new_empty(a8_AC.shape[0], b8_BC.shape[0], dtype=dtype)
 
 
@@ -157,7 +182,8 @@ class _Linear(torch.autograd.Function):
 
 
 class FusedFp8Linear(nn.Linear):
-    """`nn.Linear` without bias, products in fp8. Input (..., K) in bf16; K, N and the rows are multiples of 16."""
+    """`nn.Linear` without bias, products in fp8. Input (..., K) in bf16; K, N and the rows are
+    multiples of 16."""
 
     state: Tensor
     dtypes = (E4M3, E4M3, E5M2)  # input, weight, gradient of the output
@@ -179,7 +205,9 @@ class FusedFp8Linear(nn.Linear):
 
 class _FeedForward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_MD: Tensor, gate_up_2FD: Tensor, down_DF: Tensor, state: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x_MD: Tensor, gate_up_2FD: Tensor, down_DF: Tensor, state: Tensor
+    ) -> Tensor:
         x8_MD, x8_DM = fp8_cast(x_MD, state[0], False, True, True)
         gate_up8_2FD, _ = fp8_cast(gate_up_2FD, state[1], False, True, False)
         hidden_M2F = fp8_product(x8_MD, gate_up8_2FD, state[0], state[1], x_MD.dtype, True)
@@ -194,27 +222,37 @@ class _FeedForward(torch.autograd.Function):
         grad8_MD, grad8_DM = fp8_cast(grad_MD, state[5], True, True, True)
         _, down8_FD = fp8_cast(down_DF, state[4], False, False, True)
         dh_MF = fp8_product(grad8_MD, down8_FD, state[5], state[4], grad_MD.dtype, False)
-        dhidden8_M2F, h8_FM, dhidden8_2FM = fp8_swiglu_backward(dh_MF, hidden_M2F, state[3], state[2])
+        dhidden8_M2F, h8_FM, dhidden8_2FM = fp8_swiglu_backward(
+            dh_MF, hidden_M2F, state[3], state[2]
+        )
         ddown_DF = fp8_product(grad8_DM, h8_FM, state[5], state[3], down_DF.dtype, False)
         _, gate_up8_D2F = fp8_cast(gate_up_2FD, state[1], False, False, True)
         dx_MD = fp8_product(dhidden8_M2F, gate_up8_D2F, state[2], state[1], grad_MD.dtype, False)
-        dgate_up_2FD = fp8_product(dhidden8_2FM, x8_DM, state[2], state[0], gate_up_2FD.dtype, False)
+        dgate_up_2FD = fp8_product(
+            dhidden8_2FM, x8_DM, state[2], state[0], gate_up_2FD.dtype, False
+        )
         return dx_MD, dgate_up_2FD, ddown_DF, None
 
 
 class FusedFp8MLP(nn.Module):
-    """The feed-forward layer (B, S, D) -> (B, S, D) in fp8, with the parameters of `model.MLP` under the same names."""
+    """The feed-forward layer (B, S, D) -> (B, S, D) in fp8, with the parameters of `model.MLP`
+    under the same names."""
 
     state: Tensor
-    dtypes = (E4M3, E4M3, E5M2, E4M3, E4M3, E5M2)  # x, gate_up, its gradient, h, down, gradient of the output
+    # x, gate_up, its gradient, h, down, gradient of the output
+    dtypes = (E4M3, E4M3, E5M2, E4M3, E4M3, E5M2)
 
     def __init__(self, gate_up: nn.Linear, down: nn.Linear) -> None:
         super().__init__()
         self.gate_up, self.down = gate_up, down
-        self.register_buffer("state", scales.new_state(self.dtypes).to(gate_up.weight.device), persistent=False)
+        self.register_buffer(
+            "state", scales.new_state(self.dtypes).to(gate_up.weight.device), persistent=False
+        )
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        out_MD = _FeedForward.apply(_as_bf16(x_BSD).flatten(0, -2), self.gate_up.weight, self.down.weight, self.state)
+        out_MD = _FeedForward.apply(
+            _as_bf16(x_BSD).flatten(0, -2), self.gate_up.weight, self.down.weight, self.state
+        )
         return out_MD.view(x_BSD.shape)
 
 

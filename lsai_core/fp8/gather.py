@@ -1,13 +1,17 @@
-"""fp8 weights that a sharded model gathers in fp8: half of the bytes on the wire, and each rank casts its own slice only.
+"""fp8 weights that a sharded model gathers in fp8: half of the bytes on the wire, and each rank
+casts its own slice only.
 
-Without it FSDP gathers bf16 weights and every rank casts all of them, once in the forward pass and once in the backward pass. Here a
-rank casts its fp32 (or bf16) slice with the scale that all ranks share, the delayed one of `scales.py`, and the products take what
-arrives as it is; the backward pass turns it. The maximum of a slice goes into this rank's state, and the step's end takes the
-largest over the ranks, as for every tensor. In a first step, which has no history, the ranks agree on a weight's maximum before the
-cast. The extension points of FSDP2 (`fsdp_pre_all_gather`, `fsdp_post_all_gather`) are those that torchao's float8 uses.
+Without it FSDP gathers bf16 weights and every rank casts all of them, once in the forward pass and
+once in the backward pass. Here a rank casts its fp32 (or bf16) slice with the scale that all ranks
+share, the delayed one of `scales.py`, and the products take what arrives as it is; the backward
+pass turns it. The maximum of a slice goes into this rank's state, and the step's end takes the
+largest over the ranks, as for every tensor. In a first step, which has no history, the ranks agree
+on a weight's maximum before the cast. The extension points of FSDP2 (`fsdp_pre_all_gather`,
+`fsdp_post_all_gather`) are those that torchao's float8 uses.
 
-What autograd sees as the weight is `GatheredWeight`: shape and dtype of the bf16 weight, so that its gradient is bf16, and inside
-the fp8 values. It knows one operator, the cast to fp8, which for it means: hand out what is there.
+What autograd sees as the weight is `GatheredWeight`: shape and dtype of the bf16 weight, so that
+its gradient is bf16, and inside the fp8 values. It knows one operator, the cast to fp8, which for
+it means: hand out what is there.
 """
 
 from __future__ import annotations
@@ -49,7 +53,12 @@ class GatheredWeight(Tensor):
     @staticmethod
     def __new__(cls, data8: Tensor, dtype: torch.dtype) -> GatheredWeight:
         return Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, data8.size(), strides=data8.stride(), dtype=dtype, device=data8.device, requires_grad=False
+            cls,
+            data8.size(),
+            strides=data8.stride(),
+            dtype=dtype,
+            device=data8.device,
+            requires_grad=False,
         )
 
     def __init__(self, data8: Tensor, dtype: torch.dtype) -> None:
@@ -59,7 +68,9 @@ class GatheredWeight(Tensor):
         return ["data8"], self.dtype
 
     @staticmethod
-    def __tensor_unflatten__(inner: dict[str, Tensor], dtype: torch.dtype, _size: Any, _stride: Any) -> GatheredWeight:
+    def __tensor_unflatten__(
+        inner: dict[str, Tensor], dtype: torch.dtype, _size: Any, _stride: Any
+    ) -> GatheredWeight:
         return GatheredWeight(inner["data8"], dtype)
 
     def __repr__(self, **_options: Any) -> str:  # type: ignore[override]
@@ -80,7 +91,8 @@ class GatheredWeight(Tensor):
 
 
 def gather_in_fp8(model: nn.Module, processes: int) -> None:
-    """Let FSDP gather the weights of the `fused` recipe's layers in fp8; to be called once the slices have memory.
+    """Let FSDP gather the weights of the `fused` recipe's layers in fp8; to be called once the
+    slices have memory.
 
     Weights whose rows do not divide by the number of `processes` in a group stay with bf16.
     """
@@ -92,13 +104,18 @@ def gather_in_fp8(model: nn.Module, processes: int) -> None:
             _extend(module.down, module, 4, processes)
 
 
-def _extend(linear: nn.Linear, owner: FusedFp8Linear | FusedFp8MLP, index: int, processes: int) -> None:
+def _extend(
+    linear: nn.Linear, owner: FusedFp8Linear | FusedFp8MLP, index: int, processes: int
+) -> None:
     """`owner.state[index]` is the scaling state of `linear`'s weight."""
     if linear.out_features % processes:
         return
 
-    def before(self: Tensor, mesh: Any, _size: Any, _stride: Any, _module: Any, _policy: Any) -> Any:
-        # Looked up now, because moving a model replaces its buffers. Autograd need not know that maxima change, as in `fused.py`.
+    def before(
+        self: Tensor, mesh: Any, _size: Any, _stride: Any, _module: Any, _policy: Any
+    ) -> Any:
+        # Looked up now, because moving a model replaces its buffers. Autograd need not know that
+        # maxima change, as in `fused.py`.
         with torch.autograd._unsafe_preserve_version_counter(owner.state):
             state_34 = owner.state[index]
             if scales.calibrating():
@@ -107,7 +124,14 @@ def _extend(linear: nn.Linear, owner: FusedFp8Linear | FusedFp8MLP, index: int, 
                 scales.calibrate(state_34, largest, E4M3)
             return (cast_by_state(self, state_34, E4M3, row=True, column=False)[0],), None
 
-    def after(_self: Tensor, gathered: Any, _metadata: Any, dtype: torch.dtype, *, out: Tensor | None = None) -> Any:
+    def after(
+        _self: Tensor,
+        gathered: Any,
+        _metadata: Any,
+        dtype: torch.dtype,
+        *,
+        out: Tensor | None = None,
+    ) -> Any:
         # `out` lies on the memory that the values have just been gathered into.
         return None if out is not None else (GatheredWeight(gathered[0], dtype), (gathered[0],))
 

@@ -1,7 +1,7 @@
 """Triton kernels, one file each: what they compute, and how many bytes that moves.
 
-They exist for CUDA GPUs, where torch brings Triton with it. Callers ask `available(device)` first and have a plain torch path
-beside each kernel, which is also what the tests compare them with.
+They exist for CUDA GPUs, where torch brings Triton with it. Callers ask `available(device)` first
+and have a plain torch path beside each kernel, which is also what the tests compare them with.
 """
 
 from __future__ import annotations

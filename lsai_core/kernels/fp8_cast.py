@@ -1,12 +1,16 @@
-"""Casts to fp8 that write both memory layouts and the maximum in one pass, alone and fused with SwiGLU.
+"""Casts to fp8 that write both memory layouts and the maximum in one pass, alone and fused with
+SwiGLU.
 
-Hopper's fp8 tensor cores read both operands along the summed dimension, so a training step needs most tensors as they lie and
-transposed. A tile is read once, scaled, rounded, and stored twice; its largest magnitude goes to an atomic maximum, from
-which the next step's scale is made (delayed scaling). SwiGLU's output exists in fp8 only, and its backward kernel writes
-the gradient of gate and up and the recomputed output as the fp8 matrices that the following products read; only the
-gradient's transposition is a pass of its own, over single bytes: 15 bytes per element where separate casts move over 30.
+Hopper's fp8 tensor cores read both operands along the summed dimension, so a training step needs
+most tensors as they lie and transposed. A tile is read once, scaled, rounded, and stored twice; its
+largest magnitude goes to an atomic maximum, from which the next step's scale is made (delayed
+scaling). SwiGLU's output exists in fp8 only, and its backward kernel writes the gradient of gate
+and up and the recomputed output as the fp8 matrices that the following products read; only the
+gradient's transposition is a pass of its own, over single bytes: 15 bytes per element where
+separate casts move over 30.
 
-`state` is the scaling state of one tensor: fp32 (3, 4), rows scale, 1 / scale, maximum (`lsai_core.fp8.scales`).
+`state` is the scaling state of one tensor: fp32 (3, 4), rows scale, 1 / scale, maximum
+(`lsai_core.fp8.scales`).
 """
 
 from __future__ import annotations
@@ -33,9 +37,18 @@ def _rounded(x, scale, E5M2: tl.constexpr):
 
 @triton.jit
 def cast_tiles(
-    x_MN, state, row_MN, column_NM, M, N,
-    E5M2: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
+    x_MN,
+    state,
+    row_MN,
+    column_NM,
+    M,
+    N,
+    E5M2: tl.constexpr,
+    ROW: tl.constexpr,
+    COLUMN: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
     m = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)[:, None]
     n = (tl.program_id(1) * BN + tl.arange(0, BN)).to(tl.int64)[None, :]
     inside = (m < M) & (n < N)
@@ -76,7 +89,9 @@ def swiglu_backward_cast_tiles(
     scale = tl.load(grad_state)
     grad_gate = grad * up * (share + silu * (1.0 - share))
     grad_up = grad * silu
-    largest = tl.maximum(tl.max(tl.max(tl.abs(grad_gate), 1), 0), tl.max(tl.max(tl.abs(grad_up), 1), 0))
+    largest = tl.maximum(
+        tl.max(tl.max(tl.abs(grad_gate), 1), 0), tl.max(tl.max(tl.abs(grad_up), 1), 0)
+    )
     tl.atomic_max(grad_state + 8, largest, sem="relaxed")
     tl.store(row_M2F + m * 2 * F + n, _rounded(grad_gate, scale, True), mask=inside)
     tl.store(row_M2F + m * 2 * F + F + n, _rounded(grad_up, scale, True), mask=inside)
@@ -95,16 +110,29 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.view(torch.uint8)
 
 
-def cast(x_MN: Tensor, state: Tensor, dtype: torch.dtype, *, row: bool, column: bool) -> tuple[Tensor, Tensor]:
-    """x * scale in `dtype` as (M, N) and, transposed in memory, (N, M); what is not asked for is empty. Updates `state`."""
+def cast(
+    x_MN: Tensor, state: Tensor, dtype: torch.dtype, *, row: bool, column: bool
+) -> tuple[Tensor, Tensor]:
+    """x * scale in `dtype` as (M, N) and, transposed in memory, (N, M); what is not asked for is
+    empty. Updates `state`."""
     rows, columns = x_MN.shape
     row_MN = torch.empty(rows if row else 0, columns, device=x_MN.device, dtype=dtype)
     column_NM = torch.empty(columns if column else 0, rows, device=x_MN.device, dtype=dtype)
     bm, bn, warps = (128, 64, 4) if column else (32, 256, 8)  # the fastest of nine on an H200
     cast_tiles[(triton.cdiv(rows, bm), triton.cdiv(columns, bn))](
-        x_MN, state, _bits(row_MN), _bits(column_NM), rows, columns,
-        E5M2=dtype == torch.float8_e5m2, ROW=row, COLUMN=column, BM=bm, BN=bn, num_warps=warps,
-    )  # fmt: skip
+        x_MN,
+        state,
+        _bits(row_MN),
+        _bits(column_NM),
+        rows,
+        columns,
+        E5M2=dtype == torch.float8_e5m2,
+        ROW=row,
+        COLUMN=column,
+        BM=bm,
+        BN=bn,
+        num_warps=warps,
+    )
     return row_MN, column_NM
 
 
@@ -132,9 +160,11 @@ def swiglu_cast(gate_up_M2F: Tensor, state: Tensor) -> Tensor:
 def swiglu_backward_cast(
     grad_h_MF: Tensor, gate_up_M2F: Tensor, h_state: Tensor, grad_state: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradient of gate and up in e5m2 (M, 2F), SwiGLU's output in e4m3, transposed (F, M), and the gradient transposed (2F, M).
+    """Gradient of gate and up in e5m2 (M, 2F), SwiGLU's output in e4m3, transposed (F, M), and the
+    gradient transposed (2F, M).
 
-    Updates `grad_state`; `h_state` is read only, so that the output is rounded as in the forward pass.
+    Updates `grad_state`; `h_state` is read only, so that the output is rounded as in the forward
+    pass.
     """
     rows, width = grad_h_MF.shape
     device = grad_h_MF.device
@@ -142,9 +172,18 @@ def swiglu_backward_cast(
     h_FM = torch.empty(width, rows, device=device, dtype=torch.float8_e4m3fn)
     bm, bn = 64, 64
     swiglu_backward_cast_tiles[(triton.cdiv(rows, bm), triton.cdiv(width, bn))](
-        grad_h_MF, gate_up_M2F, h_state, grad_state, _bits(row_M2F), _bits(h_FM), rows, width,
-        BM=bm, BN=bn, num_warps=8,
-    )  # fmt: skip
-    # In a kernel of its own: written by the one above, the transposed e5m2 matrix came out wrong (Triton 3.6; the e4m3 one,
-    # and the e5m2 one of `cast_tiles`, do not).
+        grad_h_MF,
+        gate_up_M2F,
+        h_state,
+        grad_state,
+        _bits(row_M2F),
+        _bits(h_FM),
+        rows,
+        width,
+        BM=bm,
+        BN=bn,
+        num_warps=8,
+    )
+    # In a kernel of its own: written by the one above, the transposed e5m2 matrix came out wrong
+    # (Triton 3.6; the e4m3 one, and the e5m2 one of `cast_tiles`, do not).
     return row_M2F, h_FM, turned(row_M2F)

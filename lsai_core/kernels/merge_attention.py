@@ -1,4 +1,5 @@
-"""Merging a partial output of attention into another one by their log-sum-exp, in one pass and in place.
+"""Merging a partial output of attention into another one by their log-sum-exp, in one pass and in
+place.
 
 With m = max(lse_a, lse_b), w_a = exp(lse_a - m), w_b = exp(lse_b - m):
 
@@ -19,10 +20,27 @@ ROWS = 16
 
 @triton.jit
 def merge_attention(
-    out, lse, part, part_lse, rows, columns: tl.constexpr,
-    out_b, out_s, out_h, lse_b, lse_h, lse_s, part_b, part_s, part_h, part_lse_b, part_lse_h, part_lse_s,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    out,
+    lse,
+    part,
+    part_lse,
+    rows,
+    columns: tl.constexpr,
+    out_b,
+    out_s,
+    out_h,
+    lse_b,
+    lse_h,
+    lse_s,
+    part_b,
+    part_s,
+    part_h,
+    part_lse_b,
+    part_lse_h,
+    part_lse_s,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.cast(tl.program_id(0), tl.int64) * ROWS + tl.arange(0, ROWS)
     head, batch = tl.program_id(1), tl.cast(tl.program_id(2), tl.int64)
     column = tl.arange(0, BLOCK)
@@ -30,7 +48,9 @@ def merge_attention(
     inside = valid[:, None] & (column < columns)[None, :]
     lse_at = lse + batch * lse_b + head * lse_h + row * lse_s
     old_lse = tl.load(lse_at, mask=valid, other=0.0)
-    new_lse = tl.load(part_lse + batch * part_lse_b + head * part_lse_h + row * part_lse_s, mask=valid, other=0.0)
+    new_lse = tl.load(
+        part_lse + batch * part_lse_b + head * part_lse_h + row * part_lse_s, mask=valid, other=0.0
+    )
     top = tl.maximum(old_lse, new_lse)
     old, new = tl.exp(old_lse - top), tl.exp(new_lse - top)
     both = old + new
@@ -43,11 +63,21 @@ def merge_attention(
 
 
 def merge(out_BSHD: Tensor, lse_BHS: Tensor, part_BSHD: Tensor, part_lse_BHS: Tensor) -> None:
-    """`lsai_core.context.merge.merge` for fp32 `out` and `lse` on CUDA; the head dimension must be contiguous."""
+    """`lsai_core.context.merge.merge` for fp32 `out` and `lse` on CUDA; the head dimension must be
+    contiguous."""
     batch, length, heads, columns = out_BSHD.shape
     with torch.cuda.device(out_BSHD.device):
         merge_attention[(triton.cdiv(length, ROWS), heads, batch)](
-            out_BSHD, lse_BHS, part_BSHD, part_lse_BHS, length, columns,
-            *out_BSHD.stride()[:3], *lse_BHS.stride(), *part_BSHD.stride()[:3], *part_lse_BHS.stride(),
-            ROWS=ROWS, BLOCK=triton.next_power_of_2(columns),
-        )  # fmt: skip
+            out_BSHD,
+            lse_BHS,
+            part_BSHD,
+            part_lse_BHS,
+            length,
+            columns,
+            *out_BSHD.stride()[:3],
+            *lse_BHS.stride(),
+            *part_BSHD.stride()[:3],
+            *part_lse_BHS.stride(),
+            ROWS=ROWS,
+            BLOCK=triton.next_power_of_2(columns),
+        )

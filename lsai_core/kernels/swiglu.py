@@ -1,9 +1,10 @@
 """SwiGLU, h = silu(gate) * up, forward and backward in one pass each.
 
-gate and up are the two halves of the rows of one matrix (N, 2F). The backward pass needs h again (for the gradient of the
-weight that h is multiplied with) and computes it beside the gradients, from what it reads anyway: 12 bytes per element of h
-in bf16, and h need not be kept from the forward pass. torch.compile's own version reads the halves twice, because it
-writes the two gradients by one masked concatenation.
+gate and up are the two halves of the rows of one matrix (N, 2F). The backward pass needs h again
+(for the gradient of the weight that h is multiplied with) and computes it beside the gradients,
+from what it reads anyway: 12 bytes per element of h in bf16, and h need not be kept from the
+forward pass. torch.compile's own version reads the halves twice, because it writes the two
+gradients by one masked concatenation.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ def swiglu_forward(gate_up, h, width, BLOCK: tl.constexpr):
     inside = column < width
     gate = tl.load(gate_up + row * 2 * width + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * width + width + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(h + row * width + column, (gate * tl.sigmoid(gate) * up).to(h.dtype.element_ty), mask=inside)
+    tl.store(
+        h + row * width + column, (gate * tl.sigmoid(gate) * up).to(h.dtype.element_ty), mask=inside
+    )
 
 
 @triton.jit
@@ -45,7 +48,9 @@ def forward(gate_up_N2F: Tensor) -> Tensor:
     """h (N, F) in the dtype of `gate_up_N2F`, which is contiguous; arithmetic in fp32."""
     rows, width = gate_up_N2F.shape[0], gate_up_N2F.shape[1] // 2
     h_NF = gate_up_N2F.new_empty(rows, width)
-    swiglu_forward[(rows, triton.cdiv(width, BLOCK))](gate_up_N2F, h_NF, width, BLOCK=BLOCK, num_warps=8)
+    swiglu_forward[(rows, triton.cdiv(width, BLOCK))](
+        gate_up_N2F, h_NF, width, BLOCK=BLOCK, num_warps=8
+    )
     return h_NF
 
 

@@ -1,10 +1,12 @@
 """Hugging Face Llama checkpoints in and out: a folder with `config.json` and safetensors files.
 
-The tensors are the same up to names and packing: query, key and value are rows of one `qkv` matrix here, gate and up
-rows of one `gate_up` matrix; rotary layout and norms agree, so nothing is permuted. `Slot` says which rows of which
-parameter a published tensor fills, and reading and writing both follow that one table.
+The tensors are the same up to names and packing: query, key and value are rows of one `qkv` matrix
+here, gate and up rows of one `gate_up` matrix; rotary layout and norms agree, so nothing is
+permuted. `Slot` says which rows of which parameter a published tensor fills, and reading and
+writing both follow that one table.
 
-`config.json` is the mark of a complete checkpoint: `save_hf` removes an old one first and writes the new one last.
+`config.json` is the mark of a complete checkpoint: `save_hf` removes an old one first and writes
+the new one last.
 """
 
 from __future__ import annotations
@@ -22,19 +24,23 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lsai_core.config.train import AttentionConfig, ModelConfig
 from lsai_core.base.errors import Unavailable, UserError
 from lsai_core.base.files import atomic_writer, write_json
-from lsai_core.model.transformer import Transformer, fill
-from lsai_core.model.recompute import GradCheckpoint
 from lsai_core.config.strict import validated
+from lsai_core.config.train import AttentionConfig, ModelConfig
+from lsai_core.model.recompute import GradCheckpoint
+from lsai_core.model.transformer import Transformer, fill
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 EMBEDDING = "model.embed_tokens.weight"
 KEYS = {
-    "n_layers": "num_hidden_layers", "d_model": "hidden_size", "n_heads": "num_attention_heads", "d_ff": "intermediate_size",
-    "vocab_size": "vocab_size", "norm_eps": "rms_norm_eps",
-}  # fmt: skip
+    "n_layers": "num_hidden_layers",
+    "d_model": "hidden_size",
+    "n_heads": "num_attention_heads",
+    "d_ff": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "norm_eps": "rms_norm_eps",
+}
 LLAMA = {"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
 
 
@@ -48,10 +54,14 @@ class Slot:
 
 
 def slots(config: ModelConfig) -> dict[str, Slot]:
-    """For each tensor name of a Hugging Face Llama of this shape, the place it has in `Transformer`."""
+    """For each tensor name of a Hugging Face Llama of this shape, the place it has in
+    `Transformer`."""
     d, ff, q = config.d_model, config.d_ff, config.n_heads * config.head_dim
     kv = config.n_kv_heads * config.head_dim
-    table = {EMBEDDING: Slot("embedding.weight", 0, config.vocab_size), "model.norm.weight": Slot("norm.weight", 0, d)}
+    table = {
+        EMBEDDING: Slot("embedding.weight", 0, config.vocab_size),
+        "model.norm.weight": Slot("norm.weight", 0, d),
+    }
     if not config.tie_embeddings:
         table["lm_head.weight"] = Slot("output.weight", 0, config.vocab_size)
     for i in range(config.n_layers):
@@ -60,7 +70,9 @@ def slots(config: ModelConfig) -> dict[str, Slot]:
             f"{theirs}input_layernorm.weight": Slot(f"{ours}attention_norm.weight", 0, d),
             f"{theirs}self_attn.q_proj.weight": Slot(f"{ours}attention.qkv.weight", 0, q),
             f"{theirs}self_attn.k_proj.weight": Slot(f"{ours}attention.qkv.weight", q, q + kv),
-            f"{theirs}self_attn.v_proj.weight": Slot(f"{ours}attention.qkv.weight", q + kv, q + 2 * kv),
+            f"{theirs}self_attn.v_proj.weight": Slot(
+                f"{ours}attention.qkv.weight", q + kv, q + 2 * kv
+            ),
             f"{theirs}self_attn.o_proj.weight": Slot(f"{ours}attention.output.weight", 0, d),
             f"{theirs}post_attention_layernorm.weight": Slot(f"{ours}mlp_norm.weight", 0, d),
             f"{theirs}mlp.gate_proj.weight": Slot(f"{ours}mlp.gate_up.weight", 0, ff),
@@ -71,9 +83,14 @@ def slots(config: ModelConfig) -> dict[str, Slot]:
 
 
 def to_hf(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """The state dict of a `Transformer` under Hugging Face's names: contiguous tensors, views where possible."""
-    state = {name.replace("_orig_mod.", ""): tensor for name, tensor in state.items()}  # torch.compile's prefix
-    return {name: state[slot.name][slot.start : slot.stop].contiguous() for name, slot in slots(config).items()}
+    """The state dict of a `Transformer` under Hugging Face's names: contiguous tensors, views where
+    possible."""
+    # torch.compile's prefix
+    state = {name.replace("_orig_mod.", ""): tensor for name, tensor in state.items()}
+    return {
+        name: state[slot.name][slot.start : slot.stop].contiguous()
+        for name, slot in slots(config).items()
+    }
 
 
 def load_hf(
@@ -84,11 +101,12 @@ def load_hf(
     device: torch.device | str = "cpu",
     grad_checkpoint: GradCheckpoint = "none",
 ) -> Transformer:
-    """Read a Llama checkpoint from `folder` into a `Transformer` with parameters of `dtype` on `device`.
+    """Read a Llama checkpoint from `folder` into a `Transformer` with parameters of `dtype` on
+    `device`.
 
-    Parameters are read one at a time. Raises `UserError` that names the file, key or tensor if something is missing,
-    damaged, of the wrong shape, or of a kind that `Transformer` cannot express (biases, other architectures, other
-    activations).
+    Parameters are read one at a time. Raises `UserError` that names the file, key or tensor if
+    something is missing, damaged, of the wrong shape, or of a kind that `Transformer` cannot
+    express (biases, other architectures, other activations).
     """
     config = read_config(folder)
     with torch.device("meta"):
@@ -99,21 +117,31 @@ def load_hf(
 
 
 def fill_from(model: Transformer, folder: Path) -> None:
-    """Give `model`, sharded or not, the weights of the checkpoint in `folder`; every process of a sharded one must call.
+    """Give `model`, sharded or not, the weights of the checkpoint in `folder`; every process of a
+    sharded one must call.
 
-    Raises UserError as `load_hf`, and where the checkpoint describes another model, also by its rotary embeddings.
+    Raises UserError as `load_hf`, and where the checkpoint describes another model, also by its
+    rotary embeddings.
     """
     config = model.config
     theirs = read_config(folder).model_dump()
     for key, value in config.model_dump(exclude={"preset"}).items():
         if theirs[key] != value:
-            raise UserError(f"{folder / CONFIG}: the checkpoint has {key}={theirs[key]}, the model {key}={value}")
+            raise UserError(
+                f"{folder / CONFIG}: the checkpoint has {key}={theirs[key]}, the model "
+                f"{key}={value}"
+            )
     files, wanted = _files(folder), slots(config)
     for name, path in files.items():
-        # What has no place is derived from the config, or a copy of the embedding table, or an error.
-        derived = name.endswith("rotary_emb.inv_freq") or (config.tie_embeddings and name == "lm_head.weight")
+        # What has no place is derived from the config, or a copy of the embedding table, or an
+        # error.
+        derived = name.endswith("rotary_emb.inv_freq") or (
+            config.tie_embeddings and name == "lm_head.weight"
+        )
         if name not in wanted and not derived:
-            raise UserError(f"{path}: tensor {name!r} has no place in a Llama of the shape in {CONFIG}")
+            raise UserError(
+                f"{path}: tensor {name!r} has no place in a Llama of the shape in {CONFIG}"
+            )
     parts: dict[str, list[tuple[str, Slot]]] = {}
     for name, slot in wanted.items():
         parts.setdefault(slot.name, []).append((name, slot))
@@ -123,7 +151,10 @@ def fill_from(model: Transformer, folder: Path) -> None:
         raise UserError(f"{folder}: missing tensors {', '.join(missing[:3])}{more}")
     head = files.get("lm_head.weight") if config.tie_embeddings else None
     if head and not torch.equal(_read(head, "lm_head.weight"), _read(files[EMBEDDING], EMBEDDING)):
-        raise UserError(f"{folder}: {CONFIG} says tie_word_embeddings, but lm_head.weight differs from {EMBEDDING}")
+        raise UserError(
+            f"{folder}: {CONFIG} says tie_word_embeddings, but lm_head.weight differs from "
+            f"{EMBEDDING}"
+        )
     for key, parameter in model.named_parameters():
         pieces = [_read(files[name], name) for name, _ in parts[key.replace("_orig_mod.", "")]]
         fill(parameter, torch.cat(pieces).to(parameter.device, parameter.dtype))
@@ -135,7 +166,8 @@ def max_positions(folder: Path) -> int:
 
 
 def find_checkpoint(name: str) -> Path:
-    """The folder that `init_from` means: a path, else one below `models/` of the data root. Unavailable if there is none."""
+    """The folder that `init_from` means: a path, else one below `models/` of the data root.
+    Unavailable if there is none."""
     known = Path(os.environ.get("LSAI_DATA", "data")) / "models" / name
     folder = known if known.is_dir() else Path(name).expanduser()
     if not folder.is_dir():
@@ -143,7 +175,9 @@ def find_checkpoint(name: str) -> Path:
     return folder
 
 
-def _check_shapes(model: Transformer, files: Mapping[str, Path], wanted: Mapping[str, Slot]) -> None:
+def _check_shapes(
+    model: Transformer, files: Mapping[str, Path], wanted: Mapping[str, Slot]
+) -> None:
     parameters = {name.replace("_orig_mod.", ""): p for name, p in model.named_parameters()}
     for name in wanted.keys() & files.keys():
         slot = wanted[name]
@@ -151,7 +185,9 @@ def _check_shapes(model: Transformer, files: Mapping[str, Path], wanted: Mapping
         with _opened(files[name]) as tensors:
             found = tuple(tensors.get_slice(name).get_shape())
         if found != expected:
-            raise UserError(f"{files[name]}: tensor {name!r} has shape {found}, {CONFIG} implies {expected}")
+            raise UserError(
+                f"{files[name]}: tensor {name!r} has shape {found}, {CONFIG} implies {expected}"
+            )
 
 
 def save_hf(model: Transformer, folder: Path, *, max_seq_len: int = 2048) -> None:
@@ -160,35 +196,51 @@ def save_hf(model: Transformer, folder: Path, *, max_seq_len: int = 2048) -> Non
     `max_seq_len` goes into `config.json` as the context length that other tools should assume.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for stale in (CONFIG, INDEX):  # without its config.json the folder is no checkpoint, until the last line below
+    # without its config.json the folder is no checkpoint, until the last line below
+    for stale in (CONFIG, INDEX):
         (folder / stale).unlink(missing_ok=True)
-    tensors = {name: tensor.detach().cpu() for name, tensor in to_hf(model.state_dict(), model.config).items()}
+    tensors = {
+        name: tensor.detach().cpu()
+        for name, tensor in to_hf(model.state_dict(), model.config).items()
+    }
     with atomic_writer(folder / WEIGHTS) as file:
         save_file(tensors, file.name, metadata={"format": "pt"})
-    write_json(folder / CONFIG, config_json(model.config, model.embedding.weight.dtype, max_seq_len))
+    write_json(
+        folder / CONFIG, config_json(model.config, model.embedding.weight.dtype, max_seq_len)
+    )
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The `ModelConfig` that a Hugging Face `config.json` describes; `UserError` if no `Transformer` can express it."""
+    """The `ModelConfig` that a Hugging Face `config.json` describes; `UserError` if no
+    `Transformer` can express it."""
     path = folder / CONFIG
     data = _read_json(path)
     for key, value in LLAMA.items():
         if data.get(key, value if key != "model_type" else None) != value:
-            raise UserError(f"{path}: {key} is {data.get(key)!r}; only checkpoints with {value!r} can be read")
+            raise UserError(
+                f"{path}: {key} is {data.get(key)!r}; only checkpoints with {value!r} can be read"
+            )
     if absent := [theirs for theirs in KEYS.values() if theirs not in data]:
         raise UserError(f"{path}: missing key {', '.join(absent)}")
     shape: dict[str, Any] = {ours: data[theirs] for ours, theirs in KEYS.items()}
     shape["n_kv_heads"] = data.get("num_key_value_heads") or data["num_attention_heads"]
     shape["tie_embeddings"] = data.get("tie_word_embeddings", False)
-    if wrong := [key for key in ("rope_parameters", "rope_scaling") if not isinstance(data.get(key) or {}, dict)]:
+    if wrong := [
+        key
+        for key in ("rope_parameters", "rope_scaling")
+        if not isinstance(data.get(key) or {}, dict)
+    ]:
         raise UserError(f"{path}: {wrong[0]} is no mapping")
-    # transformers 5 keeps everything about rotary embeddings in one mapping, older versions in two keys.
+    # transformers 5 keeps everything about rotary embeddings in one mapping, older versions in two
+    # keys.
     rope = data.get("rope_parameters") or {}
     shape["rope_theta"] = rope.get("rope_theta", data.get("rope_theta", 1e4))
     shape["rope_scaling"] = _rope_scaling(rope or data.get("rope_scaling") or {}, path)
     config = validated(ModelConfig, shape, str(path))
     if data.get("head_dim") not in (None, config.head_dim):
-        raise UserError(f"{path}: head_dim {data['head_dim']} is not hidden_size / heads = {config.head_dim}")
+        raise UserError(
+            f"{path}: head_dim {data['head_dim']} is not hidden_size / heads = {config.head_dim}"
+        )
     return config
 
 
@@ -197,14 +249,21 @@ def _rope_scaling(rope: dict[str, Any], path: Path) -> dict[str, Any] | None:
     if kind == "default":
         return None
     if kind != "llama3":
-        raise UserError(f"{path}: rope scaling {kind!r} is not supported; only default and llama3 are")
+        raise UserError(
+            f"{path}: rope scaling {kind!r} is not supported; only default and llama3 are"
+        )
     keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     return {key: rope[key] for key in keys if key in rope}
 
 
 def config_json(config: ModelConfig, dtype: torch.dtype, max_seq_len: int) -> dict[str, Any]:
-    """What `config.json` says of a model, which are also the arguments of `transformers.LlamaConfig`."""
-    scaling = None if config.rope_scaling is None else {"rope_type": "llama3", **config.rope_scaling.model_dump()}
+    """What `config.json` says of a model, which are also the arguments of
+    `transformers.LlamaConfig`."""
+    scaling = (
+        None
+        if config.rope_scaling is None
+        else {"rope_type": "llama3", **config.rope_scaling.model_dump()}
+    )
     return {
         "architectures": ["LlamaForCausalLM"],
         **LLAMA,
@@ -216,7 +275,8 @@ def config_json(config: ModelConfig, dtype: torch.dtype, max_seq_len: int) -> di
         "rope_scaling": scaling,
         "tie_word_embeddings": config.tie_embeddings,
         "torch_dtype": str(dtype).removeprefix("torch."),
-        # Which ids begin and end a text is the tokenizer's knowledge; Llama 2's defaults would be wrong for others.
+        # Which ids begin and end a text is the tokenizer's knowledge; Llama 2's defaults would be
+        # wrong for others.
         "bos_token_id": None,
         "eos_token_id": None,
     }
@@ -228,11 +288,15 @@ def _files(folder: Path) -> dict[str, Path]:
         files = [WEIGHTS]
     elif (folder / INDEX).exists():
         weight_map = _read_json(folder / INDEX).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        if not isinstance(weight_map, dict) or not all(
+            isinstance(name, str) for name in weight_map.values()
+        ):
             raise UserError(f"{folder / INDEX}: no weight_map of tensor names to files")
         files = sorted(set(weight_map.values()))
     else:
-        raise UserError(f"{folder}: neither {WEIGHTS} nor {INDEX}; only safetensors checkpoints can be read")
+        raise UserError(
+            f"{folder}: neither {WEIGHTS} nor {INDEX}; only safetensors checkpoints can be read"
+        )
     found: dict[str, Path] = {}
     for path in (folder / file for file in files):
         with _opened(path) as tensors:
@@ -253,7 +317,9 @@ def _opened(path: Path) -> Iterator[Any]:
     except FileNotFoundError:
         raise UserError(f"no such file: {path} (named in {INDEX})") from None
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: not a readable safetensors file ({error}); fetch it again") from None
+        raise UserError(
+            f"{path}: not a readable safetensors file ({error}); fetch it again"
+        ) from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -1,12 +1,14 @@
 """Output layer and cross-entropy in one: the loss of a language model without all its logits.
 
-Written plainly, the last layer is the largest tensor of a step: 8192 tokens times 131072 words are 2 GiB of bf16 logits, as
-many again in fp32 for the softmax, and both once more as gradients. Here the hidden states go through in chunks. The logits
-of a chunk are overwritten by their own gradient, which is multiplied at once into the gradients of the hidden states and of the
-weight; when the forward pass ends, no logits exist, and the backward pass only scales what is ready. Sources: Wijmans et al.
-2024, arXiv:2411.09009; Hsu et al. 2024 (Liger), arXiv:2410.10989.
+Written plainly, the last layer is the largest tensor of a step: 8192 tokens times 131072 words are
+2 GiB of bf16 logits, as many again in fp32 for the softmax, and both once more as gradients. Here
+the hidden states go through in chunks. The logits of a chunk are overwritten by their own gradient,
+which is multiplied at once into the gradients of the hidden states and of the weight; when the
+forward pass ends, no logits exist, and the backward pass only scales what is ready. Sources:
+Wijmans et al. 2024, arXiv:2411.09009; Hsu et al. 2024 (Liger), arXiv:2410.10989.
 
-The price: the gradients are computed also if nobody asks for the backward pass while gradients are enabled.
+The price: the gradients are computed also if nobody asks for the backward pass while gradients are
+enabled.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from lsai_core.model import products
 
 Reduction = Literal["mean", "sum"]
 
-# Logits of one chunk. Large enough that a chunk's matrix products fill a GPU, small beside a model whose logits matter.
+# Logits of one chunk. Large enough that a chunk's matrix products fill a GPU, small beside a model
+# whose logits matter.
 CHUNK_BYTES = 2 << 30
 
 
@@ -32,7 +35,8 @@ def linear_cross_entropy(
     reduction: Reduction = "mean",
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Tensor:
-    """Cross-entropy (nats, fp32 scalar) of logits `hidden @ weight.T` against integer targets; mean or sum over tokens.
+    """Cross-entropy (nats, fp32 scalar) of logits `hidden @ weight.T` against integer targets; mean
+    or sum over tokens.
 
     Under autocast the products run in its dtype, as F.linear would.
     """
@@ -51,7 +55,13 @@ def linear_cross_entropy(
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, scale: float, rows: int, learning: bool
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        targets_N: Tensor,
+        scale: float,
+        rows: int,
+        learning: bool,
     ) -> Tensor:
         hidden_ND, weight_VD = hidden_ND.detach(), weight_VD.detach()
         total = torch.zeros((), device=hidden_ND.device, dtype=torch.float32)
@@ -74,13 +84,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden_ND, grad_weight_VD = ctx.saved_tensors
-        # The multi-tensor kernel, because a plain product with a scalar on the device is not vectorized.
+        # The multi-tensor kernel, because a plain product with a scalar on the device is not
+        # vectorized.
         torch._foreach_mul_((grad_hidden_ND, grad_weight_VD), grad_loss.to(grad_hidden_ND.dtype))
         return grad_hidden_ND, grad_weight_VD, None, None, None, None
 
 
-def _cross_entropy_(logits_NV: Tensor, targets_N: Tensor, scale: float, *, gradient: bool) -> Tensor:
-    """Losses (N,) fp32; with `gradient`, the logits are overwritten by `scale` times their gradient."""
+def _cross_entropy_(
+    logits_NV: Tensor, targets_N: Tensor, scale: float, *, gradient: bool
+) -> Tensor:
+    """Losses (N,) fp32; with `gradient`, the logits are overwritten by `scale` times their
+    gradient."""
     if kernels.available(logits_NV.device):
         from lsai_core.kernels.cross_entropy import cross_entropy_
 

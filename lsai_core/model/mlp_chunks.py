@@ -1,15 +1,19 @@
-"""The feed-forward layer in chunks of tokens: its hidden activations exist for one chunk at a time, forward and backward.
+"""The feed-forward layer in chunks of tokens: its hidden activations exist for one chunk at a time,
+forward and backward.
 
-Nothing in the layer looks at two tokens at once. So the forward pass computes one chunk after the other and keeps the
-layer's input alone, and the backward pass computes gate and up of a chunk again, then its gradients, those of the
-weights summed in fp32. Source: TiledMLP of ALST (Bekman et al. 2025, arXiv:2506.13996).
+Nothing in the layer looks at two tokens at once. So the forward pass computes one chunk after the
+other and keeps the layer's input alone, and the backward pass computes gate and up of a chunk
+again, then its gradients, those of the weights summed in fp32. Source: TiledMLP of ALST (Bekman et
+al. 2025, arXiv:2506.13996).
 
-Inside of a checkpointed block the layer comes last, and recomputing it for the block would be in vain: the backward pass above
-recomputes it anyway. Recomputation ends as soon as everything that was saved is there again. Hence two autograd functions: `_Keep`
-saves the input *before* anything is computed and owns the gradients; `_Compute` behind it has the result and hands the
-result's gradient through, which `_Keep` takes for what it is.
+Inside of a checkpointed block the layer comes last, and recomputing it for the block would be in
+vain: the backward pass above recomputes it anyway. Recomputation ends as soon as everything that
+was saved is there again. Hence two autograd functions: `_Keep` saves the input *before* anything is
+computed and owns the gradients; `_Compute` behind it has the result and hands the result's gradient
+through, which `_Keep` takes for what it is.
 
-Both passes are custom operators: torch.compile would unroll the loop, and keep what the forward pass had.
+Both passes are custom operators: torch.compile would unroll the loop, and keep what the forward
+pass had.
 """
 
 from __future__ import annotations
@@ -24,7 +28,8 @@ from lsai_core.model.swiglu import swiglu, swiglu_backward
 
 
 def swiglu_mlp(x_BSD: Tensor, gate_up_ED: Tensor, down_DF: Tensor, chunk: int) -> Tensor:
-    """(B, S, D) = down(silu(gate(x)) * up(x)), `chunk` tokens at a time; E = 2 F. Keeps x alone for the backward pass.
+    """(B, S, D) = down(silu(gate(x)) * up(x)), `chunk` tokens at a time; E = 2 F. Keeps x alone for
+    the backward pass.
 
     Under autocast the products run in its dtype, as F.linear would.
     """
@@ -98,5 +103,7 @@ def mlp_backward(
 
 
 @mlp_backward.register_fake
-def _(grad_ND: Tensor, x_ND: Tensor, gate_up_ED: Tensor, down_DF: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+def _(
+    grad_ND: Tensor, x_ND: Tensor, gate_up_ED: Tensor, down_DF: Tensor, chunk: int
+) -> tuple[Tensor, Tensor, Tensor]:
     return x_ND.new_empty(x_ND.shape), torch.empty_like(gate_up_ED), torch.empty_like(down_DF)

@@ -1,4 +1,5 @@
-"""Sums of matrix products over chunks: the gradient of a weight whose tokens go through a layer in parts."""
+"""Sums of matrix products over chunks: the gradient of a weight whose tokens go through a layer in
+parts."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from torch import Tensor
 
 
 def plus_product(total: Tensor | None, a_VC: Tensor, b_CD: Tensor, only: bool) -> Tensor:
-    """total + a @ b, summed in fp32 over several chunks; a single product stays in the dtype of its factors."""
+    """total + a @ b, summed in fp32 over several chunks; a single product stays in the dtype of its
+    factors."""
     if only:
         return a_VC @ b_CD
     if a_VC.device.type != "cuda" or a_VC.dtype == torch.float32:

@@ -1,13 +1,16 @@
-"""Gradient checkpointing: what of a block is kept for the backward pass, and what is computed again.
+"""Gradient checkpointing: what of a block is kept for the backward pass, and what is computed
+again.
 
 full       the block's input (Chen et al. 2016, arXiv:1604.06174)
-attention  also what the attention kernel returns, output and log-sum-exp, because at long sequences only attention is dear to
-           repeat, and its ring with it (Li et al. 2023, DistFlashAttn, arXiv:2310.03294, section 3.3)
-selective  also the results of matrix products, so that only cheap pointwise operations run twice (Korthikanti et al. 2022,
-           arXiv:2205.05198)
+attention  also what the attention kernel returns, output and log-sum-exp, because at long sequences
+           only attention is dear to repeat, and its ring with it (Li et al. 2023, DistFlashAttn,
+           arXiv:2310.03294, section 3.3)
+selective  also the results of matrix products, so that only cheap pointwise operations run twice
+           (Korthikanti et al. 2022, arXiv:2205.05198)
 alternating
-           selective, but every second block computes its feed-forward layer again: gate and up are the widest results, and half
-           of them is much memory for a fifteenth of the FLOPs (torchtitan's op mode repeats every second product, to the same end)
+           selective, but every second block computes its feed-forward layer again: gate and up are
+           the widest results, and half of them is much memory for a fifteenth of the FLOPs
+           (torchtitan's op mode repeats every second product, to the same end)
 """
 
 from __future__ import annotations
@@ -23,14 +26,27 @@ GradCheckpoint = Literal["none", "selective", "alternating", "attention", "full"
 BlockCheckpoint = Literal["none", "selective", "mlp", "attention", "full"]
 PERIOD = 2  # blocks that lie so far apart are alike in every mode
 
-# The operators of attention kernels, or their namespaces, beside every operation with "attention" in its name. Of `context_attend`
-# both modes keep the results, so that a block's recomputation never repeats a ring.
-ATTENTION_OPERATORS = frozenset({"lsai::context_attend"}).union(*(backend.operators for backend in BACKENDS.values()))
-# What selective checkpointing keeps beside them: matrix products (plain, batched, fp8) and what was exchanged between ranks. Of
-# this project's operators not the casts and not SwiGLU, which are cheap to repeat.
-KEPT_OPERATIONS = frozenset({
-    "mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "fp8_product", "context_to_heads", "context_to_sequence",
-})  # fmt: skip
+# The operators of attention kernels, or their namespaces, beside every operation with "attention"
+# in its name. Of `context_attend` both modes keep the results, so that a block's recomputation
+# never repeats a ring.
+ATTENTION_OPERATORS = frozenset({"lsai::context_attend"}).union(
+    *(backend.operators for backend in BACKENDS.values())
+)
+# What selective checkpointing keeps beside them: matrix products (plain, batched, fp8) and what was
+# exchanged between ranks. Of this project's operators not the casts and not SwiGLU, which are cheap
+# to repeat.
+KEPT_OPERATIONS = frozenset(
+    {
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "_scaled_mm",
+        "fp8_product",
+        "context_to_heads",
+        "context_to_sequence",
+    }
+)
 
 
 def of_block(mode: GradCheckpoint, index: int) -> BlockCheckpoint:
@@ -44,8 +60,8 @@ def of_block(mode: GradCheckpoint, index: int) -> BlockCheckpoint:
 def full_contexts() -> Any:
     """`context_fn` of torch's checkpoint for `full` in a compiled block.
 
-    Without one, PyTorch 2.11 does not mark the operations inside of an autograd.Function as to be repeated, and keeps the results of
-    both norms: twice the block's input.
+    Without one, PyTorch 2.11 does not mark the operations inside of an autograd.Function as to be
+    repeated, and keeps the results of both norms: twice the block's input.
     """
     return create_selective_checkpoint_contexts(keep_nothing)
 

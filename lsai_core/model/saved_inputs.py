@@ -1,20 +1,22 @@
 """The inputs of checkpointed blocks in host memory, where they wait for the backward pass.
 
-With gradient checkpointing what grows with the sequence is one tensor per block, its input. A long block's backward
-pass takes seconds, and the way over PCIe a tenth of one; so each input is copied to pinned host memory while its block
-computes, and comes back while the block behind it runs its backward pass. The idea is ALST's (Bekman et al. 2025,
-arXiv:2506.13996).
+With gradient checkpointing what grows with the sequence is one tensor per block, its input. A long
+block's backward pass takes seconds, and the way over PCIe a tenth of one; so each input is copied
+to pinned host memory while its block computes, and comes back while the block behind it runs its
+backward pass. The idea is ALST's (Bekman et al. 2025, arXiv:2506.13996).
 
-Autograd's hooks for saved tensors do the exchange, and take the block's input only. Copies run on a stream of their
-own. On the GPU there are at most two inputs beside the one in use, one leaving and one coming; each is let go only
-after the computing stream waits for its copy, so that its memory cannot be taken too early.
+Autograd's hooks for saved tensors do the exchange, and take the block's input only. Copies run on a
+stream of their own. On the GPU there are at most two inputs beside the one in use, one leaving and
+one coming; each is let go only after the computing stream waits for its copy, so that its memory
+cannot be taken too early.
 
-Where the GPU has room for some inputs but not for all, it is the last blocks' that stay there (`inputs_on_gpu`): the
-backward pass needs them first and frees them before its gradients are all there. What `grad_checkpoint: attention`
-keeps beside the inputs, the results of attention, stays on the GPU.
+Where the GPU has room for some inputs but not for all, it is the last blocks' that stay there
+(`inputs_on_gpu`): the backward pass needs them first and frees them before its gradients are all
+there. What `grad_checkpoint: attention` keeps beside the inputs, the results of attention, stays on
+the GPU.
 
-Host buffers are pinned once, at exactly their size (torch's own pinned memory rounds up to powers of two), and serve
-all steps.
+Host buffers are pinned once, at exactly their size (torch's own pinned memory rounds up to powers
+of two), and serve all steps.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lsai_core.config.train import TrainConfig
 from lsai_core.base.limits import host_limit_gib
 from lsai_core.config.precision import residual_dtype
+from lsai_core.config.train import TrainConfig
 
 Kind = tuple[torch.Size, torch.dtype]
 
@@ -39,7 +41,8 @@ Kind = tuple[torch.Size, torch.dtype]
 class HostInputs:
     """Keeps block inputs in host memory. Works on any device; on a CPU the copies are plain ones.
 
-    `first`: the blocks, from the first on, whose inputs go there; those of the blocks behind stay on the GPU.
+    `first`: the blocks, from the first on, whose inputs go there; those of the blocks behind stay
+    on the GPU.
     """
 
     def __init__(self, first: int) -> None:
@@ -51,9 +54,11 @@ class HostInputs:
 
     @contextlib.contextmanager
     def of_block(self, index: int, x: Tensor) -> Iterator[None]:
-        """While open, saving `x`, the input of block `index`, for the backward pass copies it to the host."""
+        """While open, saving `x`, the input of block `index`, for the backward pass copies it to
+        the host."""
         if not torch.is_grad_enabled() or not x.requires_grad:
-            yield  # the first block of a model whose embedding does not learn, or no training at all
+            # the first block of a model whose embedding does not learn, or no training at all
+            yield
             return
         if index >= self._first:
             self._settle()  # what left last must not stay until the backward pass
@@ -85,14 +90,16 @@ class HostInputs:
         return kept
 
     def _settle(self) -> None:
-        """Let go of the input that left last; from here on the computing stream comes after its copy."""
+        """Let go of the input that left last; from here on the computing stream comes after its
+        copy."""
         if self._leaving is not None and self._leaving[1] is not None:
             torch.cuda.current_stream(self._leaving[0].device).wait_event(self._leaving[1])
         self._leaving = None
 
     @torch.no_grad()
     def _copy(self, target: Tensor, source: Tensor) -> torch.cuda.Event | None:
-        """Copy behind everything that the computing stream has been given so far; the event of its end."""
+        """Copy behind everything that the computing stream has been given so far; the event of its
+        end."""
         device = source.device if source.is_cuda else target.device
         if device.type != "cuda":
             target.copy_(source)
@@ -113,7 +120,11 @@ class _Kept:
     """One input in host memory, and the way back."""
 
     def __init__(
-        self, owner: HostInputs, host: Tensor, device: torch.device, before: weakref.ref[_Kept] | None
+        self,
+        owner: HostInputs,
+        host: Tensor,
+        device: torch.device,
+        before: weakref.ref[_Kept] | None,
     ) -> None:
         self._owner, self._host, self._device, self._before = owner, host, device, before
         self._coming: tuple[Tensor, torch.cuda.Event | None] | None = None
@@ -154,16 +165,27 @@ def blocks_on_host(config: TrainConfig) -> int:
 def host_gib(config: TrainConfig) -> float:
     """What the inputs of the blocks take on the host, for one process."""
     tokens = config.batch_size * config.seq_len / config.parallel.cp
-    return blocks_on_host(config) * tokens * config.model.d_model * residual_dtype(config).itemsize / 2**30
+    return (
+        blocks_on_host(config)
+        * tokens
+        * config.model.d_model
+        * residual_dtype(config).itemsize
+        / 2**30
+    )
 
 
 def require_host_memory(config: TrainConfig) -> None:
     """MemoryError if this machine's memory cannot hold the inputs of its processes."""
     # As torchrun sets it, or Slurm.
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or 1)
+    processes = int(
+        os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or 1
+    )
     needed, allowed = host_gib(config) * processes, host_limit_gib()
     if needed > allowed:
-        raise MemoryError(f"saved_inputs: host needs {needed:.0f} GiB of host memory; {allowed:.0f} GiB may be used")
+        raise MemoryError(
+            f"saved_inputs: host needs {needed:.0f} GiB of host memory; {allowed:.0f} GiB may be "
+            f"used"
+        )
 
 
 def _unpacked(kept: Any) -> Tensor:
@@ -171,10 +193,12 @@ def _unpacked(kept: Any) -> Tensor:
 
 
 def host_buffer(like: Tensor) -> Tensor:
-    """Host memory for a tensor of this shape and dtype, pinned (page-locked) if it comes from a GPU."""
+    """Host memory for a tensor of this shape and dtype, pinned (page-locked) if it comes from a
+    GPU."""
     host = torch.empty(like.shape, dtype=like.dtype)
     if like.is_cuda:
         address, cudart = host.data_ptr(), torch.cuda.cudart()
-        torch.cuda.check_error(cudart.cudaHostRegister(address, host.nbytes, 1))  # portable, as torch's pinned memory
+        # portable, as torch's pinned memory
+        torch.cuda.check_error(cudart.cudaHostRegister(address, host.nbytes, 1))
         weakref.finalize(host, cudart.cudaHostUnregister, address)
     return host

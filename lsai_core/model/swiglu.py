@@ -1,8 +1,10 @@
-"""The feed-forward layer in fused form: SwiGLU and the projection behind it as one differentiable step.
+"""The feed-forward layer in fused form: SwiGLU and the projection behind it as one differentiable
+step.
 
-Written plainly, the backward pass keeps three tensors of the hidden width F per token: gate and up, silu(gate), and the
-product h. Here it keeps gate and up alone; h is computed again, in the same pass over memory that computes the gradients
-(`lsai_core.kernels.swiglu`). On the 8-billion-parameter course model that is 7 GiB less at 8192 tokens, and faster.
+Written plainly, the backward pass keeps three tensors of the hidden width F per token: gate and up,
+silu(gate), and the product h. Here it keeps gate and up alone; h is computed again, in the same
+pass over memory that computes the gradients (`lsai_core.kernels.swiglu`). On the
+8-billion-parameter course model that is 7 GiB less at 8192 tokens, and faster.
 """
 
 from __future__ import annotations
@@ -67,7 +69,8 @@ class _SwiGLUDown(torch.autograd.Function):
 
 
 class _Keep(_SwiGLUDown):
-    """Saves what the gradient needs before anything is computed, and owns the gradient; the result is a stand-in of no size."""
+    """Saves what the gradient needs before anything is computed, and owns the gradient; the result
+    is a stand-in of no size."""
 
     @staticmethod
     def forward(ctx: Any, gate_up_N2F: Tensor, weight_DF: Tensor) -> Tensor:
@@ -95,7 +98,9 @@ def swiglu_down(gate_up_BS2F: Tensor, weight_DF: Tensor) -> Tensor:
     gate_up_N2F = gate_up_BS2F.flatten(0, -2)
     if torch.compiler.is_compiling():  # the compiler drops by itself what nobody reads
         out_ND = _SwiGLUDown.apply(gate_up_N2F, weight_DF)
-    else:  # recomputation for gradient checkpointing ends when all that was saved is there again: before this product
+    # recomputation for gradient checkpointing ends when all that was saved is there again: before
+    # this product
+    else:
         stand_in_ND = _Keep.apply(gate_up_N2F, weight_DF)
         out_ND = _Compute.apply(stand_in_ND, gate_up_N2F.detach(), weight_DF.detach())
     return out_ND.view(*gate_up_BS2F.shape[:-1], weight_DF.shape[0])

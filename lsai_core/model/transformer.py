@@ -1,13 +1,16 @@
-"""A Llama-style decoder in one file: embedding, N blocks of (attention, gated MLP), norm, output layer.
+"""A Llama-style decoder in one file: embedding, N blocks of (attention, gated MLP), norm, output
+layer.
 
-    tokens (B, S) -> embedding (B, S, d) -> [x + attention(norm(x)); x + mlp(norm(x))] * N -> norm -> logits (B, S, V)
+    tokens (B, S) -> embedding (B, S, d) -> [x + attention(norm(x)); x + mlp(norm(x))] * N -> norm
+    -> logits (B, S, V)
 
-RMSNorm before each sublayer, rotary positions, grouped-query attention, SwiGLU, no biases: Llama 2 and 3
-(arXiv:2307.09288, arXiv:2407.21783). Query, key and value share one matrix, and so do gate and up: one large product
-instead of three small ones, and one cast of the input instead of three where the product runs in fp8.
+RMSNorm before each sublayer, rotary positions, grouped-query attention, SwiGLU, no biases: Llama 2
+and 3 (arXiv:2307.09288, arXiv:2407.21783). Query, key and value share one matrix, and so do gate
+and up: one large product instead of three small ones, and one cast of the input instead of three
+where the product runs in fp8.
 
-Gradient checkpointing lives inside the block, so that whatever is applied to a block from outside (torch.compile,
-FSDP) sees it; what it keeps is decided in `lsai_core.model.recompute`.
+Gradient checkpointing lives inside the block, so that whatever is applied to a block from outside
+(torch.compile, FSDP) sees it; what it keeps is decided in `lsai_core.model.recompute`.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Parameter counts of a model. `embedding` is the token table; tied to the output layer, it is counted once."""
+    """Parameter counts of a model. `embedding` is the token table; tied to the output layer, it is
+    counted once."""
 
     total: int
     embedding: int
@@ -83,12 +87,15 @@ class Attention(nn.Module):
         if self.context is not None:
             out_BSHD = self.context.attention(q_BSHD, k_BSKD, v_BSKD.contiguous())
         else:
-            out_BSHD = attention(q_BSHD, k_BSKD, v_BSKD.contiguous(), backend=self.backend, window=self.window)
+            out_BSHD = attention(
+                q_BSHD, k_BSKD, v_BSKD.contiguous(), backend=self.backend, window=self.window
+            )
         return self.output(out_BSHD.flatten(2))
 
 
 class MLP(nn.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202); `fused` by `lsai_core.model.swiglu`.
+    """SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202); `fused` by
+    `lsai_core.model.swiglu`.
 
     `chunk`: tokens that go through it at a time (`lsai_core.model.mlp_chunks`).
     """
@@ -113,7 +120,10 @@ class Block(nn.Module):
     """One decoder layer, (B, S, d) -> (B, S, d), with its gradient checkpointing inside."""
 
     def __init__(
-        self, config: ModelConfig, attention_config: AttentionConfig, grad_checkpoint: BlockCheckpoint
+        self,
+        config: ModelConfig,
+        attention_config: AttentionConfig,
+        grad_checkpoint: BlockCheckpoint,
     ) -> None:
         super().__init__()
         self.attention_norm = Norm(config.d_model, eps=config.norm_eps)
@@ -129,7 +139,11 @@ class Block(nn.Module):
             return self._layer(x_BSD, cos, sin)
         # The model has no dropout, hence no random state to preserve.
         recompute = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-        whole = partial(recompute, context_fn=full_contexts) if torch.compiler.is_compiling() else recompute
+        whole = (
+            partial(recompute, context_fn=full_contexts)
+            if torch.compiler.is_compiling()
+            else recompute
+        )
         if mode == "full":
             return whole(self._layer, x_BSD, cos, sin)
         if mode == "mlp":
@@ -155,35 +169,47 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The decoder. Weights are initialised with seed 0, except on the meta device (see `build_model`).
+    """The decoder. Weights are initialised with seed 0, except on the meta device (see
+    `build_model`).
 
-    `output` is the output layer; with tied embeddings it is None and the token table takes its place (`output_weight`),
-    so that a state dict names each tensor once.
+    `output` is the output layer; with tied embeddings it is None and the token table takes its
+    place (`output_weight`), so that a state dict names each tensor once.
     """
 
     def __init__(
-        self, config: ModelConfig, attention: AttentionConfig | None = None, *, grad_checkpoint: GradCheckpoint = "none"
+        self,
+        config: ModelConfig,
+        attention: AttentionConfig | None = None,
+        *,
+        grad_checkpoint: GradCheckpoint = "none",
     ) -> None:
         super().__init__()
         self.config = config
         self.attention_config = attention or AttentionConfig(window=None)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.blocks = nn.ModuleList(
-            Block(config, self.attention_config, of_block(grad_checkpoint, index)) for index in range(config.n_layers)
+            Block(config, self.attention_config, of_block(grad_checkpoint, index))
+            for index in range(config.n_layers)
         )
         self.norm = Norm(config.d_model, eps=config.norm_eps)
-        self.output = None if config.tie_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.output = (
+            None
+            if config.tie_embeddings
+            else nn.Linear(config.d_model, config.vocab_size, bias=False)
+        )
         self.context: ContextParallel | None = None
         self._positions_S: Tensor | None = None  # of this rank's slice, on the device
         self.host_inputs: HostInputs | None = None
         self.bf16_residual = False  # values between blocks in bf16, whatever the weights are
-        self.fp8_scales: Any = None  # of delayed scaling, once layers are converted to fp8 (`lsai_core.fp8`)
+        # of delayed scaling, once layers are converted to fp8 (`lsai_core.fp8`)
+        self.fp8_scales: Any = None
         if not self.embedding.weight.is_meta:
             self.init_weights()
 
     def fuse(self, mlp_chunk: int | None = None) -> None:
-        """Use the project's kernels within blocks (`lsai_core.model.norm`, `lsai_core.model.swiglu`): same parameters, same function.
-        A feed-forward layer whose projection was replaced stays as it is. `mlp_chunk`: tokens that it takes at a time."""
+        """Use the project's kernels within blocks (`lsai_core.model.norm`,
+        `lsai_core.model.swiglu`): same parameters, same function. A feed-forward layer whose
+        projection was replaced stays as it is. `mlp_chunk`: tokens that it takes at a time."""
         for block in self.blocks:
             assert isinstance(block, Block)
             block.fused = True
@@ -192,10 +218,12 @@ class Transformer(nn.Module):
                 block.mlp.chunk = mlp_chunk
 
     def share_sequence(self, context: ContextParallel) -> None:
-        """From now on inputs are slices of sequences that a group of ranks shares (`lsai_core.context`).
+        """From now on inputs are slices of sequences that a group of ranks shares
+        (`lsai_core.context`).
 
-        Positions follow the group's layout. A mean loss is over this rank's slice; slices are equal, so the mean over ranks is
-        that of the whole sequence, for gradients as well. The window and kernel are those of `context`.
+        Positions follow the group's layout. A mean loss is over this rank's slice; slices are
+        equal, so the mean over ranks is that of the whole sequence, for gradients as well. The
+        window and kernel are those of `context`.
         """
         self.context, self._positions_S = context, None
         for block in self.blocks:
@@ -207,20 +235,30 @@ class Transformer(nn.Module):
         """(V, d), the matrix that turns hidden states into logits."""
         return self.embedding.weight if self.output is None else self.output.weight
 
-    def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None, reduction: Reduction = "mean") -> Tensor:
-        """Logits (B, S, V) for integer tokens (B, S); position s sees the tokens up to and including s. With targets the fused loss instead (`lsai_core.model.loss`): fp32 scalar in nats, no logits kept. It is computed inside
-        the forward pass because only there a sharded model (FSDP) holds its whole output layer.
+    def forward(
+        self, tokens_BS: Tensor, targets_BS: Tensor | None = None, reduction: Reduction = "mean"
+    ) -> Tensor:
+        """Logits (B, S, V) for integer tokens (B, S); position s sees the tokens up to and
+        including s. With targets the fused loss instead (`lsai_core.model.loss`): fp32 scalar in
+        nats, no logits kept. It is computed inside the forward pass because only there a sharded
+        model (FSDP) holds its whole output layer.
         """
         hidden_BSD = self.hidden(tokens_BS)
         if targets_BS is not None:
             return linear_cross_entropy(hidden_BSD, self.output_weight, targets_BS, reduction)
-        return F.linear(hidden_BSD, self.embedding.weight) if self.output is None else self.output(hidden_BSD)
+        return (
+            F.linear(hidden_BSD, self.embedding.weight)
+            if self.output is None
+            else self.output(hidden_BSD)
+        )
 
     def hidden(self, tokens_BS: Tensor, positions_S: Tensor | None = None) -> Tensor:
-        """The normalised last hidden states (B, S, d): the output layer's input, for losses that never hold all logits.
-        `positions_S`: absolute positions of the columns; default 0..S-1, or those of this rank's slice (`share_sequence`)."""
+        """The normalised last hidden states (B, S, d): the output layer's input, for losses that
+        never hold all logits. `positions_S`: absolute positions of the columns; default 0..S-1, or
+        those of this rank's slice (`share_sequence`)."""
         if positions_S is None and self.context is not None:
-            if self._positions_S is None:  # once: a copy from the host would wait for the GPU in every step
+            # once: a copy from the host would wait for the GPU in every step
+            if self._positions_S is None:
                 self._positions_S = self.context.positions_S.to(tokens_BS.device)
             positions_S = self._positions_S
         if positions_S is None:
@@ -230,24 +268,32 @@ class Transformer(nn.Module):
         if self.bf16_residual:
             x_BSD = x_BSD.bfloat16()
         for index, block in enumerate(self.blocks):
-            with contextlib.nullcontext() if self.host_inputs is None else self.host_inputs.of_block(index, x_BSD):
+            with (
+                contextlib.nullcontext()
+                if self.host_inputs is None
+                else self.host_inputs.of_block(index, x_BSD)
+            ):
                 x_BSD = block(x_BSD, cos, sin)
         return self.norm(x_BSD)
 
     @torch.no_grad()
     def init_weights(self, seed: int = 0, draw_on: torch.device | None = None) -> None:
-        """Fill all parameters in place: norms 1, matrices normal(0, 0.02), the embedding normal(0, 1) unless it is tied.
+        """Fill all parameters in place: norms 1, matrices normal(0, 0.02), the embedding normal(0,
+        1) unless it is tied.
 
-        The two projections back into the residual stream are scaled by 1/sqrt(2 * n_layers) (GPT-2's rule: a sum of 2N
-        contributions keeps its size). The stream itself begins at size 1, as in torchtitan: the first norm divides by what it
-        begins at, so that 0.02 would make the embedding's gradient 50 times as large, and early training unstable. A tied
-        embedding is the output layer, too, which wants small weights.
+        The two projections back into the residual stream are scaled by 1/sqrt(2 * n_layers)
+        (GPT-2's rule: a sum of 2N contributions keeps its size). The stream itself begins at size
+        1, as in torchtitan: the first norm divides by what it begins at, so that 0.02 would make
+        the embedding's gradient 50 times as large, and early training unstable. A tied embedding is
+        the output layer, too, which wants small weights.
 
-        Each parameter draws from a generator seeded by (seed, its name): the values do not depend on the order of
-        initialisation, and a sharded model (DTensor) gets its slice of the values that the whole model would have.
+        Each parameter draws from a generator seeded by (seed, its name): the values do not depend
+        on the order of initialisation, and a sharded model (DTensor) gets its slice of the values
+        that the whole model would have.
 
-        Generators of CPUs and GPUs differ. Parameters that wait on the host for a GPU are drawn there (`draw_on`; by default, where
-        they are), so that offloading does not change what a run begins with.
+        Generators of CPUs and GPUs differ. Parameters that wait on the host for a GPU are drawn
+        there (`draw_on`; by default, where they are), so that offloading does not change what a run
+        begins with.
         """
         for name, parameter in self.named_parameters():
             if name.endswith("norm.weight"):
@@ -257,26 +303,36 @@ class Transformer(nn.Module):
             std = 0.02 / (2 * self.config.n_layers) ** 0.5 if residual else 0.02
             if name == "embedding.weight" and not self.config.tie_embeddings:
                 std = 1.0
-            _fill_normal(parameter, std, f"{seed}/{name.replace('_orig_mod.', '')}", draw_on or parameter.device)
+            _fill_normal(
+                parameter,
+                std,
+                f"{seed}/{name.replace('_orig_mod.', '')}",
+                draw_on or parameter.device,
+            )
 
 
 def _fill_normal(parameter: Tensor, std: float, key: str, device: torch.device) -> None:
     """normal(0, std) from a generator seeded by `key`, drawn in float32 on `device`."""
     seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 1
     generator = torch.Generator(device).manual_seed(seed)
-    values = torch.empty(parameter.shape, device=device, dtype=torch.float32).normal_(0.0, std, generator=generator)
+    values = torch.empty(parameter.shape, device=device, dtype=torch.float32).normal_(
+        0.0, std, generator=generator
+    )
     fill(parameter, values)
 
 
 @torch.no_grad()
 def fill(parameter: Tensor, values: Tensor) -> None:
     """Copy whole `values` into a parameter, of which this process may hold a slice only."""
-    # Imported here: it takes a second, and most who import this module (chapters, predictions, commands) fill no weights.
+    # Imported here: it takes a second, and most who import this module (chapters, predictions,
+    # commands) fill no weights.
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if isinstance(parameter, DTensor):
         # No communication: every rank has the same values and keeps its own part.
-        values = distribute_tensor(values, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        values = distribute_tensor(
+            values, parameter.device_mesh, parameter.placements, src_data_rank=None
+        )
     parameter.copy_(values)
 
 
@@ -289,7 +345,8 @@ def build_model(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> Transformer:
-    """A `Transformer` with parameters of `dtype` on `device`: shaped on the meta device, then filled in place, once."""
+    """A `Transformer` with parameters of `dtype` on `device`: shaped on the meta device, then
+    filled in place, once."""
     with torch.device("meta"):
         model = Transformer(config, attention, grad_checkpoint=grad_checkpoint)
     model.to(dtype).to_empty(device=device)

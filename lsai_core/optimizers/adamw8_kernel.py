@@ -1,8 +1,10 @@
 """AdamW with both moments in 8 bits, in one pass: read codes, update in fp32, write codes.
 
-A block is 256 neighbouring values of a row (fewer at a row's end) with one fp32 scale, its largest magnitude. 7 bytes of traffic per
-parameter become 4 to 12 with the weight and the gradient; what this is for is memory: 2.03 bytes a parameter for the moments instead
-of 4 (bf16) or 8 (fp32). Values and codes are those of `lsai_core.optimizers.adam8bit`, found by arithmetic instead of a table.
+A block is 256 neighbouring values of a row (fewer at a row's end) with one fp32 scale, its largest
+magnitude. 7 bytes of traffic per parameter become 4 to 12 with the weight and the gradient; what
+this is for is memory: 2.03 bytes a parameter for the moments instead of 4 (bf16) or 8 (fp32).
+Values and codes are those of `lsai_core.optimizers.adam8bit`, found by arithmetic instead of a
+table.
 """
 
 from __future__ import annotations
@@ -28,10 +30,19 @@ def _power(level):
 
 @triton.jit
 def _value(index, EXTRA: tl.constexpr):
-    """Magnitude of an index: 2^(level + EXTRA) steps in the decade below 10^(level - 6). EXTRA: 0 signed, 1 unsigned."""
+    """Magnitude of an index: 2^(level + EXTRA) steps in the decade below 10^(level - 6). EXTRA: 0
+    signed, 1 unsigned."""
     t = index + EXTRA
-    level = (t >= (2 << EXTRA)).to(tl.int32) + (t >= (4 << EXTRA)).to(tl.int32) + (t >= (8 << EXTRA)).to(tl.int32)
-    level += (t >= (16 << EXTRA)).to(tl.int32) + (t >= (32 << EXTRA)).to(tl.int32) + (t >= (64 << EXTRA)).to(tl.int32)
+    level = (
+        (t >= (2 << EXTRA)).to(tl.int32)
+        + (t >= (4 << EXTRA)).to(tl.int32)
+        + (t >= (8 << EXTRA)).to(tl.int32)
+    )
+    level += (
+        (t >= (16 << EXTRA)).to(tl.int32)
+        + (t >= (32 << EXTRA)).to(tl.int32)
+        + (t >= (64 << EXTRA)).to(tl.int32)
+    )
     steps = (level * 0 + 1) << (level + EXTRA)
     fraction = ((t - steps).to(tl.float32) + 0.5) / steps.to(tl.float32)
     return tl.where(index == 0, 0.0, _power(level) * (0.1 + 0.9 * fraction))
@@ -39,7 +50,8 @@ def _value(index, EXTRA: tl.constexpr):
 
 @triton.jit
 def _index(a, EXTRA: tl.constexpr):
-    """Index of the value that stands for a magnitude in 0..1, without the largest, which stands for 1."""
+    """Index of the value that stands for a magnitude in 0..1, without the largest, which stands for
+    1."""
     level = (a > 1e-6).to(tl.int32) + (a > 1e-5).to(tl.int32) + (a > 1e-4).to(tl.int32)
     level += (a > 1e-3).to(tl.int32) + (a > 1e-2).to(tl.int32) + (a > 1e-1).to(tl.int32)
     steps = (level * 0 + 1) << (level + EXTRA)
@@ -49,9 +61,27 @@ def _index(a, EXTRA: tl.constexpr):
 
 @triton.jit(do_not_specialize=["step"])
 def adamw8_update(
-    weight, gradient, mean8, mean_scale, square8, square_scale, factor, columns, blocks_of_row, blocks,
-    step, lr, decay, beta1, beta2, eps, correction1, root_correction2, STOCHASTIC: tl.constexpr, BLOCKS: tl.constexpr,
-):  # fmt: skip
+    weight,
+    gradient,
+    mean8,
+    mean_scale,
+    square8,
+    square_scale,
+    factor,
+    columns,
+    blocks_of_row,
+    blocks,
+    step,
+    lr,
+    decay,
+    beta1,
+    beta2,
+    eps,
+    correction1,
+    root_correction2,
+    STOCHASTIC: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
     block = (tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)).to(tl.int64)
     exists = block < blocks
     row = block // blocks_of_row
@@ -88,20 +118,51 @@ def adamw8_update(
 
 
 def adamw8_(
-    weight: Tensor, gradient: Tensor, mean8: Tensor, mean_scale: Tensor, square8: Tensor, square_scale: Tensor, factor: Tensor, *,
-    step: int, lr: float, betas: tuple[float, float], eps: float, weight_decay: float, stochastic: bool = False,
-) -> None:  # fmt: skip
+    weight: Tensor,
+    gradient: Tensor,
+    mean8: Tensor,
+    mean_scale: Tensor,
+    square8: Tensor,
+    square_scale: Tensor,
+    factor: Tensor,
+    *,
+    step: int,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    stochastic: bool = False,
+) -> None:
     """Update a matrix and its moments in place for step number `step` (from 1).
 
-    weight, gradient (N, K) fp32 or bf16; mean8, square8 (N, K) uint8; their scales (N, K / 256, rounded up) fp32; all contiguous.
-    `factor`: fp32 scalar on the device, multiplied into the gradient (clipping). The gradient is left as it is.
+    weight, gradient (N, K) fp32 or bf16; mean8, square8 (N, K) uint8; their scales (N, K / 256,
+    rounded up) fp32; all contiguous. `factor`: fp32 scalar on the device, multiplied into the
+    gradient (clipping). The gradient is left as it is.
     """
     blocks_of_row = mean_scale.shape[1]
     assert blocks_of_row == triton.cdiv(weight.shape[1], VALUES.value)
     blocks = mean_scale.numel()
     with torch.cuda.device(weight.device):
         adamw8_update[(triton.cdiv(blocks, BLOCKS),)](
-            weight, gradient, mean8, mean_scale, square8, square_scale, factor, weight.shape[1], blocks_of_row, blocks,
-            step, lr, weight_decay, betas[0], betas[1], eps, 1.0 - betas[0] ** step, (1.0 - betas[1] ** step) ** 0.5,
-            STOCHASTIC=stochastic, BLOCKS=BLOCKS, num_warps=8,
-        )  # fmt: skip
+            weight,
+            gradient,
+            mean8,
+            mean_scale,
+            square8,
+            square_scale,
+            factor,
+            weight.shape[1],
+            blocks_of_row,
+            blocks,
+            step,
+            lr,
+            weight_decay,
+            betas[0],
+            betas[1],
+            eps,
+            1.0 - betas[0] ** step,
+            (1.0 - betas[1] ** step) ** 0.5,
+            STOCHASTIC=stochastic,
+            BLOCKS=BLOCKS,
+            num_warps=8,
+        )

@@ -1,11 +1,13 @@
 """AdamW over one tensor in a single pass, and the sum of squares that gradient clipping needs.
 
-The update reads weight, gradient and both moments and writes weight and moments: 7 values per parameter, the fewest there can
-be (14 bytes in bf16). Clipping costs no pass of its own: the factor is a number on the device, multiplied in as the
-gradient is read. Arithmetic is fp32 whatever the storage. Formula: Loshchilov and Hutter 2019, arXiv:1711.05101.
+The update reads weight, gradient and both moments and writes weight and moments: 7 values per
+parameter, the fewest there can be (14 bytes in bf16). Clipping costs no pass of its own: the factor
+is a number on the device, multiplied in as the gradient is read. Arithmetic is fp32 whatever the
+storage. Formula: Loshchilov and Hutter 2019, arXiv:1711.05101.
 
-A bf16 weight has 8 significant bits, and loses an update of less than 1/512 of it. Rounded stochastically (Gupta et al. 2015,
-arXiv:1502.02551), up as often as the rest says, it keeps the update in the mean.
+A bf16 weight has 8 significant bits, and loses an update of less than 1/512 of it. Rounded
+stochastically (Gupta et al. 2015, arXiv:1502.02551), up as often as the rest says, it keeps the
+update in the mean.
 """
 
 from __future__ import annotations
@@ -21,18 +23,35 @@ SUM_BLOCK = 8192
 
 @triton.jit
 def as_stored(w, weight, at, step, STOCHASTIC: tl.constexpr):
-    """fp32 values in the dtype of `weight`; for bf16, if wanted, with random bits of (step, at) added below the last that stays."""
+    """fp32 values in the dtype of `weight`; for bf16, if wanted, with random bits of (step, at)
+    added below the last that stays."""
     if STOCHASTIC and weight.dtype.element_ty == tl.bfloat16:
-        bits = w.to(tl.uint32, bitcast=True) + (tl.randint(step, at, 4).to(tl.uint32, bitcast=True) >> 16)
+        bits = w.to(tl.uint32, bitcast=True) + (
+            tl.randint(step, at, 4).to(tl.uint32, bitcast=True) >> 16
+        )
         w = (bits & 0xFFFF0000).to(tl.float32, bitcast=True)
     return w.to(weight.dtype.element_ty)
 
 
 @triton.jit(do_not_specialize=["step"])
 def adamw_update(
-    weight, gradient, mean, square, factor, size, step, lr, decay, beta1, beta2, eps, correction1, root_correction2,
-    STOCHASTIC: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    weight,
+    gradient,
+    mean,
+    square,
+    factor,
+    size,
+    step,
+    lr,
+    decay,
+    beta1,
+    beta2,
+    eps,
+    correction1,
+    root_correction2,
+    STOCHASTIC: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
     g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32) * tl.load(factor)
@@ -55,23 +74,50 @@ def sum_of_squares(values, size, sums, BLOCK: tl.constexpr):
 
 
 def adamw_(
-    weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, factor: Tensor, *,
-    step: int, lr: float, betas: tuple[float, float], eps: float, weight_decay: float, stochastic: bool = False,
-) -> None:  # fmt: skip
-    """Update `weight`, `mean` and `square` in place for step number `step` (from 1); all contiguous and of one size.
-    `stochastic`: how a bf16 weight is rounded.
+    weight: Tensor,
+    gradient: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    factor: Tensor,
+    *,
+    step: int,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    stochastic: bool = False,
+) -> None:
+    """Update `weight`, `mean` and `square` in place for step number `step` (from 1); all contiguous
+    and of one size. `stochastic`: how a bf16 weight is rounded.
 
-    `factor`: fp32 scalar on the device, multiplied into the gradient (clipping). The gradient is left as it is.
+    `factor`: fp32 scalar on the device, multiplied into the gradient (clipping). The gradient is
+    left as it is.
     """
     size = weight.numel()
     adamw_update[(triton.cdiv(size, BLOCK),)](
-        weight, gradient, mean, square, factor, size, step, lr, weight_decay, betas[0], betas[1], eps,
-        1.0 - betas[0] ** step, (1.0 - betas[1] ** step) ** 0.5, STOCHASTIC=stochastic, BLOCK=BLOCK, num_warps=8,
-    )  # fmt: skip
+        weight,
+        gradient,
+        mean,
+        square,
+        factor,
+        size,
+        step,
+        lr,
+        weight_decay,
+        betas[0],
+        betas[1],
+        eps,
+        1.0 - betas[0] ** step,
+        (1.0 - betas[1] ** step) ** 0.5,
+        STOCHASTIC=stochastic,
+        BLOCK=BLOCK,
+        num_warps=8,
+    )
 
 
 def total_of_squares(tensors: list[Tensor]) -> Tensor:
-    """Sum of the squares of all elements, an fp32 scalar on the device; the same value for the same tensors every time."""
+    """Sum of the squares of all elements, an fp32 scalar on the device; the same value for the same
+    tensors every time."""
     counts = [triton.cdiv(tensor.numel(), SUM_BLOCK) for tensor in tensors]
     sums = torch.empty(sum(counts), device=tensors[0].device, dtype=torch.float32)
     for tensor, count, part in zip(tensors, counts, sums.split(counts), strict=True):

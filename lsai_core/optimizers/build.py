@@ -1,4 +1,5 @@
-"""The optimizer of a run, gradient clipping, and the states in numbers. Which optimizers there are: `optimizers/`, a file each."""
+"""The optimizer of a run, gradient clipping, and the states in numbers. Which optimizers there are:
+`optimizers/`, a file each."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ import math
 import torch
 
 from lsai_core import kernels
-from lsai_core.config.train import OptimConfig
 from lsai_core.base.plugins import declared
+from lsai_core.config.train import OptimConfig
 from lsai_core.optimizers.base import FactorOptimizer, Groups, Optimizer, local
 
 PACKAGE = "lsai_core.optimizers.kinds.*"
@@ -36,12 +37,16 @@ def build_optimizer(model: torch.nn.Module, optim: OptimConfig) -> torch.optim.O
 def bytes_per_parameter(optim: OptimConfig, dtype: torch.dtype) -> float:
     """What the optimizer keeps of a parameter of a matrix of `dtype`."""
     matrix = torch.empty(256, 256, dtype=dtype)
-    return sum(state.nbytes for state in get_optimizer(optim.name).states(matrix, optim).values()) / matrix.numel()
+    return (
+        sum(state.nbytes for state in get_optimizer(optim.name).states(matrix, optim).values())
+        / matrix.numel()
+    )
 
 
 @torch.no_grad()
 def make_states(optimizer: torch.optim.Optimizer) -> int:
-    """Make the moments that the first update would make, and change no weight: as memory is in every step but the first.
+    """Make the moments that the first update would make, and change no weight: as memory is in
+    every step but the first.
 
     Returns the bytes of this process's part.
     """
@@ -59,11 +64,15 @@ def make_states(optimizer: torch.optim.Optimizer) -> int:
 
 
 def clip_and_update(optimizer: torch.optim.Optimizer, limit: float) -> torch.Tensor:
-    """Scale all gradients, together, to a norm of at most `limit` (0: no limit) and update the parameters.
+    """Scale all gradients, together, to a norm of at most `limit` (0: no limit) and update the
+    parameters.
 
-    Returns the norm before clipping, over all shards: fp32, a scalar on the device of the gradients.
+    Returns the norm before clipping, over all shards: fp32, a scalar on the device of the
+    gradients.
     """
-    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    parameters = [
+        p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+    ]
     norm = gradient_norm([p.grad for p in parameters])
     if isinstance(optimizer, FactorOptimizer):
         optimizer.step(factor=torch.clamp(limit / (norm + 1e-6), max=1.0) if limit else None)
@@ -74,11 +83,14 @@ def clip_and_update(optimizer: torch.optim.Optimizer, limit: float) -> torch.Ten
 
 
 def gradient_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """Euclidean norm of all gradients together, over all shards: a plain fp32 scalar on their device.
+    """Euclidean norm of all gradients together, over all shards: a plain fp32 scalar on their
+    device.
 
-    Squares are summed in fp64 on CPUs (fp32 by the GPUs' kernel), so that neither sharding nor the gradients' dtype shows in it.
+    Squares are summed in fp64 on CPUs (fp32 by the GPUs' kernel), so that neither sharding nor the
+    gradients' dtype shows in it.
     """
-    from torch.distributed.tensor import DTensor, Partial, Replicate  # a second, in processes that only describe a run
+    # a second, in processes that only describe a run
+    from torch.distributed.tensor import DTensor, Partial, Replicate
 
     parts = [part for gradient in gradients if (part := local(gradient)).numel()]
     device = local(gradients[0]).device
@@ -92,6 +104,8 @@ def gradient_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
         norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]
         total = torch.stack(norms).square().sum()
     if isinstance(first := gradients[0], DTensor):
-        summed = [Partial() if placement.is_shard() else Replicate() for placement in first.placements]
+        summed = [
+            Partial() if placement.is_shard() else Replicate() for placement in first.placements
+        ]
         total = DTensor.from_local(total, first.device_mesh, summed).full_tensor()
     return total.sqrt().to(device, torch.float32)

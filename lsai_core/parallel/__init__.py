@@ -1,4 +1,5 @@
-"""Training over several processes: who they are, how the model is sharded over them, its checkpoints.
+"""Training over several processes: who they are, how the model is sharded over them, its
+checkpoints.
 
 world        what the training loop knows of the other processes (nothing, for one)
 processes    a world of real processes, over NCCL or gloo

@@ -1,11 +1,12 @@
-"""What a run's config does to a model once it has its shape: fp8 layers, fused blocks, offload, compilation; in this order."""
+"""What a run's config does to a model once it has its shape: fp8 layers, fused blocks, offload,
+compilation; in this order."""
 
 from __future__ import annotations
 
 from lsai_core import fp8
 from lsai_core.config.train import TrainConfig
-from lsai_core.model.transformer import Transformer
 from lsai_core.model.saved_inputs import HostInputs, blocks_on_host, require_host_memory
+from lsai_core.model.transformer import Transformer
 
 
 def adapt(model: Transformer, config: TrainConfig) -> None:

@@ -1,18 +1,22 @@
 """Fully sharded data parallelism (FSDP2: Zhao et al. 2023, arXiv:2304.11277, rebuilt on DTensor).
 
-Every process keeps a slice of each parameter, of its gradient and of its optimizer states. Before a block runs, its slices are
-gathered into full weights, after it they are freed; the backward pass gathers once more, and scatters the summed gradients
-back into slices. While one block computes, the next one's weights are on their way.
+Every process keeps a slice of each parameter, of its gradient and of its optimizer states. Before a
+block runs, its slices are gathered into full weights, after it they are freed; the backward pass
+gathers once more, and scatters the summed gradients back into slices. While one block computes, the
+next one's weights are on their way.
 
-Units that are gathered together: the embedding, each block, and the last norm with the output layer. What the backward pass needs
-at once, the last block and the output layer, stays whole after the forward pass: the fused loss has its gradients already, so
-nothing would hide the gathering. The embedding's gradient does without the table. A tied embedding serves both ends and
-stays in the root. With `fp8_gather` the weights of fp8 layers travel in fp8 (`lsai_core.fp8.gather`).
+Units that are gathered together: the embedding, each block, and the last norm with the output
+layer. What the backward pass needs at once, the last block and the output layer, stays whole after
+the forward pass: the fused loss has its gradients already, so nothing would hide the gathering. The
+embedding's gradient does without the table. A tied embedding serves both ends and stays in the
+root. With `fp8_gather` the weights of fp8 layers travel in fp8 (`lsai_core.fp8.gather`).
 
-Precision: `bf16_autocast` keeps fp32 shards, gathers and computes in bf16 and sums gradients in fp32. Unlike autocast in a
-single process it also carries the residual stream between blocks in bf16. `bf16` keeps bf16 shards, and sums gradients in fp32.
+Precision: `bf16_autocast` keeps fp32 shards, gathers and computes in bf16 and sums gradients in
+fp32. Unlike autocast in a single process it also carries the residual stream between blocks in
+bf16. `bf16` keeps bf16 shards, and sums gradients in fp32.
 
-The model is shaped on the meta device, sharded, and only then given memory and values: it never exists whole anywhere.
+The model is shaped on the meta device, sharded, and only then given memory and values: it never
+exists whole anywhere.
 """
 
 from __future__ import annotations
@@ -21,22 +25,30 @@ import logging
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 
+from lsai_core.config.precision import compute_dtype, weight_dtype
 from lsai_core.config.train import ParallelConfig, Precision, TrainConfig
 from lsai_core.model.transformer import Transformer
 from lsai_core.parallel.adapt import adapt
-from lsai_core.config.precision import compute_dtype, weight_dtype
 
-# The loss multiplies by the output layer's weight itself, so that layer's `forward` never runs. It is gathered with the norm before it and
-# stays whole until its gradient is there, which PyTorch up to 2.11 cannot know and warns of, once per model and process.
+# The loss multiplies by the output layer's weight itself, so that layer's `forward` never runs. It
+# is gathered with the norm before it and stays whole until its gradient is there, which PyTorch up
+# to 2.11 cannot know and warns of, once per model and process.
 logging.getLogger("torch.distributed.fsdp.fully_shard").addFilter(
     lambda record: "did not run forward before backward" not in record.getMessage()
 )
 
 
 def build_sharded(config: TrainConfig, device: torch.device) -> Transformer:
-    """This process's slices of the run's model, initialized from its seed (the same values as in one process).
+    """This process's slices of the run's model, initialized from its seed (the same values as in
+    one process).
 
     Parameters are DTensors in the weight dtype, on `device`, or on the host with `cpu_offload`.
     """
@@ -67,30 +79,47 @@ def empty_sharded(config: TrainConfig, device: torch.device) -> Transformer:
 
 
 def mesh_of(parallel: ParallelConfig, device: torch.device) -> DeviceMesh:
-    """(shard,), or (replicate, shard) where neighbours in rank, which share a node, shard and the nodes replicate."""
+    """(shard,), or (replicate, shard) where neighbours in rank, which share a node, shard and the
+    nodes replicate."""
     if parallel.replicate == 1:
         return init_device_mesh(device.type, (parallel.shards,), mesh_dim_names=("shard",))
-    return init_device_mesh(device.type, (parallel.replicate, parallel.shards), mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh(
+        device.type, (parallel.replicate, parallel.shards), mesh_dim_names=("replicate", "shard")
+    )
 
 
 def mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
-    """What is gathered and computed in, and what gradients are summed in (see this file's introduction).
+    """What is gathered and computed in, and what gradients are summed in (see this file's
+    introduction).
 
-    Inputs stay as they are: cast to bf16, the tables of the rotary embedding would lose the position.
+    Inputs stay as they are: cast to bf16, the tables of the rotary embedding would lose the
+    position.
     """
     if (compute := compute_dtype(precision)) != weight_dtype(precision):
         return MixedPrecisionPolicy(compute, torch.float32, cast_forward_inputs=False)
     return MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 
-def shard(model: Transformer, parallel: ParallelConfig, precision: Precision, device: torch.device) -> None:
+def shard(
+    model: Transformer, parallel: ParallelConfig, precision: Precision, device: torch.device
+) -> None:
     """Turn the parameters of `model` (on the meta device) into sharded ones, in place."""
     mesh, policy = mesh_of(parallel, device), mixed_precision(precision)
     # Pinned memory exists for copies to a GPU only.
-    offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if parallel.cpu_offload else OffloadPolicy()
+    offload = (
+        CPUOffloadPolicy(pin_memory=device.type == "cuda")
+        if parallel.cpu_offload
+        else OffloadPolicy()
+    )
 
     def unit(modules: torch.nn.Module | list[torch.nn.Module], reshard: bool) -> None:
-        fully_shard(modules, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=reshard)  # type: ignore[call-overload]
+        fully_shard(
+            modules,
+            mesh=mesh,
+            mp_policy=policy,
+            offload_policy=offload,
+            reshard_after_forward=reshard,
+        )  # type: ignore[call-overload]
 
     for index, block in enumerate(model.blocks, 1):
         unit(block, parallel.reshard_after_forward and index < len(model.blocks))

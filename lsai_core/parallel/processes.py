@@ -1,8 +1,8 @@
 """A world of several processes: torch.distributed with NCCL between GPUs and gloo between CPUs.
 
-Who is who comes from the environment, as torchrun sets it (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT). Beside the
-GPUs' communicator there is always one for the hosts, which carries what must not wait for a GPU: requests to stop, and
-checkpoints.
+Who is who comes from the environment, as torchrun sets it (RANK, WORLD_SIZE, LOCAL_RANK,
+MASTER_ADDR, MASTER_PORT). Beside the GPUs' communicator there is always one for the hosts, which
+carries what must not wait for a GPU: requests to stop, and checkpoints.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ TIMEOUT = datetime.timedelta(minutes=10)
 
 
 class ProcessWorld(World):
-    """The processes of torch.distributed's default group. Make it with `connect`, end it with `close`."""
+    """The processes of torch.distributed's default group. Make it with `connect`, end it with
+    `close`."""
 
     launched = True
 
@@ -67,7 +68,8 @@ class ProcessWorld(World):
 
 
 def connect(device: torch.device) -> ProcessWorld:
-    """Join the other processes of this run. On GPUs, this process takes the one numbered LOCAL_RANK, or the only one it sees."""
+    """Join the other processes of this run. On GPUs, this process takes the one numbered
+    LOCAL_RANK, or the only one it sees."""
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         dist.init_process_group("cpu:gloo,cuda:nccl", timeout=TIMEOUT)

@@ -1,9 +1,12 @@
-"""Runs in which several processes share each sequence: their groups, their slices, and what is refused before anything starts.
+"""Runs in which several processes share each sequence: their groups, their slices, and what is
+refused before anything starts.
 
-Ranks are numbered with the sharing processes as neighbours (rank = reader x cp + place in the sequence), so that they lie in one
-node. A reader is a group of `parallel.cp` processes with a batch of its own; its members draw the same batch and keep a slice
-each. Weights are sharded over all processes of a copy, `fsdp` x `cp`, as torchtitan does it: slices are equally long, so the
-mean of the processes' gradients, which FSDP makes anyway, is the gradient of the mean loss over whole sequences.
+Ranks are numbered with the sharing processes as neighbours (rank = reader x cp + place in the
+sequence), so that they lie in one node. A reader is a group of `parallel.cp` processes with a batch
+of its own; its members draw the same batch and keep a slice each. Weights are sharded over all
+processes of a copy, `fsdp` x `cp`, as torchtitan does it: slices are equally long, so the mean of
+the processes' gradients, which FSDP makes anyway, is the gradient of the mean loss over whole
+sequences.
 """
 
 from __future__ import annotations
@@ -13,12 +16,12 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from lsai_core.base.errors import UserError
+from lsai_core.config.precision import compute_dtype
 from lsai_core.context import ContextParallel, Setting, get_method
 from lsai_core.context.heads import key_heads
 from lsai_core.context.kernels import KERNELS, local_kernel
-from lsai_core.base.errors import UserError
 from lsai_core.parallel.processes import TIMEOUT
-from lsai_core.config.precision import compute_dtype
 
 if TYPE_CHECKING:
     from lsai_core.config.train import TrainConfig
@@ -26,7 +29,9 @@ if TYPE_CHECKING:
 
 def setting(config: TrainConfig) -> Setting:
     """What the processes that share a sequence agree on."""
-    return Setting(config.parallel.cp_method, config.seq_len, config.attention.window, config.attention.backend)
+    return Setting(
+        config.parallel.cp_method, config.seq_len, config.attention.window, config.attention.backend
+    )
 
 
 def refusal(config: TrainConfig) -> str | None:
@@ -35,11 +40,14 @@ def refusal(config: TrainConfig) -> str | None:
     if config.precision in ("fp32", "tf32") and method.peer:
         return "parallel.cp_method torch needs 16-bit inputs; use precision bf16 or bf16_autocast"
     if config.attention.window is not None and method.peer:
-        return "parallel.cp_method torch has no sliding window; use another method, or attention.window null"
+        return (
+            "parallel.cp_method torch has no sliding window; use another method, or "
+            "attention.window null"
+        )
     if config.attention.backend not in ("auto", *KERNELS):
         return (
-            f"attention backend {config.attention.backend!r} returns no log-sum-exp, which parallel.cp > 1 needs; use auto, "
-            + ", ".join(KERNELS)
+            f"attention backend {config.attention.backend!r} returns no log-sum-exp, which "
+            f"parallel.cp > 1 needs; use auto, " + ", ".join(KERNELS)
         )
     try:
         setting(config).layout(ranks)
@@ -50,7 +58,8 @@ def refusal(config: TrainConfig) -> str | None:
 
 
 def kernel(config: TrainConfig, device: torch.device) -> str:
-    """The attention kernel that every process runs on its tiles; UserError or Unavailable if it cannot."""
+    """The attention kernel that every process runs on its tiles; UserError or Unavailable if it
+    cannot."""
     if get_method(config.parallel.cp_method).peer:
         return "sdpa_cudnn"
     model, ranks = config.model, config.parallel.cp
@@ -71,7 +80,10 @@ def join(config: TrainConfig, device: torch.device) -> ContextParallel:
     """Form the group that shares this process's sequences; all processes of the run must call."""
     group, _ = dist.new_subgroups(config.parallel.cp, timeout=TIMEOUT)
     if device.type == "cuda":
-        # NCCL connects a group at its first collective, in which all must take part; in a ring's first step not all may.
+        # NCCL connects a group at its first collective, in which all must take part; in a ring's
+        # first step not all may.
         dist.all_reduce(torch.zeros(1, device=device), group=group)
     asked = setting(config)
-    return ContextParallel(asked.method, asked.seq_len, window=asked.window, kernel=asked.kernel, group=group)
+    return ContextParallel(
+        asked.method, asked.seq_len, window=asked.window, kernel=asked.kernel, group=group
+    )

@@ -1,9 +1,19 @@
-"""Memory and time of a training run, predicted without a GPU: see `simulate`, `compiled`, `roofline`."""
+"""Memory and time of a training run, predicted without a GPU: see `simulate`, `compiled`,
+`roofline`."""
 
-from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu
 from lsai_core.prediction.predict import LIBRARIES_GIB, Prediction, Verdict, predict, verdict
 from lsai_core.prediction.roofline import Estimate, estimate
+from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu
 
 __all__ = [
-    "GPUS", "LIBRARIES_GIB", "Estimate", "Gpu", "Prediction", "Verdict", "estimate", "find_gpu", "predict", "verdict",
-]  # fmt: skip
+    "GPUS",
+    "LIBRARIES_GIB",
+    "Estimate",
+    "Gpu",
+    "Prediction",
+    "Verdict",
+    "estimate",
+    "find_gpu",
+    "predict",
+    "verdict",
+]

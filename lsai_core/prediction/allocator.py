@@ -1,16 +1,20 @@
-"""PyTorch's CUDA caching allocator as arithmetic: what requests and frees make it reserve, and whether it runs out.
+"""PyTorch's CUDA caching allocator as arithmetic: what requests and frees make it reserve, and
+whether it runs out.
 
-It takes memory from the driver in segments and hands out blocks of them, in multiples of 512 bytes. Requests up to 1
-MiB come from segments of 2 MiB, up to 10 MiB from segments of 20 MiB, larger ones get a segment of their own. A request
-takes the smallest free block of its stream and pool that is large enough, and splits it if what remains is worth it. A
-freed block joins its free neighbours. Segments go back to the driver only when memory runs out. So *reserved* exceeds
-what is allocated by the gaps between blocks. Of equal blocks the lower address is taken. Where segments lie is the
-driver's choice: here each below those before it, as in recorded traces, with whose addresses the model reserves exactly
-what these runs did. There the driver also leaves a gap above the first segment, which others fill from its end: here
-from the first forward pass to its first product (`gap`), in multiples of 32 MiB, the driver's reservations.
+It takes memory from the driver in segments and hands out blocks of them, in multiples of 512 bytes.
+Requests up to 1 MiB come from segments of 2 MiB, up to 10 MiB from segments of 20 MiB, larger ones
+get a segment of their own. A request takes the smallest free block of its stream and pool that is
+large enough, and splits it if what remains is worth it. A freed block joins its free neighbours.
+Segments go back to the driver only when memory runs out. So *reserved* exceeds what is allocated by
+the gaps between blocks. Of equal blocks the lower address is taken. Where segments lie is the
+driver's choice: here each below those before it, as in recorded traces, with whose addresses the
+model reserves exactly what these runs did. There the driver also leaves a gap above the first
+segment, which others fill from its end: here from the first forward pass to its first product
+(`gap`), in multiples of 32 MiB, the driver's reservations.
 
-With expandable segments each pool and stream has one range of addresses, which grows by pages (2 or 20 MiB). The rules
-are those of c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.11 to 2.13, with unlimited `max_split_size`.
+With expandable segments each pool and stream has one range of addresses, which grows by pages (2 or
+20 MiB). The rules are those of c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.11 to 2.13, with
+unlimited `max_split_size`.
 """
 
 from __future__ import annotations
@@ -60,12 +64,16 @@ class _Pool:
 
 
 class Allocator:
-    """`limit`: bytes that may be reserved. `allocated`, `reserved`, their peaks: bytes; `retries`: flushes.
+    """`limit`: bytes that may be reserved. `allocated`, `reserved`, their peaks: bytes; `retries`:
+    flushes.
 
-    Memory that a stream waits for is freed late: the caller's to say, so allocated and active are the same here.
+    Memory that a stream waits for is freed late: the caller's to say, so allocated and active are
+    the same here.
     """
 
-    def __init__(self, limit: int | None = None, expandable: bool = False, collect_above: float = 0.0) -> None:
+    def __init__(
+        self, limit: int | None = None, expandable: bool = False, collect_above: float = 0.0
+    ) -> None:
         self.limit, self.expandable, self.collect_above = limit, expandable, collect_above
         self.allocated = self.peak_allocated = self.reserved = self.peak_reserved = self.retries = 0
         self._pools: dict[tuple[int, bool], _Pool] = {}
@@ -86,7 +94,9 @@ class Allocator:
             self.release()
             block = self._new(pool, size)
         if block is None:
-            raise OutOfMemory(f"{size} bytes more than {self.reserved} reserved, {self.allocated} of them in use")
+            raise OutOfMemory(
+                f"{size} bytes more than {self.reserved} reserved, {self.allocated} of them in use"
+            )
         remainder = block.size - size
         if remainder >= ROUND if small or self.expandable else remainder > SMALL:
             pool.add(_cut(block, size))
@@ -101,7 +111,8 @@ class Allocator:
         block.pool.add(_joined(block))
 
     def release(self) -> None:
-        """Give all cached memory that nothing uses back to the driver (`torch.cuda.empty_cache`)."""
+        """Give all cached memory that nothing uses back to the driver
+        (`torch.cuda.empty_cache`)."""
         for pool in self._pools.values():
             for _, _, block in list(pool.free):
                 if self.expandable:
@@ -114,7 +125,9 @@ class Allocator:
         if at == len(pool.free):
             return None
         if self.expandable:  # a block that can grow counts with what it can grow to
-            while at + 1 < len(pool.free) and _can_be(pool.free[at + 1][2]) < _can_be(pool.free[at][2]):
+            while at + 1 < len(pool.free) and _can_be(pool.free[at + 1][2]) < _can_be(
+                pool.free[at][2]
+            ):
                 at += 1
         return pool.free.pop(at)[2]
 
@@ -138,7 +151,8 @@ class Allocator:
         return -_ADDRESSES * self._ranges
 
     def _expanded(self, pool: _Pool, size: int) -> Block | None:
-        """The first place of the pool's range with enough free and unmapped memory; unmapped parts get pages."""
+        """The first place of the pool's range with enough free and unmapped memory; unmapped parts
+        get pages."""
         for candidate in sorted(pool.unmapped, key=lambda block: block.address):
             start = candidate.before if candidate.before and candidate.before.free else candidate
             if _room(start) >= size:
@@ -156,7 +170,8 @@ class Allocator:
         return block
 
     def _mapped(self, block: Block, size: int) -> Block | None:
-        """`block`, whose first `size` bytes get whole pages, joined with its free neighbours, in the pool."""
+        """`block`, whose first `size` bytes get whole pages, joined with its free neighbours, in
+        the pool."""
         page = SMALL_SEGMENT if block.pool.small else LARGE_SEGMENT
         size = min(block.size, -(-size // page) * page)
         if self.limit is not None and self.reserved + size > self.limit:
@@ -191,15 +206,18 @@ class Allocator:
         pool.unmapped.append(_joined(block))
 
     def _collect(self) -> None:
-        """`garbage_collection_threshold`: above that share of the limit, free segments older than the mean go back."""
+        """`garbage_collection_threshold`: above that share of the limit, free segments older than
+        the mean go back."""
         if not self.collect_above or self.limit is None:
             return
         target = self.reserved - int(self.collect_above * self.limit)
         whole = [
             block
-            for pool in self._pools.values() if not pool.small
-            for _, _, block in pool.free if block.before is block.after is None
-        ]  # fmt: skip
+            for pool in self._pools.values()
+            if not pool.small
+            for _, _, block in pool.free
+            if block.before is block.after is None
+        ]
         while target > 0 and whole:
             mean = sum(block.pool.requests - block.born for block in whole) / len(whole)
             for block in [block for block in whole if block.pool.requests - block.born >= mean]:
@@ -218,7 +236,9 @@ class Allocator:
 
 def _cut(block: Block, size: int) -> Block:
     """Shorten `block` to `size` and return the rest."""
-    rest = Block(block.address + size, block.size - size, block.pool, block, block.after, mapped=block.mapped)
+    rest = Block(
+        block.address + size, block.size - size, block.pool, block, block.after, mapped=block.mapped
+    )
     if block.after is not None:
         block.after.before = rest
     block.after, block.size = rest, size
@@ -226,7 +246,8 @@ def _cut(block: Block, size: int) -> Block:
 
 
 def _joined(block: Block) -> Block:
-    """`block` with the neighbours that are free and mapped as it is, which leave the pool's lists."""
+    """`block` with the neighbours that are free and mapped as it is, which leave the pool's
+    lists."""
     for neighbour in (block.before, block.after):
         if neighbour is None or not neighbour.free or neighbour.mapped != block.mapped:
             continue
@@ -247,7 +268,9 @@ def _joined(block: Block) -> Block:
 
 
 def _can_be(block: Block) -> int:
-    return block.size + (block.after.size if block.after is not None and not block.after.mapped else 0)
+    return block.size + (
+        block.after.size if block.after is not None and not block.after.mapped else 0
+    )
 
 
 def _room(block: Block | None) -> int:

@@ -1,12 +1,13 @@
 """What a compiled block keeps and needs, without compiling it.
 
-torch.compile decides twice about memory. Its partitioner cuts the joint graph of both passes so that the fewest bytes
-cross, and recomputes the rest: that is what a block keeps. This file runs that very partitioner on fake tensors. Then
-Inductor plans what exists when (`inductor.py`): `Replay` makes and drops these tensors.
+torch.compile decides twice about memory. Its partitioner cuts the joint graph of both passes so
+that the fewest bytes cross, and recomputes the rest: that is what a block keeps. This file runs
+that very partitioner on fake tensors. Then Inductor plans what exists when (`inductor.py`):
+`Replay` makes and drops these tensors.
 
-Gradient checkpointing reaches the partitioner as in torch.compile, as marks on the graph: recompute everything
-(`full`), or keep what the model's own policies keep; `mlp` is two checkpointed parts, attention as `selective` and the
-rest as `full`.
+Gradient checkpointing reaches the partitioner as in torch.compile, as marks on the graph: recompute
+everything (`full`), or keep what the model's own policies keep; `mlp` is two checkpointed parts,
+attention as `selective` and the rest as `full`.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
+from lsai_core.model.recompute import BlockCheckpoint, keep_attention, keep_expensive
 from lsai_core.prediction.inductor import Plan, is_part, root, schema
 from lsai_core.prediction.tracker import BODIES, SCRATCH, PurposeTracker
 from lsai_core.prediction.work import PRODUCTS
-from lsai_core.model.recompute import BlockCheckpoint, keep_attention, keep_expensive
 
 _POLICIES: dict[BlockCheckpoint, Callable[..., CheckpointPolicy]] = {
     "selective": keep_expensive,
@@ -34,7 +35,8 @@ _POLICIES: dict[BlockCheckpoint, Callable[..., CheckpointPolicy]] = {
 
 
 class Replay:
-    """A graph as its compiled form would use memory: called with the inputs, returns the outputs, all fake tensors."""
+    """A graph as its compiled form would use memory: called with the inputs, returns the outputs,
+    all fake tensors."""
 
     _boxed_call = True  # the caller hands over its list of inputs, so that they can die inside
 
@@ -44,7 +46,9 @@ class Replay:
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         plan = self._plan
-        memory: dict[fx.Node, Any] = {node: made for node, made in zip(plan.given, inputs, strict=True) if node.users}
+        memory: dict[fx.Node, Any] = {
+            node: made for node, made in zip(plan.given, inputs, strict=True) if node.users
+        }
         inputs.clear()
         for kernel, drops in zip(plan.kernels, plan.drops, strict=True):
             self._make(kernel, memory)
@@ -64,15 +68,26 @@ class Replay:
                 value, taken = node.meta["val"], memory.pop(plan.taken.get(node, node), None)
                 several = isinstance(value, (tuple, list))
                 if tracker is not None and name in BODIES:
-                    made = tree_leaves(tracker.inside(BODIES[name], *(self._leaf(a, memory) for a in node.args)))
+                    made = tree_leaves(
+                        tracker.inside(BODIES[name], *(self._leaf(a, memory) for a in node.args))
+                    )
                 else:
-                    made = [_like(v) if taken is None else _as(taken, v) for v in (value if several else [value])]
+                    made = [
+                        _like(v) if taken is None else _as(taken, v)
+                        for v in (value if several else [value])
+                    ]
                 which: Any = {part: part.args[1] for part in node.users} if several else {node: 0}
                 memory |= {part: made[at] for part, at in which.items()}
                 results += made
         if tracker is not None:
             read = set().union(*(plan.reads[node] for node in kernel)).difference(kernel)
-            tracker.ran(name, arguments, tree_leaves([source.meta["val"] for source in read]), results, "compiled ")
+            tracker.ran(
+                name,
+                arguments,
+                tree_leaves([source.meta["val"] for source in read]),
+                results,
+                "compiled ",
+            )
             if name in SCRATCH:
                 tracker.scratch(SCRATCH[name](arguments), "activations")
 
@@ -97,7 +112,8 @@ def _like(value: Any) -> Any:
 def compiled(layer: nn.Module, grad_checkpoint: BlockCheckpoint) -> Callable[..., Any]:
     """`layer` (its plain forward) as torch.compile would run it, as far as memory is concerned.
 
-    Call with the layer's parameters and buffers (`dict(named)`) and its arguments, all fake tensors.
+    Call with the layer's parameters and buffers (`dict(named)`) and its arguments, all fake
+    tensors.
     """
     from torch._functorch.aot_autograd import aot_function
     from torch._inductor.decomposition import select_decomp_table
@@ -120,7 +136,12 @@ def compiled(layer: nn.Module, grad_checkpoint: BlockCheckpoint) -> Callable[...
 
 
 def _partition(
-    joint: fx.GraphModule, inputs: Sequence[Any], *, layer: nn.Module, grad_checkpoint: BlockCheckpoint, **options: Any
+    joint: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    layer: nn.Module,
+    grad_checkpoint: BlockCheckpoint,
+    **options: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
@@ -129,16 +150,21 @@ def _partition(
         results: Any = joint.graph.output_node().args[0]
         again = _feed_forward(nodes, results[0]) if grad_checkpoint == "mlp" else []
         for node in nodes:
-            made: Any = node.args[0] if is_part(node) else node  # a part of a result is kept as the whole is
-            node.meta["recompute"] = _POLICIES["full" if node in again else grad_checkpoint](None, made.target)
-            node.meta["ac_graph_id"] = int(node in again)  # what one checkpointed part takes from another is kept
+            # a part of a result is kept as the whole is
+            made: Any = node.args[0] if is_part(node) else node
+            node.meta["recompute"] = _POLICIES["full" if node in again else grad_checkpoint](
+                None, made.target
+            )
+            # what one checkpointed part takes from another is kept
+            node.meta["ac_graph_id"] = int(node in again)
     # The first inputs are parameters and buffers, which live anyway and cost nothing to save.
     options["static_lifetime_input_indices"] = list(range(_count(layer)))
     return min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **options)
 
 
 def _feed_forward(nodes: list[fx.Node], last: fx.Node) -> list[fx.Node]:
-    """The nodes of a block's second half, which ends at `last`: those behind the addition of what attention gave."""
+    """The nodes of a block's second half, which ends at `last`: those behind the addition of what
+    attention gave."""
     products = [node for node in nodes[: nodes.index(last)] if schema(node) in PRODUCTS]
     attention = products[-2 if "chunked" in schema(products[-1]) else -3]
     added = next(node for node in nodes[nodes.index(attention) :] if schema(node) == "aten::add")

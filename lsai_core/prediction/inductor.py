@@ -1,10 +1,12 @@
-"""How Inductor uses memory: which values exist, in which kernels and order they are made, whose memory they take.
+"""How Inductor uses memory: which values exist, in which kernels and order they are made, whose
+memory they take.
 
-Pointwise operators and reductions are fused into kernels, whose inner values exist in registers only: a result is
-memory if another operator (a product, attention) made it or reads it, or if it leaves the graph. Kernels that read the
-same are fused if they can be, so that some results exist earlier than the graph says. Of the orders that Inductor tries
-it takes the one whose peak it estimates to be the lowest. Then a result takes the memory of a dead one where it can.
-The rules are those of torch/_inductor (scheduler.py, memory.py, codegen/wrapper.py), PyTorch 2.11 to 2.13.
+Pointwise operators and reductions are fused into kernels, whose inner values exist in registers
+only: a result is memory if another operator (a product, attention) made it or reads it, or if it
+leaves the graph. Kernels that read the same are fused if they can be, so that some results exist
+earlier than the graph says. Of the orders that Inductor tries it takes the one whose peak it
+estimates to be the lowest. Then a result takes the memory of a dead one where it can. The rules are
+those of torch/_inductor (scheduler.py, memory.py, codegen/wrapper.py), PyTorch 2.11 to 2.13.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from torch import Tensor, fx
 
 from lsai_core.prediction.work import PRODUCTS
 
-READS, ROW = 4, 1024  # a value of more reads is kept in memory, if a sum of longer rows and something else read it
+# a value of more reads is kept in memory, if a sum of longer rows and something else read it
+READS, ROW = 4, 1024
 
 _INTO = {name for name in PRODUCTS if "aten" in name}  # operators that write where Inductor says
 _NOTHING = torch.empty(0)
@@ -61,11 +64,14 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _is_fused(node: fx.Node) -> bool:
-    """Whether Inductor makes a kernel of it and of what stands around: most of PyTorch's operators."""
+    """Whether Inductor makes a kernel of it and of what stands around: most of PyTorch's
+    operators."""
     if is_part(node):
         return _is_fused(node.args[0])  # type: ignore[arg-type]
     name = schema(node)
-    own = name.startswith(("aten::", "prims::")) and name not in PRODUCTS and "attention" not in name
+    own = (
+        name.startswith(("aten::", "prims::")) and name not in PRODUCTS and "attention" not in name
+    )
     return own and not _is_view(node)
 
 
@@ -80,9 +86,11 @@ Kernel = list[fx.Node]  # results that are made together
 
 
 class Plan:
-    """`given`: inputs; `kernels`: in order; `drops`: what dies with each; `taken`: whose memory a result takes.
+    """`given`: inputs; `kernels`: in order; `drops`: what dies with each; `taken`: whose memory a
+    result takes.
 
-    `reads`: the memory that making a node reads, looked through views and through what is fused into it.
+    `reads`: the memory that making a node reads, looked through views and through what is fused
+    into it.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -94,14 +102,21 @@ class Plan:
         self._sums: set[fx.Node] = set()  # reductions, and what they are fused into
         self._real = self._materialized(nodes)
         kernels = self._fused()
-        orders = self._ordered(kernels, [0] * len(kernels)), self._ordered(kernels, self._sizes(kernels))
-        tried = [(order, drops, _levels(order, drops)) for order in orders for drops in [self._last_uses(order)]]
+        orders = (
+            self._ordered(kernels, [0] * len(kernels)),
+            self._ordered(kernels, self._sizes(kernels)),
+        )
+        tried = [
+            (order, drops, _levels(order, drops))
+            for order in orders
+            for drops in [self._last_uses(order)]
+        ]
         self.kernels, self.drops, levels = min(tried, key=lambda plan: max(plan[2], default=0))
         self.taken = self._reused(levels)
 
     def _materialized(self, nodes: list[fx.Node]) -> dict[fx.Node, None]:
-        """Nodes whose results are memory, in Inductor's order: those of opaque operators, and fused ones from when
-        something opaque reads them; what stands before that repeats them."""
+        """Nodes whose results are memory, in Inductor's order: those of opaque operators, and fused
+        ones from when something opaque reads them; what stands before that repeats them."""
         real: dict[fx.Node, None] = {}
         for node in nodes:
             sources = [root(source) for source in node.all_input_nodes]
@@ -109,15 +124,24 @@ class Plan:
             if node.op == "output" or (opaque and not is_part(node)):
                 real |= dict.fromkeys(sources)
             inner = [source for source in sources if source not in real]
-            self.reads[node] = set(sources).intersection(real).union(*(self.reads[source] for source in inner))
-            if self._sums.intersection(inner) or (_is_fused(node) and any(_longer(source, node) for source in sources)):
+            self.reads[node] = (
+                set(sources).intersection(real).union(*(self.reads[source] for source in inner))
+            )
+            if self._sums.intersection(inner) or (
+                _is_fused(node) and any(_longer(source, node) for source in sources)
+            ):
                 self._sums.add(node)
-            if node.op == "placeholder" or opaque or (_summed_and_read(node) and len(self.reads[node]) > READS):
+            if (
+                node.op == "placeholder"
+                or opaque
+                or (_summed_and_read(node) and len(self.reads[node]) > READS)
+            ):
                 real[node] = None
         return real
 
     def _fused(self) -> list[Kernel]:
-        """A fused result is made with others that read the same, behind all that it needs: sums rather with sums."""
+        """A fused result is made with others that read the same, behind all that it needs: sums
+        rather with sums."""
         kernels: list[Kernel] = []
         place: dict[Any, int] = {}
         for node in (node for node in self._real if node.op == "call_function"):
@@ -149,7 +173,12 @@ class Plan:
         def visit(which: Iterable[int]) -> None:
             for at in sorted({*which} - order.keys(), key=lambda at: (size[at], at)):
                 if at not in order:
-                    needs = {place[source] for node in kernels[at] for source in self.reads[node] if source in place}
+                    needs = {
+                        place[source]
+                        for node in kernels[at]
+                        for source in self.reads[node]
+                        if source in place
+                    }
                     visit(needs - {at})
                     order[at] = None
 
@@ -157,17 +186,22 @@ class Plan:
         return [kernels[at] for at in order]
 
     def _sizes(self, kernels: list[Kernel]) -> list[int]:
-        """What each makes and reads; nothing for several results. Ordered so, most gradients of weights come last."""
+        """What each makes and reads; nothing for several results. Ordered so, most gradients of
+        weights come last."""
         touched = [{*kernel}.union(*(self.reads[node] for node in kernel)) for kernel in kernels]
         several = [any(map(is_part, kernel)) for kernel in kernels]
-        return [0 if none else sum(map(_freed, nodes)) for none, nodes in zip(several, touched, strict=True)]
+        return [
+            0 if none else sum(map(_freed, nodes))
+            for none, nodes in zip(several, touched, strict=True)
+        ]
 
     def _last_uses(self, kernels: list[Kernel]) -> list[list[fx.Node]]:
         last: dict[fx.Node, int] = {}
         for at, kernel in enumerate(kernels):
             for node in kernel:
                 last |= dict.fromkeys((node, *self.reads[node]), at)
-        # PyTorch 2.11 holds the gradients that a block is given until its backward pass is over, 2.13 does not.
+        # PyTorch 2.11 holds the gradients that a block is given until its backward pass is over,
+        # 2.13 does not.
         given = [node for node in self.given if node.name.startswith("tangents")]
         for kept in (*map(root, self.output.all_input_nodes), *given):
             last.pop(kept, None)
@@ -178,8 +212,9 @@ class Plan:
         return drops
 
     def _reused(self, levels: list[int]) -> dict[fx.Node, fx.Node]:
-        """That of an input which dies, where a fused kernel can write over it; else that of the newest dead result of
-        its dtype and size, unless the peak would rise (`AllocateLine`). `levels`: the bytes at each kernel."""
+        """That of an input which dies, where a fused kernel can write over it; else that of the
+        newest dead result of its dtype and size, unless the peak would rise (`AllocateLine`).
+        `levels`: the bytes at each kernel."""
         taken: dict[fx.Node, fx.Node] = {}
         free = defaultdict[Any, list[tuple[int, fx.Node]]](list)
         for step, (kernel, drops) in enumerate(zip(self.kernels, self.drops, strict=True)):
@@ -187,7 +222,11 @@ class Plan:
             given = not _is_fused(kernel[0]) and schema(kernel[0]) not in _INTO
             for node in () if given else kernel:
                 kind, size = _kind(node), _value(node).nbytes
-                over = [source for source in dead if _kind(source) == kind and self._writes_over(kernel, node, source)]
+                over = [
+                    source
+                    for source in dead
+                    if _kind(source) == kind and self._writes_over(kernel, node, source)
+                ]
                 if over:
                     taken[node] = over[0]
                     dead.remove(over[0])
@@ -223,8 +262,11 @@ def _longer(source: fx.Node, node: fx.Node) -> bool:
 
 
 def _summed_and_read(node: fx.Node) -> bool:
-    """Whether a sum over long rows and something else read `node`: if dear to repeat, it is kept between them."""
-    rows = [user for user in node.users if _is_fused(user) and ROW * _kind(user)[1] < _kind(node)[1]]
+    """Whether a sum over long rows and something else read `node`: if dear to repeat, it is kept
+    between them."""
+    rows = [
+        user for user in node.users if _is_fused(user) and ROW * _kind(user)[1] < _kind(node)[1]
+    ]
     return node.op == "call_function" and _is_fused(node) and 0 < len(rows) < len(node.users)
 
 

@@ -1,8 +1,8 @@
 """Peak memory of a run on each GPU, with its parts, and whether that fits.
 
-The simulated step knows tensors only. A run's libraries take one constant from the same allocator: two cuBLAS
-workspaces. What the allocator reserves beyond that, and whether it gets by with a GPU's memory, is found by replaying
-the step (`replay.py`).
+The simulated step knows tensors only. A run's libraries take one constant from the same allocator:
+two cuBLAS workspaces. What the allocator reserves beyond that, and whether it gets by with a GPU's
+memory, is found by replaying the step (`replay.py`).
 """
 
 from __future__ import annotations
@@ -13,21 +13,29 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from lsai_core.config.train import TrainConfig
+from lsai_core.base.disk_cache import remembered
 from lsai_core.config.affects import deciding
-from lsai_core.profiling.gpus import Gpu
+from lsai_core.config.precision import weight_dtype
+from lsai_core.config.train import TrainConfig
+from lsai_core.optimizers.build import bytes_per_parameter
 from lsai_core.prediction.replay import WORKSPACE, Replayed, replay
 from lsai_core.prediction.simulate import Simulated, simulate
 from lsai_core.prediction.stand_ins import FUSED, expected_kernel, is_usual, repeats
-from lsai_core.base.disk_cache import remembered
-from lsai_core.optimizers.build import bytes_per_parameter
-from lsai_core.config.precision import weight_dtype
+from lsai_core.profiling.gpus import Gpu
 
 GIB = 2**30
 LIBRARIES_GIB = 2 * WORKSPACE / GIB
 PARTS = (
-    "weights", "gradients", "optimizer", "activations", "loss", "FSDP buffers", "messages", "kernel scratch", "libraries",
-)  # fmt: skip
+    "weights",
+    "gradients",
+    "optimizer",
+    "activations",
+    "loss",
+    "FSDP buffers",
+    "messages",
+    "kernel scratch",
+    "libraries",
+)
 
 OUTSIDE_GIB = 0.6  # the driver's context and the kernels' code
 MARGIN = 0.03  # of a GPU's memory: predictions of reserved memory are that true
@@ -37,49 +45,64 @@ Verdict = Literal["fits", "tight", "too large"]
 
 @dataclass(frozen=True)
 class Prediction:
-    """GiB of one process. `parts` divide `peak`, at the moment where it stands; `phases` are peaks of their own."""
+    """GiB of one process. `parts` divide `peak`, at the moment where it stands; `phases` are peaks
+    of their own."""
 
     peak: float
     phases: dict[str, float]
     parts: dict[str, float]
-    host: float  # in host memory: slices of weights, gradients and optimizer states (CPU offload), block inputs
+    # in host memory: slices of weights, gradients and optimizer states (CPU offload), block inputs
+    host: float
     work: dict[str, int]  # of one or two micro-batches (`work.py`)
     reserved: float  # what the caching allocator takes from a GPU with memory to spare; 0 on a CPU
     _step: Simulated | None = field(default=None, repr=False, compare=False)
     _drawn: Sequence[float] = field(default=(), repr=False, compare=False)
 
-    def on_gpu_with(self, available_gib: float, after: Prediction | None = None, **settings: Any) -> Replayed:
-        """The first steps where the allocator may reserve `available_gib`. `after`: the first step is that one's, e.g. of a
-        smaller batch. `settings` of the allocator: `expandable` (segments), `collect_above` (garbage_collection_threshold)."""
+    def on_gpu_with(
+        self, available_gib: float, after: Prediction | None = None, **settings: Any
+    ) -> Replayed:
+        """The first steps where the allocator may reserve `available_gib`. `after`: the first step
+        is that one's, e.g. of a smaller batch. `settings` of the allocator: `expandable`
+        (segments), `collect_above` (garbage_collection_threshold)."""
         assert self._step is not None, "predicted for a CPU"
         limit = max(0, int((available_gib - self.parts["messages"]) * GIB))
-        return replay(self._step, self._drawn, limit, first=after._step if after else None, **settings)
+        return replay(
+            self._step, self._drawn, limit, first=after._step if after else None, **settings
+        )
 
     @functools.cached_property
     def needs(self) -> float:
-        """The least that the allocator must be able to reserve, so that later steps give no memory back. Where it can have
-        more it reserves more: gaps that it could do without."""
+        """The least that the allocator must be able to reserve, so that later steps give no memory
+        back. Where it can have more it reserves more: gaps that it could do without."""
         return self.least()
 
     def least(self, after: Prediction | None = None) -> float:
-        """`needs`, or the least with which the steps after `after`'s get through, even if each gives memory back."""
+        """`needs`, or the least with which the steps after `after`'s get through, even if each
+        gives memory back."""
         low, high = self.peak, max(self.peak, self.reserved)
         while high - low > 0.003 * high:
             middle = (low + high) / 2
             found = self.on_gpu_with(middle, after)
-            low, high = (low, middle) if found.fits and (after or not found.flushes_late) else (middle, high)
+            low, high = (
+                (low, middle)
+                if found.fits and (after or not found.flushes_late)
+                else (middle, high)
+            )
         return high
 
 
-def predict(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu", "cpu"] = "gpu") -> Prediction:
+def predict(
+    config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu", "cpu"] = "gpu"
+) -> Prediction:
     """Predicted memory of `config` on each of its GPUs; nothing is allocated and no GPU is needed.
 
-    `kernel`: the attention kernel, if known; otherwise what `auto` comes to on a current GPU. `on="cpu"`: live tensor
-    bytes of a run on a CPU. Raises UserError inside of a distributed run.
+    `kernel`: the attention kernel, if known; otherwise what `auto` comes to on a current GPU.
+    `on="cpu"`: live tensor bytes of a run on a CPU. Raises UserError inside of a distributed run.
     """
     # Reduced to what decides memory, so that runs which differ in the rest are predicted once.
     decisive = deciding(config, "memory")
-    del decisive["device"], decisive["model"]["preset"]  # `on` stands for the one, and the other is a name
+    # `on` stands for the one, and the other is a name
+    del decisive["device"], decisive["model"]["preset"]
     if on == "gpu":
         kernel = kernel or expected_kernel(config)
         if is_usual(kernel) and config.parallel.cp == 1:
@@ -91,16 +114,21 @@ def predict(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu"
 def _predicted(decisive: str, kernel: str | None, on: Literal["gpu", "cpu"]) -> Prediction:
     config = TrainConfig.model_validate(json.loads(decisive))
     question = json.dumps([decisive, kernel, on])
-    kept = remembered(simulate.__module__, question, lambda: asdict(simulate(config, kernel, on=on)))
+    kept = remembered(
+        simulate.__module__, question, lambda: asdict(simulate(config, kernel, on=on))
+    )
     return prediction_of(config, Simulated(**kept), on)
 
 
-def prediction_of(config: TrainConfig, result: Simulated, on: Literal["gpu", "cpu"] = "gpu") -> Prediction:
+def prediction_of(
+    config: TrainConfig, result: Simulated, on: Literal["gpu", "cpu"] = "gpu"
+) -> Prediction:
     """What a simulated step of `config` comes to."""
     libraries = LIBRARIES_GIB if on == "gpu" else 0.0
     known = {name: size / GIB for name, size in result.parts.items()}
     parts = dict.fromkeys(PARTS, 0.0) | known | {"libraries": libraries}
-    # Initial values are drawn in fp32, whole, also where a process keeps a slice, which it cuts out before it casts it.
+    # Initial values are drawn in fp32, whole, also where a process keeps a slice, which it cuts out
+    # before it casts it.
     share = 4 / weight_dtype(config.precision).itemsize
     drawn = [share * config.parallel.shards, share] if config.parallel.shards > 1 else [share]
     return Prediction(
@@ -116,20 +144,25 @@ def prediction_of(config: TrainConfig, result: Simulated, on: Literal["gpu", "cp
 
 
 def _host_gib(config: TrainConfig) -> float:
-    from lsai_core.model.transformer import count_parameters
     from lsai_core.model.saved_inputs import host_gib
+    from lsai_core.model.transformer import count_parameters
 
     stored = weight_dtype(config.precision)
-    each = 2 * stored.itemsize + bytes_per_parameter(config.optim, stored)  # weight, gradient, states
-    held = count_parameters(config.model).total / config.parallel.shards if config.parallel.cpu_offload else 0.0
+    # weight, gradient, states
+    each = 2 * stored.itemsize + bytes_per_parameter(config.optim, stored)
+    held = (
+        count_parameters(config.model).total / config.parallel.shards
+        if config.parallel.cpu_offload
+        else 0.0
+    )
     return each * held / GIB + host_gib(config)
 
 
 def verdict(prediction: Prediction, gpu: Gpu) -> Verdict:
     """Whether a run fits `gpu`, by replaying it there.
 
-    `fits`: it gets through with 3 % of the memory to spare. `tight`: with less, or only by giving cached memory back to
-    the driver in every step, which is slow. Otherwise `too large`.
+    `fits`: it gets through with 3 % of the memory to spare. `tight`: with less, or only by giving
+    cached memory back to the driver in every step, which is slow. Otherwise `too large`.
     """
     if prediction.reserved <= usable_gib(gpu) or prediction.needs <= usable_gib(gpu):
         return "fits"

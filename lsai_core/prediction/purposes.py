@@ -1,6 +1,7 @@
 """Say what the tensors of a step are for: gradients, the loss, and the buffers that sharding needs.
 
-The names are given from outside, around the functions that make these tensors; the step itself knows nothing of it.
+The names are given from outside, around the functions that make these tensors; the step itself
+knows nothing of it.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from torch import nn
 from lsai_core.model import transformer as decoder
 from lsai_core.prediction.tracker import PurposeTracker, _bytes
 
-# Methods of FSDP2's parameter groups in which gathered weights and the buffers of the two collectives are made.
+# Methods of FSDP2's parameter groups in which gathered weights and the buffers of the two
+# collectives are made.
 _SHARDING = ("unshard", "wait_for_unshard", "post_backward")
 
 
 @contextlib.contextmanager
 def named_purposes(model: nn.Module, tracker: PurposeTracker, cpu_offload: bool) -> Iterator[None]:
-    """While open, tensors for the loss, the gradients and FSDP are named so; `cpu_offload`: gradients leave the GPU."""
+    """While open, tensors for the loss, the gradients and FSDP are named so; `cpu_offload`:
+    gradients leave the GPU."""
     hooks = [
         parameter.register_post_accumulate_grad_hook(lambda p: tracker.mark(p.grad, "gradients"))
         for parameter in model.parameters()
@@ -63,7 +66,10 @@ def _sharding_method(tracker: PurposeTracker, method: Any, name: str, cpu_offloa
         with tracker.purpose("FSDP buffers"):
             if name == "unshard" and cpu_offload and tracker.live:
                 # The slices come to the GPU before they are gathered.
-                tracker.scratch([_bytes(p.sharded_param._local_tensor) for p in group.fsdp_params], "FSDP buffers")
+                tracker.scratch(
+                    [_bytes(p.sharded_param._local_tensor) for p in group.fsdp_params],
+                    "FSDP buffers",
+                )
             result = method(group, *arguments, **options)
         if name == "post_backward":
             for parameter in group.fsdp_params:

@@ -1,8 +1,10 @@
-"""The first steps of a run, replayed through the allocator's model: what they reserve, and whether they run out.
+"""The first steps of a run, replayed through the allocator's model: what they reserve, and whether
+they run out.
 
-A simulated step gives births and deaths in their order. A run is made of them: the weights, one by one; their values,
-each drawn in fp32 as a whole tensor; a first step, whose update makes the optimizer's states, whose first products take
-cuBLAS's workspaces, one for each of two threads, and which measures what fused fp8 casts; then steps that are alike.
+A simulated step gives births and deaths in their order. A run is made of them: the weights, one by
+one; their values, each drawn in fp32 as a whole tensor; a first step, whose update makes the
+optimizer's states, whose first products take cuBLAS's workspaces, one for each of two threads, and
+which measures what fused fp8 casts; then steps that are alike.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ STEPS = 3
 
 @dataclass(frozen=True)
 class Replayed:
-    """Bytes of one process: peaks of what was allocated after the first step, and reserved; whether it got through.
+    """Bytes of one process: peaks of what was allocated after the first step, and reserved; whether
+    it got through.
 
-    `flushes`: how often cached memory had to go back to the driver; `flushes_late`: in the last step, so in every one.
+    `flushes`: how often cached memory had to go back to the driver; `flushes_late`: in the last
+    step, so in every one.
     """
 
     allocated: int
@@ -40,8 +44,9 @@ def replay(
     collect_above: float = 0.0,
     first: Simulated | None = None,
 ) -> Replayed:
-    """`drawn`: bytes that a weight's first values take, per byte of it: of the whole, then of the slice cut from it.
-    `limit`: bytes that may be reserved. `first`: the first step, if it is another one."""
+    """`drawn`: bytes that a weight's first values take, per byte of it: of the whole, then of the
+    slice cut from it. `limit`: bytes that may be reserved. `first`: the first step, if it is
+    another one."""
     allocator, flushes, fits = Allocator(limit, expandable, collect_above), [0], True
     try:
         for _ in _steps(allocator, [first or step, *[step] * (STEPS - 1)], drawn):
@@ -49,16 +54,23 @@ def replay(
     except OutOfMemory:
         fits = False
     late = allocator.retries - flushes[-2] if fits else 0
-    return Replayed(allocator.peak_allocated, allocator.peak_reserved, fits, allocator.retries, late)
+    return Replayed(
+        allocator.peak_allocated, allocator.peak_reserved, fits, allocator.retries, late
+    )
 
 
-def _steps(allocator: Allocator, steps: Sequence[Simulated], drawn: Sequence[float]) -> Iterator[None]:
+def _steps(
+    allocator: Allocator, steps: Sequence[Simulated], drawn: Sequence[float]
+) -> Iterator[None]:
     """Runs the steps, and stops after each."""
     marks, lasting = steps[0].marks, dict[int, Block]()
     dead = {-event for event in steps[0].events[: marks["forward"]] if event < 0}  # on the host
     before = [event for event in steps[0].events[: marks["forward"]] if event > 0]
     numbered = list(enumerate(before, 1))
-    weights, states = numbered[: marks["optimizer made"]], numbered[marks["optimizer made"] : marks["activations made"]]
+    weights, states = (
+        numbered[: marks["optimizer made"]],
+        numbered[marks["optimizer made"] : marks["activations made"]],
+    )
 
     def make(which: list[tuple[int, int]]) -> None:
         for number, event in which:

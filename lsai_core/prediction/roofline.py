@@ -1,15 +1,20 @@
 """How long a step takes: the work of its simulated step (`work.py`) at speeds that were measured.
 
-    products        every matrix product, also a repeated one: at the rate of its size, its bytes at the copy rate
-    attention       each kernel's passes at its rate in the nearest shape; of plain operations: products and memory
-    memory          what other kernels and the update read and write, at a cost over a copy's, and each kernel's start
-    communication   two gathers of the weights and one reduce-scatter of the gradients, hidden unless they take longest;
-                    beyond a node in rings, hop by hop. CPU offload moves slices over PCIe, which does not hide
-    host            operators that it calls, kernels of compiled blocks, groups of FSDP2, on one host: others differ
+    products        every matrix product, also a repeated one: at the rate of its size, its bytes at
+                    the copy rate
+    attention       each kernel's passes at its rate in the nearest shape; of plain operations:
+                    products and memory
+    memory          what other kernels and the update read and write, at a cost over a copy's, and
+                    each kernel's start
+    communication   two gathers of the weights and one reduce-scatter of the gradients, hidden
+                    unless they take longest; beyond a node in rings, hop by hop. CPU offload moves
+                    slices over PCIe, which does not hide
+    host            operators that it calls, kernels of compiled blocks, groups of FSDP2, on one
+                    host: others differ
 
-`python tests/measured_speeds.py` writes `measured.json` from committed records: rates of calls timed alone, costs (a
-copied byte is 1, others are seconds) of the training runs that it names. Other GPUs are an H200 at the ratio of the
-data sheets.
+`python tests/measured_speeds.py` writes `measured.json` from committed records: rates of calls
+timed alone, costs (a copied byte is 1, others are seconds) of the training runs that it names.
+Other GPUs are an H200 at the ratio of the data sheets.
 """
 
 from __future__ import annotations
@@ -26,23 +31,26 @@ import numpy as np
 from lsai_core.attention import get_backend
 from lsai_core.attention.measured import nearest, select_rankings, shipped
 from lsai_core.attention.registry import Case
+from lsai_core.config.precision import compute_dtype, weight_dtype
 from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import count_parameters
-from lsai_core.profiling.flops import flops_per_token, theoretical_peak
-from lsai_core.profiling.gpus import Gpu, find_gpu
+from lsai_core.optimizers.build import bytes_per_parameter
 from lsai_core.prediction.predict import predict
 from lsai_core.prediction.stand_ins import FUSED
-from lsai_core.optimizers.build import bytes_per_parameter
-from lsai_core.config.precision import compute_dtype, weight_dtype
+from lsai_core.profiling.flops import flops_per_token, theoretical_peak
+from lsai_core.profiling.gpus import Gpu, find_gpu
 
 TABLE, REFERENCE = Path(__file__).with_name("measured.json"), "NVIDIA H200"
-MEMORY, HOST = ("compiled", "eager", "update"), ("call", "kernel", "group")  # costs by their names in the table
-NODE, NETWORK_GB_PER_S, HOP_S = 8, 50.0, 15e-6  # assumed: GPUs of a node, one's adapter, a hop of a ring over nodes
+# costs by their names in the table
+MEMORY, HOST = ("compiled", "eager", "update"), ("call", "kernel", "group")
+# assumed: GPUs of a node, one's adapter, a hop of a ring over nodes
+NODE, NETWORK_GB_PER_S, HOP_S = 8, 50.0, 15e-6
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of one optimizer step over `tokens` (a GPU's), where they go, and where the rates come from."""
+    """Seconds of one optimizer step over `tokens` (a GPU's), where they go, and where the rates
+    come from."""
 
     products_s: float
     attention_s: float
@@ -71,18 +79,25 @@ def estimate(config: TrainConfig, gpu: Gpu, kernel: str | None = None) -> Estima
     """
     speed, parallel, (products, count) = Speed(gpu), config.parallel, counted(config, kernel)
     try:
-        products_s = sum(times * speed.product_s(shape, config.precision) for shape, times in products.items())
+        products_s = sum(
+            times * speed.product_s(shape, config.precision) for shape, times in products.items()
+        )
         attention_s = _attention_s(config, kernel, speed)
     except LookupError:
         return None
     cost = {name: measured()["costs"][name] * number for name, number in count.items()}
     total, shards = count_parameters(config.model).total, parallel.shards
-    stored, computed = weight_dtype(config.precision).itemsize, compute_dtype(config.precision).itemsize
+    stored, computed = (
+        weight_dtype(config.precision).itemsize,
+        compute_dtype(config.precision).itemsize,
+    )
     sent = (shards - 1) / shards * total * (2 * computed + 4) * config.grad_accum
     link = gpu.link_gb_per_s if shards <= NODE else min(gpu.link_gb_per_s, NODE * NETWORK_GB_PER_S)
     communication_s = sent / (link * 1e9) if shards > 1 else 0.0
     if shards > NODE:
-        communication_s += 3 * (config.model.n_layers + 1) * config.grad_accum * (shards - 1) * HOP_S
+        communication_s += (
+            3 * (config.model.n_layers + 1) * config.grad_accum * (shards - 1) * HOP_S
+        )
     moved = total * stored / shards * (1 + 2 * config.grad_accum) if parallel.cpu_offload else 0.0
     return Estimate(
         products_s=products_s,
@@ -96,15 +111,27 @@ def estimate(config: TrainConfig, gpu: Gpu, kernel: str | None = None) -> Estima
     )
 
 
-def counted(config: TrainConfig, kernel: str | None = None) -> tuple[dict[str, float], dict[str, float]]:
-    """One step's products as `work.py` names them, and what else of it costs time, by the table's names."""
+def counted(
+    config: TrainConfig, kernel: str | None = None
+) -> tuple[dict[str, float], dict[str, float]]:
+    """One step's products as `work.py` names them, and what else of it costs time, by the table's
+    names."""
     again = config.grad_accum / min(2, config.grad_accum)
-    work = defaultdict(float, {name: times * again for name, times in predict(config, kernel).work.items()})
+    work = defaultdict(
+        float, {name: times * again for name, times in predict(config, kernel).work.items()}
+    )
     products = {name: times for name, times in work.items() if name[-1].isdigit()}
     stored, foreign = weight_dtype(config.precision), config.optim.kernel == "torch"
-    # The gradient is read twice, weight and states both ways; torch's kernels scale the gradient apart.
-    updated = (6 if foreign else 4) * stored.itemsize + 2 * bytes_per_parameter(config.optim, stored)
-    updated *= count_parameters(config.model).total / config.parallel.shards * (not config.parallel.cpu_offload)
+    # The gradient is read twice, weight and states both ways; torch's kernels scale the gradient
+    # apart.
+    updated = (6 if foreign else 4) * stored.itemsize + 2 * bytes_per_parameter(
+        config.optim, stored
+    )
+    updated *= (
+        count_parameters(config.model).total
+        / config.parallel.shards
+        * (not config.parallel.cpu_offload)
+    )
     compiled = work["compiled kernels"]
     return products, {
         "compiled": work["compiled bytes"] + updated * (not foreign),
@@ -124,17 +151,21 @@ def measured() -> dict[str, Any]:
 
 
 class Speed:
-    """What a GPU does per second: its own measured rates, else those of the H200 at the ratio of the data sheets."""
+    """What a GPU does per second: its own measured rates, else those of the H200 at the ratio of
+    the data sheets."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu, rates = gpu, measured()["rates"]
         self.like = find_gpu(gpu.driver_name if gpu.driver_name in rates else REFERENCE)
         self._rates = rates[self.like.driver_name]
-        self.copy = 1e9 * self._rates["copy_gb_per_s"] * gpu.memory_gb_per_s / self.like.memory_gb_per_s
+        self.copy = (
+            1e9 * self._rates["copy_gb_per_s"] * gpu.memory_gb_per_s / self.like.memory_gb_per_s
+        )
         self.h2d = 1e9 * self._rates["h2d_gb_per_s"]
 
     def ratio(self, dtype: str, like: str) -> float:
-        """Of the data sheets' peaks, over that of the GPU named `like`. Raises LookupError if its own is not known."""
+        """Of the data sheets' peaks, over that of the GPU named `like`. Raises LookupError if its
+        own is not known."""
         own, other = (theoretical_peak(name, dtype) for name in (self.gpu.driver_name, like))
         if not (own and other):
             raise LookupError(dtype)
@@ -143,18 +174,24 @@ class Speed:
     def tflops(self, dtype: str, gflop: float) -> float:
         """Of products of `gflop`. Raises LookupError if the dtype's rates are not known."""
         sizes, rates = zip(*self._rates[dtype], strict=True)
-        return float(np.interp(np.log(gflop), np.log(sizes), rates)) * self.ratio(dtype, self.like.driver_name)
+        return float(np.interp(np.log(gflop), np.log(sizes), rates)) * self.ratio(
+            dtype, self.like.driver_name
+        )
 
     def product_s(self, product: str, precision: str) -> float:
         """Seconds of a product, named as in `work.py`. Raises LookupError as `tflops`."""
         dtype, flops, moved = product.split()
         full = "tf32" if precision == "tf32" else "fp32"
-        name, gflop = {"bfloat16": "bf16", "float8": "fp8", "float32": full}[dtype], 1e-9 * int(flops)
+        name, gflop = (
+            {"bfloat16": "bf16", "float8": "fp8", "float32": full}[dtype],
+            1e-9 * int(flops),
+        )
         return max(1e-3 * gflop / self.tflops(name, gflop), int(moved) / self.copy)
 
 
 def _attention_s(config: TrainConfig, kernel: str | None, speed: Speed) -> float:
-    """Of fused kernels; 0 for plain operations. In fp32, where none was measured, at the rate of products."""
+    """Of fused kernels; 0 for plain operations. In fp32, where none was measured, at the rate of
+    products."""
     if kernel and kernel != FUSED and get_backend(kernel).plain_operations:
         return 0.0
     model, length, window = config.model, config.seq_len, config.attention.window
@@ -166,9 +203,15 @@ def _attention_s(config: TrainConfig, kernel: str | None, speed: Speed) -> float
     window = window if window and window < length else None
     case = Case("cuda", dtype, model.head_dim, window, grouped=grouped, length=length)
     rankings = select_rankings(shipped(), speed.gpu.driver_name, "9.0")
-    found = nearest(case, [ranking for ranking in rankings if kernel in (None, FUSED, *ranking.training)])
+    found = nearest(
+        case, [ranking for ranking in rankings if kernel in (None, FUSED, *ranking.training)]
+    )
     if found is None:
-        return (3.5 + repeated) * forward / speed.tflops("bf16" if dtype.itemsize == 2 else "fp32", 1e3)
+        return (
+            (3.5 + repeated)
+            * forward
+            / speed.tflops("bf16" if dtype.itemsize == 2 else "fp32", 1e3)
+        )
     name = kernel if kernel in found.training else next(iter(found.training))
     seconds = 3.5 * forward / found.training[name] + repeated * forward / found.inference[name]
     return seconds / speed.ratio("bf16", found.gpu)

@@ -1,8 +1,10 @@
-"""One real training step on fake tensors: shapes, dtypes and lifetimes are true, arithmetic and memory do not exist.
+"""One real training step on fake tensors: shapes, dtypes and lifetimes are true, arithmetic and
+memory do not exist.
 
-The model is shaped on the meta device, given fake parameters, converted, fused and sharded by the project's own code,
-and `train_step` runs over it. FSDP2 itself runs, as rank 0 of a process group that only pretends to communicate. The
-optimizer's states exist from the start, as in every step but the first.
+The model is shaped on the meta device, given fake parameters, converted, fused and sharded by the
+project's own code, and `train_step` runs over it. FSDP2 itself runs, as rank 0 of a process group
+that only pretends to communicate. The optimizer's states exist from the start, as in every step but
+the first.
 """
 
 from __future__ import annotations
@@ -19,22 +21,22 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from lsai_core.base.errors import UserError
+from lsai_core.config.precision import compute_dtype, residual_dtype, weight_dtype
 from lsai_core.config.train import TrainConfig
 from lsai_core.context import get_method
 from lsai_core.context.exchange import IN_FLIGHT_BYTES
 from lsai_core.context.heads import key_heads
-from lsai_core.base.errors import UserError
+from lsai_core.model.recompute import BlockCheckpoint, of_block
 from lsai_core.model.transformer import Transformer
+from lsai_core.optimizers.build import get_optimizer
+from lsai_core.parallel.adapt import adapt
 from lsai_core.parallel.sequence import setting
 from lsai_core.prediction.compiled import compiled
 from lsai_core.prediction.purposes import named_purposes
 from lsai_core.prediction.stand_ins import FusedRMSNorm, behaviour, expected_kernel
 from lsai_core.prediction.tracker import PurposeTracker
-from lsai_core.model.recompute import BlockCheckpoint, of_block
 from lsai_core.training import step
-from lsai_core.parallel.adapt import adapt
-from lsai_core.optimizers.build import get_optimizer
-from lsai_core.config.precision import compute_dtype, residual_dtype, weight_dtype
 
 CPU = torch.device("cpu")
 Plan = Callable[..., Any]  # a compiled block: its tensors and its arguments
@@ -42,10 +44,12 @@ Plan = Callable[..., Any]  # a compiled block: its tensors and its arguments
 
 @dataclass(frozen=True)
 class Simulated:
-    """Bytes of one process: the peak of each phase, the largest of them, and how that one divides over purposes.
+    """Bytes of one process: the peak of each phase, the largest of them, and how that one divides
+    over purposes.
 
-    `events`: all births and deaths (see `PurposeTracker`); `marks`: how many came before the weights, the optimizer's
-    states, the step's input ("activations"), and its phases. `work`: of one or two micro-batches (see `work.py`).
+    `events`: all births and deaths (see `PurposeTracker`); `marks`: how many came before the
+    weights, the optimizer's states, the step's input ("activations"), and its phases. `work`: of
+    one or two micro-batches (see `work.py`).
     """
 
     phases: dict[str, int]
@@ -56,10 +60,14 @@ class Simulated:
     work: dict[str, int]
 
 
-def simulate(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu", "cpu"] = "gpu") -> Simulated:
-    """One step of `config` on fake tensors. `kernel`: the attention kernel; what `auto` comes to if not given.
+def simulate(
+    config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu", "cpu"] = "gpu"
+) -> Simulated:
+    """One step of `config` on fake tensors. `kernel`: the attention kernel; what `auto` comes to if
+    not given.
 
-    `on="cpu"`: as the run behaves on a CPU, where PyTorch runs compiled code eagerly while memory is measured.
+    `on="cpu"`: as the run behaves on a CPU, where PyTorch runs compiled code eagerly while memory
+    is measured.
     """
     # From the second micro-batch on all are alike.
     config = config.model_copy(update={"grad_accum": min(2, config.grad_accum)})
@@ -85,7 +93,8 @@ def simulate(config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu
 
 @contextlib.contextmanager
 def _world(config: TrainConfig) -> Iterator[None]:
-    """A process group as large as the run's whose communication does nothing, of which this process is rank 0."""
+    """A process group as large as the run's whose communication does nothing, of which this process
+    is rank 0."""
     if not config.parallel.sharded:
         yield
         return
@@ -93,7 +102,9 @@ def _world(config: TrainConfig) -> Iterator[None]:
 
     if dist.is_initialized():
         raise UserError("a prediction for several processes cannot run inside of a distributed run")
-    dist.init_process_group("fake", rank=0, world_size=config.parallel.world_size, store=FakeStore())
+    dist.init_process_group(
+        "fake", rank=0, world_size=config.parallel.world_size, store=FakeStore()
+    )
     try:
         yield
     finally:
@@ -108,15 +119,25 @@ def _one_step(config: TrainConfig, on: str) -> tuple[PurposeTracker, list[int]]:
         model.to_empty(device=CPU)
         optimizer = torch.optim.AdamW(model.parameters(), fused=False, foreach=True)
         states = get_optimizer(config.optim.name).states
-        for parameter in sorted(model.parameters(), key=lambda p: p.ndim < 2):  # in the order of the run's groups
+        # in the order of the run's groups
+        for parameter in sorted(model.parameters(), key=lambda p: p.ndim < 2):
             optimizer.state[parameter] = states(parameter.data, config.optim)
-        tokens = torch.empty(config.batch_size * config.grad_accum, config.seq_len + 1, dtype=torch.int64)
-        for purpose, seed in (("weights", model), ("optimizer", optimizer), ("activations", tokens)):
+        tokens = torch.empty(
+            config.batch_size * config.grad_accum, config.seq_len + 1, dtype=torch.int64
+        )
+        for purpose, seed in (
+            ("weights", model),
+            ("optimizer", optimizer),
+            ("activations", tokens),
+        ):
             tracker.marks[f"{purpose} made"] = len(tracker.events)
             with tracker.purpose(purpose):
                 tracker.add([seed])
         if config.parallel.cpu_offload:
-            for tensor in (*model.parameters(), *(t for state in optimizer.state.values() for t in state.values())):
+            for tensor in (
+                *model.parameters(),
+                *(t for state in optimizer.state.values() for t in state.values()),
+            ):
                 tracker.move_to_host(tensor)
         meter = _Meter(tracker)
 
@@ -176,7 +197,13 @@ def _compile(model: Transformer, config: TrainConfig) -> None:
         if mode not in plans:
             plans[mode] = _plan(model, config, mode)
 
-        def run(x_BSD: Tensor, cos: Tensor, sin: Tensor, block: nn.Module = block, plan: Plan = plans[mode]) -> Any:
+        def run(
+            x_BSD: Tensor,
+            cos: Tensor,
+            sin: Tensor,
+            block: nn.Module = block,
+            plan: Plan = plans[mode],
+        ) -> Any:
             return plan(_tensors(block), x_BSD, cos, sin)
 
         block.forward = run
@@ -186,7 +213,8 @@ def _plan(model: Transformer, config: TrainConfig, mode: BlockCheckpoint) -> Pla
     with torch.device("meta"):
         plain = Transformer(config.model.model_copy(update={"n_layers": 1}), config.attention)
     sharded = config.parallel.sharded
-    plain.to((compute_dtype if sharded else weight_dtype)(config.precision))  # FSDP casts weights as it gathers them
+    # FSDP casts weights as it gathers them
+    plain.to((compute_dtype if sharded else weight_dtype)(config.precision))
     adapt(plain, config.model_copy(update={"compile": False}))
     if model.context is not None:
         plain.share_sequence(model.context)
@@ -195,11 +223,16 @@ def _plan(model: Transformer, config: TrainConfig, mode: BlockCheckpoint) -> Pla
         block.to_empty(device=CPU)
         plan = compiled(block, mode)
         x_BSD = torch.empty(
-            config.batch_size, length, config.model.d_model, dtype=residual_dtype(config), requires_grad=True
+            config.batch_size,
+            length,
+            config.model.d_model,
+            dtype=residual_dtype(config),
+            requires_grad=True,
         )
         table = torch.empty(length, 1, config.model.head_dim // 2)
         with step.autocast(config.precision, CPU) if not sharded else contextlib.nullcontext():
-            plan(_tensors(block), x_BSD, table, table.clone())  # plans; nothing may watch it, for it runs no step
+            # plans; nothing may watch it, for it runs no step
+            plan(_tensors(block), x_BSD, table, table.clone())
     return plan
 
 
@@ -208,18 +241,22 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def held_back(config: TrainConfig) -> int:
-    """Bytes of messages of one process that the allocator counts as active, for the host runs ahead: at most the limit and a
-    round (`lsai_core.context.exchange`), or what a whole step sends and receives if that is less. No tensor shows them."""
+    """Bytes of messages of one process that the allocator counts as active, for the host runs
+    ahead: at most the limit and a round (`lsai_core.context.exchange`), or what a whole step sends
+    and receives if that is less. No tensor shows them."""
     parallel, model = config.parallel, config.model
     if parallel.cp == 1 or get_method(parallel.cp_method).peer:
         return 0
     pieces = setting(config).pieces(parallel.cp)
     ring = parallel.cp // pieces
     tokens = config.batch_size * config.seq_len // parallel.cp
-    head = 2 * tokens * model.head_dim * compute_dtype(config.precision).itemsize  # of one head, sent and received
+    # of one head, sent and received
+    head = 2 * tokens * model.head_dim * compute_dtype(config.precision).itemsize
     first, last = key_heads(model.n_heads, model.n_kv_heads, pieces)[0]
-    around = 2 * (last - first) * pieces * head if ring > 1 else 0  # keys and values of the neighbours in the ring
-    queries = model.n_heads * head * (pieces - 1) // pieces  # and as much of the output, on the way back
+    # keys and values of the neighbours in the ring
+    around = 2 * (last - first) * pieces * head if ring > 1 else 0
+    # and as much of the output, on the way back
+    queries = model.n_heads * head * (pieces - 1) // pieces
     keys = (last - first) * head * (pieces - 1)
     a_forward_pass = model.n_layers * (2 * queries + 2 * keys + (ring - 1) * around)
     # The backward pass sends the same and its gradients.

@@ -1,14 +1,19 @@
-"""What a GPU would run, told to fake tensors on any machine: all that is replaced during a prediction.
+"""What a GPU would run, told to fake tensors on any machine: all that is replaced during a
+prediction.
 
-A prediction runs the project's real training step on fake CPU tensors. Where that step would take another way on a GPU,
-a stand-in with the GPU's memory behaviour takes the place:
+A prediction runs the project's real training step on fake CPU tensors. Where that step would take
+another way on a GPU, a stand-in with the GPU's memory behaviour takes the place:
 
-- attention: the fused kernels keep q, k, v, their output and one fp32 number per row. `eager` and `sdpa_math` are plain
-  operations and run as they are.
-- RMSNorm outside of compiled blocks: one fused kernel that keeps its input and one fp32 number per row.
-- the fused loss: the kernel overwrites logits by their gradient; sums of the weight's gradient go into one fp32 matrix.
-- clipping and the optimizer: both kernels update in place, so that nothing but the states is needed.
-- context parallelism: its operators as they are, which on fake tensors exchange nothing; torch's own as a fused kernel.
+- attention: the fused kernels keep q, k, v, their output and one fp32 number per row. `eager` and
+  `sdpa_math` are plain operations and run as they are.
+- RMSNorm outside of compiled blocks: one fused kernel that keeps its input and one fp32 number per
+  row.
+- the fused loss: the kernel overwrites logits by their gradient; sums of the weight's gradient go
+  into one fp32 matrix.
+- clipping and the optimizer: both kernels update in place, so that nothing but the states is
+  needed.
+- context parallelism: its operators as they are, which on fake tensors exchange nothing; torch's
+  own as a fused kernel.
 - fp8 layers of packages that may not be installed here.
 """
 
@@ -24,13 +29,13 @@ from torch import Tensor, nn
 
 from lsai_core.attention import get_backend
 from lsai_core.attention.registry import repeat_kv
+from lsai_core.config.precision import compute_dtype
 from lsai_core.config.train import Fp8Config, TrainConfig
 from lsai_core.fp8 import convert
 from lsai_core.fp8.recipes import names_of
 from lsai_core.model.mlp_chunks import parts
 from lsai_core.model.transformer import Transformer
 from lsai_core.prediction.tracker import PurposeTracker
-from lsai_core.config.precision import compute_dtype
 
 
 @torch.library.custom_op("lsai::predicted_attention", mutates_args=())
@@ -41,7 +46,9 @@ def _attention(
 
 
 @_attention.register_fake
-def _(q_BSHD: Tensor, _k: Tensor, _v: Tensor, masked: bool, repeats: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+def _(
+    q_BSHD: Tensor, _k: Tensor, _v: Tensor, masked: bool, repeats: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     batch, seq_len, heads, _ = q_BSHD.shape
     side = seq_len if masked else 0
     return (
@@ -53,13 +60,22 @@ def _(q_BSHD: Tensor, _k: Tensor, _v: Tensor, masked: bool, repeats: bool = Fals
 
 @torch.library.custom_op("lsai::predicted_attention_backward", mutates_args=())
 def _attention_backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor, repeats: bool
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    mask: Tensor,
+    repeats: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     raise NotImplementedError("exists for fake tensors only")
 
 
 @_attention_backward.register_fake
-def _(_dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_others: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(
+    _dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_others: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
@@ -82,7 +98,8 @@ def _ran(name: str, read: list[Tensor], made: Tensor) -> None:
 
 
 ALIKE = 2  # whole chunks of a layer: further ones take and give back the same blocks
-FUSED = "fused"  # any kernel that keeps q, k, v, the output and one fp32 number per row, with a window, too
+# any kernel that keeps q, k, v, the output and one fp32 number per row, with a window, too
+FUSED = "fused"
 
 
 def is_usual(kernel: str) -> bool:
@@ -94,12 +111,14 @@ def is_usual(kernel: str) -> bool:
 
 
 def repeats(kernel: str) -> bool:
-    """Whether `kernel` makes the gradients of grouped keys and values for every query head, as `FUSED` is taken to."""
+    """Whether `kernel` makes the gradients of grouped keys and values for every query head, as
+    `FUSED` is taken to."""
     return kernel == FUSED or get_backend(kernel).repeats
 
 
 def expected_kernel(config: TrainConfig) -> str:
-    """The attention kernel of a run on a current GPU, `auto` resolved: torch's fused kernels keep the same."""
+    """The attention kernel of a run on a current GPU, `auto` resolved: torch's fused kernels keep
+    the same."""
     if config.attention.backend != "auto":
         return config.attention.backend
     return "sdpa_efficient" if compute_dtype(config.precision) == torch.float32 else FUSED
@@ -107,7 +126,13 @@ def expected_kernel(config: TrainConfig) -> str:
 
 def _attention_as(kernel: str) -> Any:
     def attention(
-        q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, *, backend: str, window: int | None, causal: bool = True
+        q_BSHD: Tensor,
+        k_BSKD: Tensor,
+        v_BSKD: Tensor,
+        *,
+        backend: str,
+        window: int | None,
+        causal: bool = True,
     ) -> Tensor:
         seq_len, heads = q_BSHD.shape[1:3]
         window = None if window is not None and window >= seq_len else window
@@ -124,7 +149,8 @@ def _attention_as(kernel: str) -> Any:
 
 
 class FusedRMSNorm(nn.RMSNorm):
-    """torch's own kernel for GPUs, which runs outside of compiled code: keeps the input and one fp32 number per row."""
+    """torch's own kernel for GPUs, which runs outside of compiled code: keeps the input and one
+    fp32 number per row."""
 
     def forward(self, x: Tensor) -> Tensor:
         return _RMSNorm.apply(x, self.weight)
@@ -133,7 +159,9 @@ class FusedRMSNorm(nn.RMSNorm):
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BSD: Tensor, weight_D: Tensor) -> Tensor:
-        ctx.save_for_backward(x_BSD, weight_D, x_BSD.new_empty(x_BSD.shape[:-1], dtype=torch.float32))
+        ctx.save_for_backward(
+            x_BSD, weight_D, x_BSD.new_empty(x_BSD.shape[:-1], dtype=torch.float32)
+        )
         _ran("rms_norm", [x_BSD], x_BSD)
         return torch.empty_like(x_BSD)
 
@@ -144,7 +172,9 @@ class _RMSNorm(torch.autograd.Function):
         return torch.empty_like(x_BSD), torch.empty_like(weight_D)
 
 
-def _cross_entropy_(logits_NV: Tensor, targets_N: Tensor, scale: float, *, gradient: bool) -> Tensor:
+def _cross_entropy_(
+    logits_NV: Tensor, targets_N: Tensor, scale: float, *, gradient: bool
+) -> Tensor:
     return logits_NV.new_empty(len(targets_N), dtype=torch.float32)
 
 
@@ -152,7 +182,11 @@ def _plus_product(total: Tensor | None, a_VC: Tensor, b_CD: Tensor, only: bool) 
     if only or a_VC.dtype == torch.float32:
         product = a_VC @ b_CD
         return product if total is None else total
-    total = total if total is not None else a_VC.new_empty((a_VC.shape[0], b_CD.shape[1]), dtype=torch.float32)
+    total = (
+        total
+        if total is not None
+        else a_VC.new_empty((a_VC.shape[0], b_CD.shape[1]), dtype=torch.float32)
+    )
     _ran("aten::mm", [a_VC, b_CD], total)
     return total
 
@@ -162,7 +196,8 @@ def _clip_and_update(optimizer: torch.optim.Optimizer, limit: float) -> Tensor:
 
 
 class EngineLinear(nn.Linear):
-    """Transformer Engine's linear layer: keeps the input in fp8, transposed, and the weight in fp8 in both layouts."""
+    """Transformer Engine's linear layer: keeps the input in fp8, transposed, and the weight in fp8
+    in both layouts."""
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_autocast_enabled(x.device.type):
@@ -183,12 +218,16 @@ def _(x_MK: Tensor, weight_NK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @torch.library.custom_op("lsai::predicted_engine_backward", mutates_args=())
-def _engine_backward(grad_MN: Tensor, x8_MK: Tensor, weight8_2NK: Tensor, weight_NK: Tensor) -> tuple[Tensor, Tensor]:
+def _engine_backward(
+    grad_MN: Tensor, x8_MK: Tensor, weight8_2NK: Tensor, weight_NK: Tensor
+) -> tuple[Tensor, Tensor]:
     raise NotImplementedError("exists for fake tensors only")
 
 
 @_engine_backward.register_fake
-def _(grad_MN: Tensor, x8_MK: Tensor, weight8_2NK: Tensor, weight_NK: Tensor) -> tuple[Tensor, Tensor]:
+def _(
+    grad_MN: Tensor, x8_MK: Tensor, weight8_2NK: Tensor, weight_NK: Tensor
+) -> tuple[Tensor, Tensor]:
     return grad_MN.new_empty(x8_MK.shape), torch.empty_like(weight_NK)
 
 
@@ -204,7 +243,8 @@ _engine.register_autograd(_differentiate_engine, setup_context=_keep_fp8)
 
 
 def _convert(model: Transformer, settings: Fp8Config) -> None:
-    """fp8 layers; those of packages by what is like them: torchao's keep what the project's `tensorwise` keeps."""
+    """fp8 layers; those of packages by what is like them: torchao's keep what the project's
+    `tensorwise` keeps."""
     if not settings.recipe.startswith("te_"):
         like = "tensorwise" if settings.recipe.startswith("torchao_") else settings.recipe
         convert(model, settings.model_copy(update={"recipe": like}))
@@ -215,7 +255,8 @@ def _convert(model: Transformer, settings: Fp8Config) -> None:
 
 @contextlib.contextmanager
 def behaviour(kernel: str, on: str) -> Iterator[None]:
-    """While open, the project's model and step behave on fake CPU tensors as on a GPU with attention kernel `kernel`.
+    """While open, the project's model and step behave on fake CPU tensors as on a GPU with
+    attention kernel `kernel`.
 
     On a CPU only that is replaced whose arithmetic fake tensors refuse.
     """
@@ -233,10 +274,14 @@ def behaviour(kernel: str, on: str) -> Iterator[None]:
             "lsai_core.model.transformer.attention": _attention_as(kernel),
             "lsai_core.model.loss._cross_entropy_": _cross_entropy_,
             "lsai_core.model.products.plus_product": _plus_product,
-            "lsai_core.model.mlp_chunks.parts": lambda n, chunk: parts(min(n, ALIKE * chunk + n % chunk), chunk),
+            "lsai_core.model.mlp_chunks.parts": lambda n, chunk: parts(
+                min(n, ALIKE * chunk + n % chunk), chunk
+            ),
             "lsai_core.context.methods.local_kernel": lambda *_request, **_more: None,
             "lsai_core.context.peer.torch_missing": lambda: None,
-            "lsai_core.context.peer.torch_attention": lambda q, k, v, _group: _attention(q, k, v, False)[0],
+            "lsai_core.context.peer.torch_attention": lambda q, k, v, _group: _attention(
+                q, k, v, False
+            )[0],
         }
     with contextlib.ExitStack() as stack:
         for name, stand_in in patches.items():

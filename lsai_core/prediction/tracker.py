@@ -1,9 +1,10 @@
 """Count live bytes as a GPU's caching allocator would, and name what they are for.
 
-The bytes are those of `live_tensors`, here of fake tensors, in the allocator's multiples of 512, and what operators
-need while they run, which no tensor shows (`SCRATCH`). Every storage has a purpose, the innermost `purpose(...)` block
-open at its birth. Host memory (CPU offload) is not counted. All births and deaths are kept in order, with the current
-stream (FSDP2 sets streams on a CPU, too), for the allocator's model (`replay.py`).
+The bytes are those of `live_tensors`, here of fake tensors, in the allocator's multiples of 512,
+and what operators need while they run, which no tensor shows (`SCRATCH`). Every storage has a
+purpose, the innermost `purpose(...)` block open at its birth. Host memory (CPU offload) is not
+counted. All births and deaths are kept in order, with the current stream (FSDP2 sets streams on a
+CPU, too), for the allocator's model (`replay.py`).
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from torch.utils._pytree import tree_leaves
 
 from lsai_core.context.operators import _PARTS
 from lsai_core.model.mlp_chunks import mlp_backward, mlp_forward
-from lsai_core.profiling.live_tensors import LiveTensors
 from lsai_core.prediction.work import PRODUCTS, add, is_work
+from lsai_core.profiling.live_tensors import LiveTensors
 
 ALLOCATION = 512
 FIRST = ALLOCATION - 1  # stands for a stream's number: stream 0, in the first step alone
@@ -33,8 +34,9 @@ KERNEL_SCRATCH = "kernel scratch"
 
 
 def _attention_backward(arguments: tuple[Any, ...], repeats: bool = False) -> list[int]:
-    """In fp32 q's gradient and what belongs to a row; of grouped heads k's and v's: if it `repeats`, for every head of q,
-    all in one block, as cuDNN; else in fp32, as FlashAttention-4."""
+    """In fp32 q's gradient and what belongs to a row; of grouped heads k's and v's: if it
+    `repeats`, for every head of q, all in one block, as cuDNN; else in fp32, as
+    FlashAttention-4."""
     q_BSHD, k_BSKD = arguments[1:3]
     rows, grouped = 4 * q_BSHD.numel() // q_BSHD.shape[-1], k_BSKD.numel() < q_BSHD.numel()
     if repeats:
@@ -47,13 +49,19 @@ def _bytes(*tensors: Tensor) -> int:
 
 
 def _ring(arguments: tuple[Any, ...]) -> list[int]:
-    """An fp32 sum that becomes the output, a part of it, and the keys and values of two steps: this and the next."""
+    """An fp32 sum that becomes the output, a part of it, and the keys and values of two steps: this
+    and the next."""
     q, k, v, key = arguments
-    return [] if _PARTS[key].ring.size == 1 else [4 * q.numel() - _bytes(q), _bytes(q), _bytes(k, v), _bytes(k, v)]
+    return (
+        []
+        if _PARTS[key].ring.size == 1
+        else [4 * q.numel() - _bytes(q), _bytes(q), _bytes(k, v), _bytes(k, v)]
+    )
 
 
 def _ring_backward(arguments: tuple[Any, ...]) -> list[int]:
-    """fp32 sums that become the gradients, a step's parts, keys and values of two steps, and what the kernel needs."""
+    """fp32 sums that become the gradients, a step's parts, keys and values of two steps, and what
+    the kernel needs."""
     _, q, k, v, _, _, key = arguments
     kernel = _attention_backward(arguments)
     if _PARTS[key].ring.size == 1:
@@ -63,15 +71,19 @@ def _ring_backward(arguments: tuple[Any, ...]) -> list[int]:
 
 
 def _embedding_backward(arguments: tuple[Any, ...]) -> list[int]:
-    """Of more than 3072 tokens: fp32 sums of at most ten rows of the gradient each, which belong to one word."""
+    """Of more than 3072 tokens: fp32 sums of at most ten rows of the gradient each, which belong to
+    one word."""
     tokens, words = arguments[1].numel(), arguments[2]
-    return [4 * arguments[0].shape[-1] * (tokens // 10 + min(tokens, words))] if tokens > 3072 else []
+    return (
+        [4 * arguments[0].shape[-1] * (tokens // 10 + min(tokens, words))] if tokens > 3072 else []
+    )
 
 
 # Scratch bytes of an operator on a GPU, by its name, from its arguments.
 SCRATCH: dict[str, Callable[[tuple[Any, ...]], list[int]]] = {
     "lsai::predicted_attention_backward": lambda a: _attention_backward(a, a[-1]),
-    "lsai::predicted_engine_backward": lambda a: 2 * [int(a[0].numel())],  # the gradient in fp8, in both layouts
+    # the gradient in fp8, in both layouts
+    "lsai::predicted_engine_backward": lambda a: 2 * [int(a[0].numel())],
     "lsai::context_attend": _ring,
     "lsai::context_attend_backward": _ring_backward,
     "lsai::rms_norm_backward": lambda a: [4 * min(len(a[1]), PROGRAMS) * a[1].shape[-1]],
@@ -79,8 +91,12 @@ SCRATCH: dict[str, Callable[[tuple[Any, ...]], list[int]]] = {
     "aten::_softmax_backward_data": lambda a: [_bytes(a[1])],  # the gradient times the result
 }
 # Operators whose functions run as on a GPU, one operation after the other.
-BODIES = {"lsai::chunked_mlp": mlp_forward._init_fn, "lsai::chunked_mlp_backward": mlp_backward._init_fn}
-# What an operator of fused fp8 takes in the first step alone, to measure what it casts; -n: the nth goes back.
+BODIES = {
+    "lsai::chunked_mlp": mlp_forward._init_fn,
+    "lsai::chunked_mlp_backward": mlp_backward._init_fn,
+}
+# What an operator of fused fp8 takes in the first step alone, to measure what it casts; -n: the nth
+# goes back.
 MEASURING: dict[str, Callable[[tuple[Any, ...]], list[int]]] = {
     "lsai::fp8_cast": lambda a: [_bytes(a[0])],
     "lsai::fp8_swiglu": lambda a: 2 * [_bytes(a[0]) // 2],
@@ -89,11 +105,13 @@ MEASURING: dict[str, Callable[[tuple[Any, ...]], list[int]]] = {
 
 
 class PurposeTracker(LiveTensors):
-    """`LiveTensors` over fake tensors, in allocator bytes, by purpose. `on_gpu=False`: plain bytes, no scratch.
+    """`LiveTensors` over fake tensors, in allocator bytes, by purpose. `on_gpu=False`: plain bytes,
+    no scratch.
 
-    `highest`: bytes by purpose of the highest moment of each phase. `events`: size plus stream number (sizes are
-    multiples of 512) of each birth, and -n for the death of what was born as the nth. `marks`: how many events came
-    before each phase, and before its first matrix product. `work`: see `work.py`.
+    `highest`: bytes by purpose of the highest moment of each phase. `events`: size plus stream
+    number (sizes are multiples of 512) of each birth, and -n for the death of what was born as the
+    nth. `marks`: how many events came before each phase, and before its first matrix product.
+    `work`: see `work.py`.
     """
 
     active: ClassVar[PurposeTracker | None] = None
@@ -127,10 +145,15 @@ class PurposeTracker(LiveTensors):
     def enter(self, phase: str) -> None:
         """From now on moments belong to `phase`, which may be entered again."""
         self.marks.setdefault(phase, len(self.events))
-        self._phase, self._level = phase, self.highest[phase].total() if phase in self.highest else -1
+        self._phase, self._level = (
+            phase,
+            self.highest[phase].total() if phase in self.highest else -1,
+        )
         self._note()
 
-    def ran(self, name: str, arguments: Any, read: Sequence[Any], made: Sequence[Any], where: str = "") -> None:
+    def ran(
+        self, name: str, arguments: Any, read: Sequence[Any], made: Sequence[Any], where: str = ""
+    ) -> None:
         """An operator's kernel has run, and its result has its memory (see `work.add`)."""
         if name in PRODUCTS:
             self.marks.setdefault(f"{self._phase} product", len(self.events))
@@ -141,7 +164,9 @@ class PurposeTracker(LiveTensors):
         before = self._births
         for size in MEASURING[name](arguments) if name in MEASURING else ():
             self._births += size > 0
-            self.events.append(-(-size // ALLOCATION) * ALLOCATION + FIRST if size > 0 else size - before)
+            self.events.append(
+                -(-size // ALLOCATION) * ALLOCATION + FIRST if size > 0 else size - before
+            )
         self.events += range(-before - 1, -self._births - 1, -1)
 
     def mark(self, tensor: Tensor, name: str) -> None:
@@ -169,9 +194,11 @@ class PurposeTracker(LiveTensors):
             self.inside(list, (torch.empty(size, dtype=torch.uint8) for size in sizes))
 
     def inside(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What `function` returns, all seen that it makes, also inside of an operator, whose work counts as a whole (`ran`)."""
+        """What `function` returns, all seen that it makes, also inside of an operator, whose work
+        counts as a whole (`ran`)."""
         work, self.work = self.work, Counter()
-        super(LiveTensors, self).__enter__()  # off while it dispatches; if it is on, what is seen twice counts once
+        # off while it dispatches; if it is on, what is seen twice counts once
+        super(LiveTensors, self).__enter__()
         try:
             return function(*arguments)
         finally:
@@ -190,14 +217,22 @@ class PurposeTracker(LiveTensors):
             self.events.append(-number)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Fake tensors are counted here; other subclasses (a sharded DTensor) unpack themselves, as in the base class.
+        # Fake tensors are counted here; other subclasses (a sharded DTensor) unpack themselves, as
+        # in the base class.
         if self._on_gpu and func is torch.ops.aten.add.Tensor and _by_autograd(sys._getframe(1)):
-            # A tensor's second gradient: autograd adds it in place, but not while a dispatch mode watches.
+            # A tensor's second gradient: autograd adds it in place, but not while a dispatch mode
+            # watches.
             func = torch.ops.aten.add_.Tensor
         name = func.name().partition(".")[0]
         self.measure(name, args)
-        run = functools.partial(self.inside, BODIES[name]) if self._on_gpu and name in BODIES else func
-        result = super().__torch_dispatch__(run, tuple(t for t in types if t is not FakeTensor), args, kwargs)
+        run = (
+            functools.partial(self.inside, BODIES[name])
+            if self._on_gpu and name in BODIES
+            else func
+        )
+        result = super().__torch_dispatch__(
+            run, tuple(t for t in types if t is not FakeTensor), args, kwargs
+        )
         if result is not NotImplemented:
             self.work["calls"] += is_work(name)
             if not func.is_view:
@@ -244,7 +279,8 @@ class PurposeTracker(LiveTensors):
 
 
 def _by_autograd(frame: Any) -> bool:
-    """Whether the backward pass's C++ called, not a Python function in it; torch wraps a dispatch mode's methods."""
+    """Whether the backward pass's C++ called, not a Python function in it; torch wraps a dispatch
+    mode's methods."""
     while frame.f_code.co_filename.endswith(("/eval_frame.py", "/_compile.py")):
         frame = frame.f_back
     return frame.f_code.co_name == "_engine_run_backward"

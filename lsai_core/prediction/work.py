@@ -1,9 +1,10 @@
-"""The work of a simulated step: its matrix products, what its other kernels read and write, what the host calls.
+"""The work of a simulated step: its matrix products, what its other kernels read and write, what
+the host calls.
 
-`Counter` keys: `"bfloat16 1099511627776 402653184"` counts products of that dtype with so many FLOPs and bytes; `calls`
-are operators that the host dispatches, `kernels` those that are no product, `bytes` what these read and write;
-`compiled kernels` (products, too) and `compiled bytes` are those of compiled blocks. Attention's time follows from the
-config.
+`Counter` keys: `"bfloat16 1099511627776 402653184"` counts products of that dtype with so many
+FLOPs and bytes; `calls` are operators that the host dispatches, `kernels` those that are no
+product, `bytes` what these read and write; `compiled kernels` (products, too) and `compiled bytes`
+are those of compiled blocks. Attention's time follows from the config.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import Any
 
 from torch import Tensor
 
-# Operators that make cuBLAS multiply matrices, by name: the multiply-adds, from the arguments and what comes out.
+# Operators that make cuBLAS multiply matrices, by name: the multiply-adds, from the arguments and
+# what comes out.
 PRODUCTS: dict[str, Callable[[Any, Tensor], int]] = {
     **dict.fromkeys(
-        ("aten::mm", "aten::bmm", "aten::_scaled_mm", "lsai::fp8_product"), lambda a, out: out.numel() * a[0].shape[-1]
+        ("aten::mm", "aten::bmm", "aten::_scaled_mm", "lsai::fp8_product"),
+        lambda a, out: out.numel() * a[0].shape[-1],
     ),
     **dict.fromkeys(("aten::addmm", "aten::baddbmm"), lambda a, out: out.numel() * a[1].shape[-1]),
     "lsai::chunked_mlp": lambda a, _: len(a[0]) * (a[1].numel() + a[2].numel()),
@@ -25,9 +28,21 @@ PRODUCTS: dict[str, Callable[[Any, Tensor], int]] = {
     "lsai::predicted_engine": lambda a, _: len(a[0]) * a[1].numel(),
     "lsai::predicted_engine_backward": lambda a, _: 2 * len(a[0]) * a[3].numel(),
 }
-# They reserve or rename memory, or are timed elsewhere: no kernel, and nothing worth counting on the host.
-_NONE = ("aten::empty", "aten::new_empty", "aten::as_strided", "aten::detach", "aten::alias", "aten::_unsafe_view", "prim::", "c10d::",
-         "fsdp::", "lsai::predicted_attention", "lsai::context_attend")  # fmt: skip
+# They reserve or rename memory, or are timed elsewhere: no kernel, and nothing worth counting on
+# the host.
+_NONE = (
+    "aten::empty",
+    "aten::new_empty",
+    "aten::as_strided",
+    "aten::detach",
+    "aten::alias",
+    "aten::_unsafe_view",
+    "prim::",
+    "c10d::",
+    "fsdp::",
+    "lsai::predicted_attention",
+    "lsai::context_attend",
+)
 
 
 def is_work(name: str) -> bool:
@@ -35,14 +50,26 @@ def is_work(name: str) -> bool:
     return not name.startswith(_NONE)
 
 
-def add(work: Counter[str], name: str, arguments: Any, read: Sequence[Any], made: Sequence[Any], where: str) -> None:
-    """The operator `name` has run and read and made these (tensors count). `where`: `"compiled "` or nothing."""
+def add(
+    work: Counter[str],
+    name: str,
+    arguments: Any,
+    read: Sequence[Any],
+    made: Sequence[Any],
+    where: str,
+) -> None:
+    """The operator `name` has run and read and made these (tensors count). `where`: `"compiled "`
+    or nothing."""
     tensors = [value for value in (*read, *made) if isinstance(value, Tensor)]
     moved = sum(min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in tensors)
     if where:
         work[f"{where}kernels"] += 1
     if name in PRODUCTS:
-        dtype = "float8" if "engine" in name else str(arguments[0].dtype).removeprefix("torch.").partition("_")[0]
+        dtype = (
+            "float8"
+            if "engine" in name
+            else str(arguments[0].dtype).removeprefix("torch.").partition("_")[0]
+        )
         work[f"{dtype} {2 * PRODUCTS[name](arguments, made[0])} {moved}"] += 1
     elif is_work(name):
         work["kernels"] += not where

@@ -1,7 +1,9 @@
-"""GPUs that a prediction can be held against: memory as torch reports it, bandwidths from the data sheets.
+"""GPUs that a prediction can be held against: memory as torch reports it, bandwidths from the data
+sheets.
 
-The driver's name leads to peaks (`flops.py`) and measured rates. `link` is what a GPU sends to its neighbours in a node
-per second and direction: NVLink, or PCIe 4.0 x16 and 5.0 x16 for GeForce cards.
+The driver's name leads to peaks (`flops.py`) and measured rates. `link` is what a GPU sends to its
+neighbours in a node per second and direction: NVLink, or PCIe 4.0 x16 and 5.0 x16 for GeForce
+cards.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from lsai_core.base.errors import UserError
 
 @dataclass(frozen=True)
 class Gpu:
-    """`memory_gib`: of the whole device; `memory_gb_per_s`, `link_gb_per_s`: data sheet; `fp8`: in tensor cores."""
+    """`memory_gib`: of the whole device; `memory_gb_per_s`, `link_gb_per_s`: data sheet; `fp8`: in
+    tensor cores."""
 
     name: str
     driver_name: str
@@ -37,9 +40,11 @@ GPUS: tuple[Gpu, ...] = (
 
 
 def find_gpu(name: str) -> Gpu:
-    """The GPU of the table that `name` means (`h200`, `rtx4090`, or the driver's name); UserError lists the table.
+    """The GPU of the table that `name` means (`h200`, `rtx4090`, or the driver's name); UserError
+    lists the table.
 
-    A size (`24`, `24GB`) means any GPU with so much memory (GiB); its speed is not known, and fp8 is left out.
+    A size (`24`, `24GB`) means any GPU with so much memory (GiB); its speed is not known, and fp8
+    is left out.
     """
     wanted = _plain(name)
     size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:g|gb|gib)?", name.strip().lower())
@@ -48,7 +53,9 @@ def find_gpu(name: str) -> Gpu:
     for gpu in GPUS:
         if wanted in (_plain(gpu.name), _plain(gpu.driver_name)):
             return gpu
-    raise UserError(f"unknown GPU {name!r}; known: {', '.join(gpu.name for gpu in GPUS)}, or its memory: 24GB")
+    raise UserError(
+        f"unknown GPU {name!r}; known: {', '.join(gpu.name for gpu in GPUS)}, or its memory: 24GB"
+    )
 
 
 def _plain(name: str) -> str:

@@ -1,10 +1,12 @@
 """Count the bytes of live tensors on the CPU, where the allocator keeps no statistics.
 
-A dispatch mode sees the result of each operator; views share their storage; a weak reference to the storage fires when
-its memory is freed, also for activations that only the autograd graph holds. Births minus deaths is the live total.
+A dispatch mode sees the result of each operator; views share their storage; a weak reference to the
+storage fires when its memory is freed, also for activations that only the autograd graph holds.
+Births minus deaths is the live total.
 
-What is not seen: scratch memory inside an operator, and memory outside PyTorch. PyTorch runs compiled functions eagerly
-while a dispatch mode is on, so a compiled model shows the memory of its eager form.
+What is not seen: scratch memory inside an operator, and memory outside PyTorch. PyTorch runs
+compiled functions eagerly while a dispatch mode is on, so a compiled model shows the memory of its
+eager form.
 """
 
 from __future__ import annotations
@@ -23,10 +25,12 @@ Seed = torch.nn.Module | torch.optim.Optimizer | torch.Tensor
 
 
 class LiveTensors(TorchDispatchMode):
-    """While active (`with tracker:`, repeatedly), counts every CPU storage that an operator reads or creates.
+    """While active (`with tracker:`, repeatedly), counts every CPU storage that an operator reads
+    or creates.
 
-    `live` and `peak` are in bytes; `peak` is the largest `live` since `reset_peak()`. Storages that die while the
-    mode is off are still subtracted. The backward pass is seen too: on the CPU it runs in the calling thread.
+    `live` and `peak` are in bytes; `peak` is the largest `live` since `reset_peak()`. Storages that
+    die while the mode is off are still subtracted. The backward pass is seen too: on the CPU it
+    runs in the calling thread.
     """
 
     def __init__(self) -> None:
@@ -37,8 +41,8 @@ class LiveTensors(TorchDispatchMode):
         self._resize = torch.UntypedStorage.resize_
 
     def __enter__(self) -> Self:
-        # Sharded training frees and regrows parameters by resizing storages, which is no operator and needs a hook
-        # of its own (PyTorch's memory tracker does the same).
+        # Sharded training frees and regrows parameters by resizing storages, which is no operator
+        # and needs a hook of its own (PyTorch's memory tracker does the same).
         original = self._resize
 
         def resize(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
@@ -58,14 +62,16 @@ class LiveTensors(TorchDispatchMode):
         self.peak = self.live
 
     def add(self, seeds: Iterable[Seed]) -> None:
-        """Count what exists already: parameters, buffers and gradients of modules, optimizer states, single tensors."""
+        """Count what exists already: parameters, buffers and gradients of modules, optimizer
+        states, single tensors."""
         for seed in seeds:
             for tensor in _tensors_of(seed):
                 self._see(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind not in _PLAIN for kind in types):
-            # A tensor subclass (a sharded DTensor, say): let it unpack itself; its inner operators come by here.
+            # A tensor subclass (a sharded DTensor, say): let it unpack itself; its inner operators
+            # come by here.
             return NotImplemented
         for value in tree_leaves((args, kwargs)):
             self._see(value)
@@ -88,7 +94,8 @@ class LiveTensors(TorchDispatchMode):
         key, size = storage._cdata, storage.nbytes()
         known = self._known.get(key)
         if known is None:
-            # The Python storage object lives exactly as long as the C++ one, so this fires when the memory is freed.
+            # The Python storage object lives exactly as long as the C++ one, so this fires when the
+            # memory is freed.
             self._known[key] = (weakref.ref(storage, functools.partial(self._freed, key)), size)
         elif known[1] != size:  # resized in place, as sharded parameters are
             self._known[key] = (known[0], size)
@@ -107,7 +114,11 @@ def _tensors_of(seed: Seed) -> Iterator[torch.Tensor]:
         if seed.is_leaf and seed.grad is not None:
             yield seed.grad
     elif isinstance(seed, torch.optim.Optimizer):
-        yield from (leaf for leaf in tree_leaves(list(seed.state.values())) if isinstance(leaf, torch.Tensor))
+        yield from (
+            leaf
+            for leaf in tree_leaves(list(seed.state.values()))
+            if isinstance(leaf, torch.Tensor)
+        )
     else:
         for tensor in (*seed.parameters(), *seed.buffers()):
             yield from _tensors_of(tensor)

@@ -7,10 +7,10 @@
         with meter.phase("optimizer"): optimizer.step(); optimizer.zero_grad()
     results.update(meter.summary())
 
-A step ends with its optimizer phase; of a phase that comes several times the largest counts. On a GPU the figures are
-the caching allocator's: *allocated* (tensors), *active* (also what waits for a stream) and *reserved* (taken from the
-driver). Every phase resets their peaks, so the overall peak is the largest. On a CPU they are live tensor bytes
-(`live_tensors`).
+A step ends with its optimizer phase; of a phase that comes several times the largest counts. On a
+GPU the figures are the caching allocator's: *allocated* (tensors), *active* (also what waits for a
+stream) and *reserved* (taken from the driver). Every phase resets their peaks, so the overall peak
+is the largest. On a CPU they are live tensor bytes (`live_tensors`).
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ _PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 
 
 class PhaseMemory:
-    """Measures the phases of training steps on `device` and resets the process's CUDA peak counters.
+    """Measures the phases of training steps on `device` and resets the process's CUDA peak
+    counters.
 
-    `seeds`: the modules, optimizers and tensors that exist before a phase begins, for a CPU to count. A GPU needs none.
+    `seeds`: the modules, optimizers and tensors that exist before a phase begins, for a CPU to
+    count. A GPU needs none.
     """
 
     def __init__(self, device: torch.device | str, seeds: Iterable[Seed] = ()) -> None:
@@ -48,7 +50,8 @@ class PhaseMemory:
 
     @contextlib.contextmanager
     def phase(self, name: Phase) -> Iterator[None]:
-        """Measure one phase. Phases do not nest; those up to and including `optimizer` make one step."""
+        """Measure one phase. Phases do not nest; those up to and including `optimizer` make one
+        step."""
         if name not in _PHASES:
             raise ValueError(f"unknown phase {name!r}; known: {', '.join(_PHASES)}")
         if self._open:
@@ -63,10 +66,12 @@ class PhaseMemory:
         self._open = name != "optimizer"
 
     def summary(self) -> dict[str, float | str]:
-        """Flat results over the measured steps, in GiB; without one `memory_kind` and `rss_peak_gib` only.
+        """Flat results over the measured steps, in GiB; without one `memory_kind` and
+        `rss_peak_gib` only.
 
-        `mem_<phase>_peak_gib` is the largest allocated peak over the steps, with `_mean` the mean of the steps' peaks;
-        `mem_peak_allocated_gib`, and on a GPU `mem_peak_reserved_gib` and `mem_peak_active_gib`, cover whole steps.
+        `mem_<phase>_peak_gib` is the largest allocated peak over the steps, with `_mean` the mean
+        of the steps' peaks; `mem_peak_allocated_gib`, and on a GPU `mem_peak_reserved_gib` and
+        `mem_peak_active_gib`, cover whole steps.
         """
         results: dict[str, float | str] = {
             "memory_kind": self._counters.kind(self._seeds),
@@ -89,7 +94,8 @@ class PhaseMemory:
 
 
 class _Cuda:
-    """The CUDA caching allocator's counters. They follow the host's calls, so no synchronization is needed."""
+    """The CUDA caching allocator's counters. They follow the host's calls, so no synchronization is
+    needed."""
 
     def __init__(self, device: torch.device) -> None:
         torch.cuda.init()  # the counters do not exist before
@@ -100,7 +106,9 @@ class _Cuda:
 
     def peaks(self) -> Peaks:
         stats = torch.cuda.memory_stats(self._device)
-        return {kind: stats[f"{kind}_bytes.all.peak"] for kind in ("allocated", "reserved", "active")}
+        return {
+            kind: stats[f"{kind}_bytes.all.peak"] for kind in ("allocated", "reserved", "active")
+        }
 
     def reset(self) -> None:
         torch.cuda.reset_peak_memory_stats(self._device)
@@ -118,10 +126,18 @@ class _Tracked:
         self._tracker = LiveTensors()
 
     def kind(self, seeds: Iterable[Seed]) -> str:
-        from torch._dynamo import OptimizedModule  # the compiler: loaded where a model trains, a second elsewhere
+        # the compiler: loaded where a model trains, a second elsewhere
+        from torch._dynamo import OptimizedModule
 
-        modules = (module for seed in seeds if isinstance(seed, torch.nn.Module) for module in seed.modules())
-        compiled = any(isinstance(m, OptimizedModule) or m._compiled_call_impl is not None for m in modules)
+        modules = (
+            module
+            for seed in seeds
+            if isinstance(seed, torch.nn.Module)
+            for module in seed.modules()
+        )
+        compiled = any(
+            isinstance(m, OptimizedModule) or m._compiled_call_impl is not None for m in modules
+        )
         return "live tensor bytes (tracked" + ("; compiled code ran eagerly)" if compiled else ")")
 
     def peaks(self) -> Peaks:

@@ -1,8 +1,9 @@
-"""Step times without disturbing the steps, what a step costs the host, and the GPU's clock and power beside it.
+"""Step times without disturbing the steps, what a step costs the host, and the GPU's clock and
+power beside it.
 
-On a GPU the timer drops a CUDA event into the stream at each step boundary and reads it when it has completed anyway,
-so the host never waits; on a CPU a clock is exact. A duration is the time between two marks. Work that is no step
-(validation, a checkpoint) is kept out by `restart()`.
+On a GPU the timer drops a CUDA event into the stream at each step boundary and reads it when it has
+completed anyway, so the host never waits; on a CPU a clock is exact. A duration is the time between
+two marks. Work that is no step (validation, a checkpoint) is kept out by `restart()`.
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ import torch
 
 
 class StepTimer:
-    """Durations between step boundaries on `device`. `mark()` once before the first step and after every step."""
+    """Durations between step boundaries on `device`. `mark()` once before the first step and after
+    every step."""
 
     def __init__(self, device: torch.device | str) -> None:
         self._cuda = torch.device(device).type == "cuda"
         self._durations: list[float] = []
         self._last: float | None = None
-        self._events: deque[torch.cuda.Event | None] = deque()  # None: a gap, the events beside it are no step
+        # None: a gap, the events beside it are no step
+        self._events: deque[torch.cuda.Event | None] = deque()
 
     def mark(self) -> None:
-        """A step boundary: ends the running step (if any) and begins the next. Never waits for the GPU."""
+        """A step boundary: ends the running step (if any) and begins the next. Never waits for the
+        GPU."""
         if not self._cuda:
             now = time.perf_counter()
             if self._last is not None:
@@ -46,14 +50,16 @@ class StepTimer:
             self._events.append(None)
 
     def durations_ms(self) -> list[float]:
-        """All step durations so far, in milliseconds and in order. Waits for the last marked step to end."""
+        """All step durations so far, in milliseconds and in order. Waits for the last marked step
+        to end."""
         if event := next(filter(None, reversed(self._events)), None):
             event.synchronize()
         self._resolve()
         return list(self._durations)
 
     def _resolve(self) -> None:
-        """Turn completed event pairs into durations and drop their events, so that memory stays bounded."""
+        """Turn completed event pairs into durations and drop their events, so that memory stays
+        bounded."""
         while len(self._events) >= 2:
             start, end = self._events[0], self._events[1]
             if end is not None and not end.query():
@@ -64,8 +70,9 @@ class StepTimer:
 
 
 class PhaseClock:
-    """The host's time in each phase of a step (`train_step`): on a GPU what starting the kernels takes, unless the GPU is slower and its
-    queue full (about 1,000 kernels); then the host waits within whichever phase that happens in."""
+    """The host's time in each phase of a step (`train_step`): on a GPU what starting the kernels
+    takes, unless the GPU is slower and its queue full (about 1,000 kernels); then the host waits
+    within whichever phase that happens in."""
 
     def __init__(self) -> None:
         self._steps: list[defaultdict[str, float]] = []
@@ -84,11 +91,15 @@ class PhaseClock:
     def summary(self) -> dict[str, float]:
         """`host_<phase>_ms`: the median over the steps; empty if there were none."""
         phases = dict.fromkeys(name for step in self._steps for name in step)
-        return {f"host_{name}_ms": statistics.median(step[name] for step in self._steps) for name in phases}
+        return {
+            f"host_{name}_ms": statistics.median(step[name] for step in self._steps)
+            for name in phases
+        }
 
 
 class PowerMeter:
-    """The GPU's clock and power in the steps in which `on` is set: a thread reads NVML ten times a second, until `on` is None."""
+    """The GPU's clock and power in the steps in which `on` is set: a thread reads NVML ten times a
+    second, until `on` is None."""
 
     def __init__(self, device: torch.device) -> None:
         self.on: bool | None = False
@@ -97,11 +108,14 @@ class PowerMeter:
             threading.Thread(target=self._read, args=(device,), daemon=True).start()
 
     def _read(self, device: torch.device) -> None:
-        with contextlib.suppress(Exception):  # a GPU, or a machine without pynvml, that does not tell
+        # a GPU, or a machine without pynvml, that does not tell
+        with contextlib.suppress(Exception):
             while self.on is not None:
                 time.sleep(0.1)
                 if self.on:
-                    self._readings.append((torch.cuda.clock_rate(device), torch.cuda.power_draw(device) / 1e3))
+                    self._readings.append(
+                        (torch.cuda.clock_rate(device), torch.cuda.power_draw(device) / 1e3)
+                    )
 
     def summary(self) -> dict[str, float]:
         """`gpu_clock_mhz` and `gpu_power_w`, medians of the readings; empty if there were none."""

@@ -1,14 +1,16 @@
 """Batches: which tokens a training step sees is a pure function of (seed, step).
 
-The token file is cut into windows of seq_len + 1 tokens at stride seq_len (the last target of a window is the first
-input of the next, so every token is predicted exactly once per epoch, and there is no padding). Sample number n of a
-run is window `permute(n mod windows)` of epoch `n div windows`; batch `step` holds samples step*batch_size to
-(step+1)*batch_size - 1. Consequences: the order of samples does not depend on the batch size; a resumed run continues
-exactly from its step number, with no state to save; data-parallel rank r of R takes `batch(step * R + r)`, and together
+The token file is cut into windows of seq_len + 1 tokens at stride seq_len (the last target of a
+window is the first input of the next, so every token is predicted exactly once per epoch, and there
+is no padding). Sample number n of a run is window `permute(n mod windows)` of epoch `n div
+windows`; batch `step` holds samples step*batch_size to (step+1)*batch_size - 1. Consequences: the
+order of samples does not depend on the batch size; a resumed run continues exactly from its step
+number, with no state to save; data-parallel rank r of R takes `batch(step * R + r)`, and together
 they see what one process would.
 
-The permutation is a Feistel network over the window numbers with cycle walking (Black and Rogaway 2002, "Ciphers with
-arbitrary finite domains"): it needs no memory, and unlike a library's shuffle it is the same in every version of NumPy.
+The permutation is a Feistel network over the window numbers with cycle walking (Black and Rogaway
+2002, "Ciphers with arbitrary finite domains"): it needs no memory, and unlike a library's shuffle
+it is the same in every version of NumPy.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ _MASK = (1 << 64) - 1
 
 
 class TokenSource(Protocol):
-    """Text as tokens, in parts: what `train` learns from ("train") and is judged by ("validation")."""
+    """Text as tokens, in parts: what `train` learns from ("train") and is judged by
+    ("validation")."""
 
     def tokens(self, split: Literal["train", "validation"]) -> np.ndarray:
         """The tokens of a split: uint16, shape (N,), usually memory-mapped."""
@@ -45,13 +48,16 @@ class BatchStream:
         self.windows = count_windows(tokens, seq_len)
         if self.windows < batch_size:
             raise UserError(
-                f"the text holds {len(tokens)} tokens, {self.windows} windows of seq_len={seq_len}, fewer than "
-                f"one batch of batch_size={batch_size}; use more text (data.max_mb, data.source) or a smaller seq_len "
+                f"the text holds {len(tokens)} tokens, {self.windows} windows of "
+                f"seq_len={seq_len}, fewer than "
+                f"one batch of batch_size={batch_size}; use more text (data.max_mb, data.source) "
+                f"or a smaller seq_len "
                 "or batch_size"
             )
 
     def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets of `step` (from 0): int64 CPU tensors x_BS, y_BS; y is x moved on by one token."""
+        """Inputs and targets of `step` (from 0): int64 CPU tensors x_BS, y_BS; y is x moved on by
+        one token."""
         sample_B = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
         epoch_B, position_B = np.divmod(sample_B, self.windows)
         window_B = np.empty_like(position_B)
@@ -64,9 +70,11 @@ class BatchStream:
 def sequential_batches(
     tokens: np.ndarray, batch_size: int, seq_len: int, limit: int = 0
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The windows of `tokens` in order, for evaluation: (x_BS, y_BS) int64 CPU tensors; the last batch may be smaller.
+    """The windows of `tokens` in order, for evaluation: (x_BS, y_BS) int64 CPU tensors; the last
+    batch may be smaller.
 
-    `limit` is the largest number of batches, which then lie spread over all of `tokens`; 0 for all. Raises `UserError` if there is not one window.
+    `limit` is the largest number of batches, which then lie spread over all of `tokens`; 0 for all.
+    Raises `UserError` if there is not one window.
     """
     windows = count_windows(tokens, seq_len)
     if not windows:
@@ -76,7 +84,10 @@ def sequential_batches(
         )
     stop = min(windows, limit * batch_size) if limit else windows
     window_N = np.arange(stop) * windows // stop
-    return (_gather(tokens, window_N[start : start + batch_size], seq_len) for start in range(0, stop, batch_size))
+    return (
+        _gather(tokens, window_N[start : start + batch_size], seq_len)
+        for start in range(0, stop, batch_size)
+    )
 
 
 def count_windows(tokens: np.ndarray, seq_len: int) -> int:
@@ -85,13 +96,15 @@ def count_windows(tokens: np.ndarray, seq_len: int) -> int:
 
 
 def permute(position: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
-    """The images of `position` (int64, each in [0, size)) under a pseudo-random permutation of [0, size)."""
+    """The images of `position` (int64, each in [0, size)) under a pseudo-random permutation of [0,
+    size)."""
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     low, shift = np.uint64((1 << half) - 1), np.uint64(half)
     keys = [_mix_int(_mix_int(_mix_int(seed) ^ epoch) ^ round_) for round_ in range(ROUNDS)]
     image = position.astype(np.uint64)
     outside = np.ones(len(image), dtype=bool)
-    while outside.any():  # the network permutes [0, 4^half); walking on until inside permutes [0, size)
+    # the network permutes [0, 4^half); walking on until inside permutes [0, size)
+    while outside.any():
         left, right = image[outside] >> shift, image[outside] & low
         for key in keys:
             left, right = right, left ^ (_mix(right ^ np.uint64(key)) & low)
@@ -111,9 +124,13 @@ def _mix_int(value: int) -> int:
     return int(_mix(np.array([(value + 0x9E3779B97F4A7C15) & _MASK], dtype=np.uint64))[0])
 
 
-def _gather(tokens: np.ndarray, window_B: np.ndarray, seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _gather(
+    tokens: np.ndarray, window_B: np.ndarray, seq_len: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     import torch  # on first use, so that preparing data starts quickly
 
-    block = np.stack([tokens[start : start + seq_len + 1] for start in window_B * seq_len]).astype(np.int64)
+    block = np.stack([tokens[start : start + seq_len + 1] for start in window_B * seq_len]).astype(
+        np.int64
+    )
     tokens_BT = torch.from_numpy(block)
     return tokens_BT[:, :-1].contiguous(), tokens_BT[:, 1:].contiguous()

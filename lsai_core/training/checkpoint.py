@@ -1,9 +1,10 @@
 """Checkpoints that resume to the last bit.
 
-A checkpoint is `checkpoint-<step>.pt` with weights, optimizer states, random generators and the step, which is also the
-data position (batches are a function of the step), and `checkpoint-<step>.json` with its size and checksum. The small file
-is written last, by rename: without it there is no checkpoint, so a kill during saving costs the new one and never an old
-one. Older ones are removed after a newer one is safely on disk.
+A checkpoint is `checkpoint-<step>.pt` with weights, optimizer states, random generators and the
+step, which is also the data position (batches are a function of the step), and
+`checkpoint-<step>.json` with its size and checksum. The small file is written last, by rename:
+without it there is no checkpoint, so a kill during saving costs the new one and never an old one.
+Older ones are removed after a newer one is safely on disk.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class _HashingWriter:
 
 
 def save(folder: Path, step: int, state: dict[str, Any], keep: int) -> Path:
-    """Write the checkpoint of `step` completed steps into `folder`, then remove all but the newest `keep`."""
+    """Write the checkpoint of `step` completed steps into `folder`, then remove all but the newest
+    `keep`."""
     path = folder / f"checkpoint-{step:08d}.pt"
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     random = {"torch": torch.get_rng_state(), "cuda": cuda}
@@ -48,7 +50,9 @@ def save(folder: Path, step: int, state: dict[str, Any], keep: int) -> Path:
             writer = _HashingWriter(file)
             torch.save({"step": step, "random": random, **state}, cast(IO[bytes], writer))
     except (OSError, RuntimeError) as error:
-        raise OSError(f"the checkpoint of step {step} could not be saved: {beginning(error)}") from error
+        raise OSError(
+            f"the checkpoint of step {step} could not be saved: {beginning(error)}"
+        ) from error
     facts = {"step": step, "bytes": writer.bytes, "blake2b": writer.digest.hexdigest()}
     write_json(path.with_suffix(".json"), facts)
     for old in checkpoints(folder)[:-keep]:
@@ -60,7 +64,8 @@ def save(folder: Path, step: int, state: dict[str, Any], keep: int) -> Path:
 
 
 def beginning(error: BaseException) -> BaseException:
-    """The error that led to this one: of a full disk torch itself says that a position is unexpected."""
+    """The error that led to this one: of a full disk torch itself says that a position is
+    unexpected."""
     return beginning(error.__context__) if error.__context__ else error
 
 
@@ -70,8 +75,13 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def remove_all(folder: Path) -> None:
-    """Delete the checkpoints of a finished run, whole or sharded: its results no longer need them."""
-    for path in [*folder.glob("checkpoint-*.json"), *folder.glob("checkpoint-*.pt"), *_unfinished(folder)]:
+    """Delete the checkpoints of a finished run, whole or sharded: its results no longer need
+    them."""
+    for path in [
+        *folder.glob("checkpoint-*.json"),
+        *folder.glob("checkpoint-*.pt"),
+        *_unfinished(folder),
+    ]:
         path.unlink()
     for path in folder.glob("sharded-????????"):
         shutil.rmtree(path)
@@ -93,21 +103,35 @@ def load(path: Path) -> dict[str, Any]:
 
     Raises UserError if the file is missing, damaged or of another version.
     """
-    advice = f"delete {path.with_suffix('').name}.* to resume from the one before it, or to start again"
+    advice = (
+        f"delete {path.with_suffix('').name}.* to resume from the one before it, or to start again"
+    )
     try:
         facts = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
         if (path.stat().st_size, checksum(path)) != (facts["bytes"], facts["blake2b"]):
             raise UserError(f"{path} is damaged: size or checksum do not match; {advice}")
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise UserError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}); {advice}") from None
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RuntimeError,
+        EOFError,
+        pickle.UnpicklingError,
+    ) as error:
+        raise UserError(
+            f"{path} cannot be read ({' '.join(str(error).split())[:200]}); {advice}"
+        ) from None
 
 
 class Checkpoints(Protocol):
-    """What the training loop asks of a run's checkpoints (`WholeCheckpoints`, `parallel.checkpoint.ShardedCheckpoints`)."""
+    """What the training loop asks of a run's checkpoints (`WholeCheckpoints`,
+    `parallel.checkpoint.ShardedCheckpoints`)."""
 
     def restore(self, model: nn.Module, optimizer: Optimizer) -> tuple[int, float]:
-        """Load the newest; (steps done, seconds trained), (0, 0.0) where there is none. UserError if it cannot be used."""
+        """Load the newest; (steps done, seconds trained), (0, 0.0) where there is none. UserError
+        if it cannot be used."""
 
     def save(self, step: int, model: nn.Module, optimizer: Optimizer, train_s: float) -> None:
         """Save after `step` completed steps, possibly behind the caller's back."""
@@ -122,7 +146,8 @@ class Checkpoints(Protocol):
 
 
 class WholeCheckpoints(Checkpoints):
-    """The checkpoints of a run of one process: one file each, complete when `save` returns, so that nothing is waited for."""
+    """The checkpoints of a run of one process: one file each, complete when `save` returns, so that
+    nothing is waited for."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder, self.keep = folder, keep
@@ -144,5 +169,9 @@ class WholeCheckpoints(Checkpoints):
             raise UserError(f"{saved[-1]} does not fit this run's model: {reason}") from None
 
     def save(self, step: int, model: nn.Module, optimizer: Optimizer, train_s: float) -> None:
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "train_s": train_s}
+        state = {
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "train_s": train_s,
+        }
         save(self.folder, step, state, self.keep)

@@ -1,8 +1,9 @@
 """What a training run measures beside its loss and step times, and which steps that disturbs.
 
-A few early steps run with the memory meter on. If asked for, four later steps run under the profiler, whose longest kernels go
-to `kernels.json`, and the whole run's allocations are recorded for a snapshot. The steps that an instrument slows down are left
-out of the speed figures; in the others a clock reads the host's time in each phase, and a thread the GPU's clock and power.
+A few early steps run with the memory meter on. If asked for, four later steps run under the
+profiler, whose longest kernels go to `kernels.json`, and the whole run's allocations are recorded
+for a snapshot. The steps that an instrument slows down are left out of the speed figures; in the
+others a clock reads the host's time in each phase, and a thread the GPU's clock and power.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 
 import torch
 
-from lsai_core.config.train import ProfileConfig
 from lsai_core.base.files import write_json
+from lsai_core.config.train import ProfileConfig
 from lsai_core.profiling import trace
 from lsai_core.profiling.memory import PhaseMemory
 from lsai_core.profiling.steptime import PhaseClock, PowerMeter
@@ -24,15 +25,22 @@ TOP_KERNELS = 25
 
 
 class Instruments:
-    """The instruments of one run that begins (or resumes) at step `first`. Use as a context manager around the loop."""
+    """The instruments of one run that begins (or resumes) at step `first`. Use as a context manager
+    around the loop."""
 
     def __init__(
-        self, config: ProfileConfig, device: torch.device, folder: Path, seeds: tuple[Any, ...], first: int
+        self,
+        config: ProfileConfig,
+        device: torch.device,
+        folder: Path,
+        seeds: tuple[Any, ...],
+        first: int,
     ) -> None:
         self.config, self.folder = config, folder
         self._meter, self._clock = PhaseMemory(device, seeds=seeds), PhaseClock()
         self._power = PowerMeter(device)
-        # From the second step on the optimizer has its states, so that every phase is seen at full size.
+        # From the second step on the optimizer has its states, so that every phase is seen at full
+        # size.
         self._metered = range(first + 1, first + 1 + config.memory_steps)
         start = max(self._metered.stop, config.skip_steps)
         # The profiler itself needs one step to warm up before those it keeps.
@@ -40,7 +48,12 @@ class Instruments:
         self._stack, self._profiler = contextlib.ExitStack(), contextlib.ExitStack()
         self._prof: Any = None
         self._kernels: dict[str, float] = {}
-        self.untimed = {*range(config.skip_steps), *range(first, first + 2), *self._metered, *self._traced}
+        self.untimed = {
+            *range(config.skip_steps),
+            *range(first, first + 2),
+            *self._metered,
+            *self._traced,
+        }
 
     def __enter__(self) -> Instruments:
         if self.config.snapshot:
@@ -53,16 +66,20 @@ class Instruments:
         self._stack.__exit__(*error)
 
     def before(self, step: int) -> PhaseMemory | PhaseClock | None:
-        """To be called before a step; returns what is to measure its phases: the memory meter, the clock in a timed step, or nothing."""
+        """To be called before a step; returns what is to measure its phases: the memory meter, the
+        clock in a timed step, or nothing."""
         if self._traced and step == self._traced.start:
-            self._prof = self._profiler.enter_context(trace.trace(self.folder / "trace.json.gz", TRACED_STEPS))
+            self._prof = self._profiler.enter_context(
+                trace.trace(self.folder / "trace.json.gz", TRACED_STEPS)
+            )
         self._power.on = step not in self.untimed
         if step in self._metered:
             return self._meter
         return None if step in self.untimed else self._clock
 
     def after(self, step: int) -> bool:
-        """To be called after a step; True if that took time of its own (reading a trace takes seconds)."""
+        """To be called after a step; True if that took time of its own (reading a trace takes
+        seconds)."""
         if step not in self._traced:
             return False
         if torch.cuda.is_initialized():
@@ -77,7 +94,9 @@ class Instruments:
     def _read_trace(self) -> None:
         events, per_step = trace.kernel_events(self._prof), 1 / TRACED_STEPS
         self._kernels = {
-            trace.result_name(label): ms * per_step for label, ms in trace.kernel_breakdown(events).items() if ms
+            trace.result_name(label): ms * per_step
+            for label, ms in trace.kernel_breakdown(events).items()
+            if ms
         }
         if (busy := trace.busy_ms(events)) is not None:
             self._kernels["gpu_busy_ms"] = busy * per_step
@@ -87,15 +106,16 @@ class Instruments:
         write_json(self.folder / "kernels.json", {"per": "step", "kernels": kernels})
 
     def results(self) -> dict[str, Any]:
-        """Flat results of the instruments; per traced step `kernel_<class>_ms` and, on a GPU, `gpu_busy_ms` and, where processes
-        communicate, `exposed_communication_ms`."""
+        """Flat results of the instruments; per traced step `kernel_<class>_ms` and, on a GPU,
+        `gpu_busy_ms` and, where processes communicate, `exposed_communication_ms`."""
         memory = self._meter.summary() if self.config.memory_steps else {}
         return {**memory, **self._clock.summary(), **self._power.summary(), **self._kernels}
 
 
 def over_processes(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """One set of results for all processes: rank 0's, with the largest of every memory figure over the ranks, and in
-    `mem_peak_allocated_gib_min_rank` the smallest rank's peak: how evenly the memory is spread."""
+    """One set of results for all processes: rank 0's, with the largest of every memory figure over
+    the ranks, and in `mem_peak_allocated_gib_min_rank` the smallest rank's peak: how evenly the
+    memory is spread."""
     merged = dict(results[0])
     for name, value in results[0].items() if len(results) > 1 else ():
         if name.startswith(("mem_", "rss_")) and isinstance(value, float):

@@ -1,12 +1,14 @@
-"""The training loop: next-token prediction, by one process or by several that share a batch and a sharded model.
+"""The training loop: next-token prediction, by one process or by several that share a batch and a
+sharded model.
 
-Each step draws `grad_accum` micro-batches whose content depends only on (seed, step), runs forward and backward, clips the
-gradient norm and takes one AdamW step. The host never waits for the GPU inside a step. A few early steps run with the
-memory meter on; they and the warm-up do not count for speed. Validation, checkpoints and logs come between timed steps.
+Each step draws `grad_accum` micro-batches whose content depends only on (seed, step), runs forward
+and backward, clips the gradient norm and takes one AdamW step. The host never waits for the GPU
+inside a step. A few early steps run with the memory meter on; they and the warm-up do not count for
+speed. Validation, checkpoints and logs come between timed steps.
 
-Reader r of R takes micro-batches R * step + r: a process, or the group of processes that share sequences, a slice each. FSDP
-averages the gradients inside the backward pass. What else they must agree on goes through `World`, which for one process
-does nothing.
+Reader r of R takes micro-batches R * step + r: a process, or the group of processes that share
+sequences, a slice each. FSDP averages the gradients inside the backward pass. What else they must
+agree on goes through `World`, which for one process does nothing.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ from typing import Any
 
 import torch
 
-from lsai_core.config.train import TrainConfig
 from lsai_core.base.errors import Preempted, UserError
+from lsai_core.config.precision import set_matmul_mode
+from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import Transformer
+from lsai_core.optimizers.build import build_optimizer
 from lsai_core.parallel.world import World
 from lsai_core.profiling.steptime import StepTimer
 from lsai_core.training import checkpoint
@@ -33,8 +37,6 @@ from lsai_core.training.batches import BatchStream, TokenSource, sequential_batc
 from lsai_core.training.host_memory import keep_freed_memory
 from lsai_core.training.instruments import Instruments, over_processes
 from lsai_core.training.metrics import MetricsFile
-from lsai_core.optimizers.build import build_optimizer
-from lsai_core.config.precision import set_matmul_mode
 from lsai_core.training.step import (
     attention_kernel,
     compute_context,
@@ -72,16 +74,24 @@ class Trained:
 
 @torch.no_grad()
 def validate(
-    model: Transformer, config: TrainConfig, dataset: TokenSource, device: torch.device, world: World | None = None
+    model: Transformer,
+    config: TrainConfig,
+    dataset: TokenSource,
+    device: torch.device,
+    world: World | None = None,
 ) -> float:
-    """Mean loss (nats per token) over the held-out split, every token weighted the same; batches go round the readers."""
+    """Mean loss (nats per token) over the held-out split, every token weighted the same; batches go
+    round the readers."""
     world = world or World()
     readers, reader = config.parallel.readers, world.rank // config.parallel.cp
     total_and_count = torch.zeros(2, dtype=torch.float64)
     limit = config.eval.batches * readers
-    batches = sequential_batches(dataset.tokens("validation"), config.batch_size, config.seq_len, limit)
+    batches = sequential_batches(
+        dataset.tokens("validation"), config.batch_size, config.seq_len, limit
+    )
     while round_ := list(itertools.islice(batches, readers)):
-        # The model is sharded, so all processes must run it: one that is left without a batch runs another's, for nothing.
+        # The model is sharded, so all processes must run it: one that is left without a batch runs
+        # another's, for nothing.
         x_BS, y_BS = own_part(model, *round_[min(reader, len(round_) - 1)])
         with compute_context(config, device):
             loss = loss_fn(model, x_BS.to(device), y_BS.to(device), config, reduction="sum")
@@ -92,20 +102,27 @@ def validate(
 
 
 def open_checkpoints(config: TrainConfig, folder: Path, world: World) -> checkpoint.Checkpoints:
-    """The checkpoints of a run: sharded ones for a sharded model, or where another number of processes left such."""
+    """The checkpoints of a run: sharded ones for a sharded model, or where another number of
+    processes left such."""
     if not config.parallel.sharded and not any(folder.glob("sharded-*")):
         return checkpoint.WholeCheckpoints(folder, config.checkpoint.keep)
     from lsai_core.training.sharded_checkpoint import ShardedCheckpoints
 
-    return ShardedCheckpoints(folder, config.checkpoint.keep, config.tokens_per_step // config.seq_len, world)
+    return ShardedCheckpoints(
+        folder, config.checkpoint.keep, config.tokens_per_step // config.seq_len, world
+    )
 
 
 @contextlib.contextmanager
 def _stop_requests() -> Iterator[list[int]]:
-    """Collect SIGTERM and SIGUSR1 while the block runs, so that the loop can end at a step boundary."""
+    """Collect SIGTERM and SIGUSR1 while the block runs, so that the loop can end at a step
+    boundary."""
     received: list[int] = []
     try:
-        old = {s: signal.signal(s, lambda number, _: received.append(number)) for s in (signal.SIGTERM, signal.SIGUSR1)}
+        old = {
+            s: signal.signal(s, lambda number, _: received.append(number))
+            for s in (signal.SIGTERM, signal.SIGUSR1)
+        }
     except ValueError:  # not the main thread: nothing can be caught here
         old = {}
     try:
@@ -123,32 +140,48 @@ def train(
     mfu_per_rate: float | None = None,
     world: World | None = None,
 ) -> Trained:
-    """Train `config` on `dataset`; metrics and checkpoints go to `folder`, finished rows also to `on_rows`.
+    """Train `config` on `dataset`; metrics and checkpoints go to `folder`, finished rows also to
+    `on_rows`.
 
-    `mfu_per_rate`: MFU of one token/s over all devices, for the rows of the metrics file. `world`: the processes that
-    train together; each calls with its own, and all get the same rows.
+    `mfu_per_rate`: MFU of one token/s over all devices, for the rows of the metrics file. `world`:
+    the processes that train together; each calls with its own, and all get the same rows.
 
-    Resumes from the newest checkpoint in `folder`. Raises Unavailable, UserError, Diverged, Preempted, or torch's
-    out-of-memory error; whatever happens, `metrics.jsonl` holds the complete steps.
+    Resumes from the newest checkpoint in `folder`. Raises Unavailable, UserError, Diverged,
+    Preempted, or torch's out-of-memory error; whatever happens, `metrics.jsonl` holds the complete
+    steps.
     """
     world = world or World()
     if config.parallel.world_size != world.size:
-        raise UserError(f"parallel asks for {config.parallel.world_size} processes, but {world.size} are running")
+        raise UserError(
+            f"parallel asks for {config.parallel.world_size} processes, but {world.size} are "
+            f"running"
+        )
     if config.parallel.sharded and not world.launched:
-        raise UserError("parallel.cpu_offload needs a process group, which `lsai train` and the studies start")
-    loop = _Loop(config, dataset, folder, MetricsFile(folder / "metrics.jsonl", mfu_per_rate, world), on_rows, world)
+        raise UserError(
+            "parallel.cpu_offload needs a process group, which `lsai train` and the studies start"
+        )
+    loop = _Loop(
+        config,
+        dataset,
+        folder,
+        MetricsFile(folder / "metrics.jsonl", mfu_per_rate, world),
+        on_rows,
+        world,
+    )
     with _stop_requests() as asked, loop.instruments:
         for step in range(loop.result.resumed_at, config.steps):
             loop.step(step)
             loop.end_of_step(step + 1, world.agree_to_stop(bool(asked)), asked)
     loop.checkpoints.finish()
-    loop.result.timed_ms = [row["step_ms"] for row in loop.result.rows if row["steady"]]  # in every session of this run
+    # in every session of this run
+    loop.result.timed_ms = [row["step_ms"] for row in loop.result.rows if row["steady"]]
     loop.result.measured = over_processes(world.gather(loop.instruments.results()))
     return loop.result
 
 
 class _Loop:
-    """What one run of the loop holds: model, optimizer, data, clock, instruments, records and checkpoints."""
+    """What one run of the loop holds: model, optimizer, data, clock, instruments, records and
+    checkpoints."""
 
     def __init__(
         self,
@@ -160,7 +193,13 @@ class _Loop:
         world: World,
     ) -> None:
         started = time.perf_counter()
-        self.config, self.dataset, self.metrics, self.on_rows, self.world = config, dataset, metrics, on_rows, world
+        self.config, self.dataset, self.metrics, self.on_rows, self.world = (
+            config,
+            dataset,
+            metrics,
+            on_rows,
+            world,
+        )
         self.device = resolve_device(config.device)
         if self.device.type == "cpu":
             keep_freed_memory()
@@ -174,9 +213,14 @@ class _Loop:
         self.checkpoints = open_checkpoints(config, folder, world)
         result.resumed_at, self.earlier_s = self.checkpoints.restore(self.model, self.optimizer)
         result.rows, result.train_s = metrics.truncate(result.resumed_at), self.earlier_s
-        profile = config.profile.model_copy(update={} if world.is_main else {"trace": False, "snapshot": False})
-        self.instruments = Instruments(profile, self.device, folder, (self.model, self.optimizer), result.resumed_at)
-        self.timer, self.flushed = StepTimer(self.device), 0  # steps of this process whose durations are on disk
+        profile = config.profile.model_copy(
+            update={} if world.is_main else {"trace": False, "snapshot": False}
+        )
+        self.instruments = Instruments(
+            profile, self.device, folder, (self.model, self.optimizer), result.resumed_at
+        )
+        # steps of this process whose durations are on disk
+        self.timer, self.flushed = StepTimer(self.device), 0
         result.setup_s = time.perf_counter() - started
         self.began = time.perf_counter()
         self.timer.mark()
@@ -188,13 +232,20 @@ class _Loop:
         lr = learning_rate(step, config.steps, config.optim)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        batch = self.stream.batch(step * config.parallel.readers + self.world.rank // config.parallel.cp)
+        batch = self.stream.batch(
+            step * config.parallel.readers + self.world.rank // config.parallel.cp
+        )
         loss_and_norm = train_step(self.model, self.optimizer, *batch, config, self.device, meter)
         self.timer.mark()
         if self.instruments.after(step):
             self.timer.restart()
             self.timer.mark()
-        row = {"step": step, "lr": lr, "tokens_in_step": config.tokens_per_step, **memory_now(self.device)}
+        row = {
+            "step": step,
+            "lr": lr,
+            "tokens_in_step": config.tokens_per_step,
+            **memory_now(self.device),
+        }
         self.metrics.add(row | {"steady": step not in self.instruments.untimed}, loss_and_norm)
         if step == result.resumed_at:
             if self.device.type == "cuda":
@@ -202,7 +253,8 @@ class _Loop:
             result.first_step_s = time.perf_counter() - self.began
 
     def end_of_step(self, done: int, stop: bool, asked: list[int]) -> None:
-        """Validate, write and save what is due after `done` steps; raises Preempted where all agree to `stop`."""
+        """Validate, write and save what is due after `done` steps; raises Preempted where all agree
+        to `stop`."""
         config, result, last = self.config, self.result, done == self.config.steps
         save = config.checkpoint.every and done % config.checkpoint.every == 0 and not last
         check = last or (config.eval.every and done % config.eval.every == 0)
@@ -212,7 +264,9 @@ class _Loop:
         if check or save or stop:
             self.timer.restart()  # what follows is no step
         if check:
-            result.validation_loss = validate(self.model, config, self.dataset, self.device, self.world)
+            result.validation_loss = validate(
+                self.model, config, self.dataset, self.device, self.world
+            )
             extra["validation_loss"] = result.validation_loss
         result.train_s = self.earlier_s + time.perf_counter() - self.began
         self._write(extra)
@@ -237,7 +291,8 @@ class _Loop:
 
 
 def memory_now(device: torch.device) -> dict[str, float]:
-    """Peak allocated and reserved GPU memory since the last reset, GiB (empty on a CPU). Host-side counters: no wait."""
+    """Peak allocated and reserved GPU memory since the last reset, GiB (empty on a CPU). Host-side
+    counters: no wait."""
     if device.type != "cuda":
         return {}
     return {

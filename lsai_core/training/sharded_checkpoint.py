@@ -1,14 +1,15 @@
 """Distributed checkpoints: every process writes its own slices, any number of processes reads them.
 
-A checkpoint is a folder `sharded-<step>` in the format of torch.distributed.checkpoint (DCP), which records for each
-tensor which part of it lies where; a reading process asks for what it needs. `complete.json` in it is written last, by
-rank 0, when all slices are on disk: without it there is no checkpoint, so a kill in mid-save costs the new one and
-never an old one.
+A checkpoint is a folder `sharded-<step>` in the format of torch.distributed.checkpoint (DCP), which
+records for each tensor which part of it lies where; a reading process asks for what it needs.
+`complete.json` in it is written last, by rank 0, when all slices are on disk: without it there is
+no checkpoint, so a kill in mid-save costs the new one and never an old one.
 
-Training waits until the slices are copied to host memory, not until they are written. There is no random state to save.
+Training waits until the slices are copied to host memory, not until they are written. There is no
+random state to save.
 
-DCP's metadata and small values are pickles, which run what they name. So nothing is read before the checksums in
-`complete.json` hold, and no pickle that names anything but what DCP itself writes.
+DCP's metadata and small values are pickles, which run what they name. So nothing is read before the
+checksums in `complete.json` hold, and no pickle that names anything but what DCP itself writes.
 """
 
 from __future__ import annotations
@@ -36,14 +37,27 @@ from lsai_core.parallel.world import World
 from lsai_core.training.checkpoint import beginning, checksum
 
 COMPLETE = "complete.json"
-_CLASSES = ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties",
-            "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")  # fmt: skip
+_CLASSES = (
+    "Metadata",
+    "TensorStorageMetadata",
+    "BytesStorageMetadata",
+    "ChunkStorageMetadata",
+    "TensorProperties",
+    "MetadataIndex",
+    "StorageMeta",
+    "_MEM_FORMAT_ENCODING",
+)
 _WRITTEN = {
     *(f"torch.distributed.checkpoint.metadata.{name}" for name in _CLASSES),
     *(str(value) for value in vars(torch).values() if isinstance(value, torch.dtype)),
-    "torch.distributed.checkpoint.filesystem._StorageInfo", "torch.Size", "torch.serialization._get_layout",
-    "pathlib.PosixPath", "pathlib.WindowsPath", "pathlib._local.PosixPath", "pathlib._local.WindowsPath",
-}  # fmt: skip
+    "torch.distributed.checkpoint.filesystem._StorageInfo",
+    "torch.Size",
+    "torch.serialization._get_layout",
+    "pathlib.PosixPath",
+    "pathlib.WindowsPath",
+    "pathlib._local.PosixPath",
+    "pathlib._local.WindowsPath",
+}
 
 
 class _Metadata(pickle.Unpickler):
@@ -66,10 +80,11 @@ def sharded_checkpoints(folder: Path) -> list[Path]:
 
 
 class ShardedCheckpoints:
-    """The checkpoints of one run; every process makes one and calls the same methods at the same steps.
+    """The checkpoints of one run; every process makes one and calls the same methods at the same
+    steps.
 
-    `sequences`: what one optimizer step trains on, over all processes. A checkpoint is refused for another number,
-    since the next step would see other data.
+    `sequences`: what one optimizer step trains on, over all processes. A checkpoint is refused for
+    another number, since the next step would see other data.
     """
 
     def __init__(self, folder: Path, keep: int, sequences: int, world: World) -> None:
@@ -81,12 +96,15 @@ class ShardedCheckpoints:
         self._running: Future[None] | None = None
 
     def restore(self, model: nn.Module, optimizer: Optimizer) -> tuple[int, float]:
-        """Load the newest complete checkpoint; (steps done, seconds trained), (0, 0.0) where there is none.
+        """Load the newest complete checkpoint; (steps done, seconds trained), (0, 0.0) where there
+        is none.
 
         Raises UserError for one that is damaged or does not fit.
         """
         if self.world.is_main:
-            for unfinished in set(self.folder.glob("sharded-????????")) - set(sharded_checkpoints(self.folder)):
+            for unfinished in set(self.folder.glob("sharded-????????")) - set(
+                sharded_checkpoints(self.folder)
+            ):
                 shutil.rmtree(unfinished)
         self.world.barrier()
         saved = sharded_checkpoints(self.folder)
@@ -102,19 +120,32 @@ class ShardedCheckpoints:
                 warnings.filterwarnings("ignore", "torch.distributed is disabled")
                 where: dict[str, Any] = {"process_group": self._group, "no_dist": self._alone}
                 dcp.load(state, checkpoint_id=saved[-1], planner=_Values(), **where)
-            dicts.set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=states)
-        except (dcp.api.CheckpointException, Exception) as error:  # whatever a foreign file makes of its reader
-            raise UserError(f"{saved[-1]} does not fit this run's model: {_reason(error)}") from error
+            dicts.set_state_dict(
+                model, optimizer, model_state_dict=weights, optim_state_dict=states
+            )
+        # whatever a foreign file makes of its reader
+        except (dcp.api.CheckpointException, Exception) as error:
+            raise UserError(
+                f"{saved[-1]} does not fit this run's model: {_reason(error)}"
+            ) from error
         return facts["step"], facts["train_s"]
 
     def save(self, step: int, model: nn.Module, optimizer: Optimizer, train_s: float) -> None:
-        """Begin to write the checkpoint of `step` completed steps; waits for the one before to be on disk."""
+        """Begin to write the checkpoint of `step` completed steps; waits for the one before to be
+        on disk."""
         self.finish()
         weights, states = dicts.get_state_dict(model, optimizer)
         path = self.folder / f"sharded-{step:08d}"
         state = {"model": weights, "optimizer": states}
-        written = dcp.async_save(state, checkpoint_id=path, process_group=self._group, no_dist=self._alone)
-        facts = {"step": step, "ranks": self.world.size, "sequences_per_step": self.sequences, "train_s": train_s}
+        written = dcp.async_save(
+            state, checkpoint_id=path, process_group=self._group, no_dist=self._alone
+        )
+        facts = {
+            "step": step,
+            "ranks": self.world.size,
+            "sequences_per_step": self.sequences,
+            "train_s": train_s,
+        }
         self._running = self._writer.submit(self._complete, written, path, facts)
 
     def check(self) -> None:
@@ -134,7 +165,9 @@ class ShardedCheckpoints:
         except dcp.api.CheckpointException as error:
             if self.world.is_main:  # makes room again, which may be what was missing
                 shutil.rmtree(path, ignore_errors=True)
-            raise OSError(f"the checkpoint of step {facts['step']} could not be saved: {_reason(error)}") from error
+            raise OSError(
+                f"the checkpoint of step {facts['step']} could not be saved: {_reason(error)}"
+            ) from error
         sums = {file.name: checksum(file) for file in path.glob(f"__{self.world.rank}_*")}
         everyone = [sums] * self.world.size
         if not self._alone:
@@ -142,13 +175,17 @@ class ShardedCheckpoints:
         if not self.world.is_main:
             return
         files = {name: digest for one in everyone for name, digest in one.items()}
-        write_json(path / COMPLETE, {**facts, "files": files | {".metadata": checksum(path / ".metadata")}})
+        write_json(
+            path / COMPLETE, {**facts, "files": files | {".metadata": checksum(path / ".metadata")}}
+        )
         for old in sharded_checkpoints(self.folder)[: -self.keep]:
             (old / COMPLETE).unlink()
             shutil.rmtree(old)
 
     def _facts(self, path: Path) -> dict[str, Any]:
-        advice = f"delete the folder {path.name} to resume from the one before it, or to start again"
+        advice = (
+            f"delete the folder {path.name} to resume from the one before it, or to start again"
+        )
         try:
             facts = json.loads((path / COMPLETE).read_text(encoding="utf-8"))
             share = sorted(facts["files"].items())[self.world.rank :: self.world.size]
@@ -159,7 +196,8 @@ class ShardedCheckpoints:
             raise UserError(f"{path} is damaged ({wrong}); {advice}")
         if facts["sequences_per_step"] != self.sequences:
             raise UserError(
-                f"{path} was written at {facts['sequences_per_step']} sequences per step, this run has {self.sequences}; "
+                f"{path} was written at {facts['sequences_per_step']} sequences per step, this run "
+                f"has {self.sequences}; "
                 "choose batch_size so that batch_size x grad_accum x processes stays the same"
             )
         return facts
@@ -174,8 +212,8 @@ def _reason(error: BaseException) -> str:
 
 
 def export_hf(model: Transformer, folder: Path, world: World, *, max_seq_len: int = 2048) -> None:
-    """Write `model`, sharded or not, to `folder` (see `save_hf`), gathered tensor by tensor into rank 0's host memory;
-    every process must call."""
+    """Write `model`, sharded or not, to `folder` (see `save_hf`), gathered tensor by tensor into
+    rank 0's host memory; every process must call."""
     options = dicts.StateDictOptions(full_state_dict=True, cpu_offload=True)
     whole = dicts.get_model_state_dict(model, options=options)
     if world.is_main:

@@ -1,7 +1,9 @@
-"""One optimizer step, and what it needs: the model on its device, the optimizer, the learning rate, the loss.
+"""One optimizer step, and what it needs: the model on its device, the optimizer, the learning rate,
+the loss.
 
-A step runs forward and backward over `grad_accum` micro-batches, clips the gradient norm and lets AdamW update (`optimizer.py`). What
-is measured around it and how often it is called is the loop's business (`loop.py`); searches call the same step.
+A step runs forward and backward over `grad_accum` micro-batches, clips the gradient norm and lets
+AdamW update (`optimizer.py`). What is measured around it and how often it is called is the loop's
+business (`loop.py`); searches call the same step.
 """
 
 from __future__ import annotations
@@ -15,15 +17,15 @@ import torch.nn.functional as F
 
 from lsai_core import fp8
 from lsai_core.attention import resolve
-from lsai_core.config.train import OptimConfig, TrainConfig
 from lsai_core.base.errors import Unavailable
+from lsai_core.config.precision import autocast, compute_dtype, weight_dtype
+from lsai_core.config.train import OptimConfig, TrainConfig
 from lsai_core.model.loss import Reduction
 from lsai_core.model.transformer import Transformer, build_model
+from lsai_core.optimizers.build import clip_and_update
+from lsai_core.parallel.adapt import adapt
 from lsai_core.profiling.memory import PhaseMemory
 from lsai_core.profiling.steptime import PhaseClock
-from lsai_core.parallel.adapt import adapt
-from lsai_core.optimizers.build import clip_and_update
-from lsai_core.config.precision import autocast, compute_dtype, weight_dtype
 
 
 def resolve_device(name: str) -> torch.device:
@@ -55,7 +57,8 @@ def attention_kernel(config: TrainConfig, device: torch.device) -> str:
 
 
 def prepare_model(config: TrainConfig, device: torch.device) -> Transformer:
-    """The model of a run, initialized from its seed, on its device, in its weight dtype, compiled and sharded if asked."""
+    """The model of a run, initialized from its seed, on its device, in its weight dtype, compiled
+    and sharded if asked."""
     fp8.require(config, device)
     torch.manual_seed(config.seed)
     if config.parallel.sharded:
@@ -80,7 +83,8 @@ def prepare_model(config: TrainConfig, device: torch.device) -> Transformer:
 
 
 def learning_rate(step: int, steps: int, optim: OptimConfig) -> float:
-    """Linear warm-up over `warmup_steps`, then a cosine from lr to lr * min_lr_ratio at the last step."""
+    """Linear warm-up over `warmup_steps`, then a cosine from lr to lr * min_lr_ratio at the last
+    step."""
     if step < optim.warmup_steps:
         return optim.lr * (step + 1) / optim.warmup_steps
     progress = (step - optim.warmup_steps) / max(1, steps - 1 - optim.warmup_steps)
@@ -89,21 +93,29 @@ def learning_rate(step: int, steps: int, optim: OptimConfig) -> float:
 
 
 def own_part(model: Transformer, *tokens_NS: torch.Tensor) -> list[torch.Tensor]:
-    """Of whole sequences (N, S) what this process computes: all, or its slice where several share them."""
+    """Of whole sequences (N, S) what this process computes: all, or its slice where several share
+    them."""
     return [x_NS if model.context is None else model.context.shard(x_NS) for x_NS in tokens_NS]
 
 
 def loss_fn(
-    model: Transformer, x_BS: torch.Tensor, y_BS: torch.Tensor, config: TrainConfig, reduction: Reduction = "mean"
+    model: Transformer,
+    x_BS: torch.Tensor,
+    y_BS: torch.Tensor,
+    config: TrainConfig,
+    reduction: Reduction = "mean",
 ) -> torch.Tensor:
-    """Cross-entropy in nats per token (or their sum), an fp32 scalar, by the way that `config.loss` names."""
+    """Cross-entropy in nats per token (or their sum), an fp32 scalar, by the way that `config.loss`
+    names."""
     if config.loss == "fused":
         return model(x_BS, y_BS, reduction)
     logits_BSV = model(x_BS)
     return F.cross_entropy(logits_BSV.float().flatten(0, 1), y_BS.flatten(), reduction=reduction)
 
 
-def compute_context(config: TrainConfig, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+def compute_context(
+    config: TrainConfig, device: torch.device
+) -> contextlib.AbstractContextManager[Any]:
     """The context of forward and loss: precision, and the fp8 recipe of Transformer Engine.
 
     A sharded model casts its weights as it gathers them and needs no autocast.
@@ -124,10 +136,11 @@ def train_step(
     device: torch.device,
     meter: PhaseMemory | PhaseClock | None = None,
 ) -> torch.Tensor:
-    """One optimizer step over N = batch_size * grad_accum sequences of token ids (int64, host memory).
+    """One optimizer step over N = batch_size * grad_accum sequences of token ids (int64, host
+    memory).
 
-    Sequences are whole, also where several processes share them. Returns (2,) fp32 on the device: mean loss of this process's
-    part of the step (nats per token) and gradient norm before clipping.
+    Sequences are whole, also where several processes share them. Returns (2,) fp32 on the device:
+    mean loss of this process's part of the step (nats per token) and gradient norm before clipping.
     """
     phase = meter.phase if meter else lambda _: contextlib.nullcontext()
     x_NS, y_NS = own_part(model, x_NS, y_NS)
@@ -135,7 +148,9 @@ def train_step(
         x_NS, y_NS = (t.pin_memory().to(device, non_blocking=True) for t in (x_NS, y_NS))
     fp8.begin_step(model)
     total = torch.zeros((), device=device)
-    for x_BS, y_BS in zip(x_NS.split(config.batch_size), y_NS.split(config.batch_size), strict=True):
+    for x_BS, y_BS in zip(
+        x_NS.split(config.batch_size), y_NS.split(config.batch_size), strict=True
+    ):
         with phase("forward"), compute_context(config, device):
             loss = loss_fn(model, x_BS, y_BS, config) / config.grad_accum
         with phase("backward"):

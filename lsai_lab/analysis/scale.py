@@ -1,9 +1,11 @@
-"""What a training job moves, keeps and waits for on many nodes: the formulas of the chapter on many nodes.
+"""What a training job moves, keeps and waits for on many nodes: the formulas of the chapter on many
+nodes.
 
-Communication is the alpha-beta model (Hockney 1994; Thakur et al. 2005): a ring collective of n ranks over a buffer of S bytes
-takes (n - 1) alpha + (n - 1)/n S / B to gather or to reduce-scatter, and twice that to all-reduce. A step of FSDP gathers each
-unit once or twice and reduce-scatters it once, over the shard group; HSDP adds an all-reduce of each gradient shard over the
-replicas. FSDP2 cuts each parameter along its first dimension and pads to equal slices.
+Communication is the alpha-beta model (Hockney 1994; Thakur et al. 2005): a ring collective of n
+ranks over a buffer of S bytes takes (n - 1) alpha + (n - 1)/n S / B to gather or to reduce-scatter,
+and twice that to all-reduce. A step of FSDP gathers each unit once or twice and reduce-scatters it
+once, over the shard group; HSDP adds an all-reduce of each gradient shard over the replicas. FSDP2
+cuts each parameter along its first dimension and pads to equal slices.
 """
 
 import itertools
@@ -16,11 +18,11 @@ import pandas as pd
 import torch
 from pydantic import Field
 
+from lsai_core.config.precision import compute_dtype, weight_dtype
+from lsai_core.config.strict import Strict, validated
 from lsai_core.config.train import ModelConfig, Precision
 from lsai_core.model.transformer import Transformer
 from lsai_core.profiling.flops import flops_per_token
-from lsai_core.config.strict import Strict, validated
-from lsai_core.config.precision import compute_dtype, weight_dtype
 from lsai_lab.project.files import load_yaml, repo_root
 
 REDUCE_BYTES = 4  # gradients are summed in fp32
@@ -28,19 +30,34 @@ CALLS = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 class Assumptions(Strict):
-    """What one machine cannot measure: replace each by what your own cluster shows. Rates are per direction."""
+    """What one machine cannot measure: replace each by what your own cluster shows. Rates are per
+    direction."""
 
     gpus_per_node: int = Field(4, gt=0)
-    nvlink_gb_per_s: float = Field(150.0, gt=0, description="per GPU, to the other GPUs of its node")
-    network_gb_per_s: float = Field(25.0, gt=0, description="per GPU, to other nodes (one adapter per GPU)")
+    nvlink_gb_per_s: float = Field(
+        150.0, gt=0, description="per GPU, to the other GPUs of its node"
+    )
+    network_gb_per_s: float = Field(
+        25.0, gt=0, description="per GPU, to other nodes (one adapter per GPU)"
+    )
     nvlink_latency_us: float = Field(5.0, ge=0, description="one step of a ring within a node")
-    network_latency_us: float = Field(15.0, ge=0, description="one step of a ring that crosses nodes")
-    filesystem_gb_per_s: float = Field(100.0, gt=0, description="the whole file system, shared by all ranks")
-    memory_for_states_gib: float = Field(48.0, gt=0, description="of a GPU: weights, gradients and optimizer states")
-    node_mtbf_days: float = Field(1000.0, gt=0, description="mean time between failures of one node")
+    network_latency_us: float = Field(
+        15.0, ge=0, description="one step of a ring that crosses nodes"
+    )
+    filesystem_gb_per_s: float = Field(
+        100.0, gt=0, description="the whole file system, shared by all ranks"
+    )
+    memory_for_states_gib: float = Field(
+        48.0, gt=0, description="of a GPU: weights, gradients and optimizer states"
+    )
+    node_mtbf_days: float = Field(
+        1000.0, gt=0, description="mean time between failures of one node"
+    )
     restart_minutes: float = Field(10.0, ge=0, description="from a failure until training goes on")
     peak_tflops: float = Field(989.5, gt=0, description="dense bf16 peak of one GPU")
-    mfu: float = Field(0.4, gt=0, le=1, description="used only where no recorded run on a GPU tells")
+    mfu: float = Field(
+        0.4, gt=0, le=1, description="used only where no recorded run on a GPU tells"
+    )
     tokens_per_gpu: int = Field(8192, gt=0, description="per optimizer step")
     seq_len: int = Field(8192, gt=0)
 
@@ -57,12 +74,15 @@ class ScaleConfig(Strict):
 
 def read_config() -> ScaleConfig:
     """What is computed here, of `params/scale.yaml`. Raises UserError for what is wrong in it."""
-    return validated(ScaleConfig, load_yaml(repo_root() / "params" / "scale.yaml"), "params/scale.yaml")
+    return validated(
+        ScaleConfig, load_yaml(repo_root() / "params" / "scale.yaml"), "params/scale.yaml"
+    )
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """One optimizer step on one process: bytes of the full buffers and number of calls, by collective."""
+    """One optimizer step on one process: bytes of the full buffers and number of calls, by
+    collective."""
 
     shard: int
     replicas: int
@@ -73,18 +93,24 @@ class Traffic:
     def sent(self) -> dict[str, float]:
         """Bytes that each process sends in ring collectives."""
         n, r = self.shard, self.replicas
-        share = {"all_gather": (n - 1) / n, "reduce_scatter": (n - 1) / n, "all_reduce": 2 * (r - 1) / r}
+        share = {
+            "all_gather": (n - 1) / n,
+            "reduce_scatter": (n - 1) / n,
+            "all_reduce": 2 * (r - 1) / r,
+        }
         return {name: self.bytes[name] * share[name] for name in CALLS}
 
 
 @cache
 def _units(model: ModelConfig) -> list[tuple[list[tuple[int, ...]], int, int]]:
-    """(parameter shapes, times gathered per step, how many such units): the units of `parallel.fsdp.shard`."""
+    """(parameter shapes, times gathered per step, how many such units): the units of
+    `parallel.fsdp.shard`."""
     with torch.device("meta"):
         one = Transformer(model.model_copy(update={"n_layers": 1}))
     block = [tuple(p.shape) for p in one.blocks.parameters()]
     ends = [tuple(p.shape) for p in [*one.norm.parameters(), one.output_weight]]
-    blocks = [(block, 2, model.n_layers - 1), (block, 1, 1)]  # the last one stays gathered between the passes
+    # the last one stays gathered between the passes
+    blocks = [(block, 2, model.n_layers - 1), (block, 1, 1)]
     if one.output is None:
         return [*blocks, (ends, 1, 1)]
     return [*blocks, ([tuple(one.embedding.weight.shape)], 1, 1), (ends, 1, 1)]
@@ -95,13 +121,29 @@ def _padded(shapes: list[tuple[int, ...]], n: int) -> int:
     return sum(math.ceil(shape[0] / n) * n * math.prod(shape[1:]) for shape in shapes)
 
 
-def step_traffic(model: ModelConfig, shard: int, replicas: int, precision: Precision = "bf16_autocast") -> Traffic:
+def step_traffic(
+    model: ModelConfig, shard: int, replicas: int, precision: Precision = "bf16_autocast"
+) -> Traffic:
     """What one step moves under FSDP over `shard` processes with `replicas` copies of the model."""
-    units = [(_padded(shapes, shard) * count, gathers, count) for shapes, gathers, count in _units(model)]
-    reduced, number = REDUCE_BYTES * sum(elements for elements, *_ in units), sum(count for *_, count in units)
-    gathered = compute_dtype(precision).itemsize * sum(elements * gathers for elements, gathers, _ in units)
-    calls = {"all_gather": sum(gathers * count for _, gathers, count in units), "reduce_scatter": number}
-    size = {"all_gather": gathered, "reduce_scatter": reduced, "all_reduce": reduced // shard if replicas > 1 else 0}
+    units = [
+        (_padded(shapes, shard) * count, gathers, count) for shapes, gathers, count in _units(model)
+    ]
+    reduced, number = (
+        REDUCE_BYTES * sum(elements for elements, *_ in units),
+        sum(count for *_, count in units),
+    )
+    gathered = compute_dtype(precision).itemsize * sum(
+        elements * gathers for elements, gathers, _ in units
+    )
+    calls = {
+        "all_gather": sum(gathers * count for _, gathers, count in units),
+        "reduce_scatter": number,
+    }
+    size = {
+        "all_gather": gathered,
+        "reduce_scatter": reduced,
+        "all_reduce": reduced // shard if replicas > 1 else 0,
+    }
     return Traffic(shard, replicas, size, calls | {"all_reduce": number if replicas > 1 else 0})
 
 
@@ -114,12 +156,17 @@ def state_bytes(model: ModelConfig, shard: int, precision: Precision = "bf16_aut
 def step_seconds(traffic: Traffic, assume: Assumptions) -> tuple[float, float]:
     """(bandwidth, latency) seconds of communication per step, nothing hidden behind computation.
 
-    A shard group beyond one node runs one ring per network adapter, so it moves `gpus_per_node` times one adapter's rate, at
-    most NVLink's; the replicas of one shard sit on different nodes, one adapter each.
+    A shard group beyond one node runs one ring per network adapter, so it moves `gpus_per_node`
+    times one adapter's rate, at most NVLink's; the replicas of one shard sit on different nodes,
+    one adapter each.
     """
     a, n, r = assume, traffic.shard, traffic.replicas
     within = n <= a.gpus_per_node
-    rate = a.nvlink_gb_per_s if within else min(a.nvlink_gb_per_s, a.gpus_per_node * a.network_gb_per_s)
+    rate = (
+        a.nvlink_gb_per_s
+        if within
+        else min(a.nvlink_gb_per_s, a.gpus_per_node * a.network_gb_per_s)
+    )
     hop_us = a.nvlink_latency_us if within else a.network_latency_us
     (gathered, scattered, reduced), calls = (traffic.sent[name] for name in CALLS), traffic.calls
     hops_us = (calls["all_gather"] + calls["reduce_scatter"]) * (n - 1) * hop_us
@@ -128,25 +175,44 @@ def step_seconds(traffic: Traffic, assume: Assumptions) -> tuple[float, float]:
 
 
 def groupings(config: ScaleConfig, assume: Assumptions) -> pd.DataFrame:
-    """One row per model, number of nodes and way to group the GPUs: what each GPU keeps, sends and waits for in a step.
+    """One row per model, number of nodes and way to group the GPUs: what each GPU keeps, sends and
+    waits for in a step.
 
-    Columns: `model`, `nodes`, `plan`, `shard` and `replicas` (GPUs), `states_gib`, `sent_gb`, `moving_s`, `waiting_s`, `communication_s`
-    (their sum), `compute_s` (the step's FLOPs at `assume.mfu`), and `share`, communication over computation.
+    Columns: `model`, `nodes`, `plan`, `shard` and `replicas` (GPUs), `states_gib`, `sent_gb`,
+    `moving_s`, `waiting_s`, `communication_s` (their sum), `compute_s` (the step's FLOPs at
+    `assume.mfu`), and `share`, communication over computation.
     """
     rows: list[dict[str, Any]] = []
     for (name, model), nodes in itertools.product(config.shapes.items(), config.nodes):
-        gpus, flops = nodes * assume.gpus_per_node, flops_per_token(model, assume.seq_len).convention
+        gpus, flops = (
+            nodes * assume.gpus_per_node,
+            flops_per_token(model, assume.seq_len).convention,
+        )
         plans = {gpus: "FSDP, all GPUs"}
         for group in config.shard_nodes:
-            plans.setdefault(group * assume.gpus_per_node, f"HSDP, {group} node{'s' if group > 1 else ''}")
+            plans.setdefault(
+                group * assume.gpus_per_node, f"HSDP, {group} node{'s' if group > 1 else ''}"
+            )
         for shard, plan in plans.items():
             if gpus % shard == 0:
                 traffic = step_traffic(model, shard, gpus // shard, config.precision)
                 moving, waiting = step_seconds(traffic, assume)
-                row = {"model": name, "nodes": nodes, "plan": plan, "shard": shard, "replicas": gpus // shard}
+                row = {
+                    "model": name,
+                    "nodes": nodes,
+                    "plan": plan,
+                    "shard": shard,
+                    "replicas": gpus // shard,
+                }
                 row["states_gib"] = state_bytes(model, shard, config.precision) / 2**30
-                row |= {"sent_gb": sum(traffic.sent.values()) / 1e9, "moving_s": moving, "waiting_s": waiting}
-                row["compute_s"] = assume.tokens_per_gpu * flops / assume.mfu / assume.peak_tflops / 1e12
+                row |= {
+                    "sent_gb": sum(traffic.sent.values()) / 1e9,
+                    "moving_s": moving,
+                    "waiting_s": waiting,
+                }
+                row["compute_s"] = (
+                    assume.tokens_per_gpu * flops / assume.mfu / assume.peak_tflops / 1e12
+                )
                 rows.append(row)
     frame = pd.DataFrame(rows)
     frame["communication_s"] = frame["moving_s"] + frame["waiting_s"]

@@ -1,5 +1,5 @@
-"""Tested analysis that several chapters share, from frames to frames or numbers: how repeats become one figure, when two variants are
-equal, what "best" means. Nothing here displays.
+"""Tested analysis that several chapters share, from frames to frames or numbers: how repeats become
+one figure, when two variants are equal, what "best" means. Nothing here displays.
 """
 
 from collections.abc import Sequence
@@ -7,10 +7,11 @@ from typing import Any
 
 import pandas as pd
 
-from lsai_core.config.train import TrainConfig
 from lsai_core.config.affects import names_that_decide
+from lsai_core.config.train import TrainConfig
 
-# Two sessions of one H200 at identical work differ by this much (torchtitan at 8 B, eager): nothing below it is a difference.
+# Two sessions of one H200 at identical work differ by this much (torchtitan at 8 B, eager): nothing
+# below it is a difference.
 SESSION_SPREAD = 0.017
 VARIANT = ("machine", "variant", "label")
 # 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom.
@@ -18,24 +19,34 @@ STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 def over_repeats(metric: str, values: pd.Series) -> float:
-    """One figure from repeats: of losses and perplexities the mean, what to expect over seeds; of everything else the median, which one
-    disturbed repeat must not move."""
+    """One figure from repeats: of losses and perplexities the mean, what to expect over seeds; of
+    everything else the median, which one disturbed repeat must not move."""
     quality = metric.endswith(("_loss", "_perplexity"))
     return float(values.mean() if quality else values.median())
 
 
-def summarize(runs: pd.DataFrame, metrics: Sequence[str], by: Sequence[str] = VARIANT) -> pd.DataFrame:
-    """One row per variant and machine, in the order of `runs`: `by`, `n` (runs that ended ok), `outcome` (ok if any did), `reason`, `run`
-    (the first good run's folder), and for each metric its figure over the good repeats, `<metric>_low` and `<metric>_high`; missing where
-    no good run has it."""
+def summarize(
+    runs: pd.DataFrame, metrics: Sequence[str], by: Sequence[str] = VARIANT
+) -> pd.DataFrame:
+    """One row per variant and machine, in the order of `runs`: `by`, `n` (runs that ended ok),
+    `outcome` (ok if any did), `reason`, `run` (the first good run's folder), and for each metric
+    its figure over the good repeats, `<metric>_low` and `<metric>_high`; missing where no good run
+    has it."""
     rows = []
     for names, group in runs.groupby(list(by), sort=False):
         good = group[group["outcome"] == "ok"]
         first = (good if len(good) else group).iloc[0]
         row: dict[str, Any] = dict(zip(by, names, strict=True))
-        row |= {"n": len(good), "outcome": first["outcome"], "reason": first["reason"], "run": first["run"]}
+        row |= {
+            "n": len(good),
+            "outcome": first["outcome"],
+            "reason": first["reason"],
+            "run": first["run"],
+        }
         for metric in metrics:
-            values = pd.to_numeric(good[metric]).dropna() if metric in good else pd.Series(dtype=float)
+            values = (
+                pd.to_numeric(good[metric]).dropna() if metric in good else pd.Series(dtype=float)
+            )
             row[metric] = over_repeats(metric, values) if len(values) else float("nan")
             row[f"{metric}_low"], row[f"{metric}_high"] = values.min(), values.max()
         rows.append(row)
@@ -43,13 +54,19 @@ def summarize(runs: pd.DataFrame, metrics: Sequence[str], by: Sequence[str] = VA
 
 
 def half_width(differences: pd.Series) -> float:
-    """Half the 95 % interval (Student's t) of the mean of 2 to 10 differences; missing for fewer or more."""
+    """Half the 95 % interval (Student's t) of the mean of 2 to 10 differences; missing for fewer or
+    more."""
     n = differences.count()
-    return float(STUDENT[n - 2] * differences.std() / n**0.5) if 2 <= n <= len(STUDENT) + 1 else float("nan")
+    return (
+        float(STUDENT[n - 2] * differences.std() / n**0.5)
+        if 2 <= n <= len(STUDENT) + 1
+        else float("nan")
+    )
 
 
 def relative(rows: pd.DataFrame, metric: str, baseline: str | None) -> pd.Series:
-    """Each row's `metric` over that of variant `baseline` on the same machine; missing where there is none."""
+    """Each row's `metric` over that of variant `baseline` on the same machine; missing where there
+    is none."""
     base = rows[rows["variant"] == baseline].drop_duplicates("machine").set_index("machine")[metric]
     return rows[metric] / rows["machine"].map(base)
 
@@ -59,7 +76,8 @@ def equal_to_best(
 ) -> pd.DataFrame:
     """The rows that nothing beats: the best one and those that cannot be told from it, best first.
 
-    Two rows are equal if their figures differ by less than `within`, or if their repeats overlap (`<metric>_low`, `<metric>_high`).
+    Two rows are equal if their figures differ by less than `within`, or if their repeats overlap
+    (`<metric>_low`, `<metric>_high`).
     """
     rows = rows.dropna(subset=[metric]).sort_values(metric, ascending=not larger, kind="stable")
     if rows.empty:
@@ -67,14 +85,20 @@ def equal_to_best(
     best = rows.iloc[0]
     near = (rows[metric] / best[metric] - 1).abs() < within
     if f"{metric}_low" in rows:
-        near |= (rows[f"{metric}_high"] >= best[f"{metric}_low"]) & (rows[f"{metric}_low"] <= best[f"{metric}_high"])
+        near |= (rows[f"{metric}_high"] >= best[f"{metric}_low"]) & (
+            rows[f"{metric}_low"] <= best[f"{metric}_high"]
+        )
     return rows[near]
 
 
-def pareto(rows: pd.DataFrame, cost: str, gain: str, *, larger: bool = True, same: float = 0.01) -> pd.DataFrame:
-    """The rows that no other beats in both `cost` (less is better) and `gain`, by rising cost; of two rows whose costs differ by less than
-    `same` only the better one."""
-    ordered = rows.dropna(subset=[cost, gain]).sort_values([cost, gain], ascending=[True, not larger])
+def pareto(
+    rows: pd.DataFrame, cost: str, gain: str, *, larger: bool = True, same: float = 0.01
+) -> pd.DataFrame:
+    """The rows that no other beats in both `cost` (less is better) and `gain`, by rising cost; of
+    two rows whose costs differ by less than `same` only the better one."""
+    ordered = rows.dropna(subset=[cost, gain]).sort_values(
+        [cost, gain], ascending=[True, not larger]
+    )
     gains = ordered[gain] if larger else -ordered[gain]
     front: list[Any] = []  # index labels
     for row in ordered.index[gains > gains.cummax().shift().fillna(-float("inf"))]:
@@ -90,48 +114,65 @@ def spread(values: pd.Series) -> float:
 
 
 def block_times(points: pd.DataFrame, tokens: int) -> pd.Series:
-    """Milliseconds of all products of one block over `tokens` tokens (rows of a gemm run's `points`): forward, dgrad and wgrad of its
-    linear layers, by way of multiplying. A way that lacks one of them is missing."""
+    """Milliseconds of all products of one block over `tokens` tokens (rows of a gemm run's
+    `points`): forward, dgrad and wgrad of its linear layers, by way of multiplying. A way that
+    lacks one of them is missing."""
     layers = points[(points["m"] == tokens) & ~points["layer"].isin(["square", "output"])]
     products = layers.pivot_table(index=["layer", "product"], columns="way", values="ms")
     return products.sum(min_count=max(1, len(products)), axis=0).dropna()
 
 
 def kept_inputs(d_model: int) -> dict[str, int]:
-    """Bytes per token that a block with fused kernels keeps as inputs of matrix products, beyond what it keeps anyway, by fp8 recipe: the
-    outputs of the two norms, in compiled `tensorwise` cast; `fused` keeps a copy of attention's output, too. None keeps SwiGLU's."""
+    """Bytes per token that a block with fused kernels keeps as inputs of matrix products, beyond
+    what it keeps anyway, by fp8 recipe: the outputs of the two norms, in compiled `tensorwise`
+    cast; `fused` keeps a copy of attention's output, too. None keeps SwiGLU's."""
     return {"bf16": 2 * 2 * d_model, "fused": 3 * d_model, "tensorwise": 2 * d_model}
 
 
 def versus(rows: pd.DataFrame, ours: str, by: Sequence[str], metric: str) -> pd.DataFrame:
-    """The best row of framework `ours` against the best of each other framework, wherever both have rows with equal `by`: `label`, `run`,
-    `<metric>` of ours, `peer`, `peer_label`, `peer_run`, `peer_<metric>`, `ratio` (ours over the peer's), and `equal`: whether the two lie
-    within `SESSION_SPREAD`."""
+    """The best row of framework `ours` against the best of each other framework, wherever both have
+    rows with equal `by`: `label`, `run`, `<metric>` of ours, `peer`, `peer_label`, `peer_run`,
+    `peer_<metric>`, `ratio` (ours over the peer's), and `equal`: whether the two lie within
+    `SESSION_SPREAD`."""
     found = []
     for recipe, group in rows.dropna(subset=[metric]).groupby(list(by), sort=False):
-        best = {name: some.loc[some[metric].idxmax()] for name, some in group.groupby("framework", sort=False)}
+        best = {
+            name: some.loc[some[metric].idxmax()]
+            for name, some in group.groupby("framework", sort=False)
+        }
         mine = best.pop(ours, None)
         for name, other in best.items() if mine is not None else ():
             shown = ("label", "run", metric)
             row = dict(zip(by, recipe, strict=True)) | {key: mine[key] for key in shown}
             row |= {"peer": name} | {f"peer_{key}": other[key] for key in shown}
             ratio = mine[metric] / other[metric]
-            found.append({**row, "ratio": ratio, "equal": bool(max(ratio, 1 / ratio) - 1 < SESSION_SPREAD)})
+            found.append(
+                {**row, "ratio": ratio, "equal": bool(max(ratio, 1 / ratio) - 1 < SESSION_SPREAD)}
+            )
     return pd.DataFrame(found)
 
 
 def work_of(runs: pd.DataFrame) -> pd.DataFrame:
-    """What a training step computes, one row per variant: `precision`, `attention` (whether its scores are stored), `window` (a dash where
-    it is no shorter than the sequence), `checkpointing`, and by its dotted key each other setting that decides speed and differs among
-    the variants. Variants with equal rows do the same work under several names."""
+    """What a training step computes, one row per variant: `precision`, `attention` (whether its
+    scores are stored), `window` (a dash where it is no shorter than the sequence), `checkpointing`,
+    and by its dotted key each other setting that decides speed and differs among the variants.
+    Variants with equal rows do the same work under several names."""
     first = runs.drop_duplicates("variant").set_index("variant")
     window = first["attention.window"].where(first["attention.window"] < first["seq_len"])
-    work = pd.DataFrame({
-        "precision": first["precision"],
-        "attention": (first["attention_kernel"] == "eager").map({True: "scores stored", False: "fused"}),
-        "window": window.map("{:.0f}".format, na_action="ignore").astype(object).fillna("–"),
-        "checkpointing": first["grad_checkpoint"],
-    })  # fmt: skip
+    work = pd.DataFrame(
+        {
+            "precision": first["precision"],
+            "attention": (first["attention_kernel"] == "eager").map(
+                {True: "scores stored", False: "fused"}
+            ),
+            "window": window.map("{:.0f}".format, na_action="ignore").astype(object).fillna("–"),
+            "checkpointing": first["grad_checkpoint"],
+        }
+    )
     said = {"precision", "grad_checkpoint", "attention.backend", "attention.window"}
-    others = [key for key in names_that_decide(TrainConfig, "speed") if key in first and key not in said]
-    return work.join(first[[key for key in others if first[key].astype(str).nunique() > 1]].astype(str))
+    others = [
+        key for key in names_that_decide(TrainConfig, "speed") if key in first and key not in said
+    ]
+    return work.join(
+        first[[key for key in others if first[key].astype(str).nunique() > 1]].astype(str)
+    )

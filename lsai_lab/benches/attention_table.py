@@ -1,7 +1,9 @@
-"""From the records of the attention study to the table behind `auto`, and what `auto` is worth by the same records.
+"""From the records of the attention study to the table behind `auto`, and what `auto` is worth by
+the same records.
 
-A ranking holds the backends that were timed at a shape and are correct there: their errors, measured under the same kind of mask, do not
-exceed `errors.ALLOWED` times those of eager attention in the same number format (for inference the output's error alone).
+A ranking holds the backends that were timed at a shape and are correct there: their errors,
+measured under the same kind of mask, do not exceed `errors.ALLOWED` times those of eager attention
+in the same number format (for inference the output's error alone).
 """
 
 import contextlib
@@ -29,8 +31,8 @@ _COUNTS: dict[Purpose, Any] = {"training": ("training", NAMES), "inference": ("f
 
 
 def attention_runs(runs: Iterable[Run]) -> list[Run]:
-    """The newest first attention run of each machine, study and variant that measured anything: its repeats judge the table that is made
-    from it."""
+    """The newest first attention run of each machine, study and variant that measured anything: its
+    repeats judge the table that is made from it."""
     newest: dict[tuple[str, str, str], Run] = {}
     for run in sorted(runs, key=lambda run: run.summary.started):
         first = run.summary.kind == "attention" and run.summary.id.repeat == 0
@@ -49,9 +51,12 @@ def _place(row: Row) -> Place:
     return row["mask"], row["window"], row["length"]
 
 
-def ranked(rows: Sequence[Row]) -> Iterator[tuple[Place, Purpose, dict[str, float], dict[str, float]]]:
-    """Of every place that was timed and each purpose: milliseconds by backend, and the backends that were compared with float64 under
-    this kind of mask and came near enough, fastest first, with their TFLOP/s."""
+def ranked(
+    rows: Sequence[Row],
+) -> Iterator[tuple[Place, Purpose, dict[str, float], dict[str, float]]]:
+    """Of every place that was timed and each purpose: milliseconds by backend, and the backends
+    that were compared with float64 under this kind of mask and came near enough, fastest first,
+    with their TFLOP/s."""
     good = [row for row in rows if row["outcome"] == "ok"]
     places = {_place(row) for row in rows if row["measure"] == "time"}
     for place in sorted(places, key=lambda place: (place[0], place[1] or 0, place[2])):
@@ -62,13 +67,21 @@ def ranked(rows: Sequence[Row]) -> Iterator[tuple[Place, Purpose, dict[str, floa
             rates = {row["backend"]: row[f"{time}_tflops"] for row in timed if f"{time}_ms" in row}
             errors = defaultdict[str, list[float]](list)
             for row in compared:
-                errors[row["backend"]] += [row[n] / max(row[f"bound_{n}"], 1e-30) for n in judged if n in row]
+                errors[row["backend"]] += [
+                    row[n] / max(row[f"bound_{n}"], 1e-30) for n in judged if n in row
+                ]
             correct = [name for name in ms if max(errors[name], default=math.inf) <= ALLOWED]
-            yield place, purpose, ms, {name: rates[name] for name in sorted(correct, key=lambda name: ms[name])}
+            yield (
+                place,
+                purpose,
+                ms,
+                {name: rates[name] for name in sorted(correct, key=lambda name: ms[name])},
+            )
 
 
 def recorded_rankings(runs: Iterable[Run]) -> list[Ranking]:
-    """The table that the records of GPUs give: sorted, one ranking for each shape of each GPU, of the newest run that has it."""
+    """The table that the records of GPUs give: sorted, one ranking for each shape of each GPU, of
+    the newest run that has it."""
     found: dict[tuple[Any, ...], Ranking] = {}
     for run in sorted(attention_runs(runs), key=lambda run: run.summary.started):
         results, order = run.summary.results, dict[Place, dict[str, dict[str, float]]]()
@@ -79,27 +92,41 @@ def recorded_rankings(runs: Iterable[Run]) -> list[Ranking]:
             order.setdefault(place, {})[purpose] = correct
         for (mask, window, length), names in order.items():
             r = Ranking(
-                gpu=results["device_name"], capability=results["compute_capability"], dtype=config.dtype,
-                head_dim=config.head_dim, grouped=config.heads != config.kv_heads, causal=mask != "full",
-                window=window, length=length, training=names["training"], inference=names["inference"],
-            )  # fmt: skip
+                gpu=results["device_name"],
+                capability=results["compute_capability"],
+                dtype=config.dtype,
+                head_dim=config.head_dim,
+                grouped=config.heads != config.kv_heads,
+                causal=mask != "full",
+                window=window,
+                length=length,
+                training=names["training"],
+                inference=names["inference"],
+            )
             if r.inference:
-                found[r.gpu, r.dtype, r.head_dim, r.grouped, not r.causal, r.window or 0, r.length] = r
+                found[
+                    r.gpu, r.dtype, r.head_dim, r.grouped, not r.causal, r.window or 0, r.length
+                ] = r
     return [found[key] for key in sorted(found)]
 
 
 def choices_of(
     folder: str | Path, measured: Sequence[Ranking] | None = None, *, from_neighbours: bool = False
 ) -> list[dict[str, Any]]:
-    """What `auto` takes at every shape of the run in `folder`, by the table `measured` (None: the one that ships), and how good that is.
+    """What `auto` takes at every shape of the run in `folder`, by the table `measured` (None: the
+    one that ships), and how good that is.
 
-    `from_neighbours` hides each shape's own ranking: how good the choice is where nobody measured. Of each shape and purpose: `mask`,
-    `window`, `length`, `purpose`, `chosen`, `fastest` (of the correct ones) and `share`, the fastest one's time over the chosen one's;
-    None if the chosen one was not timed.
+    `from_neighbours` hides each shape's own ranking: how good the choice is where nobody measured.
+    Of each shape and purpose: `mask`, `window`, `length`, `purpose`, `chosen`, `fastest` (of the
+    correct ones) and `share`, the fastest one's time over the chosen one's; None if the chosen one
+    was not timed.
     """
     run = read_run(Path(folder))
     config, rows = read_points(run)
-    name, capability = run.summary.results.get("device_name"), run.summary.results.get("compute_capability")
+    name, capability = (
+        run.summary.results.get("device_name"),
+        run.summary.results.get("compute_capability"),
+    )
     outcome = {row["backend"]: row["outcome"] for row in rows if row["measure"] == "backend"}
     good: dict[Purpose, set[str]] = {"training": {"ok"}, "inference": {"ok", "forward only"}}
     if measured is None:
@@ -109,12 +136,24 @@ def choices_of(
     for (mask, window, length), purpose, ms, correct in ranked(rows):
         grouped, causal = config.heads != config.kv_heads, mask != "full"
         own = (config.head_dim, grouped, causal, window, length) if from_neighbours else None
-        known = [r for r in measured if own != (r.head_dim, r.grouped, r.causal, r.window, r.length)]
-        available = {name: None if outcome.get(name) in good[purpose] else "not measured" for name in BACKENDS}
+        known = [
+            r for r in measured if own != (r.head_dim, r.grouped, r.causal, r.window, r.length)
+        ]
+        available = {
+            name: None if outcome.get(name) in good[purpose] else "not measured"
+            for name in BACKENDS
+        }
         case = Case(
-            "cuda" if capability else "cpu", config.torch_dtype, config.head_dim, window, False, causal, grouped, length,
+            "cuda" if capability else "cpu",
+            config.torch_dtype,
+            config.head_dim,
+            window,
+            False,
+            causal,
+            grouped,
+            length,
             purpose == "training",
-        )  # fmt: skip
+        )
         with contextlib.suppress(Unavailable):
             chosen = choose(case, available, known)
             if correct:

@@ -1,4 +1,5 @@
-"""The `train` kind: train one configuration and reduce what happened to results, as DESIGN.md defines them."""
+"""The `train` kind: train one configuration and reduce what happened to results, as DESIGN.md
+defines them."""
 
 import math
 from pathlib import Path
@@ -7,10 +8,10 @@ from typing import Any
 import torch
 
 from lsai_core import fp8
+from lsai_core.base.limits import cpu_cores
 from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import count_parameters
 from lsai_core.profiling import flops
-from lsai_core.base.limits import cpu_cores
 from lsai_core.training import checkpoint
 from lsai_core.training.loop import train
 from lsai_core.training.step import resolve_device
@@ -24,8 +25,8 @@ from lsai_lab.runs.kinds import Context
 def run(config: TrainConfig, context: Context) -> dict[str, Any]:
     """Train and measure; returns the flat results of `summary.json`.
 
-    A run of several processes, or of a sharded model in one, calls this in the notebook's kernel, which launches them, and then in
-    each of them.
+    A run of several processes, or of a sharded model in one, calls this in the notebook's kernel,
+    which launches them, and then in each of them.
     """
     if config.parallel.sharded and not context.world.launched:
         nproc = config.parallel.world_size
@@ -33,7 +34,9 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
         if command is None:
             require_devices(config.device, nproc)
         prepare(config.data, context.data_root)  # once, before all need it at the same time
-        return launch(context.folder, context.data_root, nproc, on_rows=context.on_rows, command=command)
+        return launch(
+            context.folder, context.data_root, nproc, on_rows=context.on_rows, command=command
+        )
     device = resolve_device(config.device)  # these two say "unavailable" before any work is done
     fp8.require(config, device)
     world = context.world
@@ -43,11 +46,14 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
     per_rate = rated(1.0, per_token, peak, world.size, device.type == "cuda")
     trained = train(config, dataset, context.folder, context.on_rows, per_rate["mfu"], world)
     if config.checkpoint.export:
-        from lsai_core.model.hf import find_checkpoint, max_positions  # these load what most runs never need
+        # these load what most runs never need
+        from lsai_core.model.hf import find_checkpoint, max_positions
         from lsai_core.training.sharded_checkpoint import export_hf
 
         known = max_positions(find_checkpoint(config.init_from)) if config.init_from else 0
-        export_hf(trained.model, context.folder / "model", world, max_seq_len=max(config.seq_len, known))
+        export_hf(
+            trained.model, context.folder / "model", world, max_seq_len=max(config.seq_len, known)
+        )
     if world.is_main:
         checkpoint.remove_all(context.folder)
 
@@ -56,25 +62,38 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
     # Not the gaps in the trace itself, since the profiler makes the host slower.
     step_ms, busy_ms, idle = speed.get("step_ms"), trained.measured.get("gpu_busy_ms"), {}
     if step_ms is not None and busy_ms is not None:
-        idle = {"kernel_idle_ms": max(0.0, step_ms - busy_ms), "gpu_busy_share": min(1.0, busy_ms / step_ms)}
+        idle = {
+            "kernel_idle_ms": max(0.0, step_ms - busy_ms),
+            "gpu_busy_share": min(1.0, busy_ms / step_ms),
+        }
     last = [row["loss"] for row in trained.rows[-10:]]
     return {
-        **speed, **rated(speed.get("tokens_per_s"), per_token, peak, world.size, device.type == "cuda"),
-        "parameters": parameters.total, "parameters_non_embedding": parameters.non_embedding,
-        "steps": config.steps, "tokens": config.steps * config.tokens_per_step, "train_loss": sum(last) / len(last),
+        **speed,
+        **rated(speed.get("tokens_per_s"), per_token, peak, world.size, device.type == "cuda"),
+        "parameters": parameters.total,
+        "parameters_non_embedding": parameters.non_embedding,
+        "steps": config.steps,
+        "tokens": config.steps * config.tokens_per_step,
+        "train_loss": sum(last) / len(last),
         "validation_loss": trained.validation_loss,
         "validation_perplexity": math.exp(min(trained.validation_loss, 50.0)),
-        "train_s": trained.train_s, "setup_s": trained.setup_s, "first_step_s": trained.first_step_s,
-        "resumed_at": trained.resumed_at, "attention_kernel": trained.attention_kernel,
-        "weights": Path(config.init_from).name if config.init_from else "random", **fp8.facts(config),
+        "train_s": trained.train_s,
+        "setup_s": trained.setup_s,
+        "first_step_s": trained.first_step_s,
+        "resumed_at": trained.resumed_at,
+        "attention_kernel": trained.attention_kernel,
+        "weights": Path(config.init_from).name if config.init_from else "random",
+        **fp8.facts(config),
         "dataset": dataset.folder.name,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        **trained.measured, **idle,
-    }  # fmt: skip
+        **trained.measured,
+        **idle,
+    }
 
 
 def _peak(config: TrainConfig, context: Context, device: torch.device) -> flops.Peak | None:
-    """The MFU denominator, on rank 0. Of CPU processes, which share a processor, it may measure with all cores."""
+    """The MFU denominator, on rank 0. Of CPU processes, which share a processor, it may measure
+    with all cores."""
     peak = None
     context.world.barrier()
     if context.world.is_main:

@@ -1,20 +1,24 @@
 """Claims: every headline statement, recomputed from the records.
 
-`params/claims.yaml` declares each statement once: which runs it is about, how one number follows from them, the bound that the number
-must keep, and the sentence that the numbers fill. Here one small function per kind of claim turns rows of `lab.load` into that number:
+`params/claims.yaml` declares each statement once: which runs it is about, how one number follows
+from them, the bound that the number must keep, and the sentence that the numbers fill. Here one
+small function per kind of claim turns rows of `lab.load` into that number:
 
     value    the figure of `of`
     ratio    the figure of `of` over that of `over`; `beside`: over another one, for the sentence
     spread   (largest - smallest) / smallest of the variants `of`
-    interval how far a variant of `of` may be from `over`: the largest end, without its sign, of the 95 % intervals (Student's t) of the
+    interval how far a variant of `of` may be from `over`: the largest end, without its sign, of the
+    95 % intervals (Student's t) of the
              mean difference of a metric, seed by seed; at least `repeats` seeds
-    count    how many of the variants `of` have at least `repeats` runs, all of which ended ok (and have `metric`)
+    count    how many of the variants `of` have at least `repeats` runs, all of which ended ok (and
+             have `metric`)
     estimators   our predictions' median error over that of the best of others' formulas
 
-A figure is taken over a variant's good repeats (`analysis.over_repeats`); of several variants or metrics it is the best one: the
-largest, and as `of` of a claim with `at_most` the smallest. A claim is held if its value and each single repeat keep the bound and there
-are at least `repeats` of them: one bad repeat makes it fall, and with a missing one it is incomplete. Where runs are not comparable, or
-there are none, there is no value, and the note says why.
+A figure is taken over a variant's good repeats (`analysis.over_repeats`); of several variants or
+metrics it is the best one: the largest, and as `of` of a claim with `at_most` the smallest. A claim
+is held if its value and each single repeat keep the bound and there are at least `repeats` of them:
+one bad repeat makes it fall, and with a missing one it is incomplete. Where runs are not
+comparable, or there are none, there is no value, and the note says why.
 """
 
 import functools
@@ -34,17 +38,35 @@ from lsai_lab.analysis.summary import STUDENT, half_width, over_repeats, spread
 from lsai_lab.project.files import load_yaml, repo_root
 from lsai_lab.runs.study import Study, load_study
 
-COLUMNS = ("name", "machine", "sentence", "value", "low", "high", "n", "bound", "held", "verdict", "note", "runs")
+COLUMNS = (
+    "name",
+    "machine",
+    "sentence",
+    "value",
+    "low",
+    "high",
+    "n",
+    "bound",
+    "held",
+    "verdict",
+    "note",
+    "runs",
+)
 VERDICTS = ("held", "fallen", "incomplete", "no data")
 # Facts that a sentence may use, with values to try it on.
-_FACTS: dict[str, Any] = dict.fromkeys(("value", "of", "over", "beside", "smallest", "largest"), 1.0)
+_FACTS: dict[str, Any] = dict.fromkeys(
+    ("value", "of", "over", "beside", "smallest", "largest"), 1.0
+)
 _FACTS |= {"total": 8, "repeats": 3, "best": "bf16", "machine": "h200"}
 _IDENTITY = ["study", "variant", "part", "repeat"]
-Names = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
+Names = Annotated[
+    list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)
+]
 
 
 class Term(Strict):
-    """Whose figure: variants and metrics of one part of a study; what is not given is the claim's own."""
+    """Whose figure: variants and metrics of one part of a study; what is not given is the claim's
+    own."""
 
     study: str
     part: Names = ["train"]
@@ -57,7 +79,9 @@ class Claim(Strict):
 
     kind: Literal["estimators", "value", "ratio", "spread", "interval", "count"]
     study: str
-    machine: str = Field("h200", description="folder in reports/recorded whose runs the claim is about")
+    machine: str = Field(
+        "h200", description="folder in reports/recorded whose runs the claim is about"
+    )
     part: Names = ["train"]
     metric: Names = []
     of: Term
@@ -66,22 +90,32 @@ class Claim(Strict):
     at_least: float | None = None
     at_most: float | None = None
     repeats: int = Field(1, ge=1)
-    same: list[str] = Field([], description="results or settings that must agree among all its runs")
-    void: str | None = Field(None, description="why the records cannot carry the claim: it counts as fallen")
-    short: str = Field("", max_length=46)  # what is measured, for a table that has its value and bound beside
+    same: list[str] = Field(
+        [], description="results or settings that must agree among all its runs"
+    )
+    void: str | None = Field(
+        None, description="why the records cannot carry the claim: it counts as fallen"
+    )
+    # what is measured, for a table that has its value and bound beside
+    short: str = Field("", max_length=46)
     sentence: str
 
     @property
     def limit(self) -> float:
         """The number of the bound."""
-        return next(limit for limit in (self.at_least, self.at_most, self.total) if limit is not None)
+        return next(
+            limit for limit in (self.at_least, self.at_most, self.total) if limit is not None
+        )
 
     @model_validator(mode="before")
     @classmethod
     def _terms_are_whole(cls, data: dict[str, Any]) -> dict[str, Any]:
         given = {key: data[key] for key in ("of", "over", "beside") if data.get(key) is not None}
         own = {key: data[key] for key in ("study", "part", "metric") if key in data}
-        terms = {key: term if isinstance(term, dict) else {"variant": term} for key, term in given.items()}
+        terms = {
+            key: term if isinstance(term, dict) else {"variant": term}
+            for key, term in given.items()
+        }
         return data | {key: own | term for key, term in terms.items()}
 
     @model_validator(mode="after")
@@ -96,7 +130,9 @@ class Claim(Strict):
         try:
             self.sentence.format(**_FACTS)
         except KeyError as error:
-            raise ValueError(f"sentence: unknown fact {error}{hint(str(error.args[0]), _FACTS)}") from None
+            raise ValueError(
+                f"sentence: unknown fact {error}{hint(str(error.args[0]), _FACTS)}"
+            ) from None
         except (ValueError, IndexError, AttributeError, TypeError) as error:
             raise ValueError(f"sentence: not a valid template: {error}") from None
         return self
@@ -122,7 +158,8 @@ class NoData(Exception):
 
 @dataclass
 class Found:
-    """A rule's number, also by repeat, the rows behind it, facts for the sentence; `note`: what outcomes do not say."""
+    """A rule's number, also by repeat, the rows behind it, facts for the sentence; `note`: what
+    outcomes do not say."""
 
     value: float
     each: list[float]
@@ -132,7 +169,8 @@ class Found:
 
 
 def load_claims(root: Path | None = None) -> dict[str, Claim]:
-    """`params/claims.yaml` of a checkout, in its order. UserError names the claim and what is wrong with it."""
+    """`params/claims.yaml` of a checkout, in its order. UserError names the claim and what is wrong
+    with it."""
     root, claims = root or repo_root(), {}
     studies = functools.cache(lambda name: load_study(root, name))  # each is read once
     for name, data in load_yaml(root / "params" / "claims.yaml").items():
@@ -145,20 +183,35 @@ def load_claims(root: Path | None = None) -> dict[str, Claim]:
 
 
 def evaluate(frame: pd.DataFrame, claims: dict[str, Claim] | None = None) -> pd.DataFrame:
-    """Every claim judged by the rows of `frame` (see `lab.load`) of its machine: one row each, `COLUMNS`.
+    """Every claim judged by the rows of `frame` (see `lab.load`) of its machine: one row each,
+    `COLUMNS`.
 
-    `value`, `low` and `high` (over the repeats; missing with one run) are rounded after the verdict; `n` is the number of
-    independent runs behind each figure, `runs` every run's `<machine>/<study>/<folder>`.
+    `value`, `low` and `high` (over the repeats; missing with one run) are rounded after the
+    verdict; `n` is the number of independent runs behind each figure, `runs` every run's
+    `<machine>/<study>/<folder>`.
     """
-    found = [_judge(name, claim, frame) for name, claim in (load_claims() if claims is None else claims).items()]
-    return pd.DataFrame(found, columns=list(COLUMNS)).assign(held=lambda rows: rows["verdict"] == "held")
+    found = [
+        _judge(name, claim, frame)
+        for name, claim in (load_claims() if claims is None else claims).items()
+    ]
+    return pd.DataFrame(found, columns=list(COLUMNS)).assign(
+        held=lambda rows: rows["verdict"] == "held"
+    )
 
 
 def _judge(name: str, claim: Claim, rows: pd.DataFrame) -> dict[str, Any]:
-    row: dict[str, Any] = {"name": name, "machine": claim.machine, "bound": claim.bound, "low": None, "high": None}
+    row: dict[str, Any] = {
+        "name": name,
+        "machine": claim.machine,
+        "bound": claim.bound,
+        "low": None,
+        "high": None,
+    }
     try:
         own = rows[rows["machine"] == claim.machine].sort_values("started", kind="stable")
-        found = _RULES[claim.kind](claim, own.drop_duplicates(_IDENTITY, keep="last").sort_values(_IDENTITY))
+        found = _RULES[claim.kind](
+            claim, own.drop_duplicates(_IDENTITY, keep="last").sort_values(_IDENTITY)
+        )
         ended_ok = found.rows["outcome"] == "ok"
         for fact in claim.same:
             values = found.rows[ended_ok].get(fact, pd.Series(dtype=object)).unique()
@@ -166,11 +219,22 @@ def _judge(name: str, claim: Claim, rows: pd.DataFrame) -> dict[str, Any]:
                 shown = ", ".join(map(str, values)) or "missing"
                 raise NoData(f"the runs cannot be compared, their {fact} must agree: {shown}")
     except NoData as reason:
-        row["sentence"] = re.sub(r"\{(?!machine\})[^{}]*\}", "…", claim.sentence).format(machine=claim.machine)
+        row["sentence"] = re.sub(r"\{(?!machine\})[^{}]*\}", "…", claim.sentence).format(
+            machine=claim.machine
+        )
         return row | {"value": None, "n": 0, "verdict": "no data", "note": str(reason), "runs": []}
-    facts = {"value": found.value, "total": claim.total, "repeats": claim.repeats, "machine": claim.machine}
+    facts = {
+        "value": found.value,
+        "total": claim.total,
+        "repeats": claim.repeats,
+        "machine": claim.machine,
+    }
     n = claim.repeats if claim.kind in ("count", "interval") else max(1, len(found.each))
-    row |= {"sentence": claim.sentence.format(**facts | found.facts), "value": _rounded(found.value), "n": n}
+    row |= {
+        "sentence": claim.sentence.format(**facts | found.facts),
+        "value": _rounded(found.value),
+        "n": n,
+    }
     if len(found.each) > 1:
         row |= {"low": _rounded(min(found.each)), "high": _rounded(max(found.each))}
     broken, bad = [value for value in found.each if not claim.holds(value)], found.rows[~ended_ok]
@@ -178,15 +242,26 @@ def _judge(name: str, claim: Claim, rows: pd.DataFrame) -> dict[str, Any]:
     if broken and claim.holds(found.value):
         worst = _rounded(min(broken) if claim.at_most is None else max(broken))
         notes.append(f"a repeat breaks the bound: {_short(worst)}")
-    places = found.rows["machine"] + "/" + found.rows["study"] + "/" + found.rows["run"].map(lambda run: Path(run).name)
+    places = (
+        found.rows["machine"]
+        + "/"
+        + found.rows["study"]
+        + "/"
+        + found.rows["run"].map(lambda run: Path(run).name)
+    )
     notes.append(f"{n} of {claim.repeats} runs" if n < claim.repeats else None)
     kept = claim.void is None and claim.holds(found.value) and not broken
     verdict = "fallen" if not kept else "held" if n >= claim.repeats else "incomplete"
-    return row | {"verdict": verdict, "note": "; ".join(filter(None, notes)), "runs": [*dict.fromkeys(places)]}
+    return row | {
+        "verdict": verdict,
+        "note": "; ".join(filter(None, notes)),
+        "runs": [*dict.fromkeys(places)],
+    }
 
 
 def _figure(claim: Claim, rows: pd.DataFrame) -> Found:
-    """A ratio's repeats: r over r, which have equal seeds; a single run over or under each of several."""
+    """A ratio's repeats: r over r, which have equal seeds; a single run over or under each of
+    several."""
     name, of, upper, used = _best(rows, claim.of, claim.at_most is not None)
     if claim.over is None:
         return Found(of, list(upper), used, {"best": name})
@@ -197,7 +272,11 @@ def _figure(claim: Claim, rows: pd.DataFrame) -> Found:
     if claim.beside is not None:
         facts["beside"] = of / _best(rows, claim.beside, False)[1]
     shared = sorted(set(upper.index) & set(lower.index))
-    each = [float(upper[r] / lower[r]) for r in shared] if min(len(upper), len(lower)) > 1 else [of / over]
+    each = (
+        [float(upper[r] / lower[r]) for r in shared]
+        if min(len(upper), len(lower)) > 1
+        else [of / over]
+    )
     return Found(of / over, each, pd.concat([used, bases]), facts)
 
 
@@ -210,12 +289,15 @@ def _spread(claim: Claim, rows: pd.DataFrame) -> Found:
 
 
 def furthest(claim: Claim, rows: pd.DataFrame) -> pd.Series:
-    """By seed, how far the variant of an interval's claim whose 95 % interval reaches furthest (its name) lies from the base."""
+    """By seed, how far the variant of an interval's claim whose 95 % interval reaches furthest (its
+    name) lies from the base."""
     assert claim.over is not None
     (metric,), (base,) = claim.of.metric, claim.over.variant
     bases, ends = _series(rows, claim.over, base, metric), []
     for name in claim.of.variant:
-        difference = (_series(rows, claim.of, name, metric) - bases).dropna().iloc[: len(STUDENT) + 1]
+        difference = (
+            (_series(rows, claim.of, name, metric) - bases).dropna().iloc[: len(STUDENT) + 1]
+        )
         if (n := len(difference)) < claim.repeats:
             raise NoData(f"{name}: {n} of {claim.repeats} seeds")
         ends.append(difference.rename(name))
@@ -230,10 +312,19 @@ def _interval(claim: Claim, rows: pd.DataFrame) -> Found:
 
 def _count(claim: Claim, rows: pd.DataFrame) -> Found:
     used = _rows(rows, claim.of)
-    good = used[used["outcome"] == "ok"].reindex(columns=[*used.columns.union(claim.of.metric, sort=False)])
-    have, runs = good.dropna(subset=claim.of.metric)["variant"].value_counts(), used["variant"].value_counts()
+    good = used[used["outcome"] == "ok"].reindex(
+        columns=[*used.columns.union(claim.of.metric, sort=False)]
+    )
+    have, runs = (
+        good.dropna(subset=claim.of.metric)["variant"].value_counts(),
+        used["variant"].value_counts(),
+    )
     need = {name: max(claim.repeats, runs.get(name, 0)) for name in claim.of.variant}
-    short = [f"{name}: {have.get(name, 0)} of {n} runs complete" for name, n in need.items() if have.get(name, 0) < n]
+    short = [
+        f"{name}: {have.get(name, 0)} of {n} runs complete"
+        for name, n in need.items()
+        if have.get(name, 0) < n
+    ]
     return Found(float(claim.total - len(short)), [], used, {}, "; ".join(short))
 
 
@@ -244,35 +335,58 @@ def _estimators(claim: Claim, rows: pd.DataFrame) -> Found:
     return Found(value, each, rows.iloc[:0], facts)
 
 
-_RULES = {"value": _figure, "ratio": _figure, "spread": _spread, "interval": _interval, "count": _count}
+_RULES = {
+    "value": _figure,
+    "ratio": _figure,
+    "spread": _spread,
+    "interval": _interval,
+    "count": _count,
+}
 _RULES["estimators"] = _estimators
 
 
 def _rows(rows: pd.DataFrame, term: Term) -> pd.DataFrame:
     """The rows of the term's variants, whatever became of them."""
-    return rows[(rows["study"] == term.study) & rows["part"].isin(term.part) & rows["variant"].isin(term.variant)]
+    return rows[
+        (rows["study"] == term.study)
+        & rows["part"].isin(term.part)
+        & rows["variant"].isin(term.variant)
+    ]
 
 
 def _series(rows: pd.DataFrame, term: Term, variant: str, metric: str) -> pd.Series:
     """A metric of the good runs of one variant, by repeat. NoData if there is none."""
     runs = _rows(rows, term.model_copy(update={"variant": [variant]}))
     good = runs[runs["outcome"] == "ok"].set_index("repeat")
-    values = pd.to_numeric(good[metric], errors="coerce").dropna() if metric in good else pd.Series(dtype=float)
+    values = (
+        pd.to_numeric(good[metric], errors="coerce").dropna()
+        if metric in good
+        else pd.Series(dtype=float)
+    )
     if runs.empty:
         raise NoData(f"{variant}: no run")
     if values.empty:
         bad = ", ".join(sorted(set(runs["outcome"]) - {"ok"}))
-        raise NoData(f"{variant}: no run has {metric}" + (f" ({bad})" if bad else hint(metric, map(str, runs.columns))))
+        raise NoData(
+            f"{variant}: no run has {metric}"
+            + (f" ({bad})" if bad else hint(metric, map(str, runs.columns)))
+        )
     return values.astype(float)
 
 
-def _best(rows: pd.DataFrame, term: Term, smallest: bool) -> tuple[str, float, pd.Series, pd.DataFrame]:
-    """The best variant or metric of a term: its name, its figure, its repeats; and the rows of all that were compared."""
+def _best(
+    rows: pd.DataFrame, term: Term, smallest: bool
+) -> tuple[str, float, pd.Series, pd.DataFrame]:
+    """The best variant or metric of a term: its name, its figure, its repeats; and the rows of all
+    that were compared."""
     found, missing = {}, []
     for variant, metric in itertools.product(term.variant, term.metric):
         try:
             values = _series(rows, term, variant, metric)
-            found[variant if len(term.metric) == 1 else metric] = (over_repeats(metric, values), values)
+            found[variant if len(term.metric) == 1 else metric] = (
+                over_repeats(metric, values),
+                values,
+            )
         except NoData as reason:
             missing.append(str(reason))
     if not found:
@@ -284,9 +398,15 @@ def _best(rows: pd.DataFrame, term: Term, smallest: bool) -> tuple[str, float, p
 def _check_names(claim: Claim, studies: Callable[[str], Study], where: str) -> None:
     for term in filter(None, (claim.of, claim.over, claim.beside)):
         study = studies(term.study)
-        for what, names, known in [("part", term.part, [*study.parts]), ("variant", term.variant, [*study.variants])]:
+        for what, names, known in [
+            ("part", term.part, [*study.parts]),
+            ("variant", term.variant, [*study.variants]),
+        ]:
             if unknown := [name for name in names if name not in known]:
-                raise UserError(f"{where}: study {study.study} has no {what} {unknown[0]!r}{hint(unknown[0], known)}")
+                raise UserError(
+                    f"{where}: study {study.study} has no {what} "
+                    f"{unknown[0]!r}{hint(unknown[0], known)}"
+                )
 
 
 def _rounded(value: float) -> float:

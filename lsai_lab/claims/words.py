@@ -1,5 +1,6 @@
-"""Claims in the short notation of a table: `1.43x (1.42 to 1.44, n = 3)`, from the smallest to the largest repeat,
-or for gaps of losses `0.3% (worst seed 0.91%, n = 3)`, the largest; and what has fallen."""
+"""Claims in the short notation of a table: `1.43x (1.42 to 1.44, n = 3)`, from the smallest to the
+largest repeat, or for gaps of losses `0.3% (worst seed 0.91%, n = 3)`, the largest; and what has
+fallen."""
 
 import math
 
@@ -9,7 +10,8 @@ from lsai_lab.claims.evaluate import Claim, evaluate, load_claims
 
 
 def amount(claim: Claim, value: float, digits: int = 3) -> str:
-    """`value` in the claim's unit, a share, a multiple or a number: with so many significant digits, 0 for as exact as it is."""
+    """`value` in the claim's unit, a share, a multiple or a number: with so many significant
+    digits, 0 for as exact as it is."""
     share = claim.kind == "spread" or (claim.kind in ("ratio", "value") and claim.limit < 1)
     share |= claim.kind == "ratio" and claim.of.metric[0].startswith("mem")
     if claim.kind == "count" or (claim.kind == "value" and not share):
@@ -22,15 +24,21 @@ def amount(claim: Claim, value: float, digits: int = 3) -> str:
 
 
 def told_short(claims: pd.DataFrame, declared: dict[str, Claim]) -> pd.DataFrame:
-    """Rows of `evaluate` that have a value as name, claim (its short text), bound, measured, verdict (bold where not held)."""
+    """Rows of `evaluate` that have a value as name, claim (its short text), bound, measured,
+    verdict (bold where not held)."""
     rows = []
     for row in claims.itertuples():
         claim, value = declared[row.name], amount(declared[row.name], row.value)
         repeats = f"n = {row.n}"
-        for digits in (3, 4) if pd.notna(row.low) else ():  # the fourth where three do not tell the repeats apart
+        # the fourth where three do not tell the repeats apart
+        for digits in (3, 4) if pd.notna(row.low) else ():
             low, high = amount(claim, row.low, digits), amount(claim, row.high, digits)
             if low != high:  # of losses the value is the gap of the means, which no single seed has
-                span = f"worst seed {high}" if claim.kind == "spread" else f"{low.strip('x%')} to {high.strip('x%')}"
+                span = (
+                    f"worst seed {high}"
+                    if claim.kind == "spread"
+                    else f"{low.strip('x%')} to {high.strip('x%')}"
+                )
                 value, repeats = amount(claim, row.value, digits), f"{span}, {repeats}"
                 break
         verdict = row.verdict if row.held else f"**{row.verdict}**"
@@ -40,10 +48,16 @@ def told_short(claims: pd.DataFrame, declared: dict[str, Claim]) -> pd.DataFrame
 
 
 def fallen(runs: pd.DataFrame, *studies: str) -> str:
-    """Which claims about `studies` have fallen by the committed `runs` (rows of `lab.load`), as a sentence; empty if none has."""
+    """Which claims about `studies` have fallen by the committed `runs` (rows of `lab.load`), as a
+    sentence; empty if none has."""
     declared = {name: claim for name, claim in load_claims().items() if claim.study in studies}
     judged = evaluate(runs[~runs["own"].astype(bool)], declared)
     rows = told_short(judged[judged["verdict"] == "fallen"], declared)
-    told = "; ".join(f"{row.claim}: {row.measured}, claimed {row.bound}" for row in rows.itertuples())
-    said = f"{len(rows)} of the chapter's {len(judged)} claims **fell**, in the value or in a single repeat (@tbl-claims). {told}."
+    told = "; ".join(
+        f"{row.claim}: {row.measured}, claimed {row.bound}" for row in rows.itertuples()
+    )
+    said = (
+        f"{len(rows)} of the chapter's {len(judged)} claims **fell**, in the value or in a "
+        f"single repeat (@tbl-claims). {told}."
+    )
     return said * bool(told)

@@ -1,4 +1,5 @@
-"""The commands of `lsai`. Each is imported when it is called: `lsai --help` loads neither torch nor pandas."""
+"""The commands of `lsai`. Each is imported when it is called: `lsai --help` loads neither torch nor
+pandas."""
 
 import importlib
 from typing import Annotated, Any
@@ -8,7 +9,8 @@ from typer.core import TyperCommand, TyperGroup
 
 import lsai_core
 
-# Name: (module with the function of this name, or with an app of several; what it does; an example's arguments, and further paragraphs).
+# Name: (module with the function of this name, or with an app of several; what it does; an
+# example's arguments, and further paragraphs).
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "doctor": ("doctor", "What this machine can and cannot run, why, and how to fix it.", "--json"),
     "data": ("data", "Text for training: list, prepare, inspect.", "prepare stdlib --max-mb 5"),
@@ -16,31 +18,54 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "runs",
         "Train one variant of a study with your own settings and show what came out.",
         "--technique flash_gradcp --batch-size 8 --dataset polish-docs\n\n"
-        "8-bit AdamW: --set optim.states=8bit; bf16 weights rounded by chance, so that small updates are not lost: --set precision=bf16 --set "
-        "optim.rounding=stochastic; all states in host memory, also on one GPU: --set parallel.cpu_offload=true"
+        "8-bit AdamW: --set optim.states=8bit; bf16 weights rounded by chance, so that small "
+        "updates are not lost: --set precision=bf16 --set "
+        "optim.rounding=stochastic; all states in host memory, also on one GPU: --set "
+        "parallel.cpu_offload=true"
         "\n\nFSDP2 over four GPUs or CPU processes: --set parallel.fsdp=4\n\n"
-        "Four processes share each long sequence: --technique flash_gradcp --set parallel.cp=4 --set seq_len=65536; for "
+        "Four processes share each long sequence: --technique flash_gradcp --set parallel.cp=4 "
+        "--set seq_len=65536; for "
         "still longer ones add --set saved_inputs=host --set blocks=fused --set mlp_chunk=8192",
     ),
-    "find-batch": ("runs", "Find the largest batch of a variant that trains on this machine.", "--technique bf16"),
+    "find-batch": (
+        "runs",
+        "Find the largest batch of a variant that trains on this machine.",
+        "--technique bf16",
+    ),
     "predict": (
         "prediction",
         "Predict peak memory and step time of a training run on any GPU, without one.",
         "--model llama3-8b --gpu rtx4090 --techniques (will it fit, and with which technique?)\n\n"
-        "The longest sequence that memory allows, and the host memory it needs: lsai predict --model llama3-8b --gpu h200 "
-        "--longest --set grad_checkpoint=full\n\nA study's run: lsai predict --study speed --variant attention\n\nAnother trainer: "
-        "lsai predict --config torchtitan.toml --gpus 8 --gpu h100; lsai predict --hf FOLDER --as hf --gpu 80GB",
+        "The longest sequence that memory allows, and the host memory it needs: lsai predict "
+        "--model llama3-8b --gpu h200 "
+        "--longest --set grad_checkpoint=full\n\nA study's run: lsai predict --study speed "
+        "--variant attention\n\nAnother trainer: "
+        "lsai predict --config torchtitan.toml --gpus 8 --gpu h100; lsai predict --hf FOLDER --as "
+        "hf --gpu 80GB",
     ),
     "study": (
         "runs",
         "Run every variant of a study that is not recorded yet.",
         "memory --only 'bf16,*_gradcp' --dry-run\n\n"
-        "lsai study ablation (the same loss), lsai study fsdp --parts weak (scaling), lsai study largest --parts train_layers"
+        "lsai study ablation (the same loss), lsai study fsdp --parts weak (scaling), lsai study "
+        "largest --parts train_layers"
         "\n\nThe studies are the files of params/studies.",
     ),
-    "runs": ("own", "Your own runs: list, filter, compare two, delete.", "list memory --where optim.lr=1e-3"),
-    "compare": ("runs", "Compare the recorded runs of a study in a table.", "memory --recorded --machine h200"),
-    "record": ("runs", "Copy finished runs into reports/recorded/, to be committed.", "memory --machine h200"),
+    "runs": (
+        "own",
+        "Your own runs: list, filter, compare two, delete.",
+        "list memory --where optim.lr=1e-3",
+    ),
+    "compare": (
+        "runs",
+        "Compare the recorded runs of a study in a table.",
+        "memory --recorded --machine h200",
+    ),
+    "record": (
+        "runs",
+        "Copy finished runs into reports/recorded/, to be committed.",
+        "memory --machine h200",
+    ),
     "submit": (
         "cluster",
         "Submit a study to a Slurm cluster, and a report job after it.",
@@ -49,7 +74,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "jobs": ("cluster", "List the submitted jobs: state, elapsed time, outcome, log.", "--json"),
     "cancel": ("cluster", "Cancel submitted jobs, with the report jobs that follow them.", "4711"),
     "claims": ("claims", "Recompute every headline statement from the records.", "--json"),
-    "attention-table": ("claims", "The table behind attention's auto, made from the records.", "--write"),
+    "attention-table": (
+        "claims",
+        "The table behind attention's auto, made from the records.",
+        "--write",
+    ),
     "report": (
         "report",
         "Run the studies, execute the chapters and render the report.",
@@ -76,7 +105,8 @@ LSAI_ACCOUNT: account for cluster jobs; LSAI_SPEAKLEASH_URL: another server for 
 
 
 class Interrupted(Exception):
-    """Ctrl-C in a command. A KeyboardInterrupt would be swallowed by Typer, which ends without a word."""
+    """Ctrl-C in a command. A KeyboardInterrupt would be swallowed by Typer, which ends without a
+    word."""
 
 
 class _Commands(TyperGroup):
@@ -99,7 +129,9 @@ class _Commands(TyperGroup):
             module.app.info.help = told
             return typer.main.get_group(module.app)
         one = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        one.command(cmd_name, help=told, short_help=what)(getattr(module, cmd_name.replace("-", "_")))
+        one.command(cmd_name, help=told, short_help=what)(
+            getattr(module, cmd_name.replace("-", "_"))
+        )
         return typer.main.get_command(one)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -121,7 +153,8 @@ app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Run experiments on large-scale AI engineering and write the lab report, every number traceable to its run.",
+    help="Run experiments on large-scale AI engineering and write the lab report, every number "
+    "traceable to its run.",
     epilog=ENVIRONMENT,
 )
 
@@ -132,7 +165,9 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-_VersionOption = typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version.")
+_VersionOption = typer.Option(
+    "--version", is_eager=True, callback=_show_version, help="Show the version."
+)
 
 
 @app.callback()

@@ -1,6 +1,8 @@
-"""`lsai claims`, `attention-table`: what follows from the records, headline by headline and kernel by kernel.
+"""`lsai claims`, `attention-table`: what follows from the records, headline by headline and kernel
+by kernel.
 
-A fallen claim is shown, never dropped, and one without data counts as fallen, because a headline without evidence must not stand.
+A fallen claim is shown, never dropped, and one without data counts as fallen, because a headline
+without evidence must not stand.
 """
 
 import json
@@ -14,17 +16,21 @@ from rich.console import Console
 from lsai_core.attention.measured import TABLE, table_text
 from lsai_core.base.files import write_json, write_text
 from lsai_lab.benches.attention_table import recorded_rankings
-from lsai_lab.claims.words import told_short
 from lsai_lab.claims.evaluate import VERDICTS, Claim, evaluate, load_claims
+from lsai_lab.claims.words import told_short
 from lsai_lab.project.files import repo_root
 from lsai_lab.report.load import load
 from lsai_lab.runs.records import recorded_runs
 
 
 def claims(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON, with every run behind each.")] = False,
-    write: Annotated[bool, typer.Option("--write", help="Refresh reports/recorded/claims.json.")] = False,
-) -> None:  # fmt: skip
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the results as JSON, with every run behind each.")
+    ] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Refresh reports/recorded/claims.json.")
+    ] = False,
+) -> None:
     """Recompute every headline statement of params/claims.yaml; exit 1 if one falls."""
     runs, declared = load(), load_claims()
     found = evaluate(runs[~runs["own"].astype(bool)], declared)
@@ -44,7 +50,8 @@ def claims_file(root: Path) -> Path:
 
 
 def as_records(found: pd.DataFrame) -> dict[str, Any]:
-    """What `--json` prints and `--write` keeps: plain lists, strings and numbers; null where there is none."""
+    """What `--json` prints and `--write` keeps: plain lists, strings and numbers; null where there
+    is none."""
     return {"claims": json.loads(found.to_json(orient="records", double_precision=15))}
 
 
@@ -61,16 +68,27 @@ def _show(found: pd.DataFrame, declared: dict[str, Claim]) -> None:
 
 
 def attention_table(
-    write: Annotated[bool, typer.Option("--write", help="Refresh the table that ships with the package.")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Refresh the table that ships with the package.")
+    ] = False,
 ) -> None:
-    """Show which backend `auto` takes at every measured shape; exit 1 if the shipped table is not what the records give."""
+    """Show which backend `auto` takes at every measured shape; exit 1 if the shipped table is not
+    what the records give."""
     found = recorded_rankings(recorded_runs(repo_root() / "reports"))
     if write:
         write_text(TABLE, table_text(found))
-    best = [{"training": " > ".join([*r.training][:3]), "inference": " > ".join([*r.inference][:3])} for r in found]
-    table = pd.DataFrame([vars(r) | names for r, names in zip(found, best, strict=True)], dtype=object)
+    best = [
+        {"training": " > ".join([*r.training][:3]), "inference": " > ".join([*r.inference][:3])}
+        for r in found
+    ]
+    table = pd.DataFrame(
+        [vars(r) | names for r, names in zip(found, best, strict=True)], dtype=object
+    )
     nothing = "no attention run on a GPU is recorded: auto follows its fixed order everywhere"
     print(table.to_string(index=False) if found else nothing)
     if TABLE.read_text(encoding="utf-8") != table_text(found):
-        print("the table that ships differs from the records: run `lsai attention-table --write` and commit it")
+        print(
+            "the table that ships differs from the records: run `lsai attention-table --write` and "
+            "commit it"
+        )
         raise typer.Exit(1)

@@ -26,28 +26,58 @@ def submit(
     skip: opt.SkipOption = None,
     parts: opt.PartsOption = None,
     set_: opt.SetOption = None,
-    per_variant: Annotated[bool, typer.Option("--per-variant", help="One array task for each variant.")] = False,
-    account: Annotated[str | None, typer.Option(help="Else $LSAI_ACCOUNT, $SBATCH_ACCOUNT, local.yaml.")] = None,
-    partition: Annotated[str | None, typer.Option(help="Partition instead of the cluster file's.")] = None,
+    per_variant: Annotated[
+        bool, typer.Option("--per-variant", help="One array task for each variant.")
+    ] = False,
+    account: Annotated[
+        str | None, typer.Option(help="Else $LSAI_ACCOUNT, $SBATCH_ACCOUNT, local.yaml.")
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="Partition instead of the cluster file's.")
+    ] = None,
     time: Annotated[str | None, typer.Option(help="Time limit, for example 02:00:00.")] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Nodes of the study's job.")] = None,
-    gpus: Annotated[int | None, typer.Option(min=0, help="GPUs a node; all of them if not given.")] = None,
-    requeue: Annotated[bool | None, typer.Option(help="Back into the queue, if warned of the time limit.")] = None,
-    after: Annotated[str | None, typer.Option(metavar="JOB", help="Start only when this job has succeeded.")] = None,
-    no_report: Annotated[bool, typer.Option("--no-report", help="Do not render the report afterwards.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Even if a job of this study waits or runs.")] = False,
+    gpus: Annotated[
+        int | None, typer.Option(min=0, help="GPUs a node; all of them if not given.")
+    ] = None,
+    requeue: Annotated[
+        bool | None, typer.Option(help="Back into the queue, if warned of the time limit.")
+    ] = None,
+    after: Annotated[
+        str | None, typer.Option(metavar="JOB", help="Start only when this job has succeeded.")
+    ] = None,
+    no_report: Annotated[
+        bool, typer.Option("--no-report", help="Do not render the report afterwards.")
+    ] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Even if a job of this study waits or runs.")
+    ] = False,
     dry_run: opt.DryRunOption = False,
 ) -> None:
     if after is not None and not after.isdigit():
         raise UserError(f"--after wants the number of a job, got {after!r}")
-    changes = {"account": account, "partition": partition, "time": time, "nodes": nodes, "requeue": requeue}
+    changes = {
+        "account": account,
+        "partition": partition,
+        "time": time,
+        "nodes": nodes,
+        "requeue": requeue,
+    }
     chosen = load_cluster(repo_root(), cluster, changes | {"profile": profile})
     session = Session(chosen.profile)
     planned = jobs_of(
-        study, chosen, session, only=opt.names(only), skip=opt.names(skip), parts=opt.names(parts),
-        overrides=opt.overrides_from(set_), options=[["--set", pair] for pair in set_ or []],
-        per_variant=per_variant, gpus=gpus, after=after,
-    )[: 1 if no_report else 2]  # fmt: skip
+        study,
+        chosen,
+        session,
+        only=opt.names(only),
+        skip=opt.names(skip),
+        parts=opt.names(parts),
+        overrides=opt.overrides_from(set_),
+        options=[["--set", pair] for pair in set_ or []],
+        per_variant=per_variant,
+        gpus=gpus,
+        after=after,
+    )[: 1 if no_report else 2]
     script = render(planned[0], chosen, session)
     if dry_run:
         print(script, end="")
@@ -55,23 +85,39 @@ def submit(
             print("\n# ---- and then, when that job has ended, however it did ----\n")
             print(render(following(follower, "JOB"), chosen, session), end="")
         return
-    job, *reports = submit_jobs(study, planned, chosen, session, shlex.join(["lsai", *sys.argv[1:]]), again)
+    job, *reports = submit_jobs(
+        study, planned, chosen, session, shlex.join(["lsai", *sys.argv[1:]]), again
+    )
     if job.code["dirty"]:
-        print("note: the checkout has changes that are not committed; the job's record says so", file=sys.stderr)
+        print(
+            "note: the checkout has changes that are not committed; the job's record says so",
+            file=sys.stderr,
+        )
     tasks = f", {len(job.variants)} array tasks" if job.variants else ""
     print(f"submitted job {job.job}: study {study} on {cluster}{tasks}; output: {job.log}")
     for report in reports:
-        print(f"submitted job {report.job}: the report, when {job.job} has ended; output: {report.log}")
+        print(
+            f"submitted job {report.job}: the report, when {job.job} has ended; output: "
+            f"{report.log}"
+        )
 
 
 def jobs(as_json: opt.JsonOption = False) -> None:
     folder, here = Session().runs_root / "jobs", Path.cwd()
-    found = [row | {"log": portable(Path(row["log"]), here)} for job in read_jobs(folder) for row in rows(job, folder)]
-    opt.show_rows(found, as_json, "no jobs were submitted from here; `lsai submit STUDY --cluster NAME` does")
+    found = [
+        row | {"log": portable(Path(row["log"]), here)}
+        for job in read_jobs(folder)
+        for row in rows(job, folder)
+    ]
+    opt.show_rows(
+        found, as_json, "no jobs were submitted from here; `lsai submit STUDY --cluster NAME` does"
+    )
 
 
 def cancel(
-    job: Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", help="Numbers, as in `lsai jobs`.")] = None,
+    job: Annotated[
+        list[str] | None, typer.Argument(metavar="[JOB]...", help="Numbers, as in `lsai jobs`.")
+    ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every job that waits or runs.")] = False,
 ) -> None:
     if bool(job) == all_:
@@ -83,7 +129,9 @@ def cancel(
         if number not in records:
             raise UserError(f"no job {number} was submitted from here; `lsai jobs` lists them")
     wanted = list(records) if all_ else list(job or [])
-    wanted += [report for number in wanted if (report := records[number].report) and report not in wanted]
+    wanted += [
+        report for number in wanted if (report := records[number].report) and report not in wanted
+    ]
     active = [n for n in wanted if any(not state.ended for state in states(records[n], folder))]
     if active:
         slurm.cancel(*active)

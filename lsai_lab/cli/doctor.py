@@ -1,4 +1,5 @@
-"""`lsai doctor`: what this machine can and cannot run, why, and the command that would change it."""
+"""`lsai doctor`: what this machine can and cannot run, why, and the command that would change
+it."""
 
 import dataclasses
 import json
@@ -13,8 +14,11 @@ from lsai_lab.machine.environment import environment
 _STYLES = {"ok": ("✓", "green"), "missing": ("✗", "red"), "not needed": ("–", "dim")}
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False) -> None:
-    """Show what this machine can and cannot run, why, and the fix; exit 1 only if something essential is broken."""
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
+) -> None:
+    """Show what this machine can and cannot run, why, and the fix; exit 1 only if something
+    essential is broken."""
     checks = run_checks()
     missing = [check for check in checks if check.ok is False]
     broken = [check.name for check in missing if check.essential]
@@ -32,5 +36,10 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the check
     if broken:
         console.print(f"Not usable until this is fixed: {', '.join(broken)}.", style="red")
         raise typer.Exit(1)
-    less = f"{len(missing)} optional parts are missing; runs that need them are recorded as unavailable."
-    console.print(f"Usable. {less if missing else 'Nothing is missing that this machine could have.'}")
+    less = (
+        f"{len(missing)} optional parts are missing; runs that need them are recorded as "
+        f"unavailable."
+    )
+    console.print(
+        f"Usable. {less if missing else 'Nothing is missing that this machine could have.'}"
+    )

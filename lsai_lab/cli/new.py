@@ -11,15 +11,21 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import write_text
 from lsai_lab.project.files import repo_root
+from lsai_lab.project.template import lay_out
 from lsai_lab.report.strip import KERNEL
 from lsai_lab.runs.chapters import book_settings
-from lsai_lab.project.template import lay_out
 
 app = typer.Typer(no_args_is_help=True)
 
 
-@app.command("lab", help="Lay out notebooks, params, Makefile and reports in a new folder. Example: lsai new lab mylab")
-def lab(folder: Annotated[Path, typer.Argument(help="The folder; it must not exist, or be empty.")]) -> None:
+@app.command(
+    "lab",
+    help="Lay out notebooks, params, Makefile and reports in a new folder. Example: lsai new lab "
+    "mylab",
+)
+def lab(
+    folder: Annotated[Path, typer.Argument(help="The folder; it must not exist, or be empty.")],
+) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not empty; choose another folder")
     lay_out(folder)
@@ -36,12 +42,25 @@ def chapter(name: Annotated[str, typer.Argument(help="Two digits, a dash, and th
         raise UserError(f"{path} exists already")
     name_of_last = re.escape(book_settings(book.parent)["chapters"][-1])
     last = re.compile(rf"(?m)^( *- ){name_of_last}$")
-    load = 'runs = lab.load("memory").query("part == \'train\'")\nrows = lab.summarize(runs, ["tokens_per_s"])'
+    load = (
+        'runs = lab.load("memory").query("part == \'train\'")\nrows = lab.summarize(runs, '
+        '["tokens_per_s"])'
+    )
     cells = [
-        new_markdown_cell(f"# {name[3:].replace('-', ' ').capitalize()} {{#sec-{name[3:]}}}\n\nThe question."),  # type: ignore[no-untyped-call]
+        new_markdown_cell(
+            f"# {name[3:].replace('-', ' ').capitalize()} {{#sec-{name[3:]}}}\n\nThe question."
+        ),  # type: ignore[no-untyped-call]
         new_code_cell(f"import lsai_lab as lab\n\n{load}"),  # type: ignore[no-untyped-call]
-        new_code_cell(f'#| label: tbl-{name[3:]}\n#| tbl-cap: "What the table shows."\nlab.table(rows[["label", "tokens_per_s", "n", "run"]])'),  # type: ignore[no-untyped-call]
-    ]  # fmt: skip
+        new_code_cell(
+            f'#| label: tbl-{name[3:]}\n#| tbl-cap: "What the table '
+            f'shows."\nlab.table(rows[["label", "tokens_per_s", "n", "run"]])'
+        ),  # type: ignore[no-untyped-call]
+    ]
     nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": KERNEL}), path)  # type: ignore[no-untyped-call]
-    write_text(book, last.sub(lambda found: f"{found[0]}\n{found[1]}{name}.ipynb", book.read_text(encoding="utf-8")))
+    write_text(
+        book,
+        last.sub(
+            lambda found: f"{found[0]}\n{found[1]}{name}.ipynb", book.read_text(encoding="utf-8")
+        ),
+    )
     print(f"{path} is a chapter now; open it in JupyterLab, and run: lsai report --no-run --watch")

@@ -9,28 +9,51 @@ from lsai_core.base.errors import UserError
 from lsai_core.base.files import deep_merge
 from lsai_lab.project.files import parse_overrides
 
-ProfileOption = Annotated[str | None, typer.Option(help="Machine profile in params/profiles; detected if not given.")]
-SetOption = Annotated[list[str] | None, typer.Option("--set", help="Override a key, e.g. optim.lr=3e-4. Repeatable.")]
+ProfileOption = Annotated[
+    str | None, typer.Option(help="Machine profile in params/profiles; detected if not given.")
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="Override a key, e.g. optim.lr=3e-4. Repeatable.")
+]
 BatchOption = Annotated[int | None, typer.Option(min=1, help="Sequences per micro-batch.")]
-DatasetOption = Annotated[str | None, typer.Option(help="stdlib, polish-docs, speakleash:<name>, file:<path or glob>.")]
-NoMemoryOption = Annotated[bool, typer.Option("--no-memory-profiling", help="Do not measure the phases' memory.")]
+DatasetOption = Annotated[
+    str | None, typer.Option(help="stdlib, polish-docs, speakleash:<name>, file:<path or glob>.")
+]
+NoMemoryOption = Annotated[
+    bool, typer.Option("--no-memory-profiling", help="Do not measure the phases' memory.")
+]
 OnlyOption = Annotated[
-    str | None, typer.Option(help="Comma-separated variants to run (for a report also studies), or patterns such as '*_1'.")
-]  # fmt: skip
-SkipOption = Annotated[str | None, typer.Option(help="Comma-separated variants to leave out, as with --only.")]
+    str | None,
+    typer.Option(
+        help="Comma-separated variants to run (for a report also studies), or patterns such as "
+        "'*_1'."
+    ),
+]
+SkipOption = Annotated[
+    str | None, typer.Option(help="Comma-separated variants to leave out, as with --only.")
+]
 PartsOption = Annotated[str | None, typer.Option(help="Comma-separated parts to measure.")]
-AgainOption = Annotated[bool, typer.Option("--again", help="Repeat finished runs; earlier/ keeps what they found.")]
-NameOption = Annotated[str | None, typer.Option("--name", help="A name for these runs, as `lsai runs` finds them.")]
+AgainOption = Annotated[
+    bool, typer.Option("--again", help="Repeat finished runs; earlier/ keeps what they found.")
+]
+NameOption = Annotated[
+    str | None, typer.Option("--name", help="A name for these runs, as `lsai runs` finds them.")
+]
 NoteOption = Annotated[str | None, typer.Option(help="A note to keep with these runs.")]
 TagOption = Annotated[list[str] | None, typer.Option(help="A tag for these runs. Repeatable.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be run or submitted, and stop.")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would be run or submitted, and stop.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
 OneStudy = Annotated[str, typer.Argument(metavar="STUDY", help="Study in params/studies.")]
 AnyStudy = Annotated[str | None, typer.Argument(metavar="[STUDY]", help="Only this study.")]
 
 
 def overrides_from(
-    pairs: list[str] | None, batch_size: int | None = None, dataset: str | None = None, no_memory: bool = False
+    pairs: list[str] | None,
+    batch_size: int | None = None,
+    dataset: str | None = None,
+    no_memory: bool = False,
 ) -> dict[str, Any]:
     """The `--set` pairs and the shorthand options as one nested mapping."""
     shorthands: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
@@ -40,19 +63,26 @@ def overrides_from(
 
 
 def names(text: str | None) -> list[str]:
-    """A comma-separated list as given on the command line. Raises UserError for a list of nothing, which would select all."""
+    """A comma-separated list as given on the command line. Raises UserError for a list of nothing,
+    which would select all."""
     found = [name.strip() for name in (text or "").split(",") if name.strip()]
     if text is not None and not found:
-        raise UserError(f"expected names separated by commas, got {text!r}; leave the option out to select everything")
+        raise UserError(
+            f"expected names separated by commas, got {text!r}; leave the option out to select "
+            f"everything"
+        )
     return found
 
 
 def show_rows(rows: list[dict[str, Any]], as_json: bool, nothing: str) -> None:
-    """Print rows as JSON, or as a table without empty columns; instead of an empty table it says `nothing`."""
+    """Print rows as JSON, or as a table without empty columns; instead of an empty table it says
+    `nothing`."""
     import pandas as pd  # `lsai predict` does without
 
     if as_json:
         return print(json.dumps(rows, indent=1, default=str))
     table = pd.DataFrame(rows).replace({"nan": None, "": None}).dropna(axis="columns", how="all")
-    shown = table.to_string(index=False, na_rep="", float_format=lambda x: f"{x:{',.0f' if abs(x) >= 1000 else '.4g'}}")
+    shown = table.to_string(
+        index=False, na_rep="", float_format=lambda x: f"{x:{',.0f' if abs(x) >= 1000 else '.4g'}}"
+    )
     print(shown if rows else nothing)

@@ -1,4 +1,5 @@
-"""`lsai runs`: your own runs one by one, whatever their settings: list, filter, compare two, delete."""
+"""`lsai runs`: your own runs one by one, whatever their settings: list, filter, compare two,
+delete."""
 
 import shutil
 from pathlib import Path
@@ -16,14 +17,22 @@ from lsai_lab.runs.writer import only_writer
 
 app = typer.Typer(no_args_is_help=True)
 RunArgument = Annotated[
-    str, typer.Argument(help="A run: its key or the beginning of it, its folder, the name you gave it, or study.name.")
+    str,
+    typer.Argument(
+        help="A run: its key or the beginning of it, its folder, the name you gave it, or "
+        "study.name."
+    ),
 ]
 
 
-@app.command("list", help="List runs, the newest last. Example: lsai runs list memory --where optim.lr=1e-3")
+@app.command(
+    "list", help="List runs, the newest last. Example: lsai runs list memory --where optim.lr=1e-3"
+)
 def list_runs(
     study: AnyStudy = None,
-    where: Annotated[list[str] | None, typer.Option(help="Only with this setting: optim.lr=1e-3. Repeatable.")] = None,
+    where: Annotated[
+        list[str] | None, typer.Option(help="Only with this setting: optim.lr=1e-3. Repeatable.")
+    ] = None,
     tag: Annotated[list[str] | None, typer.Option(help="Only with this tag. Repeatable.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -33,13 +42,17 @@ def list_runs(
         runs = _with_setting(runs, pair)
     runs = [run for run in runs if set(tag or []) <= set(run.plan.get("tags", []))]
     planned = {run.folder for run in current_runs(session)}
-    rows = [_row(run, run.folder in planned) for run in sorted(runs, key=lambda run: run.summary.started)]
+    rows = [
+        _row(run, run.folder in planned)
+        for run in sorted(runs, key=lambda run: run.summary.started)
+    ]
     show_rows(rows, as_json, "no such runs")
 
 
 @app.command("compare")
 def compare_two(first: RunArgument, second: RunArgument, as_json: JsonOption = False) -> None:
-    """What two runs differ in: settings, environment, results. Example: lsai runs compare 3f9a 77c0"""
+    """What two runs differ in: settings, environment, results. Example: lsai runs compare 3f9a
+    77c0"""
     session = Session()
     one, other = (_facts(_find(session, text)) for text in (first, second))
     differing = [key for key in one | other if one.get(key) != other.get(key)]
@@ -55,7 +68,9 @@ def delete(
     """Delete runs for good, after asking. Example: lsai runs delete 3f9a"""
     session = Session()
     for run in [_find(session, text) for text in runs]:
-        if yes or typer.confirm(f"delete {run.folder} ({run.summary.outcome}, {run.summary.started[:16]})?"):
+        if yes or typer.confirm(
+            f"delete {run.folder} ({run.summary.outcome}, {run.summary.started[:16]})?"
+        ):
             with only_writer(run.folder, str(run.summary.id)):
                 shutil.rmtree(run.folder)
             print(f"deleted {run.folder}")
@@ -63,9 +78,18 @@ def delete(
 
 def _row(run: Run, current: bool) -> dict[str, Any]:
     summary, plan, results = run.summary, run.plan, run.summary.results
-    row = {"key": summary.id.key, "started": summary.started[:16], "run": str(summary.id), "outcome": summary.outcome}
+    row = {
+        "key": summary.id.key,
+        "started": summary.started[:16],
+        "run": str(summary.id),
+        "outcome": summary.outcome,
+    }
     row |= {"current plan": "yes" if current else "", "tokens/s": results.get("tokens_per_s", "")}
-    row |= {"name": plan.get("name") or "", "tags": " ".join(plan.get("tags", [])), "note": plan.get("note") or ""}
+    row |= {
+        "name": plan.get("name") or "",
+        "tags": " ".join(plan.get("tags", [])),
+        "note": plan.get("note") or "",
+    }
     return row | {"disturbed": results.get("disturbed", ""), "reason": (summary.reason or "")[:60]}
 
 
@@ -77,24 +101,38 @@ def _with_setting(runs: list[Run], pair: str) -> list[Run]:
     known = sorted(set().union(*configs))
     if runs and key not in known:
         raise UserError(f"no run has a setting {key!r}{hint(key, known)}")
-    return [run for run, config in zip(runs, configs, strict=True) if config.get(key, "") == parse_value(text)]
+    return [
+        run
+        for run, config in zip(runs, configs, strict=True)
+        if config.get(key, "") == parse_value(text)
+    ]
 
 
 def _facts(run: Run) -> dict[str, Any]:
     summary = run.summary
     parts = {"config": run.config, "env": run.env, "code": summary.code, "results": summary.results}
-    return {"run": str(run.summary.id), "outcome": summary.outcome, "started": summary.started} | flatten(parts)
+    return {
+        "run": str(run.summary.id),
+        "outcome": summary.outcome,
+        "started": summary.started,
+    } | flatten(parts)
 
 
 def _find(session: Session, text: str) -> Run:
     """The one own run that `text` means; UserError says what there is instead."""
     runs = find_runs(session.runs_root)
-    names = {run.folder: (run.folder.name, str(run.summary.id), run.plan.get("name")) for run in runs}
-    found = [run for run in runs if text in names[run.folder] or run.folder == Path(text).absolute()]
+    names = {
+        run.folder: (run.folder.name, str(run.summary.id), run.plan.get("name")) for run in runs
+    }
+    found = [
+        run for run in runs if text in names[run.folder] or run.folder == Path(text).absolute()
+    ]
     found = found or [run for run in runs if len(text) >= 3 and run.summary.id.key.startswith(text)]
     if len(found) > 1:
         keys = ", ".join(run.summary.id.key for run in found)
         raise UserError(f"{text!r} means several runs; choose one by its key: {keys}")
     if not found:
-        raise UserError(f"no run {text!r}{hint(text, [name for some in names.values() for name in some if name])}")
+        raise UserError(
+            f"no run {text!r}{hint(text, [name for some in names.values() for name in some if name])}"
+        )
     return found[0]

@@ -11,67 +11,104 @@ from typing import Annotated, Any
 import typer
 from tqdm import tqdm
 
-from lsai_core.config.train import TrainConfig
+from lsai_core.base.disk_cache import remembered
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import deep_merge
 from lsai_core.config.presets import PRESETS
-from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu
-from lsai_core.base.disk_cache import remembered
 from lsai_core.config.strict import validated
+from lsai_core.config.train import TrainConfig
+from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu
 from lsai_lab.cli import options as opt
 from lsai_lab.machine.environment import gpu_facts
-from lsai_lab.project.files import repo_root
 from lsai_lab.peers.settings import PLAIN, Peer, read_toml
+from lsai_lab.project.files import repo_root
 
 # Of the text nothing matters; the smallest vocabulary fits any model.
 _DEFAULTS: dict[str, Any] = {
-    "precision": "bf16", "compile": True, "seq_len": 4096, "batch_size": 1, "data": {"vocab_size": 257},
-}  # fmt: skip
+    "precision": "bf16",
+    "compile": True,
+    "seq_len": 4096,
+    "batch_size": 1,
+    "data": {"vocab_size": 257},
+}
 
 
 def predict(
     study: Annotated[str | None, typer.Option(help="Study in params/studies.")] = None,
     variant: Annotated[str | None, typer.Option(help="Variant of the study.")] = None,
-    model: Annotated[str | None, typer.Option(help="A preset (course, llama3-8b, ...), in bf16 and compiled.")] = None,
-    hf: Annotated[Path | None, typer.Option(help="The same of a folder with a Hugging Face config.json.")] = None,
-    toml: Annotated[Path | None, typer.Option("--config", help="A torchtitan configuration (TOML).")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A preset (course, llama3-8b, ...), in bf16 and compiled.")
+    ] = None,
+    hf: Annotated[
+        Path | None, typer.Option(help="The same of a folder with a Hugging Face config.json.")
+    ] = None,
+    toml: Annotated[
+        Path | None, typer.Option("--config", help="A torchtitan configuration (TOML).")
+    ] = None,
     trainer: Annotated[
-        Peer | None, typer.Option("--as", help="What that trainer would need, beside this package; of --config torchtitan.")
+        Peer | None,
+        typer.Option(
+            "--as",
+            help="What that trainer would need, beside this package; of --config torchtitan.",
+        ),
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option(help="One GPU, e.g. rtx4090, h200, or its memory, e.g. 24GB; default: all known.")
+        str | None,
+        typer.Option(
+            help="One GPU, e.g. rtx4090, h200, or its memory, e.g. 24GB; default: all known."
+        ),
     ] = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="Shard over so many GPUs (parallel.fsdp).")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="Shard over so many GPUs (parallel.fsdp).")
+    ] = None,
     techniques: Annotated[
-        bool, typer.Option("--techniques", help="Compare the techniques that save memory: which fits first? (minutes)")
+        bool,
+        typer.Option(
+            "--techniques",
+            help="Compare the techniques that save memory: which fits first? (minutes)",
+        ),
     ] = False,
     find_longest: Annotated[
-        bool, typer.Option("--longest", help="Find the longest sequence that fits the GPU (seq_len is ignored).")
+        bool,
+        typer.Option(
+            "--longest", help="Find the longest sequence that fits the GPU (seq_len is ignored)."
+        ),
     ] = False,
     batch_size: opt.BatchOption = None,
     as_json: opt.JsonOption = False,
     profile: opt.ProfileOption = None,
     set_: opt.SetOption = None,
-) -> None:  # fmt: skip
+) -> None:
     overrides = deep_merge(
-        opt.overrides_from(set_, batch_size), {"parallel": {"fsdp": gpus}} if gpus and not toml else {}
+        opt.overrides_from(set_, batch_size),
+        {"parallel": {"fsdp": gpus}} if gpus and not toml else {},
     )
     target = None if gpu is None else find_gpu(gpu)
     trainer = trainer or ("torchtitan" if toml else None)
     if find_longest + techniques + bool(trainer) > 1:
-        raise UserError("--longest, --techniques and --as (or --config) are two questions; ask one of them")
+        raise UserError(
+            "--longest, --techniques and --as (or --config) are two questions; ask one of them"
+        )
     if sum(given is not None for given in (study, model, hf, toml)) != 1:
         raise UserError("say what to predict: --study with --variant, or --model, --hf or --config")
     if study is not None:
-        config = _of_study(study, variant, deep_merge(PLAIN if trainer else {}, overrides), target, profile)
+        config = _of_study(
+            study, variant, deep_merge(PLAIN if trainer else {}, overrides), target, profile
+        )
     elif variant is not None:
         raise UserError("--variant belongs to a study; add --study, or leave it out")
     else:  # needs no checkout
         if hf:
             from lsai_core.model.hf import read_config
-        shape = {"model": read_config(hf).model_dump(exclude={"preset"}) if hf else {"preset": model}}
+        shape = {
+            "model": read_config(hf).model_dump(exclude={"preset"}) if hf else {"preset": model}
+        }
         data = read_toml(toml, gpus) if toml else _DEFAULTS | shape | (PLAIN if trainer else {})
-        config = validated(TrainConfig, deep_merge(data, overrides), f"--config {toml}" if toml else f"--model {hf or model}")  # fmt: skip
+        config = validated(
+            TrainConfig,
+            deep_merge(data, overrides),
+            f"--config {toml}" if toml else f"--model {hf or model}",
+        )
     if find_longest:
         _show_longest(config, target or _this_gpu(), as_json)
     elif techniques:
@@ -80,8 +117,11 @@ def predict(
         raise typer.Exit(1)
 
 
-def _of_study(study: str, variant: str | None, overrides: Any, target: Gpu | None, profile: str | None) -> TrainConfig:
-    """A variant of a study as the GPU would run it, not as this machine would, unless a profile is named."""
+def _of_study(
+    study: str, variant: str | None, overrides: Any, target: Gpu | None, profile: str | None
+) -> TrainConfig:
+    """A variant of a study as the GPU would run it, not as this machine would, unless a profile is
+    named."""
     from lsai_lab.runs.session import Session
     from lsai_lab.runs.study import detect_profile, resolve, select_variants
     from lsai_lab.searches.model_search import ModelSearchConfig
@@ -103,12 +143,16 @@ def _of_study(study: str, variant: str | None, overrides: Any, target: Gpu | Non
 def _this_gpu() -> Gpu:
     name = gpu_facts()["gpu"]
     if name is None:
-        raise UserError(f"this machine has no GPU; say which one with --gpu: {', '.join(gpu.name for gpu in GPUS)}")
+        raise UserError(
+            f"this machine has no GPU; say which one with --gpu: "
+            f"{', '.join(gpu.name for gpu in GPUS)}"
+        )
     return find_gpu(str(name))
 
 
 def _show(config: TrainConfig, gpus: list[Gpu], as_json: bool, trainer: Peer | None) -> bool:
-    """Memory and time on `gpus`, of another trainer memory beside ours. False if it fits none of them."""
+    """Memory and time on `gpus`, of another trainer memory beside ours. False if it fits none of
+    them."""
     question = json.dumps([config.model_dump_json(), [asdict(gpu) for gpu in gpus], trainer])
 
     def answer() -> dict[str, Any]:
@@ -129,16 +173,27 @@ def _print(found: dict[str, Any], run: str, trainer: Peer | None) -> None:
     beside = f", by {trainer} (this package: {sum(ours.values()):.2f} GiB)" if trainer else ""
     needs, reserved = found["needs_gib"], found["reserved_gib"]
     print(f"{found['answer']}\n{run}{beside}")
-    print(f"The allocator needs {needs:.2f} GiB of a GPU, and takes {reserved:.2f} where it can have them.")
+    print(
+        f"The allocator needs {needs:.2f} GiB of a GPU, and takes {reserved:.2f} where it can have "
+        f"them."
+    )
     print(f"\nPredicted peak per GPU: {found['peak_gib']:.2f} GiB, at that moment")
     for name, size in parts.items():
         print(f"  {name:18}{size:9.2f}" + (f"{ours[name]:9.2f}" if trainer else ""))
-    print("Peaks of the phases: " + ", ".join(f"{name} {size:.2f}" for name, size in found["phases_gib"].items()))
+    print(
+        "Peaks of the phases: "
+        + ", ".join(f"{name} {size:.2f}" for name, size in found["phases_gib"].items())
+    )
     if found["host_gib"]:
         print(f"In host memory, per GPU: {found['host_gib']:.2f} GiB")
-    print(f"\n{_table(rows)}\nshare: of the least that the allocator needs. tokens/s of one GPU: a whole step's products, attention, "
-          "memory traffic and kernel starts at measured rates, or the host's work where that takes longer; communication is hidden "
-          "behind them; over 8 GPUs, one 400 Gb/s adapter each. Loading data and waiting are left out.")  # fmt: skip
+    print(
+        f"\n{_table(rows)}\nshare: of the least that the allocator needs. tokens/s of one GPU: a "
+        f"whole step's products, attention, "
+        "memory traffic and kernel starts at measured rates, or the host's work where that takes "
+        "longer; communication is hidden "
+        "behind them; over 8 GPUs, one 400 Gb/s adapter each. Loading data and waiting are left "
+        "out."
+    )
     if all(row["verdict"] == "too large" for row in rows):
         print("Too large: --techniques with --gpu shows what would fit, and how.")
 
@@ -148,7 +203,9 @@ def _show_techniques(task: TrainConfig, gpu: Gpu) -> None:
     from lsai_lab.predictions import techniques as known_techniques
     from lsai_lab.predictions.will_fit import timed
 
-    with tqdm(total=len(known_techniques.TECHNIQUES) + 1, unit="technique", leave=False, disable=None) as bar:
+    with tqdm(
+        total=len(known_techniques.TECHNIQUES) + 1, unit="technique", leave=False, disable=None
+    ) as bar:
 
         def on_next(name: str) -> None:
             bar.set_postfix_str(name)
@@ -156,14 +213,23 @@ def _show_techniques(task: TrainConfig, gpu: Gpu) -> None:
 
         rows = known_techniques.compare(task, gpu, on_next)
     table = [
-        {"technique": row.name, "GPUs": row.config.parallel.world_size, "peak GiB": row.prediction.peak,
-         "host GiB": row.prediction.host or None, "verdict": verdict(row.prediction, gpu), **timed(row.config, gpu)}
+        {
+            "technique": row.name,
+            "GPUs": row.config.parallel.world_size,
+            "peak GiB": row.prediction.peak,
+            "host GiB": row.prediction.host or None,
+            "verdict": verdict(row.prediction, gpu),
+            **timed(row.config, gpu),
+        }
         for row in rows
-    ]  # fmt: skip
+    ]
     print(f"{describe(task)}\n\nOn {gpu.name} ({gpu.memory_gib:g} GiB):\n{_table(table)}")
     first = known_techniques.first_that_fits(rows, gpu)
     if first is None:
-        print("Nothing fits: take a shorter sequence, a smaller batch, a smaller model, or a larger GPU.")
+        print(
+            "Nothing fits: take a shorter sequence, a smaller batch, a smaller model, or a larger "
+            "GPU."
+        )
     else:
         print(f"The first that fits: {first.name}, {first.prediction.peak:.1f} GiB.")
         if settings := known_techniques.settings_of(task, first):
@@ -176,26 +242,54 @@ def _show_longest(config: TrainConfig, gpu: Gpu, as_json: bool) -> None:
     run, found, limited = longest(config, gpu)
     time, gpus, peak, host = timed(run, gpu), run.parallel.world_size, found.peak, found.host
     if as_json:
-        print(json.dumps({"tokens": run.seq_len, "limited_by_memory": limited, "gpus": gpus, "peak_gib": peak,
-                          "host_gib": host, "gpu": gpu.name, **time}, indent=1))  # fmt: skip
+        print(
+            json.dumps(
+                {
+                    "tokens": run.seq_len,
+                    "limited_by_memory": limited,
+                    "gpus": gpus,
+                    "peak_gib": peak,
+                    "host_gib": host,
+                    "gpu": gpu.name,
+                    **time,
+                },
+                indent=1,
+            )
+        )
         return
     print(
-        f"{describe(run)}\n\nThe longest sequence on {gpus} x {gpu.name} ({gpu.memory_gib:g} GiB): {run.seq_len:,} tokens"
+        f"{describe(run)}\n\nThe longest sequence on {gpus} x {gpu.name} ({gpu.memory_gib:g} GiB): "
+        f"{run.seq_len:,} tokens"
     )
     print(f"  predicted peak per GPU {peak:9.1f} GiB ({peak / gpu.memory_gib:.0%})")
     print(f"  host memory per GPU    {host:9.1f} GiB, in all {host * gpus:.1f} GiB")
     if time["step s"] is not None:
         print(f"  a step, estimated      {time['step s']:9.0f} s ({time['rates']})")
     if not limited:
-        print("Memory would take longer ones; positions beyond are not exact in the rotary embedding's fp32.")
+        print(
+            "Memory would take longer ones; positions beyond are not exact in the rotary "
+            "embedding's fp32."
+        )
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    formats = {"share": ".0%", "step s": ".3g", "tokens/s": ",.0f", "peak GiB": ".1f", "host GiB": ".1f"}
+    formats = {
+        "share": ".0%",
+        "step s": ".3g",
+        "tokens/s": ",.0f",
+        "peak GiB": ".1f",
+        "host GiB": ".1f",
+    }
     columns = []
     for name in rows[0]:
         if any(row[name] is not None for row in rows):
-            texts = [name, *("" if row[name] is None else format(row[name], formats.get(name, "")) for row in rows)]
+            texts = [
+                name,
+                *(
+                    "" if row[name] is None else format(row[name], formats.get(name, ""))
+                    for row in rows
+                ),
+            ]
             columns.append([text.rjust(max(map(len, texts))) for text in texts])
     return "\n".join("  ".join(line) for line in zip(*columns, strict=True))
 
@@ -204,14 +298,19 @@ def describe(config: TrainConfig) -> str:
     """One line: what is predicted."""
     model, cp, gpus = config.model, config.parallel.cp, config.parallel.world_size
     # The preset's name, if the shape is still the preset's.
-    same = all(getattr(model, name, None) == value for name, value in PRESETS.get(model.preset, {"": ""}).items())
+    same = all(
+        getattr(model, name, None) == value
+        for name, value in PRESETS.get(model.preset, {"": ""}).items()
+    )
     fp8 = "" if config.fp8.recipe == "none" else f" with fp8 ({config.fp8.recipe})"
     words = [
         f"{model.preset if same else 'custom'} ({model.n_layers} layers, width {model.d_model})",
-        f"{config.batch_size} x {config.seq_len} tokens " + ("a GPU" if cp == 1 else f"over {cp} GPUs"),
+        f"{config.batch_size} x {config.seq_len} tokens "
+        + ("a GPU" if cp == 1 else f"over {cp} GPUs"),
         f"{config.precision}{fp8}, loss {config.loss}, blocks {config.blocks}",
         "compiled" if config.compile else "eager",
-        f"checkpointing {config.grad_checkpoint}" + " with inputs on the host" * (config.saved_inputs == "host"),
+        f"checkpointing {config.grad_checkpoint}"
+        + " with inputs on the host" * (config.saved_inputs == "host"),
         f"{gpus} GPU{'s' if gpus > 1 else ''}",
     ]
     return ", ".join(words)

@@ -1,4 +1,5 @@
-"""`lsai report`: the whole way from parameters to the rendered report, doing only what is not done yet."""
+"""`lsai report`: the whole way from parameters to the rendered report, doing only what is not done
+yet."""
 
 import contextlib
 import functools
@@ -19,14 +20,24 @@ def report(
     profile: opt.ProfileOption = None,
     only: opt.OnlyOption = None,
     skip: opt.SkipOption = None,
-    no_run: Annotated[bool, typer.Option("--no-run", help="Report on the records there are; run nothing.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Run everything, not only what makes a first answer.")] = False,
+    no_run: Annotated[
+        bool, typer.Option("--no-run", help="Report on the records there are; run nothing.")
+    ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Run everything, not only what makes a first answer.")
+    ] = False,
     dry_run: opt.DryRunOption = False,
-    budget: Annotated[str | None, typer.Option(help="Run only what should fit this time: 20m, 90s or 2h.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Run only what should fit this time: 20m, 90s or 2h.")
+    ] = None,
     formats: Annotated[str, typer.Option(help="html, pdf or html,pdf.")] = "html,pdf",
     engine: Annotated[str, typer.Option(help="auto, quarto or pandoc.")] = "auto",
-    out: Annotated[Path | None, typer.Option(help="Folder of the report; default reports/_output.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Make the report again as chapters are saved.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the report; default reports/_output.")
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Make the report again as chapters are saved.")
+    ] = False,
     set_: opt.SetOption = None,
 ) -> None:
     from lsai_lab.report.render import find_quarto, update_book
@@ -40,22 +51,38 @@ def report(
     if engine not in ("auto", "quarto", "pandoc"):
         raise UserError(f"--engine wants auto, quarto or pandoc, got {engine!r}")
     if no_run and (only or skip):
-        raise UserError("--only and --skip say what to run, and --no-run runs nothing; leave one of them out")
-    if set_:
-        ways = "run `lsai study STUDY --set ...` and see `lsai compare --all`, or write a profile in params/profiles"
         raise UserError(
-            f"the report shows the runs of the plan, --set has no place in it; for your own settings {ways}"
+            "--only and --skip say what to run, and --no-run runs nothing; leave one of them out"
+        )
+    if set_:
+        ways = (
+            "run `lsai study STUDY --set ...` and see `lsai compare --all`, or write a profile "
+            "in params/profiles"
+        )
+        raise UserError(
+            f"the report shows the runs of the plan, --set has no place in it; for your own "
+            f"settings {ways}"
         )
     session = Session(profile)
     full = full or bool(only)  # what is named is run
-    seconds, place = _seconds(budget) if budget else None, out or session.root / "reports" / "_output"
+    seconds, place = (
+        _seconds(budget) if budget else None,
+        out or session.root / "reports" / "_output",
+    )
     find_quarto(engine)  # type: ignore[arg-type]
-    plans = [] if no_run else plan_studies(session, report_studies(session.root), names(only), names(skip), full)
+    plans = (
+        []
+        if no_run
+        else plan_studies(session, report_studies(session.root), names(only), names(skip), full)
+    )
     if dry_run:
         expected = expected_seconds(session, plans)
         for name, plan in plans:
             todo = [expected[run.name] for run in plan if run.name in expected]
-            print(f"{name}: {len(plan)} runs, {len(todo)} to do" + (f", {about(sum(todo))}" if todo else ""))
+            print(
+                f"{name}: {len(plan)} runs, {len(todo)} to do"
+                + (f", {about(sum(todo))}" if todo else "")
+            )
         print(f"in all {about(sum(expected.values()))}")
         return
     update = functools.partial(update_book, session, place, engine=engine)  # type: ignore[arg-type]
@@ -64,9 +91,14 @@ def report(
         if not no_run:
             good = run_studies(session, plans, seconds) & update(formats=kinds)
     if not full and not no_run:
-        print("report: this was the first pass; --full (make report FULL=1) runs everything", flush=True)
+        print(
+            "report: this was the first pass; --full (make report FULL=1) runs everything",
+            flush=True,
+        )
     if watch:
-        _watch(session.root, _alone(session.root, place)(functools.partial(update, formats=["html"])))
+        _watch(
+            session.root, _alone(session.root, place)(functools.partial(update, formats=["html"]))
+        )
     if not good:
         raise typer.Exit(1)
 
@@ -80,7 +112,9 @@ def _alone(root: Path, out: Path) -> Iterator[None]:
         with FileLock(build / ".lock", timeout=0):
             yield
     except Timeout:
-        raise UserError(f"another process is making the report in {build.parent} right now; wait for it") from None
+        raise UserError(
+            f"another process is making the report in {build.parent} right now; wait for it"
+        ) from None
     except OSError as error:  # a full or read-only disk is the user's to mend
         where = f"cannot write the report at {error.filename or out}: {error.strerror or error}"
         raise UserError(f"{where}; mend that or choose another folder with --out") from error
@@ -93,7 +127,10 @@ def _watch(root: Path, update: Callable[[], object]) -> None:
         return {path: path.stat().st_mtime_ns for path in (root / "notebooks").glob("*.ipynb")}
 
     before = saved()
-    print("report: made again whenever a chapter is saved (reload the page); Ctrl-C ends it", flush=True)
+    print(
+        "report: made again whenever a chapter is saved (reload the page); Ctrl-C ends it",
+        flush=True,
+    )
     while True:
         time.sleep(1)
         if before != (now := saved()):

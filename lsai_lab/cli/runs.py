@@ -1,4 +1,5 @@
-"""`lsai train`, `find-batch`, `study`, `compare`, `record`: plan runs, execute them, show and keep what came out."""
+"""`lsai train`, `find-batch`, `study`, `compare`, `record`: plan runs, execute them, show and keep
+what came out."""
 
 import json
 from pathlib import Path
@@ -17,28 +18,50 @@ from lsai_lab.runs.study import PlannedRun, study_names
 
 TechniqueOption = Annotated[str, typer.Option(help="Variant of the study.")]
 StudyOption = Annotated[str, typer.Option(help="Study in params/studies.")]
-RunsOption = Annotated[Path | None, typer.Option("--runs", help="Folder of records; default runs/.")]
+RunsOption = Annotated[
+    Path | None, typer.Option("--runs", help="Folder of records; default runs/.")
+]
 
 
 def train(
-    technique: TechniqueOption = "baseline", study: StudyOption = "memory", batch_size: opt.BatchOption = None,
-    dataset: opt.DatasetOption = None, no_memory_profiling: opt.NoMemoryOption = False, again: opt.AgainOption = False,
-    name: opt.NameOption = None, note: opt.NoteOption = None, tag: opt.TagOption = None,
-    profile: opt.ProfileOption = None, set_: opt.SetOption = None,
-) -> None:  # fmt: skip
+    technique: TechniqueOption = "baseline",
+    study: StudyOption = "memory",
+    batch_size: opt.BatchOption = None,
+    dataset: opt.DatasetOption = None,
+    no_memory_profiling: opt.NoMemoryOption = False,
+    again: opt.AgainOption = False,
+    name: opt.NameOption = None,
+    note: opt.NoteOption = None,
+    tag: opt.TagOption = None,
+    profile: opt.ProfileOption = None,
+    set_: opt.SetOption = None,
+) -> None:
     overrides = overrides_from(set_, batch_size, dataset, no_memory_profiling)
-    _run_one(Session(profile), study, "train", technique, overrides, again, {"name": name, "note": note, "tags": tag})
+    _run_one(
+        Session(profile),
+        study,
+        "train",
+        technique,
+        overrides,
+        again,
+        {"name": name, "note": note, "tags": tag},
+    )
 
 
 def find_batch(
-    technique: TechniqueOption = "baseline", study: StudyOption = "memory", again: opt.AgainOption = False,
-    profile: opt.ProfileOption = None, set_: opt.SetOption = None,
-) -> None:  # fmt: skip
+    technique: TechniqueOption = "baseline",
+    study: StudyOption = "memory",
+    again: opt.AgainOption = False,
+    profile: opt.ProfileOption = None,
+    set_: opt.SetOption = None,
+) -> None:
     _run_one(Session(profile), study, "batch_search", technique, overrides_from(set_), again, {})
 
 
 def study(
-    name: Annotated[str | None, typer.Argument(metavar="[STUDY]", help="Study; none: list them.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[STUDY]", help="Study; none: list them.")
+    ] = None,
     only: opt.OnlyOption = None,
     skip: opt.SkipOption = None,
     parts: opt.PartsOption = None,
@@ -53,22 +76,48 @@ def study(
     tag: opt.TagOption = None,
     profile: opt.ProfileOption = None,
     set_: opt.SetOption = None,
-) -> None:  # fmt: skip
-    session, overrides = Session(profile), overrides_from(set_, batch_size, dataset, no_memory_profiling)
+) -> None:
+    session, overrides = (
+        Session(profile),
+        overrides_from(set_, batch_size, dataset, no_memory_profiling),
+    )
     if name is None:
-        return print("\n".join(f"{known:12} {session.study(known).title}" for known in study_names(session.root)))
-    plan = _planned(session, name, names(parts), only=names(only), skip=names(skip), overrides=overrides)
+        return print(
+            "\n".join(
+                f"{known:12} {session.study(known).title}" for known in study_names(session.root)
+            )
+        )
+    plan = _planned(
+        session, name, names(parts), only=names(only), skip=names(skip), overrides=overrides
+    )
     if not dry_run:
         return _finish(session, plan, {"name": run_name, "note": note, "tags": tag}, again=again)
     if as_json:
-        rows = [{"run": run.name, "finished": is_finished(run.folder), "folder": str(run.folder)} for run in plan]
-        return print(json.dumps([row | {"config": run.config.model_dump(mode="json")} for row, run in zip(rows, plan, strict=True)], indent=1))  # fmt: skip
+        rows = [
+            {"run": run.name, "finished": is_finished(run.folder), "folder": str(run.folder)}
+            for run in plan
+        ]
+        return print(
+            json.dumps(
+                [
+                    row | {"config": run.config.model_dump(mode="json")}
+                    for row, run in zip(rows, plan, strict=True)
+                ],
+                indent=1,
+            )
+        )
     for run in plan:
         print(f"{'recorded' if is_finished(run.folder) else 'to run':9} {run.name:32} {run.folder}")
 
 
 def _run_one(
-    session: Session, name: str, kind: str, variant: str, overrides: dict[str, Any], again: bool, about: dict[str, Any]
+    session: Session,
+    name: str,
+    kind: str,
+    variant: str,
+    overrides: dict[str, Any],
+    again: bool,
+    about: dict[str, Any],
 ) -> None:
     """Run the first part of this kind that measures `variant`."""
     study = session.study(name)
@@ -76,21 +125,34 @@ def _run_one(
     if not parts:
         raise UserError(f"study {name} measures no {kind}; its parts: {', '.join(study.parts)}")
     part = next((part for part in parts if variant in study.measured(part)), parts[0])
-    _finish(session, _planned(session, name, [part], only=[variant], overrides=overrides)[:1], about, again=again)
+    _finish(
+        session,
+        _planned(session, name, [part], only=[variant], overrides=overrides)[:1],
+        about,
+        again=again,
+    )
 
 
 def _planned(session: Session, name: str, parts: list[str], **selection: Any) -> list[PlannedRun]:
-    """The plan, which is not empty: the names may all be known, and still no part measures such a variant."""
+    """The plan, which is not empty: the names may all be known, and still no part measures such a
+    variant."""
     if plan := session.plan(name, parts=parts or None, **selection):
         return plan
     study = session.study(name)
-    measured = "; ".join(f"{part}: {', '.join(study.measured(part))}" for part in parts or study.parts)
+    measured = "; ".join(
+        f"{part}: {', '.join(study.measured(part))}" for part in parts or study.parts
+    )
     profile = session.profile.profile
-    raise UserError(f"study {name} measures nothing of that with profile {profile}; it measures {measured}")
+    raise UserError(
+        f"study {name} measures nothing of that with profile {profile}; it measures {measured}"
+    )
 
 
-def _finish(session: Session, plan: list[PlannedRun], about: dict[str, Any], **options: Any) -> None:
-    """Execute, show the table, and exit with 1 if a run did not end as it should, 2 if none could begin here."""
+def _finish(
+    session: Session, plan: list[PlannedRun], about: dict[str, Any], **options: Any
+) -> None:
+    """Execute, show the table, and exit with 1 if a run did not end as it should, 2 if none could
+    begin here."""
     about = {key: value for key, value in about.items() if value}
     try:
         summaries = session.run(plan, **options)
@@ -106,39 +168,59 @@ def _finish(session: Session, plan: list[PlannedRun], about: dict[str, Any], **o
 
 
 _NUMBERS = {
-    "tokens_per_s": "tokens/s", "step_ms": "step ms", "mfu": "MFU %", "mem_forward_peak_gib": "fwd GiB",
-    "mem_backward_peak_gib": "bwd GiB", "mem_peak_allocated_gib": "peak GiB", "largest_batch": "max batch",
-    "validation_loss": "val loss", "validation_perplexity": "val ppl",
-}  # fmt: skip
+    "tokens_per_s": "tokens/s",
+    "step_ms": "step ms",
+    "mfu": "MFU %",
+    "mem_forward_peak_gib": "fwd GiB",
+    "mem_backward_peak_gib": "bwd GiB",
+    "mem_peak_allocated_gib": "peak GiB",
+    "largest_batch": "max batch",
+    "validation_loss": "val loss",
+    "validation_perplexity": "val ppl",
+}
 
 
 def show(runs: list[Run], as_json: bool = False) -> None:
-    """Print runs as a table (one figure over repeats, see `over_repeats`), or as JSON. Other settings are other rows."""
+    """Print runs as a table (one figure over repeats, see `over_repeats`), or as JSON. Other
+    settings are other rows."""
     frame = runs_frame(runs)
     if frame.empty:
         return print("no finished runs")
     if as_json:
-        return print(frame.drop(columns="tries", errors="ignore").to_json(orient="records", indent=1))
+        return print(
+            frame.drop(columns="tries", errors="ignore").to_json(orient="records", indent=1)
+        )
     settings = differing_settings(runs)
     frame["settings that differ"] = [settings[run.folder] for run in runs]
     frame["mfu"] = 100 * frame["mfu"] if "mfu" in frame else None
-    numbers = [name for name in _NUMBERS if name in frame and pd.api.types.is_numeric_dtype(frame[name])]
+    numbers = [
+        name for name in _NUMBERS if name in frame and pd.api.types.is_numeric_dtype(frame[name])
+    ]
     keys, rows = ["machine", "study", "variant", "part", "settings that differ", "outcome"], []
     for named, group in frame.groupby(keys, sort=False):
         figures = {_NUMBERS[name]: over_repeats(name, group[name]) for name in numbers}
-        texts = {name: str(group[name].dropna().max())[:60] for name in ("disturbed", "reason") if name in group}
+        texts = {
+            name: str(group[name].dropna().max())[:60]
+            for name in ("disturbed", "reason")
+            if name in group
+        }
         rows.append(dict(zip(keys, named, strict=True)) | {"runs": len(group)} | figures | texts)
     show_rows(rows, False, "no finished runs")
 
 
 def compare(
     study_name: opt.AnyStudy = None,
-    recorded: Annotated[bool, typer.Option("--recorded", help="The committed results instead of your own.")] = False,
+    recorded: Annotated[
+        bool, typer.Option("--recorded", help="The committed results instead of your own.")
+    ] = False,
     machine: Annotated[str | None, typer.Option(help="Only this machine's runs.")] = None,
     as_json: opt.JsonOption = False,
-    every: Annotated[bool, typer.Option("--all", help="Your runs of other settings and earlier code, too.")] = False,
-    runs_dir: RunsOption = None, profile: opt.ProfileOption = None,
-) -> None:  # fmt: skip
+    every: Annotated[
+        bool, typer.Option("--all", help="Your runs of other settings and earlier code, too.")
+    ] = False,
+    runs_dir: RunsOption = None,
+    profile: opt.ProfileOption = None,
+) -> None:
     session = Session(profile)
     if recorded:
         runs = recorded_runs(session.root / "reports")
@@ -147,24 +229,34 @@ def compare(
     else:
         runs = current_runs(session)
         if not runs and (others := len(find_runs(session.runs_root))):
-            raise UserError(f"no finished runs of the current plan; `lsai compare --all` shows {others} others")
-    chosen = [r for r in runs if study_name in (None, r.summary.id.study) and machine in (None, r.machine)]
+            raise UserError(
+                f"no finished runs of the current plan; `lsai compare --all` shows {others} others"
+            )
+    chosen = [
+        r for r in runs if study_name in (None, r.summary.id.study) and machine in (None, r.machine)
+    ]
     if not chosen:
         there = ", ".join(sorted({f"{run.machine}: {run.summary.id.study}" for run in runs}))
         why = f" match; there are {there}" if there else "; run `lsai study` first"
-        raise UserError(f"no finished runs{why}" + ("" if recorded else "; --recorded shows the committed ones"))
+        raise UserError(
+            f"no finished runs{why}" + ("" if recorded else "; --recorded shows the committed ones")
+        )
     show(chosen, as_json)
 
 
 def record(
     study_name: opt.AnyStudy = None,
-    machine: Annotated[str | None, typer.Option(help="Label of the machine; default is what the runs say.")] = None,
+    machine: Annotated[
+        str | None, typer.Option(help="Label of the machine; default is what the runs say.")
+    ] = None,
     runs_dir: RunsOption = None,
 ) -> None:
     from lsai_lab.runs.keep import record_runs
 
     session = Session()
-    runs = [run for run in _runs_in(runs_dir, session) if study_name in (None, run.summary.id.study)]
+    runs = [
+        run for run in _runs_in(runs_dir, session) if study_name in (None, run.summary.id.study)
+    ]
     if not runs:
         raise UserError("no finished runs to record; run `lsai study` first")
     made = record_runs(runs, session.root / "reports", machine)

@@ -1,12 +1,15 @@
 """What was submitted and what became of it: `runs/jobs/`.
 
-    runs/jobs/<job>.json         what was submitted: study, cluster, command, git commit, report job; written by `lsai submit`
+    runs/jobs/<job>.json         what was submitted: study, cluster, command, git commit, report
+                                 job; written by `lsai submit`
     runs/jobs/<job>.sbatch       the script as Slurm got it
-    runs/jobs/<job>[_<task>].events   started / USR1 / TERM / ended, one JSON line each; written by the job itself
+    runs/jobs/<job>[_<task>].events   started / USR1 / TERM / ended, one JSON line each; written by
+                                      the job itself
     runs/jobs/logs/              the jobs' output
 
-Either a study's job and its report job are in the queue, with their records, or none is. Slurm forgets a job minutes after its end,
-so the states that were seen last are kept in the record, and the job's own events say how it ended.
+Either a study's job and its report job are in the queue, with their records, or none is. Slurm
+forgets a job minutes after its end, so the states that were seen last are kept in the record, and
+the job's own events say how it ended.
 """
 
 import contextlib
@@ -29,13 +32,15 @@ from lsai_lab.runs.inputs import git_state
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.stop import PREEMPTED_EXIT
 
-# A job is unknown to Slurm and never said how it ended: killed without a word, or its record was copied from elsewhere.
+# A job is unknown to Slurm and never said how it ended: killed without a word, or its record was
+# copied from elsewhere.
 GONE = "GONE"
 
 
 @dataclass
 class JobRecord:
-    """`runs/jobs/<job>.json`. `variants`: the array's tasks. `report`: the report job's id. `seen`: Slurm's states, once all were final."""
+    """`runs/jobs/<job>.json`. `variants`: the array's tasks. `report`: the report job's id. `seen`:
+    Slurm's states, once all were final."""
 
     job: str
     study: str
@@ -58,7 +63,8 @@ class JobRecord:
 def submit(
     study: str, jobs: list[Job], cluster: Cluster, session: Session, command: str, again: bool
 ) -> list[JobRecord]:
-    """Submit a study's job and those that follow it, and record them. `again` allows a second job of a study that waits or runs.
+    """Submit a study's job and those that follow it, and record them. `again` allows a second job
+    of a study that waits or runs.
 
     Raises UserError for everything that Slurm refuses; then nothing stays in the queue.
     """
@@ -68,7 +74,10 @@ def submit(
         (folder / "logs").mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock", timeout=60):
             if not again and (active := _active_job(folder, study)):
-                ways = f"see `lsai jobs`, end it with `lsai cancel {active}`, or submit a second one with --again"
+                ways = (
+                    f"see `lsai jobs`, end it with `lsai cancel {active}`, or submit a second "
+                    f"one with --again"
+                )
                 raise UserError(f"job {active} of study {study} is waiting or running: {ways}")
             after = (jobs[0].dependency or "").partition(":")[2]
             if after and not slurm.show(after):
@@ -79,22 +88,39 @@ def submit(
     except Timeout:
         raise UserError("another submission has held the lock for a minute; try again") from None
     except OSError as error:
-        raise UserError(f"cannot write the job's record in {folder}: {error.strerror or error}") from None
+        raise UserError(
+            f"cannot write the job's record in {folder}: {error.strerror or error}"
+        ) from None
 
 
-def _submit(study: str, jobs: list[Job], cluster: Cluster, session: Session, command: str) -> list[JobRecord]:
+def _submit(
+    study: str, jobs: list[Job], cluster: Cluster, session: Session, command: str
+) -> list[JobRecord]:
     records, folder = list[JobRecord](), session.runs_root.resolve() / "jobs"
     try:
         for job in jobs:
             first = records[0].job if records else None
             script = render(following(job, first) if first else job, cluster, session)
             number = slurm.sbatch(script)
-            records.append(JobRecord(
-                number, study, cluster.cluster, session.profile.profile, command,
-                datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), git_state(session.root),
-                requeue=cluster.requeue and job.preemptible, variants=job.variants, report_of=first,
-                log=str(folder / "logs" / (f"{job.name}-{number}" + ("_%a" if job.variants else "") + ".out")),
-            ))  # fmt: skip
+            records.append(
+                JobRecord(
+                    number,
+                    study,
+                    cluster.cluster,
+                    session.profile.profile,
+                    command,
+                    datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                    git_state(session.root),
+                    requeue=cluster.requeue and job.preemptible,
+                    variants=job.variants,
+                    report_of=first,
+                    log=str(
+                        folder
+                        / "logs"
+                        / (f"{job.name}-{number}" + ("_%a" if job.variants else "") + ".out")
+                    ),
+                )
+            )
             write_text(folder / f"{number}.sbatch", script)
             records[0].report = number if first else None
             for record in records:
@@ -116,12 +142,15 @@ def following(job: Job, number: str) -> Job:
 
 def read_jobs(folder: Path) -> list[JobRecord]:
     """Every recorded job, in the order of submission."""
-    records = [JobRecord(**json.loads(path.read_text(encoding="utf-8"))) for path in folder.glob("*.json")]
+    records = [
+        JobRecord(**json.loads(path.read_text(encoding="utf-8"))) for path in folder.glob("*.json")
+    ]
     return sorted(records, key=lambda record: (record.submitted, int(record.job)))
 
 
 def states(record: JobRecord, folder: Path) -> list[JobState]:
-    """Slurm's states of the job (each array task one), those seen last if it has forgotten them; empty if neither is there."""
+    """Slurm's states of the job (each array task one), those seen last if it has forgotten them;
+    empty if neither is there."""
     if record.seen:
         return [JobState(**state) for state in record.seen]
     now = slurm.show(record.job) if slurm.available() else []
@@ -141,10 +170,15 @@ def rows(record: JobRecord, folder: Path) -> list[dict[str, Any]]:
     """The job's lines in `lsai jobs`, one for each array task that has a state of its own."""
     known = {state.task if record.variants else None: state for state in states(record, folder)}
     tasks: list[int | None] = sorted(known, key=lambda task: (task is None, task or 0))
-    return [_row(record, folder, task, known.get(task)) for task in tasks or [*range(len(record.variants))] or [None]]
+    return [
+        _row(record, folder, task, known.get(task))
+        for task in tasks or [*range(len(record.variants))] or [None]
+    ]
 
 
-def _row(record: JobRecord, folder: Path, task: int | None, state: JobState | None) -> dict[str, Any]:
+def _row(
+    record: JobRecord, folder: Path, task: int | None, state: JobState | None
+) -> dict[str, Any]:
     job = record.job if task is None else f"{record.job}_{task}"
     events = read_jsonl(folder / f"{job}.events") if (folder / f"{job}.events").exists() else []
     if task is not None:
@@ -153,8 +187,14 @@ def _row(record: JobRecord, folder: Path, task: int | None, state: JobState | No
         what = "report" if record.report_of else record.study + " (array)" * bool(record.variants)
     if state is None:
         starts = [event["time"] for event in events if event["event"] == "started"]
-        lasted = time.strftime("%H:%M:%S", time.gmtime(events[-1]["time"] - starts[-1])) if starts else ""
-        outcome = _ending(events, record.requeue) or ("no word from the job" if events else "never started")
+        lasted = (
+            time.strftime("%H:%M:%S", time.gmtime(events[-1]["time"] - starts[-1]))
+            if starts
+            else ""
+        )
+        outcome = _ending(events, record.requeue) or (
+            "no word from the job" if events else "never started"
+        )
         restarts = events[-1]["restart"] if events else 0
         facts = {"state": GONE, "elapsed": lasted, "restarts": restarts, "outcome": outcome}
     else:
@@ -166,12 +206,16 @@ def _row(record: JobRecord, folder: Path, task: int | None, state: JobState | No
 
 def _outcome(state: JobState, events: list[dict[str, Any]], requeue: bool) -> str:
     if state.state == "CANCELLED" and not events:
-        return "never started" + (" (its dependency failed)" if "NeverSatisfied" in state.reason else "")
+        return "never started" + (
+            " (its dependency failed)" if "NeverSatisfied" in state.reason else ""
+        )
     if not state.ended:
         interrupted = sum(event["event"] == "USR1" for event in events)
         waiting = state.reason if state.state == "PENDING" and state.reason != "None" else ""
         return f"preempted {interrupted}x, goes on" if interrupted else waiting
-    return {"CANCELLED": "cancelled", "TIMEOUT": "time limit"}.get(state.state) or _ending(events, requeue)
+    return {"CANCELLED": "cancelled", "TIMEOUT": "time limit"}.get(state.state) or _ending(
+        events, requeue
+    )
 
 
 def _ending(events: list[dict[str, Any]], requeue: bool) -> str:

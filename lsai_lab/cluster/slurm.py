@@ -1,6 +1,8 @@
-"""Slurm's own commands: submit, ask, cancel. A refusal becomes one `UserError` line with Slurm's reason in it.
+"""Slurm's own commands: submit, ask, cancel. A refusal becomes one `UserError` line with Slurm's
+reason in it.
 
-States come from `scontrol show job`, which needs no accounting and knows a job until some minutes (MinJobAge) after its end.
+States come from `scontrol show job`, which needs no accounting and knows a job until some minutes
+(MinJobAge) after its end.
 """
 
 import re
@@ -19,7 +21,8 @@ _SECONDS = 60.0
 
 @dataclass(frozen=True)
 class JobState:
-    """What the controller says of one job or array task. `elapsed` is Slurm's [days-]hours:minutes:seconds."""
+    """What the controller says of one job or array task. `elapsed` is Slurm's
+    [days-]hours:minutes:seconds."""
 
     job: str
     task: int | None
@@ -34,14 +37,23 @@ class JobState:
         return self.state in ENDED
 
 
-def _call(program: str, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+def _call(
+    program: str, *arguments: str, text: str | None = None
+) -> subprocess.CompletedProcess[str]:
     if shutil.which(program) is None:
-        ways = "submit from a login node of the cluster, see the script with --dry-run, or run here with `lsai study`"
+        ways = (
+            "submit from a login node of the cluster, see the script with --dry-run, or run "
+            "here with `lsai study`"
+        )
         raise UserError(f"no {program} on this machine: {ways}")
     try:
-        return subprocess.run([program, *arguments], input=text, capture_output=True, text=True, timeout=_SECONDS)
+        return subprocess.run(
+            [program, *arguments], input=text, capture_output=True, text=True, timeout=_SECONDS
+        )
     except subprocess.TimeoutExpired:
-        raise UserError(f"{program} gave no answer within {_SECONDS:g} s: is the Slurm controller running?") from None
+        raise UserError(
+            f"{program} gave no answer within {_SECONDS:g} s: is the Slurm controller running?"
+        ) from None
 
 
 def available() -> bool:
@@ -56,7 +68,8 @@ def require() -> None:
 
 
 def sbatch(script: str, test_only: bool = False) -> str:
-    """Submit a script and return the job's id, or only ask whether the cluster could ever run it. Raises UserError if it is refused."""
+    """Submit a script and return the job's id, or only ask whether the cluster could ever run it.
+    Raises UserError if it is refused."""
     done = _call("sbatch", "--test-only" if test_only else "--parsable", text=script)
     may_wait = test_only and ("busy" in done.stderr or "not available now" in done.stderr)
     if done.returncode and not may_wait:
@@ -66,8 +79,12 @@ def sbatch(script: str, test_only: bool = False) -> str:
 
 
 def _reason(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("Try ")]
-    known = dict.fromkeys(re.sub(r"^(\w+: (error|fatal)|sbatch|allocation failure): ", "", line) for line in lines)
+    lines = [
+        line.strip() for line in text.splitlines() if line.strip() and not line.startswith("Try ")
+    ]
+    known = dict.fromkeys(
+        re.sub(r"^(\w+: (error|fatal)|sbatch|allocation failure): ", "", line) for line in lines
+    )
     return "; ".join(list(known)[-3:]) or "it gave no reason"
 
 
@@ -77,12 +94,17 @@ def _hint(text: str) -> str:
         names = sorted({name.rstrip("*") for name in known.stdout.split()})
         return f"; partitions here: {', '.join(names)}" if names else ""
     if "unrecognized option" in text:
-        return "; this cluster lacks the plugin for it (see `environment` and `container_image` in its file)"
+        return (
+            "; this cluster lacks the plugin for it (see `environment` and `container_image` "
+            "in "
+            "its file)"
+        )
     return ""
 
 
 def show(job: str) -> list[JobState]:
-    """The job's state, one entry for each array task; empty if it is forgotten. Raises UserError if the controller does not answer."""
+    """The job's state, one entry for each array task; empty if it is forgotten. Raises UserError if
+    the controller does not answer."""
     done = _call("scontrol", "--oneliner", "show", "job", job)
     if done.returncode:
         if "Invalid job id" in done.stderr:
@@ -95,9 +117,14 @@ def _parse(line: str) -> JobState:
     fields = defaultdict(str, re.findall(r"(?:^| )([A-Za-z]+)=(\S*)", line))
     task, state = fields["ArrayTaskId"], fields["JobState"].rstrip("+")
     return JobState(
-        fields["JobId"], int(task) if task.isdigit() else None, state, fields["RunTime"], fields["ExitCode"],
-        int(fields["Restarts"] or 0), fields["Reason"],
-    )  # fmt: skip
+        fields["JobId"],
+        int(task) if task.isdigit() else None,
+        state,
+        fields["RunTime"],
+        fields["ExitCode"],
+        int(fields["Restarts"] or 0),
+        fields["Reason"],
+    )
 
 
 def cancel(*jobs: str) -> None:

@@ -1,11 +1,14 @@
 """A prepared dataset: a folder of token files that training memory-maps.
 
-    datasets/<source>-<id>/{train,validation,test}.bin   uint16 little-endian tokens; documents end with <|endoftext|>
+    datasets/<source>-<id>/{train,validation,test}.bin   uint16 little-endian tokens; documents end
+                                                         with <|endoftext|>
                            tokenizer.json                Hugging Face tokenizers
-                           meta.json                     what it is, counts, sizes, checksums; written last
+                           meta.json                     what it is, counts, sizes, checksums;
+                                                         written last
 
-Opening a dataset compares sizes and checksums (BLAKE2b per 16 MiB block) with meta.json: all blocks of files up to 2 GiB (about a second
-a GiB and core), of larger ones 128 evenly spaced ones. So a damaged file is one clear error and never a strange loss.
+Opening a dataset compares sizes and checksums (BLAKE2b per 16 MiB block) with meta.json: all blocks
+of files up to 2 GiB (about a second a GiB and core), of larger ones 128 evenly spaced ones. So a
+damaged file is one clear error and never a strange loss.
 """
 
 import hashlib
@@ -30,7 +33,8 @@ MAX_BLOCKS_CHECKED = 128
 
 
 class Dataset:
-    """A verified dataset folder: `folder`, `id` (content hash), `meta` (meta.json). UserError: a file is missing or damaged."""
+    """A verified dataset folder: `folder`, `id` (content hash), `meta` (meta.json). UserError: a
+    file is missing or damaged."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.meta = folder, read_meta(folder)
@@ -41,7 +45,12 @@ class Dataset:
             if size != facts["bytes"]:
                 raise _damaged(folder, f"{path}: {size} bytes instead of {facts['bytes']}")
             count = len(facts["blake2b"])
-            blocks = np.linspace(0, count - 1, min(count, MAX_BLOCKS_CHECKED)).round().astype(int).tolist()
+            blocks = (
+                np.linspace(0, count - 1, min(count, MAX_BLOCKS_CHECKED))
+                .round()
+                .astype(int)
+                .tolist()
+            )
             for block, digest in zip(blocks, _block_digests(path, blocks), strict=True):
                 if digest != facts["blake2b"][block]:
                     raise _damaged(folder, f"{path}: damaged (checksum of block {block} differs)")
@@ -75,7 +84,9 @@ def read_meta(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder} is no prepared dataset: it has no meta.json") from None
     except (ValueError, TypeError, RecursionError):
         meta = {}
-    if "id" not in meta or not all(isinstance(meta.get(name), dict) for name in ("files", "tokenizer", "splits")):
+    if "id" not in meta or not all(
+        isinstance(meta.get(name), dict) for name in ("files", "tokenizer", "splits")
+    ):
         raise _damaged(folder, f"{path}: damaged")
     return meta
 
@@ -87,7 +98,8 @@ def file_facts(path: Path) -> dict[str, Any]:
 
 
 def _block_digests(path: Path, blocks: Iterable[int]) -> list[str]:
-    """BLAKE2b (16 bytes, hex) of the 16 MiB blocks with these numbers; a few at a time, on all of up to four cores."""
+    """BLAKE2b (16 bytes, hex) of the 16 MiB blocks with these numbers; a few at a time, on all of
+    up to four cores."""
 
     def digest(block: int) -> str:
         with path.open("rb") as file:

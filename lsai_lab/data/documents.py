@@ -1,8 +1,10 @@
 """Documents: the unit that is split, encoded and counted.
 
-A document's key is compared with two thresholds, so equal texts always land in the same split: no copy of a training document is ever
-tested on. Documents cut from one of `MIN_FILES` or more files of plain text share the file's key. With at least `SURVEY` distinct documents
-the thresholds are fixed quantiles, so adding documents moves none of the others; with fewer they are taken from the sorted keys.
+A document's key is compared with two thresholds, so equal texts always land in the same split: no
+copy of a training document is ever tested on. Documents cut from one of `MIN_FILES` or more files
+of plain text share the file's key. With at least `SURVEY` distinct documents the thresholds are
+fixed quantiles, so adding documents moves none of the others; with fewer they are taken from the
+sorted keys.
 """
 
 import hashlib
@@ -23,7 +25,8 @@ MIN_FILES = 20  # the smallest split of so many files is one of them
 
 
 class Document(NamedTuple):
-    """One text: `size` is its length in bytes of UTF-8, `key` a 64-bit hash of (split seed, content)."""
+    """One text: `size` is its length in bytes of UTF-8, `key` a 64-bit hash of (split seed,
+    content)."""
 
     text: str
     size: int
@@ -39,8 +42,9 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Corpus:
-    """What a source yields: its texts (iterable again and again), a hash over their content (`fingerprint`), what meta.json keeps
-    (`description`), and from how many files of plain text it is cut (`cut_files`)."""
+    """What a source yields: its texts (iterable again and again), a hash over their content
+    (`fingerprint`), what meta.json keeps (`description`), and from how many files of plain text it
+    is cut (`cut_files`)."""
 
     fingerprint: str
     description: dict[str, Any]
@@ -48,9 +52,12 @@ class Corpus:
     cut_files: int = 0
 
 
-def documents(corpus: Corpus, max_mb: float | None, split_seed: int, whole_files: bool = False) -> Iterator[Document]:
-    """The non-blank texts of `corpus` in order, streamed, as long as they fit into `max_mb` (10^6 bytes of UTF-8) altogether. Lone
-    surrogates (from JSON escapes) are replaced. `whole_files`: all documents cut from one file share a key, and so a split."""
+def documents(
+    corpus: Corpus, max_mb: float | None, split_seed: int, whole_files: bool = False
+) -> Iterator[Document]:
+    """The non-blank texts of `corpus` in order, streamed, as long as they fit into `max_mb` (10^6
+    bytes of UTF-8) altogether. Lone surrogates (from JSON escapes) are replaced. `whole_files`: all
+    documents cut from one file share a key, and so a split."""
     salt = hashlib.blake2b(str(split_seed).encode(), digest_size=16).digest()
     left = float("inf") if max_mb is None else max_mb * MB
     for item in corpus.texts():
@@ -61,12 +68,15 @@ def documents(corpus: Corpus, max_mb: float | None, split_seed: int, whole_files
         left -= len(data)
         if left < 0:
             return
-        key = hashlib.blake2b(file if whole_files and file else data, digest_size=8, key=salt).digest()
+        key = hashlib.blake2b(
+            file if whole_files and file else data, digest_size=8, key=salt
+        ).digest()
         yield Document(data.decode(), len(data), int.from_bytes(key, "big"))
 
 
 def survey(documents: Iterable[Document], what: str) -> tuple[int, int]:
-    """The keys at which validation and test begin, from the first `SURVEY` distinct documents. UserError for fewer than three."""
+    """The keys at which validation and test begin, from the first `SURVEY` distinct documents.
+    UserError for fewer than three."""
     keys: set[int] = set()
     for document in documents:
         keys.add(document.key)
@@ -76,9 +86,14 @@ def survey(documents: Iterable[Document], what: str) -> tuple[int, int]:
     if not keys:
         raise UserError(f"{what} holds no text (or its first document is larger than max_mb)")
     if len(keys) < len(SPLITS):
-        raise UserError(f"{what} holds only {len(keys)} distinct document(s); each of {', '.join(SPLITS)} needs one")
+        raise UserError(
+            f"{what} holds only {len(keys)} distinct document(s); each of {', '.join(SPLITS)} "
+            f"needs one"
+        )
     ordered = sorted(keys)
-    n_test, n_validation = (max(1, round(len(keys) * share)) for share in (TEST_SHARE, VALIDATION_SHARE))
+    n_test, n_validation = (
+        max(1, round(len(keys) * share)) for share in (TEST_SHARE, VALIDATION_SHARE)
+    )
     return ordered[-n_test - n_validation], ordered[-n_test]
 
 
@@ -88,5 +103,6 @@ def split_of(document: Document, thresholds: tuple[int, int]) -> str:
 
 
 def progress_bar(wanted: bool, items: Iterable[Any] | None = None, **options: Any) -> tqdm:
-    """tqdm's bar over `items` or by hand; silent if not `wanted`, or if standard error is no terminal."""
+    """tqdm's bar over `items` or by hand; silent if not `wanted`, or if standard error is no
+    terminal."""
     return tqdm(items, disable=None if wanted else True, **options)

@@ -33,7 +33,8 @@ NOT_LIBRARY = ("test", "tests", "idle_test", "site-packages", "dist-packages", "
 
 
 def open_stdlib(raw: Path, progress: bool) -> Corpus:
-    """This Python's standard library: one document per .py file, sorted by path, without tests and installed packages."""
+    """This Python's standard library: one document per .py file, sorted by path, without tests and
+    installed packages."""
     root, files = Path(sysconfig.get_path("stdlib")), list[Path]()
     for folder, folders, names in os.walk(root):
         # Not into folders of installed packages, which may hold a hundred times as many files.
@@ -47,15 +48,20 @@ def open_stdlib(raw: Path, progress: bool) -> Corpus:
         return (path.read_text(encoding="utf-8", errors="replace") for path in files)
 
     description = {"kind": "stdlib", "python": platform.python_version(), "files": len(files)}
-    return Corpus(_fingerprint((path.relative_to(root).as_posix(), path) for path in files), description, texts)
+    return Corpus(
+        _fingerprint((path.relative_to(root).as_posix(), path) for path in files),
+        description,
+        texts,
+    )
 
 
 def open_files(pattern: str, raw: Path, progress: bool) -> Corpus:
-    """The files that a path or glob (`**` works) matches in the current folder, or else in the checkout."""
+    """The files that a path or glob (`**` works) matches in the current folder, or else in the
+    checkout."""
     files = _matches(pattern)
     plain = [path for path in files if path.name.lower().endswith(TEXT_SUFFIXES)]
-    # Documents of 1/200 of all the text, between 1 KiB and 64 KiB: a small file still yields enough of them for three splits,
-    # and a large one keeps long contexts.
+    # Documents of 1/200 of all the text, between 1 KiB and 64 KiB: a small file still yields enough
+    # of them for three splits, and a large one keeps long contexts.
     target = min(max(sum(path.stat().st_size for path in plain) // 200, MIN_DOCUMENT), MAX_DOCUMENT)
 
     def texts() -> Iterator[str | Part]:
@@ -64,7 +70,11 @@ def open_files(pattern: str, raw: Path, progress: bool) -> Corpus:
                 content = content_hash(path).digest()
                 yield from (Part(text, content) for text in _text_documents(path, target))
             else:
-                yield from _parquet_texts(path) if path.name.lower().endswith(".parquet") else json_texts(path)
+                yield from (
+                    _parquet_texts(path)
+                    if path.name.lower().endswith(".parquet")
+                    else json_texts(path)
+                )
 
     size = sum(path.stat().st_size for path in files)
     description = {"kind": "file", "pattern": pattern, "files": len(files), "bytes": size}
@@ -95,8 +105,9 @@ def _fingerprint(files: Iterable[tuple[str, Path]]) -> str:
 
 
 def _text_documents(path: Path, target: int) -> Iterator[str]:
-    """Plain text cut into documents: each ends at the first blank line after `target` characters, else at the first
-    line end after twice, else (text without line ends) at four times that many."""
+    """Plain text cut into documents: each ends at the first blank line after `target`
+    characters, else at the first line end after twice, else (text without line ends) at four
+    times that many."""
     parts: list[str] = []
     size = 0
     try:
@@ -105,36 +116,52 @@ def _text_documents(path: Path, target: int) -> Iterator[str]:
                 parts.append(line)
                 size += len(line)
                 ends = line.endswith("\n")
-                if size >= 4 * target or (ends and size >= (target if line.isspace() else 2 * target)):
+                if size >= 4 * target or (
+                    ends and size >= (target if line.isspace() else 2 * target)
+                ):
                     yield "".join(parts)
                     parts, size = [], 0
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text ({error.reason}); convert it, e.g. with iconv -t UTF-8") from None
+        raise UserError(
+            f"{path}: not UTF-8 text ({error.reason}); convert it, e.g. with iconv -t UTF-8"
+        ) from None
     if parts:
         yield "".join(parts)
 
 
 def open_stream(path: Path, compressed: bool) -> io.BufferedReader:
-    """Open for reading bytes. `compressed`: decode zstd, all frames; a cut-off frame raises an OSError without errno."""
-    return io.BufferedReader(pa.input_stream(str(path), compression="zstd" if compressed else None), BUFFER)
+    """Open for reading bytes. `compressed`: decode zstd, all frames; a cut-off frame raises an
+    OSError without errno."""
+    return io.BufferedReader(
+        pa.input_stream(str(path), compression="zstd" if compressed else None), BUFFER
+    )
 
 
 def json_texts(path: Path) -> Iterator[str]:
-    """The texts of a JSONL file; a text given as a list is joined with blank lines (the convention of lm_dataformat)."""
+    """The texts of a JSONL file; a text given as a list is joined with blank lines (the convention
+    of lm_dataformat)."""
     number = 0
     try:
         with open_stream(path, compressed=path.name.lower().endswith(".zst")) as file:
             while line := file.readline(MAX_RECORD):
                 number += 1
                 if len(line) == MAX_RECORD:
-                    raise UserError(f"{path}: line {number} holds more than {MAX_RECORD >> 20} MiB; split that record")
+                    raise UserError(
+                        f"{path}: line {number} holds more than {MAX_RECORD >> 20} MiB; split that "
+                        f"record"
+                    )
                 if not line.isspace():
                     yield _text(json.loads(line))
     except (ValueError, TypeError, RecursionError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # the disk's fault, not the file's
+        # the disk's fault, not the file's
+        if isinstance(error, OSError) and error.errno is not None:
             raise
         damaged = isinstance(error, pa.ArrowInvalid | OSError)
-        what = f"does not decompress ({error}); cut off or damaged" if damaged else f"line {number}: {error}"
+        what = (
+            f"does not decompress ({error}); cut off or damaged"
+            if damaged
+            else f"line {number}: {error}"
+        )
         raise UserError(f"{path}: {what}") from None
 
 

@@ -1,7 +1,8 @@
 """`polish-docs`: real Polish text that any Debian or Ubuntu machine can fetch without root.
 
-The help of LibreOffice (HTML) and manual pages (roff: the macros and escapes of groff_man(7) and groff(7)) become plain text, one block or
-paragraph a line, without the page's frame. That happens once: the texts stay in the raw cache.
+The help of LibreOffice (HTML) and manual pages (roff: the macros and escapes of groff_man(7) and
+groff(7)) become plain text, one block or paragraph a line, without the page's frame. That happens
+once: the texts stay in the raw cache.
 """
 
 import gzip
@@ -40,19 +41,31 @@ def open_corpus(raw: Path, progress: bool) -> Corpus:
 def _fetch(path: Path, progress: bool) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".unpack-") as name:
         folder = Path(name)
-        _call(["apt-get", "download", *PACKAGES], folder, "is the network up, and has `apt-get update` been run?")
+        _call(
+            ["apt-get", "download", *PACKAGES],
+            folder,
+            "is the network up, and has `apt-get update` been run?",
+        )
         packages = sorted(folder.glob("*.deb"))
         count = 0
         with atomic_writer(path) as file:
             for package in packages:
                 files = folder / package.stem
-                _call(["dpkg-deb", "-x", package.name, files.name], folder, "the package may be damaged, try again")
-                for text in progress_bar(progress, _pages(files), desc=package.name.split("_")[0], unit=" pages"):
+                _call(
+                    ["dpkg-deb", "-x", package.name, files.name],
+                    folder,
+                    "the package may be damaged, try again",
+                )
+                for text in progress_bar(
+                    progress, _pages(files), desc=package.name.split("_")[0], unit=" pages"
+                ):
                     record = {"text": text, "meta": {"package": package.stem}}
                     file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
                     count += 1
             if not count:
-                raise UserError(f"{', '.join(p.name for p in packages)} hold no HTML or manual pages")
+                raise UserError(
+                    f"{', '.join(p.name for p in packages)} hold no HTML or manual pages"
+                )
 
 
 def _pages(folder: Path) -> Iterator[str]:
@@ -74,15 +87,33 @@ def _call(command: list[str], folder: Path, hint: str) -> None:
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace")
     except FileNotFoundError:
-        ways = "use data.source stdlib, file:<path> or speakleash:<name>, or copy data/datasets/ from a machine with it"
-        raise UserError(f"polish-docs needs {command[0]}, which this machine lacks; {ways}") from None
+        ways = (
+            "use data.source stdlib, file:<path> or speakleash:<name>, or copy data/datasets/ "
+            "from a machine with it"
+        )
+        raise UserError(
+            f"polish-docs needs {command[0]}, which this machine lacks; {ways}"
+        ) from None
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise UserError(f"`{' '.join(command)}` failed: {lines[-1]}; {hint}")
 
 
-SKIPPED = {"head", "script", "style", "nav", "header", "footer", "aside", "button", "noscript", "svg"}
-BLOCKS = {"p", "div", "li", "ul", "ol", "dl", "dt", "dd", "tr", "table", "pre", "br"} | {f"h{n}" for n in range(1, 7)}
+SKIPPED = {
+    "head",
+    "script",
+    "style",
+    "nav",
+    "header",
+    "footer",
+    "aside",
+    "button",
+    "noscript",
+    "svg",
+}
+BLOCKS = {"p", "div", "li", "ul", "ol", "dl", "dt", "dd", "tr", "table", "pre", "br"} | {
+    f"h{n}" for n in range(1, 7)
+}
 
 
 class _Text(HTMLParser):
@@ -113,30 +144,108 @@ def html_to_text(html: str) -> str:
     return _tidy("".join(parser.parts))
 
 
-# Escapes without text: comments, fonts and colours and registers, sizes, motions and drawing, no visible glyph.
+# Escapes without text: comments, fonts and colours and registers, sizes, motions and drawing, no
+# visible glyph.
 ESCAPES = (
-    r"\\[\"#].*", r"\\[fmMFnkgV](?:\[[^\]]*\]|\(..|.)", r"\\s(?:[+-]?\d|\[[^\]]*\]|\([+-]?\d\d)",
-    r"\\[hvwlLobDXAZCNxHSR]'[^']*'", r"\\[|^&%/,:{}dru)!?acptz]",
-)  # fmt: skip
+    r"\\[\"#].*",
+    r"\\[fmMFnkgV](?:\[[^\]]*\]|\(..|.)",
+    r"\\s(?:[+-]?\d|\[[^\]]*\]|\([+-]?\d\d)",
+    r"\\[hvwlLobDXAZCNxHSR]'[^']*'",
+    r"\\[|^&%/,:{}dru)!?acptz]",
+)
 GLYPHS = {
-    'co': '©', 'rg': '®', 'tm': '™', 'bu': '•', 'em': '—', 'en': '–', 'hy': '-', 'mi': '−', 'aq': "'", 'dq': '"',
-    'lq': '“', 'rq': '”', 'oq': '‘', 'cq': '’', 'Fo': '«', 'Fc': '»', 'Bq': '„', 'ga': '`', 'aa': '´', 'ha': '^',
-    'ti': '~', 'rs': '\\', 'sl': '/', 'ba': '|', 'or': '|', 'at': '@', 'sh': '#', 'Do': '$', 'Eu': '€', 'lB': '[',
-    'rB': ']', 'lC': '{', 'rC': '}', 'la': '⟨', 'ra': '⟩', '<=': '≤', '>=': '≥', '!=': '≠', '->': '→', '<-': '←',
-    '+-': '±', 'mu': '×', 'di': '÷', 'de': '°', 'if': '∞', 'sq': '□', '*a': 'α', '*b': 'β', '*p': 'π', '*m': 'μ',
-    '12': '½', '14': '¼', '34': '¾', 'ss': 'ß', 'sc': '§', 'pl': '+', 'eq': '=', '**': '∗', 'ul': '_', 'u00A0': ' ',
-}  # fmt: skip
+    "co": "©",
+    "rg": "®",
+    "tm": "™",
+    "bu": "•",
+    "em": "—",
+    "en": "–",
+    "hy": "-",
+    "mi": "−",
+    "aq": "'",
+    "dq": '"',
+    "lq": "“",
+    "rq": "”",
+    "oq": "‘",
+    "cq": "’",
+    "Fo": "«",
+    "Fc": "»",
+    "Bq": "„",
+    "ga": "`",
+    "aa": "´",
+    "ha": "^",
+    "ti": "~",
+    "rs": "\\",
+    "sl": "/",
+    "ba": "|",
+    "or": "|",
+    "at": "@",
+    "sh": "#",
+    "Do": "$",
+    "Eu": "€",
+    "lB": "[",
+    "rB": "]",
+    "lC": "{",
+    "rC": "}",
+    "la": "⟨",
+    "ra": "⟩",
+    "<=": "≤",
+    ">=": "≥",
+    "!=": "≠",
+    "->": "→",
+    "<-": "←",
+    "+-": "±",
+    "mu": "×",
+    "di": "÷",
+    "de": "°",
+    "if": "∞",
+    "sq": "□",
+    "*a": "α",
+    "*b": "β",
+    "*p": "π",
+    "*m": "μ",
+    "12": "½",
+    "14": "¼",
+    "34": "¾",
+    "ss": "ß",
+    "sc": "§",
+    "pl": "+",
+    "eq": "=",
+    "**": "∗",
+    "ul": "_",
+    "u00A0": " ",
+}
 GLYPH = re.compile(r"\\(?:\[([^\]]+)\]|\((..)|\*(?:\[([^\]]+)\]|\((..)|(.)))")
 # Macros whose arguments are text that goes on in the same paragraph; each begins a line of input.
 JOINED = {"BR", "BI", "IB", "IR", "RB", "RI", "ME", "UE", "MR"}
 INLINE = JOINED | {"B", "I", "R", "SM", "SB", "UR", "MT", "OP"}
 ARGUMENT = re.compile(r'"((?:[^"]|"")*)"?|((?:\\ |\S)+)')
 # These end the paragraph; all other requests (hyphenation, tabs, conditions, ...) have no text.
-BREAKS = {"PP", "P", "LP", "TP", "IP", "HP", "TQ", "RS", "RE", "br", "sp", "nf", "fi", "EX", "EE", "TH", "SY", "YS"}
+BREAKS = {
+    "PP",
+    "P",
+    "LP",
+    "TP",
+    "IP",
+    "HP",
+    "TQ",
+    "RS",
+    "RE",
+    "br",
+    "sp",
+    "nf",
+    "fi",
+    "EX",
+    "EE",
+    "TH",
+    "SY",
+    "YS",
+}
 
 
 def roff_to_text(roff: str) -> str:
-    """The text of a manual page written with the man(7) macros; paragraphs and literal lines on their own lines."""
+    """The text of a manual page written with the man(7) macros; paragraphs and literal lines on
+    their own lines."""
     lines: list[str] = [""]
     literal = defining = False
     for line in roff.splitlines():
@@ -153,7 +262,9 @@ def roff_to_text(roff: str) -> str:
         elif request in ("SH", "SS"):
             lines += ["", _unescape(" ".join(arguments)), ""]
         elif request in INLINE:
-            _append(lines, _unescape(("" if request in JOINED else " ").join(arguments)), new=literal)
+            _append(
+                lines, _unescape(("" if request in JOINED else " ").join(arguments)), new=literal
+            )
         elif request in BREAKS:
             literal = request in ("nf", "EX") or (literal and request not in ("fi", "EE"))
             lines.append(_unescape(arguments[0]) + " " if request == "IP" and arguments else "")
@@ -168,7 +279,13 @@ def _append(lines: list[str], text: str, new: bool) -> None:
 
 
 def _unescape(text: str) -> str:
-    text = text.replace("\\e", "\\[rs]").replace("\\-", "-").replace("\\.", ".").replace("\\'", "´").replace("\\`", "`")
+    text = (
+        text.replace("\\e", "\\[rs]")
+        .replace("\\-", "-")
+        .replace("\\.", ".")
+        .replace("\\'", "´")
+        .replace("\\`", "`")
+    )
     text = text.replace("\\ ", " ").replace("\\~", " ").replace("\\0", " ").replace("\\(aq", "'")
     for pattern in ESCAPES:
         text = re.sub(pattern, "", text)

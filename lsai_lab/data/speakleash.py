@@ -1,11 +1,15 @@
-"""Speakleash (speakleash.org): a public collection of Polish text, as its own client (github.com/speakleash/speakleash) finds it.
+"""Speakleash (speakleash.org): a public collection of Polish text, as its own client
+(github.com/speakleash/speakleash) finds it.
 
     <base>/speakleash.json      the index: [{"name": ...}, ...]
-    <base>/<name>.manifest      JSON: description, license, category, stats, and file_size, the size in bytes of the next
-    <base>/<name>.jsonl.zst     records {"text": str or list of str, "meta": {...}}, zstd (lm_dataformat)
+    <base>/<name>.manifest      JSON: description, license, category, stats, and file_size, the size
+                                in bytes of the next
+    <base>/<name>.jsonl.zst     records {"text": str or list of str, "meta": {...}}, zstd
+                                (lm_dataformat)
 
-A download is whole or does not exist: it becomes the file when its size agrees with the manifest's and it decodes. A broken connection
-continues where it stopped (HTTP Range, RFC 9110 section 14), or begins anew if the file has changed meanwhile (`If-Range`).
+A download is whole or does not exist: it becomes the file when its size agrees with the manifest's
+and it decodes. A broken connection continues where it stopped (HTTP Range, RFC 9110 section 14), or
+begins anew if the file has changed meanwhile (`If-Range`).
 """
 
 import contextlib
@@ -27,7 +31,8 @@ from lsai_lab.data.local import BUFFER, json_texts, open_stream
 from lsai_lab.project.files import content_hash
 
 T = TypeVar("T")
-DEFAULT_URL = "https://d6t0.c15.e2-2.dev/speakleash-ds-pub/datasets_text/"  # since May 2024; before: speakleash.space
+# since May 2024; before: speakleash.space
+DEFAULT_URL = "https://d6t0.c15.e2-2.dev/speakleash-ds-pub/datasets_text/"
 ATTEMPTS = 5
 BACKOFF_S = 0.5
 TIMEOUT_S = (10, 60)  # connect, read
@@ -56,7 +61,8 @@ def list_names() -> list[str]:
 
 
 def get_manifest(name: str) -> dict[str, Any]:
-    """The manifest of one dataset. Raises `UserError` with the nearest names if there is none of this name."""
+    """The manifest of one dataset. Raises `UserError` with the nearest names if there is none of
+    this name."""
     try:
         return _get_json(f"{base_url()}{name}.manifest", dict)
     except NotFound:
@@ -64,10 +70,15 @@ def get_manifest(name: str) -> dict[str, Any]:
 
 
 def open_corpus(name: str, raw: Path, progress: bool) -> Corpus:
-    """One dataset of the collection. What is in the raw cache is complete and is used without asking the network."""
+    """One dataset of the collection. What is in the raw cache is complete and is used without
+    asking the network."""
     if not re.fullmatch(r"[\w.\-]+", name) or name.startswith("."):  # it becomes a file's
-        raise UserError(f"speakleash:{name}: a name has letters, digits, dots, dashes and underscores only")
-    data, manifest_file = (raw / "speakleash" / f"{name}{suffix}" for suffix in (".jsonl.zst", ".manifest"))
+        raise UserError(
+            f"speakleash:{name}: a name has letters, digits, dots, dashes and underscores only"
+        )
+    data, manifest_file = (
+        raw / "speakleash" / f"{name}{suffix}" for suffix in (".jsonl.zst", ".manifest")
+    )
     manifest = None
     if data.exists():
         with contextlib.suppress(OSError, ValueError):
@@ -82,33 +93,41 @@ def open_corpus(name: str, raw: Path, progress: bool) -> Corpus:
         write_json(manifest_file, manifest)
     stats = manifest["stats"] if isinstance(manifest.get("stats"), dict) else {}
     description: dict[str, Any] = {"kind": "speakleash", "name": name, "url": base_url()}
-    description |= {key: manifest.get(key) for key in ("description", "license", "category", "file_size")}
+    description |= {
+        key: manifest.get(key) for key in ("description", "license", "category", "file_size")
+    }
     description |= {key: stats.get(key) for key in ("documents", "characters")}
     return Corpus(content_hash(data).hexdigest(), description, lambda: json_texts(data))
 
 
 def _get_json(url: str, kind: type) -> Any:
-    """Fetch and parse a small JSON file, which holds a `kind`. Raises `NotFound`, or `UserError` for any other failure."""
+    """Fetch and parse a small JSON file, which holds a `kind`. Raises `NotFound`, or `UserError`
+    for any other failure."""
 
     def get() -> Any:
         with requests.get(url, timeout=TIMEOUT_S, stream=True) as response:
             _check_status(response, url)
             body = next(response.iter_content(MAX_JSON + 1), b"")
         if len(body) > MAX_JSON:
-            raise UserError(f"{url}: more than {MAX_JSON >> 20} MiB of JSON; is this the right server?")
+            raise UserError(
+                f"{url}: more than {MAX_JSON >> 20} MiB of JSON; is this the right server?"
+            )
         try:
             found = json.loads(body, parse_constant=str)
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, kind):
-            raise UserError(f"{url}: the answer is no JSON {kind.__name__}; is LSAI_SPEAKLEASH_URL right?")
+            raise UserError(
+                f"{url}: the answer is no JSON {kind.__name__}; is LSAI_SPEAKLEASH_URL right?"
+            )
         return found
 
     return _retry(url, get)
 
 
 def _download(url: str, path: Path, expected: int | None, progress: bool) -> None:
-    """Fetch `url`, of `expected` bytes by its manifest, to `path` unless it is there; one process at a time. UserError: no `path`."""
+    """Fetch `url`, of `expected` bytes by its manifest, to `path` unless it is there; one process
+    at a time. UserError: no `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part, seen = path.with_name(f"{path.name}.part"), dict[str, str]()
     with FileLock(path.with_name(f".{path.name}.lock")):
@@ -129,10 +148,15 @@ def _download(url: str, path: Path, expected: int | None, progress: bool) -> Non
             part.unlink(missing_ok=True)
 
 
-def _fetch(url: str, file: BinaryIO, seen: dict[str, str], expected: int | None, progress: bool) -> None:
-    """One request that completes `file`, or raises, mostly with more in `file` than before. `seen["tag"]`: of which version it is."""
+def _fetch(
+    url: str, file: BinaryIO, seen: dict[str, str], expected: int | None, progress: bool
+) -> None:
+    """One request that completes `file`, or raises, mostly with more in `file` than before.
+    `seen["tag"]`: of which version it is."""
     have = file.tell()
-    resume = {"Range": f"bytes={have}-", "If-Range": seen["tag"]} if have and seen.get("tag") else {}
+    resume = (
+        {"Range": f"bytes={have}-", "If-Range": seen["tag"]} if have and seen.get("tag") else {}
+    )
     headers = {"Accept-Encoding": "identity"} | resume
     with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT_S) as response:
         told, status = response.headers, response.status_code
@@ -145,11 +169,22 @@ def _fetch(url: str, file: BinaryIO, seen: dict[str, str], expected: int | None,
         length = told.get("Content-Length", "")
         total = file.tell() + int(length) if length.isdecimal() else expected
         if expected is not None and total != expected:
-            raise UserError(f"{url}: {total} bytes, but its manifest says {expected}; it may be updating, try later")
-        # A weak ETag must not be used with If-Range; the date is the next best (RFC 9110, section 13.1.5).
+            raise UserError(
+                f"{url}: {total} bytes, but its manifest says {expected}; it may be updating, try "
+                f"later"
+            )
+        # A weak ETag must not be used with If-Range; the date is the next best (RFC 9110, section
+        # 13.1.5).
         tags = (told.get("ETag", ""), told.get("Last-Modified", ""))
-        seen["tag"] = next((tag for tag in tags if tag.isascii() and tag and not tag.startswith("W/")), "")
-        options: dict[str, Any] = {"total": total, "initial": file.tell(), "unit": "B", "unit_scale": True}
+        seen["tag"] = next(
+            (tag for tag in tags if tag.isascii() and tag and not tag.startswith("W/")), ""
+        )
+        options: dict[str, Any] = {
+            "total": total,
+            "initial": file.tell(),
+            "unit": "B",
+            "unit_scale": True,
+        }
         with progress_bar(progress, desc=url.rpartition("/")[2], **options) as bar:
             for chunk in response.iter_content(CHUNK):
                 bar.update(file.write(chunk))
@@ -160,17 +195,25 @@ def _fetch(url: str, file: BinaryIO, seen: dict[str, str], expected: int | None,
 
 
 def _retry(url: str, action: Callable[[], T], done: Callable[[], int] = lambda: 0) -> T:
-    """The result of `action`, tried again after faults of the network; one that moved `done` further than ever resets the count."""
+    """The result of `action`, tried again after faults of the network; one that moved `done`
+    further than ever resets the count."""
     failures, most = 0, done()
     while True:
         try:
             return action()
-        except (_Broken, requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError) as error:
+        except (
+            _Broken,
+            requests.ConnectionError,
+            requests.Timeout,
+            requests.exceptions.ChunkedEncodingError,
+        ) as error:
             now = done()
             failures, most = (1 if now > most else failures + 1), max(most, now)
             if failures >= ATTEMPTS:
                 reason = "no connection" if isinstance(error, requests.ConnectionError) else error
-                raise UserError(f"{url}: gave up after {ATTEMPTS} attempts ({reason}); try again later") from error
+                raise UserError(
+                    f"{url}: gave up after {ATTEMPTS} attempts ({reason}); try again later"
+                ) from error
             sleep(BACKOFF_S * 2 ** (failures - 1))
         except requests.RequestException as error:
             raise UserError(f"{url}: {error}") from error

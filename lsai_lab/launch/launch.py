@@ -1,8 +1,9 @@
 """Starting the processes of a run, watching them, and saying in one line how they ended.
 
-The caller holds no GPU, follows the metrics file that rank 0 writes, and passes stop signals on. Every worker leaves its output in
-`logs/rank-<N>.log`, its process in `logs/rank-<N>.pid`, and, if it fails, why and when in `logs/rank-<N>.error.json`: the earliest of
-these is the cause, the others are its echo. Of a worker that was killed torchrun knows.
+The caller holds no GPU, follows the metrics file that rank 0 writes, and passes stop signals on.
+Every worker leaves its output in `logs/rank-<N>.log`, its process in `logs/rank-<N>.pid`, and, if
+it fails, why and when in `logs/rank-<N>.error.json`: the earliest of these is the cause, the others
+are its echo. Of a worker that was killed torchrun knows.
 """
 
 import datetime
@@ -43,25 +44,44 @@ class WorkerFailed(Exception):
 
 
 def launch(
-    folder: Path, data_root: Path, nproc: int, *, on_rows: Callable[[Rows], None] = lambda rows: None,
+    folder: Path,
+    data_root: Path,
+    nproc: int,
+    *,
+    on_rows: Callable[[Rows], None] = lambda rows: None,
     command: Sequence[str] | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """Execute the planned run in `folder` with `nproc` processes; returns the results that rank 0 wrote.
+) -> dict[str, Any]:
+    """Execute the planned run in `folder` with `nproc` processes; returns the results that rank 0
+    wrote.
 
-    `command`: what starts, with the words from `-m` on behind it, `nproc` workers, ends them all when one fails, and passes signals on
-    (srun); None is torchrun on this machine. Workers want RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, or Slurm's variables.
+    `command`: what starts, with the words from `-m` on behind it, `nproc` workers, ends them all
+    when one fails, and passes signals on (srun); None is torchrun on this machine. Workers want
+    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, or Slurm's variables.
 
-    Raises what ended the run: MemoryError, Unavailable, Preempted, UserError or WorkerFailed. No process is left on this machine.
+    Raises what ended the run: MemoryError, Unavailable, Preempted, UserError or WorkerFailed. No
+    process is left on this machine.
     """
-    words = [*(command or torchrun(nproc)), "-m", "lsai_lab.launch.worker", str(folder), str(data_root)]
+    words = [
+        *(command or torchrun(nproc)),
+        "-m",
+        "lsai_lab.launch.worker",
+        str(folder),
+        str(data_root),
+    ]
     return watched(words, folder, nproc=nproc, on_rows=on_rows, here=command is None)
 
 
 def watched(
-    words: Sequence[str], folder: Path, *, nproc: int, on_rows: Callable[[Rows], None], here: bool = True,
+    words: Sequence[str],
+    folder: Path,
+    *,
+    nproc: int,
+    on_rows: Callable[[Rows], None],
+    here: bool = True,
     variables: Mapping[str, str] = MappingProxyType({}),
-) -> dict[str, Any]:  # fmt: skip
-    """Execute `words`, which start `nproc` processes that call `worker.as_worker`, on this machine if `here`; see `launch`."""
+) -> dict[str, Any]:
+    """Execute `words`, which start `nproc` processes that call `worker.as_worker`, on this machine
+    if `here`; see `launch`."""
     logs = folder / "logs"
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
@@ -79,7 +99,8 @@ def watched(
         process = subprocess.Popen(words, **streams, env=environment, start_new_session=True)
         try:
             while process.poll() is None:
-                # Told again and again: a worker that has not reached its training loop yet ignores it.
+                # Told again and again: a worker that has not reached its training loop yet ignores
+                # it.
                 if stop.number is not None and time.monotonic() - told_at > _REPEAT_S:
                     told_at = time.monotonic()
                     send(workers(logs).values() if here else [process.pid], signal.SIGUSR1)
@@ -88,7 +109,8 @@ def watched(
                     survivors.look()
                 time.sleep(_POLL_S)
         finally:
-            # torchrun has ended its workers, unless the caller was interrupted or torchrun was killed.
+            # torchrun has ended its workers, unless the caller was interrupted or torchrun was
+            # killed.
             end_family(process.pid)
             process.wait()
     on_rows(rows.read())
@@ -102,36 +124,58 @@ def watched(
 def torchrun(nproc: int) -> list[str]:
     """The command that starts `nproc` workers on this machine, on a free port."""
     return [
-        sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={nproc}", "--nnodes=1", "--max-restarts=0",
-        "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=localhost",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        f"--nproc-per-node={nproc}",
+        "--nnodes=1",
+        "--max-restarts=0",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=localhost:0",
+        "--local-addr=localhost",
+    ]
 
 
 def on_this_machine() -> dict[str, str]:
     """The environment of processes that meet on this machine only; what the caller has set stays.
 
-    They talk over the loopback interface and hardly wait for a name server: where none answers, each of gloo's and PyTorch's look-ups
-    costs ten seconds otherwise.
+    They talk over the loopback interface and hardly wait for a name server: where none answers,
+    each of gloo's and PyTorch's look-ups costs ten seconds otherwise.
     """
-    interfaces = {address.address: name for name, found in psutil.net_if_addrs().items() for address in found}
+    interfaces = {
+        address.address: name for name, found in psutil.net_if_addrs().items() for address in found
+    }
     if "127.0.0.1" not in interfaces:
-        raise UserError("processes meet at 127.0.0.1, which this machine does not have; `ip link set lo up`")
-    return {"RES_OPTIONS": "timeout:1 attempts:1", "GLOO_SOCKET_IFNAME": interfaces["127.0.0.1"], **os.environ}
+        raise UserError(
+            "processes meet at 127.0.0.1, which this machine does not have; `ip link set lo up`"
+        )
+    return {
+        "RES_OPTIONS": "timeout:1 attempts:1",
+        "GLOO_SOCKET_IFNAME": interfaces["127.0.0.1"],
+        **os.environ,
+    }
 
 
 def require_devices(device: str, nproc: int) -> None:
-    """Raise Unavailable unless this machine has what `nproc` processes on `device` need (leaves CUDA uninitialized)."""
+    """Raise Unavailable unless this machine has what `nproc` processes on `device` need (leaves
+    CUDA uninitialized)."""
     count = torch.cuda.device_count()
     if device == "cpu" or (device == "auto" and count == 0):
         return
     if count < nproc:
-        raise Unavailable(f"needs {nproc} GPUs and torch sees {count} here; device: cpu runs on CPU processes")
+        raise Unavailable(
+            f"needs {nproc} GPUs and torch sees {count} here; device: cpu runs on CPU processes"
+        )
 
 
 def _cause(logs: Path, code: int, asked: int | None, ended: set[int]) -> Exception:
-    """The exception that says why the workers ended without results. `ended`: ranks that the launcher killed."""
+    """The exception that says why the workers ended without results. `ended`: ranks that the
+    launcher killed."""
     errors = [
-        {"rank": int(path.name.split("-")[1].split(".")[0]), **json.loads(path.read_text(encoding="utf-8"))}
+        {
+            "rank": int(path.name.split("-")[1].split(".")[0]),
+            **json.loads(path.read_text(encoding="utf-8")),
+        }
         for path in logs.glob("*.error.json")
     ]
     first = min(errors, key=lambda error: error["time"], default=None)
@@ -140,12 +184,16 @@ def _cause(logs: Path, code: int, asked: int | None, ended: set[int]) -> Excepti
         rank, number = killed
         # Whoever reports an error after a neighbour's death reports that death.
         if first is None or first["outcome"] == "failed":
-            return WorkerFailed(f"rank {rank} was ended by {_named(number)}; see logs/rank-{rank}.log")
+            return WorkerFailed(
+                f"rank {rank} was ended by {_named(number)}; see logs/rank-{rank}.log"
+            )
     if first is None and code < 0:
         return WorkerFailed(f"the process was ended by {_named(-code)}")
     if first is None:
         lines = [line for line in log.splitlines() if line.strip()]
-        return WorkerFailed(f"the workers ended with exit code {code}: {lines[-1] if lines else 'no output'}")
+        return WorkerFailed(
+            f"the workers ended with exit code {code}: {lines[-1] if lines else 'no output'}"
+        )
     reason, rank = first["reason"], first["rank"]
     if first["outcome"] == "preempted":
         return Preempted(reason + (f" ({signal.Signals(asked).name})" if asked else ""))
@@ -162,9 +210,11 @@ def _named(number: int) -> str:
 
 
 def _killed_rank(log: str, ended: set[int]) -> tuple[int, int] | None:
-    """(rank, signal) of the worker that died by a signal not sent from here, from srun's messages or torchrun's closing report.
+    """(rank, signal) of the worker that died by a signal not sent from here, from srun's messages
+    or torchrun's closing report.
 
-    torchrun itself ends the others with SIGTERM, and those that do not react with SIGKILL half a minute later.
+    torchrun itself ends the others with SIGTERM, and those that do not react with SIGKILL half a
+    minute later.
     """
     if match := re.search(r"task (\d+): Killed", log):
         return int(match[1]), signal.SIGKILL
@@ -172,9 +222,15 @@ def _killed_rank(log: str, ended: set[int]) -> tuple[int, int] | None:
     found = r"time\s*: (\S+)\n.*?rank\s*: (\d+).*?exitcode\s*: (-?\d+)"
     dead = [
         (datetime.datetime.strptime(time_, "%Y-%m-%d_%H:%M:%S"), int(rank), -int(code))
-        for time_, rank, code in re.findall(found, root, re.DOTALL) + re.findall(found, others, re.DOTALL)
+        for time_, rank, code in re.findall(found, root, re.DOTALL)
+        + re.findall(found, others, re.DOTALL)
     ]
     for at, rank, number in dead:
-        if number > 0 and number != signal.SIGTERM and rank not in ended and at - dead[0][0] < _SAME_MOMENT:
+        if (
+            number > 0
+            and number != signal.SIGTERM
+            and rank not in ended
+            and at - dead[0][0] < _SAME_MOMENT
+        ):
             return rank, number
     return None

@@ -1,7 +1,8 @@
 """What the launcher of a run's processes watches while they work: new rows and deaths.
 
-A worker on a GPU may wait for a dead neighbour in a kernel that nothing interrupts: it is killed after ten seconds. torchrun would ask
-it for thirty, whatever its `--shutdown-timeout`, which holds for stop signals alone (2.13).
+A worker on a GPU may wait for a dead neighbour in a kernel that nothing interrupts: it is killed
+after ten seconds. torchrun would ask it for thirty, whatever its `--shutdown-timeout`, which holds
+for stop signals alone (2.13).
 """
 
 import contextlib
@@ -20,7 +21,8 @@ Rows = list[dict[str, Any]]
 
 
 class NewRows:
-    """The rows that were added to a metrics file since the last look; from the start if the file was replaced."""
+    """The rows that were added to a metrics file since the last look; from the start if the file
+    was replaced."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.offset, self.file = path, 0, -1
@@ -40,7 +42,8 @@ class NewRows:
 
 
 class Survivors:
-    """Kills the workers of this machine that are still there some seconds after one of them has died; `ended`: their ranks."""
+    """Kills the workers of this machine that are still there some seconds after one of them has
+    died; `ended`: their ranks."""
 
     def __init__(self, logs: Path) -> None:
         self.logs, self.ended = logs, set[int]()
@@ -75,10 +78,14 @@ def send(pids: Iterable[int], number: int) -> None:
 
 
 def end_family(pid: int, itself: bool = True) -> None:
-    """Kill all processes below `pid`, and this one (one may have a session of its own: a signal to the group is not enough)."""
+    """Kill all processes below `pid`, and this one (one may have a session of its own: a signal to
+    the group is not enough)."""
     family: list[psutil.Process] = []
     with contextlib.suppress(psutil.NoSuchProcess):
-        family = [*psutil.Process(pid).children(recursive=True), *([psutil.Process(pid)] if itself else [])]
+        family = [
+            *psutil.Process(pid).children(recursive=True),
+            *([psutil.Process(pid)] if itself else []),
+        ]
     for process in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

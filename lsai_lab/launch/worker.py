@@ -1,6 +1,8 @@
-"""One process of a run: `python -m lsai_lab.launch.worker <run folder> <data root>`, started by `lsai_lab.launch.launch`.
+"""One process of a run: `python -m lsai_lab.launch.worker <run folder> <data root>`, started by
+`lsai_lab.launch.launch`.
 
-If anything is raised, it notes what and when, and leaves at once, without the farewells that could wait for a dead neighbour.
+If anything is raised, it notes what and when, and leaves at once, without the farewells that could
+wait for a dead neighbour.
 """
 
 import os
@@ -66,19 +68,29 @@ def _work(folder: Path, data_root: Path) -> None:
 
 
 def _report(error: BaseException, path: Path) -> int:
-    """Write down why this process ends; returns its exit code (0 if all processes end like this, in good order)."""
+    """Write down why this process ends; returns its exit code (0 if all processes end like this, in
+    good order)."""
     from lsai_core.base.errors import UserError
     from lsai_lab.runs.records import outcome_of
 
     at = time.time()
     traceback.print_exception(error)
     outcome, reason = outcome_of(error)
-    write_json(path, {"time": at, "outcome": outcome, "reason": reason, "user_error": isinstance(error, UserError)})
+    write_json(
+        path,
+        {
+            "time": at,
+            "outcome": outcome,
+            "reason": reason,
+            "user_error": isinstance(error, UserError),
+        },
+    )
     return 0 if outcome == "preempted" else 1
 
 
 def _leave_with_launcher() -> None:
-    """End this process when its parent or, on the same machine, the launcher is gone: nobody would ever end it."""
+    """End this process when its parent or, on the same machine, the launcher is gone: nobody would
+    ever end it."""
     parent = os.getppid()
     pid, _, host = os.environ.get(LAUNCHER, "").partition("@")
     launcher = int(pid) if host == socket.gethostname() else None

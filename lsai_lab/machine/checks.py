@@ -1,7 +1,9 @@
-"""What this machine can and cannot run: a list of small checks, each with its reason and the command that would fix it.
+"""What this machine can and cannot run: a list of small checks, each with its reason and the
+command that would fix it.
 
-`ok=True`: it is there. `ok=False`: it is missing, and this machine could have it. `ok=None`: this machine has no use for it (FP8 kernels
-without a GPU). Only a failed *essential* check means that nothing will work; without the others some runs are `unavailable`.
+`ok=True`: it is there. `ok=False`: it is missing, and this machine could have it. `ok=None`: this
+machine has no use for it (FP8 kernels without a GPU). Only a failed *essential* check means that
+nothing will work; without the others some runs are `unavailable`.
 """
 
 import importlib.metadata
@@ -25,13 +27,17 @@ from lsai_core.base.limits import cpu_cores, memory_gib
 from lsai_lab.machine.environment import cpu_model, gpu_facts, package_version
 from lsai_lab.project.files import repo_root
 
-# The CUDA build of torch for a recent driver; https://pytorch.org/get-started/locally lists the others.
-_CUDA_TORCH = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
+# The CUDA build of torch for a recent driver; https://pytorch.org/get-started/locally lists the
+# others.
+_CUDA_TORCH = (
+    "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
+)
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the doctor's table; `fix` is a command or an instruction for where `ok` is False."""
+    """One line of the doctor's table; `fix` is a command or an instruction for where `ok` is
+    False."""
 
     name: str
     ok: bool | None
@@ -47,16 +53,31 @@ class Check:
 def run_checks() -> list[Check]:
     """All checks, in the order in which a reader needs them. Initializes CUDA if there is a GPU."""
     groups = [group for name, group in globals().items() if name.startswith("check_")]
-    return [replace(check, fix=None if check.ok is not False else check.fix) for group in groups for check in group()]
+    return [
+        replace(check, fix=None if check.ok is not False else check.fix)
+        for group in groups
+        for check in group()
+    ]
 
 
 def check_packages() -> Iterator[Check]:
     required = _requirements()
     found = {need: package_version(need.name) for need in required}
-    wrong = [str(need) for need, has in found.items() if not (has and need.specifier.contains(has, prereleases=True))]
-    detail = f"missing or of another version: {', '.join(wrong)}" if wrong else f"all {len(required)} requirements"
+    wrong = [
+        str(need)
+        for need, has in found.items()
+        if not (has and need.specifier.contains(has, prereleases=True))
+    ]
+    detail = (
+        f"missing or of another version: {', '.join(wrong)}"
+        if wrong
+        else f"all {len(required)} requirements"
+    )
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
-    detail += f"; Python {platform.python_version()} at {sys.executable}, torch {torch.__version__} ({build})"
+    detail += (
+        f"; Python {platform.python_version()} at {sys.executable}, torch "
+        f"{torch.__version__} ({build})"
+    )
     fix = f"pip install {' '.join(map(repr, wrong))}"
     yield Check("Python packages", not wrong, detail, fix, essential=True)
 
@@ -67,13 +88,21 @@ def _requirements() -> list[Requirement]:
         lines = importlib.metadata.requires("lsai") or []
     except importlib.metadata.PackageNotFoundError:
         # Used from its source folder, as on a machine that nothing can be installed on.
-        lines = tomllib.loads((repo_root() / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
-    return [need for need in map(Requirement, lines) if need.marker is None or need.marker.evaluate({"extra": ""})]
+        lines = tomllib.loads((repo_root() / "pyproject.toml").read_text(encoding="utf-8"))[
+            "project"
+        ]["dependencies"]
+    return [
+        need
+        for need in map(Requirement, lines)
+        if need.marker is None or need.marker.evaluate({"extra": ""})
+    ]
 
 
 def check_processor() -> Iterator[Check]:
     detail = f"{cpu_model()}, {cpu_cores()} cores and {memory_gib():.0f} GiB for this process"
-    yield Check("CPU and memory", memory_gib() >= 4, detail, "4 GiB is the least; ask for more memory")
+    yield Check(
+        "CPU and memory", memory_gib() >= 4, detail, "4 GiB is the least; ask for more memory"
+    )
 
 
 def check_disk() -> Iterator[Check]:
@@ -83,22 +112,36 @@ def check_disk() -> Iterator[Check]:
         folder = Path.cwd()
     free, writable = shutil.disk_usage(folder).free / 2**30, os.access(folder, os.W_OK)
     detail = f"{free:.1f} GiB free in {folder}" + ("" if writable else ", not writable")
-    fix = "free some disk space, or set LSAI_ROOT to a checkout on a larger disk; 5 GiB hold data, runs and checkpoints"
+    fix = (
+        "free some disk space, or set LSAI_ROOT to a checkout on a larger disk; 5 GiB hold "
+        "data, "
+        "runs and checkpoints"
+    )
     yield Check("Disk", free >= 5 and writable, detail, fix, essential=free < 0.5 or not writable)
 
 
 def check_gpu() -> Iterator[Check]:
     if torch.cuda.is_available():
         facts = gpu_facts()
-        detail = f"{facts['gpu_count']} x {facts['gpu']}, {facts['gpu_memory_gib']} GiB, driver {facts['driver']}"
+        detail = (
+            f"{facts['gpu_count']} x {facts['gpu']}, {facts['gpu_memory_gib']} GiB, driver "
+            f"{facts['driver']}"
+        )
         yield Check("GPU", True, detail)
     elif not _has_nvidia_device():
-        yield Check("GPU", None, "no NVIDIA GPU; the studies run at CPU size, and recorded GPU results can be read")
+        yield Check(
+            "GPU",
+            None,
+            "no NVIDIA GPU; the studies run at CPU size, and recorded GPU results can be read",
+        )
     elif torch.version.cuda is None:
         yield Check("GPU", False, "there is an NVIDIA GPU, but torch is a CPU build", _CUDA_TORCH)
     else:
         detail = f"there is an NVIDIA GPU, but torch (CUDA {torch.version.cuda}) cannot use it"
-        fix = "see what nvidia-smi says: update the driver, or install a torch built for its CUDA version"
+        fix = (
+            "see what nvidia-smi says: update the driver, or install a torch built for its CUDA "
+            "version"
+        )
         yield Check("GPU", False, detail, fix)
 
 
@@ -108,12 +151,21 @@ def check_fp8() -> Iterator[Check]:
 
     device, capability = _device(), _capability()
     capable = capability >= (8, 9)
-    detail = "compute capability {}.{}".format(*capability) if capability > (0, 0) else "needs a GPU"
-    missing = "" if capable or capability == (0, 0) else "; FP8 tensor cores begin with 8.9 (Ada, Hopper)"
+    detail = (
+        "compute capability {}.{}".format(*capability) if capability > (0, 0) else "needs a GPU"
+    )
+    missing = (
+        "" if capable or capability == (0, 0) else "; FP8 tensor cores begin with 8.9 (Ada, Hopper)"
+    )
     yield Check("FP8 hardware", capable or None, detail + missing)
     for name, reason in available_recipes(device).items():
         # No command adds what the hardware lacks.
-        yield _kernel(f"fp8 {name}", reason, capable and "package" in (reason or ""), "pip install 'lsai[fp8]'")
+        yield _kernel(
+            f"fp8 {name}",
+            reason,
+            capable and "package" in (reason or ""),
+            "pip install 'lsai[fp8]'",
+        )
 
 
 def check_attention() -> Iterator[Check]:
@@ -126,7 +178,9 @@ def check_attention() -> Iterator[Check]:
 
 def _kernel(name: str, reason: str | None, installable: bool, fix: str) -> Check:
     ok = True if reason is None else False if installable else None
-    return Check(name, ok, reason or f"runs on this machine's {'GPU' if _device() == 'cuda' else 'CPU'}", fix)
+    return Check(
+        name, ok, reason or f"runs on this machine's {'GPU' if _device() == 'cuda' else 'CPU'}", fix
+    )
 
 
 def _device() -> str:
@@ -138,7 +192,8 @@ def _capability() -> tuple[int, int]:
 
 
 def check_compiler() -> Iterator[Check]:
-    """torch.compile writes C++ on a CPU and Triton on a GPU; both need a compiler and Python's headers."""
+    """torch.compile writes C++ on a CPU and Triton on a GPU; both need a compiler and Python's
+    headers."""
     missing = []
     if not any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++")):
         missing.append("a C++ compiler")
@@ -147,15 +202,26 @@ def check_compiler() -> Iterator[Check]:
     if torch.cuda.is_available() and importlib.util.find_spec("triton") is None:
         missing.append("Triton")
     detail = f"no {' and no '.join(missing)}" if missing else "compiler and headers"
-    fix = ("pip install triton; " if "Triton" in missing else "") + "apt-get install g++ python3-dev (or the like)"
+    fix = (
+        "pip install triton; " if "Triton" in missing else ""
+    ) + "apt-get install g++ python3-dev (or the like)"
     yield Check("torch.compile", not missing, detail, fix)
 
 
 def check_report() -> Iterator[Check]:
-    quarto, pandoc = shutil.which("quarto"), all(importlib.util.find_spec(name) for name in ("pypandoc", "typst"))
-    other = "pandoc and typst from their Python packages" if pandoc else "neither Quarto nor pandoc with typst"
+    quarto, pandoc = (
+        shutil.which("quarto"),
+        all(importlib.util.find_spec(name) for name in ("pypandoc", "typst")),
+    )
+    other = (
+        "pandoc and typst from their Python packages"
+        if pandoc
+        else "neither Quarto nor pandoc with typst"
+    )
     fix = "pip install pypandoc-binary typst (or quarto-cli)"
-    yield Check("report engine", bool(quarto or pandoc), f"Quarto at {quarto}" if quarto else other, fix)
+    yield Check(
+        "report engine", bool(quarto or pandoc), f"Quarto at {quarto}" if quarto else other, fix
+    )
 
 
 def check_cluster() -> Iterator[Check]:
@@ -163,7 +229,9 @@ def check_cluster() -> Iterator[Check]:
     nothing = "no Slurm here; studies run one after the other on this machine"
     fix = "both are needed; load the cluster's Slurm module"
     yield Check("Slurm", len(tools) == 2 if tools else None, " and ".join(tools) or nothing, fix)
-    containers = ", ".join(name for name in ("enroot", "podman", "apptainer", "docker") if shutil.which(name))
+    containers = ", ".join(
+        name for name in ("enroot", "podman", "apptainer", "docker") if shutil.which(name)
+    )
     nothing = "no enroot, podman, apptainer or docker; the Python environment is used as it is"
     yield Check("containers", bool(containers) or None, containers or nothing)
 

@@ -1,7 +1,9 @@
-"""The machine and its software, recorded beside every run: a number without its environment is no evidence.
+"""The machine and its software, recorded beside every run: a number without its environment is no
+evidence.
 
-Reading it takes milliseconds and leaves CUDA uninitialized: a process that once touched the GPU holds memory there and cannot fork
-workers that use it. What is told of GPUs comes from NVML, the library under `nvidia-smi`.
+Reading it takes milliseconds and leaves CUDA uninitialized: a process that once touched the GPU
+holds memory there and cannot fork workers that use it. What is told of GPUs comes from NVML, the
+library under `nvidia-smi`.
 """
 
 import contextlib
@@ -25,44 +27,68 @@ from lsai_lab.project.files import named
 # Where kernels come from: a run takes what is installed, and another version can change its result.
 KERNELS = ("triton", "flash-attn", "flash-attn-3", "flash-attn-4", "transformer-engine", "torchao")
 PACKAGES = (
-    "lsai", "torch", "numpy", *KERNELS, "transformers", "accelerate", "liger-kernel", "torchtitan", "tokenizers",
-    "safetensors", "papermill",
-)  # fmt: skip
+    "lsai",
+    "torch",
+    "numpy",
+    *KERNELS,
+    "transformers",
+    "accelerate",
+    "liger-kernel",
+    "torchtitan",
+    "tokenizers",
+    "safetensors",
+    "papermill",
+)
 
 
 def environment() -> dict[str, Any]:
-    """Everything about machine and software that a reader needs beside a result; JSON-able, units in the names.
+    """Everything about machine and software that a reader needs beside a result; JSON-able, units
+    in the names.
 
-    `machine`: see `machine_label`. `gpu` is the name that the driver reports, or None. Cores and memory are those that this process
-    may use (affinity, cgroup).
+    `machine`: see `machine_label`. `gpu` is the name that the driver reports, or None. Cores and
+    memory are those that this process may use (affinity, cgroup).
     """
     import torch  # takes seconds, and not every command asks where it is
 
     cores, gpu = cpu_cores(), gpu_facts()
-    # torch.backends.cudnn.version() also asks the GPU whether it is supported, which would initialize CUDA.
+    # torch.backends.cudnn.version() also asks the GPU whether it is supported, which would
+    # initialize CUDA.
     cudnn = getattr(torch._C, "_cudnn", None)
     nccl = torch.version.cuda is not None and torch.distributed.is_nccl_available()
     return {
-        "machine": machine_label(gpu["gpu"], cores), "host": platform.node(), "os": _os_name(),
-        "kernel": platform.release(), "python": platform.python_version(), "torch": torch.__version__,
-        "cuda": torch.version.cuda, "cudnn": _dotted(cudnn.getRuntimeVersion() if cudnn else None),
-        "nccl": _dotted(torch.cuda.nccl.version() if nccl else None), **gpu, "cpu": cpu_model(), "cpu_cores": cores,
-        "threads": torch.get_num_threads(), "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
+        "machine": machine_label(gpu["gpu"], cores),
+        "host": platform.node(),
+        "os": _os_name(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": _dotted(cudnn.getRuntimeVersion() if cudnn else None),
+        "nccl": _dotted(torch.cuda.nccl.version() if nccl else None),
+        **gpu,
+        "cpu": cpu_model(),
+        "cpu_cores": cores,
+        "threads": torch.get_num_threads(),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "memory_gib": round(memory_gib(), 1),
         "packages": {name: version for name in PACKAGES if (version := package_version(name))},
-    }  # fmt: skip
+    }
 
 
 def fingerprint(env: dict[str, Any]) -> str:
-    """The part of an `environment()` that can change timings, as one line; it goes into the run key."""
+    """The part of an `environment()` that can change timings, as one line; it goes into the run
+    key."""
     gpu = f"{env['gpu']} x{env['gpu_count']}" if env["gpu"] else f"{env['cpu_cores']} cores"
-    used = "".join(f" | {name} {env['packages'][name]}" for name in KERNELS if name in env["packages"])
+    used = "".join(
+        f" | {name} {env['packages'][name]}" for name in KERNELS if name in env["packages"]
+    )
     threads = f" | threads {env['omp_num_threads']}" if env["omp_num_threads"] else ""
     return f"{env['cpu']} | {gpu} | torch {env['torch']} | cuda {env['cuda']}{used}{threads}"
 
 
 def machine_label(gpu: str | None, cores: int) -> str:
-    """Slug of a machine: $LSAI_MACHINE (UserError if it is no name), else from the GPU's name, else from the core count."""
+    """Slug of a machine: $LSAI_MACHINE (UserError if it is no name), else from the GPU's name, else
+    from the core count."""
     if label := os.environ.get("LSAI_MACHINE"):
         try:
             return named(label)
@@ -70,8 +96,13 @@ def machine_label(gpu: str | None, cores: int) -> str:
             raise UserError(f"LSAI_MACHINE: {error}") from None
     if gpu is None:
         return f"cpu-{cores}core"
-    # "NVIDIA GeForce RTX 5090" -> rtx5090, "NVIDIA A100-SXM4-80GB" -> a100, "NVIDIA GH200 480GB" -> gh200
-    short = re.sub(r"(?i)\b(nvidia|amd|tesla|geforce|graphics|generation|gpu|hbm\w*|sxm\w*|\d+gb?)\b", " ", f"{gpu} ")
+    # "NVIDIA GeForce RTX 5090" -> rtx5090, "NVIDIA A100-SXM4-80GB" -> a100, "NVIDIA GH200 480GB" ->
+    # gh200
+    short = re.sub(
+        r"(?i)\b(nvidia|amd|tesla|geforce|graphics|generation|gpu|hbm\w*|sxm\w*|\d+gb?)\b",
+        " ",
+        f"{gpu} ",
+    )
     if not re.search(r"\d", short):  # the number was the name: "NVIDIA TITAN 80"
         short = gpu
     return re.sub(r"[^a-z0-9]+", "", short.lower()) or "gpu"
@@ -85,11 +116,18 @@ def package_version(name: str) -> str | None:
 
 
 def gpu_facts() -> dict[str, Any]:
-    """`gpu`, `gpu_count`, `gpu_memory_gib`, `driver`, `gpu_uuids` of the GPUs this process may use; the first stands for all."""
+    """`gpu`, `gpu_count`, `gpu_memory_gib`, `driver`, `gpu_uuids` of the GPUs this process may use;
+    the first stands for all."""
     import torch
 
     count = torch.cuda.device_count()  # reads NVML and CUDA_VISIBLE_DEVICES
-    facts: dict[str, Any] = {"gpu": None, "gpu_count": count, "gpu_memory_gib": None, "driver": None, "gpu_uuids": []}
+    facts: dict[str, Any] = {
+        "gpu": None,
+        "gpu_count": count,
+        "gpu_memory_gib": None,
+        "driver": None,
+        "gpu_uuids": [],
+    }
     if not count:
         return facts
     with _visible_gpus(count) as (nvml, gpus):
@@ -99,13 +137,18 @@ def gpu_facts() -> dict[str, Any]:
             facts["gpu_uuids"] = [nvml.nvmlDeviceGetUUID(gpu) for gpu in gpus]
             return facts | {"gpu": name, "gpu_memory_gib": memory, "driver": driver}
     properties = torch.cuda.get_device_properties(0)
-    return facts | {"gpu": properties.name, "gpu_memory_gib": round(properties.total_memory / 2**30, 1)}
+    return facts | {
+        "gpu": properties.name,
+        "gpu_memory_gib": round(properties.total_memory / 2**30, 1),
+    }
 
 
 def gpu_neighbours() -> int | None:
-    """How many other processes compute on the GPUs that this one may use; None where NVML cannot tell. CUDA stays untouched.
+    """How many other processes compute on the GPUs that this one may use; None where NVML cannot
+    tell. CUDA stays untouched.
 
-    In a container NVML names processes by numbers that mean nothing there: then this process is one of them if it has used CUDA.
+    In a container NVML names processes by numbers that mean nothing there: then this process is one
+    of them if it has used CUDA.
     """
     torch = sys.modules.get("torch")
     if torch is None or not (count := torch.cuda.device_count()):
@@ -113,8 +156,14 @@ def gpu_neighbours() -> int | None:
     with _visible_gpus(count) as (nvml, gpus):
         if not gpus:
             return None
-        pids = {process.pid for gpu in gpus for process in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
-        family = {process.pid for process in psutil.Process().children(recursive=True)} | {os.getpid()}
+        pids = {
+            process.pid
+            for gpu in gpus
+            for process in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
+        }
+        family = {process.pid for process in psutil.Process().children(recursive=True)} | {
+            os.getpid()
+        }
         own = len(pids & family) or int(torch.cuda.is_initialized())
         return max(0, len(pids) - own)
     return None
@@ -122,7 +171,8 @@ def gpu_neighbours() -> int | None:
 
 @contextlib.contextmanager
 def _visible_gpus(count: int) -> Iterator[tuple[Any, list[Any]]]:
-    """NVML and the handles of the visible GPUs; no handles where it is missing or refuses (ROCm, a shortened UUID, a MIG slice)."""
+    """NVML and the handles of the visible GPUs; no handles where it is missing or refuses (ROCm, a
+    shortened UUID, a MIG slice)."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = given.split(",") if given else [str(number) for number in range(count)]
     try:
@@ -130,7 +180,9 @@ def _visible_gpus(count: int) -> Iterator[tuple[Any, list[Any]]]:
 
         pynvml.nvmlInit()
         gpus = [
-            pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(name)
+            pynvml.nvmlDeviceGetHandleByIndex(int(name))
+            if name.isdigit()
+            else pynvml.nvmlDeviceGetHandleByUUID(name)
             for name in map(str.strip, names[:count])
         ]
     except Exception:  # ImportError, or NVML's own
@@ -159,7 +211,10 @@ def cpu_model() -> str:
     text = ""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-        if "model name" not in text:  # Arm kernels list numbers only; lscpu knows the names (Neoverse-V2)
-            text = subprocess.run(["lscpu"], capture_output=True, text=True, timeout=5, check=True).stdout
+        # Arm kernels list numbers only; lscpu knows the names (Neoverse-V2)
+        if "model name" not in text:
+            text = subprocess.run(
+                ["lscpu"], capture_output=True, text=True, timeout=5, check=True
+            ).stdout
     found = re.search(r"(?im)^\s*model name\s*:\s*(.+)$", text)
     return found[1].strip() if found else platform.processor() or platform.machine()

@@ -1,13 +1,14 @@
-"""What one run of another trainer is: the shape of the work is the training config's, so that both do the same."""
+"""What one run of another trainer is: the shape of the work is the training config's, so that both
+do the same."""
 
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lsai_core.config.train import DataConfig, ModelConfig, OptimConfig, ParallelConfig
-from lsai_core.config.affects import decides
 from lsai_core.base.files import deep_merge
+from lsai_core.config.affects import decides
 from lsai_core.config.strict import Strict
+from lsai_core.config.train import DataConfig, ModelConfig, OptimConfig, ParallelConfig
 from lsai_lab.machine.environment import package_version
 
 # What a peer's process executes.
@@ -15,7 +16,8 @@ WORKER = "lsai_lab.peers.worker"
 
 
 class PeerConfig(Strict):
-    """`precision: bf16`: weights, gradients and AdamW states in bf16; `bf16_autocast`: these in fp32, matrix products in bf16.
+    """`precision: bf16`: weights, gradients and AdamW states in bf16; `bf16_autocast`: these in
+    fp32, matrix products in bf16.
 
     `batch_size` counts per process, as in `TrainConfig`.
     """
@@ -23,9 +25,13 @@ class PeerConfig(Strict):
     framework: Literal["hf", "torchtitan"]
     model: ModelConfig
     precision: Literal["bf16", "bf16_autocast"] = "bf16"
-    fp8: Literal["none", "tensorwise", "rowwise"] = Field("none", description="by torchao, not the output layer")
+    fp8: Literal["none", "tensorwise", "rowwise"] = Field(
+        "none", description="by torchao, not the output layer"
+    )
     attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
-    liger: bool = Field(False, description="hf: use_liger_kernel, fused kernels for loss, norms, rotary and SwiGLU")
+    liger: bool = Field(
+        False, description="hf: use_liger_kernel, fused kernels for loss, norms, rotary and SwiGLU"
+    )
     compile: bool = False
     grad_checkpoint: Literal["none", "selective", "full"] = "none"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -33,43 +39,73 @@ class PeerConfig(Strict):
     seq_len: int = Field(512, gt=1)
     batch_size: int = Field(8, gt=0)
     steps: int = Field(60, gt=0)
-    skip_steps: int = Field(5, ge=1, description="first steps that speed figures leave out (warm-up, compilation)")
+    skip_steps: int = Field(
+        5, ge=1, description="first steps that speed figures leave out (warm-up, compilation)"
+    )
     seed: int = Field(0, ge=0, lt=2**32)
     optim: OptimConfig = OptimConfig()
     parallel: ParallelConfig = ParallelConfig()
-    packages: dict[str, str | None] = Field({}, description="versions when it was planned: another is another run")
+    packages: dict[str, str | None] = Field(
+        {}, description="versions when it was planned: another is another run"
+    )
 
     @classmethod
     def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
         """The shape of the work from the training config, what is special from its key `peer`."""
-        shared = {key: value for key, value in config.items() if key in {*cls.model_fields} - {"attention", "fp8"}}
+        shared = {
+            key: value
+            for key, value in config.items()
+            if key in {*cls.model_fields} - {"attention", "fp8"}
+        }
         if "skip_steps" in config.get("profile", {}):
             shared["skip_steps"] = config["profile"]["skip_steps"]
         if "recipe" in config.get("fp8", {}):
             shared["fp8"] = config["fp8"]["recipe"]
         # Which of our kernels updates the weights is nothing to a peer.
-        kernel = {key for key in OptimConfig.model_fields if not decides(OptimConfig, key, "result")}
-        shared["optim"] = {key: value for key, value in config.get("optim", {}).items() if key not in kernel}
+        kernel = {
+            key for key in OptimConfig.model_fields if not decides(OptimConfig, key, "result")
+        }
+        shared["optim"] = {
+            key: value for key, value in config.get("optim", {}).items() if key not in kernel
+        }
         merged = deep_merge(deep_merge(shared, config.get("peer", {})), settings)
-        return {**merged, "packages": {name: package_version(name) for name in needed_packages(merged)}}
+        return {
+            **merged,
+            "packages": {name: package_version(name) for name in needed_packages(merged)},
+        }
 
     @model_validator(mode="after")
     def _combination_possible(self) -> Self:
         if self.skip_steps >= self.steps:
-            raise ValueError(f"skip_steps={self.skip_steps} leaves none of steps={self.steps} to be timed")
+            raise ValueError(
+                f"skip_steps={self.skip_steps} leaves none of steps={self.steps} to be timed"
+            )
         if self.parallel.cpu_offload or self.parallel.cp > 1 or self.parallel.fp8_gather:
-            raise ValueError("parallel.cpu_offload, cp, fp8_gather are no peer's; torchtitan gathers in fp8 anyway")
+            raise ValueError(
+                "parallel.cpu_offload, cp, fp8_gather are no peer's; torchtitan gathers in fp8 "
+                "anyway"
+            )
         if (self.optim.name, self.optim.states) != ("adamw", "full"):
             raise ValueError("a peer trains with AdamW and whole states")
         if self.framework == "torchtitan":
             if self.liger or self.attention != "sdpa":
                 raise ValueError("torchtitan has attention: sdpa and no liger")
             if self.model.tie_embeddings:
-                raise ValueError("torchtitan's Llama does not tie its embeddings; use tie_embeddings: false")
-        elif self.grad_checkpoint == "selective" or self.parallel.replicate > 1 or self.fp8 == "rowwise":
-            raise ValueError("the HF Trainer has no grad_checkpoint: selective, parallel.replicate, fp8: rowwise")
+                raise ValueError(
+                    "torchtitan's Llama does not tie its embeddings; use tie_embeddings: false"
+                )
+        elif (
+            self.grad_checkpoint == "selective"
+            or self.parallel.replicate > 1
+            or self.fp8 == "rowwise"
+        ):
+            raise ValueError(
+                "the HF Trainer has no grad_checkpoint: selective, parallel.replicate, fp8: rowwise"
+            )
         if self.precision == "bf16" and self.parallel.world_size > 1:
-            raise ValueError("over several processes the weights are fp32 shards; use precision: bf16_autocast")
+            raise ValueError(
+                "over several processes the weights are fp32 shards; use precision: bf16_autocast"
+            )
         return self
 
     @property
@@ -85,7 +121,11 @@ class PeerConfig(Strict):
 
 def needed_packages(config: dict[str, Any]) -> list[str]:
     """Distributions that a run needs beside torch; `config` are the keys of a `PeerConfig`."""
-    names = ["torchtitan"] if config.get("framework") == "torchtitan" else ["transformers", "accelerate"]
+    names = (
+        ["torchtitan"]
+        if config.get("framework") == "torchtitan"
+        else ["transformers", "accelerate"]
+    )
     names += ["liger-kernel"] if config.get("liger") else []
     names += ["flash-attn"] if config.get("attention") == "flash_attention_2" else []
     names += ["torchao"] if config.get("fp8", "none") != "none" else []

@@ -1,11 +1,14 @@
 """The Hugging Face Trainer: how it is started, the arguments it gets, and what its process does.
 
-The arguments follow its documentation on training speed (https://huggingface.co/docs/transformers/perf_train_gpu_one and the pages on
-torch.compile, Liger and FSDP). fp8 is Accelerate's, with torchao.
+The arguments follow its documentation on training speed
+(https://huggingface.co/docs/transformers/perf_train_gpu_one and the pages on torch.compile, Liger
+and FSDP). fp8 is Accelerate's, with torchao.
 
-The process trains a `LlamaForCausalLM` of our shape, random weights made on the device in their dtype, with the Trainer's own loop over
-windows of the same token file. A callback marks the ends of steps and a subclass keeps each step's loss; neither changes what the
-Trainer does. The model shifts the labels itself, so that the last position of a sequence has no target; it is computed all the same.
+The process trains a `LlamaForCausalLM` of our shape, random weights made on the device in their
+dtype, with the Trainer's own loop over windows of the same token file. A callback marks the ends of
+steps and a subclass keeps each step's loss; neither changes what the Trainer does. The model shifts
+the labels itself, so that the last position of a sequence has no target; it is computed all the
+same.
 """
 
 import os
@@ -25,13 +28,22 @@ from lsai_lab.peers.watch import Job, Watch
 
 
 def start(config: PeerConfig, dataset: Dataset, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """Command line and variables that start it. One process runs without torchrun: with it the Trainer would wrap the model for several.
+    """Command line and variables that start it. One process runs without torchrun: with it the
+    Trainer would wrap the model for several.
 
-    Accelerate prepares fp8 weights for FSDP's gathers unless told otherwise. That makes new parameters, which the Trainer's
-    optimizer does not hold (accelerate 1.15, with and without FSDP2): the linear layers would not be trained.
+    Accelerate prepares fp8 weights for FSDP's gathers unless told otherwise. That makes new
+    parameters, which the Trainer's optimizer does not hold (accelerate 1.15, with and without
+    FSDP2): the linear layers would not be trained.
     """
-    launcher = [sys.executable] if config.parallel.world_size == 1 else torchrun(config.parallel.world_size)
-    fp8 = {"ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER": "false"}
+    launcher = (
+        [sys.executable]
+        if config.parallel.world_size == 1
+        else torchrun(config.parallel.world_size)
+    )
+    fp8 = {
+        "ACCELERATE_MIXED_PRECISION": "fp8",
+        "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER": "false",
+    }
     return [*launcher, "-m", WORKER], {} if config.fp8 == "none" else fp8
 
 
@@ -39,18 +51,35 @@ def training_arguments(config: PeerConfig, output: Path, on_gpu: bool) -> dict[s
     """Keyword arguments of `TrainingArguments`."""
     optim = config.optim
     arguments: dict[str, Any] = {
-        "output_dir": str(output), "max_steps": config.steps, "per_device_train_batch_size": config.batch_size,
-        "optim": "adamw_torch_fused", "learning_rate": optim.lr, "weight_decay": optim.weight_decay,
-        "adam_beta1": optim.betas[0], "adam_beta2": optim.betas[1], "adam_epsilon": optim.eps,
-        "max_grad_norm": optim.grad_clip, "lr_scheduler_type": "cosine_with_min_lr",
-        "lr_scheduler_kwargs": {"min_lr_rate": optim.min_lr_ratio}, "warmup_steps": optim.warmup_steps,
-        # Asking for both would be answered with bf16 alone; Accelerate's fp8 runs the rest under bf16 autocast.
+        "output_dir": str(output),
+        "max_steps": config.steps,
+        "per_device_train_batch_size": config.batch_size,
+        "optim": "adamw_torch_fused",
+        "learning_rate": optim.lr,
+        "weight_decay": optim.weight_decay,
+        "adam_beta1": optim.betas[0],
+        "adam_beta2": optim.betas[1],
+        "adam_epsilon": optim.eps,
+        "max_grad_norm": optim.grad_clip,
+        "lr_scheduler_type": "cosine_with_min_lr",
+        "lr_scheduler_kwargs": {"min_lr_rate": optim.min_lr_ratio},
+        "warmup_steps": optim.warmup_steps,
+        # Asking for both would be answered with bf16 alone; Accelerate's fp8 runs the rest under
+        # bf16 autocast.
         "bf16": config.precision == "bf16_autocast" and config.fp8 == "none",
-        "torch_compile": config.compile, "use_liger_kernel": config.liger, "logging_strategy": "no",
-        "logging_nan_inf_filter": False, "save_strategy": "no", "report_to": "none", "disable_tqdm": True,
-        "remove_unused_columns": False, "dataloader_pin_memory": on_gpu,
-        "accelerator_config": {"non_blocking": on_gpu}, "use_cpu": not on_gpu, "seed": config.seed,
-    }  # fmt: skip
+        "torch_compile": config.compile,
+        "use_liger_kernel": config.liger,
+        "logging_strategy": "no",
+        "logging_nan_inf_filter": False,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "dataloader_pin_memory": on_gpu,
+        "accelerator_config": {"non_blocking": on_gpu},
+        "use_cpu": not on_gpu,
+        "seed": config.seed,
+    }
     checkpointing = config.grad_checkpoint == "full"
     if config.parallel.world_size > 1:
         fsdp: dict[str, Any] = {"version": 2, "activation_checkpointing": checkpointing}
@@ -63,12 +92,22 @@ def training_arguments(config: PeerConfig, output: Path, on_gpu: bool) -> dict[s
 def tuning(config: PeerConfig, on_gpu: bool) -> str:
     """The arguments in one line, as a person would write them."""
     arguments = training_arguments(config, Path("out"), on_gpu)
-    return "TrainingArguments(" + ", ".join(f"{key}={value!r}" for key, value in arguments.items()) + ")"
+    return (
+        "TrainingArguments("
+        + ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        + ")"
+    )
 
 
 def train(job: Job) -> None:
     """The work of its process: build, train, write the results."""
-    from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainerCallback, TrainingArguments
+    from transformers import (
+        AutoModelForCausalLM,
+        LlamaConfig,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
 
     config = job.config
     device = resolve_device(config.device)
@@ -87,21 +126,31 @@ def train(job: Job) -> None:
     class Steps(TrainerCallback):
         def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
             model, optimizer = kwargs["model"], kwargs["optimizer"]
-            held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-            if lost := sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in held):
-                raise RuntimeError(f"the Trainer's optimizer does not hold {lost:,} of the model's parameters")
+            held = {
+                id(parameter) for group in optimizer.param_groups for parameter in group["params"]
+            }
+            if lost := sum(
+                parameter.numel() for parameter in model.parameters() if id(parameter) not in held
+            ):
+                raise RuntimeError(
+                    f"the Trainer's optimizer does not hold {lost:,} of the model's parameters"
+                )
             watch.check(model)
             watch.begin()
 
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
             watch.step()
 
-    arguments = TrainingArguments(**training_arguments(config, job.folder / "out", device.type == "cuda"))
+    arguments = TrainingArguments(
+        **training_arguments(config, job.folder / "out", device.type == "cuda")
+    )
     torch.manual_seed(config.seed)
     dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
     shape = LlamaConfig(**config_json(config.model, dtype, config.seq_len), use_cache=False)
     with device:
-        model = AutoModelForCausalLM.from_config(shape, dtype=dtype, attn_implementation=config.attention)
+        model = AutoModelForCausalLM.from_config(
+            shape, dtype=dtype, attn_implementation=config.attention
+        )
     windows: Any = [dict.fromkeys(("input_ids", "labels"), x) for x, _next in job.windows()]
     WatchedTrainer(model=model, args=arguments, train_dataset=windows, callbacks=[Steps()]).train()
     watch.finish(attention_kernel=str(model.config._attn_implementation))

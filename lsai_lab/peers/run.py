@@ -1,7 +1,9 @@
-"""The `peer` kind: the same model, data shape and machine with another trainer, for a fair comparison with our own.
+"""The `peer` kind: the same model, data shape and machine with another trainer, for a fair
+comparison with our own.
 
-The peer runs in processes of its own, watched as those of a run of several are (`lsai_lab.launch`). The results have the names and the
-meaning of the `train` kind's. The peer's model must have exactly our number of parameters.
+The peer runs in processes of its own, watched as those of a run of several are (`lsai_lab.launch`).
+The results have the names and the meaning of the `train` kind's. The peer's model must have exactly
+our number of parameters.
 """
 
 import importlib
@@ -22,19 +24,21 @@ from lsai_core.model.transformer import count_parameters
 from lsai_core.profiling import flops
 from lsai_lab.benches.machine import peak_of_this_machine, rated
 from lsai_lab.data import prepare
-from lsai_lab.machine.environment import package_version
 from lsai_lab.launch.launch import require_devices, watched
+from lsai_lab.machine.environment import package_version
 from lsai_lab.peers import hf
 from lsai_lab.peers.config import PeerConfig, needed_packages
 from lsai_lab.peers.watch import FOLDER
 from lsai_lab.runs.kinds import Context
 
-# The adapters to torchtitan by its series; an adapter says how a peer is started and what its process does.
+# The adapters to torchtitan by its series; an adapter says how a peer is started and what its
+# process does.
 SERIES = {"0.2": "lsai_lab.peers.titan", "0.3": "lsai_lab.peers.titan3"}
 
 
 def run(config: PeerConfig, context: Context) -> dict[str, Any]:
-    """Train with the peer and measure; returns the flat results of `summary.json`, its output is in `logs/`."""
+    """Train with the peer and measure; returns the flat results of `summary.json`, its output is in
+    `logs/`."""
     found = {name: package_version(name) for name in needed_packages(config.model_dump())}
     framework = importlib.import_module(adapter(config, found.get("torchtitan")))
     # This does not initialize CUDA: this process holds no memory that the peer could use.
@@ -55,23 +59,35 @@ def run(config: PeerConfig, context: Context) -> dict[str, Any]:
     command = shown_command(words, variables, folder)
     print(command, flush=True)
     variables, nproc = _surroundings(config, folder) | variables, config.parallel.world_size
-    measured = watched(words, folder.parent, nproc=nproc, on_rows=context.on_rows, variables=variables)
+    measured = watched(
+        words, folder.parent, nproc=nproc, on_rows=context.on_rows, variables=variables
+    )
     per_token = flops.flops_per_token(config.model, config.seq_len)
-    peak = peak_of_this_machine(torch.device("cuda" if on_gpu else "cpu"), config.precision, context.runs_root)
+    peak = peak_of_this_machine(
+        torch.device("cuda" if on_gpu else "cpu"), config.precision, context.runs_root
+    )
     return {
-        **measured, **rated(measured.get("tokens_per_s"), per_token, peak, nproc, on_gpu),
+        **measured,
+        **rated(measured.get("tokens_per_s"), per_token, peak, nproc, on_gpu),
         "parameters_non_embedding": count_parameters(config.model).non_embedding,
-        "dataset": dataset.folder.name, "framework": config.framework, "command": command,
-        "versions": ", ".join(f"{name} {version}" for name, version in {"torch": torch.__version__, **found}.items()),
+        "dataset": dataset.folder.name,
+        "framework": config.framework,
+        "command": command,
+        "versions": ", ".join(
+            f"{name} {version}" for name, version in {"torch": torch.__version__, **found}.items()
+        ),
         **({"arguments": hf.tuning(config, on_gpu)} if framework is hf else {}),
-    }  # fmt: skip
+    }
 
 
 def shown_command(words: Sequence[str], variables: Mapping[str, str], folder: Path) -> str:
-    """The command line as a reader may repeat it: `$RUN` for the run's folder, no path of this machine."""
+    """The command line as a reader may repeat it: `$RUN` for the run's folder, no path of this
+    machine."""
     given = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     line = shlex.join(["python" if word == sys.executable else word for word in words])
-    return " ".join([*given, f"{FOLDER}=$RUN/{folder.name}", line.replace(str(folder.parent), "$RUN")])
+    return " ".join(
+        [*given, f"{FOLDER}=$RUN/{folder.name}", line.replace(str(folder.parent), "$RUN")]
+    )
 
 
 def _surroundings(config: PeerConfig, folder: Path) -> dict[str, str]:
@@ -84,16 +100,20 @@ def _surroundings(config: PeerConfig, folder: Path) -> dict[str, str]:
 
 
 def adapter(config: PeerConfig, version: str | None) -> str:
-    """The module that serves, with this `version` of torchtitan. Raises Unavailable: none, or it cannot do what is asked."""
+    """The module that serves, with this `version` of torchtitan. Raises Unavailable: none, or it
+    cannot do what is asked."""
     if config.framework == "hf":
         return hf.__name__
     series, instead = ".".join((version or "0.2").split(".")[:2]), "pip install torchtitan==0.2.2"
     if series not in SERIES:
         raise Unavailable(
-            f"torchtitan {version} has other options than {', '.join(SERIES)}, which are known; {instead}"
+            f"torchtitan {version} has other options than {', '.join(SERIES)}, which are known; "
+            f"{instead}"
         )
     if series == "0.3" and Version(torch.__version__) < Version("2.14"):
-        raise Unavailable(f"torchtitan {version} needs torch 2.14, this is {torch.__version__}; {instead}")
+        raise Unavailable(
+            f"torchtitan {version} needs torch 2.14, this is {torch.__version__}; {instead}"
+        )
     recipe = "rowwise" if series == "0.3" else "tensorwise"
     if config.fp8 not in ("none", recipe):
         raise Unavailable(f"with torchtitan {version} fp8 is {recipe}, not {config.fp8}")

@@ -1,8 +1,10 @@
-"""torchtitan 0.2: its command line and what its process does; and what the adapter to 0.3 (`titan3.py`) shares with it.
+"""torchtitan 0.2: its command line and what its process does; and what the adapter to 0.3
+(`titan3.py`) shares with it.
 
-The options are those of its documentation (README, docs/fsdp.md, docs/float8.md), and so is torchrun, also for one GPU. The process is
-`python -m torchtitan.train` with three additions: the model's shape, as one more flavor of torchtitan's Llama 3, a dataloader of the
-windows of our token file, and a subclass of its Trainer that tells the watch where a step ends.
+The options are those of its documentation (README, docs/fsdp.md, docs/float8.md), and so is
+torchrun, also for one GPU. The process is `python -m torchtitan.train` with three additions: the
+model's shape, as one more flavor of torchtitan's Llama 3, a dataloader of the windows of our token
+file, and a subclass of its Trainer that tells the watch where a step ends.
 """
 
 import shutil
@@ -23,8 +25,11 @@ FLAVOR = "lsai"
 Options = Callable[[PeerConfig, Path], list[str]]
 
 
-def command(options: Options, config: PeerConfig, dataset: Dataset, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """Command line and variables that start it (those of its run_train.sh), with the tokenizer that it wants to find on disk."""
+def command(
+    options: Options, config: PeerConfig, dataset: Dataset, folder: Path
+) -> tuple[list[str], dict[str, str]]:
+    """Command line and variables that start it (those of its run_train.sh), with the tokenizer that
+    it wants to find on disk."""
     (folder / "tokenizer").mkdir(parents=True)
     shutil.copyfile(dataset.folder / "tokenizer.json", folder / "tokenizer" / "tokenizer.json")
     words = [*torchrun(config.parallel.world_size), "-m", WORKER, *options(config, folder)]
@@ -32,41 +37,61 @@ def command(options: Options, config: PeerConfig, dataset: Dataset, folder: Path
 
 
 def shared(config: PeerConfig) -> dict[str, object]:
-    """The options that both series have. Their checkpoints, TensorBoard and profiling are off unless asked for.
+    """The options that both series have. Their checkpoints, TensorBoard and profiling are off
+    unless asked for.
 
     Metrics are logged, which waits for the GPU, in the first and the last step only.
     """
     optim, parallel = config.optim, config.parallel
     values: dict[str, object] = {
-        "training.seq_len": config.seq_len, "training.local_batch_size": config.batch_size, "training.steps": config.steps,
+        "training.seq_len": config.seq_len,
+        "training.local_batch_size": config.batch_size,
+        "training.steps": config.steps,
         "training.max_norm": optim.grad_clip or "inf",  # 0 would scale all gradients to nothing
         "training.dtype": "bfloat16" if config.precision == "bf16" else "float32",
         "training.mixed_precision_param": "bfloat16",
-        "lr_scheduler.warmup_steps": optim.warmup_steps, "lr_scheduler.decay_type": "cosine",
+        "lr_scheduler.warmup_steps": optim.warmup_steps,
+        "lr_scheduler.decay_type": "cosine",
         "lr_scheduler.min_lr_factor": optim.min_lr_ratio,
         "parallelism.data_parallel_shard_degree": parallel.fsdp,
         "parallelism.data_parallel_replicate_degree": parallel.replicate,
-        "parallelism.fsdp_reshard_after_forward": "default" if parallel.reshard_after_forward else "never",
-        "metrics.log_freq": config.steps, "metrics.disable_color_printing": True, "debug.seed": config.seed,
-    }  # fmt: skip
-    return values | ({"compile.enable": True, "compile.components": "model,loss"} if config.compile else {})
+        "parallelism.fsdp_reshard_after_forward": "default"
+        if parallel.reshard_after_forward
+        else "never",
+        "metrics.log_freq": config.steps,
+        "metrics.disable_color_printing": True,
+        "debug.seed": config.seed,
+    }
+    return values | (
+        {"compile.enable": True, "compile.components": "model,loss"} if config.compile else {}
+    )
 
 
 def as_words(values: dict[str, object]) -> list[str]:
     """The options as a command line has them; True is a flag."""
-    return [word for key, value in values.items() for word in (f"--{key}", str(value)) if word != "True"]
+    return [
+        word for key, value in values.items() for word in (f"--{key}", str(value)) if word != "True"
+    ]
 
 
 def options(config: PeerConfig, folder: Path) -> list[str]:
     """All options of 0.2."""
     optim = config.optim
     values = shared(config) | {
-        "job.dump_folder": folder / "out", "model.name": "llama3", "model.flavor": FLAVOR,
-        "model.hf_assets_path": folder / "tokenizer", "optimizer.name": "AdamW", "optimizer.lr": optim.lr,
-        "optimizer.beta1": optim.betas[0], "optimizer.beta2": optim.betas[1], "optimizer.eps": optim.eps,
-        "optimizer.weight_decay": optim.weight_decay, "optimizer.implementation": "fused",
-        "activation_checkpoint.mode": config.grad_checkpoint, "activation_checkpoint.selective_ac_option": "op",
-    }  # fmt: skip
+        "job.dump_folder": folder / "out",
+        "model.name": "llama3",
+        "model.flavor": FLAVOR,
+        "model.hf_assets_path": folder / "tokenizer",
+        "optimizer.name": "AdamW",
+        "optimizer.lr": optim.lr,
+        "optimizer.beta1": optim.betas[0],
+        "optimizer.beta2": optim.betas[1],
+        "optimizer.eps": optim.eps,
+        "optimizer.weight_decay": optim.weight_decay,
+        "optimizer.implementation": "fused",
+        "activation_checkpoint.mode": config.grad_checkpoint,
+        "activation_checkpoint.selective_ac_option": "op",
+    }
     if config.fp8 != "none":
         fp8 = "quantize.linear.float8"
         values |= {"model.converters": fp8, f"{fp8}.filter_fqns": "output"}
@@ -81,18 +106,24 @@ start = partial(command, options)
 def flavor(model: ModelConfig) -> Any:
     """torchtitan's description of a Llama of this shape.
 
-    It computes the MLP's width as a multiple of `multiple_of` that is at least `ffn_dim_multiplier` * 8/3 d_model; with the
-    width itself as the only multiple within reach, the width comes out.
+    It computes the MLP's width as a multiple of `multiple_of` that is at least `ffn_dim_multiplier`
+    * 8/3 d_model; with the width itself as the only multiple within reach, the width comes out.
     """
     from torchtitan.models.llama3 import TransformerModelArgs
     from torchtitan.models.llama3.model.args import RoPEScalingArgs
 
     return TransformerModelArgs(
-        dim=model.d_model, n_layers=model.n_layers, n_heads=model.n_heads, n_kv_heads=model.n_kv_heads,
-        vocab_size=model.vocab_size, multiple_of=model.d_ff,
-        ffn_dim_multiplier=0.5 * model.d_ff / int(8 * model.d_model / 3), norm_eps=model.norm_eps,
-        rope_theta=model.rope_theta, rope_scaling_args=RoPEScalingArgs(**rope_scaling(model)),
-    )  # fmt: skip
+        dim=model.d_model,
+        n_layers=model.n_layers,
+        n_heads=model.n_heads,
+        n_kv_heads=model.n_kv_heads,
+        vocab_size=model.vocab_size,
+        multiple_of=model.d_ff,
+        ffn_dim_multiplier=0.5 * model.d_ff / int(8 * model.d_model / 3),
+        norm_eps=model.norm_eps,
+        rope_theta=model.rope_theta,
+        rope_scaling_args=RoPEScalingArgs(**rope_scaling(model)),
+    )
 
 
 def rope_scaling(model: ModelConfig) -> dict[str, float]:
@@ -107,7 +138,8 @@ def watched(trainer: Any, job: Job) -> Any:
     class WatchedTrainer(trainer):
         def __init__(self, config: Any) -> None:
             super().__init__(config)
-            # The device that torchtitan has set up: what it counts as a share is each process's part of the mean loss.
+            # The device that torchtitan has set up: what it counts as a share is each process's
+            # part of the mean loss.
             self.watch = Watch(job, self.device, loss_is_share=True)
             self.watch.check(self.model_parts[0])
 
@@ -125,13 +157,17 @@ def watched(trainer: Any, job: Job) -> Any:
         def train(self) -> None:
             super().train()
             kernel = getattr(getattr(self, "model_args", None), "attn_type", "sdpa")
-            self.watch.finish(attention_kernel=f"{kernel} (cuDNN first)" if kernel == "sdpa" else kernel)
+            self.watch.finish(
+                attention_kernel=f"{kernel} (cuDNN first)" if kernel == "sdpa" else kernel
+            )
 
     (job.folder / "out").mkdir(exist_ok=True)
     return WatchedTrainer
 
 
-def loader(job: Job, _config: Any = None, *, dp_rank: int, dp_world_size: int, **_given: Any) -> Any:
+def loader(
+    job: Job, _config: Any = None, *, dp_rank: int, dp_world_size: int, **_given: Any
+) -> Any:
     """torchtitan's dataloader over this process's windows."""
     from torchtitan.components.dataloader import ParallelAwareDataloader
 

@@ -1,12 +1,18 @@
-"""What other trainers keep in a step that no option of ours keeps: stand-ins for a prediction of *their* memory.
+"""What other trainers keep in a step that no option of ours keeps: stand-ins for a prediction of
+*their* memory.
 
-Most of a peer is said in our own options: `loss: full`, `blocks: plain`, FSDP, checkpointing. The rest is here, by the peer's code:
+Most of a peer is said in our own options: `loss: full`, `blocks: plain`, FSDP, checkpointing. The
+rest is here, by the peer's code:
 
-torchtitan   A compiled loss keeps bf16 logits and overwrites them by their gradient. Selective checkpointing repeats every second product
-             of a block, where q, k, v, gate and up are products of their own.
-torchtune    Norms in fp32, whose copies stay. Logits leave the model in fp32, so that the compiled loss keeps and makes fp32.
-hf           Norms in fp32. The Trainer holds the logits, so that a compiled loss cannot overwrite them.
-nanotron     bf16 weights, their DDP buckets, and fp32 masters, moments and gradients. The loss shifts fp32 logits in a copy.
+torchtitan   A compiled loss keeps bf16 logits and overwrites them by their gradient. Selective
+             checkpointing repeats every second product of a block, where q, k, v, gate and up are
+             products of their own.
+torchtune    Norms in fp32, whose copies stay. Logits leave the model in fp32, so that the compiled
+             loss keeps and makes fp32.
+hf           Norms in fp32. The Trainer holds the logits, so that a compiled loss cannot overwrite
+             them.
+nanotron     bf16 weights, their DDP buckets, and fp32 masters, moments and gradients. The loss
+             shifts fp32 logits in a copy.
 """
 
 import contextlib
@@ -23,23 +29,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from lsai_core.model import transformer as decoder
+from lsai_core.base.disk_cache import remembered
+from lsai_core.config.strict import Strict
 from lsai_core.config.train import TrainConfig
+from lsai_core.model import transformer as decoder
+from lsai_core.model.recompute import keep_expensive
+from lsai_core.model.rope import rotate
 from lsai_core.prediction import compiled
 from lsai_core.prediction.predict import Prediction, prediction_of
 from lsai_core.prediction.purposes import named_purposes
 from lsai_core.prediction.simulate import Simulated, simulate
 from lsai_core.prediction.tracker import PurposeTracker
-from lsai_core.model.recompute import keep_expensive
-from lsai_core.base.disk_cache import remembered
-from lsai_core.model.rope import rotate
-from lsai_core.config.strict import Strict
 from lsai_lab.peers.settings import Peer
 
 
 class Habits(Strict):
-    """The defaults are our own. `loss`: which logits stay and where their gradient is made; `liger`: SwiGLU's gradients overwrite gate and
-    up; `masters`: so many processes share fp32 masters and moments, fp32 gradients are whole."""
+    """The defaults are our own. `loss`: which logits stay and where their gradient is made;
+    `liger`: SwiGLU's gradients overwrite gate and up; `masters`: so many processes share fp32
+    masters and moments, fp32 gradients are whole."""
 
     loss: Literal["eager", "in place", "held", "fp32", "shifted"] = "eager"
     norms: Literal["fused", "fp32"] = "fused"
@@ -62,7 +69,8 @@ def habits_of(peer: Peer, config: TrainConfig) -> Habits:
 
 
 class _Kept(torch.autograd.Function):
-    """Keeps its inputs (`shifted`: copies); in the backward pass they are overwritten by their gradients, unless these are `fresh`."""
+    """Keeps its inputs (`shifted`: copies); in the backward pass they are overwritten by their
+    gradients, unless these are `fresh`."""
 
     @staticmethod
     def forward(ctx: Any, how: str, *inputs: Tensor) -> Tensor:
@@ -72,18 +80,24 @@ class _Kept(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        return None, *(torch.empty_like(x) if ctx.how == "fresh" else x.detach() for x in ctx.saved_tensors)
+        return None, *(
+            torch.empty_like(x) if ctx.how == "fresh" else x.detach() for x in ctx.saved_tensors
+        )
 
 
 class _Attention(decoder.Attention):
     def __init__(self, config: Any, attention_config: Any) -> None:
         super().__init__(config, attention_config)
-        self.parts = nn.ModuleList(nn.Linear(config.d_model, n * self.head_dim, bias=False) for n in self.heads)
+        self.parts = nn.ModuleList(
+            nn.Linear(config.d_model, n * self.head_dim, bias=False) for n in self.heads
+        )
         del self.qkv
 
     def forward(self, x_BSD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         q, k, v = (part(x_BSD).unflatten(-1, (-1, self.head_dim)) for part in self.parts)
-        out = decoder.attention(rotate(q, cos, sin), rotate(k, cos, sin), v, backend=self.backend, window=self.window)
+        out = decoder.attention(
+            rotate(q, cos, sin), rotate(k, cos, sin), v, backend=self.backend, window=self.window
+        )
         return self.output(out.flatten(2))
 
 
@@ -102,7 +116,9 @@ class _MLP(decoder.MLP):
 class _Fp32Norm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
-        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(
+            x.dtype
+        )
 
 
 def _loss(kind: str, model: Any, x_BS: Tensor, *_targets_and_config: Any) -> Tensor:
@@ -113,16 +129,25 @@ def _loss(kind: str, model: Any, x_BS: Tensor, *_targets_and_config: Any) -> Ten
 
 
 def _policy(habits: Habits) -> Any:
-    """torchtitan's, for one block (all compiled ones have one plan): of its products the first, the third and so on stay.
+    """torchtitan's, for one block (all compiled ones have one plan): of its products the first, the
+    third and so on stay.
 
-    Products in fp8 count, too: torchtitan's list of 2024 and 2025 does not name them, but its figures in fp8 are those in bf16.
+    Products in fp8 count, too: torchtitan's list of 2024 and 2025 does not name them, but its
+    figures in fp8 are those in bf16.
     """
     counts = Counter[bool]()
 
     def keep(context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-        product, again = "mm.default" in str(operation), bool(getattr(context, "is_recompute", False))
+        product, again = (
+            "mm.default" in str(operation),
+            bool(getattr(context, "is_recompute", False)),
+        )
         counts[again] += product
-        if counts[again] % 2 == 0 if product else habits.attention_again and "attention" in str(operation):
+        if (
+            counts[again] % 2 == 0
+            if product
+            else habits.attention_again and "attention" in str(operation)
+        ):
             return CheckpointPolicy.PREFER_RECOMPUTE
         return keep_expensive(context, operation)
 
@@ -131,12 +156,22 @@ def _policy(habits: Habits) -> Any:
 
 def _linears(model: nn.Module, _fp8: Any) -> list[str]:
     """The layers that run in fp8, which have other names here."""
-    return [name for name, part in model.named_modules() if type(part) is nn.Linear and name.startswith("blocks")]
+    return [
+        name
+        for name, part in model.named_modules()
+        if type(part) is nn.Linear and name.startswith("blocks")
+    ]
 
 
 def _masters(shared: int, weight: Tensor, _optim: Any) -> dict[str, Tensor]:
-    slices = {name: torch.empty(-(-weight.numel() // shared), dtype=torch.float32) for name in ("master", "m", "v")}
-    return slices | {"gradient": torch.empty_like(weight, dtype=torch.float32), "bucket": torch.empty_like(weight)}
+    slices = {
+        name: torch.empty(-(-weight.numel() // shared), dtype=torch.float32)
+        for name in ("master", "m", "v")
+    }
+    return slices | {
+        "gradient": torch.empty_like(weight, dtype=torch.float32),
+        "bucket": torch.empty_like(weight),
+    }
 
 
 @contextlib.contextmanager
@@ -150,22 +185,25 @@ def _purposes(model: nn.Module, *arguments: Any) -> Iterator[None]:
 def stand_ins(habits: Habits) -> dict[str, Any]:
     """What takes whose place, by name; nothing where a habit is ours."""
     return {
-        "lsai_core.training.step.loss_fn": habits.loss != "eager" and functools.partial(_loss, habits.loss),
+        "lsai_core.training.step.loss_fn": habits.loss != "eager"
+        and functools.partial(_loss, habits.loss),
         f"{simulate.__module__}.FusedRMSNorm": habits.norms == "fp32" and _Fp32Norm,
         "lsai_core.model.transformer.Attention": habits.apart and _Attention,
         "lsai_core.model.transformer.MLP": habits.apart and functools.partial(_MLP, habits.liger),
         "lsai_core.fp8.recipes.names_of": habits.apart and _linears,
-        "lsai_core.model.transformer.selective_contexts":
-            habits.every_second and (lambda: create_selective_checkpoint_contexts(_policy(habits))),
-        f"{compiled.__name__}._POLICIES": habits.every_second and compiled._POLICIES | {"selective": _policy(habits)},
-        f"{simulate.__module__}.get_optimizer":
-            habits.masters and (lambda _name: mock.Mock(states=functools.partial(_masters, habits.masters))),
+        "lsai_core.model.transformer.selective_contexts": habits.every_second
+        and (lambda: create_selective_checkpoint_contexts(_policy(habits))),
+        f"{compiled.__name__}._POLICIES": habits.every_second
+        and compiled._POLICIES | {"selective": _policy(habits)},
+        f"{simulate.__module__}.get_optimizer": habits.masters
+        and (lambda _name: mock.Mock(states=functools.partial(_masters, habits.masters))),
         f"{simulate.__module__}.named_purposes": habits.step_in_backward and _purposes,
-    }  # fmt: skip
+    }
 
 
 def predict_as(config: TrainConfig, habits: Habits) -> Prediction:
-    """Predicted memory on each GPU of a trainer of these habits that is set as `config`. Raises UserError as `predict`."""
+    """Predicted memory on each GPU of a trainer of these habits that is set as `config`. Raises
+    UserError as `predict`."""
 
     def answer() -> dict[str, Any]:
         with contextlib.ExitStack() as stack:

@@ -1,8 +1,10 @@
-"""Watching another trainer from inside its process: it is told when a step ends, and everything else it reads itself.
+"""Watching another trainer from inside its process: it is told when a step ends, and everything
+else it reads itself.
 
-At a step's end an event goes into the stream and the loss tensor is kept; the host waits only after the first step, which is not timed,
-so the trainer runs as it would unwatched. `finish` puts the pieces together and rank 0 writes `results.json` and `metrics.jsonl`, which
-until then says how many steps are queued.
+At a step's end an event goes into the stream and the loss tensor is kept; the host waits only after
+the first step, which is not timed, so the trainer runs as it would unwatched. `finish` puts the
+pieces together and rank 0 writes `results.json` and `metrics.jsonl`, which until then says how many
+steps are queued.
 """
 
 import json
@@ -15,9 +17,9 @@ import torch
 import torch.distributed as dist
 
 from lsai_core.base.files import write_json, write_text
+from lsai_core.config.strict import validated
 from lsai_core.model.transformer import count_parameters
 from lsai_core.profiling.steptime import StepTimer
-from lsai_core.config.strict import validated
 from lsai_core.training.metrics import finite
 from lsai_lab.benches.machine import speed_summary
 from lsai_lab.data import BatchStream, Dataset
@@ -34,14 +36,17 @@ class Job:
     def __init__(self) -> None:
         self.folder = Path(os.environ[FOLDER])
         job = json.loads((self.folder / "job.json").read_text(encoding="utf-8"))
-        self.config: PeerConfig = validated(PeerConfig, job["config"], str(self.folder / "job.json"))
+        self.config: PeerConfig = validated(
+            PeerConfig, job["config"], str(self.folder / "job.json")
+        )
         self.dataset, self.adapter = Path(job["dataset"]), job["adapter"]
         self.run_folder = self.folder.parent
         self.rank = int(os.environ.get("RANK", 0))
         self.begun = time.perf_counter()
 
     def windows(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Inputs and targets, int64 (S,), of all sequences of the training split that all processes train on."""
+        """Inputs and targets, int64 (S,), of all sequences of the training split that all processes
+        train on."""
         config = self.config
         stream = BatchStream(Dataset(self.dataset).tokens("train"), 1, config.seq_len, config.seed)
         number = config.steps * config.batch_size * config.parallel.world_size
@@ -49,10 +54,12 @@ class Job:
 
 
 class Watch:
-    """Step times, losses and memory of this process. `begin`, `step` after every step, then `finish`."""
+    """Step times, losses and memory of this process. `begin`, `step` after every step, then
+    `finish`."""
 
     def __init__(self, job: Job, device: torch.device, *, loss_is_share: bool = False) -> None:
-        """`loss_is_share`: the losses of all processes add up to the mean loss; else each is a mean of its own."""
+        """`loss_is_share`: the losses of all processes add up to the mean loss; else each is a mean
+        of its own."""
         self.job, self.device, self.loss_is_share = job, device, loss_is_share
         self.timer, self.on_gpu = StepTimer(device), device.type == "cuda"
         self.losses: list[torch.Tensor] = []
@@ -60,10 +67,16 @@ class Watch:
         self.begun, self.first_step_s = 0.0, 0.0
 
     def check(self, model: torch.nn.Module) -> None:
-        """Raise RuntimeError unless the model that is about to be trained is as large as ours and has fp8 layers if asked for."""
-        theirs, ours = sum(p.numel() for p in model.parameters()), count_parameters(self.job.config.model).total
+        """Raise RuntimeError unless the model that is about to be trained is as large as ours and
+        has fp8 layers if asked for."""
+        theirs, ours = (
+            sum(p.numel() for p in model.parameters()),
+            count_parameters(self.job.config.model).total,
+        )
         if theirs != ours:
-            raise RuntimeError(f"the peer's model has {theirs:,} parameters, this package's {ours:,}")
+            raise RuntimeError(
+                f"the peer's model has {theirs:,} parameters, this package's {ours:,}"
+            )
         kinds = {type(module).__name__ for module in model.modules()}
         if self.job.config.fp8 != "none" and "Float8Linear" not in kinds:
             raise RuntimeError("fp8 was asked for, but the peer's model has no Float8Linear")
@@ -74,7 +87,8 @@ class Watch:
         self.timer.mark()
 
     def loss(self, loss: torch.Tensor) -> None:
-        """The loss of the running step, a scalar: a copy of it stays where it is (a CUDA graph writes the next one over it)."""
+        """The loss of the running step, a scalar: a copy of it stays where it is (a CUDA graph
+        writes the next one over it)."""
         self.losses.append(loss.detach().float().clone())
 
     def step(self) -> None:
@@ -95,7 +109,9 @@ class Watch:
             if self.on_gpu:  # what compiling needed is not what training needs
                 torch.cuda.reset_peak_memory_stats(self.device)
         if self.job.rank == 0 and (first or done % 10 == 0):
-            with (self.job.run_folder / "metrics.jsonl").open("w" if first else "a", encoding="utf-8") as file:
+            with (self.job.run_folder / "metrics.jsonl").open(
+                "w" if first else "a", encoding="utf-8"
+            ) as file:
                 file.write(json.dumps(self._row(done - 1, step_ms=None)) + "\n")
 
     def finish(self, **facts: Any) -> None:
@@ -113,27 +129,40 @@ class Watch:
         allocated, reserved = peaks.tolist()
         lines = []
         for step, (ms, one, memory) in enumerate(zip(durations_ms, loss, self.memory, strict=True)):
-            row = self._row(step, loss=one, step_ms=ms, tokens_per_s=config.tokens_per_step * 1e3 / ms)
+            row = self._row(
+                step, loss=one, step_ms=ms, tokens_per_s=config.tokens_per_step * 1e3 / ms
+            )
             if on_gpu:
-                row |= dict(zip(("memory_allocated_gib", "memory_reserved_gib"), memory, strict=True))
+                row |= dict(
+                    zip(("memory_allocated_gib", "memory_reserved_gib"), memory, strict=True)
+                )
             lines.append(json.dumps(finite(row)) + "\n")
         write_text(self.job.run_folder / "metrics.jsonl", "".join(lines))
         last = loss[-10:]  # as in the train kind
         results = {
             **speed_summary(durations_ms, config.tokens_per_step, config.skip_steps),
             "parameters": count_parameters(config.model).total,
-            "steps": len(durations_ms), "tokens": len(durations_ms) * config.tokens_per_step,
-            "train_loss": sum(last) / len(last), "train_s": sum(durations_ms) / 1e3,
-            "setup_s": self.begun - self.job.begun, "first_step_s": self.first_step_s,
+            "steps": len(durations_ms),
+            "tokens": len(durations_ms) * config.tokens_per_step,
+            "train_loss": sum(last) / len(last),
+            "train_s": sum(durations_ms) / 1e3,
+            "setup_s": self.begun - self.job.begun,
+            "first_step_s": self.first_step_s,
             "mem_peak_allocated_gib": allocated if on_gpu else None,
             "mem_peak_reserved_gib": reserved if on_gpu else None,
             "memory_kind": "CUDA caching allocator" if on_gpu else "not measured on a CPU",
             "device": torch.cuda.get_device_name(self.device) if on_gpu else "cpu",
-            "host_threads": torch.get_num_threads(), **facts,
-        }  # fmt: skip
+            "host_threads": torch.get_num_threads(),
+            **facts,
+        }
         write_json(self.job.run_folder / RESULTS, finite(results))
 
     def _row(self, step: int, **measured: float | None) -> dict[str, Any]:
         config = self.job.config
         steady = step >= config.skip_steps
-        return {"step": step, "tokens_in_step": config.tokens_per_step, "steady": steady, **measured}
+        return {
+            "step": step,
+            "tokens_in_step": config.tokens_per_step,
+            "steady": steady,
+            **measured,
+        }

@@ -1,5 +1,5 @@
-"""One process of a peer's run, of those that a launcher watches or started by hand, with its output where it was started:
-`LSAI_PEER=<folder> python -m lsai_lab.peers.worker <the peer's own options>`.
+"""One process of a peer's run, of those that a launcher watches or started by hand, with its output
+where it was started: `LSAI_PEER=<folder> python -m lsai_lab.peers.worker <the peer's own options>`.
 """
 
 import importlib

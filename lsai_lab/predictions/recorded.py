@@ -1,7 +1,9 @@
-"""Training runs beside what `lsai predict` says of them, and beside what others' formulas say (`params/estimators.yaml`).
+"""Training runs beside what `lsai predict` says of them, and beside what others' formulas say
+(`params/estimators.yaml`).
 
-Predictions take seconds each, so those of committed runs are committed, too: `python -m lsai_lab.predictions.recorded` writes them again, in some
-minutes. Other runs are predicted when they are asked for.
+Predictions take seconds each, so those of committed runs are committed, too: `python -m
+lsai_lab.predictions.recorded` writes them again, in some minutes. Other runs are predicted when
+they are asked for.
 """
 
 import functools
@@ -11,12 +13,12 @@ from typing import Any
 
 import pandas as pd
 
-from lsai_core.config.train import TrainConfig
 from lsai_core.base.errors import Unavailable, UserError
 from lsai_core.base.files import deep_merge
+from lsai_core.config.strict import validated
+from lsai_core.config.train import TrainConfig
 from lsai_core.prediction import estimate, find_gpu, predict
 from lsai_core.prediction.roofline import measured
-from lsai_core.config.strict import validated
 from lsai_lab.project.files import load_yaml, repo_root
 from lsai_lab.runs.records import Run, recorded_runs
 from lsai_lab.searches.model_search import grown
@@ -24,36 +26,67 @@ from lsai_lab.searches.model_search import grown
 OURS = "this package"
 # Runs recorded before these keys existed were made the way that these values describe.
 BEFORE: dict[str, Any] = {"loss": "full", "blocks": "plain", "optim": {"kernel": "torch"}}
-COLUMNS = ["machine", "study", "variant", "part", "kind", "outcome", "run", "measured", "predicted", "predicted_reserved",
-           "error", "reserved", "estimated_s", "step_s", "speeds", "batch", "share"]  # fmt: skip
+COLUMNS = [
+    "machine",
+    "study",
+    "variant",
+    "part",
+    "kind",
+    "outcome",
+    "run",
+    "measured",
+    "predicted",
+    "predicted_reserved",
+    "error",
+    "reserved",
+    "estimated_s",
+    "step_s",
+    "speeds",
+    "batch",
+    "share",
+]
 
 
 def config_of(run: Run) -> TrainConfig:
-    """What a recorded training run trained, in today's words; of a search, with the model or batch that it found. UserError if today's
-    words cannot say it."""
+    """What a recorded training run trained, in today's words; of a search, with the model or batch
+    that it found. UserError if today's words cannot say it."""
     kind, results = run.summary.kind, run.summary.results
     recorded = deep_merge(BEFORE, run.config if kind == "train" else run.config["train"])
     if kind == "batch_search":
         recorded |= {"batch_size": max(1, results["largest_batch"])}
     train = validated(TrainConfig, recorded, f"the config of {run.summary.id.name}")
-    return grown(train, run.config["grow"], results["largest_size"]) if kind == "model_search" else train
+    return (
+        grown(train, run.config["grow"], results["largest_size"])
+        if kind == "model_search"
+        else train
+    )
 
 
 def measured_gib(run: Run) -> float:
-    """The peak that a prediction is held against, of a finished training step of this package's trainer; 0 if none was measured.
+    """The peak that a prediction is held against, of a finished training step of this package's
+    trainer; 0 if none was measured.
 
-    Active bytes, which on a CPU are the live tensors'. Of the largest model that a search found it is allocated bytes; one that was
-    measured in its first step, with no optimizer states before it, is left out.
+    Active bytes, which on a CPU are the live tensors'. Of the largest model that a search found it
+    is allocated bytes; one that was measured in its first step, with no optimizer states before it,
+    is left out.
     """
     kind, results = run.summary.kind, run.summary.results
     names = ["mem_peak_active_gib", "mem_peak_allocated_gib"] if kind == "train" else []
     if kind == "model_search" and "states_gib" in results:
         names = ["allocated_gib"]
-    return next((float(results[name]) for name in names if results.get(name) and run.summary.outcome == "ok"), 0.0)
+    return next(
+        (
+            float(results[name])
+            for name in names
+            if results.get(name) and run.summary.outcome == "ok"
+        ),
+        0.0,
+    )
 
 
 def limit_gib(run: Run) -> float:
-    """The memory of the GPU that a run ran out of, or that a search for the largest batch filled; 0 for others."""
+    """The memory of the GPU that a run ran out of, or that a search for the largest batch filled; 0
+    for others."""
     kind, outcome, results = run.summary.kind, run.summary.outcome, run.summary.results
     if (kind, outcome) == ("train", "oom"):
         return float(run.env.get("gpu_memory_gib") or 0)
@@ -62,34 +95,54 @@ def limit_gib(run: Run) -> float:
 
 
 def predicted_runs(runs: Sequence[Run], reports: Path) -> pd.DataFrame:
-    """One row (`COLUMNS`; GiB, s) per training run or search with something to predict; `share`: the predicted one of the GPU where the
-    GPU's memory was the limit. Runs that cannot be predicted are left out; `frame.attrs["unread"]` says which and why."""
+    """One row (`COLUMNS`; GiB, s) per training run or search with something to predict; `share`:
+    the predicted one of the GPU where the GPU's memory was the limit. Runs that cannot be predicted
+    are left out; `frame.attrs["unread"]` says which and why."""
     rows, unread, kept = [], [], _kept(reports)
     for run in runs:
-        measured, limit, results, name = measured_gib(run), limit_gib(run), run.summary.results, run.summary.id
+        measured, limit, results, name = (
+            measured_gib(run),
+            limit_gib(run),
+            run.summary.results,
+            run.summary.id,
+        )
         if not measured and not limit:
             continue
         try:
             said = kept.get(_place(run)) or predict_again(run)
-        except (UserError, Unavailable, RuntimeError) as error:  # other words, or an operator without a fake
+        # other words, or an operator without a fake
+        except (UserError, Unavailable, RuntimeError) as error:
             unread.append(f"{name.name} ({' '.join(str(error).split())[:120]})")
             continue
         rows.append(
-            {"machine": run.machine, "study": name.study, "variant": name.variant, "part": name.part,
-             "kind": run.summary.kind, "outcome": run.summary.outcome, "run": str(run.folder),
-             "measured": measured or None, **said, "error": said["predicted"] / measured - 1 if measured else None,
-             "reserved": results.get("mem_peak_reserved_gib") if said["predicted_reserved"] else None,
-             "step_s": results.get("step_ms", float("nan")) / 1e3, "speeds": tested_by(run),
-             "batch": results.get("largest_batch"), "share": said["predicted"] / limit if limit else None}
-        )  # fmt: skip
+            {
+                "machine": run.machine,
+                "study": name.study,
+                "variant": name.variant,
+                "part": name.part,
+                "kind": run.summary.kind,
+                "outcome": run.summary.outcome,
+                "run": str(run.folder),
+                "measured": measured or None,
+                **said,
+                "error": said["predicted"] / measured - 1 if measured else None,
+                "reserved": results.get("mem_peak_reserved_gib")
+                if said["predicted_reserved"]
+                else None,
+                "step_s": results.get("step_ms", float("nan")) / 1e3,
+                "speeds": tested_by(run),
+                "batch": results.get("largest_batch"),
+                "share": said["predicted"] / limit if limit else None,
+            }
+        )
     frame = pd.DataFrame(rows, columns=COLUMNS)
     frame.attrs["unread"] = unread
     return frame
 
 
 def tested_by(run: Run) -> str | None:
-    """Whether the speeds behind estimated step times were calibrated on this run (`in sample`); None if it tests nothing: a copy, or
-    disturbed."""
+    """Whether the speeds behind estimated step times were calibrated on this run (`in sample`);
+    None if it tests nothing: a copy, or disturbed."""
     name, known = run.summary.id, measured()["calibrated_on"]
     if run.summary.measured_as or run.summary.results.get("disturbed"):
         return None
@@ -98,7 +151,8 @@ def tested_by(run: Run) -> str | None:
 
 
 def step_errors(frame: pd.DataFrame) -> pd.DataFrame:
-    """Of `predicted_runs` the relative errors of estimated step times, a row per setting and machine: repeats by their median."""
+    """Of `predicted_runs` the relative errors of estimated step times, a row per setting and
+    machine: repeats by their median."""
     keys = ["speeds", "machine", "study", "variant", "part"]
     same = frame.dropna(subset=["estimated_s", "step_s"]).groupby(keys, as_index=False)
     steps = same.agg({"estimated_s": "median", "step_s": "median", "run": "first"})
@@ -106,10 +160,19 @@ def step_errors(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def predict_again(run: Run) -> dict[str, Any]:
-    """What the code as it stands says of a run: GiB at the peak; on a GPU also reserved GiB, and s of a step on one that is known."""
+    """What the code as it stands says of a run: GiB at the peak; on a GPU also reserved GiB, and s
+    of a step on one that is known."""
     config, results = config_of(run), run.summary.results
-    if not (limit_gib(run) or "allocated_gib" in results or str(results.get("memory_kind")).startswith("CUDA")):
-        return {"predicted": predict(config, on="cpu").peak, "predicted_reserved": None, "estimated_s": None}
+    if not (
+        limit_gib(run)
+        or "allocated_gib" in results
+        or str(results.get("memory_kind")).startswith("CUDA")
+    ):
+        return {
+            "predicted": predict(config, on="cpu").peak,
+            "predicted_reserved": None,
+            "estimated_s": None,
+        }
     kernel = kernel_of(run, config)
     prediction = predict(config, kernel)
     try:
@@ -118,13 +181,22 @@ def predict_again(run: Run) -> dict[str, Any]:
     except UserError:  # a GPU that is not in the table has no bandwidths
         time = None
     step = time.step_s if time and run.summary.kind == "train" else None
-    return {"predicted": prediction.peak, "predicted_reserved": prediction.reserved, "estimated_s": step}
+    return {
+        "predicted": prediction.peak,
+        "predicted_reserved": prediction.reserved,
+        "estimated_s": step,
+    }
 
 
 def kernel_of(run: Run, config: TrainConfig) -> str | None:
-    """The attention kernel of a run. A search does not say what `auto` came to: FlashAttention-4 in 16 bits, where the machine had it."""
+    """The attention kernel of a run. A search does not say what `auto` came to: FlashAttention-4 in
+    16 bits, where the machine had it."""
     known, packages = run.summary.results.get("attention_kernel"), run.env.get("packages") or {}
-    chosen = config.attention.backend == "auto" and config.precision.startswith("bf16") and config.parallel.cp == 1
+    chosen = (
+        config.attention.backend == "auto"
+        and config.precision.startswith("bf16")
+        and config.parallel.cp == 1
+    )
     return known or ("fa4" if chosen and "flash-attn-4" in packages else None)
 
 
@@ -142,18 +214,30 @@ def _kept(reports: Path) -> dict[str, dict[str, Any]]:
     """The committed predictions, by run."""
     path = table_path(reports.parent, "recorded")
     frame = pd.read_csv(path, index_col="run") if path.exists() else pd.DataFrame()
-    return {str(name): row for name, row in frame.astype(object).where(frame.notna(), None).to_dict("index").items()}
+    return {
+        str(name): row
+        for name, row in frame.astype(object).where(frame.notna(), None).to_dict("index").items()
+    }
 
 
 @functools.cache
 def errors(root: Path | None = None) -> pd.DataFrame:
-    """Relative errors of this package and each estimator (columns); a row per recorded run on a GPU with a measured peak of active memory
-    and per published figure, which the index tells apart (`sample`)."""
+    """Relative errors of this package and each estimator (columns); a row per recorded run on a GPU
+    with a measured peak of active memory and per published figure, which the index tells apart
+    (`sample`)."""
     root = root or repo_root()
     runs = {str(run.folder): run for run in recorded_runs(root / "reports")}
-    said = predicted_runs([*runs.values()], root / "reports").dropna(subset=["error", "predicted_reserved"])
-    kept, told = pd.read_csv(table_path(root, "published")), load_yaml(root / "params" / "estimators.yaml")
-    configs = [*(config_of(runs[name]) for name in said["run"]), *map(TrainConfig.model_validate_json, kept["config"])]
+    said = predicted_runs([*runs.values()], root / "reports").dropna(
+        subset=["error", "predicted_reserved"]
+    )
+    kept, told = (
+        pd.read_csv(table_path(root, "published")),
+        load_yaml(root / "params" / "estimators.yaml"),
+    )
+    configs = [
+        *(config_of(runs[name]) for name in said["run"]),
+        *map(TrainConfig.model_validate_json, kept["config"]),
+    ]
     frame = pd.json_normalize([config.model_dump(mode="json") for config in configs])
     frame = frame.assign(masters=[1] * len(said) + kept["masters"].tolist())
     for name, formula in told["names"].items():
@@ -168,7 +252,8 @@ def errors(root: Path | None = None) -> pd.DataFrame:
 
 
 def beside() -> tuple[float, list[float], dict[str, Any]]:
-    """Our median error over that of the best estimator: for published figures, for both samples, and the facts of the claim."""
+    """Our median error over that of the best estimator: for published figures, for both samples,
+    and the facts of the claim."""
     median = errors().abs().groupby("sample").median()
     others = median.drop(columns=OURS)
     each, best = median[OURS] / others.min(axis=1), others.loc["published"].idxmin()

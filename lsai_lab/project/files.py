@@ -23,13 +23,17 @@ def content_hash(path: Path) -> Any:
 
 
 def named(text: str) -> str:
-    """`text`, if it can be the name of a study, profile, variant, part or machine: it becomes a file's name and stands in commands.
+    """`text`, if it can be the name of a study, profile, variant, part or machine: it becomes a
+    file's name and stands in commands.
 
     Raises ValueError, which pydantic turns into an error at the name's place.
     """
     if not _NAME.fullmatch(text):
         shown = text if len(text) <= 60 else f"{text[:60]}..."
-        raise ValueError(f"{shown!r} is no name: up to 80 letters, digits, '.', '_' and '-', a letter or digit first")
+        raise ValueError(
+            f"{shown!r} is no name: up to 80 letters, digits, '.', '_' and '-', a letter or digit "
+            f"first"
+        )
     return text
 
 
@@ -37,12 +41,14 @@ Name = Annotated[str, AfterValidator(named)]
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 floats (`3e-4` is a number), finite and of at most 64 bits; dates are text; no silently repeated keys."""
+    """YAML 1.2 floats (`3e-4` is a number), finite and of at most 64 bits; dates are text; no
+    silently repeated keys."""
 
     aliases = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        self.aliases += self.check_event(yaml.AliasEvent)  # each may stand for many of the ones before it
+        # each may stand for many of the ones before it
+        self.aliases += self.check_event(yaml.AliasEvent)
         if self.aliases > 50:
             raise yaml.composer.ComposerError(None, None, "more than 50 aliases")
         return super().compose_node(parent, index)
@@ -52,7 +58,9 @@ class _Loader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if key in seen and key != "<<":
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} stands twice", key_node.start_mark
+                )
             seen.add(key)
         return super().construct_mapping(node, deep)
 
@@ -75,7 +83,10 @@ _Loader.yaml_implicit_resolvers = {
 }
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?((\d[\d_]*\.[\d_]*|\.[\d_]+|\d[\d_]*(?=[eE]))([eE][-+]?\d+)?|\.inf)$|^\.nan$", re.ASCII),
+    re.compile(
+        r"^[-+]?((\d[\d_]*\.[\d_]*|\.[\d_]+|\d[\d_]*(?=[eE]))([eE][-+]?\d+)?|\.inf)$|^\.nan$",
+        re.ASCII,
+    ),
     list("-+0123456789."),
 )
 for _kind in ("int", "float"):
@@ -83,17 +94,20 @@ for _kind in ("int", "float"):
 
 
 def _parse(text: str, what: str) -> Any:
-    """The YAML value of `text`; UserError in one line that begins with `what`, whatever is wrong with it."""
+    """The YAML value of `text`; UserError in one line that begins with `what`, whatever is wrong
+    with it."""
     try:
         return yaml.load(text, Loader=_Loader)
     except RecursionError:
         raise UserError(f"{what}: nested too deeply") from None
-    except (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError) as error:  # the last ones by wrong tags
+    # the last ones by wrong tags
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise UserError(f"{what}: {' '.join(str(error).split())[:500]}") from None
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML mapping; a missing or malformed file is a `UserError` that names the file and the line."""
+    """Read a YAML mapping; a missing or malformed file is a `UserError` that names the file and the
+    line."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -107,12 +121,14 @@ def load_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """One YAML scalar or flow value, as given on a command line (`--set optim.lr=3e-4`); UserError if it is none."""
+    """One YAML scalar or flow value, as given on a command line (`--set optim.lr=3e-4`); UserError
+    if it is none."""
     return _parse(text, f"{text[:100]!r} cannot be read as a YAML value")
 
 
 def parse_overrides(pairs: list[str]) -> dict[str, Any]:
-    """`["optim.lr=3e-4", "steps=10"]` as a nested mapping; UserError for anything that is not key=value."""
+    """`["optim.lr=3e-4", "steps=10"]` as a nested mapping; UserError for anything that is not
+    key=value."""
     overrides: dict[str, Any] = {}
     for pair in pairs:
         path, separator, text = pair.partition("=")
@@ -123,14 +139,18 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
 
 
 def repo_root() -> Path:
-    """The folder that holds `params/` and `notebooks/`: $LSAI_ROOT, else the nearest one above the current folder, else
-    the source checkout."""
+    """The folder that holds `params/` and `notebooks/`: $LSAI_ROOT, else the nearest one above the
+    current folder, else the source checkout."""
     if given := os.environ.get("LSAI_ROOT"):
         if not (Path(given) / "params").is_dir():
-            raise UserError(f"LSAI_ROOT={given} holds no params/ folder; set it to the project's folder")
+            raise UserError(
+                f"LSAI_ROOT={given} holds no params/ folder; set it to the project's folder"
+            )
         return Path(given)
     here = Path.cwd()
     for folder in (here, *here.parents, Path(__file__).resolve().parent.parent):
         if (folder / "params").is_dir() and (folder / "notebooks").is_dir():
             return folder
-    raise UserError(f"no params/ and notebooks/ at or above {here}; change into the checkout or set LSAI_ROOT")
+    raise UserError(
+        f"no params/ and notebooks/ at or above {here}; change into the checkout or set LSAI_ROOT"
+    )

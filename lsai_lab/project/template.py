@@ -1,4 +1,5 @@
-"""What a laboratory outside a checkout begins with: in a wheel it lies in `template/` (setup.py puts it there), in a checkout at its root.
+"""What a laboratory outside a checkout begins with: in a wheel it lies in `template/` (setup.py
+puts it there), in a checkout at its root.
 
 setup.py imports this file before anything is installed, so it needs the standard library only.
 """
@@ -14,7 +15,8 @@ _MADE = shutil.ignore_patterns(
 
 
 def lay_out(target: Path) -> None:
-    """Copy notebooks, parameters, the report's templates and records, and the Makefile to `target`; nothing that was rendered."""
+    """Copy notebooks, parameters, the report's templates and records, and the Makefile to `target`;
+    nothing that was rendered."""
     source = _HERE / "template" if (_HERE / "template").is_dir() else _HERE.parent
     target.mkdir(parents=True, exist_ok=True)
     for name in _NAMES:

@@ -1,7 +1,8 @@
 """Records as frames: one row a run, one row a step, one row a kernel.
 
-`load` gives the runs of the current plan on this machine and the committed ones, so that a run by hand with other settings never
-slips into a table. `load(study, mine=True)` gives every own run instead, with a column that says in which settings it differs.
+`load` gives the runs of the current plan on this machine and the committed ones, so that a run by
+hand with other settings never slips into a table. `load(study, mine=True)` gives every own run
+instead, with a column that says in which settings it differs.
 """
 
 import functools
@@ -25,7 +26,22 @@ OWN = "this machine"
 _GPU = {gpu.driver_name: gpu.name for gpu in GPUS}
 _claims = functools.cache(load_claims)
 # The columns that every row has; results and config keys follow.
-IDENTITY = ("machine", "own", "study", "variant", "label", "part", "repeat", "outcome", "reason", "key", "kind", "started", "wall_s", "run")  # fmt: skip
+IDENTITY = (
+    "machine",
+    "own",
+    "study",
+    "variant",
+    "label",
+    "part",
+    "repeat",
+    "outcome",
+    "reason",
+    "key",
+    "kind",
+    "started",
+    "wall_s",
+    "run",
+)
 
 
 @functools.cache
@@ -35,28 +51,45 @@ def session() -> Session:
 
 
 def load(*studies: str, mine: bool = False) -> pd.DataFrame:
-    """The runs of `studies` (none: of all), one row each: own runs first, each machine's in the order of the study.
+    """The runs of `studies` (none: of all), one row each: own runs first, each machine's in the
+    order of the study.
 
-    Columns: `IDENTITY`; every result by its name, with the unit in it (`tokens_per_s`, `mem_peak_allocated_gib`); every config key with
-    its dots (`optim.lr`, `model.n_layers`; `config.steps` where a result has the same name); the environment as `env.gpu`, `env.torch`.
-    `main`: whether the run is one of those that tell the story: of each part of a study the committed ones of the machine that most of
-    its claims name, else of the one with the most runs (without any, all).
-    `gpu` is a short name (`H100`, `CPU`), `label` the variant's name for people, `run` the run's folder, for `steps` and `kernels`.
-    `mine=True`: every own run, whatever its settings, no committed ones, and a column `differs`. Raises UserError for an unknown study.
+    Columns: `IDENTITY`; every result by its name, with the unit in it (`tokens_per_s`,
+    `mem_peak_allocated_gib`); every config key with its dots (`optim.lr`, `model.n_layers`;
+    `config.steps` where a result has the same name); the environment as `env.gpu`, `env.torch`.
+    `main`: whether the run is one of those that tell the story: of each part of a study the
+    committed ones of the machine that most of its claims name, else of the one with the most runs
+    (without any, all). `gpu` is a short name (`H100`, `CPU`), `label` the variant's name for
+    people, `run` the run's folder, for `steps` and `kernels`. `mine=True`: every own run, whatever
+    its settings, no committed ones, and a column `differs`. Raises UserError for an unknown study.
     """
     known = study_names(session().root)
     if unknown := [name for name in studies if name not in known]:
         raise UserError(f"there is no study {unknown[0]!r}{hint(unknown[0], known)}")
     names = studies or (None,)
-    own = find_runs(session().runs_root) if mine else [run for name in names for run in current_runs(session(), name)]
+    own = (
+        find_runs(session().runs_root)
+        if mine
+        else [run for name in names for run in current_runs(session(), name)]
+    )
     own = [run for run in own if not studies or run.summary.id.study in studies]
-    committed = [run for run in _committed() if not mine and (not studies or run.summary.id.study in studies)]
+    committed = [
+        run for run in _committed() if not mine and (not studies or run.summary.id.study in studies)
+    ]
     there = {(run.summary.id.study, run.folder.name) for run in committed}
     own = [run for run in own if (run.summary.id.study, run.folder.name) not in there]
-    rows = [_row(run, True) for run in own] + sorted((_row(run, False) for run in committed), key=_place)
+    rows = [_row(run, True) for run in own] + sorted(
+        (_row(run, False) for run in committed), key=_place
+    )
     frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=list(IDENTITY))
-    differs = {str(folder): settings for folder, settings in differing_settings(own).items()} if mine else {}
-    return frame.assign(main=_main(frame), **({"differs": frame["run"].map(differs).fillna("")} if mine else {}))
+    differs = (
+        {str(folder): settings for folder, settings in differing_settings(own).items()}
+        if mine
+        else {}
+    )
+    return frame.assign(
+        main=_main(frame), **({"differs": frame["run"].map(differs).fillna("")} if mine else {})
+    )
 
 
 def _main(frame: pd.DataFrame) -> pd.Series:
@@ -67,17 +100,23 @@ def _main(frame: pd.DataFrame) -> pd.Series:
     places = pd.MultiIndex.from_frame(frame[["study", "part", "machine"]])
     runs = Counter(places[recorded])
     ascending = sorted(runs, key=lambda place: (claimed[place], runs[place], records[place[2]]))
-    return recorded & places.isin(list({place[:2]: place for place in ascending}.values())) if runs else ~recorded
+    return (
+        recorded & places.isin(list({place[:2]: place for place in ascending}.values()))
+        if runs
+        else ~recorded
+    )
 
 
 def study(name: str) -> Study:
-    """The description of a study under this machine's profile: title, question, baseline, parts, variants."""
+    """The description of a study under this machine's profile: title, question, baseline, parts,
+    variants."""
     return session().study(name)
 
 
 def steps(run: str | Path | Mapping[str, Any]) -> pd.DataFrame:
-    """One row per training step of a run (a row of `load`, or its folder): loss, step_ms, tokens_per_s, memory; `tokens` and `elapsed_s`, both
-    up to the end of the step (the sum of the steps' own times, without validation). Empty if the run took no training steps."""
+    """One row per training step of a run (a row of `load`, or its folder): loss, step_ms,
+    tokens_per_s, memory; `tokens` and `elapsed_s`, both up to the end of the step (the sum of the
+    steps' own times, without validation). Empty if the run took no training steps."""
     frame = _run(run).metrics
     if "tokens_in_step" not in frame:
         return pd.DataFrame()
@@ -87,17 +126,24 @@ def steps(run: str | Path | Mapping[str, Any]) -> pd.DataFrame:
 
 
 def points(runs: pd.DataFrame, keep: Sequence[str] = ()) -> pd.DataFrame:
-    """What the benches (attention, context, gemm) measured in `runs` (rows of `load`): one row per point, good or not. Columns: `machine`,
-    `own`, `variant`, `repeat`, `run` and those of `keep` from the run's row; then the point's own, as the bench describes them, with
-    its own `outcome` and `reason`. Empty if nothing was measured."""
+    """What the benches (attention, context, gemm) measured in `runs` (rows of `load`): one row per
+    point, good or not. Columns: `machine`, `own`, `variant`, `repeat`, `run` and those of `keep`
+    from the run's row; then the point's own, as the bench describes them, with its own `outcome`
+    and `reason`. Empty if nothing was measured."""
     names = list(dict.fromkeys(("machine", "own", "variant", "repeat", "run", *keep)))
-    found = [_run(row).metrics.assign(**{name: row[name] for name in names}) for row in runs.to_dict("records")]
-    frame = pd.concat([frame for frame in found if len(frame)] or [pd.DataFrame(columns=names)], ignore_index=True)
+    found = [
+        _run(row).metrics.assign(**{name: row[name] for name in names})
+        for row in runs.to_dict("records")
+    ]
+    frame = pd.concat(
+        [frame for frame in found if len(frame)] or [pd.DataFrame(columns=names)], ignore_index=True
+    )
     return frame[[*names, *(name for name in frame.columns if name not in names)]]
 
 
 def kernels(run: str | Path | Mapping[str, Any]) -> pd.DataFrame:
-    """The kernels with the most time of a traced run: name, class, ms and calls per step, longest first."""
+    """The kernels with the most time of a traced run: name, class, ms and calls per step, longest
+    first."""
     return _run(run).kernels
 
 
@@ -108,10 +154,26 @@ def _committed() -> list[Run]:
 
 def _row(run: Run, own: bool) -> dict[str, Any]:
     summary, name = run.summary, run.summary.id
-    written, here = (labels(session().root, name.study, profile) for profile in (None, session().profile.profile))
+    written, here = (
+        labels(session().root, name.study, profile) for profile in (None, session().profile.profile)
+    )
     label = (written | here if own else here | written).get(name.variant, name.variant)
-    identity = (f"{run.machine} ({OWN})" if own else run.machine, own, name.study, name.variant, label, name.part, name.repeat, summary.outcome,
-                summary.reason, name.key, summary.kind, summary.started, summary.wall_s, str(run.folder))  # fmt: skip
+    identity = (
+        f"{run.machine} ({OWN})" if own else run.machine,
+        own,
+        name.study,
+        name.variant,
+        label,
+        name.part,
+        name.repeat,
+        summary.outcome,
+        summary.reason,
+        name.key,
+        summary.kind,
+        summary.started,
+        summary.wall_s,
+        str(run.folder),
+    )
     gpu = run.env.get("gpu") or "CPU"
     row = dict(zip(IDENTITY, identity, strict=True)) | {"gpu": _GPU.get(gpu, gpu)} | summary.results
     for key, value in flatten(run.config).items():
@@ -121,11 +183,19 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
 
 def _place(row: dict[str, Any]) -> tuple[Any, ...]:
     places = {variant: place for place, variant in enumerate(labels(session().root, row["study"]))}
-    return (row["machine"], row["study"], row["part"], places.get(row["variant"], len(places)), row["repeat"])
+    return (
+        row["machine"],
+        row["study"],
+        row["part"],
+        places.get(row["variant"], len(places)),
+        row["repeat"],
+    )
 
 
 def _run(run: str | Path | Mapping[str, Any]) -> Run:
     folder = Path(run if isinstance(run, (str, Path)) else run["run"])
     if not (folder / "summary.json").exists():
-        raise UserError(f"{folder} is no finished run; take a row of lab.load(...), or its column `run`")
+        raise UserError(
+            f"{folder} is no finished run; take a row of lab.load(...), or its column `run`"
+        )
     return Run(folder, "", Summary.read(folder))

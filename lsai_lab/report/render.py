@@ -1,7 +1,9 @@
-"""The bound chapters as a book: by Quarto where there is one, else by pandoc and typst, packages of Python.
+"""The bound chapters as a book: by Quarto where there is one, else by pandoc and typst, packages of
+Python.
 
-Both read `reports/_quarto.yml`, whose words for a format are pandoc's. A rendering is made in a folder of its own and
-copied into place when it is whole, the HTML first: a PDF that fails, or has too little memory, costs the PDF only.
+Both read `reports/_quarto.yml`, whose words for a format are pandoc's. A rendering is made in a
+folder of its own and copied into place when it is whole, the HTML first: a PDF that fails, or has
+too little memory, costs the PDF only.
 """
 
 import contextlib
@@ -22,21 +24,27 @@ import yaml
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import write_text
-from lsai_lab.report.to_markdown import bind
 from lsai_lab.report.runpages import write_run_pages
+from lsai_lab.report.to_markdown import bind
 from lsai_lab.runs.chapters import book_settings, execute_chapters, read_chapters
 from lsai_lab.runs.records import find_runs, recorded_runs
 from lsai_lab.runs.session import Session
 
 Engine = Literal["auto", "quarto", "pandoc"]
 HTML, PDF = "index.html", "lab-report.pdf"
-EXECUTED = "_quarto-executed.yml"  # makes the project a book; without it Quarto gets as far as reports/prepare.py
-# In a process of its own, which may run out of memory, with typst's own fonts and those of the figures.
-_TYPST = "import sys, typst, matplotlib as m; typst.compile(*sys.argv[1:4], [m.get_data_path() + '/fonts/ttf'], True)"
+# makes the project a book; without it Quarto gets as far as reports/prepare.py
+EXECUTED = "_quarto-executed.yml"
+# In a process of its own, which may run out of memory, with typst's own fonts and those of the
+# figures.
+_TYPST = (
+    "import sys, typst, matplotlib as m; typst.compile(*sys.argv[1:4], [m.get_data_path() + "
+    "'/fonts/ttf'], True)"
+)
 
 
 def find_quarto(engine: Engine) -> str | None:
-    """Quarto on PATH or beside this Python, if wanted and new enough. UserError where it was asked for by name."""
+    """Quarto on PATH or beside this Python, if wanted and new enough. UserError where it was asked
+    for by name."""
     beside = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
     quarto = shutil.which("quarto", path=beside) if engine != "pandoc" else None
     version = _call(quarto, "--version").strip() if quarto else ""
@@ -51,7 +59,8 @@ def find_quarto(engine: Engine) -> str | None:
 
 
 def render(reports: Path, out: Path, formats: Sequence[str], engine: Engine) -> list[Path]:
-    """Render the chapters bound in `reports` into `out`; returns what was made. Prints it, or why it could not be."""
+    """Render the chapters bound in `reports` into `out`; returns what was made. Prints it, or why
+    it could not be."""
     quarto, made = find_quarto(engine), []
     write_text(reports / EXECUTED, "project: { type: book }\n")
     for name in sorted(formats):
@@ -62,7 +71,9 @@ def render(reports: Path, out: Path, formats: Sequence[str], engine: Engine) -> 
                     said = _call(quarto, "render", reports, "--to", to, "--output-dir", folder)
                 else:
                     said = _pandoc(reports, Path(folder), name)
-                shutil.copytree(folder, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.typ"))
+                shutil.copytree(
+                    folder, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.typ")
+                )
             except RuntimeError as error:
                 print(f"report: the {name.upper()} could not be made: {error}", flush=True)
                 continue
@@ -78,46 +89,75 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
     try:
         pandoc = pypandoc.get_pandoc_path()
     except OSError:
-        raise RuntimeError("no pandoc here that runs: `pip install pypandoc-binary typst`, or install Quarto") from None
+        raise RuntimeError(
+            "no pandoc here that runs: `pip install pypandoc-binary typst`, or install Quarto"
+        ) from None
     settings = book_settings(reports)
     form = settings.pop("format")[name.replace("pdf", "typst")]
     facts = {**settings, **form, **settings.pop("book"), "date": datetime.date.today().isoformat()}
-    bound = [json.loads((reports / name).read_text(encoding="utf-8"))["cells"] for name in settings["chapters"]]
+    bound = [
+        json.loads((reports / name).read_text(encoding="utf-8"))["cells"]
+        for name in settings["chapters"]
+    ]
     texts = ["".join(cell["source"]) for cells in bound for cell in cells]
-    for path in filter(Path.exists, map(reports.joinpath, ("book.js", "book.css", "files", "runs", "data"))):
+    for path in filter(
+        Path.exists, map(reports.joinpath, ("book.js", "book.css", "files", "runs", "data"))
+    ):
         shutil.copytree(path, folder / path.name) if path.is_dir() else shutil.copy(path, folder)
     wanted = {"html": ["-Vinclude-after=</main>"], "pdf": ["--include-in-header=book.typ"]}
     before = form.get("include-before-body", {"text": "<main>"})["text"]
     said = _call(
-        pandoc, "--defaults=pandoc.yml", f"--toc-depth={form['toc-depth']}", f"-Vinclude-before={before}", *wanted[name],
-        f"--include-in-header={form['include-in-header']}", f"--output={folder}/{'book.typ' if name == 'pdf' else HTML}",
-        cwd=reports, input="\n\n".join([f"---\n{yaml.safe_dump(facts)}---", *texts]),
-    )  # fmt: skip
-    return said if name == "html" else said + _call(sys.executable, "-c", _TYPST, "book.typ", PDF, ".", cwd=folder)
+        pandoc,
+        "--defaults=pandoc.yml",
+        f"--toc-depth={form['toc-depth']}",
+        f"-Vinclude-before={before}",
+        *wanted[name],
+        f"--include-in-header={form['include-in-header']}",
+        f"--output={folder}/{'book.typ' if name == 'pdf' else HTML}",
+        cwd=reports,
+        input="\n\n".join([f"---\n{yaml.safe_dump(facts)}---", *texts]),
+    )
+    return (
+        said
+        if name == "html"
+        else said + _call(sys.executable, "-c", _TYPST, "book.typ", PDF, ".", cwd=folder)
+    )
 
 
 def _call(*command: object, **options: Any) -> str:
     """What a program printed. RuntimeError with the end of it if it failed."""
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, encoding="utf-8", **options)
+    done = subprocess.run(
+        [*map(str, command)], capture_output=True, text=True, encoding="utf-8", **options
+    )
     said = re.sub(r"\x1b\[[0-9;]*m", "", done.stderr + done.stdout)
     if done.returncode:
         program = Path(str(command[0])).name
-        raise RuntimeError(f"{program} ended with {done.returncode}: {said.strip()[-2000:] or 'no memory left?'}")
+        raise RuntimeError(
+            f"{program} ended with {done.returncode}: {said.strip()[-2000:] or 'no memory left?'}"
+        )
     return said
 
 
 def update_book(session: Session, out: Path, formats: list[str], engine: Engine) -> bool:
-    """Execute what changed, and render. False if a chapter did not complete or a format could not be made."""
+    """Execute what changed, and render. False if a chapter did not complete or a format could not
+    be made."""
     reports, chapters, good = session.root / "reports", read_chapters(session.root), True
     committed = recorded_runs(reports)
     known = {run.folder.parts[-2:] for run in committed}
-    runs = [run for run in find_runs(session.runs_root) if run.folder.parts[-2:] not in known] + committed
+    runs = [
+        run for run in find_runs(session.runs_root) if run.folder.parts[-2:] not in known
+    ] + committed
     for old in (reports / "files", reports / "data", *reports.glob("*.ipynb")):
         shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
-    with contextlib.closing(execute_chapters(session, chapters, build := reports / "_build", runs)) as ends:
+    with contextlib.closing(
+        execute_chapters(session, chapters, build := reports / "_build", runs)
+    ) as ends:
         for name, problem in ends:
             problem = bind(build / name, reports / name, problem)
-            print(f"report: chapter {name}" + (f" did not complete: {problem}" if problem else ""), flush=True)
+            print(
+                f"report: chapter {name}" + (f" did not complete: {problem}" if problem else ""),
+                flush=True,
+            )
             good &= problem is None
     write_run_pages(runs, reports)
     return len(render(reports, out, formats, engine)) == len(formats) and good

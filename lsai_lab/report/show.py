@@ -1,8 +1,10 @@
-"""What a notebook shows: a table, a figure, a sentence. Each is an ordinary Jupyter display, right in JupyterLab and in Quarto.
+"""What a notebook shows: a table, a figure, a sentence. Each is an ordinary Jupyter display, right
+in JupyterLab and in Quarto.
 
-Captions and labels are Quarto's cell options (`#| label: fig-speed`, `#| fig-cap: ...`, `#| tbl-cap: ...`); numbers that belong to a
-result stand in the sentence beside it. A table is Markdown, so that JupyterLab, the HTML report and the PDF show one and the same.
-A figure is SVG with its text as text, and PNG for viewers without; its data travel with it as CSV.
+Captions and labels are Quarto's cell options (`#| label: fig-speed`, `#| fig-cap: ...`, `#|
+tbl-cap: ...`); numbers that belong to a result stand in the sentence beside it. A table is
+Markdown, so that JupyterLab, the HTML report and the PDF show one and the same. A figure is SVG
+with its text as text, and PNG for viewers without; its data travel with it as CSV.
 """
 
 import io
@@ -32,38 +34,50 @@ class Table(Markdown):
         return str(self.data)
 
 
-def table(frame: pd.DataFrame, formats: Mapping[str, Format] | None = None, *, link: str | None = None) -> Table:
-    """`frame`, without its index, as a table: the last line of a cell with `#| label: tbl-...` and `#| tbl-cap: ...`.
+def table(
+    frame: pd.DataFrame, formats: Mapping[str, Format] | None = None, *, link: str | None = None
+) -> Table:
+    """`frame`, without its index, as a table: the last line of a cell with `#| label: tbl-...` and
+    `#| tbl-cap: ...`.
 
-    `formats`: column -> format of one value (`".2f"`, `"{:.1f} GiB"`, a function); without one, floats get three significant digits of
-    the smallest. A column `run` (folders of runs) is not shown: it makes the column `link` (default: the first) a link to
-    each run's page. Strings are Markdown; missing values show as an en dash. Raises KeyError for an unknown column.
+    `formats`: column -> format of one value (`".2f"`, `"{:.1f} GiB"`, a function); without one,
+    floats get three significant digits of the smallest. A column `run` (folders of runs) is not
+    shown: it makes the column `link` (default: the first) a link to each run's page. Strings are
+    Markdown; missing values show as an en dash. Raises KeyError for an unknown column.
     """
     formats = dict(formats or {})
     names = [name for name in frame.columns if name != "run"]
     if unknown := [name for name in [*formats, *([link] if link else [])] if name not in names]:
         raise KeyError(f"table: no column {unknown[0]!r}; columns: {', '.join(map(str, names))}")
     columns = {
-        name: [_cell(value, formats.get(name) or _digits(frame[name])) for value in frame[name]] for name in names
+        name: [_cell(value, formats.get(name) or _digits(frame[name])) for value in frame[name]]
+        for name in names
     }
     if "run" in frame.columns and names:
         target = link or names[0]
         cells = zip(columns[target], frame["run"], strict=True)
-        columns[target] = [run_link(cell, run) if isinstance(run, (str, Path)) else cell for cell, run in cells]
+        columns[target] = [
+            run_link(cell, run) if isinstance(run, (str, Path)) else cell for cell, run in cells
+        ]
     lines = ["| " + " | ".join(str(name) for name in names) + " |"]
-    lines.append("|" + "|".join("---:" if _is_numeric(frame[name]) else ":---" for name in names) + "|")
+    lines.append(
+        "|" + "|".join("---:" if _is_numeric(frame[name]) else ":---" for name in names) + "|"
+    )
     lines += ["| " + " | ".join(row) + " |" for row in zip(*columns.values(), strict=True)]
-    marks = r"\*\*|\[-?@([\w-]+)\]|\[([^]]*)\]\([^)]*\)"  # Markdown's; words of references and links stay
+    # Markdown's; words of references and links stay
+    marks = r"\*\*|\[-?@([\w-]+)\]|\[([^]]*)\]\([^)]*\)"
     csv = re.sub(marks, r"\1\2", frame[names].to_csv(index=False))
     return Table("\n".join(lines), metadata={"lsai": {"csv": csv}})  # type: ignore[no-untyped-call]
 
 
 def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
-    """Show a matplotlib figure (default: the current one; an Axes or seaborn grid serves) and close it.
+    """Show a matplotlib figure (default: the current one; an Axes or seaborn grid serves) and close
+    it.
 
-    `data`: what is drawn, which readers of the HTML report can save as CSV, and see over each mark: its value and its row of `data`; a
-    column `run` (folders of runs) makes the mark a link to the run's page. The cell has `#| label: fig-...`, `#| fig-cap: ...` and, where
-    the caption does not describe the picture, `#| fig-alt: ...`.
+    `data`: what is drawn, which readers of the HTML report can save as CSV, and see over each mark:
+    its value and its row of `data`; a column `run` (folders of runs) makes the mark a link to the
+    run's page. The cell has `#| label: fig-...`, `#| fig-cap: ...` and, where the caption does not
+    describe the picture, `#| fig-alt: ...`.
     """
     import matplotlib.pyplot as plt
     from IPython.display import display
@@ -80,15 +94,25 @@ def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
     width = round(int.from_bytes(png.getvalue()[16:20], "big") * 96 / PNG_DPI)
     over = "" if data is None else marks(fig, box, data)
     # Hundredths of a point are enough for paths, and half the size.
-    drawing = re.sub(r'\bd="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), svg.getvalue())
-    bundle = {"image/svg+xml": drawing.replace("</svg>", f"{over}</svg>"), "image/png": png.getvalue(), "text/plain": "figure"}  # fmt: skip
-    csv = "" if data is None else data.drop(columns="run", errors="ignore").to_csv(index=False, float_format="%.6g")
+    drawing = re.sub(
+        r'\bd="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), svg.getvalue()
+    )
+    bundle = {
+        "image/svg+xml": drawing.replace("</svg>", f"{over}</svg>"),
+        "image/png": png.getvalue(),
+        "text/plain": "figure",
+    }
+    csv = (
+        ""
+        if data is None
+        else data.drop(columns="run", errors="ignore").to_csv(index=False, float_format="%.6g")
+    )
     display(bundle, metadata={"image/png": {"width": width}, "lsai": {"csv": csv}}, raw=True)  # type: ignore[no-untyped-call]
 
 
 def say(markdown: str, box: str = "") -> None:
-    """Show a sentence whose numbers were computed: Markdown, with references (`@fig-speed`) and maths where wanted.
-    `box`: a title; the text then stands below it, set off from the rest."""
+    """Show a sentence whose numbers were computed: Markdown, with references (`@fig-speed`) and
+    maths where wanted. `box`: a title; the text then stands below it, set off from the rest."""
     from IPython.display import display
 
     text = "\n> ".join(f"> **{box}.** {markdown}".split("\n")) if box else markdown
@@ -96,7 +120,8 @@ def say(markdown: str, box: str = "") -> None:
 
 
 def run_link(text: object, run: str | Path) -> str:
-    """Markdown link from `text` to the notebook of a run (its folder), seen from a chapter; in the report it leads to the run's page."""
+    """Markdown link from `text` to the notebook of a run (its folder), seen from a chapter; in the
+    report it leads to the run's page."""
     return f"[{text}]({quote(os.path.relpath(run, repo_root() / 'notebooks'))}/notebook.ipynb)"
 
 
@@ -107,8 +132,9 @@ def _is_numeric(column: pd.Series) -> bool:
 
 
 def _digits(column: pd.Series) -> str | None:
-    """One number of decimals for a column of floats, so that they line up: three significant digits for the smallest.
-    None (four significant digits each) for other columns and for values over more than three decades."""
+    """One number of decimals for a column of floats, so that they line up: three significant digits
+    for the smallest. None (four significant digits each) for other columns and for values over more
+    than three decades."""
     floats = [abs(float(value)) for value in column if isinstance(value, (float, np.floating))]
     sizes = [size for size in floats if 0 < size < math.inf]
     if not sizes or max(sizes) > 1e3 * min(sizes) or max(sizes) >= 1e4:
@@ -117,7 +143,8 @@ def _digits(column: pd.Series) -> str | None:
 
 
 def shown(value: Any, spec: Format | None = None) -> str:
-    """A value as a reader sees it: by `spec`, else numbers with four significant digits and whole ones with commas."""
+    """A value as a reader sees it: by `spec`, else numbers with four significant digits and whole
+    ones with commas."""
     if pd.api.types.is_scalar(value) and pd.isna(value):
         return "–"
     if callable(spec):

@@ -1,8 +1,10 @@
-"""One plot style for the whole report: readable on A4 and on a phone, in colour, in greyscale and for colour-blind eyes.
+"""One plot style for the whole report: readable on A4 and on a phone, in colour, in greyscale and
+for colour-blind eyes.
 
-Figures are drawn at the width of the printed text (160 mm), so a 9 pt label in the figure is a 9 pt label on paper. A
-series is never told apart by colour alone: lines carry a marker and a dash pattern as well, bars are named.
-Colours: Okabe and Ito's palette ("Color Universal Design", 2008); instead of its yellow, Tol's wine red.
+Figures are drawn at the width of the printed text (160 mm), so a 9 pt label in the figure is a 9 pt
+label on paper. A series is never told apart by colour alone: lines carry a marker and a dash
+pattern as well, bars are named. Colours: Okabe and Ito's palette ("Color Universal Design", 2008);
+instead of its yellow, Tol's wine red.
 """
 
 from typing import Any
@@ -11,12 +13,21 @@ import seaborn as sns
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#4D4D4D", "#882255")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-DASHES = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 2, 1, 2)),
-          (0, (7, 2, 1, 2, 1, 2)), (0, (3, 1)), (0, (8, 3)), (0, (2, 2, 6, 2)))  # fmt: skip
+DASHES = (
+    "-",
+    (0, (5, 2)),
+    (0, (1, 1.2)),
+    (0, (5, 2, 1, 2)),
+    (0, (7, 2, 1, 2, 1, 2)),
+    (0, (3, 1)),
+    (0, (8, 3)),
+    (0, (2, 2, 6, 2)),
+)
 
 
 def apply_style() -> None:
-    """Set seaborn's and matplotlib's defaults for every figure that this process draws from now on."""
+    """Set seaborn's and matplotlib's defaults for every figure that this process draws from now
+    on."""
     settings: dict[str, Any] = {
         "figure.figsize": (6.3, 3.4),  # 160 mm: A4 with margins of 25 mm
         "figure.dpi": 110,
@@ -42,6 +53,7 @@ def apply_style() -> None:
 
 
 def series_style(index: int) -> dict[str, Any]:
-    """Keyword arguments of `Axes.plot` for series number `index`: colour, marker and dash pattern change together."""
+    """Keyword arguments of `Axes.plot` for series number `index`: colour, marker and dash pattern
+    change together."""
     kinds = {"color": PALETTE, "marker": MARKERS, "linestyle": DASHES}
     return {key: values[index % len(values)] for key, values in kinds.items()}

@@ -1,8 +1,9 @@
-"""An executed chapter made fit for the book: code and outputs as Markdown with Quarto's labels, for both engines.
+"""An executed chapter made fit for the book: code and outputs as Markdown with Quarto's labels, for
+both engines.
 
-Outputs may hold text of foreign records: they keep Markdown, pictures and plain text, never HTML. What Markdown itself
-can carry (raw HTML, `javascript:` links, pictures from elsewhere) is removed by `reports/book.lua`, which both engines
-run over the parsed text.
+Outputs may hold text of foreign records: they keep Markdown, pictures and plain text, never HTML.
+What Markdown itself can carry (raw HTML, `javascript:` links, pictures from elsewhere) is removed
+by `reports/book.lua`, which both engines run over the parsed text.
 """
 
 import base64
@@ -17,15 +18,20 @@ from lsai_core.base.files import write_json, write_text
 from lsai_lab.report.strip import KERNEL
 from lsai_lab.runs.records import page_name
 
-_ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|(?m:^.*\r(?=.))")
-_ACTIVE = re.compile(r"(?i)<script|<foreignobject|<!entity|<iframe|\son\w+\s*=")  # an SVG that has any is not shown
+_ANSI = re.compile(
+    r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|(?m:^.*\r(?=.))"
+)
+# an SVG that has any is not shown
+_ACTIVE = re.compile(r"(?i)<script|<foreignobject|<!entity|<iframe|\son\w+\s*=")
 _SKIPPED = {"remove-cell", "parameters", "injected-parameters", "papermill-error-cell-tag"}
 
 
 def bind(executed: Path, target: Path, problem: str | None = None) -> str | None:
-    """Write the bound form of `executed` to `target`, its pictures to `files/`, data of figures and tables to `data/`.
+    """Write the bound form of `executed` to `target`, its pictures to `files/`, data of figures and
+    tables to `data/`.
 
-    `problem`: why the chapter did not complete, said below its title. Returns it, or why the notebook cannot be read.
+    `problem`: why the chapter did not complete, said below its title. Returns it, or why the
+    notebook cannot be read.
     """
     texts, codes = list[str](), list[str]()
     try:
@@ -39,25 +45,47 @@ def bind(executed: Path, target: Path, problem: str | None = None) -> str | None
                 texts += [text] if text else []
         texts += [fenced("\n\n".join(codes), "python")] if codes else []
     except Exception as error:  # nbformat raises many kinds for a damaged file
-        problem, texts = problem or f"It could not be read: {str(error)[:500]}", [f"# {executed.stem}"]
+        problem, texts = (
+            problem or f"It could not be read: {str(error)[:500]}",
+            [f"# {executed.stem}"],
+        )
     if problem:
         texts.insert(1, f"**This chapter did not complete.**\n\n{fenced(problem)}")
-    cells = [{"cell_type": "markdown", "metadata": {}, "source": text.splitlines(True)} for text in texts]
-    write_json(target, {"nbformat": 4, "nbformat_minor": 4, "metadata": {"kernelspec": KERNEL}, "cells": cells})
+    cells = [
+        {"cell_type": "markdown", "metadata": {}, "source": text.splitlines(True)} for text in texts
+    ]
+    write_json(
+        target,
+        {"nbformat": 4, "nbformat_minor": 4, "metadata": {"kernelspec": KERNEL}, "cells": cells},
+    )
     return problem
 
 
 def _cell(cell: Any, folder: Path, name: str) -> tuple[str, str]:
-    """A cell's code, unless `echo: false`, and what it showed; the first picture or table has the label, if any."""
+    """A cell's code, unless `echo: false`, and what it showed; the first picture or table has the
+    label, if any."""
     if cell.cell_type != "code":
         return "", str(cell.source)
     asked = yaml.safe_load("".join(re.findall(r"(?m)^#\|(.*\n?)", cell.source))) or {}
-    code, label = re.sub(r"(?m)^#\|.*\n?", "", cell.source).strip(), re.sub(r"[^\w-]", "-", str(asked.get("label", "")))
-    wanted, caption, parts = {"fig": "![](", "tbl": "|"}.get(label[:3]), str(asked.get(f"{label[:3]}-cap", "")), []
+    code, label = (
+        re.sub(r"(?m)^#\|.*\n?", "", cell.source).strip(),
+        re.sub(r"[^\w-]", "-", str(asked.get("label", ""))),
+    )
+    wanted, caption, parts = (
+        {"fig": "![](", "tbl": "|"}.get(label[:3]),
+        str(asked.get(f"{label[:3]}-cap", "")),
+        [],
+    )
     for number, output in enumerate(cell.outputs):
-        text = _markdown(output, folder / "files" / f"{name}-{number}", str(asked.get("fig-alt") or caption))
+        text = _markdown(
+            output, folder / "files" / f"{name}-{number}", str(asked.get("fig-alt") or caption)
+        )
         if wanted and text.startswith(wanted):
-            if csv := output.metadata.get("text/markdown", output.metadata).get("lsai", {}).get("csv"):
+            if (
+                csv := output.metadata.get("text/markdown", output.metadata)
+                .get("lsai", {})
+                .get("csv")
+            ):
                 write_text(folder / "data" / f"{label}.csv", csv)
             link = f" [Data (CSV)](data/{label}.csv){{.csv}}" * bool(csv)
             text, wanted = f"::: {{#{label}}}\n{text}\n\n{caption}{link}\n:::", None
@@ -66,7 +94,8 @@ def _cell(cell: Any, folder: Path, name: str) -> tuple[str, str]:
 
 
 def fenced(text: str, kind: str = "output") -> str:
-    """Terminal output or code as a block: no colour codes, carriage returns applied, of long outputs the end."""
+    """Terminal output or code as a block: no colour codes, carriage returns applied, of long
+    outputs the end."""
     lines = _ANSI.sub("", text.replace("\r\n", "\n")).rstrip().split("\n")
     lines = ["[...]", *lines[-60:]] if kind == "output" and len(lines) > 60 else lines
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
@@ -74,11 +103,16 @@ def fenced(text: str, kind: str = "output") -> str:
 
 
 def _markdown(output: Any, picture: Path, alt: str) -> str:
-    """One output as Markdown that stays inside: it closes no box, opens no header of settings, includes no file."""
+    """One output as Markdown that stays inside: it closes no box, opens no header of settings,
+    includes no file."""
     if output.output_type == "stream":
         return fenced(output.text)
     if output.output_type == "error":
-        return fenced("\n".join(["This cell failed.", f"{output.ename}: {output.evalue}", "", *output.traceback]))
+        return fenced(
+            "\n".join(
+                ["This cell failed.", f"{output.ename}: {output.evalue}", "", *output.traceback]
+            )
+        )
     data, alt = output.data, re.sub(r"[\\\"*`{}\[\]$@]", "", alt) or "output of the cell above"
     if "text/markdown" in data:
         text = re.sub(r"(?m)^[> \t]*(:{3,})", r"\\\1", data["text/markdown"].replace("{{<", "{{ <"))

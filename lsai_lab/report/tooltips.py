@@ -1,7 +1,9 @@
-"""What a pointer over a figure shows: a circle over each mark of a matplotlib figure, with the mark's values and its row of the data.
+"""What a pointer over a figure shows: a circle over each mark of a matplotlib figure, with the
+mark's values and its row of the data.
 
-Rows are found by what is drawn: a mark belongs to the row that holds both of its values (or its category and its value), in the unit of
-the axis or a power of ten of it. Where no row or several rows do, the values stand alone.
+Rows are found by what is drawn: a mark belongs to the row that holds both of its values (or its
+category and its value), in the unit of the axis or a power of ten of it. Where no row or several
+rows do, the values stand alone.
 """
 
 import math
@@ -26,8 +28,11 @@ MOST = 300  # marks of a figure; of more, evenly spread ones
 
 
 def marks(fig: Figure, box: Bbox, data: pd.DataFrame) -> str:
-    """SVG circles over the marks of `fig`, placed in percent of its picture cropped to `box` (inches)."""
-    found = [(axes, *mark) for axes in fig.axes for mark in _points(axes) if np.isfinite(mark[2]).all()]
+    """SVG circles over the marks of `fig`, placed in percent of its picture cropped to `box`
+    (inches)."""
+    found = [
+        (axes, *mark) for axes in fig.axes for mark in _points(axes) if np.isfinite(mark[2]).all()
+    ]
     circles = []
     for axes, label, value, (x, y) in found[:: math.ceil(len(found) / MOST) or 1]:
         cx, cy = (x / fig.dpi - box.x0) / box.width, (box.y1 - y / fig.dpi) / box.height
@@ -35,22 +40,45 @@ def marks(fig: Figure, box: Bbox, data: pd.DataFrame) -> str:
             continue
         row = _row(data, [label, *value])
         run = "" if row is None or "run" not in row else page_name(row["run"])
-        rest = {} if row is None else {k: v for k, v in row.items() if isinstance(v, str) and k != "run" and v not in (label, *map(shown, value))}  # fmt: skip
+        rest = (
+            {}
+            if row is None
+            else {
+                k: v
+                for k, v in row.items()
+                if isinstance(v, str) and k != "run" and v not in (label, *map(shown, value))
+            }
+        )
         below = (each.get_xlabel() for each in [axes, *axes.get_shared_x_axes().get_siblings(axes)])
-        names = (next(filter(None, below), fig.get_supxlabel()), axes.get_ylabel() or axes.get_title())
-        more = [*(f"{k.replace('_', ' ')}: {v}" for k, v in rest.items()), run.rpartition("-")[0] or run]
+        names = (
+            next(filter(None, below), fig.get_supxlabel()),
+            axes.get_ylabel() or axes.get_title(),
+        )
+        more = [
+            *(f"{k.replace('_', ' ')}: {v}" for k, v in rest.items()),
+            run.rpartition("-")[0] or run,
+        ]
         text = "\n".join(filter(None, [label, *map(_said, names, value), *more]))
-        circles.append(f'<circle cx="{cx:.1%}" cy="{cy:.1%}" r="5" fill="none" data-run="{escape(run)}"><title>{escape(text[:400])}</title></circle>')  # fmt: skip
+        circles.append(
+            f'<circle cx="{cx:.1%}" cy="{cy:.1%}" r="5" fill="none" '
+            f'data-run="{escape(run)}"><title>{escape(text[:400])}</title></circle>'
+        )
     return "".join(circles)
 
 
 def _points(axes: Axes) -> Iterator[tuple[str, tuple[Any, Any], np.ndarray]]:
-    """Label, values and place in pixels of each mark: of lines with markers or few points, of scatters, of bars (their far end)."""
-    for line in (each for each in axes.lines if each.get_marker() not in ("_", "|")):  # the caps of error bars
+    """Label, values and place in pixels of each mark: of lines with markers or few points, of
+    scatters, of bars (their far end)."""
+    # the caps of error bars
+    for line in (each for each in axes.lines if each.get_marker() not in ("_", "|")):
         xy = np.asarray(line.get_xydata(), dtype=float)
         if len(xy) > 2 or line.get_marker() not in (None, "", "None"):
             for x, y in xy[:: max(1, len(xy) // 40)]:
-                yield _label(line), (_tick(axes, 0, x), _tick(axes, 1, y)), line.get_transform().transform((x, y))
+                yield (
+                    _label(line),
+                    (_tick(axes, 0, x), _tick(axes, 1, y)),
+                    line.get_transform().transform((x, y)),
+                )
     for scatter in (each for each in axes.collections if isinstance(each, PathCollection)):
         for point in np.asarray(scatter.get_offsets(), dtype=float):
             place = scatter.get_offset_transform().transform(point)
@@ -59,37 +87,56 @@ def _points(axes: Axes) -> Iterator[tuple[str, tuple[Any, Any], np.ndarray]]:
         for bar in bars:
             (left, low), (right, high) = bar.get_bbox().get_points()
             if bars.orientation == "horizontal":
-                value, end = (right - left, _tick(axes, 1, (low + high) / 2)), (right, (low + high) / 2)
+                value, end = (
+                    (right - left, _tick(axes, 1, (low + high) / 2)),
+                    (right, (low + high) / 2),
+                )
             else:
-                value, end = (_tick(axes, 0, (left + right) / 2), high - low), ((left + right) / 2, high)
+                value, end = (
+                    (_tick(axes, 0, (left + right) / 2), high - low),
+                    ((left + right) / 2, high),
+                )
             yield _label(bars), value, bar.axes.transData.transform(end)
 
 
 def _said(name: str, value: Any) -> str:
-    """A value after its axis' name, the unit behind it: of `peak (GiB)` it is `peak: 60.2 GiB`; no number without a name."""
-    words, unit = re.sub(r" \(([^()]{1,16})\)$", r"\n\1", " ".join(name.split())).partition("\n")[::2]
+    """A value after its axis' name, the unit behind it: of `peak (GiB)` it is `peak: 60.2 GiB`; no
+    number without a name."""
+    words, unit = re.sub(r" \(([^()]{1,16})\)$", r"\n\1", " ".join(name.split())).partition("\n")[
+        ::2
+    ]
     told = value if isinstance(value, str) else f"{shown(value)} {unit}".rstrip() if words else ""
     return f"{words}: {told}" if words else told
 
 
 def _label(artist: Any) -> str:
     label = str(artist.get_label())
-    return "" if label.startswith("_") or label.isdecimal() else label  # pandas calls a column without a name 0
+    # pandas calls a column without a name 0
+    return "" if label.startswith("_") or label.isdecimal() else label
 
 
 def _tick(axes: Axes, which: int, value: float) -> Any:
     """The words at `value` on an axis of categories, else the value."""
     ticks = (axes.xaxis, axes.yaxis)[which]
-    places, fixed = list(ticks.get_majorticklocs()), isinstance(ticks.get_major_locator(), FixedLocator)
-    for place, text in zip(places, ticks.get_major_formatter().format_ticks(places), strict=False):  # hidden ones, too
+    places, fixed = (
+        list(ticks.get_majorticklocs()),
+        isinstance(ticks.get_major_locator(), FixedLocator),
+    )
+    # hidden ones, too
+    for place, text in zip(places, ticks.get_major_formatter().format_ticks(places), strict=False):
         words, given = text.replace("\n", " "), fixed and text != f"{place:g}"
-        if abs(place - value) < 0.45 and (given or re.search("[^\\W\\d]", words)) and ticks.get_scale() == "linear":
+        if (
+            abs(place - value) < 0.45
+            and (given or re.search("[^\\W\\d]", words))
+            and ticks.get_scale() == "linear"
+        ):
             return words
     return float(value)
 
 
 def _row(data: pd.DataFrame, values: list[Any]) -> dict[str, Any] | None:
-    """The one row of `data` that holds every value: words as they are, numbers up to a power of ten."""
+    """The one row of `data` that holds every value: words as they are, numbers up to a power of
+    ten."""
     fits = pd.Series(True, index=range(len(data)))
     for value in (each for each in values if each != ""):
         if isinstance(value, str):

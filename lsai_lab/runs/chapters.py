@@ -1,7 +1,8 @@
-"""The chapters of the report: which notebooks they are, which studies they load, and their execution.
+"""The chapters of the report: which notebooks they are, which studies they load, and their
+execution.
 
-A chapter is executed again when its cells, the parameters, a record of a study that it loads, or the code that it
-imports has changed.
+A chapter is executed again when its cells, the parameters, a record of a study that it loads, or
+the code that it imports has changed.
 """
 
 import re
@@ -28,24 +29,39 @@ AT_A_TIME = min(cpu_cores(), 8)  # each holds some hundred megabytes of its own
 
 
 def book_settings(reports: Path) -> dict[str, Any]:
-    """`reports/_quarto.yml`, with the names of the chapters as `chapters`; parts are taken apart."""
+    """`reports/_quarto.yml`, with the names of the chapters as `chapters`; parts are taken
+    apart."""
     settings = load_yaml(reports / "_quarto.yml")
     try:
         entries = settings["book"]["chapters"]
-        names = [name for entry in entries for name in (entry["chapters"] if isinstance(entry, dict) else [entry])]
+        names = [
+            name
+            for entry in entries
+            for name in (entry["chapters"] if isinstance(entry, dict) else [entry])
+        ]
         return {**settings, "chapters": [name for name in names if name.endswith(".ipynb")]}
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{reports / '_quarto.yml'} names no chapters of a book: {error}") from None
 
 
 def read_chapters(root: Path) -> dict[str, Path]:
-    """The notebooks of the chapters that `reports/_quarto.yml` names; for `index.ipynb` the one that starts with 00."""
+    """The notebooks of the chapters that `reports/_quarto.yml` names; for `index.ipynb` the one
+    that starts with 00."""
     found, folder = {}, root / "notebooks"
     for name in book_settings(root / "reports")["chapters"]:
-        found[name] = next(folder.glob("00*.ipynb" if name == "index.ipynb" else name), folder / name)
+        found[name] = next(
+            folder.glob("00*.ipynb" if name == "index.ipynb" else name), folder / name
+        )
         try:
             stripped(found[name].read_text(encoding="utf-8"))
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             what = f"{found[name]}, a chapter of reports/_quarto.yml, cannot be read as a notebook"
             raise UserError(f"{what}: {' '.join(str(error).split())[:200]}") from None
     return found
@@ -68,30 +84,50 @@ def _loaded(notebook: str, root: Path) -> list[str]:
 def execute_chapters(
     session: Session, chapters: dict[str, Path], build: Path, runs: list[Run]
 ) -> Generator[tuple[str, str | None], None, None]:
-    """Execute what has changed, several at a time, into `build`; gives each chapter's name, and what went wrong."""
+    """Execute what has changed, several at a time, into `build`; gives each chapter's name, and
+    what went wrong."""
     stop = StopRequest()
     with ThreadPoolExecutor(AT_A_TIME) as pool:  # each thread waits for a process
         try:
-            ends = pool.map(lambda name: _execute(session, chapters[name], build / name, runs, stop), chapters)
+            ends = pool.map(
+                lambda name: _execute(session, chapters[name], build / name, runs, stop), chapters
+            )
             yield from zip(chapters, ends, strict=True)
         finally:
             stop.deadline = 0.0  # ends those that are running
 
 
-def _execute(session: Session, source: Path, target: Path, runs: list[Run], stop: StopRequest) -> str | None:
+def _execute(
+    session: Session, source: Path, target: Path, runs: list[Run], stop: StopRequest
+) -> str | None:
     """Execute a chapter unless nothing that it reads has changed; returns what went wrong."""
     stamp, cells = target.with_suffix(".key"), stripped(source.read_text(encoding="utf-8"))
     studies = _loaded(cells, session.root)
-    files = [file for run in runs if run.summary.id.study in studies for file in sorted(run.folder.glob("*.json*"))]
+    files = [
+        file
+        for run in runs
+        if run.summary.id.study in studies
+        for file in sorted(run.folder.glob("*.json*"))
+    ]
     files += sorted((session.root / "params").rglob("*.yaml"))
     code = code_hash(closure(["lsai_lab", *re.findall(r"(?:from|import) (lsai_[\w.]+)", cells)]))
-    key = run_key({str(file): file.read_bytes() for file in files}, cells, code, str(session.profile_name))
+    key = run_key(
+        {str(file): file.read_bytes() for file in files}, cells, code, str(session.profile_name)
+    )
     if target.exists() and stamp.exists() and stamp.read_text(encoding="utf-8") == key:
         return None
     stamp.unlink(missing_ok=True)
-    environment = cores_shared_by(AT_A_TIME) | ({"LSAI_PROFILE": session.profile_name} if session.profile_name else {})
+    environment = cores_shared_by(AT_A_TIME) | (
+        {"LSAI_PROFILE": session.profile_name} if session.profile_name else {}
+    )
     problem = execute_notebook(
-        source, target, {}, root=session.root, timeout_s=TIMEOUT_S, stop=stop, environment=environment
+        source,
+        target,
+        {},
+        root=session.root,
+        timeout_s=TIMEOUT_S,
+        stop=stop,
+        environment=environment,
     )
     if problem is None:
         write_text(stamp, key)

@@ -1,7 +1,8 @@
 """Runs a plan, one papermill execution after the other, and never loses what is finished.
 
-A run whose record is complete is reused, or copied where another study has it. Any other is executed in its own process, watched, and
-ended when it outlives its time. If it leaves no summary (killed, crashed, hung), the driver writes one that says so.
+A run whose record is complete is reused, or copied where another study has it. Any other is
+executed in its own process, watched, and ended when it outlives its time. If it leaves no summary
+(killed, crashed, hung), the driver writes one that says so.
 """
 
 import contextlib
@@ -20,13 +21,22 @@ from pathlib import Path
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import read_jsonl, write_json
 from lsai_core.base.limits import cpu_cores
-from lsai_lab.machine.environment import environment
 from lsai_lab.launch.watch import NewRows
+from lsai_lab.machine.environment import environment
+from lsai_lab.runs.disturbance import BESIDE
 from lsai_lab.runs.execute import Progress, write_plan
 from lsai_lab.runs.kinds import get_kind
 from lsai_lab.runs.notebook import execute_notebook, portable
-from lsai_lab.runs.disturbance import BESIDE
-from lsai_lab.runs.records import EARLIER, FINAL, Outcome, Run, Summary, is_finished, read_run, set_aside
+from lsai_lab.runs.records import (
+    EARLIER,
+    FINAL,
+    Outcome,
+    Run,
+    Summary,
+    is_finished,
+    read_run,
+    set_aside,
+)
 from lsai_lab.runs.stop import Stopped, StopRequest, stop_requests
 from lsai_lab.runs.study import PlannedRun
 from lsai_lab.runs.writer import only_writer
@@ -36,21 +46,38 @@ _NOTEBOOK_NEEDS = ("papermill", "nbclient", "IPython")
 
 
 def run_plan(
-    plan: list[PlannedRun], *, root: Path, data_root: Path, command: str, untimed_jobs: int = 1, again: bool = False
+    plan: list[PlannedRun],
+    *,
+    root: Path,
+    data_root: Path,
+    command: str,
+    untimed_jobs: int = 1,
+    again: bool = False,
 ) -> list[Summary]:
-    """Execute what is not finished (with `again`, everything); prints one line per run and returns all summaries in the plan's order.
+    """Execute what is not finished (with `again`, everything); prints one line per run and returns
+    all summaries in the plan's order.
 
-    `untimed_jobs` runs at a time share the machine if their results are no speeds (`Kind.timed`); these come last. Raises Stopped if
-    SIGTERM or SIGUSR1 arrived and runs are left, UserError before any run that could not even begin.
+    `untimed_jobs` runs at a time share the machine if their results are no speeds (`Kind.timed`);
+    these come last. Raises Stopped if SIGTERM or SIGUSR1 arrived and runs are left, UserError
+    before any run that could not even begin.
     """
     todo = [run for run in plan if again or not is_finished(run.folder)]
-    if todo and (missing := [name for name in _NOTEBOOK_NEEDS if importlib.util.find_spec(name) is None]):
+    if todo and (
+        missing := [name for name in _NOTEBOOK_NEEDS if importlib.util.find_spec(name) is None]
+    ):
         names = ", ".join(missing)
-        raise UserError(f"a run's notebook needs what is not installed here: {names}; pip install -e . brings it")
+        raise UserError(
+            f"a run's notebook needs what is not installed here: {names}; pip install -e . brings "
+            f"it"
+        )
     sharing = [run for run in todo if untimed_jobs > 1 and not get_kind(run.kind).timed]
     todo = [*(run for run in todo if run not in sharing), *sharing]
     if len(todo) < len(plan):
-        print(f"reusing {len(plan) - len(todo)} of {len(plan)} runs (same config, code, data and machine)", flush=True)
+        print(
+            f"reusing {len(plan) - len(todo)} of {len(plan)} runs (same config, code, data and "
+            f"machine)",
+            flush=True,
+        )
     done: set[Path] = set()
     with stop_requests() as stop:
 
@@ -64,7 +91,9 @@ def run_plan(
                 return
             print(title, "started", flush=True)
             folders = {"root": root, "data_root": data_root}
-            summary = run_one(run, title=title, **folders, command=command, stop=stop, beside=beside, again=again)
+            summary = run_one(
+                run, title=title, **folders, command=command, stop=stop, beside=beside, again=again
+            )
             done.add(run.folder)
             reason = f" ({summary.reason})" if summary.reason else ""
             print(f"{title} {summary.outcome}{reason}, {summary.wall_s:.0f} s", flush=True)
@@ -79,21 +108,32 @@ def run_plan(
     if stop.number is not None and left:
         raise Stopped(stop.number, left)
     summaries = [Summary.read(run.folder) for run in plan]
-    print("outcomes:", ", ".join(f"{count} {name}" for name, count in Counter(s.outcome for s in summaries).items()))
+    print(
+        "outcomes:",
+        ", ".join(
+            f"{count} {name}" for name, count in Counter(s.outcome for s in summaries).items()
+        ),
+    )
     return summaries
 
 
 def _twin(run: PlannedRun) -> Run | None:
-    """A finished run with the same key in another study or under another name: the same config, code, data and machine."""
+    """A finished run with the same key in another study or under another name: the same config,
+    code, data and machine."""
     for path in sorted(run.folder.parent.parent.glob(f"*/*-{run.id.key}/summary.json")):
         twin = read_run(path.parent)
-        if path.parent != run.folder and twin.summary.outcome in FINAL and "ran_beside" not in twin.summary.results:
+        if (
+            path.parent != run.folder
+            and twin.summary.outcome in FINAL
+            and "ran_beside" not in twin.summary.results
+        ):
             return twin
     return None
 
 
 def _take_over(run: PlannedRun, twin: Run) -> None:
-    """Copy the record of `twin` under this run's name; the summary, which makes it a record, comes last."""
+    """Copy the record of `twin` under this run's name; the summary, which makes it a record, comes
+    last."""
     with only_writer(run.folder, run.name):
         for old in run.folder.iterdir():  # of an attempt that did not end, its checkpoints among it
             if old.name != ".lock":
@@ -108,10 +148,18 @@ def _take_over(run: PlannedRun, twin: Run) -> None:
 
 
 def run_one(
-    run: PlannedRun, *, title: str, root: Path, data_root: Path, command: str, stop: StopRequest | None = None,
-    beside: int = 0, again: bool = False,
-) -> Summary:  # fmt: skip
-    """Execute one run through papermill and return its summary, whatever happens to it. `beside`: runs at the same time.
+    run: PlannedRun,
+    *,
+    title: str,
+    root: Path,
+    data_root: Path,
+    command: str,
+    stop: StopRequest | None = None,
+    beside: int = 0,
+    again: bool = False,
+) -> Summary:
+    """Execute one run through papermill and return its summary, whatever happens to it. `beside`:
+    runs at the same time.
 
     Raises UserError if another process is executing the same run or the folder cannot be written.
     """
@@ -121,21 +169,42 @@ def run_one(
         set_aside(run.folder)
         write_plan(run, command)
         write_json(run.folder / "env.json", environment())
-        started, clock, stop = datetime.datetime.now(datetime.UTC), time.monotonic(), stop or StopRequest()
-        rows, told = NewRows(run.folder / "metrics.jsonl"), {"LSAI_DATA": str(data_root.resolve()), BESIDE: str(beside)}
-        source, target = root / "notebooks" / get_kind(run.kind).notebook, run.folder / "notebook.ipynb"
+        started, clock, stop = (
+            datetime.datetime.now(datetime.UTC),
+            time.monotonic(),
+            stop or StopRequest(),
+        )
+        rows, told = (
+            NewRows(run.folder / "metrics.jsonl"),
+            {"LSAI_DATA": str(data_root.resolve()), BESIDE: str(beside)},
+        )
+        source, target = (
+            root / "notebooks" / get_kind(run.kind).notebook,
+            run.folder / "notebook.ipynb",
+        )
         progress = Progress(run.kind, run.config, title, shown=not beside, live=sys.stderr.isatty())
         with contextlib.closing(progress) as bar:
             problem = execute_notebook(
-                source, target, {"folder": portable(run.folder, root)}, root=root, timeout_s=run.timeout_s, stop=stop,
-                watch=lambda: bar.update(rows.read()), inherited=lock,
+                source,
+                target,
+                {"folder": portable(run.folder, root)},
+                root=root,
+                timeout_s=run.timeout_s,
+                stop=stop,
+                watch=lambda: bar.update(rows.read()),
+                inherited=lock,
                 environment=told | (cores_shared_by(beside + 1) if beside else {}),
-            )  # fmt: skip
+            )
         if (run.folder / "summary.json").exists():
             return Summary.read(run.folder)
-        outcome: Outcome = "timeout" if problem and problem.startswith("no end within") else "failed"
+        outcome: Outcome = (
+            "timeout" if problem and problem.startswith("no end within") else "failed"
+        )
         if stop.number is not None:
-            outcome, problem = "preempted", f"stopped by {signal.Signals(stop.number).name} before it could end a step"
+            outcome, problem = (
+                "preempted",
+                f"stopped by {signal.Signals(stop.number).name} before it could end a step",
+            )
         steps = read_jsonl(rows.path) if rows.path.exists() else []
         reason = problem or "the notebook ended without a result"
         reason += f"; {steps[-1]['step'] + 1} steps were recorded" if steps else ""
@@ -146,7 +215,9 @@ def run_one(
 
 
 def cores_shared_by(processes: int) -> dict[str, str]:
-    """Environment for each of `processes` that run at a time: its share of the cores, unless the user has said how many."""
-    # Threads beyond the cores wait in busy loops: two searches with two threads each took three times as long on two cores.
+    """Environment for each of `processes` that run at a time: its share of the cores, unless the
+    user has said how many."""
+    # Threads beyond the cores wait in busy loops: two searches with two threads each took three
+    # times as long on two cores.
     share = max(1, cpu_cores() // processes)
     return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share))}

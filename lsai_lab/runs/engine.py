@@ -1,7 +1,9 @@
-"""Notebooks executed in this process: an engine of papermill whose cells run in an IPython shell, without a kernel beside it.
+"""Notebooks executed in this process: an engine of papermill whose cells run in an IPython shell,
+without a kernel beside it.
 
-Its imports take 3 s on two CPU cores and 8 s beside a GPU. So it is loaded once, into the fork server of the command (`multiprocessing`,
-Linux only). CUDA is untouched there and no thread of Python runs: a fork is as good as a fresh process.
+Its imports take 3 s on two CPU cores and 8 s beside a GPU. So it is loaded once, into the fork
+server of the command (`multiprocessing`, Linux only). CUDA is untouched there and no thread of
+Python runs: a fork is as good as a fresh process.
 """
 
 import base64
@@ -12,7 +14,8 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
-# Ctrl-C and batch systems send signals to every process; the fork server must outlive them (its children decide for themselves).
+# Ctrl-C and batch systems send signals to every process; the fork server must outlive them (its
+# children decide for themselves).
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 if sys.argv[0] == "-c":  # as the fork server is started
     for _number in IGNORED:
@@ -34,7 +37,8 @@ from nbformat.v4 import new_output
 from papermill.engines import Engine, NotebookExecutionManager, papermill_engines
 from traitlets.config import Config
 
-if not torch.cuda.device_count():  # read from NVML; beside a GPU the import of dynamo might touch CUDA
+# read from NVML; beside a GPU the import of dynamo might touch CUDA
+if not torch.cuda.device_count():
     import torch._dynamo
 
 PRELOADED = (matplotlib, matplotlib_inline, pyarrow, pydantic, seaborn, tokenizers)
@@ -52,10 +56,14 @@ class _Shell(InteractiveShell):
 
     def add(self, kind: str, **content: Any) -> None:
         for name, value in content.get("data", {}).items():  # pictures
-            content["data"][name] = base64.b64encode(value).decode() if isinstance(value, bytes) else value
+            content["data"][name] = (
+                base64.b64encode(value).decode() if isinstance(value, bytes) else value
+            )
         self.outputs.append(new_output(kind, **content))  # type: ignore[no-untyped-call]
 
-    def _showtraceback(self, kind: type[BaseException], error: BaseException, lines: list[str]) -> None:
+    def _showtraceback(
+        self, kind: type[BaseException], error: BaseException, lines: list[str]
+    ) -> None:
         self.failed = True
         self.add("error", ename=kind.__name__, evalue=str(error), traceback=lines)
 
@@ -73,8 +81,15 @@ class _Hook(DisplayHook):
     def finish_displayhook(self) -> None:
         self._is_active = False
 
-    def write_format_data(self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None) -> None:
-        _shell().add("execute_result", data=format_dict, metadata=md_dict or {}, execution_count=self.prompt_count)
+    def write_format_data(
+        self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None
+    ) -> None:
+        _shell().add(
+            "execute_result",
+            data=format_dict,
+            metadata=md_dict or {},
+            execution_count=self.prompt_count,
+        )
 
 
 class _Publisher(DisplayPublisher):
@@ -101,7 +116,9 @@ class InProcess(Engine):
     """papermill's engine of this module."""
 
     @classmethod
-    def execute_managed_notebook(cls, nb_man: NotebookExecutionManager, kernel_name: str, **_: Any) -> None:
+    def execute_managed_notebook(
+        cls, nb_man: NotebookExecutionManager, kernel_name: str, **_: Any
+    ) -> None:
         if threads := os.environ.get("OMP_NUM_THREADS", ""):  # which torch had read before the fork
             torch.set_num_threads(int(threads))
         shell = _shell()

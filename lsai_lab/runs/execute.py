@@ -1,7 +1,8 @@
 """Execute one run, in this process: the body of every run notebook.
 
-The run's folder says what to do (`run.json`, `config.json`). Whatever ends the work becomes an outcome in `summary.json`, written last; a
-failed run raises nothing, so that the notebook goes on to show what there is.
+The run's folder says what to do (`run.json`, `config.json`). Whatever ends the work becomes an
+outcome in `summary.json`, written last; a failed run raises nothing, so that the notebook goes on
+to show what there is.
 """
 
 import contextlib
@@ -22,17 +23,24 @@ from lsai_core.base.files import write_json
 from lsai_core.config.strict import Strict, validated
 from lsai_lab.data.prepare import prepared_id
 from lsai_lab.machine.environment import environment
+from lsai_lab.runs.disturbance import Quiet
 from lsai_lab.runs.inputs import run_inputs
 from lsai_lab.runs.kinds import Context, get_kind
-from lsai_lab.runs.disturbance import Quiet
 from lsai_lab.runs.records import FINAL, Outcome, RunId, Summary, is_finished, outcome_of, set_aside
 from lsai_lab.runs.study import PlannedRun
 from lsai_lab.runs.writer import only_writer
 
 
 def write_plan(run: PlannedRun, command: str) -> None:
-    """Put into the run's folder what `ActiveRun` needs to execute it. UserError if another process is writing this run."""
-    plan = {"id": run.id.__dict__, "kind": run.kind, "label": run.label, "command": command, "code": run.code}
+    """Put into the run's folder what `ActiveRun` needs to execute it. UserError if another process
+    is writing this run."""
+    plan = {
+        "id": run.id.__dict__,
+        "kind": run.kind,
+        "label": run.label,
+        "command": command,
+        "code": run.code,
+    }
     with only_writer(run.folder, run.name):
         write_json(run.folder / "config.json", run.config.model_dump(mode="json"))
         write_json(run.folder / "run.json", plan | {"machine": run.machine, "inputs": run.inputs})
@@ -44,18 +52,26 @@ class ActiveRun:
     def __init__(self, folder: Path | str, data_root: Path | str) -> None:
         self.folder, self.data_root = Path(folder), Path(data_root)
         try:
-            plan, config = (json.loads((self.folder / name).read_bytes()) for name in ("run.json", "config.json"))
+            plan, config = (
+                json.loads((self.folder / name).read_bytes())
+                for name in ("run.json", "config.json")
+            )
         except (OSError, ValueError) as error:
-            raise UserError(f"{self.folder} holds no planned run ({error}); start runs with `lsai study`") from None
+            raise UserError(
+                f"{self.folder} holds no planned run ({error}); start runs with `lsai study`"
+            ) from None
         self.id, self.kind, self.label = RunId(**plan["id"]), plan["kind"], plan["label"]
         self.command, self.code = plan["command"], plan["code"]
         self.inputs: dict[str, str] = plan.get("inputs", {})
-        self.config: Strict = validated(get_kind(self.kind).config_class(), config, str(self.folder / "config.json"))
+        self.config: Strict = validated(
+            get_kind(self.kind).config_class(), config, str(self.folder / "config.json")
+        )
 
     def execute(self, again: bool = False) -> Summary:
         """Do the work unless it is already done; returns the summary that is on disk afterwards.
 
-        `again` repeats a finished run; what it had found moves into `earlier/`. UserError if another process is executing it.
+        `again` repeats a finished run; what it had found moves into `earlier/`. UserError if
+        another process is executing it.
         """
         with only_writer(self.folder, str(self.id)):
             if is_finished(self.folder) and not again:
@@ -73,9 +89,13 @@ class ActiveRun:
             results["ran_beside"] = quiet.beside
         results |= quiet.results(results) if results else {}
         seconds, when = round(time.perf_counter() - clock, 3), started.isoformat(timespec="seconds")
-        summary = Summary(self.id, self.kind, outcome, reason, when, seconds, self.command, self.code, results)
+        summary = Summary(
+            self.id, self.kind, outcome, reason, when, seconds, self.command, self.code, results
+        )
         summary.write(self.folder)
-        print(f"outcome: {outcome}" + (f" ({reason})" if reason else "") + f", {summary.wall_s:.1f} s")
+        print(
+            f"outcome: {outcome}" + (f" ({reason})" if reason else "") + f", {summary.wall_s:.1f} s"
+        )
         if "disturbed" in summary.results:
             print(f"disturbed: {summary.results['disturbed']}")
         return summary
@@ -98,42 +118,64 @@ class ActiveRun:
         return outcome, reason, results
 
     def _changed(self, since: str) -> str | None:
-        """One line if the code or what the run reads is not what its key says any more, else None."""
+        """One line if the code or what the run reads is not what its key says any more, else
+        None."""
         kind = get_kind(self.kind)
         planned = {**self.inputs, "code": self.code.get("hash")}
-        now = run_inputs(self.config, kind.uses_data, lambda data: prepared_id(data, self.data_root))
+        now = run_inputs(
+            self.config, kind.uses_data, lambda data: prepared_id(data, self.data_root)
+        )
         now["code"] = code_hash(kind.code)
         for name, value in planned.items():
             if now.get(name) and value and now[name] != value:
                 values = f"({value}, now {now[name]})"
-                return f"the {name} changed since the run {since} {values}; run the same command again"
+                return (
+                    f"the {name} changed since the run {since} {values}; run the same command again"
+                )
         return None
 
 
 class Progress:
-    """Live figures of a run and the time left: a bar where somebody watches (a terminal, a notebook), else a line every half minute.
+    """Live figures of a run and the time left: a bar where somebody watches (a terminal, a
+    notebook), else a line every half minute.
 
-    A search has no total: nobody knows how many tries it needs. An attention run learns its total from the backends that it has.
+    A search has no total: nobody knows how many tries it needs. An attention run learns its total
+    from the backends that it has.
     """
 
-    def __init__(self, kind: str, config: Strict, title: str = "", shown: bool = True, live: bool = True) -> None:
+    def __init__(
+        self, kind: str, config: Strict, title: str = "", shown: bool = True, live: bool = True
+    ) -> None:
         own = not title  # this process is the run's
         points = config.points() if hasattr(config, "points") else None
         self._lengths = sum(len(sweep.lengths) for sweep in getattr(config, "sweeps", []))
         total = getattr(config, "steps", None) if points is None else len(points)
-        unit = "try" if kind.endswith("search") else "step" if kind in ("train", "peer") else "point"
+        unit = (
+            "try" if kind.endswith("search") else "step" if kind in ("train", "peer") else "point"
+        )
         every_s, file = (1, sys.stdout if own else sys.stderr) if live else (30, _Lines())
         self.bar = tqdm(
-            total=total, desc=title, unit=unit, file=file, disable=not shown, leave=own, ncols=110 if own else None,
-            mininterval=every_s, delay=0 if live else every_s,
-        )  # fmt: skip
+            total=total,
+            desc=title,
+            unit=unit,
+            file=file,
+            disable=not shown,
+            leave=own,
+            ncols=110 if own else None,
+            mininterval=every_s,
+            delay=0 if live else every_s,
+        )
 
     def update(self, rows: list[dict[str, Any]]) -> None:
         for row in rows:
             if row.get("measure") == "backend":
-                self.bar.total = (self.bar.total or 0) + 1 + (self._lengths if row["outcome"] == "ok" else 0)
+                self.bar.total = (
+                    (self.bar.total or 0) + 1 + (self._lengths if row["outcome"] == "ok" else 0)
+                )
         for row in rows[-1:]:
-            shown = {name: f"{row[key]:,.4g}" for key, name in _LIVE.items() if row.get(key) is not None}
+            shown = {
+                name: f"{row[key]:,.4g}" for key, name in _LIVE.items() if row.get(key) is not None
+            }
             self.bar.set_postfix(shown, refresh=False)
             self.bar.update(row["step"] + 1 - self.bar.n)
 
@@ -143,8 +185,13 @@ class Progress:
 
 # Keys of rows that are shown while a run goes on, and as what.
 _LIVE = dict(
-    loss="loss", tokens_per_s="tokens/s", memory_allocated_gib="GiB", validation_loss="val", batch="batch", size="size"
-)  # fmt: skip
+    loss="loss",
+    tokens_per_s="tokens/s",
+    memory_allocated_gib="GiB",
+    validation_loss="val",
+    batch="batch",
+    size="size",
+)
 
 
 class _Lines(io.StringIO):

@@ -1,6 +1,8 @@
-"""What a run depends on beside its config, by content: the code, the text, and the weights that it begins from.
+"""What a run depends on beside its config, by content: the code, the text, and the weights that it
+begins from.
 
-Their ids are part of the run key and stand in `run.json`; they are compared again before and after the run.
+Their ids are part of the run key and stand in `run.json`; they are compared again before and after
+the run.
 """
 
 import functools
@@ -15,16 +17,18 @@ from typing import Any
 
 import lsai_core
 from lsai_core.base.code import code_hash
-from lsai_core.config.train import DataConfig
 from lsai_core.base.errors import Unavailable
 from lsai_core.config.strict import Strict
+from lsai_core.config.train import DataConfig
 from lsai_lab.project.files import content_hash
 
 
 def resolved_paths(config: dict[str, Any], root: Path) -> dict[str, Any]:
-    """`config` with its relative paths resolved: they are seen from the folder of the person who plans, a run works in `root`.
+    """`config` with its relative paths resolved: they are seen from the folder of the person who
+    plans, a run works in `root`.
 
-    A path below `root` is written as seen from there, so that records name no folder of one machine.
+    A path below `root` is written as seen from there, so that records name no folder of one
+    machine.
     """
     source, weights = (config.get("data") or {}), config.get("init_from")
     changed = dict(config)
@@ -41,7 +45,8 @@ def resolved_paths(config: dict[str, Any], root: Path) -> dict[str, Any]:
 
 
 def key_config(config: Strict) -> dict[str, Any]:
-    """The config as the run key sees it: without the places of inputs, whose content the key has anyway."""
+    """The config as the run key sees it: without the places of inputs, whose content the key has
+    anyway."""
     value = config.model_dump(mode="json")
     if isinstance(data := value.get("data"), dict) and str(data.get("source")).startswith("file:"):
         value["data"] = {**data, "source": "file"}
@@ -50,8 +55,11 @@ def key_config(config: Strict) -> dict[str, Any]:
     return value
 
 
-def run_inputs(config: Strict, uses_data: bool, dataset_id: Callable[[DataConfig], str]) -> dict[str, str]:
-    """The ids of what a run reads: its text, as `dataset_id` tells, and the weights it begins from; `""` for what is not there."""
+def run_inputs(
+    config: Strict, uses_data: bool, dataset_id: Callable[[DataConfig], str]
+) -> dict[str, str]:
+    """The ids of what a run reads: its text, as `dataset_id` tells, and the weights it begins from;
+    `""` for what is not there."""
     data, weights = getattr(config, "data", None), getattr(config, "init_from", None)
     found = {"data": dataset_id(data)} if uses_data and isinstance(data, DataConfig) else {}
     return found | ({"weights": _weights_id(weights)} if weights else {})
@@ -61,7 +69,9 @@ def _weights_id(name: str) -> str:
     """Hash of a checkpoint's content; empty if it is not there."""
     if (folder := _checkpoint(name)) is None:
         return ""
-    files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".bin"))
+    files = sorted(
+        path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".bin")
+    )
     stamps = [(path, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     with ThreadPoolExecutor(4) as pool:
         digests = list(pool.map(lambda stamp: _digest(*stamp), stamps))
@@ -70,7 +80,8 @@ def _weights_id(name: str) -> str:
 
 
 def _checkpoint(name: str) -> Path | None:
-    from lsai_core.model.hf import find_checkpoint  # with torch, for which not every command has the time
+    # with torch, for which not every command has the time
+    from lsai_core.model.hf import find_checkpoint
 
     try:
         return find_checkpoint(name)
@@ -85,11 +96,20 @@ def _digest(path: Path, size: int, changed_ns: int) -> str:
 
 @functools.cache
 def git_state(root: Path) -> dict[str, Any]:
-    """`{commit, dirty}` of the checkout at `root`, or $LSAI_COMMIT (set it when you copy the code to a machine or into a
-    container without its history); without either both are null."""
+    """`{commit, dirty}` of the checkout at `root`, or $LSAI_COMMIT (set it when you copy the code
+    to a machine or into a container without its history); without either both are null."""
     if os.environ.get("LSAI_COMMIT"):
         return {"commit": os.environ["LSAI_COMMIT"], "dirty": None}
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    command = [
+        "git",
+        "-C",
+        str(root),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=40",
+        "--exclude=*",
+    ]
     try:
         told = subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):

@@ -19,7 +19,8 @@ from lsai_lab.runs.session import Session
 
 
 class _Parameters(Strict):
-    """What a run notebook can be given; papermill itself only warns of names that it does not know."""
+    """What a run notebook can be given; papermill itself only warns of names that it does not
+    know."""
 
     folder: str
     study: str
@@ -33,24 +34,43 @@ class Results(dict[str, Any]):
     """A summary as a mapping; its `results` are a table, tries a second one."""
 
     def _repr_markdown_(self) -> str:
-        end = "" if self["outcome"] == "ok" else f"This run ended as **{self['outcome']}**: {_text(self['reason'])}\n\n"
+        end = (
+            ""
+            if self["outcome"] == "ok"
+            else f"This run ended as **{self['outcome']}**: {_text(self['reason'])}\n\n"
+        )
         results = {name: value for name, value in self["results"].items() if value is not None}
-        text = end + _rows(["result", "value"], [item for item in results.items() if not isinstance(item[1], list)])
+        text = end + _rows(
+            ["result", "value"], [item for item in results.items() if not isinstance(item[1], list)]
+        )
         for name, rows in results.items():
             if isinstance(rows, list) and rows and isinstance(rows[0], dict):
                 heads = list(dict.fromkeys(key for row in rows for key in row))
-                text += f"\n\n{name}:\n\n" + _rows(heads, [[row.get(head) for head in heads] for row in rows])
+                text += f"\n\n{name}:\n\n" + _rows(
+                    heads, [[row.get(head) for head in heads] for row in rows]
+                )
         return text + "\n"
 
 
 class OpenRun(ActiveRun):
-    """A run in a notebook: shown as its settings and machine, with `results` and `steps` once it has ended."""
+    """A run in a notebook: shown as its settings and machine, with `results` and `steps` once it
+    has ended."""
 
     def _repr_markdown_(self) -> str:
-        facts = {key: value for key, value in flatten(environment()).items() if value not in (None, "", [])}
-        title = f"**{_text(self.label)}**: run `{self.id.folder}` of study `{self.id.study}`. Command: `{self.command}`"
+        facts = {
+            key: value
+            for key, value in flatten(environment()).items()
+            if value not in (None, "", [])
+        }
+        title = (
+            f"**{_text(self.label)}**: run `{self.id.folder}` of study `{self.id.study}`. "
+            f"Command: `{self.command}`"
+        )
         changed = flatten(self.config.model_dump(mode="json", exclude_defaults=True))
-        settings, machine = _rows(["setting", "value"], changed.items()), _rows(["fact", "value"], facts.items())
+        settings, machine = (
+            _rows(["setting", "value"], changed.items()),
+            _rows(["fact", "value"], facts.items()),
+        )
         where = "All other settings have their defaults; `run.config` shows them. Where it runs:"
         return f"{title}\n\n{settings}\n\n{where}\n\n{machine}\n"
 
@@ -69,21 +89,32 @@ class OpenRun(ActiveRun):
         steps = self.steps
         if names := [name for name in columns if name in steps]:
             size = (3.3 * len(names), 2.5)
-            steps.plot(x="step", y=names, subplots=True, layout=(1, len(names)), figsize=size, marker=".")
+            steps.plot(
+                x="step", y=names, subplots=True, layout=(1, len(names)), figsize=size, marker="."
+            )
 
 
 def open_run(
-    folder: str = "", *, study: str, variant: str, part: str, profile: str | None = None,
+    folder: str = "",
+    *,
+    study: str,
+    variant: str,
+    part: str,
+    profile: str | None = None,
     overrides: dict[str, Any] | None = None,
-) -> OpenRun:  # fmt: skip
-    """The run that the driver planned in `folder` (seen from the project's root); with an empty `folder`, one planned here and now.
+) -> OpenRun:
+    """The run that the driver planned in `folder` (seen from the project's root); with an empty
+    `folder`, one planned here and now.
 
-    `profile`: a name in params/profiles, `""` or None for this machine's. `overrides` are settings with dots
-    (`{"optim.lr": 1e-3}`), as `--set` takes them, for a run planned here. Raises UserError for a wrong name or value, also of a
-    parameter that papermill passed, and if another process is executing the run.
+    `profile`: a name in params/profiles, `""` or None for this machine's. `overrides` are settings
+    with dots (`{"optim.lr": 1e-3}`), as `--set` takes them, for a run planned here. Raises
+    UserError for a wrong name or value, also of a parameter that papermill passed, and if another
+    process is executing the run.
     """
     given = {"folder": folder, "study": study, "variant": variant, "part": part, "profile": profile}
-    parameters = validated(_Parameters, {**given, "overrides": {} if overrides is None else overrides}, "parameters")
+    parameters = validated(
+        _Parameters, {**given, "overrides": {} if overrides is None else overrides}, "parameters"
+    )
     _refuse_unknown_parameters()
     session = Session(parameters.profile or None)
     if folder:
@@ -91,27 +122,39 @@ def open_run(
     changes: dict[str, Any] = {}
     for key, value in flatten(parameters.overrides).items():
         # As on the command line: papermill reads `1e-3` as YAML 1.1 does, as a string.
-        changes = deep_merge(changes, nested(key, parse_value(value) if isinstance(value, str) else value))
+        changes = deep_merge(
+            changes, nested(key, parse_value(value) if isinstance(value, str) else value)
+        )
     plan = session.plan(study, only=[variant], parts=[part], overrides=changes)
     if not plan:
         known = ", ".join(session.study(study).measured(part))
-        raise UserError(f"part {part} of study {study} does not measure {variant}; it measures {known}")
+        raise UserError(
+            f"part {part} of study {study} does not measure {variant}; it measures {known}"
+        )
     if not is_finished(plan[0].folder):
         changed = f", overrides {overrides}" if overrides else ""
-        where = f"study {study}, variant {variant}, part {part}, profile {session.profile.profile}{changed}"
+        where = (
+            f"study {study}, variant {variant}, part {part}, profile "
+            f"{session.profile.profile}{changed}"
+        )
         write_plan(plan[0], f"notebook, {where}")
     return OpenRun(plan[0].folder, session.data_root)
 
 
 def _refuse_unknown_parameters() -> None:
-    """UserError if papermill injected a name that the notebook's parameters cell, the one before it, does not have."""
+    """UserError if papermill injected a name that the notebook's parameters cell, the one before
+    it, does not have."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     cells = shell.user_ns.get("In", []) if shell is not None else []
     for before, cell in itertools.pairwise(cells):
         if cell.startswith("# Parameters\n"):
-            known, given = (re.findall(r"(?m)^(\w+)\s*(?::[^=]*)?=(?!=)", text) for text in (before, cell))
+            known, given = (
+                re.findall(r"(?m)^(\w+)\s*(?::[^=]*)?=(?!=)", text) for text in (before, cell)
+            )
             if unknown := [name for name in given if name not in known]:
-                raise UserError(f"the notebook has no parameter {unknown[0]!r}{hint(unknown[0], known)}")
+                raise UserError(
+                    f"the notebook has no parameter {unknown[0]!r}{hint(unknown[0], known)}"
+                )
 
 
 def _rows(heads: list[str], rows: Iterable[Iterable[Any]]) -> str:

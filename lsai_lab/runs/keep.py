@@ -1,4 +1,5 @@
-"""Keep finished runs: copy their records into `reports/recorded/<machine>/`, which is committed and ships with the report."""
+"""Keep finished runs: copy their records into `reports/recorded/<machine>/`, which is committed and
+ships with the report."""
 
 import json
 from pathlib import Path
@@ -8,15 +9,26 @@ from lsai_core.base.files import write_text
 from lsai_lab.project.files import named
 from lsai_lab.runs.records import Run
 
-# What a record consists of, in the order in which it is copied; locks, logs, checkpoints and traces stay behind.
-KEPT = ("config.json", "env.json", "run.json", "metrics.jsonl", "kernels.json", "notebook.ipynb", "summary.json")
+# What a record consists of, in the order in which it is copied; locks, logs, checkpoints and traces
+# stay behind.
+KEPT = (
+    "config.json",
+    "env.json",
+    "run.json",
+    "metrics.jsonl",
+    "kernels.json",
+    "notebook.ipynb",
+    "summary.json",
+)
 
 
 def record_runs(runs: list[Run], reports: Path, machine: str | None = None) -> list[Path]:
-    """Copy `runs` below `reports/recorded/`, each under its own machine's label or `machine`; returns the new folders.
+    """Copy `runs` below `reports/recorded/`, each under its own machine's label or `machine`;
+    returns the new folders.
 
-    A run that is there already is left as it is; damaged records and links, which may lead anywhere, are not copied. Each file is whole or
-    absent, and the summary is the last, so an interrupted copy is no record yet. Raises UserError if `machine` is no name.
+    A run that is there already is left as it is; damaged records and links, which may lead
+    anywhere, are not copied. Each file is whole or absent, and the summary is the last, so an
+    interrupted copy is no record yet. Raises UserError if `machine` is no name.
     """
     try:
         named(machine or "none")
@@ -24,12 +36,16 @@ def record_runs(runs: list[Run], reports: Path, machine: str | None = None) -> l
         raise UserError(f"--machine: {error}") from None
     made = []
     for run in runs:
-        target = reports / "recorded" / (machine or run.machine) / run.summary.id.study / run.folder.name
+        target = (
+            reports / "recorded" / (machine or run.machine) / run.summary.id.study / run.folder.name
+        )
         if run.summary.outcome == "damaged" or (target / "summary.json").exists():
             continue
         for path in (run.folder / name for name in KEPT):
             if path.is_file() and not path.is_symlink():
-                text = _notebook(path) if path.suffix == ".ipynb" else path.read_text(encoding="utf-8")
+                text = (
+                    _notebook(path) if path.suffix == ".ipynb" else path.read_text(encoding="utf-8")
+                )
                 write_text(target / path.name, text)
         made.append(target)
     return made

@@ -1,4 +1,5 @@
-"""The kinds of run: what can be measured. Adding one is an entry here, a function that does the work and a notebook that shows it."""
+"""The kinds of run: what can be measured. Adding one is an entry here, a function that does the
+work and a notebook that shows it."""
 
 import importlib
 from collections.abc import Callable
@@ -8,15 +9,17 @@ from typing import Any
 
 from lsai_core.base.code import closure
 from lsai_core.base.errors import UserError
-from lsai_core.parallel.world import World
 from lsai_core.config.strict import Strict
+from lsai_core.parallel.world import World
 
 
 @dataclass
 class Context:
-    """What a kind's function may use: its own folder, where data and other records lie, and a way to show progress.
+    """What a kind's function may use: its own folder, where data and other records lie, and a way
+    to show progress.
 
-    `world`: the processes that execute this run together; of one, until a kind launches more (`parallel.launch`).
+    `world`: the processes that execute this run together; of one, until a kind launches more
+    (`parallel.launch`).
     """
 
     folder: Path
@@ -28,10 +31,12 @@ class Context:
 
 @dataclass(frozen=True)
 class Kind:
-    """`module` holds the function `run`, `config` is `module:name`, in the same module where none is named: listing kinds imports
-    nothing heavy. `without`: names of files that are no part of the run key although the code reaches them.
+    """`module` holds the function `run`, `config` is `module:name`, in the same module where none
+    is named: listing kinds imports nothing heavy. `without`: names of files that are no part of the
+    run key although the code reaches them.
 
-    `timed`: False if what it finds is no time or speed (a largest size), so that on a CPU two such runs can share the machine.
+    `timed`: False if what it finds is no time or speed (a largest size), so that on a CPU two such
+    runs can share the machine.
     """
 
     module: str
@@ -56,21 +61,42 @@ class Kind:
 
 
 KINDS: dict[str, Kind] = {
-    "train": Kind("lsai_lab.benches.training", "lsai_core.config.train:TrainConfig", "run-training.ipynb", uses_data=True),
-    "batch_search": Kind("lsai_lab.searches.batch_search", ":BatchSearchConfig", "run-batch-search.ipynb", timed=False),
-    "model_search": Kind("lsai_lab.searches.model_search", ":ModelSearchConfig", "run-model-search.ipynb", timed=False),
+    "train": Kind(
+        "lsai_lab.benches.training",
+        "lsai_core.config.train:TrainConfig",
+        "run-training.ipynb",
+        uses_data=True,
+    ),
+    "batch_search": Kind(
+        "lsai_lab.searches.batch_search",
+        ":BatchSearchConfig",
+        "run-batch-search.ipynb",
+        timed=False,
+    ),
+    "model_search": Kind(
+        "lsai_lab.searches.model_search",
+        ":ModelSearchConfig",
+        "run-model-search.ipynb",
+        timed=False,
+    ),
     "ceilings": Kind("lsai_lab.benches.machine", ":CeilingsConfig", "run-machine.ipynb"),
     "gemm": Kind("lsai_lab.benches.gemm", ":GemmConfig", "run-gemm.ipynb"),
     # The measured table is made from these runs and changes none of their times.
     "attention": Kind(
-        "lsai_lab.benches.attention.bench", "lsai_lab.benches.attention.config:AttentionBenchConfig",
-        "run-attention.ipynb", without=("measured.json",),
+        "lsai_lab.benches.attention.bench",
+        "lsai_lab.benches.attention.config:AttentionBenchConfig",
+        "run-attention.ipynb",
+        without=("measured.json",),
     ),
     "context": Kind(
-        "lsai_lab.benches.context.bench", "lsai_lab.benches.context.config:ContextBenchConfig", "run-context.ipynb"
+        "lsai_lab.benches.context.bench",
+        "lsai_lab.benches.context.config:ContextBenchConfig",
+        "run-context.ipynb",
     ),
-    "peer": Kind("lsai_lab.peers.run", "lsai_lab.peers.config:PeerConfig", "run-peer.ipynb", uses_data=True),
-}  # fmt: skip
+    "peer": Kind(
+        "lsai_lab.peers.run", "lsai_lab.peers.config:PeerConfig", "run-peer.ipynb", uses_data=True
+    ),
+}
 
 # How runs are planned, started, watched and written down changes no result: only this code can.
 _DECIDES = ("lsai_core", "lsai_lab.benches", "lsai_lab.searches", "lsai_lab.peers")

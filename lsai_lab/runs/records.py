@@ -7,8 +7,9 @@
                               summary.json    outcome and results (what came out); written last
                               notebook.ipynb  the executed run notebook: this run's own page
 
-`<name>` is the variant, with `.<part>` for parts other than `train` and `.r<N>` for repeats after the first. A folder without
-`summary.json` is a run that has not ended. Results are one flat mapping of names to numbers or short strings, the unit in the name.
+`<name>` is the variant, with `.<part>` for parts other than `train` and `.r<N>` for repeats after
+the first. A folder without `summary.json` is a run that has not ended. Results are one flat mapping
+of names to numbers or short strings, the unit in the name.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class RunId:
 
 @dataclass
 class Summary:
-    """`summary.json`: one finished run. `reason` says in one line why an outcome is not `ok`, `measured_as` (`study.name`) for
-    which other study the run was executed, if it is a copy."""
+    """`summary.json`: one finished run. `reason` says in one line why an outcome is not `ok`,
+    `measured_as` (`study.name`) for which other study the run was executed, if it is a copy."""
 
     id: RunId
     kind: Name
@@ -81,7 +82,8 @@ class Summary:
 
     @staticmethod
     def read(folder: Path) -> Summary:
-        """The summary in `folder`. Raises FileNotFoundError if the run has not ended, UserError if the file is damaged."""
+        """The summary in `folder`. Raises FileNotFoundError if the run has not ended, UserError if
+        the file is damaged."""
         return _read(folder / "summary.json", Summary)
 
 
@@ -121,13 +123,15 @@ class Plan(BaseModel, extra="allow"):
 T = TypeVar("T")
 _adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
 
-# A run that ended like this is finished; any other is tried again, from its checkpoint if it has one.
+# A run that ended like this is finished; any other is tried again, from its checkpoint if it has
+# one.
 FINAL: frozenset[Outcome] = frozenset({"ok", "oom"})
 EARLIER = "earlier"  # in a run's folder: what it had found before it was repeated
 
 
 def is_finished(folder: Path) -> bool:
-    """True if the record in `folder` is complete and its outcome is one that a repetition would not change."""
+    """True if the record in `folder` is complete and its outcome is one that a repetition would not
+    change."""
     try:
         return Summary.read(folder).outcome in FINAL
     except (FileNotFoundError, NotADirectoryError, UserError):
@@ -135,7 +139,8 @@ def is_finished(folder: Path) -> bool:
 
 
 def set_aside(folder: Path) -> None:
-    """Make room for another attempt: a finished record moves into a folder below; of another one all but the summary stays."""
+    """Make room for another attempt: a finished record moves into a folder below; of another one
+    all but the summary stays."""
     if is_finished(folder):
         target = folder / EARLIER / Summary.read(folder).started.replace(":", "")
         target.mkdir(parents=True, exist_ok=True)
@@ -165,7 +170,8 @@ class Run:
 
     @property
     def plan(self) -> dict[str, Any]:
-        """`run.json`: how the run was planned, and what a person called it; empty for a record without it."""
+        """`run.json`: how the run was planned, and what a person called it; empty for a record
+        without it."""
         return self._object("run.json", Plan)
 
     def _object(self, name: str, schema: type) -> dict[str, Any]:
@@ -185,24 +191,29 @@ class Run:
 
     @property
     def kernels(self) -> pd.DataFrame:
-        """The kernels with the most time: name, class, ms and calls per step, longest first (empty if nothing was traced)."""
+        """The kernels with the most time: name, class, ms and calls per step, longest first (empty
+        if nothing was traced)."""
         path = self.folder / "kernels.json"
         return _frame(_read(path, Kernels).kernels if path.exists() else [])
 
 
 def _read(path: Path, schema: type[T]) -> T:
-    """A file of a record, if it is what `schema` says. Raises FileNotFoundError if there is none, UserError for another content."""
+    """A file of a record, if it is what `schema` says. Raises FileNotFoundError if there is none,
+    UserError for another content."""
     try:
         return _adapter(schema).validate_json(path.read_bytes(), strict=True)  # type: ignore[no-any-return]
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         remedy = "restore it from a copy, or delete its folder and run it again"
-        raise UserError(f"{path} is damaged ({where + ': ' if where else ''}{first['msg']}); {remedy}") from None
+        raise UserError(
+            f"{path} is damaged ({where + ': ' if where else ''}{first['msg']}); {remedy}"
+        ) from None
 
 
 def read_run(folder: Path, machine: str | None = None) -> Run:
-    """The record in `folder`; one that cannot be read has the outcome `damaged` and says why. `machine`: see `find_runs`.
+    """The record in `folder`; one that cannot be read has the outcome `damaged` and says why.
+    `machine`: see `find_runs`.
 
     Raises FileNotFoundError if the run has not ended.
     """
@@ -216,12 +227,15 @@ def read_run(folder: Path, machine: str | None = None) -> Run:
     except (UserError, OSError) as error:
         name, _, key = re.sub(r"[^\w.-]", "_", folder.name, flags=re.ASCII)[:80].rpartition("-")
         study = re.sub(r"[^\w.-]", "_", folder.parent.name, flags=re.ASCII)[:80]
-        summary = Summary(RunId(study, name, key=key), "unknown", "damaged", str(error), "", 0.0, "", {})
+        summary = Summary(
+            RunId(study, name, key=key), "unknown", "damaged", str(error), "", 0.0, "", {}
+        )
         return Run(folder, machine or "unknown", summary)
 
 
 def run_key(config: dict[str, Any], *facts: str) -> str:
-    """Twelve hex digits over the resolved config and every other fact that can change the result (code, data, machine)."""
+    """Twelve hex digits over the resolved config and every other fact that can change the result
+    (code, data, machine)."""
     text = json.dumps([config, *facts], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -234,15 +248,18 @@ def annotate(folder: Path, **about: Any) -> None:
 
 
 def page_name(folder: str | Path) -> str:
-    """A run's page below `runs/`, without its ending: `<study>/<run>`, of a committed one `<machine>/<study>/<run>`."""
+    """A run's page below `runs/`, without its ending: `<study>/<run>`, of a committed one
+    `<machine>/<study>/<run>`."""
     found = re.search(r"(?:(?<=/recorded/)[^/]+/)?[^/]+/[^/]+$", Path(folder).as_posix())
     return found[0] if found else ""
 
 
 def find_runs(root: Path, machine: str | None = None, study: str = "*") -> list[Run]:
-    """All finished runs (of one study, or all) below `root` (`runs/` or `reports/recorded/<machine>/`), sorted by folder.
+    """All finished runs (of one study, or all) below `root` (`runs/` or
+    `reports/recorded/<machine>/`), sorted by folder.
 
-    `machine` is the label of the recorded folder; without it each run's own `env.json` names its machine.
+    `machine` is the label of the recorded folder; without it each run's own `env.json` names its
+    machine.
     """
     return [read_run(path.parent, machine) for path in sorted(root.glob(f"{study}/*/summary.json"))]
 
@@ -259,7 +276,9 @@ def runs_frame(runs: Iterable[Run]) -> pd.DataFrame:
     rows = []
     for run in runs:
         facts = {name: getattr(run.summary, name) for name in names} | {"path": str(run.folder)}
-        rows.append({"machine": run.machine, **run.summary.id.__dict__, **facts, **run.summary.results})
+        rows.append(
+            {"machine": run.machine, **run.summary.id.__dict__, **facts, **run.summary.results}
+        )
     return _frame(rows)
 
 
@@ -270,7 +289,9 @@ def _frame(rows: Iterable[Mapping[Any, Any]]) -> pd.DataFrame:
 
 
 # What allocators say when memory is out and they do not raise an error of their own type.
-_MEMORY_WORDS = re.compile(r"out of memory|can('|no)t allocate memory|not enough memory|bad_alloc|alloc_failed", re.I)
+_MEMORY_WORDS = re.compile(
+    r"out of memory|can('|no)t allocate memory|not enough memory|bad_alloc|alloc_failed", re.I
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -288,6 +309,10 @@ def outcome_of(error: BaseException) -> tuple[Outcome, str]:
     line = " ".join(str(error).split())[:500] or type(error).__name__
     if is_out_of_memory(error):
         return "oom", line
-    known: dict[type[Exception], Outcome] = {Unavailable: "unavailable", Preempted: "preempted", UserError: "failed"}
+    known: dict[type[Exception], Outcome] = {
+        Unavailable: "unavailable",
+        Preempted: "preempted",
+        UserError: "failed",
+    }
     found = next((outcome for cls, outcome in known.items() if isinstance(error, cls)), None)
     return (found, line) if found else ("failed", f"{type(error).__name__}: {line}")

@@ -1,4 +1,5 @@
-"""Where things lie and what this machine is: the few facts that every command needs, found once; and which runs belong to its plan."""
+"""Where things lie and what this machine is: the few facts that every command needs, found once;
+and which runs belong to its plan."""
 
 import functools
 import os
@@ -10,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lsai_core.config.train import DataConfig
 from lsai_core.base.files import flatten
+from lsai_core.config.train import DataConfig
 from lsai_lab.data.prepare import prepare, prepared_id
 from lsai_lab.machine.environment import environment, fingerprint
 from lsai_lab.project.files import repo_root
@@ -34,7 +35,9 @@ class Session:
 
     @functools.cached_property
     def profile(self) -> Profile:
-        return studies.load_profile(self.root, self.profile_name or studies.detect_profile(self.root, self.env["gpu"]))
+        return studies.load_profile(
+            self.root, self.profile_name or studies.detect_profile(self.root, self.env["gpu"])
+        )
 
     @property
     def data_root(self) -> Path:
@@ -48,7 +51,9 @@ class Session:
     def command(self) -> str:
         """This command line, for the records, with the profile it resolved to."""
         words = ["lsai", *sys.argv[1:]]
-        return shlex.join(words if "--profile" in words else [*words, "--profile", self.profile.profile])
+        return shlex.join(
+            words if "--profile" in words else [*words, "--profile", self.profile.profile]
+        )
 
     @functools.cache  # noqa: B019  (one session per process)
     def dataset_id(self, config: DataConfig) -> str:
@@ -57,7 +62,8 @@ class Session:
 
     @functools.cache  # noqa: B019
     def prepared_id(self, config: DataConfig) -> str:
-        """The hash of a prepared dataset's content, or nothing: unlike `dataset_id` it prepares none."""
+        """The hash of a prepared dataset's content, or nothing: unlike `dataset_id` it prepares
+        none."""
         return prepared_id(config, self.data_root)
 
     def study(self, name: str) -> Study:
@@ -65,28 +71,39 @@ class Session:
         return studies.load_study(self.root, name, self.profile)
 
     def plan(self, study: str, **selection: Any) -> list[PlannedRun]:
-        """The planned runs of one study under this session's profile (see `plan_study` for the selection)."""
+        """The planned runs of one study under this session's profile (see `plan_study` for the
+        selection)."""
         if "fingerprint" not in selection:
             selection |= {"fingerprint": fingerprint(self.env), "dataset_id": self.dataset_id}
-        return studies.plan_study(self.study(study), root=self.root, runs_root=self.runs_root, **selection)
+        return studies.plan_study(
+            self.study(study), root=self.root, runs_root=self.runs_root, **selection
+        )
 
     def run(self, plan: list[PlannedRun], **options: Any) -> list[Summary]:
         """Execute a plan with this session's folders (see `run_plan` for the options)."""
-        return run_plan(plan, root=self.root, data_root=self.data_root, command=self.command, **options)
+        return run_plan(
+            plan, root=self.root, data_root=self.data_root, command=self.command, **options
+        )
 
 
 def current_runs(session: Session, study: str | None = None) -> list[Run]:
-    """The own finished runs of `study` (None: of every study) whose key is in the current plan, in the plan's order.
+    """The own finished runs of `study` (None: of every study) whose key is in the current plan, in
+    the plan's order.
 
-    The plan is that of the machine that executed a run (a compute node's, where this is the login node): its fingerprint, the profile
-    of its GPU or the session's, if it was named. Nothing is prepared: of a data set that is not there no run can be. Raises UserError
-    for an unknown study or a wrong parameter file.
+    The plan is that of the machine that executed a run (a compute node's, where this is the login
+    node): its fingerprint, the profile of its GPU or the session's, if it was named. Nothing is
+    prepared: of a data set that is not there no run can be. Raises UserError for an unknown study
+    or a wrong parameter file.
     """
     found: list[Run] = []
-    for name in studies.study_names(session.root) if study is None else [session.study(study).study]:
+    for name in (
+        studies.study_names(session.root) if study is None else [session.study(study).study]
+    ):
         machines: dict[tuple[str, str], dict[Path, Run]] = defaultdict(dict)
         for run in find_runs(session.runs_root, study=name):
-            profile = session.profile_name or studies.detect_profile(session.root, run.env.get("gpu"))
+            profile = session.profile_name or studies.detect_profile(
+                session.root, run.env.get("gpu")
+            )
             machines[profile, run.plan.get("machine", "")][run.folder] = run
         for (profile, machine), runs in machines.items():
             there = Session(profile, session.root)
@@ -96,11 +113,14 @@ def current_runs(session: Session, study: str | None = None) -> list[Run]:
 
 
 def differing_settings(runs: Iterable[Run]) -> dict[Path, str]:
-    """What sets each run's config apart from those of the same study, variant and part (`optim.lr=0.001`), the seed left out."""
+    """What sets each run's config apart from those of the same study, variant and part
+    (`optim.lr=0.001`), the seed left out."""
     groups = defaultdict(list)
     for run in runs:
         config = {key: repr(value) for key, value in flatten(run.config).items() if key != "seed"}
-        groups[run.summary.id.study, run.summary.id.variant, run.summary.id.part].append((run.folder, config))
+        groups[run.summary.id.study, run.summary.id.variant, run.summary.id.part].append(
+            (run.folder, config)
+        )
     texts = {}
     for group in groups.values():
         keys = sorted({key for _, config in group for key in config})

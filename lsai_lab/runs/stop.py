@@ -1,7 +1,9 @@
-"""Stopping in good order: a warning from outside becomes a checkpoint, a record and an exit code that says so.
+"""Stopping in good order: a warning from outside becomes a checkpoint, a record and an exit code
+that says so.
 
-Batch systems warn a job before they end it (SIGUSR1 by our own wish, SIGTERM by theirs). The driver passes both on to the notebook's
-process, where training ends at its next step with a checkpoint, waits for that a bounded time, and then raises `Stopped`.
+Batch systems warn a job before they end it (SIGUSR1 by our own wish, SIGTERM by theirs). The driver
+passes both on to the notebook's process, where training ends at its next step with a checkpoint,
+waits for that a bounded time, and then raises `Stopped`.
 """
 
 import contextlib
@@ -12,8 +14,9 @@ from collections.abc import Iterator
 
 from lsai_core.base.errors import UserError
 
-# Asked to stop by SIGUSR1, and there is more to do (sysexits.h calls it EX_TEMPFAIL). Not 99: where Slurm is configured with
-# RequeueExit=99 it requeues such a job even if it was submitted with --no-requeue.
+# Asked to stop by SIGUSR1, and there is more to do (sysexits.h calls it EX_TEMPFAIL). Not 99: where
+# Slurm is configured with RequeueExit=99 it requeues such a job even if it was submitted with
+# --no-requeue.
 PREEMPTED_EXIT = 75
 
 
@@ -22,12 +25,15 @@ class Stopped(Exception):
 
     def __init__(self, number: int, left: int) -> None:
         name = signal.Signals(number).name
-        super().__init__(f"stopped by {name}, {left} runs are left; the same command goes on from here")
+        super().__init__(
+            f"stopped by {name}, {left} runs are left; the same command goes on from here"
+        )
         self.exit_code = PREEMPTED_EXIT if number == signal.SIGUSR1 else 128 + number
 
 
 class StopRequest:
-    """The first stop signal this process received, and the end of patience ($LSAI_STOP_GRACE_S later). Later ones change nothing."""
+    """The first stop signal this process received, and the end of patience ($LSAI_STOP_GRACE_S
+    later). Later ones change nothing."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -54,7 +60,8 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Collect SIGTERM and SIGUSR1 while the block runs (in the main thread; elsewhere nothing can be caught)."""
+    """Collect SIGTERM and SIGUSR1 while the block runs (in the main thread; elsewhere nothing can
+    be caught)."""
     request, old = StopRequest(), {}
     with contextlib.suppress(ValueError):
         for number in (signal.SIGTERM, signal.SIGUSR1):

@@ -1,4 +1,5 @@
-"""From `params/` to a plan: which runs a study consists of on this machine, each (variant x part x repeat) fully resolved."""
+"""From `params/` to a plan: which runs a study consists of on this machine, each (variant x part x
+repeat) fully resolved."""
 
 import functools
 import itertools
@@ -23,9 +24,13 @@ class Part(Strict):
     """One thing that is measured of every variant, or of some."""
 
     kind: str = "train"
-    variants: list[str] = Field([], description="of which it is measured, also patterns like grid_*; empty: all")
+    variants: list[str] = Field(
+        [], description="of which it is measured, also patterns like grid_*; empty: all"
+    )
     repeats: int = Field(1, gt=0, description="runs with seeds seed, seed+1, ...")
-    timeout_s: float = Field(3600.0, gt=0, description="a run that takes longer is ended and recorded as timeout")
+    timeout_s: float = Field(
+        3600.0, gt=0, description="a run that takes longer is ended and recorded as timeout"
+    )
     settings: dict[str, Any] = {}
 
 
@@ -45,12 +50,15 @@ class Axis(Strict):
 
 
 class Sweep(Strict):
-    """A variant for every combination of the axes' values; `name` and `label` hold the axes' names in braces."""
+    """A variant for every combination of the axes' values; `name` and `label` hold the axes' names
+    in braces."""
 
     name: str
     label: str
     note: str = ""
-    config: dict[str, Any] = Field({}, description="what all of its variants change in the base config")
+    config: dict[str, Any] = Field(
+        {}, description="what all of its variants change in the base config"
+    )
     axes: dict[str, Axis] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -61,7 +69,9 @@ class Sweep(Strict):
             except (KeyError, IndexError, ValueError) as error:
                 raise ValueError(f"{what} {text!r} refers to {error}, which is no axis") from None
         if missing := [axis for axis in self.axes if f"{{{axis}}}" not in self.name]:
-            raise ValueError(f"name {self.name!r} does not hold {{{missing[0]}}}, so variants would share a name")
+            raise ValueError(
+                f"name {self.name!r} does not hold {{{missing[0]}}}, so variants would share a name"
+            )
         return self
 
     def variants(self) -> dict[str, dict[str, Any]]:
@@ -83,7 +93,9 @@ class Study(Strict):
     title: str
     question: str
     baseline: str | None = Field(None, description="the variant that the others are compared with")
-    first: list[str] = Field(["*"], description="the runs of a first answer, by name or pattern (baseline, *_2.grid)")
+    first: list[str] = Field(
+        ["*"], description="the runs of a first answer, by name or pattern (baseline, *_2.grid)"
+    )
     parts: dict[Name, Part]
     base: dict[str, Any] = {}
     sweeps: dict[str, Sweep] = {}
@@ -108,11 +120,15 @@ class Study(Strict):
     @model_validator(mode="after")
     def _baseline_exists(self) -> Self:
         if self.baseline is not None and self.baseline not in self.variants:
-            raise ValueError(f"baseline {self.baseline!r} is no variant; there are {', '.join(self.variants)}")
+            raise ValueError(
+                f"baseline {self.baseline!r} is no variant; there are {', '.join(self.variants)}"
+            )
         for name, part in self.parts.items():
             if unknown := unmatched(self.variants, part.variants):
                 known = ", ".join(self.variants)
-                raise ValueError(f"part {name} names {unknown[0]!r}, which is no variant; there are {known}")
+                raise ValueError(
+                    f"part {name} names {unknown[0]!r}, which is no variant; there are {known}"
+                )
         return self
 
     def measured(self, part: str) -> list[str]:
@@ -126,7 +142,9 @@ class Profile(Strict):
 
     profile: Name
     description: str
-    gpu: str | None = Field(None, description="detected where the GPU's name contains this; null: no GPU; '*': any GPU")
+    gpu: str | None = Field(
+        None, description="detected where the GPU's name contains this; null: no GPU; '*': any GPU"
+    )
     studies: dict[str, dict[str, Any]] = {}
 
 
@@ -141,7 +159,8 @@ class PlannedRun:
     timeout_s: float
     folder: Path
     code: dict[str, Any]
-    machine: str = ""  # the machine's fingerprint and the ids of what the run reads: both are in the key
+    # the machine's fingerprint and the ids of what the run reads: both are in the key
+    machine: str = ""
     inputs: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -155,12 +174,15 @@ def load_profile(root: Path, name: str) -> Profile:
     profile = validated(Profile, values, where)
     studies = study_names(root)
     if unknown := [study for study in profile.studies if study not in studies]:
-        raise UserError(f"{where}: there is no study {unknown[0]!r} to change; known: {', '.join(studies)}")
+        raise UserError(
+            f"{where}: there is no study {unknown[0]!r} to change; known: {', '.join(studies)}"
+        )
     return profile
 
 
 def detect_profile(root: Path, gpu_name: str | None) -> str:
-    """The profile for this machine: one whose `gpu` is part of the GPU's name, else `gpu` for any, else `cpu`."""
+    """The profile for this machine: one whose `gpu` is part of the GPU's name, else `gpu` for any,
+    else `cpu`."""
     if gpu_name is None:
         return "cpu"
     for path in sorted((root / "params" / "profiles").glob("*.yaml")):
@@ -171,18 +193,23 @@ def detect_profile(root: Path, gpu_name: str | None) -> str:
 
 
 def load_study(root: Path, name: str, profile: Profile | None = None) -> Study:
-    """Read a study with the profile's changes laid over it, if any; UserError names the file and key that is wrong."""
+    """Read a study with the profile's changes laid over it, if any; UserError names the file and
+    key that is wrong."""
     values, where = _described(root, "study", "studies", name)
     changes = profile.studies.get(name, {}) if profile else {}
     where += f" with profile {profile.profile}" if profile and changes else ""
     study = validated(Study, deep_merge(values, changes), where)
     if study.study != name:
-        raise UserError(f"{where}: study is {study.study!r}, but the file is called {name}.yaml; make them equal")
+        raise UserError(
+            f"{where}: study is {study.study!r}, but the file is called {name}.yaml; make them "
+            f"equal"
+        )
     return study
 
 
 def _described(root: Path, what: str, folder: str, name: str) -> tuple[dict[str, Any], str]:
-    """What `params/<folder>/<name>.yaml` holds, and the file's place for messages; UserError lists the known ones."""
+    """What `params/<folder>/<name>.yaml` holds, and the file's place for messages; UserError lists
+    the known ones."""
     try:
         path = root / "params" / folder / f"{named(name)}.yaml"
     except ValueError as error:
@@ -200,7 +227,8 @@ def study_names(root: Path) -> list[str]:
 
 @functools.cache
 def labels(root: Path, name: str, profile: Name | None = None) -> dict[str, str]:
-    """Names for people of a study's variants, in its order, as it is written or under `profile`; none of an unknown study."""
+    """Names for people of a study's variants, in its order, as it is written or under `profile`;
+    none of an unknown study."""
     try:
         study = load_study(root, name, load_profile(root, profile) if profile else None)
         return {variant: spec.label for variant, spec in study.variants.items()}
@@ -209,7 +237,8 @@ def labels(root: Path, name: str, profile: Name | None = None) -> dict[str, str]
 
 
 def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
-    """Those of `names` that one of `patterns` is, or means (`plain_*`, with *, ? and [...] as in a shell), in their order."""
+    """Those of `names` that one of `patterns` is, or means (`plain_*`, with *, ? and [...] as in a
+    shell), in their order."""
     patterns = list(patterns)
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
@@ -220,9 +249,12 @@ def unmatched(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
 
 
 def select_variants(study: Study, only: list[str], skip: list[str]) -> list[str]:
-    """The variants to run, by name or pattern, in the study's order; what means none is an error that lists the known ones."""
+    """The variants to run, by name or pattern, in the study's order; what means none is an error
+    that lists the known ones."""
     if unknown := unmatched(study.variants, [*only, *skip]):
-        raise UserError(f"study {study.study} has no variant {unknown[0]!r}{hint(unknown[0], study.variants)}")
+        raise UserError(
+            f"study {study.study} has no variant {unknown[0]!r}{hint(unknown[0], study.variants)}"
+        )
     left_out = matching(study.variants, skip)
     chosen = [name for name in matching(study.variants, only or ["*"]) if name not in left_out]
     if not chosen:
@@ -231,12 +263,19 @@ def select_variants(study: Study, only: list[str], skip: list[str]) -> list[str]
 
 
 def resolve(
-    study: Study, variant: str, part: str, repeat: int, overrides: dict[str, Any], root: Path | None = None
+    study: Study,
+    variant: str,
+    part: str,
+    repeat: int,
+    overrides: dict[str, Any],
+    root: Path | None = None,
 ) -> Strict:
-    """The validated config of one run; with `root`, its relative paths made to mean there what they mean here."""
+    """The validated config of one run; with `root`, its relative paths made to mean there what they
+    mean here."""
     spec = study.parts[part]
     cls = get_kind(spec.kind).config_class()
-    # What the part sets can be overridden, too; everything else from the command line belongs to the variant's config.
+    # What the part sets can be overridden, too; everything else from the command line belongs to
+    # the variant's config.
     for_part = {key: overrides[key] for key in overrides.keys() & spec.settings}
     for_config = {key: value for key, value in overrides.items() if key not in for_part}
     config = deep_merge(study.base, study.variants[variant].config)
@@ -252,15 +291,27 @@ def resolve(
 
 
 def plan_study(
-    study: Study, *, root: Path, runs_root: Path, fingerprint: str, dataset_id: Any, only: list[str] | None = None,
-    skip: list[str] | None = None, parts: list[str] | None = None, overrides: dict[str, Any] | None = None,
-) -> list[PlannedRun]:  # fmt: skip
-    """Every run of `study`, in order. `dataset_id(DataConfig) -> str` prepares a dataset and names its content."""
+    study: Study,
+    *,
+    root: Path,
+    runs_root: Path,
+    fingerprint: str,
+    dataset_id: Any,
+    only: list[str] | None = None,
+    skip: list[str] | None = None,
+    parts: list[str] | None = None,
+    overrides: dict[str, Any] | None = None,
+) -> list[PlannedRun]:
+    """Every run of `study`, in order. `dataset_id(DataConfig) -> str` prepares a dataset and names
+    its content."""
     wanted = parts or list(study.parts)
     unknown = [part for part in wanted if part not in study.parts]
     if unknown:
-        raise UserError(f"study {study.study} has no part {unknown[0]!r}; known: {', '.join(study.parts)}")
-    # Resolve everything before anything is prepared: a wrong key of the last variant must not cost the first an hour.
+        raise UserError(
+            f"study {study.study} has no part {unknown[0]!r}; known: {', '.join(study.parts)}"
+        )
+    # Resolve everything before anything is prepared: a wrong key of the last variant must not cost
+    # the first an hour.
     resolved = [
         (variant, part, repeat, resolve(study, variant, part, repeat, overrides or {}, root))
         for part in wanted
@@ -268,10 +319,16 @@ def plan_study(
         if variant in study.measured(part)
         for repeat in range(study.parts[part].repeats)
     ]
-    # Repeat by repeat, every second one backwards: nothing is always measured before what it is compared with.
+    # Repeat by repeat, every second one backwards: nothing is always measured before what it is
+    # compared with.
     rounds = itertools.groupby(sorted(resolved, key=lambda run: run[2]), key=lambda run: run[2])
-    resolved = [run for repeat, runs in rounds for run in (list(runs)[::-1] if repeat % 2 else runs)]
-    codes = {kind: code_facts(get_kind(kind).code, root) for kind in {study.parts[part].kind for part in wanted}}
+    resolved = [
+        run for repeat, runs in rounds for run in (list(runs)[::-1] if repeat % 2 else runs)
+    ]
+    codes = {
+        kind: code_facts(get_kind(kind).code, root)
+        for kind in {study.parts[part].kind for part in wanted}
+    }
     plan = []
     for variant, part, repeat, config in resolved:
         spec, code = study.parts[part], codes[study.parts[part].kind]
@@ -279,5 +336,9 @@ def plan_study(
         key = run_key(key_config(config), spec.kind, code["hash"], fingerprint, *inputs.values())
         run_id = RunId(study.study, variant, part, repeat, key)
         folder, label = runs_root / study.study / run_id.folder, study.variants[variant].label
-        plan.append(PlannedRun(run_id, spec.kind, config, label, spec.timeout_s, folder, code, fingerprint, inputs))
+        plan.append(
+            PlannedRun(
+                run_id, spec.kind, config, label, spec.timeout_s, folder, code, fingerprint, inputs
+            )
+        )
     return plan

@@ -1,7 +1,8 @@
-"""One writer a run: who writes into a run's folder holds its lock (`flock` on `<run>/.lock`); the second one is told who has it.
+"""One writer a run: who writes into a run's folder holds its lock (`flock` on `<run>/.lock`); the
+second one is told who has it.
 
-The driver hands the lock to the process that executes the notebook, which keeps it to its end, even if the driver was killed; a kernel
-that a person or papermill started takes the lock itself.
+The driver hands the lock to the process that executes the notebook, which keeps it to its end, even
+if the driver was killed; a kernel that a person or papermill started takes the lock itself.
 """
 
 import contextlib
@@ -22,7 +23,8 @@ _held: set[Path] = set()
 
 @contextlib.contextmanager
 def only_writer(folder: Path, name: str) -> Iterator[int | None]:
-    """Hold the lock of the run `name` in `folder` while the block runs; yields its file descriptor (None: somebody holds it for us).
+    """Hold the lock of the run `name` in `folder` while the block runs; yields its file descriptor
+    (None: somebody holds it for us).
 
     Raises UserError if another process is writing this run or `folder` cannot be written.
     """
@@ -37,7 +39,9 @@ def only_writer(folder: Path, name: str) -> Iterator[int | None]:
                 holder = _holder(file)
                 since = f" since {holder['since']}" if "since" in holder else ""
                 who = f"process {holder.get('pid', '?')} on {holder.get('host', '?')}{since}"
-                raise UserError(f"{name} is being run by {who}; wait for it, or end that process ({folder})")
+                raise UserError(
+                    f"{name} is being run by {who}; wait for it, or end that process ({folder})"
+                )
             _held.add(key)
             now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             file.truncate(0)
@@ -45,7 +49,9 @@ def only_writer(folder: Path, name: str) -> Iterator[int | None]:
             file.flush()
             yield file.fileno()
     except OSError as error:
-        raise UserError(f"cannot write the records of {name} in {folder}: {error.strerror or error}") from None
+        raise UserError(
+            f"cannot write the records of {name} in {folder}: {error.strerror or error}"
+        ) from None
     finally:
         _held.discard(key)
 
@@ -59,7 +65,8 @@ def _locked(file: IO[str]) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)  # a file system without locks has none to wait for
+        # a file system without locks has none to wait for
+        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
     return True
 
 

@@ -1,1 +1,2 @@
-"""Searches for the largest batch and the largest model that really train, each try in a process of its own."""
+"""Searches for the largest batch and the largest model that really train, each try in a process of
+its own."""

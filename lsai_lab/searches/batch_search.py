@@ -1,5 +1,5 @@
-"""The `batch_search` kind: the largest batch that trains, found by really training it on random tokens: which ones they are does not
-matter to the memory of a step.
+"""The `batch_search` kind: the largest batch that trains, found by really training it on random
+tokens: which ones they are does not matter to the memory of a step.
 """
 
 from typing import Any
@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from lsai_core.config.train import TrainConfig
 from lsai_core.base.errors import UserError
-from lsai_core.training import step
+from lsai_core.config.train import TrainConfig
 from lsai_core.optimizers.build import build_optimizer
+from lsai_core.training import step
 from lsai_lab.runs.kinds import Context
 from lsai_lab.searches.search import Search, SearchConfig, predicted_size
 from lsai_lab.searches.tries import begin_try, gpu_peaks
@@ -26,36 +26,53 @@ class BatchSearchConfig(SearchConfig):
     def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
         found = super().from_study(config, settings)
         if TrainConfig.model_validate(config).parallel.sharded:
-            advice = "leave out parallel.fsdp and cpu_offload, or measure the other parts alone (--parts train)"
+            advice = (
+                "leave out parallel.fsdp and cpu_offload, or measure the other parts alone "
+                "(--parts train)"
+            )
             raise UserError(f"the search for the largest batch is for one process; {advice}")
         del found["train"]["batch_size"]  # what is searched for
         return found
 
     def sized(self, size: int) -> TrainConfig:
         # From the second micro-batch on all are alike.
-        return self.train.model_copy(update={"batch_size": size, "grad_accum": min(2, self.train.grad_accum)})
+        return self.train.model_copy(
+            update={"batch_size": size, "grad_accum": min(2, self.train.grad_accum)}
+        )
 
 
 def run(config: BatchSearchConfig, context: Context) -> dict[str, Any]:
     """Search; returns `largest_batch`, `largest_batch_tokens`, the limit, and every try."""
     search = Search(_train_random_tokens, config, context)
-    # Fragments make some batch run out of memory where a larger one does not, so the larger prediction counts.
-    starts = [predicted_size(config, search.usable_gib, None, begin=1, stride=4.0, first=first) for first in (None, 1)]
+    # Fragments make some batch run out of memory where a larger one does not, so the larger
+    # prediction counts.
+    starts = [
+        predicted_size(config, search.usable_gib, None, begin=1, stride=4.0, first=first)
+        for first in (None, 1)
+    ]
     largest, found = search.run(max(starts))
-    return {"largest_batch": largest, "largest_batch_tokens": largest * config.train.seq_len, **found}
+    return {
+        "largest_batch": largest,
+        "largest_batch_tokens": largest * config.train.seq_len,
+        **found,
+    }
 
 
 def _train_random_tokens(rank: int, argument: tuple[BatchSearchConfig, int]) -> dict[str, float]:
-    """Train `steps` steps at a batch size; returns the peak of reserved GPU memory in GiB, on a CPU nothing."""
+    """Train `steps` steps at a batch size; returns the peak of reserved GPU memory in GiB, on a CPU
+    nothing."""
     config, size = argument
     train = config.sized(size)
     device = begin_try(train, config.cpu_limit_gib)
     model = step.prepare_model(train, device)
     optimizer = build_optimizer(model, train.optim)
     generator = torch.Generator().manual_seed(train.seed)
-    tokens = torch.randint(train.model.vocab_size, (size * train.grad_accum, train.seq_len + 1), generator=generator)
-    # One sequence first: library handles and optimizer states take their memory while there is some, as they do in a run
-    # that warms up, and the allocator can then give back what it cached for them.
+    tokens = torch.randint(
+        train.model.vocab_size, (size * train.grad_accum, train.seq_len + 1), generator=generator
+    )
+    # One sequence first: library handles and optimizer states take their memory while there is
+    # some, as they do in a run that warms up, and the allocator can then give back what it cached
+    # for them.
     for sequences in (1, *[len(tokens)] * config.steps):
         x, y = tokens[:sequences, :-1], tokens[:sequences, 1:]
         step.train_step(model, optimizer, x, y, train, device)

@@ -1,8 +1,10 @@
-"""The `model_search` kind: the largest model that loads or trains on some processes, found by really doing it.
+"""The `model_search` kind: the largest model that loads or trains on some processes, found by
+really doing it.
 
-`load` gives every parameter memory and a value; `train` takes one real step on random tokens, with the optimizer's states there before
-it, as in every step but the first. With `cpu_offload` the host's memory is the edge: a model whose slices would take more than 85 % of it
-is refused before it is built.
+`load` gives every parameter memory and a value; `train` takes one real step on random tokens, with
+the optimizer's states there before it, as in every step but the first. With `cpu_offload` the
+host's memory is the edge: a model whose slices would take more than 85 % of it is refused before it
+is built.
 
 The search begins at a prediction of the step, of weights alone at their bytes.
 """
@@ -18,14 +20,14 @@ import torch
 from pydantic import Field
 from torch.distributed.tensor import DTensor
 
+from lsai_core.config.precision import weight_dtype
+from lsai_core.config.presets import scaled_shape
 from lsai_core.config.train import ModelConfig, TrainConfig
 from lsai_core.model.transformer import Transformer, count_parameters
+from lsai_core.optimizers.build import build_optimizer, bytes_per_parameter, make_states
 from lsai_core.parallel.processes import connect
 from lsai_core.parallel.world import World
-from lsai_core.config.presets import scaled_shape
 from lsai_core.training import step
-from lsai_core.optimizers.build import build_optimizer, bytes_per_parameter, make_states
-from lsai_core.config.precision import weight_dtype
 from lsai_lab.runs.kinds import Context
 from lsai_lab.searches.search import Search, SearchConfig, predicted_size
 from lsai_lab.searches.tries import GIB, begin_try, gpu_peaks
@@ -37,11 +39,19 @@ Grow = Literal["all", "n_layers"]
 class ModelSearchConfig(SearchConfig):
     """What is measured, and by what the model grows."""
 
-    measure: Literal["load", "train"] = Field(description="load: the weights alone; train: one whole step")
-    grow: Grow = Field(description="all: the scaling factor; n_layers: the layers of the given model")
-    max_size: int = Field(4096, gt=0, description="largest scaling factor or number of layers tried")
+    measure: Literal["load", "train"] = Field(
+        description="load: the weights alone; train: one whole step"
+    )
+    grow: Grow = Field(
+        description="all: the scaling factor; n_layers: the layers of the given model"
+    )
+    max_size: int = Field(
+        4096, gt=0, description="largest scaling factor or number of layers tried"
+    )
     expandable_segments: bool = Field(
-        False, description="on a GPU: the allocator's setting under which free pieces of memory serve any size"
+        False,
+        description="on a GPU: the allocator's setting under which free pieces of memory serve any "
+        "size",
     )
 
     def sized(self, size: int) -> TrainConfig:
@@ -49,12 +59,14 @@ class ModelSearchConfig(SearchConfig):
 
 
 def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
-    """Search; returns the largest size and its model, what was measured of it (`_one_try`), its limit, the estimate, and every try.
-    Raises Unavailable if the machine lacks the processes' GPUs."""
+    """Search; returns the largest size and its model, what was measured of it (`_one_try`), its
+    limit, the estimate, and every try. Raises Unavailable if the machine lacks the processes'
+    GPUs."""
     search = Search(_one_try, config, context)
     start = first_size(config, search.usable_gib, search.host_limit_gib)
     if search.on_gpu and config.expandable_segments:
-        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # read where tries import torch
+        # read where tries import torch
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     largest, found = search.run(start)
     facts: dict[str, Any] = {"largest_size": largest, "parameters": 0}
     if largest:
@@ -69,9 +81,10 @@ def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
 
 
 def _one_try(rank: int, argument: tuple[ModelSearchConfig, int]) -> dict[str, float]:
-    """One process of a try; returns of a GPU `peak_gib` (reserved) and `allocated_gib`, and of a training step `step_s` (with compilation
-    and pinning of host memory), `loss` (nats per random token, all processes' mean), `states_gib` (the optimizer's, which exist before the
-    step) and `host_gib` (what all processes have in host memory after it: resident pages)."""
+    """One process of a try; returns of a GPU `peak_gib` (reserved) and `allocated_gib`, and of a
+    training step `step_s` (with compilation and pinning of host memory), `loss` (nats per random
+    token, all processes' mean), `states_gib` (the optimizer's, which exist before the step) and
+    `host_gib` (what all processes have in host memory after it: resident pages)."""
     config, size = argument
     train = config.sized(size)
     world = connect(step.resolve_device(train.device)) if train.parallel.sharded else World()
@@ -84,14 +97,22 @@ def _one_try(rank: int, argument: tuple[ModelSearchConfig, int]) -> dict[str, fl
     return measured if device.type == "cpu" else gpu_peaks() | measured
 
 
-def _train_one_step(train: TrainConfig, device: torch.device, rank: int, world: World) -> dict[str, float]:
+def _train_one_step(
+    train: TrainConfig, device: torch.device, rank: int, world: World
+) -> dict[str, float]:
     # With offload its values would be drawn on the host, whole on every rank, for minutes.
-    model = _fill(_empty(train, device)) if train.parallel.cpu_offload else step.prepare_model(train, device)
+    model = (
+        _fill(_empty(train, device))
+        if train.parallel.cpu_offload
+        else step.prepare_model(train, device)
+    )
     optimizer = build_optimizer(model, train.optim)
     states = make_states(optimizer)
     # Processes that share a sequence draw the same.
     generator = torch.Generator().manual_seed(train.seed + rank // train.parallel.cp)
-    tokens = torch.randint(train.model.vocab_size, (train.batch_size, train.seq_len + 1), generator=generator)
+    tokens = torch.randint(
+        train.model.vocab_size, (train.batch_size, train.seq_len + 1), generator=generator
+    )
     if device.type == "cuda":
         torch.cuda.synchronize()  # the weights' values are drawn outside of the measured time
     world.barrier()
@@ -102,7 +123,12 @@ def _train_one_step(train: TrainConfig, device: torch.device, rank: int, world: 
     if not math.isfinite(loss):
         raise RuntimeError(f"the loss of the step is {loss}")
     resident = torch.tensor([psutil.Process().memory_info().rss / GIB], device=device)
-    return {"step_s": seconds, "loss": loss, "states_gib": states / GIB, "host_gib": float(world.sum(resident))}
+    return {
+        "step_s": seconds,
+        "loss": loss,
+        "states_gib": states / GIB,
+        "host_gib": float(world.sum(resident)),
+    }
 
 
 def _empty(train: TrainConfig, device: torch.device) -> Transformer:
@@ -126,23 +152,36 @@ def _fill(model: Transformer) -> Transformer:
 
 
 def grown(train: TrainConfig, grow: Grow, size: int) -> TrainConfig:
-    """The run `train` with a model of that size. `all`: the shape of scaling factor `size` (`presets.scaled_shape`); `n_layers`: its own
-    with `size` layers."""
+    """The run `train` with a model of that size. `all`: the shape of scaling factor `size`
+    (`presets.scaled_shape`); `n_layers`: its own with `size` layers."""
     if grow == "n_layers":
         return train.model_copy(update={"model": train.model.model_copy(update={"n_layers": size})})
-    model = ModelConfig.model_validate({"preset": f"scaled-all-{size}", **scaled_shape(size, "all")})
+    model = ModelConfig.model_validate(
+        {"preset": f"scaled-all-{size}", **scaled_shape(size, "all")}
+    )
     return train.model_copy(update={"model": model})
 
 
 def first_size(config: ModelSearchConfig, usable_gib: float, on_host_gib: float | None) -> int:
-    """Where to begin: at the largest step that is predicted to fit or, of weights alone, at what their bytes say."""
+    """Where to begin: at the largest step that is predicted to fit or, of weights alone, at what
+    their bytes say."""
 
     def kept_gib(size: int) -> float:
-        """What all processes together keep: weights and, to train, gradients and the optimizer's states."""
+        """What all processes together keep: weights and, to train, gradients and the optimizer's
+        states."""
         train = config.sized(size)
         dtype = weight_dtype(train.precision)
-        more = dtype.itemsize + bytes_per_parameter(train.optim, dtype) if config.measure == "train" else 0.0
-        return count_parameters(train.model).total * train.parallel.replicate * (dtype.itemsize + more) / GIB
+        more = (
+            dtype.itemsize + bytes_per_parameter(train.optim, dtype)
+            if config.measure == "train"
+            else 0.0
+        )
+        return (
+            count_parameters(train.model).total
+            * train.parallel.replicate
+            * (dtype.itemsize + more)
+            / GIB
+        )
 
     room_gib = on_host_gib or usable_gib * config.train.parallel.world_size
     sizes = range(1, config.max_size + 1)

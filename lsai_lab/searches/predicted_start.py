@@ -1,9 +1,11 @@
-"""The largest size of something whose predicted peak stays within a limit, found with few predictions.
+"""The largest size of something whose predicted peak stays within a limit, found with few
+predictions.
 
-Each of a step's moments takes memory near a straight line over tokens or over layers, so the peak is a convex curve
-made of lines. Two predictions give a line; where it meets the limit is the next one made. It aims too far if another
-moment takes over in between, and falls short across the limit, so the bracket closes after three or four predictions,
-and what is returned has itself been predicted.
+Each of a step's moments takes memory near a straight line over tokens or over layers, so the peak
+is a convex curve made of lines. Two predictions give a line; where it meets the limit is the next
+one made. It aims too far if another moment takes over in between, and falls short across the limit,
+so the bracket closes after three or four predictions, and what is returned has itself been
+predicted.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ CLOSE = 0.01  # of the limit: nearer than predictions are true
 def largest_within(
     peak: Callable[[int], float], limit: float, *, first: int, last: int, begin: int, stride: float
 ) -> tuple[int, dict[int, float]]:
-    """Largest size in `first`..`last` whose `peak` is at most `limit` (or one within 1 % of it), and every peak by
-    size.
+    """Largest size in `first`..`last` whose `peak` is at most `limit` (or one within 1 % of it),
+    and every peak by size.
 
-    `first - 1` if not even the first fits. `begin`: the first size predicted; `stride`: the factor to the second, wide
-    enough that the line between them has the slope that holds at the limit.
+    `first - 1` if not even the first fits. `begin`: the first size predicted; `stride`: the factor
+    to the second, wide enough that the line between them has the slope that holds at the limit.
     """
     fits, too_large = first - 1, last + 1
     seen: dict[int, float] = {}

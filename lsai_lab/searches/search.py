@@ -1,7 +1,8 @@
-"""The search for the largest size that works, by trying: what the searches for a batch and for a model share.
+"""The search for the largest size that works, by trying: what the searches for a batch and for a
+model share.
 
-It begins where a step is predicted to fit, which decides nothing else. Steps that grow from there bracket the answer,
-bisection narrows it.
+It begins where a step is predicted to fit, which decides nothing else. Steps that grow from there
+bracket the answer, bisection narrows it.
 """
 
 import sys
@@ -13,12 +14,12 @@ import torch
 from pydantic import Field
 
 from lsai_core import fp8
-from lsai_core.config.train import TrainConfig
 from lsai_core.base.errors import Unavailable
-from lsai_core.config.affects import deciding
 from lsai_core.base.limits import host_limit_gib
-from lsai_core.prediction.predict import OUTSIDE_GIB, predict
+from lsai_core.config.affects import deciding
 from lsai_core.config.strict import Strict, validated
+from lsai_core.config.train import TrainConfig
+from lsai_core.prediction.predict import OUTSIDE_GIB, predict
 from lsai_core.training.step import attention_kernel, resolve_device
 from lsai_lab.benches.points import Points, Row
 from lsai_lab.launch.launch import require_devices
@@ -34,14 +35,19 @@ class SearchConfig(Strict):
 
     train: TrainConfig
     max_size: int = Field(gt=0, description="largest size tried")
-    resolution: float = Field(0.0, ge=0, lt=1, description="stop at this relative width; 0 finds the exact size")
+    resolution: float = Field(
+        0.0, ge=0, lt=1, description="stop at this relative width; 0 finds the exact size"
+    )
     try_timeout_s: float = Field(120.0, gt=0)
     budget_s: float = Field(600.0, gt=0, description="no try but the first begins later than this")
-    cpu_limit_gib: float = Field(1.0, gt=0, description="on a CPU: what one process of a try may allocate")
+    cpu_limit_gib: float = Field(
+        1.0, gt=0, description="on a CPU: what one process of a try may allocate"
+    )
 
     @classmethod
     def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-        """The row's training config, as far as it decides memory: a new learning rate does not repeat the search."""
+        """The row's training config, as far as it decides memory: a new learning rate does not
+        repeat the search."""
         row = validated(TrainConfig, config, "the training config of a search")
         return {"train": deciding(row, "memory"), **settings}
 
@@ -53,9 +59,10 @@ class SearchConfig(Strict):
 class Search:
     """The tries of a search: each is a row of `metrics.jsonl` as soon as it has ended.
 
-    `limit_gib` is the memory of the GPU or, on a CPU, what one process may allocate, `usable_gib` that without the
-    driver's; `host_limit_gib` is what all may take of the host's (CPU offload), else None. Raises Unavailable if this
-    machine lacks what the run needs, or the limit cannot be set here.
+    `limit_gib` is the memory of the GPU or, on a CPU, what one process may allocate, `usable_gib`
+    that without the driver's; `host_limit_gib` is what all may take of the host's (CPU offload),
+    else None. Raises Unavailable if this machine lacks what the run needs, or the limit cannot be
+    set here.
     """
 
     def __init__(self, work: Work, config: SearchConfig, context: Context) -> None:
@@ -66,10 +73,18 @@ class Search:
         fp8.require(train, self.device)
         self.on_gpu = self.device.type == "cuda"
         if not self.on_gpu and sys.platform != "linux":
-            raise Unavailable("the search on a CPU limits memory with Linux's RLIMIT_DATA; this is not Linux")
-        self.limit_gib = torch.cuda.get_device_properties(0).total_memory / GIB if self.on_gpu else config.cpu_limit_gib
+            raise Unavailable(
+                "the search on a CPU limits memory with Linux's RLIMIT_DATA; this is not Linux"
+            )
+        self.limit_gib = (
+            torch.cuda.get_device_properties(0).total_memory / GIB
+            if self.on_gpu
+            else config.cpu_limit_gib
+        )
         self.usable_gib = self.limit_gib - (OUTSIDE_GIB if self.on_gpu else 0.0)
-        self.host_limit_gib = host_limit_gib() if self.on_gpu and train.parallel.cpu_offload else None
+        self.host_limit_gib = (
+            host_limit_gib() if self.on_gpu and train.parallel.cpu_offload else None
+        )
         self._work, self.config = work, config
         self._started, self._out_of_time = time.perf_counter(), False
         self.measured: dict[int, dict[str, float]] = {}  # by size
@@ -81,17 +96,25 @@ class Search:
     def run(self, start: int) -> tuple[int, dict[str, Any]]:
         """The largest size that works, 0 if none does, and what the record says of any search."""
         config = self.config
-        largest = search_largest(self._works, start=start, limit=config.max_size, resolution=config.resolution)
+        largest = search_largest(
+            self._works, start=start, limit=config.max_size, resolution=config.resolution
+        )
         limit = "GPU memory" if self.on_gpu else "process allocation limit (RLIMIT_DATA)"
         if self.host_limit_gib is not None:
             limit += f" and {self.host_limit_gib:.0f} GiB of the host's"
         return largest, {
-            "estimated_size": start, "attention_kernel": self.kernel, "world_size": config.train.parallel.world_size,
+            "estimated_size": start,
+            "attention_kernel": self.kernel,
+            "world_size": config.train.parallel.world_size,
             "device": torch.cuda.get_device_name(self.device) if self.on_gpu else "cpu",
-            "search_limit_gib": self.limit_gib, "search_limit_kind": limit, "search_resolution": config.resolution,
-            "search_capped": largest == config.max_size, "search_out_of_time": self._out_of_time,
-            "search_s": time.perf_counter() - self._started, "tries": self.tries.rows,
-        }  # fmt: skip
+            "search_limit_gib": self.limit_gib,
+            "search_limit_kind": limit,
+            "search_resolution": config.resolution,
+            "search_capped": largest == config.max_size,
+            "search_out_of_time": self._out_of_time,
+            "search_s": time.perf_counter() - self._started,
+            "tries": self.tries.rows,
+        }
 
     def _works(self, size: int) -> bool:
         """Try it. RuntimeError if not even size 1 runs."""
@@ -99,23 +122,29 @@ class Search:
         if self.tries.rows and time.perf_counter() - self._started > config.budget_s:
             self._out_of_time = True
             return False
-        if limit is not None and (needed := _on_host_gib(config.sized(size))) > limit:  # it would end more than the try
+        # it would end more than the try
+        if limit is not None and (needed := _on_host_gib(config.sized(size))) > limit:
             note = f"needs {needed:.0f} GiB of the host's memory, of which {limit:.0f} may be used"
             end: Row = {"outcome": "oom", "note": note, "seconds": 0.0}
         else:
             end, self.measured[size] = attempt(
-                self._server, self._work, (config, size),
-                processes=config.train.parallel.world_size, timeout_s=config.try_timeout_s,
-            )  # fmt: skip
+                self._server,
+                self._work,
+                (config, size),
+                processes=config.train.parallel.world_size,
+                timeout_s=config.try_timeout_s,
+            )
         self.tries.add({"size": size, **end, **self.measured.get(size, {})})
         if size == 1 and end["outcome"] == "failed":
             raise RuntimeError(f"size 1 does not run: {end['note']}")
         return end["outcome"] == "ok"
 
 
-def search_largest(works: Callable[[int], bool], *, start: int, limit: int, resolution: float = 0.0) -> int:
-    """Largest size in 1..limit that works, 0 if none does. `resolution`: stop when the bracket is narrower than this
-    share of the largest size that worked (0: exact)."""
+def search_largest(
+    works: Callable[[int], bool], *, start: int, limit: int, resolution: float = 0.0
+) -> int:
+    """Largest size in 1..limit that works, 0 if none does. `resolution`: stop when the bracket is
+    narrower than this share of the largest size that worked (0: exact)."""
     fits, fails, size, factor = 0, limit + 1, min(start, limit), _FIRST_STEP
     while True:
         fits, fails = (size, fails) if works(size) else (fits, size)
@@ -139,9 +168,10 @@ def predicted_size(
     stride: float,
     first: int | None = None,
 ) -> int:
-    """The largest size whose step is predicted to fit a device with `usable_gib` and, with CPU offload, a host with
-    `on_host_gib`; 1 if none is. `begin` and `stride`: the first size predicted, and the factor to the second. `first`: each
-    try takes a step of that size before, and may then give memory back in every step."""
+    """The largest size whose step is predicted to fit a device with `usable_gib` and, with CPU
+    offload, a host with `on_host_gib`; 1 if none is. `begin` and `stride`: the first size
+    predicted, and the factor to the second. `first`: each try takes a step of that size before, and
+    may then give memory back in every step."""
     before = predict(config.sized(first)) if first else None
 
     def filled(size: int) -> float:
@@ -150,7 +180,9 @@ def predicted_size(
         on_device = (found.least(before) if before else found.needs) / usable_gib
         return max(on_device, _on_host_gib(train) / on_host_gib) if on_host_gib else on_device
 
-    return max(1, largest_within(filled, 1.0, first=1, last=config.max_size, begin=begin, stride=stride)[0])
+    return max(
+        1, largest_within(filled, 1.0, first=1, last=config.max_size, begin=begin, stride=stride)[0]
+    )
 
 
 def _on_host_gib(train: TrainConfig) -> float:

@@ -1,11 +1,13 @@
 """FlashAttention-4, the package `flash-attn-4` (CuTe DSL).
 
-Like its forerunners it computes attention tile by tile in on-chip memory and keeps only the output and one log-sum-exp per row for
-the backward pass, so memory grows with S instead of S^2 (Dao et al. 2022, arXiv:2205.14135).
+Like its forerunners it computes attention tile by tile in on-chip memory and keeps only the output
+and one log-sum-exp per row for the backward pass, so memory grows with S instead of S^2 (Dao et al.
+2022, arXiv:2205.14135).
 
-fa2 and fa3 register their kernels with torch themselves. fa4 does not, and its compile-on-first-use host code cannot be traced by
-torch.compile, so its forward and backward kernels are registered here as custom operators: opaque to the compiler, visible to
-autograd and to selective checkpointing. The package is imported when first asked for.
+fa2 and fa3 register their kernels with torch themselves. fa4 does not, and its compile-on-first-use
+host code cannot be traced by torch.compile, so its forward and backward kernels are registered here
+as custom operators: opaque to the compiler, visible to autograd and to selective checkpointing. The
+package is imported when first asked for.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ def load() -> Any:
     return interface._flash_attn_fwd, interface._flash_attn_bwd
 
 
-def fa4_attention(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None, causal: bool) -> Tensor:
+def fa4_attention(
+    q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None, causal: bool
+) -> Tensor:
     """(B, S, H, D), FlashAttention-4."""
     return _fa4_forward(q_BSHD, k_BSKD, v_BSKD, window, causal)[0]
 
@@ -41,7 +45,9 @@ def _fa4_forward(
     q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None, causal: bool
 ) -> tuple[Tensor, Tensor]:
     forward, _ = load()
-    out_BSHD, lse_BHS, *_ = forward(q_BSHD, k_BSKD, v_BSKD, return_lse=True, **_fa4_mask(window, causal))
+    out_BSHD, lse_BHS, *_ = forward(
+        q_BSHD, k_BSKD, v_BSKD, return_lse=True, **_fa4_mask(window, causal)
+    )
     return out_BSHD, lse_BHS
 
 
@@ -58,13 +64,20 @@ def _fa4_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     _, backward = load()
     dq_BSHD, dk_BSKD, dv_BSKD, *_ = backward(
-        q_BSHD, k_BSKD, v_BSKD, out_BSHD, dout_BSHD.contiguous(), lse_BHS,
-        deterministic=torch.are_deterministic_algorithms_enabled(), **_fa4_mask(window, causal),
-    )  # fmt: skip
+        q_BSHD,
+        k_BSKD,
+        v_BSKD,
+        out_BSHD,
+        dout_BSHD.contiguous(),
+        lse_BHS,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        **_fa4_mask(window, causal),
+    )
     return dq_BSHD.contiguous(), dk_BSKD.contiguous(), dv_BSKD.contiguous()
 
 
-# The shapes of what the two return, for the compiler: torch passes the arguments in order, so the rest stays unnamed.
+# The shapes of what the two return, for the compiler: torch passes the arguments in order, so the
+# rest stays unnamed.
 _dense = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
 
 
@@ -93,8 +106,19 @@ def _differentiate(ctx: Any, dout_BSHD: Tensor, _dlse_BHS: Tensor) -> tuple[Tens
 _fa4_forward.register_autograd(_differentiate, setup_context=_keep_for_backward)
 
 BACKEND = Backend(
-    "fa4", fa4_attention, dtypes={"cuda": HALF}, window=frozenset({"cuda"}), head_dims=(8, 128),
-    head_dim_multiple=8, compute_capability=((9, 0), (99, 0)), load=load, operators=frozenset({"lsai::fa4_forward"}),
-    repeats=False, speed=6, about="FlashAttention-4, CuTe DSL", color="#0072B2", marker="o",
+    "fa4",
+    fa4_attention,
+    dtypes={"cuda": HALF},
+    window=frozenset({"cuda"}),
+    head_dims=(8, 128),
+    head_dim_multiple=8,
+    compute_capability=((9, 0), (99, 0)),
+    load=load,
+    operators=frozenset({"lsai::fa4_forward"}),
+    repeats=False,
+    speed=6,
+    about="FlashAttention-4, CuTe DSL",
+    color="#0072B2",
+    marker="o",
     install="--pre flash-attn-4",
-)  # fmt: skip
+)

@@ -1,4 +1,5 @@
-"""torch's scaled_dot_product_attention, its memory-efficient kernel (see `lsai_core.attention.sdpa`)."""
+"""torch's scaled_dot_product_attention, its memory-efficient kernel (see
+`lsai_core.attention.sdpa`)."""
 
 import functools
 
@@ -9,8 +10,15 @@ from lsai_core.attention.registry import HALF, Backend
 from lsai_core.attention.sdpa import sdpa_attention
 
 BACKEND = Backend(
-    "sdpa_efficient", functools.partial(sdpa_attention, kernel=SDPBackend.EFFICIENT_ATTENTION, grouped=False),
-    dtypes={"cuda": HALF | {torch.float32}}, window=frozenset({"cuda"}), head_dim_multiple=8, grouped=False,
-    masked=True, speed=1, about="torch's SDPA, xFormers' memory-efficient kernel; takes fp32 and masks",
-    color="#4D4D4D", marker="X",
-)  # fmt: skip
+    "sdpa_efficient",
+    functools.partial(sdpa_attention, kernel=SDPBackend.EFFICIENT_ATTENTION, grouped=False),
+    dtypes={"cuda": HALF | {torch.float32}},
+    window=frozenset({"cuda"}),
+    head_dim_multiple=8,
+    grouped=False,
+    masked=True,
+    speed=1,
+    about="torch's SDPA, xFormers' memory-efficient kernel; takes fp32 and masks",
+    color="#4D4D4D",
+    marker="X",
+)

@@ -8,8 +8,14 @@ from lsai_core.attention.registry import AMPERE_ON, FLOATING, HALF, Backend
 from lsai_core.attention.sdpa import sdpa_attention
 
 BACKEND = Backend(
-    "sdpa_flash", functools.partial(sdpa_attention, kernel=SDPBackend.FLASH_ATTENTION),
-    dtypes={"cpu": FLOATING, "cuda": HALF}, window=frozenset({"cpu"}), head_dims=(1, 256),
-    compute_capability=AMPERE_ON, speed=2, about="torch's SDPA, FlashAttention-2; on CPUs a kernel of torch's own",
-    color="#56B4E9", marker="v",
-)  # fmt: skip
+    "sdpa_flash",
+    functools.partial(sdpa_attention, kernel=SDPBackend.FLASH_ATTENTION),
+    dtypes={"cpu": FLOATING, "cuda": HALF},
+    window=frozenset({"cpu"}),
+    head_dims=(1, 256),
+    compute_capability=AMPERE_ON,
+    speed=2,
+    about="torch's SDPA, FlashAttention-2; on CPUs a kernel of torch's own",
+    color="#56B4E9",
+    marker="v",
+)

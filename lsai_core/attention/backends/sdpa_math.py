@@ -8,7 +8,13 @@ from lsai_core.attention.registry import FLOATING, Backend
 from lsai_core.attention.sdpa import sdpa_attention
 
 BACKEND = Backend(
-    "sdpa_math", functools.partial(sdpa_attention, kernel=SDPBackend.MATH),
-    dtypes={"cpu": FLOATING, "cuda": FLOATING, "meta": FLOATING}, window=frozenset({"cpu", "cuda", "meta"}),
-    plain_operations=True, speed=1, about="torch's SDPA, plain operations, fp32 inside", color="#882255", marker="*",
-)  # fmt: skip
+    "sdpa_math",
+    functools.partial(sdpa_attention, kernel=SDPBackend.MATH),
+    dtypes={"cpu": FLOATING, "cuda": FLOATING, "meta": FLOATING},
+    window=frozenset({"cpu", "cuda", "meta"}),
+    plain_operations=True,
+    speed=1,
+    about="torch's SDPA, plain operations, fp32 inside",
+    color="#882255",
+    marker="*",
+)

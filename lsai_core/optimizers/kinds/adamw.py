@@ -1,9 +1,10 @@
-"""AdamW: torch's fused kernel, the project's own, which clips while it updates, or with moments in 8 bits.
+"""AdamW: torch's fused kernel, the project's own, which clips while it updates, or with moments in
+8 bits.
 
-torch's path makes four trips over the gradients: the norm, the scaling, the update's read, and the clearing. `TritonAdamW`
-computes the norm, turns it into one factor on the device, and multiplies that in as the update reads the gradient. At 8 billion
-parameters in bf16 the difference is tens of milliseconds a step. State names are torch's, so that checkpoints of
-one resume with the other.
+torch's path makes four trips over the gradients: the norm, the scaling, the update's read, and the
+clearing. `TritonAdamW` computes the norm, turns it into one factor on the device, and multiplies
+that in as the update reads the gradient. At 8 billion parameters in bf16 the difference is tens of
+milliseconds a step. State names are torch's, so that checkpoints of one resume with the other.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 
 class TritonAdamW(FactorOptimizer):
-    """Moments in the weights' dtype, updated by the Triton kernel. Parameters: CUDA tensors or DTensors of them."""
+    """Moments in the weights' dtype, updated by the Triton kernel. Parameters: CUDA tensors or
+    DTensors of them."""
 
     def moments(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         return _full(parameter)
@@ -36,7 +38,9 @@ class TritonAdamW(FactorOptimizer):
 
 
 def _full(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {name: torch.zeros_like(parameter, memory_format=torch.preserve_format) for name in MOMENTS}
+    return {
+        name: torch.zeros_like(parameter, memory_format=torch.preserve_format) for name in MOMENTS
+    }
 
 
 def _states(parameter: torch.Tensor, optim: OptimConfig) -> dict[str, torch.Tensor]:
@@ -58,7 +62,9 @@ def optimizer_kernel(optim: OptimConfig, device: torch.device) -> Literal["torch
     possible = kernels.available(device)
     if not possible and (optim.kernel == "triton" or optim.rounding == "stochastic"):
         asked = "kernel=triton" if optim.kernel == "triton" else "rounding=stochastic"
-        raise Unavailable(f"optim.{asked} needs a CUDA GPU and Triton; the parameters are on {device.type}")
+        raise Unavailable(
+            f"optim.{asked} needs a CUDA GPU and Triton; the parameters are on {device.type}"
+        )
     return "triton" if possible and optim.kernel != "torch" else "torch"
 
 

@@ -1,8 +1,9 @@
 """The `attention` kind's work: go through the sweeps, measure, and keep every point at once.
 
-A run that is killed and started again goes on where it was. A point that cannot be measured is a row, too, with its outcome (`oom`,
-`unsupported`, `failed`, `skipped`) and the reason. A backend whose next length would take too long, judged by its last, or whose memory
-has ended is not tried at longer ones. What the machine lacks altogether is said once (`measure: backend`).
+A run that is killed and started again goes on where it was. A point that cannot be measured is a
+row, too, with its outcome (`oom`, `unsupported`, `failed`, `skipped`) and the reason. A backend
+whose next length would take too long, judged by its last, or whose memory has ended is not tried at
+longer ones. What the machine lacks altogether is said once (`measure: backend`).
 """
 
 import time
@@ -21,7 +22,8 @@ from lsai_lab.runs.kinds import Context
 
 
 def run(config: AttentionBenchConfig, context: Context) -> dict[str, Any]:
-    """Measure; returns counts, the device, and `<mask>_<length>_<backend>_tflops` of every point."""
+    """Measure; returns counts, the device, and `<mask>_<length>_<backend>_tflops` of every
+    point."""
     device = resolve_device(config.device)
     points = Points(context.folder / "metrics.jsonl", context.on_rows)
     bench = _Bench(config, device, points)
@@ -45,15 +47,26 @@ class _Bench:
         self.began, self.clock = time.perf_counter(), Clock(device, config.torch_dtype)
         self.inference = available_backends(device, training=False)
         self.training = available_backends(device)
-        for name in dict.fromkeys([*config.backends, *(b for s in config.sweeps for b in s.backends or [])]):
+        for name in dict.fromkeys(
+            [*config.backends, *(b for s in config.sweeps for b in s.backends or [])]
+        ):
             if not points.find(measure="backend", backend=name):
                 reason = self.inference[name] or self.training[name]
-                outcome = "unavailable" if self.inference[name] else "forward only" if reason else "ok"
-                points.add({"measure": "backend", "backend": name, "outcome": outcome, "reason": reason})
+                outcome = (
+                    "unavailable" if self.inference[name] else "forward only" if reason else "ok"
+                )
+                points.add(
+                    {"measure": "backend", "backend": name, "outcome": outcome, "reason": reason}
+                )
 
     def point(self, measure: str, shape: Shape, name: str) -> None:
         """Measure a point, unless this machine lacks the backend or it is measured already."""
-        place = {"measure": measure, "mask": shape.mask, "window": shape.window, "length": shape.length}
+        place = {
+            "measure": measure,
+            "mask": shape.mask,
+            "window": shape.window,
+            "length": shape.length,
+        }
         if self.inference[name] is not None or self.points.find(**place, backend=name):
             return
         refused = self._refusal(measure, shape, name)
@@ -63,28 +76,45 @@ class _Bench:
             work = self._measure if measure == "time" else self._errors
             row |= guarded(self.device, partial(work, shape, name))
         self.points.add(row)
-        if self.clock.on_gpu:  # after an illegal memory access nothing runs here any more: end, the points are kept
+        # after an illegal memory access nothing runs here any more: end, the points are kept
+        if self.clock.on_gpu:
             torch.cuda.synchronize()
 
     def _refusal(self, measure: str, shape: Shape, name: str) -> Refusal | None:
         if measure == "time":
-            rows = self.points.find(measure="time", mask=shape.mask, window=shape.window, backend=name)
+            rows = self.points.find(
+                measure="time", mask=shape.mask, window=shape.window, backend=name
+            )
             if known := refusal(rows, shape, self.config.max_call_s):
                 return known
-        case = Case(self.device.type, self.config.torch_dtype, shape.head_dim, shape.window, causal=shape.causal)
+        case = Case(
+            self.device.type,
+            self.config.torch_dtype,
+            shape.head_dim,
+            shape.window,
+            causal=shape.causal,
+        )
         if unsupported := get_backend(name).unsupported(case):
             return "unsupported", unsupported
         over = time.perf_counter() - self.began > self.config.budget_s
-        return ("skipped", f"the {self.config.budget_s:g} s of this run were over") if over else None
+        return (
+            ("skipped", f"the {self.config.budget_s:g} s of this run were over") if over else None
+        )
 
     def _measure(self, shape: Shape, name: str) -> Row:
         example.cache_clear()  # its memory is for what is timed
-        inputs = random_inputs(shape, self.config.torch_dtype, self.device, self.config.seed + len(self.points.rows))
+        inputs = random_inputs(
+            shape, self.config.torch_dtype, self.device, self.config.seed + len(self.points.rows)
+        )
         call = Call(name, shape, inputs, self.training[name] is None)
         return measure(call, self.clock, point_ms=self.config.point_ms)
 
     def _errors(self, shape: Shape, name: str) -> Row:
-        inputs, exact, bounds = example(shape, self.config.torch_dtype, self.device, self.config.seed)
+        inputs, exact, bounds = example(
+            shape, self.config.torch_dtype, self.device, self.config.seed
+        )
         began = time.perf_counter()
-        found = relative_errors(values(Call(name, shape, inputs, self.training[name] is None)), exact)
+        found = relative_errors(
+            values(Call(name, shape, inputs, self.training[name] is None)), exact
+        )
         return {**bounds, "first_call_s": round(time.perf_counter() - began, 3), **found}

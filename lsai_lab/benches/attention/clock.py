@@ -1,8 +1,10 @@
 """Time and memory of one attention call, forward and backward apart.
 
-Before each timed pass a gigabyte is overwritten. That empties the caches, as the rest of a training step does, and keeps the GPU busy
-while Python issues the pass, so that the CUDA events enclose the kernels and not the interpreter. The first call of a point compiles or
-chooses a kernel and is kept apart; the second tells the peak memory beyond the inputs and how many repeats fit into a point's time.
+Before each timed pass a gigabyte is overwritten. That empties the caches, as the rest of a training
+step does, and keeps the GPU busy while Python issues the pass, so that the CUDA events enclose the
+kernels and not the interpreter. The first call of a point compiles or chooses a kernel and is kept
+apart; the second tells the peak memory beyond the inputs and how many repeats fit into a point's
+time.
 """
 
 import time
@@ -25,19 +27,22 @@ _MIN_REPEATS, _MAX_REPEATS = 3, 20
 
 
 class Clock:
-    """Times functions on `device` with cold caches. Holds the memory that it overwrites, up to 1 GiB on a GPU."""
+    """Times functions on `device` with cold caches. Holds the memory that it overwrites, up to 1
+    GiB on a GPU."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.on_gpu = device, device.type == "cuda"
         size = min(2**30, torch.cuda.mem_get_info(device)[0] // 16) if self.on_gpu else 2**26
         self.overwritten = torch.empty(size, dtype=torch.uint8, device=device)
-        # Library workspaces are taken by the first matrix product; no point's memory shall contain them.
+        # Library workspaces are taken by the first matrix product; no point's memory shall contain
+        # them.
         small = torch.ones(64, 64, dtype=dtype, device=device)
         torch.mm(small, small)
 
     @property
     def typical(self) -> int:
-        """The percentile of the repeats that counts: on a GPU the median, on a CPU, where other work only ever slows one, the fastest."""
+        """The percentile of the repeats that counts: on a GPU the median, on a CPU, where other
+        work only ever slows one, the fastest."""
         return 50 if self.on_gpu else 0
 
     def repeat(self, passes: Sequence[Callable[[], None]], times: int) -> list[list[float]]:
@@ -54,8 +59,11 @@ class Clock:
         return [found[index :: len(passes)] for index in range(len(passes))]
 
 
-def random_inputs(shape: Shape, dtype: torch.dtype, device: torch.device, seed: int) -> list[Tensor]:
-    """q (B, S, H, D), k and v (B, S, K, D) and the output's gradient (B, S, H, D), standard normal."""
+def random_inputs(
+    shape: Shape, dtype: torch.dtype, device: torch.device, seed: int
+) -> list[Tensor]:
+    """q (B, S, H, D), k and v (B, S, K, D) and the output's gradient (B, S, H, D), standard
+    normal."""
     generator = torch.Generator(device).manual_seed(seed)
     heads = (shape.heads, shape.kv_heads, shape.kv_heads, shape.heads)
     sizes = [(shape.batch, shape.length, count, shape.head_dim) for count in heads]
@@ -63,21 +71,29 @@ def random_inputs(shape: Shape, dtype: torch.dtype, device: torch.device, seed: 
 
 
 class Step:
-    """Attention on given inputs: forward and, with `training`, backward. `sent()`: bytes sent to other processes so far."""
+    """Attention on given inputs: forward and, with `training`, backward. `sent()`: bytes sent to
+    other processes so far."""
 
     def __init__(
-        self, function: Callable[..., Tensor], inputs: list[Tensor], training: bool = True,
+        self,
+        function: Callable[..., Tensor],
+        inputs: list[Tensor],
+        training: bool = True,
         sent: Callable[[], int] = lambda: 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.function, self.training, self.sent = function, training, sent
-        self.qkv, self.dout_BSHD = [x.detach().requires_grad_(training) for x in inputs[:3]], inputs[3]
+        self.qkv, self.dout_BSHD = (
+            [x.detach().requires_grad_(training) for x in inputs[:3]],
+            inputs[3],
+        )
         self.out_BSHD: Tensor | None = None
         self.gradients: tuple[Tensor, ...] = ()
 
     @property
     def passes(self) -> list[Callable[[], None]]:
-        """Forward and, for training, backward. Not kept: bound methods would make the step part of a reference cycle, so that its
-        inputs would stay in memory until some later point and be freed while that one's peak is taken."""
+        """Forward and, for training, backward. Not kept: bound methods would make the step part of
+        a reference cycle, so that its inputs would stay in memory until some later point and be
+        freed while that one's peak is taken."""
         return [self.forward, self.backward] if self.training else [self.forward]
 
     def forward(self) -> None:
@@ -110,9 +126,11 @@ def repeats_in(point_ms: float, one_ms: float) -> int:
 def measure(call: Call, clock: Clock, *, point_ms: float) -> dict[str, Any]:
     """Time and memory of `call` as one flat row.
 
-    `forward_ms`, `backward_ms` and their sum `training_ms` are typical repeats (`Clock.typical`), with `_p25` and `_p75`; `*_tflops` by
-    the formulas of `config`; `memory_forward_mib` and `memory_training_mib` are peaks beyond the inputs, None where they cannot be
-    counted. Without gradients there are the forward figures alone. `first_call_s` is the wall time of the first call.
+    `forward_ms`, `backward_ms` and their sum `training_ms` are typical repeats (`Clock.typical`),
+    with `_p25` and `_p75`; `*_tflops` by the formulas of `config`; `memory_forward_mib` and
+    `memory_training_mib` are peaks beyond the inputs, None where they cannot be counted. Without
+    gradients there are the forward figures alone. `first_call_s` is the wall time of the first
+    call.
     """
     began = time.perf_counter()
     clock.repeat(call.passes, 1)
@@ -131,10 +149,16 @@ def measure(call: Call, clock: Clock, *, point_ms: float) -> dict[str, Any]:
 
 
 def figures(name: str, ms: np.ndarray, flops: float, typical: int) -> dict[str, float]:
-    """Milliseconds with quartiles, and TFLOP/s. `typical`: the percentile of the repeats that counts."""
+    """Milliseconds with quartiles, and TFLOP/s. `typical`: the percentile of the repeats that
+    counts."""
     low, value, high = (short(value) for value in np.percentile(ms, [25, typical, 75]))
     rate = float(f"{flops / value / 1e9:.4g}")
-    return {f"{name}_ms": value, f"{name}_ms_p25": low, f"{name}_ms_p75": high, f"{name}_tflops": rate}
+    return {
+        f"{name}_ms": value,
+        f"{name}_ms_p25": low,
+        f"{name}_ms_p75": high,
+        f"{name}_tflops": rate,
+    }
 
 
 def short(value: float) -> float:

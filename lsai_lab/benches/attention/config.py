@@ -1,7 +1,8 @@
-"""What an attention run measures: heads, number format, and sweeps of one mask over lengths; and the FLOPs of a shape.
+"""What an attention run measures: heads, number format, and sweeps of one mask over lengths; and
+the FLOPs of a shape.
 
-They are those of the pairs that the mask lets through (DESIGN.md, "Attention speed"): a kernel that computes what the mask throws away
-shows a lower rate, and recomputation does not count.
+They are those of the pairs that the mask lets through (DESIGN.md, "Attention speed"): a kernel that
+computes what the mask throws away shows a lower rate, and recomputation does not count.
 """
 
 from dataclasses import dataclass
@@ -37,19 +38,24 @@ class Sweep(Strict):
     """One mask at several lengths by every backend: timed, or compared with float64."""
 
     measure: Literal["time", "error"] = "time"
-    mask: Literal["causal", "full"] | int = Field(description="an integer is a causal window of so many positions")
+    mask: Literal["causal", "full"] | int = Field(
+        description="an integer is a causal window of so many positions"
+    )
     lengths: Lengths
     backends: Backends | None = Field(None, description="these only; null: the backends of the run")
 
     @model_validator(mode="after")
     def _lengths_fit(self) -> Self:
         if isinstance(self.mask, int) and not 0 < self.mask < self.lengths[0]:
-            raise ValueError(f"a window of {self.mask} restricts nothing at length {self.lengths[0]}")
+            raise ValueError(
+                f"a window of {self.mask} restricts nothing at length {self.lengths[0]}"
+            )
         return self
 
 
 class BenchConfig(Strict):
-    """Which heads, in which number format, where and how long: the part that every bench of attention has."""
+    """Which heads, in which number format, where and how long: the part that every bench of
+    attention has."""
 
     heads: int = Field(gt=0)
     kv_heads: int = Field(gt=0)
@@ -57,9 +63,15 @@ class BenchConfig(Strict):
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int = Field(0, ge=0, lt=2**32)
-    point_ms: float = Field(50.0, gt=0, description="time to repeat one point in; short calls three times at least")
-    max_call_s: float = Field(4.0, gt=0, description="no forward plus backward expected to take longer is started")
-    budget_s: float = Field(300.0, gt=0, description="after so much measuring no new point is started")
+    point_ms: float = Field(
+        50.0, gt=0, description="time to repeat one point in; short calls three times at least"
+    )
+    max_call_s: float = Field(
+        4.0, gt=0, description="no forward plus backward expected to take longer is started"
+    )
+    budget_s: float = Field(
+        300.0, gt=0, description="after so much measuring no new point is started"
+    )
 
     @model_validator(mode="after")
     def _groups(self) -> Self:
@@ -99,9 +111,16 @@ class Shape:
 class AttentionBenchConfig(BenchConfig):
     tokens: int = Field(16384, gt=0, description="of a batch: max(1, tokens // length) sequences")
     backends: Backends = Field(list(BACKENDS), min_length=1)
-    sweeps: list[Sweep] = Field(description="in this order, so that what matters most is measured first")
+    sweeps: list[Sweep] = Field(
+        description="in this order, so that what matters most is measured first"
+    )
 
     def shape(self, sweep: Sweep, length: int) -> Shape:
         """The shape of a sweep at one of its lengths."""
-        batch, window = max(1, self.tokens // length), sweep.mask if isinstance(sweep.mask, int) else None
-        return Shape(batch, length, self.heads, self.kv_heads, self.head_dim, sweep.mask != "full", window)
+        batch, window = (
+            max(1, self.tokens // length),
+            sweep.mask if isinstance(sweep.mask, int) else None,
+        )
+        return Shape(
+            batch, length, self.heads, self.kv_heads, self.head_dim, sweep.mask != "full", window
+        )

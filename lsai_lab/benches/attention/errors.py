@@ -1,8 +1,9 @@
 """How exact a backend is: ||value - exact|| / ||exact|| of output and gradients, against float64.
 
-The exact values come from the same inputs (already rounded to the run's number format), a block of query rows at a time, so that no
-S x S matrix is ever whole. Beside them stands the error of eager attention in the run's own number format: what rounding costs when the
-definition is followed literally. A backend counts as correct up to `ALLOWED` times that.
+The exact values come from the same inputs (already rounded to the run's number format), a block of
+query rows at a time, so that no S x S matrix is ever whole. Beside them stands the error of eager
+attention in the run's own number format: what rounding costs when the definition is followed
+literally. A backend counts as correct up to `ALLOWED` times that.
 """
 
 from functools import lru_cache
@@ -21,7 +22,8 @@ _BLOCK_BYTES = {"cuda": 2**29, "cpu": 2**26}
 
 
 def exact_attention(shape: Shape, inputs: list[Tensor]) -> list[Tensor]:
-    """out (B, S, H, D), dq (B, S, H, D), dk and dv (B, S, K, D) in float64 for q, k, v and the output's gradient."""
+    """out (B, S, H, D), dq (B, S, H, D), dk and dv (B, S, K, D) in float64 for q, k, v and the
+    output's gradient."""
     q, k, v, dout = (x.double() for x in inputs)
     out, dq, dk, dv = (torch.zeros_like(x) for x in (q, q, k, v))
     places = torch.arange(shape.length, device=q.device)
@@ -33,7 +35,9 @@ def exact_attention(shape: Shape, inputs: list[Tensor]) -> list[Tensor]:
         distance = places[block, None] - places[keys]
         allowed = (distance >= 0) & (distance < (shape.window or end)) if shape.causal else None
         some = [x.transpose(1, 2).requires_grad_() for x in (q[:, block], k[:, keys], v[:, keys])]
-        found = F.scaled_dot_product_attention(some[0], some[1], some[2], attn_mask=allowed, enable_gqa=True)
+        found = F.scaled_dot_product_attention(
+            some[0], some[1], some[2], attn_mask=allowed, enable_gqa=True
+        )
         grads = torch.autograd.grad(found, some, dout[:, block].transpose(1, 2))
         out[:, block] = found.detach().transpose(1, 2)
         dq[:, block], dk_part, dv_part = (x.transpose(1, 2) for x in grads)
@@ -71,8 +75,8 @@ def values(call: Step) -> list[Tensor]:
 def example(
     shape: Shape, dtype: torch.dtype, device: torch.device, seed: int
 ) -> tuple[list[Tensor], list[Tensor], dict[str, Any]]:
-    """Random inputs, their exact values and eager attention's errors (`bound_*`): every backend is held against the same ones.
-    `example.cache_clear()` gives their memory back."""
+    """Random inputs, their exact values and eager attention's errors (`bound_*`): every backend is
+    held against the same ones. `example.cache_clear()` gives their memory back."""
     inputs = random_inputs(shape, dtype, device, seed)
     exact = exact_attention(shape, inputs)
     return inputs, exact, relative_errors(eager_values(shape, inputs), exact, "bound_")

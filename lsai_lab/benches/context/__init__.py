@@ -1,1 +1,2 @@
-"""The `context` kind: attention alone over sequences that several processes share, every method at every length."""
+"""The `context` kind: attention alone over sequences that several processes share, every method at
+every length."""

@@ -1,10 +1,13 @@
-"""The `context` kind's work: go through the points, keep every one at once, and outlive those that end a process.
+"""The `context` kind's work: go through the points, keep every one at once, and outlive those that
+end a process.
 
-The run's own process launches the others (`lsai_lab.launch`), and all of them come back to `run`. The first process decides what is
-measured next and says so to the others. A refusal is the same on every process and comes before anything is sent, so it is a row with
-its reason and the rest goes on. Any other error of one process leaves its neighbours waiting for it: the others are ended, the pending
-point gets that outcome, and new processes go on with what is left; so it is with a point that takes too long. A method is not tried at
-longer lengths once its memory was out, and not at all once its processes ended for another reason.
+The run's own process launches the others (`lsai_lab.launch`), and all of them come back to `run`.
+The first process decides what is measured next and says so to the others. A refusal is the same on
+every process and comes before anything is sent, so it is a row with its reason and the rest goes
+on. Any other error of one process leaves its neighbours waiting for it: the others are ended, the
+pending point gets that outcome, and new processes go on with what is left; so it is with a point
+that takes too long. A method is not tried at longer lengths once its memory was out, and not at all
+once its processes ended for another reason.
 """
 
 import contextlib
@@ -36,9 +39,11 @@ _TOO_LONG = "no end within"
 
 
 def run(config: ContextBenchConfig, context: Context) -> dict[str, Any]:
-    """Measure; returns counts, the device and `<method>_<length>_tflops` (forward plus backward, per GPU) of every point.
+    """Measure; returns counts, the device and `<method>_<length>_tflops` (forward plus backward,
+    per GPU) of every point.
 
-    Raises Unavailable if this machine lacks the processes' GPUs, and what ended the processes if it happened before a point.
+    Raises Unavailable if this machine lacks the processes' GPUs, and what ended the processes if it
+    happened before a point.
     """
     pending = context.folder / _PENDING
 
@@ -57,7 +62,9 @@ def run(config: ContextBenchConfig, context: Context) -> dict[str, Any]:
     pending.unlink(missing_ok=True)  # of an attempt that was itself ended
     while True:
         try:
-            return launch(context.folder, context.data_root, config.processes, on_rows=watch, command=command)
+            return launch(
+                context.folder, context.data_root, config.processes, on_rows=watch, command=command
+            )
         except (MemoryError, WorkerFailed) as error:
             if not pending.exists():
                 raise
@@ -65,7 +72,8 @@ def run(config: ContextBenchConfig, context: Context) -> dict[str, Any]:
 
 
 def _keep_failure(folder: Path, error: Exception) -> None:
-    """The pending point gets the outcome that ended its processes, so that the next ones pass it by."""
+    """The pending point gets the outcome that ended its processes, so that the next ones pass it
+    by."""
     place: Row = json.loads((folder / _PENDING).read_text(encoding="utf-8"))
     reason = " ".join(str(error).split())[:400]
     outcome = "oom" if is_out_of_memory(error) else "timeout" if _TOO_LONG in reason else "failed"
@@ -100,7 +108,9 @@ def _measured(config: ContextBenchConfig, context: Context) -> dict[str, Any]:
         if points:
             write_json(context.folder / _PENDING, {**place, "began": time.time()})
         began = time.perf_counter()
-        everybody = world.gather(guarded(device, partial(rank.measure, point), others_wait=world.size > 1))
+        everybody = world.gather(
+            guarded(device, partial(rank.measure, point), others_wait=world.size > 1)
+        )
         if points:
             took = {"took_s": round(time.perf_counter() - began, 3)}
             points.add({**place, **row_of(config, point, everybody, rank.typical), **took})
@@ -113,7 +123,8 @@ def _measured(config: ContextBenchConfig, context: Context) -> dict[str, Any]:
 
 
 def row_of(config: ContextBenchConfig, point: Point, answers: Sequence[Row], typical: int) -> Row:
-    """The row of a point from each process's answer; how a refusal ended it. `typical`: the percentile of the repeats that counts."""
+    """The row of a point from each process's answer; how a refusal ended it. `typical`: the
+    percentile of the repeats that counts."""
     first: Row = {"outcome": "ok", "reason": None} | answers[0]
     if first["outcome"] != "ok" or point.measure == "error":
         return first
@@ -121,7 +132,11 @@ def row_of(config: ContextBenchConfig, point: Point, answers: Sequence[Row], typ
     if point.measure == "trace":
         return row | _traced(answers)
     alone = point.method in ALONE
-    return row | _timed(config.shape(point.length).forward_flops / (1 if alone else config.processes), answers, typical)
+    return row | _timed(
+        config.shape(point.length).forward_flops / (1 if alone else config.processes),
+        answers,
+        typical,
+    )
 
 
 def _timed(flops: float, answers: Sequence[Row], typical: int) -> Row:
@@ -144,8 +159,8 @@ def _timed(flops: float, answers: Sequence[Row], typical: int) -> Row:
 def _traced(answers: Sequence[Row]) -> Row:
     """The traced step: each process's times, their balance, and on GPUs what communication cost.
 
-    Bandwidth is what all processes sent over the time in which their communication kernels ran: a kernel that waits counts, so
-    the links are at least as fast."""
+    Bandwidth is what all processes sent over the time in which their communication kernels ran: a
+    kernel that waits counts, so the links are at least as fast."""
     row: Row = {"step_ms": short(max(answer["step_ms"] for answer in answers))}
     for name in ("compute_ms", "communication_ms", "exposed_ms", "sent_training_mib"):
         values = [answer[name] for answer in answers]

@@ -1,16 +1,18 @@
-"""What a context run measures: processes, heads, number format, and sweeps of methods over lengths, in order of importance.
+"""What a context run measures: processes, heads, number format, and sweeps of methods over lengths,
+in order of importance.
 
-A GPU's rate is the FLOPs of the whole problem over the number of processes and the time of the slowest. The method `one` is no
-method: every process alone, on the whole sequence, with the kernel that the others use; `one_torch` with the kernel of torch's method.
+A GPU's rate is the FLOPs of the whole problem over the number of processes and the time of the
+slowest. The method `one` is no method: every process alone, on the whole sequence, with the kernel
+that the others use; `one_torch` with the kernel of torch's method.
 """
 
 from typing import Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from lsai_core.context import METHODS
 from lsai_core.base.errors import hint
 from lsai_core.config.strict import Strict
+from lsai_core.context import METHODS
 from lsai_lab.benches.attention.config import BenchConfig, Lengths, Shape
 
 ONE, ONE_TORCH = "one", "one_torch"
@@ -36,16 +38,28 @@ class Sweep(Strict):
 
 
 class ContextBenchConfig(BenchConfig):
-    processes: int = Field(gt=0, description="one GPU each; with one, only `one` and `one_torch` are measured")
+    processes: int = Field(
+        gt=0, description="one GPU each; with one, only `one` and `one_torch` are measured"
+    )
     batch: int = Field(1, gt=0)
-    kernel: str = Field("auto", description="of one tile, see lsai_core.context.kernels; torch's method brings its own")
+    kernel: str = Field(
+        "auto",
+        description="of one tile, see lsai_core.context.kernels; torch's method brings its own",
+    )
     methods: list[str] = Field([*METHODS], min_length=1)
-    sweeps: list[Sweep] = Field(min_length=1, description="in this order, so that what matters most is measured first")
-    point_timeout_s: float = Field(60.0, gt=0, description="a point that takes longer failed; its processes are ended")
+    sweeps: list[Sweep] = Field(
+        min_length=1, description="in this order, so that what matters most is measured first"
+    )
+    point_timeout_s: float = Field(
+        60.0, gt=0, description="a point that takes longer failed; its processes are ended"
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        for name in [*self.methods, *(name for sweep in self.sweeps for name in sweep.methods or [])]:
+        for name in [
+            *self.methods,
+            *(name for sweep in self.sweeps for name in sweep.methods or []),
+        ]:
             if name not in NAMES:
                 raise ValueError(f"unknown context-parallel method {name!r}{hint(name, NAMES)}")
         if not self.points():

@@ -1,14 +1,18 @@
-"""What one process does for a point: its inputs, the step (forward, then backward), and its share of the answer.
+"""What one process does for a point: its inputs, the step (forward, then backward), and its share
+of the answer.
 
-Before each step the processes meet, first on their hosts, then, behind a gigabyte that is overwritten to empty the caches and to give the
-hosts a head start, on the GPUs: a tiny all-reduce, so that all begin within microseconds. From there each takes its own time, as for one
-call (`attention.clock`).
+Before each step the processes meet, first on their hosts, then, behind a gigabyte that is
+overwritten to empty the caches and to give the hosts a head start, on the GPUs: a tiny all-reduce,
+so that all begin within microseconds. From there each takes its own time, as for one call
+(`attention.clock`).
 
-A traced step tells when each process computed and when it communicated (on a GPU; a kernel also runs while it waits for a slower
-process), and what communication was not hidden: time in which it ran and nothing else. Clocks are aligned at the end of the all-reduce.
-On a CPU the events are operators of the host's thread: what lies between is waiting, copying and Python.
+A traced step tells when each process computed and when it communicated (on a GPU; a kernel also
+runs while it waits for a slower process), and what communication was not hidden: time in which it
+ran and nothing else. Clocks are aligned at the end of the all-reduce. On a CPU the events are
+operators of the host's thread: what lies between is waiting, copying and Python.
 
-For a comparison with float64 inputs are drawn whole and equal on every process, and the first one holds the result against the exact one.
+For a comparison with float64 inputs are drawn whole and equal on every process, and the first one
+holds the result against the exact one.
 """
 
 import itertools
@@ -22,11 +26,11 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from lsai_core.attention import attention
+from lsai_core.base.errors import Unavailable
 from lsai_core.context import ContextParallel
 from lsai_core.context.heads import key_heads
 from lsai_core.context.kernels import local_kernel
 from lsai_core.context.peer import torch_missing, torch_sent_bytes
-from lsai_core.base.errors import Unavailable
 from lsai_core.parallel.world import World
 from lsai_core.profiling.steptime import StepTimer
 from lsai_core.profiling.trace import KernelEvent, busy_ms, exposed_ms, kernel_events
@@ -40,7 +44,8 @@ _MARK = "context step"
 
 
 class Rank(Clock):
-    """This process's part of every point. Every method is collective: all processes of `world` must call it alike."""
+    """This process's part of every point. Every method is collective: all processes of `world` must
+    call it alike."""
 
     def __init__(self, config: ContextBenchConfig, world: World, device: torch.device) -> None:
         super().__init__(device, config.torch_dtype)
@@ -49,8 +54,8 @@ class Rank(Clock):
         self._start_together()  # NCCL wants a collective before ranks talk in pairs
 
     def measure(self, point: Point) -> dict[str, Any]:
-        """This process's answer: `kernel`, `plan_imbalance`, and what `_timed`, `_traced` or `_errors` say. UserError or Unavailable if
-        the method cannot work here."""
+        """This process's answer: `kernel`, `plan_imbalance`, and what `_timed`, `_traced` or
+        `_errors` say. UserError or Unavailable if the method cannot work here."""
         config, before = self.config, 0
         if point.measure != "error":
             example.cache_clear()  # its memory is for what is timed
@@ -58,7 +63,11 @@ class Rank(Clock):
             torch.cuda.empty_cache()  # another length's blocks are of little use
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-        cp = None if point.method in ALONE else ContextParallel(point.method, point.length, kernel=config.kernel)
+        cp = (
+            None
+            if point.method in ALONE
+            else ContextParallel(point.method, point.length, kernel=config.kernel)
+        )
         kernel = self._kernel(cp, point)
         facts = {"kernel": kernel, "plan_imbalance": cp.plan.imbalance() if cp else 1.0}
         if point.measure == "error":
@@ -69,7 +78,9 @@ class Rank(Clock):
         found = self._traced(step) if point.measure == "trace" else self._timed(step, before)
         if cp is not None and cp.method.peer:
             _, k, v = step.qkv
-            forward, backward = (torch_sent_bytes(k, v, cp.size, backward=b) / MIB for b in (False, True))
+            forward, backward = (
+                torch_sent_bytes(k, v, cp.size, backward=b) / MIB for b in (False, True)
+            )
             found |= {"sent_forward_mib": forward, "sent_training_mib": forward + backward}
         return facts | found
 
@@ -86,19 +97,26 @@ class Rank(Clock):
         (first, end), *_ = key_heads(config.heads, config.kv_heads, pieces)
         grouped = config.heads // pieces != end - first
         kernel = local_kernel(
-            config.kernel, self.device, config.torch_dtype, config.head_dim, grouped=grouped, length=length
+            config.kernel,
+            self.device,
+            config.torch_dtype,
+            config.head_dim,
+            grouped=grouped,
+            length=length,
         )
         return kernel.name
 
     def _start_together(self) -> None:
-        """Return when all have called; on GPUs, what is queued next begins when all have come here."""
+        """Return when all have called; on GPUs, what is queued next begins when all have come
+        here."""
         self.world.barrier()
         self.overwritten.zero_()
         if self.world.size > 1:
             dist.all_reduce(self._flag)
 
     def _once(self, step: Step) -> tuple[list[float], list[int]]:
-        """Of forward, and of forward plus backward: this process's milliseconds, and the bytes that it sent."""
+        """Of forward, and of forward plus backward: this process's milliseconds, and the bytes that
+        it sent."""
         self._start_together()
         timer, before, sent = StepTimer(self.device), step.sent(), []
         timer.mark()
@@ -109,8 +127,9 @@ class Rank(Clock):
         return [*itertools.accumulate(timer.durations_ms())], sent
 
     def _timed(self, step: Step, memory_before: int) -> dict[str, Any]:
-        """`forward_ms` and `training_ms` of every repeat, `memory_gib` (the peak beyond `memory_before` bytes; None on a CPU),
-        `sent_forward_mib`, `sent_training_mib` and `first_call_s` (wall time of the first step)."""
+        """`forward_ms` and `training_ms` of every repeat, `memory_gib` (the peak beyond
+        `memory_before` bytes; None on a CPU), `sent_forward_mib`, `sent_training_mib` and
+        `first_call_s` (wall time of the first step)."""
         began = time.perf_counter()
         self._once(step)
         first_call_s = time.perf_counter() - began
@@ -127,8 +146,9 @@ class Rank(Clock):
         return found
 
     def _traced(self, step: Step) -> dict[str, Any]:
-        """Of the second of two traced steps `sent_training_mib`, `step_ms`, `compute_ms` (the time in which anything but communication
-        ran), and on a GPU `communication_ms` and `exposed_ms`, else None."""
+        """Of the second of two traced steps `sent_training_mib`, `step_ms`, `compute_ms` (the time
+        in which anything but communication ran), and on a GPU `communication_ms` and `exposed_ms`,
+        else None."""
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.on_gpu else [])]
         window = schedule(wait=0, warmup=1, active=1, repeat=1)
         with profile(activities=activities, schedule=window, acc_events=True) as prof:
@@ -171,16 +191,26 @@ def _gpu_share(events: list[KernelEvent]) -> dict[str, Any]:
     return {
         "step_ms": max((event.end_ms for event in own), default=start) - start,
         "compute_ms": busy_ms([event for event in own if event.label != COMMUNICATION]) or 0.0,
-        "communication_ms": busy_ms([event for event in own if event.label == COMMUNICATION]) or 0.0,
+        "communication_ms": busy_ms([event for event in own if event.label == COMMUNICATION])
+        or 0.0,
         "exposed_ms": exposed_ms(own, COMMUNICATION) or 0.0,
     }
 
 
 def _cpu_share(prof: profile) -> dict[str, Any]:
-    spans = [(e.name, e.time_range.start / 1e3, e.time_range.end / 1e3) for e in prof.events() or []]
+    spans = [
+        (e.name, e.time_range.start / 1e3, e.time_range.end / 1e3) for e in prof.events() or []
+    ]
     start, end = next((a, b) for name, a, b in spans if name == _MARK and b)
     busy, until = 0.0, start
-    for a, b in sorted((a, b) for name, a, b in spans if name.startswith("aten::") and start <= a < end):
+    for a, b in sorted(
+        (a, b) for name, a, b in spans if name.startswith("aten::") and start <= a < end
+    ):
         busy += max(0.0, b - max(a, until))
         until = max(until, b)
-    return {"step_ms": end - start, "compute_ms": busy, "communication_ms": None, "exposed_ms": None}
+    return {
+        "step_ms": end - start,
+        "compute_ms": busy,
+        "communication_ms": None,
+        "exposed_ms": None,
+    }
