@@ -313,7 +313,8 @@ case $(basename "$0") in
   sbatch)
     script=$(cat)
     [ "$1" = --test-only ] && exit 0
-    if [[ $script == *-report* && -n $REFUSE_REPORT ]]; then echo "sbatch: error: Job violates policy" >&2; exit 1; fi
+    if [[ $script == *-report* && -n $REFUSE_REPORT ]]; then
+      echo "sbatch: error: Job violates policy" >&2; exit 1; fi
     if [[ $script == *-report* ]]; then echo 42; else echo 41; fi ;;
   scontrol) echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1 ;;
 esac

@@ -20,8 +20,10 @@ from conftest import CHECKOUT, Project, write_run
 from test_book import browser  # noqa: F401
 
 pytest.importorskip("jupyterlab", reason="JupyterLab is not installed (the extra 'lab')")
-CELLS = """() => jupyterapp.shell.currentWidget.content.widgets.filter(cell => cell.model.type === 'code')
-  .map(cell => ({count: cell.model.executionCount, state: cell.model.sharedModel.executionState, outputs: cell.model.outputs.toJSON()}))"""
+CELLS = """() => jupyterapp.shell.currentWidget.content.widgets
+  .filter(cell => cell.model.type === 'code')
+  .map(cell => ({count: cell.model.executionCount,
+    state: cell.model.sharedModel.executionState, outputs: cell.model.outputs.toJSON()}))"""
 SHOTS = os.environ.get("LSAI_SCREENSHOTS")  # a folder, for whoever wants to look
 
 
@@ -97,8 +99,11 @@ def server(folder: Project) -> Iterator[str]:
     "name", sorted(path.stem for path in (CHECKOUT / "notebooks").glob("*.ipynb"))
 )
 def test_a_notebook_runs_in_the_browser(
-    folder: Project, server: str, browser: Any, name: str
-) -> None:  # noqa: F811
+    folder: Project,
+    server: str,
+    browser: Any,  # noqa: F811
+    name: str,
+) -> None:
     page = browser.new_page(viewport={"width": 1400, "height": 1000})
     complaints: list[str] = []
     page.on("console", lambda message: message.type == "error" and complaints.append(message.text))

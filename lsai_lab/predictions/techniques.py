@@ -8,7 +8,7 @@ from typing import Any
 
 from lsai_core.base.files import deep_merge, flatten
 from lsai_core.config.train import TrainConfig
-from lsai_core.prediction.predict import Prediction, predict, verdict
+from lsai_core.prediction.memory import Prediction, predict, verdict
 from lsai_core.profiling.gpus import Gpu
 
 _PLAIN: dict[str, Any] = {
