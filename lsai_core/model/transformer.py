@@ -67,6 +67,13 @@ def count_parameters(config: ModelConfig) -> Parameters:
     return Parameters(total=total, embedding=embedding, non_embedding=total - embedding)
 
 
+def matmul_parameters(config: ModelConfig) -> int:
+    """Parameters that a token is multiplied with: all but an embedding table that is only looked
+    up."""
+    parameters = count_parameters(config)
+    return parameters.total if config.tie_embeddings else parameters.non_embedding
+
+
 class Attention(nn.Module):
     """Grouped-query self-attention over (B, S, d) with rotary positions."""
 

@@ -17,6 +17,7 @@ from lsai_core.base.disk_cache import remembered
 from lsai_core.config.affects import deciding
 from lsai_core.config.precision import weight_dtype
 from lsai_core.config.train import TrainConfig
+from lsai_core.training.combinations import require_possible
 from lsai_core.optimizers.build import bytes_per_parameter
 from lsai_core.prediction.replay import WORKSPACE, Replayed, replay
 from lsai_core.prediction.simulate import Simulated, simulate
@@ -99,6 +100,7 @@ def predict(
     `kernel`: the attention kernel, if known; otherwise what `auto` comes to on a current GPU.
     `on="cpu"`: live tensor bytes of a run on a CPU. Raises UserError inside of a distributed run.
     """
+    require_possible(config, "predict")
     # Reduced to what decides memory, so that runs which differ in the rest are predicted once.
     decisive = deciding(config, "memory")
     # `on` stands for the one, and the other is a name

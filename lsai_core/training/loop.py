@@ -28,6 +28,7 @@ import torch
 from lsai_core.base.errors import Preempted, UserError
 from lsai_core.config.precision import set_matmul_mode
 from lsai_core.config.train import TrainConfig
+from lsai_core.training.combinations import require_possible
 from lsai_core.model.transformer import Transformer
 from lsai_core.optimizers.build import build_optimizer
 from lsai_core.parallel.world import World
@@ -150,6 +151,7 @@ def train(
     Preempted, or torch's out-of-memory error; whatever happens, `metrics.jsonl` holds the complete
     steps.
     """
+    require_possible(config, "train")
     world = world or World()
     if config.parallel.world_size != world.size:
         raise UserError(
