@@ -24,8 +24,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from lsai_core.base.errors import UserError
-from lsai_lab.cluster.launch_srun import srun_command
 from lsai_lab.cluster.script import Job, load_cluster, render
+from lsai_lab.launch.srun import srun_command
 from lsai_lab.project.files import load_yaml
 from lsai_lab.runs.session import Session
 

@@ -2,9 +2,9 @@
 
 Every key is declared here, with its default and its bounds; an unknown key or a wrong type is an
 error that names the key. Which settings cannot go together depends on kernels, recipes and methods,
-which stand above: `lsai_core.training.combinations` checks that before anything starts. The resolved config
-is what the run key hashes (`lsai_core.base.code`), so two runs with equal configs, code and
-hardware are the same run.
+which stand above: `lsai_core.training.combinations` checks that before anything starts. The
+resolved config is what the run key hashes (`lsai_core.base.code`), so two runs with equal configs,
+code and hardware are the same run.
 """
 
 from __future__ import annotations

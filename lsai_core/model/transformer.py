@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lsai_core.attention import attention
+from lsai_core.attention.choice import attention
 from lsai_core.config.train import AttentionConfig, ModelConfig
 from lsai_core.model.loss import Reduction, linear_cross_entropy
 from lsai_core.model.mlp_chunks import swiglu_mlp
@@ -43,7 +43,7 @@ from lsai_core.model.rope import rope_tables, rotate
 from lsai_core.model.swiglu import swiglu_down
 
 if TYPE_CHECKING:
-    from lsai_core.context import ContextParallel
+    from lsai_core.context.methods import ContextParallel
     from lsai_core.model.saved_inputs import HostInputs
 
 

@@ -17,12 +17,12 @@ from lsai_core.base.disk_cache import remembered
 from lsai_core.config.affects import deciding
 from lsai_core.config.precision import weight_dtype
 from lsai_core.config.train import TrainConfig
-from lsai_core.training.combinations import require_possible
 from lsai_core.optimizers.build import bytes_per_parameter
 from lsai_core.prediction.replay import WORKSPACE, Replayed, replay
 from lsai_core.prediction.simulate import Simulated, simulate
 from lsai_core.prediction.stand_ins import FUSED, expected_kernel, is_usual, repeats
 from lsai_core.profiling.gpus import Gpu
+from lsai_core.training.combinations import require_possible
 
 GIB = 2**30
 LIBRARIES_GIB = 2 * WORKSPACE / GIB

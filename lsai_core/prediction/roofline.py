@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from lsai_core.attention import get_backend
+from lsai_core.attention.choice import get_backend
 from lsai_core.attention.measured import nearest, select_rankings, shipped
 from lsai_core.attention.registry import Case
 from lsai_core.config.precision import compute_dtype, weight_dtype

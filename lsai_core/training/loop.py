@@ -28,13 +28,13 @@ import torch
 from lsai_core.base.errors import Preempted, UserError
 from lsai_core.config.precision import set_matmul_mode
 from lsai_core.config.train import TrainConfig
-from lsai_core.training.combinations import require_possible
 from lsai_core.model.transformer import Transformer
 from lsai_core.optimizers.build import build_optimizer
 from lsai_core.parallel.world import World
 from lsai_core.profiling.steptime import StepTimer
 from lsai_core.training import checkpoint
 from lsai_core.training.batches import BatchStream, TokenSource, sequential_batches
+from lsai_core.training.combinations import require_possible
 from lsai_core.training.host_memory import keep_freed_memory
 from lsai_core.training.instruments import Instruments, over_processes
 from lsai_core.training.metrics import MetricsFile

@@ -8,9 +8,9 @@ from typing import Any
 
 from lsai_core.base.files import deep_merge, flatten
 from lsai_core.config.train import TrainConfig
-from lsai_core.training.combinations import refusal
 from lsai_core.prediction.memory import Prediction, predict, verdict
 from lsai_core.profiling.gpus import Gpu
+from lsai_core.training.combinations import refusal
 
 _PLAIN: dict[str, Any] = {
     "precision": "bf16",
