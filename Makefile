@@ -44,7 +44,7 @@ $(VENV)/.base: pyproject.toml
 	@echo "installing packages into $(VENV) (minutes the first time) ..."
 	@$(if $(TORCH_INDEX),$(BIN)/python -m pip install -q --index-url $(TORCH_INDEX) "torch>=2.11" "$(TORCH)")
 	@$(pip) "$(TORCH)" -e .
-	@! git rev-parse -q --git-dir >/dev/null 2>&1 || git config filter.without-outputs.clean '$(BIN)/python -m lsai_lab.report.strip'
+	@! git rev-parse -q --git-dir >/dev/null 2>&1 || git config filter.without-outputs.clean '$(BIN)/python -m lsai_lab.project.strip'
 	@touch $@
 
 $(VENV)/.%: $(VENV)/.base
@@ -61,7 +61,7 @@ lock:  ## refresh envs/constraints.txt with the newest versions that are allowed
 	@mv .cache/lock/constraints.txt envs/constraints.txt
 
 lab: $(if $(SOURCES),$(VENV)/.lab)  ## JupyterLab with the notebooks and the project's kernel
-	$(BIN)/jupyter lab --notebook-dir=. --ContentsManager.post_save_hook=lsai_lab.report.strip.saved $(if $(PORT),--port $(PORT)) $(LAB_ARGS)
+	$(BIN)/jupyter lab --notebook-dir=. --ContentsManager.post_save_hook=lsai_lab.project.strip.saved $(if $(PORT),--port $(PORT)) $(LAB_ARGS)
 
 report: setup  ## run the studies for this machine and render the lab report (HTML and PDF); FULL=1 runs everything, NO_RUN=1 nothing
 	@test "$(origin STUDY)" != "command line" || { echo "error: make report takes ONLY=$(STUDY) (STUDY is for run and submit)" >&2; exit 2; }
@@ -83,7 +83,7 @@ test: $(VENV)/.test  ## the tests; MARKS=slow those that take longer (Slurm, fau
 	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(if $(MARKS),-m "$(MARKS)") $(TESTS)
 
 lint: $(VENV)/.dev  ## style and types
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/python -m lsai_lab.report.strip notebooks/*.ipynb && $(BIN)/mypy
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/python -m lsai_lab.project.strip notebooks/*.ipynb && $(BIN)/mypy
 
 clean:  ## remove what can be rebuilt: rendered reports, caches (records in runs/ and data/ stay)
 	rm -rf reports/_output reports/_book reports/_build reports/runs reports/data reports/*.ipynb reports/_quarto-executed.yml reports/.quarto .cache .pytest_cache .mypy_cache .ruff_cache build *.egg-info

@@ -24,9 +24,9 @@ __all__ = ["TrainConfig", "Transformer", "predict", "train"]
 # Imported when first asked for: torch takes seconds, and not everybody who asks for the version
 # needs it.
 _WHERE = {
-    "TrainConfig": ".config",
-    "Transformer": ".model",
-    "predict": ".profiling.predict",
+    "TrainConfig": ".config.train",
+    "Transformer": ".model.transformer",
+    "predict": ".prediction",
     "train": ".training.loop",
 }
 

@@ -15,7 +15,7 @@ from lsai_core.base.files import deep_merge
 from lsai_core.config.strict import validated
 from lsai_core.config.train import TrainConfig
 from lsai_core.prediction import find_gpu
-from lsai_core.prediction.predict import GIB, OUTSIDE_GIB
+from lsai_core.prediction.memory import GIB, OUTSIDE_GIB
 from lsai_lab.peers.settings import PLAIN
 from lsai_lab.peers.trainer_memory import Habits, habits_of, predict_as
 from lsai_lab.predictions.recorded import table_path

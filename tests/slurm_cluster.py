@@ -51,7 +51,8 @@ KillWait=5
 MinJobAge=3600
 RequeueExit=99
 GresTypes=gpu
-NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=64 RealMemory=2000 Gres=gpu:{gpus}
+NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] \
+    CPUs=64 RealMemory=2000 Gres=gpu:{gpus}
 PartitionName=normal Nodes=ALL Default=YES MaxTime=60
 """
 

@@ -14,7 +14,7 @@ from lsai_core.base.errors import UserError
 from lsai_core.config.train import OptimConfig
 from lsai_core.optimizers.adam8bit import moments_of, quantized, restored, type_values
 from lsai_core.optimizers.build import build_optimizer, clip_and_update
-from lsai_core.prediction.predict import predict
+from lsai_core.prediction.memory import predict
 from lsai_core.profiling.live_tensors import LiveTensors
 from lsai_core.training.loop import train
 from lsai_lab.data import Dataset

@@ -50,7 +50,13 @@ def own(q, k, v, window, causal):
 
 
 BACKEND = Backend(
-    "own", own, dtypes={"cpu": FLOATING, "cuda": FLOATING}, plain_operations=True, about="by logarithms", color="#00FF00", marker="d"
+    "own",
+    own,
+    dtypes={"cpu": FLOATING, "cuda": FLOATING},
+    plain_operations=True,
+    about="by logarithms",
+    color="#00FF00",
+    marker="d",
 )
 '''
 
@@ -189,7 +195,8 @@ def test_a_variant_is_a_line_of_yaml(tree: Path, corpus: Path) -> None:
 from pathlib import Path
 from lsai_lab.runs.notebook import execute_notebook
 if __name__ == "__main__":
-    print(execute_notebook(Path("notebooks/10-memory.ipynb"), Path("10.ipynb"), {}, root=Path("."), timeout_s=600))
+    source, target = Path("notebooks/10-memory.ipynb"), Path("10.ipynb")
+    print(execute_notebook(source, target, {}, root=Path("."), timeout_s=600))
 """
     (tree / "chapter.py").write_text(program)
     chapter = python(tree, "chapter.py")

@@ -116,7 +116,8 @@ NAMES = {
     "train --study machine": r"study machine measures no train; its parts: ceilings",
     "find-batch --study machine": r"study machine measures no batch_search",
     "find-batch --set optm.lr=1": r"unknown key 'optm'",
-    "study memory --dry-run --batch-size 1 --set data=1 --dataset stdlib --set x.y=1": r"unknown key 'x'",
+    "study memory --dry-run --batch-size 1 --set data=1 --dataset stdlib"
+    " --set x.y=1": r"unknown key 'x'",
     "study memory --only ,": r"expected names separated by commas, got ','; leave the option out",
     "report --only ,": r"expected names separated by commas",
     "predict --study memory --model lab": r"--study with --variant, or --model",

@@ -22,7 +22,7 @@ from fits_table import LENGTHS, MODELS, fits, task_of
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from lsai_core.prediction import estimate, find_gpu
-from lsai_core.prediction.predict import usable_gib
+from lsai_core.prediction.memory import usable_gib
 from lsai_lab.predictions.recorded import table_path
 from lsai_lab.predictions.techniques import TECHNIQUES, compare
 from lsai_lab.report.render import EXECUTED, HTML, PDF, Engine, render
@@ -52,7 +52,8 @@ ROWS = pd.DataFrame(
         **{f"wide column {i}": ["long words here"] * 13 for i in range(6)},
     }
 )
-HOSTILE = """<script>document.title = "taken"</script> <img src=x onerror="document.title='taken'"> [click](javascript:alert(1))
+HOSTILE = """<script>document.title = "taken"</script> \
+<img src=x onerror="document.title='taken'"> [click](javascript:alert(1))
 ![x](/etc/hostname) ![y](http://198.51.100.7/p.png) {{< include /etc/hostname >}}
 
 ---

@@ -24,8 +24,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from lsai_core.base.errors import UserError
-from lsai_lab.cluster.launch_srun import srun_command
 from lsai_lab.cluster.script import Job, load_cluster, render
+from lsai_lab.launch.srun import srun_command
 from lsai_lab.project.files import load_yaml
 from lsai_lab.runs.session import Session
 
@@ -313,7 +313,8 @@ case $(basename "$0") in
   sbatch)
     script=$(cat)
     [ "$1" = --test-only ] && exit 0
-    if [[ $script == *-report* && -n $REFUSE_REPORT ]]; then echo "sbatch: error: Job violates policy" >&2; exit 1; fi
+    if [[ $script == *-report* && -n $REFUSE_REPORT ]]; then
+      echo "sbatch: error: Job violates policy" >&2; exit 1; fi
     if [[ $script == *-report* ]]; then echo 42; else echo 41; fi ;;
   scontrol) echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1 ;;
 esac

@@ -334,7 +334,8 @@ from lsai_lab.data import prepare
 from lsai_core.base.errors import UserError
 {before}
 try:
-    print(prepare(DataConfig(source=sys.argv[1], vocab_size=1000), Path(sys.argv[2]), progress=False).folder)
+    config = DataConfig(source=sys.argv[1], vocab_size=1000)
+    print(prepare(config, Path(sys.argv[2]), progress=False).folder)
 except UserError as error:
     print("error:", error)
 """

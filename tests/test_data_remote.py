@@ -344,7 +344,8 @@ def test_polish_docs_without_apt_or_packages_is_one_line(
 def test_html_becomes_plain_text() -> None:
     html = """<html><head><title>t</title><script>var x;</script></head><body><nav>menu</nav>
     <h1>Wykres &amp; tabela</h1>
-    <ul><li>jeden <b>dwa</b></li><li>trzy</li></ul><pre>a = 1\nb = 2</pre><table><tr><td>x</td><td>y</td></tr></table>
+    <ul><li>jeden <b>dwa</b></li><li>trzy</li></ul><pre>a = 1\nb = 2</pre>
+    <table><tr><td>x</td><td>y</td></tr></table>
     <footer>stopka</footer></body></html>"""
     assert [line for line in html_to_text(html).splitlines() if line] == [
         "Wykres & tabela",

@@ -20,8 +20,10 @@ from conftest import CHECKOUT, Project, write_run
 from test_book import browser  # noqa: F401
 
 pytest.importorskip("jupyterlab", reason="JupyterLab is not installed (the extra 'lab')")
-CELLS = """() => jupyterapp.shell.currentWidget.content.widgets.filter(cell => cell.model.type === 'code')
-  .map(cell => ({count: cell.model.executionCount, state: cell.model.sharedModel.executionState, outputs: cell.model.outputs.toJSON()}))"""
+CELLS = """() => jupyterapp.shell.currentWidget.content.widgets
+  .filter(cell => cell.model.type === 'code')
+  .map(cell => ({count: cell.model.executionCount,
+    state: cell.model.sharedModel.executionState, outputs: cell.model.outputs.toJSON()}))"""
 SHOTS = os.environ.get("LSAI_SCREENSHOTS")  # a folder, for whoever wants to look
 
 
@@ -39,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, ceilings: dict[str, Any]) -
         [
             "config",
             "filter.without-outputs.clean",
-            f"PYTHONPATH={CHECKOUT} {sys.executable} -m lsai_lab.report.strip",
+            f"PYTHONPATH={CHECKOUT} {sys.executable} -m lsai_lab.project.strip",
         ],
         ["add", "notebooks", ".gitattributes", ".gitignore"],
         ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "begin"],
@@ -64,7 +66,7 @@ def server(folder: Project) -> Iterator[str]:
         "--IdentityProvider.token=",
         "--ServerApp.password=",
         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-        "--ContentsManager.post_save_hook=lsai_lab.report.strip.saved",
+        "--ContentsManager.post_save_hook=lsai_lab.project.strip.saved",
     ]
     environment = {
         **os.environ,
@@ -97,8 +99,11 @@ def server(folder: Project) -> Iterator[str]:
     "name", sorted(path.stem for path in (CHECKOUT / "notebooks").glob("*.ipynb"))
 )
 def test_a_notebook_runs_in_the_browser(
-    folder: Project, server: str, browser: Any, name: str
-) -> None:  # noqa: F811
+    folder: Project,
+    server: str,
+    browser: Any,  # noqa: F811
+    name: str,
+) -> None:
     page = browser.new_page(viewport={"width": 1400, "height": 1000})
     complaints: list[str] = []
     page.on("console", lambda message: message.type == "error" and complaints.append(message.text))

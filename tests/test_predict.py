@@ -32,12 +32,13 @@ from lsai_core.prediction import (
     compiled,
     estimate,
     find_gpu,
+    memory,
     predict,
     roofline,
     verdict,
 )
 from lsai_core.prediction.inductor import Plan, schema
-from lsai_core.prediction.predict import OUTSIDE_GIB
+from lsai_core.prediction.memory import OUTSIDE_GIB
 from lsai_core.prediction.simulate import held_back, simulate
 from lsai_core.profiling.memory import PhaseMemory
 from lsai_core.training import step
@@ -133,7 +134,7 @@ def test_readings_of_the_course_model(measured: float, changes: dict[str, Any]) 
 def test_a_prediction_is_made_once_for_the_same_code(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(remembered, "FOLDER", tmp_path / "kept")
+    monkeypatch.setattr(disk_cache, "FOLDER", tmp_path / "kept")
     old = tmp_path / "kept" / "of other code"
     old.mkdir(parents=True)
     os.utime(old, (0, 0))
@@ -143,10 +144,10 @@ def test_a_prediction_is_made_once_for_the_same_code(
         made.append(config)
         return simulate(config, *arguments, **options)
 
-    monkeypatch.setattr(prediction, "simulate", counted)
+    monkeypatch.setattr(memory, "simulate", counted)
 
     def ask(**changes: Any) -> Prediction:
-        predict._predicted.cache_clear()  # as in another process
+        memory._predicted.cache_clear()  # as in another process
         return predict(tiny(**changes))
 
     first = ask()
@@ -155,10 +156,10 @@ def test_a_prediction_is_made_once_for_the_same_code(
     assert ask(seq_len=128).peak > first.peak and len(made) == 2
     kept.write_text(kept.read_text()[:20])
     assert ask() == first and len(made) == 3
-    monkeypatch.setattr(remembered, "_version", lambda _module: "of newer code")
+    monkeypatch.setattr(disk_cache, "_version", lambda _module: "of newer code")
     assert ask() == first and len(made) == 4
     (tmp_path / "a file").write_text("")
-    monkeypatch.setattr(remembered, "FOLDER", tmp_path / "a file")
+    monkeypatch.setattr(disk_cache, "FOLDER", tmp_path / "a file")
     assert ask() == first and len(made) == 5
 
 
@@ -166,7 +167,7 @@ def test_a_prediction_is_made_once_for_the_same_code(
 def test_eight_billion_parameters_take_less_than_a_minute(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(remembered, "FOLDER", tmp_path)
+    monkeypatch.setattr(disk_cache, "FOLDER", tmp_path)
     started = time.perf_counter()
     predict(course(batch_size=3, grad_checkpoint="selective", parallel={"fsdp": 8}))
     assert time.perf_counter() - started < 60

@@ -21,7 +21,7 @@ from lsai_core.base.files import read_jsonl
 from lsai_core.config.train import TrainConfig
 from lsai_core.prediction import predict, stand_ins
 from lsai_core.prediction.allocator import GAP, Allocator, Block, OutOfMemory
-from lsai_core.prediction.predict import GIB
+from lsai_core.prediction.memory import GIB
 from lsai_core.prediction.replay import replay
 from lsai_core.prediction.simulate import Simulated, simulate
 from lsai_core.prediction.tracker import FIRST, SCRATCH, PurposeTracker

@@ -693,7 +693,8 @@ def test_no_trace_file_after_an_error(tmp_path: Path) -> None:
             "attention",
         ),
         (
-            "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits>",
+            "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel"
+            "<Flash_bwd_kernel_traits>",
             "attention",
         ),
         ("triton_tem_fused_flex_attention_0", "attention"),

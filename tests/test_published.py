@@ -17,7 +17,7 @@ from lsai_core.base.errors import UserError
 from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import count_parameters
 from lsai_core.prediction import find_gpu, predict
-from lsai_core.prediction.predict import GIB
+from lsai_core.prediction.memory import GIB
 from lsai_lab.peers.settings import PLAIN, read_toml
 from lsai_lab.peers.trainer_memory import Habits, habits_of, predict_as
 from lsai_lab.predictions import will_fit

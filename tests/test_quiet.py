@@ -22,8 +22,8 @@ def judged(
     `busy_s` seconds."""
     clocks, busy = iter([0.0, 10.0]), iter([0.0, busy_s])
     monkeypatch.setattr(disturbance.time, "perf_counter", lambda: next(clocks))
-    monkeypatch.setattr(quiet, "_busy_s", lambda: next(busy))
-    monkeypatch.setattr(quiet, "gpu_neighbours", lambda: neighbours)
+    monkeypatch.setattr(disturbance, "_busy_s", lambda: next(busy))
+    monkeypatch.setattr(disturbance, "gpu_neighbours", lambda: neighbours)
     monkeypatch.setattr(disturbance.os, "cpu_count", lambda: 4)
     return Quiet().results(steps)
 

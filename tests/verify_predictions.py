@@ -46,7 +46,7 @@ from lsai_core.config.train import TrainConfig
 from lsai_core.parallel.processes import ProcessWorld, connect
 from lsai_core.parallel.world import World
 from lsai_core.prediction.allocator import Allocator
-from lsai_core.prediction.predict import GIB, Prediction, predict
+from lsai_core.prediction.memory import GIB, Prediction, predict
 from lsai_core.prediction.roofline import estimate
 from lsai_core.profiling.gpus import find_gpu
 from lsai_lab.launch.launch import on_this_machine, torchrun

@@ -25,7 +25,7 @@ from typing import Any
 from lsai_core.base import plugins
 from lsai_core.base.files import write_json
 
-ROOT = Path(__file__).resolve().parent.parent  # the folder that holds the packages
+ROOT = Path(__file__).resolve().parents[2]  # the folder that holds the packages
 _MODULE = re.compile(r"lsai_\w+(\.\w+)+(\.\*)?")
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 # Python 3.11 counts the depth of a syntax tree for all threads together and fails when two parse at

@@ -1,9 +1,10 @@
 """What one training run is: a strict, fully resolved description.
 
-Every key is declared here, with its default and its bounds; an unknown key, a wrong type or an
-impossible combination is an error that names the key, before anything starts. The resolved config
-is what the run key hashes (`lsai_core.base.code`), so two runs with equal configs, code and
-hardware are the same run.
+Every key is declared here, with its default and its bounds; an unknown key or a wrong type is an
+error that names the key. Which settings cannot go together depends on kernels, recipes and methods,
+which stand above: `lsai_core.training.combinations` checks that before anything starts. The
+resolved config is what the run key hashes (`lsai_core.base.code`), so two runs with equal configs,
+code and hardware are the same run.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lsai_core.base.errors import hint
-from lsai_core.base.plugins import declared, names
 from lsai_core.config.affects import Decides
 from lsai_core.config.presets import ModelConfig
 from lsai_core.config.strict import Strict
@@ -45,24 +44,6 @@ class AttentionConfig(Strict):
         "auto", description="a file of lsai_core/attention/backends, or auto: the fastest known"
     )
     window: int | None = Field(None, gt=0)
-
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
-        known = names("lsai_core.attention.backends.*")
-        if self.backend not in ("auto", *known):
-            raise ValueError(
-                f"unknown attention backend {self.backend!r}{hint(self.backend, ('auto', *known))}"
-            )
-        if self.window is not None and self.backend != "auto":
-            from lsai_core.attention import BACKENDS
-
-            able = [name for name, backend in BACKENDS.items() if backend.windowed]
-            if self.backend not in able:
-                raise ValueError(
-                    f"attention backend {self.backend!r} has no sliding window; use auto, "
-                    f"{', '.join(able)}"
-                )
-        return self
 
 
 class DataConfig(Strict):
@@ -121,24 +102,6 @@ class OptimConfig(Strict):
     rounding: Literal["nearest", "stochastic"] = Field(
         "nearest", description="of updated bf16 weights"
     )
-
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
-        known = names("lsai_core.optimizers.kinds.*")
-        if self.name not in known:
-            raise ValueError(f"unknown optimizer {self.name!r}{hint(self.name, known)}")
-        # The usual choice is known without importing torch.
-        usual = (self.name, self.kernel, self.states, self.rounding) == (
-            "adamw",
-            "auto",
-            "full",
-            "nearest",
-        )
-        if not usual and (
-            why := declared("lsai_core.optimizers.kinds.*", self.name, "OPTIMIZER").refusal(self)
-        ):
-            raise ValueError(why)
-        return self
 
 
 class EvalConfig(Strict):
@@ -299,14 +262,6 @@ class TrainConfig(Strict):
     profile: ProfileConfig = ProfileConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     parallel: ParallelConfig = ParallelConfig()
-
-    @model_validator(mode="after")
-    def _combination_possible(self) -> Self:
-        from lsai_core.training.combinations import refusal
-
-        if (reason := refusal(self)) is not None:
-            raise ValueError(reason)
-        return self
 
     @property
     def tokens_per_step(self) -> int:

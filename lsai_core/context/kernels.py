@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lsai_core.attention import Case, available_backends, choose, get_backend
 from lsai_core.attention.backends.fa4 import load as _load_fa4
+from lsai_core.attention.choice import available_backends, choose, get_backend
 from lsai_core.attention.measured import rankings_for
-from lsai_core.attention.registry import repeat_kv
+from lsai_core.attention.registry import Case, repeat_kv
 from lsai_core.base.errors import Unavailable, UserError
 
 aten = torch.ops.aten

@@ -35,8 +35,7 @@ from lsai_core.fp8.fused import FusedFp8Linear, FusedFp8MLP
 from lsai_core.fp8.scales import Scales
 from lsai_core.fp8.shapes import parameters_in
 from lsai_core.fp8.tensorwise import Fp8Linear
-from lsai_core.model.transformer import Transformer
-from lsai_core.profiling.flops import matmul_parameters
+from lsai_core.model.transformer import Transformer, matmul_parameters
 
 RECIPES: tuple[str, ...] = tuple(name for name in get_args(Fp8Recipe) if name != "none")
 _PLACES = {

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lsai_core.attention import attention
+from lsai_core.attention.choice import attention
 from lsai_core.config.train import AttentionConfig, ModelConfig
 from lsai_core.model.loss import Reduction, linear_cross_entropy
 from lsai_core.model.mlp_chunks import swiglu_mlp
@@ -43,7 +43,7 @@ from lsai_core.model.rope import rope_tables, rotate
 from lsai_core.model.swiglu import swiglu_down
 
 if TYPE_CHECKING:
-    from lsai_core.context import ContextParallel
+    from lsai_core.context.methods import ContextParallel
     from lsai_core.model.saved_inputs import HostInputs
 
 
@@ -65,6 +65,13 @@ def count_parameters(config: ModelConfig) -> Parameters:
     embedding = c.vocab_size * width
     total = embedding + c.n_layers * block + width + (0 if c.tie_embeddings else embedding)
     return Parameters(total=total, embedding=embedding, non_embedding=total - embedding)
+
+
+def matmul_parameters(config: ModelConfig) -> int:
+    """Parameters that a token is multiplied with: all but an embedding table that is only looked
+    up."""
+    parameters = count_parameters(config)
+    return parameters.total if config.tie_embeddings else parameters.non_embedding
 
 
 class Attention(nn.Module):

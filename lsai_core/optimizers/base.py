@@ -77,9 +77,9 @@ class FactorOptimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     @torch.no_grad()
-    def step(
+    def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None, *, factor: Tensor | None = None
-    ) -> None:  # type: ignore[override]
+    ) -> None:
         """One update with gradients times `factor` (an fp32 scalar on the device; None: 1)."""
         assert closure is None, "this optimizer does not reevaluate the loss"
         numbers = itertools.count()

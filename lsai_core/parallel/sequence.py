@@ -18,9 +18,9 @@ import torch.distributed as dist
 
 from lsai_core.base.errors import UserError
 from lsai_core.config.precision import compute_dtype
-from lsai_core.context import ContextParallel, Setting, get_method
 from lsai_core.context.heads import key_heads
 from lsai_core.context.kernels import KERNELS, local_kernel
+from lsai_core.context.methods import ContextParallel, Setting, get_method
 from lsai_core.parallel.processes import TIMEOUT
 
 if TYPE_CHECKING:

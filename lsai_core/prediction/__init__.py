@@ -1,7 +1,7 @@
 """Memory and time of a training run, predicted without a GPU: see `simulate`, `compiled`,
 `roofline`."""
 
-from lsai_core.prediction.predict import LIBRARIES_GIB, Prediction, Verdict, predict, verdict
+from lsai_core.prediction.memory import LIBRARIES_GIB, Prediction, Verdict, predict, verdict
 from lsai_core.prediction.roofline import Estimate, estimate
 from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu
 

@@ -28,14 +28,14 @@ from typing import Any
 
 import numpy as np
 
-from lsai_core.attention import get_backend
+from lsai_core.attention.choice import get_backend
 from lsai_core.attention.measured import nearest, select_rankings, shipped
 from lsai_core.attention.registry import Case
 from lsai_core.config.precision import compute_dtype, weight_dtype
 from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import count_parameters
 from lsai_core.optimizers.build import bytes_per_parameter
-from lsai_core.prediction.predict import predict
+from lsai_core.prediction.memory import predict
 from lsai_core.prediction.stand_ins import FUSED
 from lsai_core.profiling.flops import flops_per_token, theoretical_peak
 from lsai_core.profiling.gpus import Gpu, find_gpu

@@ -24,9 +24,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lsai_core.base.errors import UserError
 from lsai_core.config.precision import compute_dtype, residual_dtype, weight_dtype
 from lsai_core.config.train import TrainConfig
-from lsai_core.context import get_method
 from lsai_core.context.exchange import IN_FLIGHT_BYTES
 from lsai_core.context.heads import key_heads
+from lsai_core.context.methods import get_method
 from lsai_core.model.recompute import BlockCheckpoint, of_block
 from lsai_core.model.transformer import Transformer
 from lsai_core.optimizers.build import get_optimizer

@@ -27,7 +27,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from lsai_core.attention import get_backend
+from lsai_core.attention.choice import get_backend
 from lsai_core.attention.registry import repeat_kv
 from lsai_core.config.precision import compute_dtype
 from lsai_core.config.train import Fp8Config, TrainConfig

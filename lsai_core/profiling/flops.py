@@ -19,7 +19,7 @@ from typing import get_args
 
 from lsai_core.base.errors import UserError
 from lsai_core.config.train import ModelConfig, Precision
-from lsai_core.model.transformer import count_parameters
+from lsai_core.model.transformer import matmul_parameters
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,6 @@ def flops_per_token(model: ModelConfig, seq_len: int, window: int | None = None)
         reach = min(window, seq_len)
         windowed = dense + attention * (reach - reach**2 / (2 * seq_len)) / seq_len
     return Flops(dense + attention, dense + attention / 2, windowed, counted)
-
-
-def matmul_parameters(model: ModelConfig) -> int:
-    """Parameters that a token is multiplied with: all but an embedding table that is only looked
-    up."""
-    parameters = count_parameters(model)
-    return parameters.total if model.tie_embeddings else parameters.non_embedding
 
 
 @dataclass(frozen=True)

@@ -2,31 +2,53 @@
 starts.
 
 A config means the same on every machine, so what a kernel or a recipe demands is refused
-everywhere, not only where it would run. A refusal changes no result, so this file is no part of a
-run's key (`lsai_lab/runs/kinds.py`).
+everywhere, not only where it would run. Whoever plans, begins or predicts a run asks here. Rooms
+that need torch are imported where a setting asks for them: planning a usual run takes no seconds.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from lsai_core.config.train import TrainConfig
+from pydantic import BaseModel
+
+from lsai_core.base.errors import UserError, hint
+from lsai_core.base.plugins import declared, names
+from lsai_core.config.strict import validated
+from lsai_core.config.train import OptimConfig, TrainConfig
+
+T = TypeVar("T", bound=BaseModel)
+
+
+def checked(cls: type[T], data: dict[str, Any], where: str) -> T:
+    """`cls` from plain data, with every training run in it possible; UserError names `where`."""
+    config = validated(cls, data, where)
+    for train in _training_configs(config):
+        require_possible(train, where)
+    return config
+
+
+def require_possible(config: TrainConfig, where: str) -> None:
+    """UserError that begins with `where` if settings of `config` cannot go together."""
+    if (reason := refusal(config)) is not None:
+        raise UserError(f"{where}: {reason}")
+
+
+def _training_configs(config: BaseModel) -> Iterator[TrainConfig]:
+    if isinstance(config, TrainConfig):
+        yield config
+        return
+    for name in type(config).model_fields:
+        if isinstance(inner := getattr(config, name), BaseModel):
+            yield from _training_configs(inner)
 
 
 def refusal(config: TrainConfig) -> str | None:
     """Why `config` is impossible, and what would be possible; None if it is not."""
-    if config.attention.backend != "auto" and config.precision in ("fp32", "tf32"):
-        from lsai_core.attention import BACKENDS, get_backend
-
-        if get_backend(config.attention.backend).half_only:
-            others = ", ".join(name for name, backend in BACKENDS.items() if not backend.half_only)
-            return (
-                f"attention backend {config.attention.backend!r} needs 16-bit inputs but precision "
-                f"is {config.precision!r}; "
-                f"use precision bf16_autocast or bf16, or backend auto, {others}"
-            )
     window = config.attention.window
+    if (reason := _refusal_of_attention(config) or _refusal_of_optimizer(config.optim)) is not None:
+        return reason
     if window is not None and window > config.seq_len:
         return (
             f"attention.window={window} is longer than seq_len={config.seq_len}; use window: "
@@ -85,3 +107,34 @@ def refusal(config: TrainConfig) -> str | None:
             f"model.vocab_size={config.model.vocab_size}"
         )
     return None
+
+
+def _refusal_of_attention(config: TrainConfig) -> str | None:
+    name = config.attention.backend
+    if name == "auto":
+        return None
+    from lsai_core.attention.choice import BACKENDS
+
+    if name not in BACKENDS:
+        return f"unknown attention backend {name!r}{hint(name, ('auto', *BACKENDS))}"
+    if config.attention.window is not None and not BACKENDS[name].windowed:
+        able = ", ".join(other for other, backend in BACKENDS.items() if backend.windowed)
+        return f"attention backend {name!r} has no sliding window; use auto, {able}"
+    if config.precision in ("fp32", "tf32") and BACKENDS[name].half_only:
+        others = ", ".join(other for other, backend in BACKENDS.items() if not backend.half_only)
+        return (
+            f"attention backend {name!r} needs 16-bit inputs but precision is "
+            f"{config.precision!r}; use precision bf16_autocast or bf16, or backend auto, {others}"
+        )
+    return None
+
+
+def _refusal_of_optimizer(optim: OptimConfig) -> str | None:
+    package = "lsai_core.optimizers.kinds.*"
+    if optim.name not in (known := names(package)):
+        return f"unknown optimizer {optim.name!r}{hint(optim.name, known)}"
+    usual = OptimConfig().model_dump(include={"name", "kernel", "states", "rounding"})
+    if optim.model_dump(include=set(usual)) == usual:
+        return None
+    refused: str | None = declared(package, optim.name, "OPTIMIZER").refusal(optim)
+    return refused

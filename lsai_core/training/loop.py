@@ -34,6 +34,7 @@ from lsai_core.parallel.world import World
 from lsai_core.profiling.steptime import StepTimer
 from lsai_core.training import checkpoint
 from lsai_core.training.batches import BatchStream, TokenSource, sequential_batches
+from lsai_core.training.combinations import require_possible
 from lsai_core.training.host_memory import keep_freed_memory
 from lsai_core.training.instruments import Instruments, over_processes
 from lsai_core.training.metrics import MetricsFile
@@ -151,6 +152,7 @@ def train(
     Preempted, or torch's out-of-memory error; whatever happens, `metrics.jsonl` holds the complete
     steps.
     """
+    require_possible(config, "train")
     world = world or World()
     if config.parallel.world_size != world.size:
         raise UserError(

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from lsai_core import fp8
-from lsai_core.attention import resolve
+from lsai_core.attention.choice import resolve
 from lsai_core.base.errors import Unavailable
 from lsai_core.config.precision import autocast, compute_dtype, weight_dtype
 from lsai_core.config.train import OptimConfig, TrainConfig

@@ -16,9 +16,9 @@ from lsai_core.training import checkpoint
 from lsai_core.training.loop import train
 from lsai_core.training.step import resolve_device
 from lsai_lab.benches.machine import peak_of_this_machine, rated, speed_summary
-from lsai_lab.cluster.launch_srun import srun_command
 from lsai_lab.data import prepare
 from lsai_lab.launch.launch import launch, require_devices
+from lsai_lab.launch.srun import srun_command
 from lsai_lab.runs.kinds import Context
 
 

@@ -26,7 +26,7 @@ def main() -> None:
 def _run() -> None:
     from lsai_core.base.errors import Unavailable, UserError
     from lsai_lab.cli.app import Interrupted, app
-    from lsai_lab.runs.stop import Stopped
+    from lsai_lab.launch.stop import Stopped
 
     try:
         app()

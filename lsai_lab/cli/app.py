@@ -89,9 +89,9 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 
 ENVIRONMENT = """Environment variables:
 
-LSAI_ROOT: the project's folder, with params/ and notebooks/ (default: at or above the current folder)
+LSAI_ROOT: the project's folder, with params/ and notebooks/ (default: here or above)
 
-LSAI_RUNS, LSAI_DATA: records of runs; datasets and downloads (default: runs/ and data/ in the project)
+LSAI_RUNS, LSAI_DATA: records of runs; datasets and downloads (default: runs/, data/ in the project)
 
 LSAI_MACHINE: name of this machine in the records (default: from its GPU or its number of cores)
 
@@ -99,9 +99,13 @@ LSAI_MEMORY_GIB: this machine's memory, where the system reports less than there
 
 LSAI_COMMIT: the commit that records name, where the project is no git checkout
 
-LSAI_PROFILE: profile of notebooks, instead of the one detected; LSAI_STOP_GRACE_S: seconds that a stopped run has to save
+LSAI_PROFILE: profile of notebooks, instead of the one detected
 
-LSAI_ACCOUNT: account for cluster jobs; LSAI_SPEAKLEASH_URL: another server for Speakleash's datasets"""
+LSAI_STOP_GRACE_S: seconds that a stopped run has to save
+
+LSAI_ACCOUNT: account for cluster jobs
+
+LSAI_SPEAKLEASH_URL: another server for Speakleash's datasets"""
 
 
 class Interrupted(Exception):

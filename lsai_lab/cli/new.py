@@ -11,8 +11,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import write_text
 from lsai_lab.project.files import repo_root
+from lsai_lab.project.strip import KERNEL
 from lsai_lab.project.template import lay_out
-from lsai_lab.report.strip import KERNEL
 from lsai_lab.runs.chapters import book_settings
 
 app = typer.Typer(no_args_is_help=True)

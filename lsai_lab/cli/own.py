@@ -132,7 +132,6 @@ def _find(session: Session, text: str) -> Run:
         keys = ", ".join(run.summary.id.key for run in found)
         raise UserError(f"{text!r} means several runs; choose one by its key: {keys}")
     if not found:
-        raise UserError(
-            f"no run {text!r}{hint(text, [name for some in names.values() for name in some if name])}"
-        )
+        known = [name for some in names.values() for name in some if name]
+        raise UserError(f"no run {text!r}{hint(text, known)}")
     return found[0]

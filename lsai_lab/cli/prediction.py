@@ -15,9 +15,9 @@ from lsai_core.base.disk_cache import remembered
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import deep_merge
 from lsai_core.config.presets import PRESETS
-from lsai_core.config.strict import validated
 from lsai_core.config.train import TrainConfig
 from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu
+from lsai_core.training.combinations import checked
 from lsai_lab.cli import options as opt
 from lsai_lab.machine.environment import gpu_facts
 from lsai_lab.peers.settings import PLAIN, Peer, read_toml
@@ -104,7 +104,7 @@ def predict(
             "model": read_config(hf).model_dump(exclude={"preset"}) if hf else {"preset": model}
         }
         data = read_toml(toml, gpus) if toml else _DEFAULTS | shape | (PLAIN if trainer else {})
-        config = validated(
+        config = checked(
             TrainConfig,
             deep_merge(data, overrides),
             f"--config {toml}" if toml else f"--model {hf or model}",

@@ -28,9 +28,9 @@ from lsai_core.base.files import read_jsonl, write_json, write_text
 from lsai_lab.cluster import slurm
 from lsai_lab.cluster.script import Cluster, Job, render
 from lsai_lab.cluster.slurm import JobState
+from lsai_lab.launch.stop import PREEMPTED_EXIT
 from lsai_lab.runs.inputs import git_state
 from lsai_lab.runs.session import Session
-from lsai_lab.runs.stop import PREEMPTED_EXIT
 
 # A job is unknown to Slurm and never said how it ended: killed without a word, or its record was
 # copied from elsewhere.

@@ -23,9 +23,9 @@ from lsai_core.base.errors import UserError
 from lsai_core.base.files import deep_merge
 from lsai_core.config.strict import Strict, validated
 from lsai_core.config.train import TrainConfig
+from lsai_lab.launch.stop import PREEMPTED_EXIT
 from lsai_lab.project.files import load_yaml
 from lsai_lab.runs.session import Session
-from lsai_lab.runs.stop import PREEMPTED_EXIT
 from lsai_lab.runs.study import resolve, select_variants
 
 LOCAL = "local"  # params/clusters/local.yaml is nobody's cluster: it holds one person's own values

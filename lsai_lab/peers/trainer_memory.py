@@ -36,7 +36,7 @@ from lsai_core.model import transformer as decoder
 from lsai_core.model.recompute import keep_expensive
 from lsai_core.model.rope import rotate
 from lsai_core.prediction import compiled
-from lsai_core.prediction.predict import Prediction, prediction_of
+from lsai_core.prediction.memory import Prediction, prediction_of
 from lsai_core.prediction.purposes import named_purposes
 from lsai_core.prediction.simulate import Simulated, simulate
 from lsai_core.prediction.tracker import PurposeTracker

@@ -9,7 +9,7 @@ from typing import Any
 from lsai_core.base.errors import UserError
 from lsai_core.config.train import TrainConfig
 from lsai_core.prediction import Prediction, estimate, predict, verdict
-from lsai_core.prediction.predict import OUTSIDE_GIB, usable_gib
+from lsai_core.prediction.memory import OUTSIDE_GIB, usable_gib
 from lsai_core.profiling.gpus import Gpu
 from lsai_lab.peers.settings import Peer
 from lsai_lab.peers.trainer_memory import habits_of, predict_as

@@ -148,7 +148,7 @@ def repo_root() -> Path:
             )
         return Path(given)
     here = Path.cwd()
-    for folder in (here, *here.parents, Path(__file__).resolve().parent.parent):
+    for folder in (here, *here.parents, Path(__file__).resolve().parents[2]):
         if (folder / "params").is_dir() and (folder / "notebooks").is_dir():
             return folder
     raise UserError(

@@ -7,7 +7,7 @@ setup.py imports this file before anything is installed, so it needs the standar
 import shutil
 from pathlib import Path
 
-_HERE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parents[1]
 _NAMES = ("notebooks", "params", "envs", "reports", "Makefile")
 _MADE = shutil.ignore_patterns(
     "_[!q]*", "_quarto-*", ".*", "runs", "data", "files", "rendering-*", "*_files", "local.yaml"
@@ -17,7 +17,7 @@ _MADE = shutil.ignore_patterns(
 def lay_out(target: Path) -> None:
     """Copy notebooks, parameters, the report's templates and records, and the Makefile to `target`;
     nothing that was rendered."""
-    source = _HERE / "template" if (_HERE / "template").is_dir() else _HERE.parent
+    source = _PACKAGE / "template" if (_PACKAGE / "template").is_dir() else _PACKAGE.parent
     target.mkdir(parents=True, exist_ok=True)
     for name in _NAMES:
         if (source / name).is_dir():

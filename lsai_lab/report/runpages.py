@@ -15,7 +15,7 @@ from markupsafe import Markup
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import flatten, write_text
 from lsai_core.prediction import GPUS
-from lsai_core.prediction.predict import OUTSIDE_GIB, PARTS, usable_gib
+from lsai_core.prediction.memory import OUTSIDE_GIB, PARTS, usable_gib
 from lsai_lab.predictions.recorded import table_path
 from lsai_lab.report.show import shown
 from lsai_lab.report.style import PALETTE

@@ -15,7 +15,7 @@ import nbformat
 import yaml
 
 from lsai_core.base.files import write_json, write_text
-from lsai_lab.report.strip import KERNEL
+from lsai_lab.project.strip import KERNEL
 from lsai_lab.runs.records import page_name
 
 _ANSI = re.compile(

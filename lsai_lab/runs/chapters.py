@@ -15,13 +15,13 @@ from lsai_core.base.code import closure, code_hash
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import write_text
 from lsai_core.base.limits import cpu_cores
+from lsai_lab.launch.stop import StopRequest
 from lsai_lab.project.files import load_yaml
-from lsai_lab.report.strip import stripped
+from lsai_lab.project.strip import stripped
 from lsai_lab.runs.driver import cores_shared_by
 from lsai_lab.runs.notebook import execute_notebook
 from lsai_lab.runs.records import Run, run_key
 from lsai_lab.runs.session import Session
-from lsai_lab.runs.stop import StopRequest
 from lsai_lab.runs.study import study_names
 
 TIMEOUT_S = 900.0  # of a chapter

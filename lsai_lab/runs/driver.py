@@ -21,6 +21,7 @@ from pathlib import Path
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import read_jsonl, write_json
 from lsai_core.base.limits import cpu_cores
+from lsai_lab.launch.stop import Stopped, StopRequest, stop_requests
 from lsai_lab.launch.watch import NewRows
 from lsai_lab.machine.environment import environment
 from lsai_lab.runs.disturbance import BESIDE
@@ -37,7 +38,6 @@ from lsai_lab.runs.records import (
     read_run,
     set_aside,
 )
-from lsai_lab.runs.stop import Stopped, StopRequest, stop_requests
 from lsai_lab.runs.study import PlannedRun
 from lsai_lab.runs.writer import only_writer
 

@@ -20,7 +20,8 @@ from tqdm import tqdm
 from lsai_core.base.code import code_hash
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import write_json
-from lsai_core.config.strict import Strict, validated
+from lsai_core.config.strict import Strict
+from lsai_core.training.combinations import checked
 from lsai_lab.data.prepare import prepared_id
 from lsai_lab.machine.environment import environment
 from lsai_lab.runs.disturbance import Quiet
@@ -63,7 +64,7 @@ class ActiveRun:
         self.id, self.kind, self.label = RunId(**plan["id"]), plan["kind"], plan["label"]
         self.command, self.code = plan["command"], plan["code"]
         self.inputs: dict[str, str] = plan.get("inputs", {})
-        self.config: Strict = validated(
+        self.config: Strict = checked(
             get_kind(self.kind).config_class(), config, str(self.folder / "config.json")
         )
 

@@ -22,8 +22,8 @@ from types import MappingProxyType
 from typing import Any
 
 from lsai_core.base.errors import UserError
+from lsai_lab.launch.stop import StopRequest
 from lsai_lab.launch.watch import end_family
-from lsai_lab.runs.stop import StopRequest
 from lsai_lab.runs.writer import inherit
 
 _POLL_S = 0.25

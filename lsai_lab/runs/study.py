@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import deep_merge, nested
 from lsai_core.config.strict import Strict, validated
+from lsai_core.training.combinations import checked
 from lsai_lab.project.files import Name, load_yaml, named
 from lsai_lab.runs.inputs import code_facts, key_config, resolved_paths, run_inputs
 from lsai_lab.runs.kinds import get_kind
@@ -287,7 +288,7 @@ def resolve(
     if "seed" in cls.model_fields and isinstance(seed, int):
         merged["seed"] = seed + repeat
     merged = merged if root is None else resolved_paths(merged, root)
-    return validated(cls, merged, f"study {study.study}, variant {variant}, part {part}")
+    return checked(cls, merged, f"study {study.study}, variant {variant}, part {part}")
 
 
 def plan_study(

@@ -19,7 +19,7 @@ from lsai_core.base.limits import host_limit_gib
 from lsai_core.config.affects import deciding
 from lsai_core.config.strict import Strict, validated
 from lsai_core.config.train import TrainConfig
-from lsai_core.prediction.predict import OUTSIDE_GIB, predict
+from lsai_core.prediction.memory import OUTSIDE_GIB, predict
 from lsai_core.training.step import attention_kernel, resolve_device
 from lsai_lab.benches.points import Points, Row
 from lsai_lab.launch.launch import require_devices

@@ -1,2 +1,1 @@
-"""The optimizers, one file each: `OPTIMIZER` in it says how one is built and what it keeps. Found
-by looking here."""
+"""The optimizers, a file each: what `optim.name` can be."""

@@ -1,4 +1,4 @@
-"""One process of a run: `python -m lsai_lab.launch.worker <run folder> <data root>`, started by
+"""One process of a run: `python -m lsai_lab.runs.worker <run folder> <data root>`, started by
 `lsai_lab.launch.launch`.
 
 If anything is raised, it notes what and when, and leaves at once, without the farewells that could

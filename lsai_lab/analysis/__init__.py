@@ -1,0 +1,1 @@
+"""From frames to frames and numbers: summaries over repeats, the ideal step, many nodes."""
