@@ -16,7 +16,12 @@ from lsai_core.optimizers.adam8bit import quantized, restored
 from lsai_core.optimizers.base import coefficients
 from lsai_core.optimizers.rounding import Noise, rounded
 
-_AT_ONCE = 2**16  # values that are updated together: what that needs in between stays at some MiB
+AT_ONCE = 2**16  # values that are updated together: what that needs in between stays at some MiB
+
+
+def pieces(rows: int, at_once: int) -> list[tuple[int, int]]:
+    """Where the pieces of so many rows begin and end."""
+    return [(begin, min(begin + at_once, rows)) for begin in range(0, rows, at_once)]
 
 
 def plain_adamw_(
@@ -39,14 +44,11 @@ def plain_adamw_(
     *whole_moments, factor = moments_and_factor
     numbers = coefficients(step, lr, betas, eps, weight_decay)
     row = weight[0].numel()
-    tensors = (weight, gradient, *whole_moments)
-    first = noise.first if noise is not None else 0
-    for piece, gradient_, *moments in zip(
-        *(tensor.split(max(1, _AT_ONCE // row)) for tensor in tensors), strict=True
-    ):
-        here = dataclasses.replace(noise, first=first) if noise is not None else None
-        _update_piece(piece, gradient_.float() * factor, moments, numbers, here)
-        first += piece.numel()
+    for begin, end in pieces(len(weight), max(1, AT_ONCE // row)):
+        here = noise and dataclasses.replace(noise, first=noise.first + begin * row)
+        moments = [moment[begin:end] for moment in whole_moments]
+        g = gradient[begin:end].float() * factor
+        _update_piece(weight[begin:end], g, moments, numbers, here)
 
 
 def _update_piece(

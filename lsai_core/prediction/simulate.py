@@ -29,7 +29,7 @@ from lsai_core.context.heads import key_heads
 from lsai_core.context.methods import get_method
 from lsai_core.model.recompute import BlockCheckpoint, of_block
 from lsai_core.model.transformer import Transformer
-from lsai_core.optimizers.build import get_optimizer
+from lsai_core.optimizers.build import build_optimizer, make_states
 from lsai_core.parallel.adapt import adapt
 from lsai_core.parallel.sequence import setting
 from lsai_core.prediction.compiled import compiled
@@ -74,7 +74,11 @@ def simulate(
     if on == "cpu":
         config = config.model_copy(update={"compile": False})
     kernel = kernel or expected_kernel(config)
-    with _world(config), behaviour(kernel, on), torch.random.fork_rng(devices=[]):
+    with (
+        _world(config),
+        behaviour(kernel, on, config.parallel.cpu_offload),
+        torch.random.fork_rng(devices=[]),
+    ):
         watched, events = _one_step(config, on)
     messages, highest = held_back(config) if on == "gpu" else 0, watched.highest
     for phase, bytes_of in highest.items():
@@ -117,27 +121,24 @@ def _one_step(config: TrainConfig, on: str) -> tuple[PurposeTracker, list[int]]:
     model = _shaped(config, on)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device=CPU)
-        optimizer = torch.optim.AdamW(model.parameters(), fused=False, foreach=True)
-        states = get_optimizer(config.optim.name).states
-        # in the order of the run's groups
-        for parameter in sorted(model.parameters(), key=lambda p: p.ndim < 2):
-            optimizer.state[parameter] = states(parameter.data, config.optim)
+        optimizer = build_optimizer(model, config.optim)
+        make_states(optimizer, update=False)
+        states = [
+            value
+            for state in optimizer.state.values()
+            for value in state.values()
+            if isinstance(value, Tensor) and (on == "cpu" or value.ndim)  # a count is on the host
+        ]
         tokens = torch.empty(
             config.batch_size * config.grad_accum, config.seq_len + 1, dtype=torch.int64
         )
-        for purpose, seed in (
-            ("weights", model),
-            ("optimizer", optimizer),
-            ("activations", tokens),
-        ):
+        seeds = {"weights": [model], "optimizer": states, "activations": [tokens]}
+        for purpose, tensors in seeds.items():
             tracker.marks[f"{purpose} made"] = len(tracker.events)
             with tracker.purpose(purpose):
-                tracker.add([seed])
+                tracker.add(tensors)
         if config.parallel.cpu_offload:
-            for tensor in (
-                *model.parameters(),
-                *(t for state in optimizer.state.values() for t in state.values()),
-            ):
+            for tensor in (*model.parameters(), *states):
                 tracker.move_to_host(tensor)
         meter = _Meter(tracker)
 

@@ -10,8 +10,8 @@ another way on a GPU, a stand-in with the GPU's memory behaviour takes the place
   row.
 - the fused loss: the kernel overwrites logits by their gradient; sums of the weight's gradient go
   into one fp32 matrix.
-- clipping and the optimizer: both kernels update in place, so that nothing but the states is
-  needed.
+- clipping and the optimizer: kernels update in place, so that nothing but the states is needed; an
+  optimizer of plain operations runs as it is.
 - context parallelism: its operators as they are, which on fake tensors exchange nothing; torch's
   own as a fused kernel.
 - fp8 layers of packages that may not be installed here.
@@ -26,6 +26,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from lsai_core.attention.choice import get_backend
 from lsai_core.attention.registry import repeat_kv
@@ -35,6 +36,8 @@ from lsai_core.fp8 import convert
 from lsai_core.fp8.recipes import names_of
 from lsai_core.model.mlp_chunks import parts
 from lsai_core.model.transformer import Transformer
+from lsai_core.optimizers.base import FactorOptimizer, parts_of
+from lsai_core.optimizers.plain_update import pieces
 from lsai_core.prediction.tracker import PurposeTracker
 
 
@@ -192,6 +195,18 @@ def _plus_product(total: Tensor | None, a_VC: Tensor, b_CD: Tensor, only: bool) 
 
 
 def _clip_and_update(optimizer: torch.optim.Optimizer, limit: float) -> Tensor:
+    for part in parts_of(optimizer):
+        if isinstance(part, FactorOptimizer) or part.defaults.get("fused"):
+            continue
+        for group in part.param_groups:  # torch takes lists of tensors on a GPU, not of slices
+            whole = not any(isinstance(p, DTensor) for p in group["params"])
+            if whole and group.get("foreach", False) is None:
+                group["foreach"] = True
+        part.step()
+    return torch.empty(())
+
+
+def _on_the_host(_optimizer: torch.optim.Optimizer, _limit: float) -> Tensor:
     return torch.empty(())
 
 
@@ -254,14 +269,13 @@ def _convert(model: Transformer, settings: Fp8Config) -> None:
 
 
 @contextlib.contextmanager
-def behaviour(kernel: str, on: str) -> Iterator[None]:
+def behaviour(kernel: str, on: str, offloaded: bool = False) -> Iterator[None]:
     """While open, the project's model and step behave on fake CPU tensors as on a GPU with
-    attention kernel `kernel`.
+    attention kernel `kernel`; `offloaded`: weights and states lie in host memory.
 
     On a CPU only that is replaced whose arithmetic fake tensors refuse.
     """
     patches: dict[str, Any] = {
-        "lsai_core.training.step.clip_and_update": _clip_and_update,
         "lsai_core.fp8.convert": _convert,
         "lsai_core.parallel.adapt.require_host_memory": lambda _config: None,
         "lsai_core.fp8.begin_step": lambda _model: None,
@@ -269,8 +283,18 @@ def behaviour(kernel: str, on: str) -> Iterator[None]:
         # Ranks that only pretend to exist agree with everything.
         "lsai_core.context.methods._agree": lambda _setting, _group: None,
     }
+    if on == "cpu":
+        patches["lsai_core.optimizers.plain_update.pieces"] = lambda rows, at_once: pieces(
+            min(rows, ALIKE * at_once + rows % at_once), at_once
+        )
     if on == "gpu":
         patches |= {
+            "lsai_core.training.step.clip_and_update": (
+                _on_the_host if offloaded else _clip_and_update
+            ),
+            "lsai_core.optimizers.kinds.adamw.optimizer_kernel": lambda optim, _device: (
+                "torch" if optim.kernel == "torch" else "triton"
+            ),
             "lsai_core.model.transformer.attention": _attention_as(kernel),
             "lsai_core.model.loss._cross_entropy_": _cross_entropy_,
             "lsai_core.model.products.plus_product": _plus_product,

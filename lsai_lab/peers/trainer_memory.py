@@ -35,6 +35,7 @@ from lsai_core.config.train import TrainConfig
 from lsai_core.model import transformer as decoder
 from lsai_core.model.recompute import keep_expensive
 from lsai_core.model.rope import rotate
+from lsai_core.optimizers.base import FactorOptimizer
 from lsai_core.prediction import compiled
 from lsai_core.prediction.memory import Prediction, prediction_of
 from lsai_core.prediction.purposes import named_purposes
@@ -163,15 +164,23 @@ def _linears(model: nn.Module, _fp8: Any) -> list[str]:
     ]
 
 
-def _masters(shared: int, weight: Tensor, _optim: Any) -> dict[str, Tensor]:
-    slices = {
-        name: torch.empty(-(-weight.numel() // shared), dtype=torch.float32)
-        for name in ("master", "m", "v")
-    }
-    return slices | {
-        "gradient": torch.empty_like(weight, dtype=torch.float32),
-        "bucket": torch.empty_like(weight),
-    }
+class _Masters(FactorOptimizer):
+    """Keeps what nanotron does of each weight; `shared`: by so many processes."""
+
+    def __init__(self, model: nn.Module, shared: int) -> None:
+        self.shared = shared
+        super().__init__([{"params": sorted(model.parameters(), key=lambda p: p.ndim < 2)}], lr=0.0)
+
+    def moments(self, parameter: Tensor) -> dict[str, Tensor]:
+        weight = parameter.data
+        slices = {
+            name: torch.empty(-(-weight.numel() // self.shared), dtype=torch.float32)
+            for name in ("master", "m", "v")
+        }
+        return slices | {
+            "gradient": torch.empty_like(weight, dtype=torch.float32),
+            "bucket": torch.empty_like(weight),
+        }
 
 
 @contextlib.contextmanager
@@ -195,8 +204,8 @@ def stand_ins(habits: Habits) -> dict[str, Any]:
         and (lambda: create_selective_checkpoint_contexts(_policy(habits))),
         f"{compiled.__name__}._POLICIES": habits.every_second
         and compiled._POLICIES | {"selective": _policy(habits)},
-        f"{simulate.__module__}.get_optimizer": habits.masters
-        and (lambda _name: mock.Mock(states=functools.partial(_masters, habits.masters))),
+        f"{simulate.__module__}.build_optimizer": habits.masters
+        and (lambda model, _optim: _Masters(model, habits.masters)),
         f"{simulate.__module__}.named_purposes": habits.step_in_backward and _purposes,
     }
 

@@ -18,7 +18,7 @@ import torch
 from lsai_core import kernels
 from lsai_core.base.errors import Unavailable
 from lsai_core.optimizers.adam8bit import MOMENTS, moments_of
-from lsai_core.optimizers.base import FactorOptimizer, Groups, Optimizer, local
+from lsai_core.optimizers.base import FactorOptimizer, Groups, Named, Optimizer, decayed, local
 from lsai_core.optimizers.plain_update import plain_adamw_
 
 if TYPE_CHECKING:
@@ -76,11 +76,15 @@ def _full(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
-def _states(parameter: torch.Tensor, optim: OptimConfig) -> dict[str, torch.Tensor]:
-    return moments_of(parameter) if optim.states == "8bit" else _full(parameter)
+def bytes_per_parameter(states: str, dtype: torch.dtype) -> float:
+    """What AdamW keeps of a parameter of a large matrix of `dtype`; `states` as in the config."""
+    matrix = torch.empty(256, 256, dtype=dtype)
+    moments = (moments_of if states == "8bit" else _full)(matrix)
+    return sum(moment.nbytes for moment in moments.values()) / matrix.numel()
 
 
-def _build(groups: Groups, optim: OptimConfig, device: torch.device) -> torch.optim.Optimizer:
+def _build(parameters: Named, optim: OptimConfig, device: torch.device) -> torch.optim.Optimizer:
+    groups = decayed(parameters, optim)
     settings = {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps}
     if optimizer_kernel(optim, device) == "torch":
         return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
@@ -111,4 +115,4 @@ def _refusal(optim: OptimConfig) -> str | None:
     return None
 
 
-OPTIMIZER = Optimizer(_build, _states, _refusal)
+OPTIMIZER = Optimizer(_build, _refusal)
