@@ -44,6 +44,29 @@ class Case:
     training: bool = True
 
 
+Bound = int | None
+
+
+@dataclass(frozen=True, eq=False)
+class TileKernel:
+    """A kernel beneath autograd, for one tile of attention that several processes share.
+
+    `forward(q_BSHD, k_BTKD, v_BTKD, left, right) -> (out_BSHD, lse_BHS)` and
+    `backward(dout_BSHD, q, k, v, out_BSHD, lse_BHS, left, right) -> (dq, dk, dv)`, gradients in the
+    shapes of their inputs. Query i sees the keys j with i - left <= j <= i + right; None is no
+    bound. out in the dtype of q, lse in fp32 (fp64 for fp64 inputs): the natural logarithm of the
+    sum of exp(scores), scores scaled by 1/sqrt(D).
+
+    Attention over all keys is put together from attention over some of them by their lse. In the
+    backward pass a tile gets `out` and `lse` of the *whole* attention: exp(score - lse) is then the
+    true probability, and the gradients of the tiles add up (Dao et al. 2022, arXiv:2205.14135,
+    section 3.1; Liu et al. 2023, arXiv:2310.01889).
+    """
+
+    forward: Callable[[Tensor, Tensor, Tensor, Bound, Bound], tuple[Tensor, Tensor]]
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+
+
 @dataclass(frozen=True, eq=False)
 class Backend:
     """One attention kernel.
@@ -62,6 +85,8 @@ class Backend:
     namespace), whose results selective checkpointing keeps; not needed where the name has
     "attention" in it. `speed`: its place among others where nothing was measured, the highest first
     (in bf16, causal, on Hopper).
+
+    `tiles`: the kernel beneath, where it returns its log-sum-exp: context parallelism needs that.
 
     `about`, `color` and `marker` (matplotlib's) are for tables and figures; `install`: what pip is
     given for its package.
@@ -83,6 +108,7 @@ class Backend:
     masked: bool = False
     speed: int = 0
     operators: frozenset[str] = frozenset()
+    tiles: TileKernel | None = None
     about: str = ""
     color: str = "#777777"
     marker: str = "h"

@@ -17,12 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lsai_core.attention.choice import tile_backend
 from lsai_core.base.errors import Unavailable, UserError, hint
-from lsai_core.context import operators
 from lsai_core.context.exchange import GroupExchange
-from lsai_core.context.heads import key_heads
-from lsai_core.context.kernels import local_kernel
+from lsai_core.context.heads import exchange_to_heads, exchange_to_sequence, key_heads
 from lsai_core.context.layout import Layout, contiguous, zigzag
+from lsai_core.context.operators import attend
+from lsai_core.context.parts import Parts, register
 from lsai_core.context.plan import Plan, Schedule, make_plan
 
 
@@ -147,8 +148,8 @@ class ContextParallel:
         neighbours = [ring_rank * pieces + other for other in range(pieces)]
         ring = [other * pieces + piece for other in range(self.size // pieces)]
         self._exchanges = GroupExchange(group, ring), GroupExchange(group, neighbours)
-        parts = operators.Parts(self.plan, *self._exchanges, kernel, setting.window)
-        self._pieces, self._key = pieces, operators.register(parts)
+        parts = Parts(self.plan, *self._exchanges, kernel, setting.window)
+        self._pieces, self._key = pieces, register(parts)
 
     @property
     def sent_bytes(self) -> int:
@@ -199,7 +200,7 @@ class ContextParallel:
             # the compiler cannot follow the choice of a kernel; the operator makes it when it runs
             return
         window, grouped = self.setting.window, n_heads != n_kv_heads
-        local_kernel(
+        tile_backend(
             self.setting.kernel,
             q_BSHD.device,
             q_BSHD.dtype,
@@ -222,12 +223,12 @@ class ContextParallel:
             return torch_attention(q_BSHD, k_BSKD, v_BSKD, self._group)
         n_heads, n_kv_heads = q_BSHD.shape[2], k_BSKD.shape[2]
         if self._pieces == 1:
-            return operators.attend(q_BSHD, k_BSKD, v_BSKD, self._key)[0]
-        q_BTHD = operators.exchange_to_heads(q_BSHD, n_heads, n_heads, self._key)
-        k_BTKD = operators.exchange_to_heads(k_BSKD, n_kv_heads, n_heads, self._key)
-        v_BTKD = operators.exchange_to_heads(v_BSKD, n_kv_heads, n_heads, self._key)
-        out_BTHD, _ = operators.attend(q_BTHD, k_BTKD, v_BTKD, self._key)
-        return operators.exchange_to_sequence(out_BTHD, n_heads, n_heads, self._key)
+            return attend(q_BSHD, k_BSKD, v_BSKD, self._key)[0]
+        q_BTHD = exchange_to_heads(q_BSHD, n_heads, n_heads, self._key)
+        k_BTKD = exchange_to_heads(k_BSKD, n_kv_heads, n_heads, self._key)
+        v_BTKD = exchange_to_heads(v_BSKD, n_kv_heads, n_heads, self._key)
+        out_BTHD, _ = attend(q_BTHD, k_BTKD, v_BTKD, self._key)
+        return exchange_to_sequence(out_BTHD, n_heads, n_heads, self._key)
 
 
 def _agree(setting: Setting, group: dist.ProcessGroup | None) -> None:

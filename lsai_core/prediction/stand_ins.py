@@ -277,7 +277,7 @@ def behaviour(kernel: str, on: str) -> Iterator[None]:
             "lsai_core.model.mlp_chunks.parts": lambda n, chunk: parts(
                 min(n, ALIKE * chunk + n % chunk), chunk
             ),
-            "lsai_core.context.methods.local_kernel": lambda *_request, **_more: None,
+            "lsai_core.context.methods.tile_backend": lambda *_request, **_more: None,
             "lsai_core.context.peer.torch_missing": lambda: None,
             "lsai_core.context.peer.torch_attention": lambda q, k, v, _group: _attention(
                 q, k, v, False
