@@ -222,13 +222,14 @@ class ContextParallel:
 
             return torch_attention(q_BSHD, k_BSKD, v_BSKD, self._group)
         n_heads, n_kv_heads = q_BSHD.shape[2], k_BSKD.shape[2]
-        if self._pieces == 1:
-            return attend(q_BSHD, k_BSKD, v_BSKD, self._key)[0]
-        q_BTHD = exchange_to_heads(q_BSHD, n_heads, n_heads, self._key)
-        k_BTKD = exchange_to_heads(k_BSKD, n_kv_heads, n_heads, self._key)
-        v_BTKD = exchange_to_heads(v_BSKD, n_kv_heads, n_heads, self._key)
-        out_BTHD, _ = attend(q_BTHD, k_BTKD, v_BTKD, self._key)
-        return exchange_to_sequence(out_BTHD, n_heads, n_heads, self._key)
+        if self._pieces > 1:
+            q_BSHD = exchange_to_heads(q_BSHD, n_heads, n_heads, self._key)
+            k_BSKD = exchange_to_heads(k_BSKD, n_kv_heads, n_heads, self._key)
+            v_BSKD = exchange_to_heads(v_BSKD, n_kv_heads, n_heads, self._key)
+        out_BSHD, _ = attend(q_BSHD, k_BSKD, v_BSKD, self._key)
+        if self._pieces > 1:
+            out_BSHD = exchange_to_sequence(out_BSHD, n_heads, n_heads, self._key)
+        return out_BSHD
 
 
 def _agree(setting: Setting, group: dist.ProcessGroup | None) -> None:
