@@ -29,7 +29,7 @@ from lsai_core.base.errors import Preempted, UserError
 from lsai_core.config.precision import set_matmul_mode
 from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import Transformer
-from lsai_core.optimizers.build import build_optimizer
+from lsai_core.optimizers.build import build_optimizer, way_of
 from lsai_core.parallel.world import World
 from lsai_core.profiling.steptime import StepTimer
 from lsai_core.training import checkpoint
@@ -63,6 +63,7 @@ class Trained:
 
     model: Transformer
     attention_kernel: str
+    optimizer: dict[str, str]  # `way_of` it
     rows: list[dict[str, Any]] = field(default_factory=list)
     timed_ms: list[float] = field(default_factory=list)
     measured: dict[str, Any] = field(default_factory=dict)
@@ -210,8 +211,8 @@ class _Loop:
         sequences = config.batch_size * config.grad_accum
         self.stream = BatchStream(dataset.tokens("train"), sequences, config.seq_len, config.seed)
         self.model = prepare_model(config, self.device)
-        self.optimizer = build_optimizer(self.model, config.optim)
-        self.result = result = Trained(self.model, kernel)
+        self.optimizer = build_optimizer(self.model, config.optim, config.seed)
+        self.result = result = Trained(self.model, kernel, way_of(self.optimizer))
         self.checkpoints = open_checkpoints(config, folder, world)
         result.resumed_at, self.earlier_s = self.checkpoints.restore(self.model, self.optimizer)
         result.rows, result.train_s = metrics.truncate(result.resumed_at), self.earlier_s

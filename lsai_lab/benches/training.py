@@ -82,6 +82,7 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
         "first_step_s": trained.first_step_s,
         "resumed_at": trained.resumed_at,
         "attention_kernel": trained.attention_kernel,
+        **trained.optimizer,
         "weights": Path(config.init_from).name if config.init_from else "random",
         **fp8.facts(config),
         "dataset": dataset.folder.name,
