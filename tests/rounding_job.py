@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lsai_core.config.train import OptimConfig
 from lsai_core.optimizers.adam8bit import moments_of
 from lsai_core.optimizers.build import build_optimizer
-from lsai_core.training.rounding import LARGEST, Noise
+from lsai_core.optimizers.rounding import LARGEST, Noise
 
 SETTINGS: dict[str, Any] = dict(betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 SHAPES = [(7, 5), (64, 24), (13,), (3, 40), (130, 8)]

@@ -197,7 +197,7 @@ def test_the_prediction_knows_the_smaller_states(parallel: dict[str, int]) -> No
 @pytest.mark.parametrize("columns", [256, 700, 33])
 def test_the_kernel_computes_what_plain_operations_do(dtype: torch.dtype, columns: int) -> None:
     from lsai_core.optimizers.adamw8_kernel import adamw8_
-    from lsai_core.training.plain_update import plain_adamw_
+    from lsai_core.optimizers.plain_update import plain_adamw_
 
     generator = torch.Generator("cuda").manual_seed(0)
     weight = torch.randn(77, columns, device="cuda", generator=generator).to(dtype)

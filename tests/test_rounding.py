@@ -18,10 +18,10 @@ import torch
 from conftest import CHECKOUT, losses, tiny
 from test_checkpoint import Interrupted, stop_at, weights
 
+from lsai_core.optimizers.plain_update import plain_adamw_
+from lsai_core.optimizers.rounding import LARGEST, Noise, philox, random_bits, rounded
 from lsai_core.training import step as training_step
 from lsai_core.training.loop import Diverged, train
-from lsai_core.training.plain_update import plain_adamw_
-from lsai_core.training.rounding import LARGEST, Noise, philox, random_bits, rounded
 from lsai_lab.data import Dataset
 
 CPU = torch.device("cpu")

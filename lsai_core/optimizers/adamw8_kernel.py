@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lsai_core.kernels.rounding import random_bits, rounded
 from lsai_core.optimizers.adamw_kernel import rounding_arguments, updated
 from lsai_core.optimizers.base import coefficients
-from lsai_core.training.rounding import Noise
+from lsai_core.optimizers.rounding import Noise
+from lsai_core.optimizers.rounding_kernel import random_bits, rounded
 
 VALUES: tl.constexpr = tl.constexpr(256)
 BLOCKS = 8  # blocks of one program

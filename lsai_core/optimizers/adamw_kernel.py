@@ -3,11 +3,11 @@
 The update reads weight, gradient and both moments and writes weight and moments: 7 values per
 parameter, the fewest there can be (14 bytes in bf16). Clipping costs no pass of its own: the factor
 is a number on the device, multiplied in as the gradient is read. Arithmetic is fp32 whatever the
-storage, each operation rounded as IEEE says and in the order of `lsai_core.training.plain_update`,
+storage, each operation rounded as IEEE says and in the order of `lsai_core.optimizers.plain_update`,
 so that weights and moments are equal to those of the plain update to the last bit. Formula:
 Loshchilov and Hutter 2019, arXiv:1711.05101.
 
-How a bf16 weight is rounded: `lsai_core.training.rounding`.
+How a bf16 weight is rounded: `lsai_core.optimizers.rounding`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lsai_core.kernels.rounding import random_bits, rounded
 from lsai_core.optimizers.base import coefficients
-from lsai_core.training.rounding import TOGETHER, Noise
+from lsai_core.optimizers.rounding import TOGETHER, Noise
+from lsai_core.optimizers.rounding_kernel import random_bits, rounded
 
 BLOCK = 4096
 SUM_BLOCK = 8192

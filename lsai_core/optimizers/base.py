@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lsai_core.training.rounding import Noise, first_place
+from lsai_core.optimizers.rounding import Noise, first_place
 
 if TYPE_CHECKING:
     from lsai_core.config.train import OptimConfig

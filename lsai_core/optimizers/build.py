@@ -11,7 +11,7 @@ from lsai_core import kernels
 from lsai_core.base.plugins import declared
 from lsai_core.config.train import OptimConfig
 from lsai_core.optimizers.base import FactorOptimizer, Groups, Optimizer, local
-from lsai_core.training.rounding import ROUNDS
+from lsai_core.optimizers.rounding import ROUNDS
 
 PACKAGE = "lsai_core.optimizers.kinds.*"
 

@@ -19,7 +19,7 @@ from lsai_core import kernels
 from lsai_core.base.errors import Unavailable
 from lsai_core.optimizers.adam8bit import MOMENTS, moments_of
 from lsai_core.optimizers.base import FactorOptimizer, Groups, Optimizer, local
-from lsai_core.training.plain_update import plain_adamw_
+from lsai_core.optimizers.plain_update import plain_adamw_
 
 if TYPE_CHECKING:
     from lsai_core.config.train import OptimConfig

@@ -1,5 +1,5 @@
 """Stochastic rounding in Triton; its bits and its result are defined in
-`lsai_core.training.rounding`.
+`lsai_core.optimizers.rounding`.
 
 One call of Philox serves eight neighbours. A round is two wide multiplications and two logical
 operations of three inputs, so 7 rounds and the unpacking are about 10 integer operations a

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lsai_core.optimizers.adam8bit import quantized, restored
 from lsai_core.optimizers.base import coefficients
-from lsai_core.training.rounding import Noise, rounded
+from lsai_core.optimizers.rounding import Noise, rounded
 
 _AT_ONCE = 2**16  # values that are updated together: what that needs in between stays at some MiB
 

@@ -18,7 +18,7 @@ the fewest that passed all of their tests of randomness:
 The 16 bits are added to the lowest 16 of the fp32 value, which are then cut off. NaN, infinities
 and finite values beyond the largest bf16 become what rounding to nearest makes of them.
 
-`lsai_core.kernels.rounding` computes the same in Triton.
+`lsai_core.optimizers.rounding_kernel` computes the same in Triton.
 """
 
 from __future__ import annotations
