@@ -38,7 +38,6 @@ BACKEND = Backend(
     eager_attention,
     dtypes={"cpu": FLOATING, "cuda": FLOATING, "meta": FLOATING},
     window=frozenset({"cpu", "cuda", "meta"}),
-    plain_operations=True,
     about="all scores in memory: the definition, and the reference for errors",
     color="black",
     marker="x",

@@ -30,6 +30,7 @@ def fa2_attention(
 BACKEND = Backend(
     "fa2",
     fa2_attention,
+    fused=True,
     dtypes={"cuda": HALF},
     window=frozenset({"cuda"}),
     head_dims=(8, 256),

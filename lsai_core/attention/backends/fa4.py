@@ -108,6 +108,7 @@ _fa4_forward.register_autograd(_differentiate, setup_context=_keep_for_backward)
 BACKEND = Backend(
     "fa4",
     fa4_attention,
+    fused=True,
     dtypes={"cuda": HALF},
     window=frozenset({"cuda"}),
     head_dims=(8, 128),

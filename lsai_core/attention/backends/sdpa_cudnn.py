@@ -10,6 +10,7 @@ from lsai_core.attention.sdpa import sdpa_attention
 BACKEND = Backend(
     "sdpa_cudnn",
     functools.partial(sdpa_attention, kernel=SDPBackend.CUDNN_ATTENTION),
+    fused=True,
     dtypes={"cuda": HALF},
     head_dims=(8, 128),
     head_dim_multiple=8,

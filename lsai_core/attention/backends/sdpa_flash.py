@@ -10,6 +10,7 @@ from lsai_core.attention.sdpa import sdpa_attention
 BACKEND = Backend(
     "sdpa_flash",
     functools.partial(sdpa_attention, kernel=SDPBackend.FLASH_ATTENTION),
+    fused=True,
     dtypes={"cpu": FLOATING, "cuda": HALF},
     window=frozenset({"cpu"}),
     head_dims=(1, 256),
