@@ -61,7 +61,7 @@ def choose(
 
 
 def _unmeasured(backend: Backend, case: Case) -> tuple[bool, bool, int]:
-    return backend.plain_operations, case.window is not None and backend.masked, -backend.speed
+    return not backend.fused, case.window is not None and backend.masked, -backend.speed
 
 
 def resolve(

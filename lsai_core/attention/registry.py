@@ -75,10 +75,11 @@ class Backend:
     without grouped-query attention repeat the key-value heads themselves; a window comes with
     `causal` only. `dtypes` maps each device type that the kernel exists for to its dtypes; `window`
     holds the device types on which it can restrict attention, `forward_only` those on which it has
-    no backward pass. `plain_operations` marks what is composed of ordinary tensor operations and
-    runs wherever tensors do. `load` imports what the kernel needs and raises if it cannot.
+    no backward pass. `load` imports what the kernel needs and raises if it cannot.
 
-    For memory: a fused kernel keeps q, k, v, the output and one fp32 number per row. `grouped`: it
+    For memory: `fused` says that it is one kernel that keeps q, k, v, the output and one fp32
+    number per row, and nothing else. Without it a prediction runs `function` as it is, operation by
+    operation, which is right for plain operations and never too low. Of a fused one, `grouped`: it
     takes K < H heads as they are, otherwise it keeps them repeated; `repeats`: it makes their
     gradients for every query head, otherwise it sums them in fp32; `masked`: a window is a mask of
     S x S values. `operators`: its operators as torch names them ("namespace::name", or a
@@ -101,7 +102,7 @@ class Backend:
     single_token: bool = True
     compute_capability: tuple[tuple[int, int], tuple[int, int]] | None = None
     forward_only: frozenset[str] = frozenset()
-    plain_operations: bool = False
+    fused: bool = False
     load: Callable[[], object] | None = None
     grouped: bool = True
     repeats: bool = True
@@ -161,7 +162,7 @@ def _missing(backend: Backend, device: torch.device) -> str | None:
         return f"exists for {' and '.join(sorted(backend.dtypes))} only, not for {device.type}"
     # Plain operations run wherever their tensors can be made, fake CUDA tensors on a laptop
     # included.
-    if device.type == "cuda" and not backend.plain_operations:
+    if device.type == "cuda" and backend.fused:
         if not torch.cuda.is_available():
             return "needs a CUDA GPU, and this machine has none"
         if backend.compute_capability is not None:

@@ -129,7 +129,7 @@ class ContextParallel:
             ulysses,
         )
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        _agree(setting, group)
+        self.agree(setting, group)
         self.setting, self.method = setting, get_method(method)
         self.layout, self.plan = setting.layout(self.size), setting.plan(self.size)
         self._group = group
@@ -138,10 +138,7 @@ class ContextParallel:
                 raise UserError(
                     "torch's context parallelism has no sliding window; use another method"
                 )
-            from lsai_core.context.peer import torch_missing  # imports torch's compiler, a second
-
-            if (reason := torch_missing()) is not None:
-                raise Unavailable(f"torch's context parallelism {reason}")
+            self.require_peer()
             return
         pieces = setting.pieces(self.size)
         ring_rank, piece = divmod(self.rank, pieces)
@@ -199,15 +196,7 @@ class ContextParallel:
         if torch.compiler.is_compiling():
             # the compiler cannot follow the choice of a kernel; the operator makes it when it runs
             return
-        window, grouped = self.setting.window, n_heads != n_kv_heads
-        tile_backend(
-            self.setting.kernel,
-            q_BSHD.device,
-            q_BSHD.dtype,
-            head_dim,
-            window=window,
-            grouped=grouped,
-        )
+        self.require_kernel(q_BSHD, grouped=n_heads != n_kv_heads)
 
     def attention(self, q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor) -> Tensor:
         """Causal attention with scale 1/sqrt(D): this rank's slice (B, S / ranks, H, D) in the
@@ -218,9 +207,7 @@ class ContextParallel:
         """
         self.check(q_BSHD, k_BSKD, v_BSKD)
         if self.method.peer:
-            from lsai_core.context.peer import torch_attention
-
-            return torch_attention(q_BSHD, k_BSKD, v_BSKD, self._group)
+            return self.peer_attention(q_BSHD, k_BSKD, v_BSKD)
         n_heads, n_kv_heads = q_BSHD.shape[2], k_BSKD.shape[2]
         if self._pieces > 1:
             q_BSHD = exchange_to_heads(q_BSHD, n_heads, n_heads, self._key)
@@ -231,25 +218,52 @@ class ContextParallel:
             out_BSHD = exchange_to_sequence(out_BSHD, n_heads, n_heads, self._key)
         return out_BSHD
 
+    # What follows asks the machine; a prediction, which has no ranks and no kernels, overrides it.
 
-def _agree(setting: Setting, group: dist.ProcessGroup | None) -> None:
-    """UserError on every rank unless all have the same setting, or where the setting itself is
-    wrong.
+    def agree(self, setting: Setting, group: dist.ProcessGroup | None) -> None:
+        """UserError on every rank unless all have the same setting, or where the setting itself is
+        wrong.
 
-    It also is the group's first collective, which NCCL needs before ranks may talk in pairs.
-    """
-    size = dist.get_world_size(group)
-    try:
-        setting.plan(size)
-        error = None
-    except UserError as found:
-        error = str(found)
-    answers: list[Any] = [None] * size
-    dist.all_gather_object(answers, (asdict(setting), error), group=group)
-    for _, message in answers:
-        if message is not None:
-            raise UserError(message)
-    for name, value in answers[0][0].items():
-        values = [answer[name] for answer, _ in answers]
-        if any(other != value for other in values):
-            raise UserError(f"the ranks of a context-parallel group disagree on {name}: {values}")
+        It also is the group's first collective, which NCCL needs before ranks may talk in pairs.
+        """
+        size = dist.get_world_size(group)
+        try:
+            setting.plan(size)
+            error = None
+        except UserError as found:
+            error = str(found)
+        answers: list[Any] = [None] * size
+        dist.all_gather_object(answers, (asdict(setting), error), group=group)
+        for _, message in answers:
+            if message is not None:
+                raise UserError(message)
+        for name, value in answers[0][0].items():
+            values = [answer[name] for answer, _ in answers]
+            if any(other != value for other in values):
+                raise UserError(
+                    f"the ranks of a context-parallel group disagree on {name}: {values}"
+                )
+
+    def require_peer(self) -> None:
+        """Unavailable where torch's own context parallelism cannot run."""
+        from lsai_core.context.peer import torch_missing  # imports torch's compiler, a second
+
+        if (reason := torch_missing()) is not None:
+            raise Unavailable(f"torch's context parallelism {reason}")
+
+    def require_kernel(self, q_BSHD: Tensor, *, grouped: bool) -> None:
+        """UserError or Unavailable where the setting's kernel cannot serve such queries."""
+        tile_backend(
+            self.setting.kernel,
+            q_BSHD.device,
+            q_BSHD.dtype,
+            q_BSHD.shape[3],
+            window=self.setting.window,
+            grouped=grouped,
+        )
+
+    def peer_attention(self, q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor) -> Tensor:
+        """torch's own."""
+        from lsai_core.context.peer import torch_attention
+
+        return torch_attention(q_BSHD, k_BSKD, v_BSKD, self._group)

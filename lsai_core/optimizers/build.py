@@ -46,12 +46,12 @@ def way_of(optimizer: torch.optim.Optimizer) -> dict[str, str]:
     plain (the project's own update with and without Triton); `optimizer_rounding` of updated
     weights, none of those in fp32."""
     weight = local(optimizer.param_groups[0]["params"][0])
-    own = isinstance(optimizer, FactorOptimizer)
-    rounding = f"stochastic, {ROUNDS} Philox rounds" if own and optimizer.stochastic else "nearest"
+    kernel, rounding = "torch", "nearest"
+    if isinstance(optimizer, FactorOptimizer):
+        kernel = "triton" if kernels.available(weight.device) else "plain"
+        rounding = f"stochastic, {ROUNDS} Philox rounds" if optimizer.stochastic else "nearest"
     return {
-        "optimizer_kernel": ("triton" if kernels.available(weight.device) else "plain")
-        if own
-        else "torch",
+        "optimizer_kernel": kernel,
         "optimizer_rounding": rounding if weight.dtype == torch.bfloat16 else "none",
     }
 

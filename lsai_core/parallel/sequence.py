@@ -77,7 +77,9 @@ def kernel(config: TrainConfig, device: torch.device) -> str:
     ).name
 
 
-def join(config: TrainConfig, device: torch.device) -> ContextParallel:
+def join(
+    config: TrainConfig, device: torch.device, kind: type[ContextParallel] = ContextParallel
+) -> ContextParallel:
     """Form the group that shares this process's sequences; all processes of the run must call."""
     group, _ = dist.new_subgroups(config.parallel.cp, timeout=TIMEOUT)
     if device.type == "cuda":
@@ -85,6 +87,4 @@ def join(config: TrainConfig, device: torch.device) -> ContextParallel:
         # first step not all may.
         dist.all_reduce(torch.zeros(1, device=device), group=group)
     asked = setting(config)
-    return ContextParallel(
-        asked.method, asked.seq_len, window=asked.window, kernel=asked.kernel, group=group
-    )
+    return kind(asked.method, asked.seq_len, window=asked.window, kernel=asked.kernel, group=group)

@@ -192,7 +192,7 @@ class Speed:
 def _attention_s(config: TrainConfig, kernel: str | None, speed: Speed) -> float:
     """Of fused kernels; 0 for plain operations. In fp32, where none was measured, at the rate of
     products."""
-    if kernel and kernel != FUSED and get_backend(kernel).plain_operations:
+    if kernel and kernel != FUSED and not get_backend(kernel).fused:
         return 0.0
     model, length, window = config.model, config.seq_len, config.attention.window
     flops = flops_per_token(model, length, window)

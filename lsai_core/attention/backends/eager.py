@@ -89,7 +89,6 @@ BACKEND = Backend(
     eager_attention,
     dtypes={"cpu": FLOATING, "cuda": FLOATING, "meta": FLOATING},
     window=frozenset({"cpu", "cuda", "meta"}),
-    plain_operations=True,
     tiles=TileKernel(_tile_forward, _tile_backward),
     about="all scores in memory: the definition, and the reference for errors",
     color="black",

@@ -88,6 +88,7 @@ def _tile_backward(
 BACKEND = Backend(
     "fa2",
     fa2_attention,
+    fused=True,
     dtypes={"cuda": HALF},
     window=frozenset({"cuda"}),
     head_dims=(8, 256),

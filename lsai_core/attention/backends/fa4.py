@@ -144,6 +144,7 @@ def _tile_backward(
 BACKEND = Backend(
     "fa4",
     fa4_attention,
+    fused=True,
     dtypes={"cuda": HALF},
     window=frozenset({"cuda"}),
     head_dims=(8, 128),

@@ -57,6 +57,7 @@ def _tile_backward(
 BACKEND = Backend(
     "sdpa_cudnn",
     functools.partial(sdpa_attention, kernel=SDPBackend.CUDNN_ATTENTION),
+    fused=True,
     dtypes={"cuda": HALF},
     head_dims=(8, 128),
     head_dim_multiple=8,

@@ -117,6 +117,7 @@ def _tile_backward(
 BACKEND = Backend(
     "sdpa_flash",
     functools.partial(sdpa_attention, kernel=SDPBackend.FLASH_ATTENTION),
+    fused=True,
     dtypes={"cpu": FLOATING, "cuda": HALF},
     window=frozenset({"cpu"}),
     head_dims=(1, 256),
