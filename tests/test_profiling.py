@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -239,9 +241,17 @@ def test_the_phase_clock_adds_up_micro_batches_and_takes_the_median_of_steps(
 
 
 def test_the_power_meter_reads_only_where_it_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = {"now": 300}
-    monkeypatch.setattr(torch.cuda, "clock_rate", lambda device: clock["now"])
-    monkeypatch.setattr(torch.cuda, "power_draw", lambda device: 700_000)
+    clock, nvml = {"now": 300}, types.ModuleType("pynvml")
+    vars(nvml).update(
+        nvmlInit=lambda: None,
+        NVML_CLOCK_SM=1,
+        nvmlDeviceGetHandleByUUID=lambda name: {"GPU-second": 1}[name],  # whatever NVML's order
+        nvmlDeviceGetClockInfo=lambda gpu, kind: clock["now"] * gpu * kind,
+        nvmlDeviceGetPowerUsage=lambda gpu: 700_000 * gpu,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    second = types.SimpleNamespace(uuid="second")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: second)
     meter = PowerMeter(torch.device("cuda"))
     time.sleep(0.35)  # time for three readings
     assert meter.summary() == {}

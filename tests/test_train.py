@@ -179,9 +179,9 @@ def test_batches_of_older_configs_are_read_as_the_sequences_that_they_were() -> 
 
     assert read(every=5, batches=3).eval == EvalConfig(every=5, sequences=24)
     assert read(batches=0).eval.sequences == 0
-    with pytest.raises(UserError, match="unknown key 'eval.batches'"):
+    with pytest.raises(UserError, match=r"unknown key 'eval\.batches'"):
         read(batches=3, sequences=24)
-    with pytest.raises(UserError, match="unknown key 'eval.batches'"):
+    with pytest.raises(UserError, match=r"unknown key 'eval\.batches'"):
         read(batches="3")
     paths = (CHECKOUT / "reports" / "recorded").glob("*/*/*/config.json")
     configs = [json.loads(path.read_text()) for path in paths]
