@@ -40,7 +40,7 @@ BASE: dict[str, Any] = {
     "checkpoint": {"every": 3, "keep": 9},
     "optim": {"lr": 3e-2, "warmup_steps": 1},
     "profile": {"memory_steps": 0, "skip_steps": 1},
-    "eval": {"batches": 1},
+    "eval": {"sequences": 4},
 }
 
 

@@ -9,6 +9,7 @@ code and hardware are the same run.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -105,11 +106,11 @@ class OptimConfig(Strict):
 
 
 class EvalConfig(Strict):
-    """Validation on held-out text: every `every` steps (0: at the end only), over `batches` batches
-    spread over the split (0: all of it)."""
+    """Validation on held-out text: every `every` steps (0: at the end only), over `sequences` of
+    `seq_len` tokens, spread over the split (0: all of it). Which ones depends on nothing else."""
 
     every: Annotated[int, RESULT] = Field(0, ge=0)
-    batches: Annotated[int, RESULT] = Field(0, ge=0)
+    sequences: Annotated[int, RESULT] = Field(0, ge=0)
 
 
 class ProfileConfig(Strict):
@@ -208,8 +209,8 @@ class ParallelConfig(Strict):
 class TrainConfig(Strict):
     """One training run, complete: equal config + equal code + equal machine = the same run.
 
-    `batch_size` and `eval.batches` count per process: R processes with batch_size B see what one
-    process with R * B sees. The `parallel.cp` processes that share their sequences count as one.
+    `batch_size` counts per process: R processes with batch_size B see what one process with R * B
+    sees. The `parallel.cp` processes that share their sequences count as one.
     """
 
     model: ModelConfig
@@ -262,6 +263,25 @@ class TrainConfig(Strict):
     profile: ProfileConfig = ProfileConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     parallel: ParallelConfig = ParallelConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _batches_are_sequences(cls, data: Any) -> Any:
+        """Older records count what is judged in batches per process: as sequences.
+
+        Whoever gives both gets an error that names `eval.batches`, which is no key any more.
+        """
+        judged = data.get("eval") if isinstance(data, dict) else None
+        if not isinstance(judged, dict) or "batches" not in judged or "sequences" in judged:
+            return data
+        parallel = data.get("parallel") or {}
+        sizes = [judged["batches"], data.get("batch_size", cls.model_fields["batch_size"].default)]
+        if isinstance(parallel, dict):
+            sizes += [parallel.get("fsdp", 1), parallel.get("replicate", 1)]
+        if not all(type(size) is int for size in sizes):
+            return data  # something is wrong with these, and is told of them
+        kept = {key: value for key, value in judged.items() if key != "batches"}
+        return {**data, "eval": {**kept, "sequences": math.prod(sizes)}}
 
     @property
     def tokens_per_step(self) -> int:

@@ -73,7 +73,7 @@ def sequential_batches(
     """The windows of `tokens` in order, for evaluation: (x_BS, y_BS) int64 CPU tensors; the last
     batch may be smaller.
 
-    `limit` is the largest number of batches, which then lie spread over all of `tokens`; 0 for all.
+    `limit` is the largest number of windows, which then lie spread over all of `tokens`; 0 for all.
     Raises `UserError` if there is not one window.
     """
     windows = count_windows(tokens, seq_len)
@@ -82,7 +82,7 @@ def sequential_batches(
             f"the split holds {len(tokens)} tokens, less than one window of seq_len={seq_len}; "
             "use more text or a smaller seq_len"
         )
-    stop = min(windows, limit * batch_size) if limit else windows
+    stop = min(windows, limit) if limit else windows
     window_N = np.arange(stop) * windows // stop
     return (
         _gather(tokens, window_N[start : start + batch_size], seq_len)
