@@ -136,7 +136,7 @@ def _download(url: str, path: Path, expected: int | None, progress: bool) -> Non
         try:
             with part.open("wb") as file:
                 _retry(url, lambda: _fetch(url, file, seen, expected, progress), file.tell)
-            with open_stream(part, compressed=True) as file:
+            with open_stream(part, "zstd") as file:
                 while file.read(BUFFER):
                     pass
             part.rename(path)
