@@ -189,7 +189,8 @@ def _build(
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
     try:
-        meta = _write_files(config, corpus, building, progress)
+        with _naming(corpus.download):
+            meta = _write_files(config, corpus, building, progress)
         if (
             not source.remote
             and source.open(root / "raw", progress).fingerprint != corpus.fingerprint
@@ -204,6 +205,20 @@ def _build(
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return Dataset(final)
+
+
+@contextlib.contextmanager
+def _naming(download: Path | None) -> Iterator[None]:
+    """What is wrong with a text that was fetched also says which file is to be deleted, so that the
+    next try fetches it again."""
+    try:
+        yield
+    except UserError as error:
+        if download is None:
+            raise
+        raise UserError(
+            f"{error}; if it is the download's fault, delete {download} to fetch it again"
+        ) from None
 
 
 def _write_files(
