@@ -186,7 +186,7 @@ class CheckpointConfig(Strict):
     every: Annotated[int, NOTHING] = Field(0, ge=0)
     keep: Annotated[int, NOTHING] = Field(1, ge=1)
     export: Annotated[bool, NOTHING] = Field(
-        False, description="write a Hugging Face checkpoint, <run>/model"
+        False, description="write a Hugging Face checkpoint with the tokenizer, <run>/model"
     )
 
 
