@@ -33,6 +33,8 @@ LinearName = Literal["qkv", "attention_output", "gate_up", "down", "output"]
 Share = Annotated[float, Field(ge=0, lt=1)]
 ContextMethod = Literal["ring", "zigzag", "lightseq", "ulysses", "usp", "torch"]
 
+LARGEST_VOCABULARY = 262_144
+
 # What fields decide (`lsai_core.config.affects`); those without a mark decide everything.
 RESULT, STEP, NOTHING = Decides("result"), Decides("memory", "speed"), Decides()
 
@@ -53,8 +55,21 @@ class DataConfig(Strict):
     source: Annotated[str, RESULT] = Field(
         "stdlib", description="stdlib, polish-docs, speakleash:<name>, file:<glob>"
     )
+    column: Annotated[str, RESULT] = Field(
+        "text",
+        min_length=1,
+        description="file: the field or column that holds the text, where records have some",
+    )
     vocab_size: int = Field(
-        10_000, gt=256, le=65_536, description="BPE vocabulary, trained on the training split only"
+        10_000,
+        gt=256,
+        le=LARGEST_VOCABULARY,
+        description="BPE vocabulary, trained on the training split only",
+    )
+    tokenizer: Annotated[str | None, RESULT] = Field(
+        None,
+        description="a tokenizer.json (or its folder) instead of a BPE trained here; vocab_size "
+        "bounds its ids",
     )
     max_mb: Annotated[float | None, RESULT] = Field(
         None, gt=0, description="at most so many MB, in whole documents"
@@ -135,7 +150,7 @@ class CheckpointConfig(Strict):
     every: Annotated[int, NOTHING] = Field(0, ge=0)
     keep: Annotated[int, NOTHING] = Field(1, ge=1)
     export: Annotated[bool, NOTHING] = Field(
-        False, description="write a Hugging Face checkpoint, <run>/model"
+        False, description="write a Hugging Face checkpoint with the tokenizer, <run>/model"
     )
 
 

@@ -34,11 +34,12 @@ class TokenSource(Protocol):
     ("validation")."""
 
     def tokens(self, split: Literal["train", "validation"]) -> np.ndarray:
-        """The tokens of a split: uint16, shape (N,), usually memory-mapped."""
+        """The tokens of a split: unsigned integers, shape (N,), usually memory-mapped."""
 
 
 class BatchStream:
-    """Endless shuffled training batches over `tokens` (uint16, shape (N,), usually memory-mapped).
+    """Endless shuffled training batches over `tokens` (unsigned integers, shape (N,), usually
+    memory-mapped).
 
     Raises `UserError` if `tokens` has fewer windows than one batch.
     """
