@@ -145,7 +145,7 @@ def tiny(**changes: Any) -> TrainConfig:
         "steps": 12,
         "log_every": 1,
         "optim": {"lr": 3e-3, "warmup_steps": 3},
-        "eval": {"batches": 2},
+        "eval": {"sequences": 8},
         "profile": {"memory_steps": 0, "skip_steps": 2},
     }
     return validated(TrainConfig, deep_merge(base, changes), "test")

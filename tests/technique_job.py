@@ -12,10 +12,15 @@ import numpy as np
 import torch
 
 from lsai_core import TrainConfig, predict, train
+from lsai_core.base.errors import UserError
 from lsai_core.base.files import deep_merge
 from lsai_core.config.strict import validated
-from lsai_core.optimizers.build import bytes_per_parameter
+from lsai_core.model.hf import save_hf
+from lsai_core.model.transformer import count_parameters
+from lsai_core.optimizers.build import build_optimizer, bytes_per_parameter
 from lsai_core.parallel.processes import connect
+from lsai_core.profiling.memory import PhaseMemory
+from lsai_core.training import step
 
 BASE: dict[str, Any] = {
     "model": {
@@ -35,7 +40,7 @@ BASE: dict[str, Any] = {
     "checkpoint": {"every": 3, "keep": 9},
     "optim": {"lr": 3e-2, "warmup_steps": 1},
     "profile": {"memory_steps": 0, "skip_steps": 1},
-    "eval": {"batches": 1},
+    "eval": {"sequences": 4},
 }
 
 
@@ -49,6 +54,29 @@ class Numbers:
 def losses(config: TrainConfig, folder: Path, world: Any = None) -> list[float]:
     folder.mkdir(exist_ok=True)
     return [row["loss"] for row in train(config, Numbers(), folder, world=world).rows]
+
+
+def measured(config: TrainConfig, folder: Path) -> dict[str, Any]:
+    """Of real steps here: GiB of live tensors of the second, what the optimizer's states take, and
+    how many parameters there are; and what comes of an export."""
+    cpu = torch.device("cpu")
+    model = step.prepare_model(config, cpu)
+    optimizer = build_optimizer(model, config.optim)
+    tokens = torch.randint(config.model.vocab_size, (config.batch_size, config.seq_len + 1))
+    meter = PhaseMemory(cpu, [model, optimizer])
+    for watching in (None, meter):
+        step.train_step(model, optimizer, tokens[:, :-1], tokens[:, 1:], config, cpu, watching)
+    try:
+        save_hf(model, folder / "exported")
+        exported = "written"
+    except UserError as error:
+        exported = str(error)
+    return {
+        "peak": meter.summary()["mem_peak_allocated_gib"],
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "exported": exported,
+        "folder": (folder / "exported").exists(),
+    }
 
 
 def searched(row: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -91,6 +119,10 @@ def main(folder: Path, changes: dict[str, Any], parts: list[str]) -> None:
         answer["resumed"] = losses(config, folder / "again")
         answer["states_bytes"] = bytes_per_parameter(config.optim, torch.float32)
         answer["predicted"] = {on: predict(config, on=on).parts for on in ("cpu", "gpu")}
+        answer["plain"] = predict(config, "sdpa_math").parts
+        answer["predicted_peak"] = predict(config, on="cpu").peak
+        answer["counted"] = count_parameters(config.model).total
+        answer["measured"] = measured(config, folder)
         answer["searched"] = searched(row, folder)
     (folder / f"{'-'.join(parts)}.json").write_text(json.dumps(answer))
 

@@ -53,12 +53,37 @@ BACKEND = Backend(
     "own",
     own,
     dtypes={"cpu": FLOATING, "cuda": FLOATING},
-    plain_operations=True,
     about="by logarithms",
     color="#00FF00",
     marker="d",
 )
 '''
+# A model option: norms of queries and keys, a head's parameters each.
+QK_NORM = {
+    "lsai_core/config/presets.py": [
+        ("    tie_embeddings: bool = False\n", "    qk_norm: bool = False\n")
+    ],
+    "lsai_core/model/transformer.py": [
+        (
+            "        self.output = nn.Linear(config.d_model, config.d_model, bias=False)\n",
+            "        width = self.head_dim\n"
+            "        self.qk_norm = Norm(width, config.norm_eps) if config.qk_norm else None\n",
+        ),
+        (
+            "        q_BSHD, k_BSKD, v_BSKD = qkv_BSHD.split(self.heads, dim=2)\n",
+            "        if self.qk_norm is not None:\n"
+            "            q_BSHD, k_BSKD = self.qk_norm(q_BSHD), self.qk_norm(k_BSKD)\n",
+        ),
+    ],
+}
+OPAQUE = """
+from lsai_core.attention.registry import FLOATING, Backend
+
+def opaque(q, k, v, window, causal):
+    return q + q.data_ptr()
+
+BACKEND = Backend("opaque", opaque, dtypes={"cuda": FLOATING})
+"""
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +94,12 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(CHECKOUT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     (root / "lsai_core/optimizers/kinds/sgd.py").write_text(SGD)
     (root / "lsai_core/attention/backends/own.py").write_text(BACKEND)
+    for name, additions in QK_NORM.items():
+        text = (root / name).read_text()
+        for line, added in additions:
+            assert text.count(line) == 1
+            text = text.replace(line, line + added)
+        (root / name).write_text(text)
     return root
 
 
@@ -86,6 +117,7 @@ def link(folder: Path, at: Path) -> None:
 
 def done(tree: Path, folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
     """One process trains, resumes, predicts and searches; then two train sharded."""
+    folder.mkdir(exist_ok=True)
     answers: dict[str, Any] = {}
     for launcher, parts in (
         ((), "train"),
@@ -120,6 +152,8 @@ def assert_served(answers: dict[str, Any]) -> None:
     assert answers["sharded"] == pytest.approx(answers["losses"], rel=1e-4)
     assert answers["searched"]["largest"] == 2
     assert all(parts["optimizer"] > 0 for parts in answers["predicted"].values())
+    assert answers["counted"] == answers["measured"]["parameters"]
+    assert answers["predicted_peak"] == pytest.approx(answers["measured"]["peak"], rel=0.01)
 
 
 def test_a_new_optimizer_is_one_file(tree: Path, tmp_path: Path) -> None:
@@ -140,7 +174,16 @@ def test_a_new_attention_backend_is_one_file(tree: Path, tmp_path: Path) -> None
     answers = done(tree, tmp_path, {"attention": {"backend": "own"}})
     assert_served(answers)
     assert answers["searched"]["backend"] == "own"
+    # It does not say that it is fused, so it keeps what its operations keep.
+    assert answers["predicted"]["gpu"]["activations"] > 0.9 * answers["plain"]["activations"]
+    assert answers["measured"]["exported"] == "written"
     own = {"backend": "own"}
+    (tree / "lsai_core/attention/backends/opaque.py").write_text(OPAQUE)
+    asked = ("predict", "--model", "lab-tiny", "--set", "attention.backend=opaque")
+    refused = python(tree, "-m", "lsai_lab.cli", *asked)
+    (tree / "lsai_core/attention/backends/opaque.py").unlink()
+    assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1
+    assert "backend 'opaque' cannot be simulated" in refused.stderr
     first, second = refusals(
         tree, {"attention": {**own, "window": 8}}, {"attention": own, "parallel": {"cp": 2}}
     )
@@ -148,6 +191,16 @@ def test_a_new_attention_backend_is_one_file(tree: Path, tmp_path: Path) -> None
         "'own' has no sliding window; use auto, eager" in first
         and "'own' returns no log-sum-exp" in second
     )
+
+
+def test_a_new_option_of_the_model_is_counted_and_not_exported(tree: Path, tmp_path: Path) -> None:
+    plain = {"n_heads": 2, "n_layers": 2}
+    answers = done(tree, tmp_path, {"model": {**plain, "qk_norm": True}})
+    assert_served(answers)
+    without = done(tree, tmp_path / "without", {"model": plain})
+    assert answers["counted"] - without["counted"] == plain["n_layers"] * 16
+    assert "no tensor for blocks.0.attention.qk_norm.weight" in answers["measured"]["exported"]
+    assert not answers["measured"]["folder"] and without["measured"]["exported"] == "written"
 
 
 @pytest.mark.slow

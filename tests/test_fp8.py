@@ -17,7 +17,7 @@ from lsai_core.base.errors import Unavailable, UserError
 from lsai_core.config.strict import validated
 from lsai_core.config.train import Fp8Config, ModelConfig, TrainConfig
 from lsai_core.fp8 import packages
-from lsai_core.fp8.recipes import RECIPES, names_of
+from lsai_core.fp8.recipes import RECIPES, linear_names
 from lsai_core.fp8.tensorwise import (
     GRAD_DTYPE,
     INPUT_DTYPE,
@@ -291,7 +291,7 @@ def test_conversion_changes_the_named_layers_and_nothing_else() -> None:
     some = converted("tensorwise", build_model(config), layers=("down", "output"))
     names = [name for name, module in some.named_modules() if isinstance(module, Fp8Linear)]
     assert names == ["blocks.0.mlp.down", "blocks.1.mlp.down", "output"]
-    assert names == names_of(some, Fp8Config(recipe="tensorwise", layers=("down", "output")))
+    assert names == linear_names(some, Fp8Config(recipe="tensorwise", layers=("down", "output")))
 
 
 @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ def test_a_layer_outside_of_compiled_graphs_is_compiled_around_once() -> None:
 
     torch._dynamo.reset()
     model = build_model(validated(ModelConfig, {**WIDE, "n_layers": 10}, "test"))
-    for name in names_of(model, Fp8Config(recipe="te_current")):
+    for name in linear_names(model, Fp8Config(recipe="te_current")):
         parent, _, child = name.rpartition(".")
         old = model.get_submodule(name)
         new = Outside(old.in_features, old.out_features, bias=False)

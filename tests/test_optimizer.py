@@ -22,8 +22,6 @@ from lsai_core.optimizers.kinds.adamw import optimizer_kernel
 from lsai_core.training.loop import train
 from lsai_lab.data import Dataset
 
-CPU = torch.device("cpu")
-
 
 def model(device: str = "cpu", dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     torch.manual_seed(0)
@@ -39,7 +37,7 @@ def fill_gradients(module: torch.nn.Module, step: int) -> None:
 
 
 def test_auto_is_torch_on_a_cpu_and_triton_there_is_refused() -> None:
-    assert optimizer_kernel(OptimConfig(), CPU) == "torch"
+    assert optimizer_kernel(OptimConfig(), torch.zeros(1)) == "torch"
     assert isinstance(build_optimizer(model(), OptimConfig()), torch.optim.AdamW)
     with pytest.raises(Unavailable, match="needs a CUDA GPU"):
         build_optimizer(model(), OptimConfig(kernel="triton"))

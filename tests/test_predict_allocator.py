@@ -19,7 +19,8 @@ from verify_predictions import table
 
 from lsai_core.base.files import read_jsonl
 from lsai_core.config.train import TrainConfig
-from lsai_core.prediction import predict, stand_ins
+from lsai_core.prediction import predict
+from lsai_core.prediction import tracker as tracking
 from lsai_core.prediction.allocator import GAP, Allocator, Block, OutOfMemory
 from lsai_core.prediction.memory import GIB
 from lsai_core.prediction.replay import replay
@@ -309,7 +310,7 @@ def test_the_feed_forward_layer_is_followed_chunk_by_chunk(
     wanted = [384 * 128 * 2, *first, h // 2, h, h, h // 2, 2 * down, down]
     assert any(births[at : at + len(wanted)] == wanted for at in range(len(births)))
     few = simulated(5248)
-    monkeypatch.setattr(stand_ins, "ALIKE", 20)
+    monkeypatch.setattr(tracking, "ALIKE", 20)
     every = simulated(5248)
     assert len(every.events) - len(few.events) == 18 * 2 * (2 + 4)
     assert replay(every) == replay(few) and (every.peak, every.work) == (few.peak, few.work)

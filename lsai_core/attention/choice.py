@@ -61,7 +61,7 @@ def choose(
 
 
 def _unmeasured(backend: Backend, case: Case) -> tuple[bool, bool, int]:
-    return backend.plain_operations, case.window is not None and backend.masked, -backend.speed
+    return not backend.fused, case.window is not None and backend.masked, -backend.speed
 
 
 def resolve(
@@ -202,3 +202,40 @@ def attention(
         training,
     )
     return BACKENDS[name].function(q_BSHD, k_BSKD, v_BSKD, window, causal)
+
+
+# Asked in every layer of every step, hence cached.
+@functools.cache
+def tile_backend(
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    *,
+    window: int | None = None,
+    grouped: bool = False,
+    length: int = 8192,
+) -> Backend:
+    """The backend called `name`, or for `auto` the fastest, that has a kernel for tiles; UserError
+    or Unavailable if it cannot serve such inputs.
+
+    `length`: queries of a tile, for `auto`.
+    """
+    case = Case(device.type, dtype, head_dim, window, False, True, grouped, length)
+    if name == "auto":
+        own = {
+            other: reason if BACKENDS[other].tiles else "returns no log-sum-exp"
+            for other, reason in available_backends(device).items()
+        }
+        name = choose(case, own, rankings_for(device, own))
+    backend = get_backend(name)
+    if backend.tiles is None:
+        able = ", ".join(other for other, each in BACKENDS.items() if each.tiles)
+        raise UserError(
+            f"attention backend {name} returns no log-sum-exp; for context parallelism: {able}"
+        )
+    if (reason := backend.missing(device)) is not None:
+        raise Unavailable(f"attention backend {name} {reason}")
+    if (reason := backend.unsupported(case)) is not None:
+        raise UserError(f"attention backend {name} {reason}; use another backend, or auto")
+    return backend

@@ -44,6 +44,29 @@ class Case:
     training: bool = True
 
 
+Bound = int | None
+
+
+@dataclass(frozen=True, eq=False)
+class TileKernel:
+    """A kernel beneath autograd, for one tile of attention that several processes share.
+
+    `forward(q_BSHD, k_BTKD, v_BTKD, left, right) -> (out_BSHD, lse_BHS)` and
+    `backward(dout_BSHD, q, k, v, out_BSHD, lse_BHS, left, right) -> (dq, dk, dv)`, gradients in the
+    shapes of their inputs. Query i sees the keys j with i - left <= j <= i + right; None is no
+    bound. out in the dtype of q, lse in fp32 (fp64 for fp64 inputs): the natural logarithm of the
+    sum of exp(scores), scores scaled by 1/sqrt(D).
+
+    Attention over all keys is put together from attention over some of them by their lse. In the
+    backward pass a tile gets `out` and `lse` of the *whole* attention: exp(score - lse) is then the
+    true probability, and the gradients of the tiles add up (Dao et al. 2022, arXiv:2205.14135,
+    section 3.1; Liu et al. 2023, arXiv:2310.01889).
+    """
+
+    forward: Callable[[Tensor, Tensor, Tensor, Bound, Bound], tuple[Tensor, Tensor]]
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+
+
 @dataclass(frozen=True, eq=False)
 class Backend:
     """One attention kernel.
@@ -52,16 +75,19 @@ class Backend:
     without grouped-query attention repeat the key-value heads themselves; a window comes with
     `causal` only. `dtypes` maps each device type that the kernel exists for to its dtypes; `window`
     holds the device types on which it can restrict attention, `forward_only` those on which it has
-    no backward pass. `plain_operations` marks what is composed of ordinary tensor operations and
-    runs wherever tensors do. `load` imports what the kernel needs and raises if it cannot.
+    no backward pass. `load` imports what the kernel needs and raises if it cannot.
 
-    For memory: a fused kernel keeps q, k, v, the output and one fp32 number per row. `grouped`: it
+    For memory: `fused` says that it is one kernel that keeps q, k, v, the output and one fp32
+    number per row, and nothing else. Without it a prediction runs `function` as it is, operation by
+    operation, which is right for plain operations and never too low. Of a fused one, `grouped`: it
     takes K < H heads as they are, otherwise it keeps them repeated; `repeats`: it makes their
     gradients for every query head, otherwise it sums them in fp32; `masked`: a window is a mask of
     S x S values. `operators`: its operators as torch names them ("namespace::name", or a
     namespace), whose results selective checkpointing keeps; not needed where the name has
     "attention" in it. `speed`: its place among others where nothing was measured, the highest first
     (in bf16, causal, on Hopper).
+
+    `tiles`: the kernel beneath, where it returns its log-sum-exp: context parallelism needs that.
 
     `about`, `color` and `marker` (matplotlib's) are for tables and figures; `install`: what pip is
     given for its package.
@@ -76,13 +102,14 @@ class Backend:
     single_token: bool = True
     compute_capability: tuple[tuple[int, int], tuple[int, int]] | None = None
     forward_only: frozenset[str] = frozenset()
-    plain_operations: bool = False
+    fused: bool = False
     load: Callable[[], object] | None = None
     grouped: bool = True
     repeats: bool = True
     masked: bool = False
     speed: int = 0
     operators: frozenset[str] = frozenset()
+    tiles: TileKernel | None = None
     about: str = ""
     color: str = "#777777"
     marker: str = "h"
@@ -135,7 +162,7 @@ def _missing(backend: Backend, device: torch.device) -> str | None:
         return f"exists for {' and '.join(sorted(backend.dtypes))} only, not for {device.type}"
     # Plain operations run wherever their tensors can be made, fake CUDA tensors on a laptop
     # included.
-    if device.type == "cuda" and not backend.plain_operations:
+    if device.type == "cuda" and backend.fused:
         if not torch.cuda.is_available():
             return "needs a CUDA GPU, and this machine has none"
         if backend.compute_capability is not None:

@@ -9,6 +9,7 @@ code and hardware are the same run.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -32,6 +33,8 @@ LinearName = Literal["qkv", "attention_output", "gate_up", "down", "output"]
 Share = Annotated[float, Field(ge=0, lt=1)]
 ContextMethod = Literal["ring", "zigzag", "lightseq", "ulysses", "usp", "torch"]
 
+LARGEST_VOCABULARY = 262_144
+
 # What fields decide (`lsai_core.config.affects`); those without a mark decide everything.
 RESULT, STEP, NOTHING = Decides("result"), Decides("memory", "speed"), Decides()
 
@@ -52,8 +55,21 @@ class DataConfig(Strict):
     source: Annotated[str, RESULT] = Field(
         "stdlib", description="stdlib, polish-docs, speakleash:<name>, file:<glob>"
     )
+    column: Annotated[str, RESULT] = Field(
+        "text",
+        min_length=1,
+        description="file: the field or column that holds the text, where records have some",
+    )
     vocab_size: int = Field(
-        10_000, gt=256, le=65_536, description="BPE vocabulary, trained on the training split only"
+        10_000,
+        gt=256,
+        le=LARGEST_VOCABULARY,
+        description="BPE vocabulary, trained on the training split only",
+    )
+    tokenizer: Annotated[str | None, RESULT] = Field(
+        None,
+        description="a tokenizer.json (or its folder) instead of a BPE trained here; vocab_size "
+        "bounds its ids",
     )
     max_mb: Annotated[float | None, RESULT] = Field(
         None, gt=0, description="at most so many MB, in whole documents"
@@ -105,11 +121,11 @@ class OptimConfig(Strict):
 
 
 class EvalConfig(Strict):
-    """Validation on held-out text: every `every` steps (0: at the end only), over `batches` batches
-    spread over the split (0: all of it)."""
+    """Validation on held-out text: every `every` steps (0: at the end only), over `sequences` of
+    `seq_len` tokens, spread over the split (0: all of it). Which ones depends on nothing else."""
 
     every: Annotated[int, RESULT] = Field(0, ge=0)
-    batches: Annotated[int, RESULT] = Field(0, ge=0)
+    sequences: Annotated[int, RESULT] = Field(0, ge=0)
 
 
 class ProfileConfig(Strict):
@@ -134,7 +150,7 @@ class CheckpointConfig(Strict):
     every: Annotated[int, NOTHING] = Field(0, ge=0)
     keep: Annotated[int, NOTHING] = Field(1, ge=1)
     export: Annotated[bool, NOTHING] = Field(
-        False, description="write a Hugging Face checkpoint, <run>/model"
+        False, description="write a Hugging Face checkpoint with the tokenizer, <run>/model"
     )
 
 
@@ -208,8 +224,8 @@ class ParallelConfig(Strict):
 class TrainConfig(Strict):
     """One training run, complete: equal config + equal code + equal machine = the same run.
 
-    `batch_size` and `eval.batches` count per process: R processes with batch_size B see what one
-    process with R * B sees. The `parallel.cp` processes that share their sequences count as one.
+    `batch_size` counts per process: R processes with batch_size B see what one process with R * B
+    sees. The `parallel.cp` processes that share their sequences count as one.
     """
 
     model: ModelConfig
@@ -262,6 +278,25 @@ class TrainConfig(Strict):
     profile: ProfileConfig = ProfileConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     parallel: ParallelConfig = ParallelConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _batches_are_sequences(cls, data: Any) -> Any:
+        """Older records count what is judged in batches per process: as sequences.
+
+        Whoever gives both gets an error that names `eval.batches`, which is no key any more.
+        """
+        judged = data.get("eval") if isinstance(data, dict) else None
+        if not isinstance(judged, dict) or "batches" not in judged or "sequences" in judged:
+            return data
+        parallel = data.get("parallel") or {}
+        sizes = [judged["batches"], data.get("batch_size", cls.model_fields["batch_size"].default)]
+        if isinstance(parallel, dict):
+            sizes += [parallel.get("fsdp", 1), parallel.get("replicate", 1)]
+        if not all(type(size) is int for size in sizes):
+            return data  # something is wrong with these, and is told of them
+        kept = {key: value for key, value in judged.items() if key != "batches"}
+        return {**data, "eval": {**kept, "sequences": math.prod(sizes)}}
 
     @property
     def tokens_per_step(self) -> int:

@@ -17,12 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lsai_core.attention.choice import tile_backend
 from lsai_core.base.errors import Unavailable, UserError, hint
-from lsai_core.context import operators
 from lsai_core.context.exchange import GroupExchange
-from lsai_core.context.heads import key_heads
-from lsai_core.context.kernels import local_kernel
+from lsai_core.context.heads import exchange_to_heads, exchange_to_sequence, key_heads
 from lsai_core.context.layout import Layout, contiguous, zigzag
+from lsai_core.context.operators import attend
+from lsai_core.context.parts import Parts, register
 from lsai_core.context.plan import Plan, Schedule, make_plan
 
 
@@ -128,7 +129,7 @@ class ContextParallel:
             ulysses,
         )
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        _agree(setting, group)
+        self.agree(setting, group)
         self.setting, self.method = setting, get_method(method)
         self.layout, self.plan = setting.layout(self.size), setting.plan(self.size)
         self._group = group
@@ -137,18 +138,15 @@ class ContextParallel:
                 raise UserError(
                     "torch's context parallelism has no sliding window; use another method"
                 )
-            from lsai_core.context.peer import torch_missing  # imports torch's compiler, a second
-
-            if (reason := torch_missing()) is not None:
-                raise Unavailable(f"torch's context parallelism {reason}")
+            self.require_peer()
             return
         pieces = setting.pieces(self.size)
         ring_rank, piece = divmod(self.rank, pieces)
         neighbours = [ring_rank * pieces + other for other in range(pieces)]
         ring = [other * pieces + piece for other in range(self.size // pieces)]
         self._exchanges = GroupExchange(group, ring), GroupExchange(group, neighbours)
-        parts = operators.Parts(self.plan, *self._exchanges, kernel, setting.window)
-        self._pieces, self._key = pieces, operators.register(parts)
+        parts = Parts(self.plan, *self._exchanges, kernel, setting.window)
+        self._pieces, self._key = pieces, register(parts)
 
     @property
     def sent_bytes(self) -> int:
@@ -198,15 +196,7 @@ class ContextParallel:
         if torch.compiler.is_compiling():
             # the compiler cannot follow the choice of a kernel; the operator makes it when it runs
             return
-        window, grouped = self.setting.window, n_heads != n_kv_heads
-        local_kernel(
-            self.setting.kernel,
-            q_BSHD.device,
-            q_BSHD.dtype,
-            head_dim,
-            window=window,
-            grouped=grouped,
-        )
+        self.require_kernel(q_BSHD, grouped=n_heads != n_kv_heads)
 
     def attention(self, q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor) -> Tensor:
         """Causal attention with scale 1/sqrt(D): this rank's slice (B, S / ranks, H, D) in the
@@ -217,37 +207,63 @@ class ContextParallel:
         """
         self.check(q_BSHD, k_BSKD, v_BSKD)
         if self.method.peer:
-            from lsai_core.context.peer import torch_attention
-
-            return torch_attention(q_BSHD, k_BSKD, v_BSKD, self._group)
+            return self.peer_attention(q_BSHD, k_BSKD, v_BSKD)
         n_heads, n_kv_heads = q_BSHD.shape[2], k_BSKD.shape[2]
-        if self._pieces == 1:
-            return operators.attend(q_BSHD, k_BSKD, v_BSKD, self._key)[0]
-        q_BTHD = operators.exchange_to_heads(q_BSHD, n_heads, n_heads, self._key)
-        k_BTKD = operators.exchange_to_heads(k_BSKD, n_kv_heads, n_heads, self._key)
-        v_BTKD = operators.exchange_to_heads(v_BSKD, n_kv_heads, n_heads, self._key)
-        out_BTHD, _ = operators.attend(q_BTHD, k_BTKD, v_BTKD, self._key)
-        return operators.exchange_to_sequence(out_BTHD, n_heads, n_heads, self._key)
+        if self._pieces > 1:
+            q_BSHD = exchange_to_heads(q_BSHD, n_heads, n_heads, self._key)
+            k_BSKD = exchange_to_heads(k_BSKD, n_kv_heads, n_heads, self._key)
+            v_BSKD = exchange_to_heads(v_BSKD, n_kv_heads, n_heads, self._key)
+        out_BSHD, _ = attend(q_BSHD, k_BSKD, v_BSKD, self._key)
+        if self._pieces > 1:
+            out_BSHD = exchange_to_sequence(out_BSHD, n_heads, n_heads, self._key)
+        return out_BSHD
 
+    # What follows asks the machine; a prediction, which has no ranks and no kernels, overrides it.
 
-def _agree(setting: Setting, group: dist.ProcessGroup | None) -> None:
-    """UserError on every rank unless all have the same setting, or where the setting itself is
-    wrong.
+    def agree(self, setting: Setting, group: dist.ProcessGroup | None) -> None:
+        """UserError on every rank unless all have the same setting, or where the setting itself is
+        wrong.
 
-    It also is the group's first collective, which NCCL needs before ranks may talk in pairs.
-    """
-    size = dist.get_world_size(group)
-    try:
-        setting.plan(size)
-        error = None
-    except UserError as found:
-        error = str(found)
-    answers: list[Any] = [None] * size
-    dist.all_gather_object(answers, (asdict(setting), error), group=group)
-    for _, message in answers:
-        if message is not None:
-            raise UserError(message)
-    for name, value in answers[0][0].items():
-        values = [answer[name] for answer, _ in answers]
-        if any(other != value for other in values):
-            raise UserError(f"the ranks of a context-parallel group disagree on {name}: {values}")
+        It also is the group's first collective, which NCCL needs before ranks may talk in pairs.
+        """
+        size = dist.get_world_size(group)
+        try:
+            setting.plan(size)
+            error = None
+        except UserError as found:
+            error = str(found)
+        answers: list[Any] = [None] * size
+        dist.all_gather_object(answers, (asdict(setting), error), group=group)
+        for _, message in answers:
+            if message is not None:
+                raise UserError(message)
+        for name, value in answers[0][0].items():
+            values = [answer[name] for answer, _ in answers]
+            if any(other != value for other in values):
+                raise UserError(
+                    f"the ranks of a context-parallel group disagree on {name}: {values}"
+                )
+
+    def require_peer(self) -> None:
+        """Unavailable where torch's own context parallelism cannot run."""
+        from lsai_core.context.peer import torch_missing  # imports torch's compiler, a second
+
+        if (reason := torch_missing()) is not None:
+            raise Unavailable(f"torch's context parallelism {reason}")
+
+    def require_kernel(self, q_BSHD: Tensor, *, grouped: bool) -> None:
+        """UserError or Unavailable where the setting's kernel cannot serve such queries."""
+        tile_backend(
+            self.setting.kernel,
+            q_BSHD.device,
+            q_BSHD.dtype,
+            q_BSHD.shape[3],
+            window=self.setting.window,
+            grouped=grouped,
+        )
+
+    def peer_attention(self, q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor) -> Tensor:
+        """torch's own."""
+        from lsai_core.context.peer import torch_attention
+
+        return torch_attention(q_BSHD, k_BSKD, v_BSKD, self._group)

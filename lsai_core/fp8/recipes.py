@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 import torch
@@ -100,9 +100,14 @@ def require(config: TrainConfig, device: torch.device) -> None:
         raise Unavailable(f"fp8 recipe {recipe} {reason}")
 
 
-def convert(model: Transformer, fp8: Fp8Config) -> None:
+def convert(
+    model: Transformer,
+    fp8: Fp8Config,
+    names_of: Callable[[Transformer, Fp8Config], list[str]] | None = None,
+) -> None:
     """Replace the layers that `fp8` names, in place, before the model is compiled or sharded;
-    recipe `none`: nothing."""
+    recipe `none`: nothing. `names_of` finds them in a model of other parts than ours."""
+    names_of = names_of or linear_names
     if fp8.recipe == "none":
         return
     if fp8.recipe == "fused":
@@ -164,7 +169,7 @@ def end_step(model: Transformer) -> None:
         model.fp8_scales.end_step()
 
 
-def names_of(model: Transformer, fp8: Fp8Config) -> list[str]:
+def linear_names(model: Transformer, fp8: Fp8Config) -> list[str]:
     """Module names of the layers that `fp8` names, in the order of the model."""
     inside = [_PLACES[layer] for layer in fp8.layers if layer in _PLACES]
     names = [f"blocks.{i}.{place}" for i in range(len(model.blocks)) for place in inside]

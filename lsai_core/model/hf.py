@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from lsai_core.base.files import atomic_writer, write_json
 from lsai_core.config.strict import validated
 from lsai_core.config.train import AttentionConfig, ModelConfig
 from lsai_core.model.recompute import GradCheckpoint
-from lsai_core.model.transformer import Transformer, fill
+from lsai_core.model.transformer import Transformer, fill, shaped
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 EMBEDDING = "model.embed_tokens.weight"
@@ -41,6 +41,8 @@ KEYS = {
     "vocab_size": "vocab_size",
     "norm_eps": "rms_norm_eps",
 }
+# How casts of fp8 layers are scaled; no part of the function that the model is.
+SCALES = "fp8_scales."
 LLAMA = {"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
 
 
@@ -84,13 +86,23 @@ def slots(config: ModelConfig) -> dict[str, Slot]:
 
 def to_hf(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """The state dict of a `Transformer` under Hugging Face's names: contiguous tensors, views where
-    possible."""
+    possible. UserError for a tensor that has no name there."""
     # torch.compile's prefix
     state = {name.replace("_orig_mod.", ""): tensor for name, tensor in state.items()}
+    table = slots(config)
+    _require_places((name for name in state if not name.startswith(SCALES)), table)
     return {
-        name: state[slot.name][slot.start : slot.stop].contiguous()
-        for name, slot in slots(config).items()
+        name: state[slot.name][slot.start : slot.stop].contiguous() for name, slot in table.items()
     }
+
+
+def _require_places(names: Iterable[str], table: Mapping[str, Slot]) -> None:
+    homeless = sorted(set(names) - {slot.name for slot in table.values()})
+    if homeless:
+        raise UserError(
+            f"a Llama checkpoint has no tensor for {', '.join(homeless[:3])} "
+            f"({len(homeless)} in all), and without it would be another model"
+        )
 
 
 def load_hf(
@@ -109,8 +121,7 @@ def load_hf(
     express (biases, other architectures, other activations).
     """
     config = read_config(folder)
-    with torch.device("meta"):
-        model = Transformer(config, attention, grad_checkpoint=grad_checkpoint)
+    model = shaped(config, attention, grad_checkpoint=grad_checkpoint)
     model.to(dtype).to_empty(device=device)
     fill_from(model, folder)
     return model
@@ -132,6 +143,9 @@ def fill_from(model: Transformer, folder: Path) -> None:
                 f"{key}={value}"
             )
     files, wanted = _files(folder), slots(config)
+    _require_places(
+        (name.replace("_orig_mod.", "") for name, _ in model.named_parameters()), wanted
+    )
     for name, path in files.items():
         # What has no place is derived from the config, or a copy of the embedding table, or an
         # error.
@@ -194,15 +208,16 @@ def save_hf(model: Transformer, folder: Path, *, max_seq_len: int = 2048) -> Non
     """Write `model` so that `transformers.LlamaForCausalLM.from_pretrained(folder)` reads it.
 
     `max_seq_len` goes into `config.json` as the context length that other tools should assume.
+    Raises UserError, and writes nothing, for a model with tensors that a Llama does not have.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    # without its config.json the folder is no checkpoint, until the last line below
-    for stale in (CONFIG, INDEX):
-        (folder / stale).unlink(missing_ok=True)
     tensors = {
         name: tensor.detach().cpu()
         for name, tensor in to_hf(model.state_dict(), model.config).items()
     }
+    folder.mkdir(parents=True, exist_ok=True)
+    # without its config.json the folder is no checkpoint, until the last line below
+    for stale in (CONFIG, INDEX):
+        (folder / stale).unlink(missing_ok=True)
     with atomic_writer(folder / WEIGHTS) as file:
         save_file(tensors, file.name, metadata={"format": "pt"})
     write_json(

@@ -95,10 +95,8 @@ def _cross_entropy_(
 ) -> Tensor:
     """Losses (N,) fp32; with `gradient`, the logits are overwritten by `scale` times their
     gradient."""
-    if kernels.available(logits_NV.device):
-        from lsai_core.kernels.cross_entropy import cross_entropy_
-
-        return cross_entropy_(logits_NV, targets_N, scale, gradient=gradient)
+    if kernels.serves(logits_NV):
+        return _kernel(logits_NV, targets_N, scale, gradient)
     float_NV = logits_NV.float()
     log_sum_N1 = float_NV.logsumexp(-1, keepdim=True)
     at_N1 = targets_N[:, None]
@@ -108,3 +106,15 @@ def _cross_entropy_(
         float_NV.scatter_add_(-1, at_N1, torch.full_like(log_sum_N1, -1.0))
         logits_NV.copy_(float_NV.mul_(scale))
     return losses_N
+
+
+@torch.library.custom_op("lsai::cross_entropy_", mutates_args=("logits_NV",))
+def _kernel(logits_NV: Tensor, targets_N: Tensor, scale: float, gradient: bool) -> Tensor:
+    from lsai_core.kernels.cross_entropy import cross_entropy_
+
+    return cross_entropy_(logits_NV, targets_N, scale, gradient=gradient)
+
+
+@_kernel.register_fake
+def _(logits_NV: Tensor, targets_N: Tensor, scale: float, gradient: bool) -> Tensor:
+    return logits_NV.new_empty(len(targets_N), dtype=torch.float32)

@@ -71,8 +71,13 @@ class _Compute(torch.autograd.Function):
 @torch.library.custom_op("lsai::chunked_mlp", mutates_args=())
 def mlp_forward(x_ND: Tensor, gate_up_ED: Tensor, down_DF: Tensor, chunk: int) -> Tensor:
     """(N, D) in the dtype of x."""
+    return forward_in(parts(len(x_ND), chunk), x_ND, gate_up_ED, down_DF)
+
+
+def forward_in(slices: list[slice], x_ND: Tensor, gate_up_ED: Tensor, down_DF: Tensor) -> Tensor:
+    """The forward pass over these chunks, one after the other."""
     out_ND = torch.empty_like(x_ND)
-    for part in parts(len(x_ND), chunk):
+    for part in slices:
         torch.mm(swiglu(x_ND[part] @ gate_up_ED.T), down_DF.T, out=out_ND[part])
     return out_ND
 
@@ -87,10 +92,17 @@ def mlp_backward(
     grad_ND: Tensor, x_ND: Tensor, gate_up_ED: Tensor, down_DF: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x and of both weights, in their dtypes."""
-    dx_ND, only = torch.empty_like(x_ND), len(x_ND) <= chunk
+    return backward_in(parts(len(x_ND), chunk), grad_ND, x_ND, gate_up_ED, down_DF)
+
+
+def backward_in(
+    slices: list[slice], grad_ND: Tensor, x_ND: Tensor, gate_up_ED: Tensor, down_DF: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The backward pass over these chunks, one after the other."""
+    dx_ND, only = torch.empty_like(x_ND), len(slices) == 1
     dgate_up_ED: Tensor | None = None
     ddown_DF: Tensor | None = None
-    for part in parts(len(x_ND), chunk):
+    for part in slices:
         grad_CD, x_CD = grad_ND[part], x_ND[part]
         dgate_up_CE, h_CF = swiglu_backward(grad_CD @ down_DF, x_CD @ gate_up_ED.T)
         ddown_DF = products.plus_product(ddown_DF, grad_CD.T, h_CF, only)

@@ -82,12 +82,16 @@ class HostInputs:
     def _keep(self, x: Tensor) -> _Kept:
         self._settle()
         buffers = self._free[x.shape, x.dtype]
-        host = buffers.pop() if buffers else host_buffer(x)
+        host = buffers.pop() if buffers else self.new_buffer(x)
         event = self._copy(host, x)
         self._leaving = (x, event)
         kept = _Kept(self, host, x.device, self._last)
         self._last = weakref.ref(kept)
         return kept
+
+    def new_buffer(self, like: Tensor) -> Tensor:
+        """Host memory for one more input."""
+        return host_buffer(like)
 
     def _settle(self) -> None:
         """Let go of the input that left last; from here on the computing stream comes after its

@@ -16,14 +16,15 @@ Gradient checkpointing lives inside the block, so that whatever is applied to a 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from lsai_core.attention.choice import attention
@@ -58,12 +59,14 @@ class Parameters:
 
 
 def count_parameters(config: ModelConfig) -> Parameters:
-    """Counts from the shape alone; no tensor is made."""
-    c, width = config, config.d_model
-    attention_block = width * c.head_dim * (2 * c.n_heads + 2 * c.n_kv_heads)
-    block = attention_block + 3 * width * c.d_ff + 2 * width
-    embedding = c.vocab_size * width
-    total = embedding + c.n_layers * block + width + (0 if c.tie_embeddings else embedding)
+    """Counts of the model that is built from `config`; no parameter gets memory."""
+    return _counted(config.model_dump_json())
+
+
+@functools.lru_cache(maxsize=256)
+def _counted(config: str) -> Parameters:
+    model = shaped(ModelConfig.model_validate_json(config))
+    total, embedding = sum(p.numel() for p in model.parameters()), model.embedding.weight.numel()
     return Parameters(total=total, embedding=embedding, non_embedding=total - embedding)
 
 
@@ -83,6 +86,7 @@ class Attention(nn.Module):
         self.head_dim = config.head_dim
         self.backend, self.window = attention_config.backend, attention_config.window
         self.context: ContextParallel | None = None
+        self.attend = attention  # a prediction hands over what stands for a GPU's kernel
         self.qkv = nn.Linear(config.d_model, sum(self.heads) * self.head_dim, bias=False)
         self.output = nn.Linear(config.d_model, config.d_model, bias=False)
 
@@ -94,7 +98,7 @@ class Attention(nn.Module):
         if self.context is not None:
             out_BSHD = self.context.attention(q_BSHD, k_BSKD, v_BSKD.contiguous())
         else:
-            out_BSHD = attention(
+            out_BSHD = self.attend(
                 q_BSHD, k_BSKD, v_BSKD.contiguous(), backend=self.backend, window=self.window
             )
         return self.output(out_BSHD.flatten(2))
@@ -138,6 +142,7 @@ class Block(nn.Module):
         self.mlp_norm = Norm(config.d_model, eps=config.norm_eps)
         self.mlp = MLP(config)
         self.grad_checkpoint = grad_checkpoint
+        self.selective_contexts = selective_contexts  # what `selective` keeps
         self.fused = False
 
     def forward(self, x_BSD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -145,18 +150,18 @@ class Block(nn.Module):
         if mode == "none" or not torch.is_grad_enabled():
             return self._layer(x_BSD, cos, sin)
         # The model has no dropout, hence no random state to preserve.
-        recompute = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+        recompute = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
         whole = (
-            partial(recompute, context_fn=full_contexts)
+            functools.partial(recompute, context_fn=full_contexts)
             if torch.compiler.is_compiling()
             else recompute
         )
         if mode == "full":
             return whole(self._layer, x_BSD, cos, sin)
         if mode == "mlp":
-            x_BSD = recompute(self._attend, x_BSD, cos, sin, context_fn=selective_contexts)
+            x_BSD = recompute(self._attend, x_BSD, cos, sin, context_fn=self.selective_contexts)
             return whole(self._feed_forward, x_BSD)
-        contexts = attention_contexts if mode == "attention" else selective_contexts
+        contexts = attention_contexts if mode == "attention" else self.selective_contexts
         return recompute(self._layer, x_BSD, cos, sin, context_fn=contexts)
 
     def _layer(self, x_BSD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -207,6 +212,7 @@ class Transformer(nn.Module):
         self.context: ContextParallel | None = None
         self._positions_S: Tensor | None = None  # of this rank's slice, on the device
         self.host_inputs: HostInputs | None = None
+        self.loss = linear_cross_entropy
         self.bf16_residual = False  # values between blocks in bf16, whatever the weights are
         # of delayed scaling, once layers are converted to fp8 (`lsai_core.fp8`)
         self.fp8_scales: Any = None
@@ -252,7 +258,7 @@ class Transformer(nn.Module):
         """
         hidden_BSD = self.hidden(tokens_BS)
         if targets_BS is not None:
-            return linear_cross_entropy(hidden_BSD, self.output_weight, targets_BS, reduction)
+            return self.loss(hidden_BSD, self.output_weight, targets_BS, reduction)
         return (
             F.linear(hidden_BSD, self.embedding.weight)
             if self.output is None
@@ -343,6 +349,27 @@ def fill(parameter: Tensor, values: Tensor) -> None:
     parameter.copy_(values)
 
 
+class _NoValues(TorchFunctionMode):
+    """Lets new modules leave their parameters as they are."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            # The argument is called `tensor` in all of them.
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+def shaped(
+    config: ModelConfig,
+    attention: AttentionConfig | None = None,
+    *,
+    grad_checkpoint: GradCheckpoint = "none",
+) -> Transformer:
+    """A `Transformer` on the meta device: shapes alone, in fp32."""
+    with torch.device("meta"), _NoValues():
+        return Transformer(config, attention, grad_checkpoint=grad_checkpoint)
+
+
 def build_model(
     config: ModelConfig,
     attention: AttentionConfig | None = None,
@@ -354,8 +381,7 @@ def build_model(
 ) -> Transformer:
     """A `Transformer` with parameters of `dtype` on `device`: shaped on the meta device, then
     filled in place, once."""
-    with torch.device("meta"):
-        model = Transformer(config, attention, grad_checkpoint=grad_checkpoint)
+    model = shaped(config, attention, grad_checkpoint=grad_checkpoint)
     model.to(dtype).to_empty(device=device)
     model.init_weights(seed)
     return model

@@ -3,7 +3,7 @@
 The update reads weight, gradient and both moments and writes weight and moments: 7 values per
 parameter, the fewest there can be (14 bytes in bf16). Clipping costs no pass of its own: the factor
 is a number on the device, multiplied in as the gradient is read. Arithmetic is fp32 whatever the
-storage, each operation rounded as IEEE says, in the order of `lsai_core.optimizers.plain_update`,
+storage, each operation rounded by IEEE, in the order of `lsai_core.optimizers.plain_update`,
 so that weights and moments are equal to those of the plain update to the last bit. Formula:
 Loshchilov and Hutter 2019, arXiv:1711.05101.
 
@@ -30,7 +30,7 @@ SUM_BLOCK = 8192
 @triton.jit
 def updated(w, g, m, v, keep, rate, new1, beta2, new2, inverse_root, eps):
     """One step of AdamW on fp32 values: the new weight and moments. The numbers:
-    `base.coefficients`."""
+    `lsai_core.optimizers.base.coefficients`."""
     m = m + new1 * (g - m)
     v = beta2 * v + new2 * g * g
     w = w * keep - tl.div_rn(rate * m, tl.sqrt_rn(v) * inverse_root + eps)

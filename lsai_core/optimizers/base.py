@@ -42,13 +42,13 @@ def _no_choices(optim: OptimConfig) -> str | None:
 class Optimizer:
     """One optimizer, as its file below `kinds/` declares it.
 
-    `build(parameters, optim, device)`: torch's kind of optimizer over named parameters, one of them
+    `build(parameters, optim)`: torch's kind of optimizer over named parameters, one of them
     or several as `Composed`; it follows the `lr` that the loop sets in its groups. What it keeps
     and what an update needs in between is found by running it on tensors without memory.
     `refusal(optim)`: which of the settings it does not have.
     """
 
-    build: Callable[[Named, OptimConfig, torch.device], torch.optim.Optimizer]
+    build: Callable[[Named, OptimConfig], torch.optim.Optimizer]
     refusal: Callable[[OptimConfig], str | None] = _no_choices
 
 
@@ -63,12 +63,21 @@ def decayed(parameters: Named, optim: OptimConfig) -> Groups:
     ]
 
 
+Pieces = Callable[[int, int], list[tuple[int, int]]]
+
+
+def pieces(rows: int, at_once: int) -> list[tuple[int, int]]:
+    """Where the pieces of so many rows begin and end."""
+    return [(begin, min(begin + at_once, rows)) for begin in range(0, rows, at_once)]
+
+
 class FactorOptimizer(torch.optim.Optimizer):
     """An optimizer whose `step` takes a factor for the gradients. Parameters: tensors or DTensors.
 
     `settings` are its hyperparameters, `lr` and `weight_decay` among them, which groups may change.
     `stochastic`: whether bf16 weights are rounded stochastically, with random bits of `seed` and
-    the parameters' `numbers` (`rounding.py`), their places in the groups.
+    the parameters' `numbers` (`rounding.py`), their places in the groups. `pieces`: how an update
+    of plain operations cuts a tensor.
     """
 
     stochastic = False
@@ -78,6 +87,7 @@ class FactorOptimizer(torch.optim.Optimizer):
         self._settings = ("weight_decay", *settings)
         super().__init__(groups, {"weight_decay": 0.0, **settings})
         self.numbers = numbered([self])
+        self.pieces: Pieces = pieces
         self._first_places: dict[Tensor, int] = {}
 
     def moments(self, parameter: Tensor) -> dict[str, Tensor]:

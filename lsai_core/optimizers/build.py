@@ -13,7 +13,7 @@ from lsai_core import kernels
 from lsai_core.base.plugins import declared
 from lsai_core.config.presets import ModelConfig
 from lsai_core.config.train import OptimConfig
-from lsai_core.model.transformer import Transformer
+from lsai_core.model.transformer import shaped
 from lsai_core.optimizers.base import (
     FactorOptimizer,
     Optimizer,
@@ -35,9 +35,8 @@ def build_optimizer(
     Raises Unavailable if a kernel is asked for where it cannot run.
     """
     parameters = dict(model.named_parameters())
-    device = next(iter(parameters.values())).device
     declaration: Optimizer = declared(PACKAGE, optim.name, "OPTIMIZER")
-    optimizer = declaration.build(parameters, optim, device)
+    optimizer = declaration.build(parameters, optim)
     updated = numbered([optimizer])
     forgotten = [name for name, parameter in parameters.items() if parameter not in updated]
     assert not forgotten, f"optimizer {optim.name} updates no {forgotten[0]}"
@@ -74,12 +73,11 @@ def _way_of_one(optimizer: torch.optim.Optimizer) -> tuple[str, str]:
 @functools.lru_cache(maxsize=256)
 def state_bytes(model: ModelConfig, optim: OptimConfig, dtype: torch.dtype) -> int:
     """What the optimizer keeps of a whole model with weights of `dtype`; allocates nothing."""
-    with torch.device("meta"):
-        shaped = Transformer(model).to(dtype)
+    empty = shaped(model).to(dtype)
     # Which kernel updates changes no state, and triton could not be asked for without a GPU.
     anywhere = optim.model_copy(update={"kernel": "auto"})
     with FakeTensorMode(allow_non_fake_inputs=True):
-        optimizer = build_optimizer(shaped.to_empty(device="cpu"), anywhere)
+        optimizer = build_optimizer(empty.to_empty(device="cpu"), anywhere)
         make_states(optimizer, update=False)
     return sum(state.nbytes for state in kept_states(optimizer))
 

@@ -1,7 +1,7 @@
 """What an optimizer holds on to, found by looking into it: a test that a checkpoint gave it back.
 
-An optimizer that is made of others may save some of its states and not load them again, or keep some
-where nothing saves them. Its losses would then differ after a checkpoint, without a word.
+An optimizer that is made of others may save some of its states and not load them again, or keep
+some where nothing saves them. Its losses would then differ after a checkpoint, without a word.
 """
 
 from __future__ import annotations

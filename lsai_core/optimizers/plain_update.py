@@ -13,15 +13,10 @@ import torch
 from torch import Tensor
 
 from lsai_core.optimizers.adam8bit import quantized, restored
-from lsai_core.optimizers.base import coefficients
+from lsai_core.optimizers.base import Pieces, coefficients, pieces
 from lsai_core.optimizers.rounding import Noise, rounded
 
 AT_ONCE = 2**16  # values that are updated together: what that needs in between stays at some MiB
-
-
-def pieces(rows: int, at_once: int) -> list[tuple[int, int]]:
-    """Where the pieces of so many rows begin and end."""
-    return [(begin, min(begin + at_once, rows)) for begin in range(0, rows, at_once)]
 
 
 def plain_adamw_(
@@ -34,17 +29,19 @@ def plain_adamw_(
     eps: float,
     weight_decay: float,
     noise: Noise | None = None,
+    cut: Pieces = pieces,
 ) -> None:
     """Update a weight and its moments in place for step number `step` (from 1).
 
     `moments_and_factor`: the two moments like the weight, or uint8 codes and scales of each
     (`adam8bit.moments_of`), and the factor, an fp32 scalar, that the gradient is multiplied by.
-    `noise`: a bf16 weight is rounded stochastically by it, without to nearest.
+    `noise`: a bf16 weight is rounded stochastically by it, without to nearest. `cut`: into which
+    rows that are updated together.
     """
     *whole_moments, factor = moments_and_factor
     numbers = coefficients(step, lr, betas, eps, weight_decay)
     row = weight[0].numel()
-    for begin, end in pieces(len(weight), max(1, AT_ONCE // row)):
+    for begin, end in cut(len(weight), max(1, AT_ONCE // row)):
         here = noise and dataclasses.replace(noise, first=noise.first + begin * row)
         moments = [moment[begin:end] for moment in whole_moments]
         g = gradient[begin:end].float() * factor

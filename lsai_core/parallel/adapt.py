@@ -3,23 +3,28 @@ compilation; in this order."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from lsai_core import fp8
-from lsai_core.config.train import TrainConfig
-from lsai_core.model.saved_inputs import HostInputs, blocks_on_host, require_host_memory
+from lsai_core.config.train import Fp8Config, TrainConfig
+from lsai_core.model.saved_inputs import HostInputs, blocks_on_host
 from lsai_core.model.transformer import Transformer
 
 
-def adapt(model: Transformer, config: TrainConfig) -> None:
+def adapt(
+    model: Transformer,
+    config: TrainConfig,
+    convert: Callable[[Transformer, Fp8Config], None] = fp8.convert,
+) -> None:
     """Convert, fuse and mark for compilation, in place; before the model is sharded.
 
-    Raises MemoryError where the host cannot hold what is to be kept there.
+    `convert` replaces the layers that run in fp8.
     """
-    fp8.convert(model, config.fp8)
+    convert(model, config.fp8)
     if config.blocks == "fused":
         model.fuse(config.mlp_chunk)
     model.bf16_residual = config.precision == "bf16_residual"
     if config.saved_inputs == "host":
-        require_host_memory(config)
         model.host_inputs = HostInputs(blocks_on_host(config))
     if config.compile:
         for block in model.blocks:

@@ -35,7 +35,8 @@ from torch.distributed.fsdp import (
 
 from lsai_core.config.precision import compute_dtype, weight_dtype
 from lsai_core.config.train import ParallelConfig, Precision, TrainConfig
-from lsai_core.model.transformer import Transformer
+from lsai_core.model.saved_inputs import require_host_memory
+from lsai_core.model.transformer import Transformer, shaped
 from lsai_core.parallel.adapt import adapt
 
 # The loss multiplies by the output layer's weight itself, so that layer's `forward` never runs. It
@@ -60,9 +61,9 @@ def build_sharded(config: TrainConfig, device: torch.device) -> Transformer:
 
 
 def empty_sharded(config: TrainConfig, device: torch.device) -> Transformer:
-    """The same with memory and no values in it."""
-    with torch.device("meta"):
-        model = Transformer(config.model, config.attention, grad_checkpoint=config.grad_checkpoint)
+    """The same with memory and no values in it. Raises MemoryError as `require_host_memory`."""
+    require_host_memory(config)
+    model = shaped(config.model, config.attention, grad_checkpoint=config.grad_checkpoint)
     model.to(weight_dtype(config.precision))
     adapt(model, config)
     shard(model, config.parallel, config.precision, device)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from lsai_core.attention.choice import BACKENDS, tile_backend
 from lsai_core.base.errors import UserError
 from lsai_core.config.precision import compute_dtype
 from lsai_core.context.heads import key_heads
-from lsai_core.context.kernels import KERNELS, local_kernel
 from lsai_core.context.methods import ContextParallel, Setting, get_method
 from lsai_core.parallel.processes import TIMEOUT
 
@@ -44,10 +44,11 @@ def refusal(config: TrainConfig) -> str | None:
             "parallel.cp_method torch has no sliding window; use another method, or "
             "attention.window null"
         )
-    if config.attention.backend not in ("auto", *KERNELS):
+    able = [name for name, backend in BACKENDS.items() if backend.tiles]
+    if config.attention.backend not in ("auto", *able):
         return (
             f"attention backend {config.attention.backend!r} returns no log-sum-exp, which "
-            f"parallel.cp > 1 needs; use auto, " + ", ".join(KERNELS)
+            f"parallel.cp > 1 needs; use auto, " + ", ".join(able)
         )
     try:
         setting(config).layout(ranks)
@@ -65,7 +66,7 @@ def kernel(config: TrainConfig, device: torch.device) -> str:
     model, ranks = config.model, config.parallel.cp
     pieces = setting(config).pieces(ranks)
     heads = model.n_heads // pieces
-    return local_kernel(
+    return tile_backend(
         config.attention.backend,
         device,
         compute_dtype(config.precision),
@@ -76,7 +77,9 @@ def kernel(config: TrainConfig, device: torch.device) -> str:
     ).name
 
 
-def join(config: TrainConfig, device: torch.device) -> ContextParallel:
+def join(
+    config: TrainConfig, device: torch.device, kind: type[ContextParallel] = ContextParallel
+) -> ContextParallel:
     """Form the group that shares this process's sequences; all processes of the run must call."""
     group, _ = dist.new_subgroups(config.parallel.cp, timeout=TIMEOUT)
     if device.type == "cuda":
@@ -84,6 +87,4 @@ def join(config: TrainConfig, device: torch.device) -> ContextParallel:
         # first step not all may.
         dist.all_reduce(torch.zeros(1, device=device), group=group)
     asked = setting(config)
-    return ContextParallel(
-        asked.method, asked.seq_len, window=asked.window, kernel=asked.kernel, group=group
-    )
+    return kind(asked.method, asked.seq_len, window=asked.window, kernel=asked.kernel, group=group)

@@ -26,7 +26,9 @@ from lsai_core.prediction.inductor import Plan, is_part, root, schema
 from lsai_core.prediction.tracker import BODIES, SCRATCH, PurposeTracker
 from lsai_core.prediction.work import PRODUCTS
 
-_POLICIES: dict[BlockCheckpoint, Callable[..., CheckpointPolicy]] = {
+Policy = Callable[..., CheckpointPolicy]
+# What gradient checkpointing keeps of a compiled block.
+POLICIES: dict[BlockCheckpoint, Policy] = {
     "selective": keep_expensive,
     "mlp": keep_expensive,
     "attention": keep_attention,
@@ -109,8 +111,13 @@ def _like(value: Any) -> Any:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
-def compiled(layer: nn.Module, grad_checkpoint: BlockCheckpoint) -> Callable[..., Any]:
-    """`layer` (its plain forward) as torch.compile would run it, as far as memory is concerned.
+def compiled(
+    layer: nn.Module,
+    grad_checkpoint: BlockCheckpoint,
+    policies: dict[BlockCheckpoint, Policy] = POLICIES,
+) -> Callable[..., Any]:
+    """`layer` (its plain forward) as torch.compile would run it, as far as memory is concerned;
+    `policies` as `POLICIES`.
 
     Call with the layer's parameters and buffers (`dict(named)`) and its arguments, all fake
     tensors.
@@ -129,7 +136,9 @@ def compiled(layer: nn.Module, grad_checkpoint: BlockCheckpoint) -> Callable[...
         fw_compiler=plan,
         bw_compiler=plan,
         inference_compiler=plan,
-        partition_fn=functools.partial(_partition, layer=layer, grad_checkpoint=grad_checkpoint),
+        partition_fn=functools.partial(
+            _partition, layer=layer, grad_checkpoint=grad_checkpoint, policies=policies
+        ),
         decompositions=select_decomp_table(),
         keep_inference_input_mutations=True,
     )
@@ -141,6 +150,7 @@ def _partition(
     *,
     layer: nn.Module,
     grad_checkpoint: BlockCheckpoint,
+    policies: dict[BlockCheckpoint, Policy],
     **options: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -152,7 +162,7 @@ def _partition(
         for node in nodes:
             # a part of a result is kept as the whole is
             made: Any = node.args[0] if is_part(node) else node
-            node.meta["recompute"] = _POLICIES["full" if node in again else grad_checkpoint](
+            node.meta["recompute"] = policies["full" if node in again else grad_checkpoint](
                 None, made.target
             )
             # what one checkpointed part takes from another is kept

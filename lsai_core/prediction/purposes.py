@@ -6,16 +6,11 @@ knows nothing of it.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
-import torch
 from torch import nn
 
-from lsai_core.model import transformer as decoder
 from lsai_core.prediction.tracker import PurposeTracker, _bytes
 
 # Methods of FSDP2's parameter groups in which gathered weights and the buffers of the two
@@ -23,29 +18,21 @@ from lsai_core.prediction.tracker import PurposeTracker, _bytes
 _SHARDING = ("unshard", "wait_for_unshard", "post_backward")
 
 
-@contextlib.contextmanager
-def named_purposes(model: nn.Module, tracker: PurposeTracker, cpu_offload: bool) -> Iterator[None]:
-    """While open, tensors for the loss, the gradients and FSDP are named so; `cpu_offload`:
-    gradients leave the GPU."""
-    hooks = [
+def name_gradients_and_buffers(
+    model: nn.Module, tracker: PurposeTracker, cpu_offload: bool
+) -> None:
+    """From now on gradients of `model` and tensors of FSDP are named so; `cpu_offload`: gradients
+    leave the GPU."""
+    for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda p: tracker.mark(p.grad, "gradients"))
-        for parameter in model.parameters()
-    ]
-    group_class = _group_class()
-    with contextlib.ExitStack() as stack:
-        named = _named(tracker, "loss", decoder.linear_cross_entropy)
-        stack.enter_context(mock.patch.object(decoder, "linear_cross_entropy", named))
-        named = _named(tracker, "loss", torch.nn.functional.cross_entropy)
-        stack.enter_context(mock.patch.object(torch.nn.functional, "cross_entropy", named))
+    for group in _parameter_groups(model):
         for name in _SHARDING:
-            method = _sharding_method(tracker, getattr(group_class, name), name, cpu_offload)
-            stack.enter_context(mock.patch.object(group_class, name, method))
-        yield
-    for hook in hooks:
-        hook.remove()
+            setattr(group, name, _sharding_method(tracker, group, name, cpu_offload))
 
 
-def _named(tracker: PurposeTracker, purpose: str, function: Any) -> Any:
+def named(tracker: PurposeTracker, purpose: str, function: Any) -> Any:
+    """`function`, what it makes named by `purpose`."""
+
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
         with tracker.purpose(purpose):
@@ -54,15 +41,26 @@ def _named(tracker: PurposeTracker, purpose: str, function: Any) -> Any:
     return call
 
 
-def _group_class() -> type:
-    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+def _parameter_groups(model: nn.Module) -> list[Any]:
+    from torch.distributed.fsdp import FSDPModule
 
-    return FSDPParamGroup
+    groups: dict[int, Any] = {}
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            state = module._get_fsdp_state()
+            # until PyTorch 2.11 a state has one group, or none
+            several = getattr(state, "_fsdp_param_groups", None)
+            for group in [state._fsdp_param_group] if several is None else several:
+                if group is not None:
+                    groups[id(group)] = group
+    return list(groups.values())
 
 
-def _sharding_method(tracker: PurposeTracker, method: Any, name: str, cpu_offload: bool) -> Any:
+def _sharding_method(tracker: PurposeTracker, group: Any, name: str, cpu_offload: bool) -> Any:
+    method = getattr(group, name)
+
     @functools.wraps(method)
-    def call(group: Any, *arguments: Any, **options: Any) -> Any:
+    def call(*arguments: Any, **options: Any) -> Any:
         with tracker.purpose("FSDP buffers"):
             if name == "unshard" and cpu_offload and tracker.live:
                 # The slices come to the GPU before they are gathered.
@@ -70,7 +68,7 @@ def _sharding_method(tracker: PurposeTracker, method: Any, name: str, cpu_offloa
                     [_bytes(p.sharded_param._local_tensor) for p in group.fsdp_params],
                     "FSDP buffers",
                 )
-            result = method(group, *arguments, **options)
+            result = method(*arguments, **options)
         if name == "post_backward":
             for parameter in group.fsdp_params:
                 gradient = parameter.sharded_param.grad

@@ -189,11 +189,11 @@ class Speed:
 def _attention_s(config: TrainConfig, kernel: str | None, speed: Speed) -> float:
     """Of fused kernels; 0 for plain operations. In fp32, where none was measured, at the rate of
     products."""
-    if kernel and kernel != FUSED and get_backend(kernel).plain_operations:
+    if kernel and kernel != FUSED and not get_backend(kernel).fused:
         return 0.0
     model, length, window = config.model, config.seq_len, config.attention.window
     flops = flops_per_token(model, length, window)
-    forward = ((flops.windowed or flops.causal_discounted) - 6.0 * flops.counted_parameters) / 3.0
+    forward = (flops.causal_discounted - 6.0 * flops.counted_parameters) / 3.0
     forward *= 1e-12 * config.batch_size * config.grad_accum * length / config.parallel.cp
     repeated = config.grad_checkpoint == "full"
     dtype, grouped = compute_dtype(config.precision), model.n_heads != model.n_kv_heads

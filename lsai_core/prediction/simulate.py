@@ -10,31 +10,46 @@ the first.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from lsai_core.base.errors import UserError
 from lsai_core.config.precision import compute_dtype, residual_dtype, weight_dtype
-from lsai_core.config.train import TrainConfig
+from lsai_core.config.train import Fp8Config, TrainConfig
 from lsai_core.context.exchange import IN_FLIGHT_BYTES
 from lsai_core.context.heads import key_heads
 from lsai_core.context.methods import get_method
+from lsai_core.fp8.recipes import linear_names
+from lsai_core.kernels import FakeGpu
+from lsai_core.model.loss import linear_cross_entropy
 from lsai_core.model.recompute import BlockCheckpoint, of_block
-from lsai_core.model.transformer import Transformer
-from lsai_core.optimizers.build import build_optimizer, make_states
+from lsai_core.model.transformer import Block, Transformer, shaped
+from lsai_core.optimizers.base import FactorOptimizer, parts_of
+from lsai_core.optimizers.build import build_optimizer, clip_and_update, kept_states, make_states
 from lsai_core.parallel.adapt import adapt
-from lsai_core.parallel.sequence import setting
-from lsai_core.prediction.compiled import compiled
-from lsai_core.prediction.purposes import named_purposes
-from lsai_core.prediction.stand_ins import FusedRMSNorm, behaviour, expected_kernel
+from lsai_core.parallel.sequence import join, setting
+from lsai_core.prediction.compiled import POLICIES, Policy, compiled
+from lsai_core.prediction.purposes import name_gradients_and_buffers, named
+from lsai_core.prediction.stand_ins import (
+    FusedRMSNorm,
+    PretendedGpus,
+    PretendedRanks,
+    attention_as,
+    convert_as,
+    expected_kernel,
+    few_pieces,
+    update_on_gpu,
+    update_on_host,
+)
 from lsai_core.prediction.tracker import PurposeTracker
 from lsai_core.training import step
 
@@ -60,26 +75,46 @@ class Simulated:
     work: dict[str, int]
 
 
+@dataclass(frozen=True)
+class Trainer:
+    """What a trainer does in a step; the defaults are this project's own.
+
+    `reshape` replaces parts of a model on the meta device, before layers run in fp8, which
+    `linear_names` names. `norm` stands outside of compiled blocks. `policy` makes what selective
+    checkpointing keeps (a new one for each use, for it may count). `optimizer` makes one for the
+    model. `keeps_gradients`: to the step's end.
+    """
+
+    reshape: Callable[[Transformer], None] = lambda model: None
+    linear_names: Callable[[Transformer, Fp8Config], list[str]] = linear_names
+    norm: type[nn.RMSNorm] = FusedRMSNorm
+    loss: Callable[..., Tensor] | None = None
+    policy: Callable[[], Policy] | None = None
+    optimizer: Callable[[Transformer], torch.optim.Optimizer] | None = None
+    keeps_gradients: bool = True
+
+
 def simulate(
-    config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu", "cpu"] = "gpu"
+    config: TrainConfig,
+    kernel: str | None = None,
+    *,
+    on: Literal["gpu", "cpu"] = "gpu",
+    trainer: Trainer = Trainer(),
 ) -> Simulated:
     """One step of `config` on fake tensors. `kernel`: the attention kernel; what `auto` comes to if
     not given.
 
     `on="cpu"`: as the run behaves on a CPU, where PyTorch runs compiled code eagerly while memory
-    is measured.
+    is measured. Raises UserError for an attention backend that cannot run on fake tensors.
     """
     # From the second micro-batch on all are alike.
     config = config.model_copy(update={"grad_accum": min(2, config.grad_accum)})
     if on == "cpu":
         config = config.model_copy(update={"compile": False})
     kernel = kernel or expected_kernel(config)
-    with (
-        _world(config),
-        behaviour(kernel, on, config.parallel.cpu_offload),
-        torch.random.fork_rng(devices=[]),
-    ):
-        watched, events = _one_step(config, on)
+    simulation = _Simulation(config, kernel, on == "gpu", trainer)
+    with _world(config), torch.random.fork_rng(devices=[]):
+        watched, events = simulation.one_step()
     messages, highest = held_back(config) if on == "gpu" else 0, watched.highest
     for phase, bytes_of in highest.items():
         if phase != "optimizer":
@@ -115,44 +150,170 @@ def _world(config: TrainConfig) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _one_step(config: TrainConfig, on: str) -> tuple[PurposeTracker, list[int]]:
-    """What watched the step, and its events up to the end."""
-    tracker = PurposeTracker(on_gpu=on == "gpu")
-    model = _shaped(config, on)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        model.to_empty(device=CPU)
-        optimizer = build_optimizer(model, config.optim)
+class _Simulation:
+    """One step's model, optimizer and batch on fake tensors, and what watches them."""
+
+    def __init__(self, config: TrainConfig, kernel: str, on_gpu: bool, trainer: Trainer) -> None:
+        self._config, self._kernel, self._on_gpu = config, kernel, on_gpu
+        self._trainer = trainer
+        self._fakes = FakeGpu if on_gpu else FakeTensorMode
+        self._tracker = PurposeTracker(on_gpu)
+
+    def one_step(self) -> tuple[PurposeTracker, list[int]]:
+        """What watched the step, and its events up to the end."""
+        config, tracker = self._config, self._tracker
+        model = self._shaped()
+        with self._fakes(allow_non_fake_inputs=True):
+            model.to_empty(device=CPU)
+            optimizer = self._optimizer(model)
+            tokens = torch.empty(
+                config.batch_size * config.grad_accum, config.seq_len + 1, dtype=torch.int64
+            )
+            # The counts of steps lie on the host, as the project's own optimizer has them.
+            states = kept_states(optimizer) if self._on_gpu else [optimizer]
+            seeds = {"weights": [model], "optimizer": states, "activations": [tokens]}
+            for purpose, kept in seeds.items():
+                tracker.marks[f"{purpose} made"] = len(tracker.events)
+                with tracker.purpose(purpose):
+                    tracker.add(kept)
+            if config.parallel.cpu_offload:
+                for tensor in (*model.parameters(), *kept_states(optimizer)):
+                    tracker.move_to_host(tensor)
+            self._watch(model)
+            step.train_step(
+                model,
+                optimizer,
+                tokens[:, :-1],
+                tokens[:, 1:],
+                # The layers are converted, and no package's context is needed around them.
+                config.model_copy(update={"fp8": Fp8Config()}),
+                CPU,
+                _Meter(tracker),  # type: ignore[arg-type]
+                loss_of=self._loss(),
+                update=self._update(),
+            )
+            return tracker, tracker.events.copy()  # before the model dies
+
+    def _optimizer(self, model: Transformer) -> torch.optim.Optimizer:
+        """With the states that it has in every step but the first."""
+        make = self._trainer.optimizer or (lambda m: build_optimizer(m, self._config.optim))
+        optimizer = make(model)
         make_states(optimizer, update=False)
-        states = [
-            value
-            for state in optimizer.state.values()
-            for value in state.values()
-            if isinstance(value, Tensor) and (on == "cpu" or value.ndim)  # a count is on the host
-        ]
-        tokens = torch.empty(
-            config.batch_size * config.grad_accum, config.seq_len + 1, dtype=torch.int64
-        )
-        seeds = {"weights": [model], "optimizer": states, "activations": [tokens]}
-        for purpose, tensors in seeds.items():
-            tracker.marks[f"{purpose} made"] = len(tracker.events)
-            with tracker.purpose(purpose):
-                tracker.add(tensors)
-        if config.parallel.cpu_offload:
-            for tensor in (*model.parameters(), *states):
-                tracker.move_to_host(tensor)
-        meter = _Meter(tracker)
+        for part in parts_of(optimizer):
+            if isinstance(part, FactorOptimizer):
+                part.pieces = few_pieces
+        return optimizer
 
-        def host_buffer(like: Tensor) -> Tensor:
-            buffer = torch.empty_like(like)
-            if on == "gpu":
-                tracker.move_to_host(buffer)
-            return buffer
+    def _update(self) -> Callable[..., Tensor]:
+        if not self._on_gpu:
+            return clip_and_update
+        return update_on_host if self._config.parallel.cpu_offload else update_on_gpu
 
-        buffers = mock.patch("lsai_core.model.saved_inputs.host_buffer", host_buffer)
-        with named_purposes(model, tracker, config.parallel.cpu_offload), buffers:
-            step.train_step(model, optimizer, tokens[:, :-1], tokens[:, 1:], config, CPU, meter)  # type: ignore[arg-type]
-            events = tracker.events.copy()  # before the model dies
-    return tracker, events
+    def _watch(self, model: Transformer) -> None:
+        """Say what tensors are for as they come to be."""
+        tracker = self._tracker
+        name_gradients_and_buffers(model, tracker, self._config.parallel.cpu_offload)
+        model.loss = named(tracker, "loss", linear_cross_entropy)
+        if not self._trainer.keeps_gradients:
+            for parameter in model.parameters():
+                parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+        if model.host_inputs is not None:
+            model.host_inputs.new_buffer = self._host_buffer  # type: ignore[method-assign]
+
+    def _host_buffer(self, like: Tensor) -> Tensor:
+        buffer = torch.empty_like(like)
+        if self._on_gpu:
+            self._tracker.move_to_host(buffer)
+        return buffer
+
+    def _loss(self) -> Callable[..., Tensor]:
+        whole = named(self._tracker, "loss", torch.nn.functional.cross_entropy)
+        return self._trainer.loss or functools.partial(step.loss_fn, cross_entropy=whole)
+
+    def _shaped(self) -> Transformer:
+        """The run's model on the meta device: fp8 layers, fused blocks, sharded; not yet
+        compiled."""
+        config = self._config
+        model = shaped(config.model, config.attention, grad_checkpoint=config.grad_checkpoint)
+        self._adapt(model, weight_dtype(config.precision))
+        for module in model.modules() if self._on_gpu else ():
+            if isinstance(module, nn.RMSNorm):
+                module.__class__ = self._trainer.norm
+        if config.parallel.cp > 1:
+            kind = PretendedGpus if self._on_gpu else PretendedRanks
+            model.share_sequence(join(config, CPU, kind))
+        if config.compile:
+            self._compile(model)
+        if config.parallel.sharded:
+            from lsai_core.parallel.fsdp import shard
+
+            shard(model, config.parallel, config.precision, CPU)
+        return model
+
+    def _adapt(self, model: Transformer, dtype: torch.dtype) -> None:
+        trainer, config = self._trainer, self._config
+        trainer.reshape(model)
+        model.to(dtype)
+        adapt(model, config.model_copy(update={"compile": False}), convert_as(trainer.linear_names))
+        for block in model.blocks:
+            assert isinstance(block, Block)
+            if self._on_gpu:
+                block.attention.attend = attention_as(self._kernel)
+            if trainer.policy is not None:
+                block.selective_contexts = functools.partial(_contexts, trainer.policy)
+
+    def _compile(self, model: Transformer) -> None:
+        """Let every block run by the plan that the partitioner makes for one with its
+        checkpointing."""
+        policy = self._trainer.policy
+        policies = POLICIES if policy is None else POLICIES | {"selective": policy()}
+        plans: dict[BlockCheckpoint, Plan] = {}
+        for index, block in enumerate(model.blocks):
+            mode = of_block(self._config.grad_checkpoint, index)
+            if mode not in plans:
+                plans[mode] = self._plan(model, mode, policies)
+
+            def run(
+                x_BSD: Tensor,
+                cos: Tensor,
+                sin: Tensor,
+                block: nn.Module = block,
+                plan: Plan = plans[mode],
+            ) -> Any:
+                return plan(_tensors(block), x_BSD, cos, sin)
+
+            block.forward = run
+
+    def _plan(
+        self, model: Transformer, mode: BlockCheckpoint, policies: dict[BlockCheckpoint, Policy]
+    ) -> Plan:
+        config = self._config
+        plain = shaped(config.model.model_copy(update={"n_layers": 1}), config.attention)
+        sharded = config.parallel.sharded
+        # FSDP casts weights as it gathers them
+        self._adapt(plain, (compute_dtype if sharded else weight_dtype)(config.precision))
+        if model.context is not None:
+            plain.share_sequence(model.context)
+        block, length = plain.blocks[0], config.seq_len // config.parallel.cp
+        with self._fakes(allow_non_fake_inputs=True):
+            block.to_empty(device=CPU)
+            plan = compiled(block, mode, policies)
+            x_BSD = torch.empty(
+                config.batch_size,
+                length,
+                config.model.d_model,
+                dtype=residual_dtype(config),
+                requires_grad=True,
+            )
+            table = torch.empty(length, 1, config.model.head_dim // 2)
+            with step.autocast(config.precision, CPU) if not sharded else contextlib.nullcontext():
+                # plans; nothing may watch it, for it runs no step
+                plan(_tensors(block), x_BSD, table, table.clone())
+        return plan
+
+
+def _contexts(policy: Callable[[], Policy]) -> Any:
+    return create_selective_checkpoint_contexts(policy())
 
 
 class _Meter:
@@ -166,75 +327,6 @@ class _Meter:
         with self._tracker, self._tracker.purpose("activations"):
             self._tracker.enter(name)
             yield
-
-
-def _shaped(config: TrainConfig, on: str) -> Transformer:
-    """The run's model on the meta device: fp8 layers, fused blocks, sharded; not yet compiled."""
-    with torch.device("meta"):
-        model = Transformer(config.model, config.attention, grad_checkpoint=config.grad_checkpoint)
-    model.to(weight_dtype(config.precision))
-    adapt(model, config.model_copy(update={"compile": False}))
-    for module in model.modules() if on == "gpu" else ():
-        if isinstance(module, nn.RMSNorm):
-            module.__class__ = FusedRMSNorm
-    if config.parallel.cp > 1:
-        from lsai_core.parallel.sequence import join
-
-        model.share_sequence(join(config, CPU))
-    if config.compile:
-        _compile(model, config)
-    if config.parallel.sharded:
-        from lsai_core.parallel.fsdp import shard
-
-        shard(model, config.parallel, config.precision, CPU)
-    return model
-
-
-def _compile(model: Transformer, config: TrainConfig) -> None:
-    """Let every block run by the plan that the partitioner makes for one with its checkpointing."""
-    plans: dict[BlockCheckpoint, Plan] = {}
-    for index, block in enumerate(model.blocks):
-        mode = of_block(config.grad_checkpoint, index)
-        if mode not in plans:
-            plans[mode] = _plan(model, config, mode)
-
-        def run(
-            x_BSD: Tensor,
-            cos: Tensor,
-            sin: Tensor,
-            block: nn.Module = block,
-            plan: Plan = plans[mode],
-        ) -> Any:
-            return plan(_tensors(block), x_BSD, cos, sin)
-
-        block.forward = run
-
-
-def _plan(model: Transformer, config: TrainConfig, mode: BlockCheckpoint) -> Plan:
-    with torch.device("meta"):
-        plain = Transformer(config.model.model_copy(update={"n_layers": 1}), config.attention)
-    sharded = config.parallel.sharded
-    # FSDP casts weights as it gathers them
-    plain.to((compute_dtype if sharded else weight_dtype)(config.precision))
-    adapt(plain, config.model_copy(update={"compile": False}))
-    if model.context is not None:
-        plain.share_sequence(model.context)
-    block, length = plain.blocks[0], config.seq_len // config.parallel.cp
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        block.to_empty(device=CPU)
-        plan = compiled(block, mode)
-        x_BSD = torch.empty(
-            config.batch_size,
-            length,
-            config.model.d_model,
-            dtype=residual_dtype(config),
-            requires_grad=True,
-        )
-        table = torch.empty(length, 1, config.model.head_dim // 2)
-        with step.autocast(config.precision, CPU) if not sharded else contextlib.nullcontext():
-            # plans; nothing may watch it, for it runs no step
-            plan(_tensors(block), x_BSD, table, table.clone())
-    return plan
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -1,15 +1,13 @@
-"""What a GPU would run, told to fake tensors on any machine: all that is replaced during a
-prediction.
+"""What stands in a simulated model for a GPU's kernels: objects that are handed over.
 
-A prediction runs the project's real training step on fake CPU tensors. Where that step would take
-another way on a GPU, a stand-in with the GPU's memory behaviour takes the place:
+A prediction runs the project's real training step on fake CPU tensors that stand for a GPU's
+(`lsai_core.kernels.FakeGpu`). Custom operators then run by their fake implementations. What is no
+operator of this project gets an object with the GPU's memory behaviour in its place:
 
-- attention: the fused kernels keep q, k, v, their output and one fp32 number per row. `eager` and
-  `sdpa_math` are plain operations and run as they are.
+- attention: the fused kernels keep q, k, v, their output and one fp32 number per row. A backend
+  that does not say that it is fused runs as it is, operation by operation.
 - RMSNorm outside of compiled blocks: one fused kernel that keeps its input and one fp32 number per
   row.
-- the fused loss: the kernel overwrites logits by their gradient; sums of the weight's gradient go
-  into one fp32 matrix.
 - clipping and the optimizer: kernels update in place, so that nothing but the states is needed; an
   optimizer of plain operations runs as it is.
 - context parallelism: its operators as they are, which on fake tensors exchange nothing; torch's
@@ -19,25 +17,24 @@ another way on a GPU, a stand-in with the GPU's memory behaviour takes the place
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from lsai_core.attention.choice import get_backend
-from lsai_core.attention.registry import repeat_kv
+from lsai_core.attention.registry import Backend, repeat_kv
+from lsai_core.base.errors import UserError
 from lsai_core.config.precision import compute_dtype
 from lsai_core.config.train import Fp8Config, TrainConfig
+from lsai_core.context.methods import ContextParallel, Setting
 from lsai_core.fp8 import convert
-from lsai_core.fp8.recipes import names_of
-from lsai_core.model.mlp_chunks import parts
+from lsai_core.fp8.scales import Scales
 from lsai_core.model.transformer import Transformer
-from lsai_core.optimizers.base import FactorOptimizer, parts_of
-from lsai_core.optimizers.plain_update import pieces
+from lsai_core.optimizers.base import FactorOptimizer, parts_of, pieces
 from lsai_core.prediction.tracker import PurposeTracker
 
 
@@ -100,7 +97,6 @@ def _ran(name: str, read: list[Tensor], made: Tensor) -> None:
         PurposeTracker.active.ran(name, read, read, [made])
 
 
-ALIKE = 2  # whole chunks of a layer: further ones take and give back the same blocks
 # any kernel that keeps q, k, v, the output and one fp32 number per row, with a window, too
 FUSED = "fused"
 
@@ -110,7 +106,7 @@ def is_usual(kernel: str) -> bool:
     if kernel == FUSED:
         return True
     backend = get_backend(kernel)
-    return backend.grouped and not backend.masked and not backend.plain_operations
+    return backend.fused and backend.grouped and not backend.masked
 
 
 def repeats(kernel: str) -> bool:
@@ -127,7 +123,9 @@ def expected_kernel(config: TrainConfig) -> str:
     return "sdpa_efficient" if compute_dtype(config.precision) == torch.float32 else FUSED
 
 
-def _attention_as(kernel: str) -> Any:
+def attention_as(kernel: str) -> Callable[..., Tensor]:
+    """`lsai_core.attention.attention` as `kernel` would use a GPU's memory."""
+
     def attention(
         q_BSHD: Tensor,
         k_BSKD: Tensor,
@@ -142,13 +140,24 @@ def _attention_as(kernel: str) -> Any:
         if is_usual(kernel):
             return _attention(q_BSHD, k_BSKD, v_BSKD, False, repeats(kernel))[0]
         declared = get_backend(kernel)
-        if declared.plain_operations:
-            return declared.function(q_BSHD, k_BSKD, v_BSKD, window, causal)
+        if not declared.fused:
+            return _as_it_runs(declared, q_BSHD, k_BSKD, v_BSKD, window, causal)
         if not declared.grouped:
             k_BSKD, v_BSKD = repeat_kv(k_BSKD, heads), repeat_kv(v_BSKD, heads)
         return _attention(q_BSHD, k_BSKD, v_BSKD, declared.masked and window is not None)[0]
 
     return attention
+
+
+def _as_it_runs(backend: Backend, *request: Any) -> Tensor:
+    try:
+        return backend.function(*request)
+    except Exception as error:  # a kernel that asks for memory that does not exist fails in any way
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"attention backend {backend.name!r} cannot be simulated: it is no plain operations, "
+            f"and does not say that it is fused; {type(error).__name__}: {reason}"
+        ) from None
 
 
 class FusedRMSNorm(nn.RMSNorm):
@@ -175,39 +184,59 @@ class _RMSNorm(torch.autograd.Function):
         return torch.empty_like(x_BSD), torch.empty_like(weight_D)
 
 
-def _cross_entropy_(
-    logits_NV: Tensor, targets_N: Tensor, scale: float, *, gradient: bool
-) -> Tensor:
-    return logits_NV.new_empty(len(targets_N), dtype=torch.float32)
+ALIKE = 2  # whole pieces of an update: further ones take and give back the same blocks
 
 
-def _plus_product(total: Tensor | None, a_VC: Tensor, b_CD: Tensor, only: bool) -> Tensor:
-    if only or a_VC.dtype == torch.float32:
-        product = a_VC @ b_CD
-        return product if total is None else total
-    total = (
-        total
-        if total is not None
-        else a_VC.new_empty((a_VC.shape[0], b_CD.shape[1]), dtype=torch.float32)
-    )
-    _ran("aten::mm", [a_VC, b_CD], total)
-    return total
+def few_pieces(rows: int, at_once: int) -> list[tuple[int, int]]:
+    """The pieces of an update that differ."""
+    return pieces(min(rows, ALIKE * at_once + rows % at_once), at_once)
 
 
-def _clip_and_update(optimizer: torch.optim.Optimizer, limit: float) -> Tensor:
+def update_on_gpu(optimizer: torch.optim.Optimizer, limit: float) -> Tensor:
+    """`clip_and_update`: kernels need nothing beside the states; other optimizers run, by lists of
+    tensors, as torch has it on a GPU unless they are slices."""
     for part in parts_of(optimizer):
         if isinstance(part, FactorOptimizer) or part.defaults.get("fused"):
             continue
-        for group in part.param_groups:  # torch takes lists of tensors on a GPU, not of slices
-            whole = not any(isinstance(p, DTensor) for p in group["params"])
-            if whole and group.get("foreach", False) is None:
+        for group in part.param_groups:
+            sliced = any(isinstance(p, DTensor) for p in group["params"])
+            if group.get("foreach", False) is None and not sliced:
                 group["foreach"] = True
         part.step()
     return torch.empty(())
 
 
-def _on_the_host(_optimizer: torch.optim.Optimizer, _limit: float) -> Tensor:
+def update_on_host(_optimizer: torch.optim.Optimizer, _limit: float) -> Tensor:
+    """`clip_and_update` in host memory, which takes nothing from a GPU."""
     return torch.empty(())
+
+
+class KnownScales(Scales):
+    """Of delayed scaling, in every step but the first."""
+
+    def begin_step(self) -> None:
+        """The scales are there."""
+
+
+class PretendedRanks(ContextParallel):
+    """Ranks that only pretend to exist agree with everything."""
+
+    def agree(self, setting: Setting, group: dist.ProcessGroup | None) -> None:
+        """They do."""
+
+
+class PretendedGpus(PretendedRanks):
+    """They also have every kernel; torch's own context parallelism keeps what a fused one does."""
+
+    def require_peer(self) -> None:
+        """It is there."""
+
+    def require_kernel(self, q_BSHD: Tensor, *, grouped: bool) -> None:
+        """It is there."""
+
+    def peer_attention(self, q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor) -> Tensor:
+        """As a fused kernel."""
+        return _attention(q_BSHD, k_BSKD, v_BSKD, False)[0]
 
 
 class EngineLinear(nn.Linear):
@@ -257,57 +286,20 @@ def _differentiate_engine(ctx: Any, grad_MN: Tensor, *_unused: Tensor) -> tuple[
 _engine.register_autograd(_differentiate_engine, setup_context=_keep_fp8)
 
 
-def _convert(model: Transformer, settings: Fp8Config) -> None:
-    """fp8 layers; those of packages by what is like them: torchao's keep what the project's
-    `tensorwise` keeps."""
-    if not settings.recipe.startswith("te_"):
+def convert_as(
+    names_of: Callable[[Transformer, Fp8Config], list[str]],
+) -> Callable[[Transformer, Fp8Config], None]:
+    """What makes fp8 layers of those that `names_of` names; those of packages by what is like them:
+    torchao's keep what the project's `tensorwise` keeps."""
+
+    def convert_layers(model: Transformer, settings: Fp8Config) -> None:
+        if settings.recipe.startswith("te_"):
+            for name in names_of(model, settings):
+                model.get_submodule(name).__class__ = EngineLinear
+            return
         like = "tensorwise" if settings.recipe.startswith("torchao_") else settings.recipe
-        convert(model, settings.model_copy(update={"recipe": like}))
-        return
-    for name in names_of(model, settings):
-        model.get_submodule(name).__class__ = EngineLinear
+        convert(model, settings.model_copy(update={"recipe": like}), names_of)
+        if model.fp8_scales is not None:
+            model.fp8_scales.__class__ = KnownScales
 
-
-@contextlib.contextmanager
-def behaviour(kernel: str, on: str, offloaded: bool = False) -> Iterator[None]:
-    """While open, the project's model and step behave on fake CPU tensors as on a GPU with
-    attention kernel `kernel`; `offloaded`: weights and states lie in host memory.
-
-    On a CPU only that is replaced whose arithmetic fake tensors refuse.
-    """
-    patches: dict[str, Any] = {
-        "lsai_core.fp8.convert": _convert,
-        "lsai_core.parallel.adapt.require_host_memory": lambda _config: None,
-        "lsai_core.fp8.begin_step": lambda _model: None,
-        "lsai_core.fp8.context": lambda _fp8: contextlib.nullcontext(),
-        # Ranks that only pretend to exist agree with everything.
-        "lsai_core.context.methods._agree": lambda _setting, _group: None,
-    }
-    if on == "cpu":
-        patches["lsai_core.optimizers.plain_update.pieces"] = lambda rows, at_once: pieces(
-            min(rows, ALIKE * at_once + rows % at_once), at_once
-        )
-    if on == "gpu":
-        patches |= {
-            "lsai_core.training.step.clip_and_update": (
-                _on_the_host if offloaded else _clip_and_update
-            ),
-            "lsai_core.optimizers.kinds.adamw.optimizer_kernel": lambda optim, _device: (
-                "torch" if optim.kernel == "torch" else "triton"
-            ),
-            "lsai_core.model.transformer.attention": _attention_as(kernel),
-            "lsai_core.model.loss._cross_entropy_": _cross_entropy_,
-            "lsai_core.model.products.plus_product": _plus_product,
-            "lsai_core.model.mlp_chunks.parts": lambda n, chunk: parts(
-                min(n, ALIKE * chunk + n % chunk), chunk
-            ),
-            "lsai_core.context.methods.local_kernel": lambda *_request, **_more: None,
-            "lsai_core.context.peer.torch_missing": lambda: None,
-            "lsai_core.context.peer.torch_attention": lambda q, k, v, _group: _attention(
-                q, k, v, False
-            )[0],
-        }
-    with contextlib.ExitStack() as stack:
-        for name, stand_in in patches.items():
-            stack.enter_context(mock.patch(name, stand_in))
-        yield
+    return convert_layers

@@ -22,8 +22,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from lsai_core.context.operators import _PARTS
-from lsai_core.model.mlp_chunks import mlp_backward, mlp_forward
+from lsai_core.context.parts import PARTS
+from lsai_core.model.mlp_chunks import backward_in, forward_in, parts
 from lsai_core.prediction.work import PRODUCTS, add, is_work
 from lsai_core.profiling.live_tensors import LiveTensors
 
@@ -54,7 +54,7 @@ def _ring(arguments: tuple[Any, ...]) -> list[int]:
     q, k, v, key = arguments
     return (
         []
-        if _PARTS[key].ring.size == 1
+        if PARTS[key].ring.size == 1
         else [4 * q.numel() - _bytes(q), _bytes(q), _bytes(k, v), _bytes(k, v)]
     )
 
@@ -64,7 +64,7 @@ def _ring_backward(arguments: tuple[Any, ...]) -> list[int]:
     the kernel needs."""
     _, q, k, v, _, _, key = arguments
     kernel = _attention_backward(arguments)
-    if _PARTS[key].ring.size == 1:
+    if PARTS[key].ring.size == 1:
         return kernel
     sums = [4 * tensor.numel() - _bytes(tensor) for tensor in (q, k, v)]
     return [*sums, _bytes(q), _bytes(k, v), _bytes(k, v), _bytes(k, v), *kernel]
@@ -90,10 +90,21 @@ SCRATCH: dict[str, Callable[[tuple[Any, ...]], list[int]]] = {
     "aten::embedding_dense_backward": _embedding_backward,
     "aten::_softmax_backward_data": lambda a: [_bytes(a[1])],  # the gradient times the result
 }
+ALIKE = 2  # whole chunks of a layer: further ones take and give back the same blocks
+
+
+def _few(tokens: int, chunk: int) -> list[slice]:
+    return parts(min(tokens, ALIKE * chunk + tokens % chunk), chunk)
+
+
 # Operators whose functions run as on a GPU, one operation after the other.
-BODIES = {
-    "lsai::chunked_mlp": mlp_forward._init_fn,
-    "lsai::chunked_mlp_backward": mlp_backward._init_fn,
+BODIES: dict[str, Callable[..., Any]] = {
+    "lsai::chunked_mlp": lambda x, *weights: forward_in(
+        _few(len(x), weights[-1]), x, *weights[:-1]
+    ),
+    "lsai::chunked_mlp_backward": lambda grad, *rest: backward_in(
+        _few(len(grad), rest[-1]), grad, *rest[:-1]
+    ),
 }
 # What an operator of fused fp8 takes in the first step alone, to measure what it casts; -n: the nth
 # goes back.

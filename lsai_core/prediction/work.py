@@ -17,10 +17,14 @@ from torch import Tensor
 
 # Operators that make cuBLAS multiply matrices, by name: the multiply-adds, from the arguments and
 # what comes out.
-PRODUCTS: dict[str, Callable[[Any, Tensor], int]] = {
+PRODUCTS: dict[str, Callable[[Any, Any], int]] = {
     **dict.fromkeys(
         ("aten::mm", "aten::bmm", "aten::_scaled_mm", "lsai::fp8_product"),
         lambda a, out: out.numel() * a[0].shape[-1],
+    ),
+    **dict.fromkeys(
+        ("lsai::fp32_product", "lsai::add_fp32_product_"),
+        lambda a, _: a[0].numel() * a[1].shape[-1],
     ),
     **dict.fromkeys(("aten::addmm", "aten::baddbmm"), lambda a, out: out.numel() * a[1].shape[-1]),
     "lsai::chunked_mlp": lambda a, _: len(a[0]) * (a[1].numel() + a[2].numel()),
@@ -42,6 +46,7 @@ _NONE = (
     "fsdp::",
     "lsai::predicted_attention",
     "lsai::context_attend",
+    "lsai::cross_entropy_",
 )
 
 
@@ -70,7 +75,7 @@ def add(
             if "engine" in name
             else str(arguments[0].dtype).removeprefix("torch.").partition("_")[0]
         )
-        work[f"{dtype} {2 * PRODUCTS[name](arguments, made[0])} {moved}"] += 1
+        work[f"{dtype} {2 * PRODUCTS[name](arguments, made[0] if made else None)} {moved}"] += 1
     elif is_work(name):
         work["kernels"] += not where
         work[f"{where}bytes"] += moved

@@ -2,8 +2,9 @@
 utilization (MFU).
 
 A token takes 6 N + 12 L d T FLOPs (PaLM, arXiv:2204.02311, appendix B): N parameters that it is
-multiplied with, L layers of width d over T positions. An output projection counts, also a shared
-one; recomputation is no model work.
+multiplied with, L layers of width d over T positions. A window shorter than the sequence leaves
+fewer positions, and only these count. An output projection counts, also a shared one; recomputation
+is no model work.
 
 `PEAKS` holds dense figures of data sheets. Another device is rated against its own measured
 product, labelled so. MFU is stated against bf16 whatever the run's precision (on a CPU against
@@ -24,12 +25,11 @@ from lsai_core.model.transformer import matmul_parameters
 
 @dataclass(frozen=True)
 class Flops:
-    """Training FLOPs of one token: `convention` is what MFU uses, `causal_discounted` counts half
-    of its attention, and `windowed` what a sliding window leaves (None without one)."""
+    """Training FLOPs of one token: `convention` is what MFU uses. `causal_discounted` counts half
+    of its attention, or, as both do, what a window shorter than the sequence leaves."""
 
     convention: float
     causal_discounted: float
-    windowed: float | None
     counted_parameters: int
 
 
@@ -43,13 +43,11 @@ def flops_per_token(model: ModelConfig, seq_len: int, window: int | None = None)
     counted = matmul_parameters(model)
     dense = 6.0 * counted
     attention = 12.0 * model.n_layers * (model.n_heads * model.head_dim) * seq_len
-    windowed = None
-    if window is not None:
-        # Position i sees min(i, W) positions; the mean over the sequence is W - W^2 / 2T (and T / 2
-        # for W = T).
-        reach = min(window, seq_len)
-        windowed = dense + attention * (reach - reach**2 / (2 * seq_len)) / seq_len
-    return Flops(dense + attention, dense + attention / 2, windowed, counted)
+    if window is not None and window < seq_len:
+        # Position i sees min(i, W) positions; the mean over the sequence is W - W^2 / 2T.
+        left = dense + attention * (window - window**2 / (2 * seq_len)) / seq_len
+        return Flops(left, left, counted)
+    return Flops(dense + attention, dense + attention / 2, counted)
 
 
 @dataclass(frozen=True)

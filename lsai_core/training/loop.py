@@ -82,15 +82,13 @@ def validate(
     device: torch.device,
     world: World | None = None,
 ) -> float:
-    """Mean loss (nats per token) over the held-out split, every token weighted the same; batches go
-    round the readers."""
+    """Mean loss (nats per token) over `eval.sequences` of the held-out split, every token weighted
+    the same. Batches go round the readers; how large they are changes no more than rounding."""
     world = world or World()
     readers, reader = config.parallel.readers, world.rank // config.parallel.cp
     total_and_count = torch.zeros(2, dtype=torch.float64)
-    limit = config.eval.batches * readers
-    batches = sequential_batches(
-        dataset.tokens("validation"), config.batch_size, config.seq_len, limit
-    )
+    tokens = dataset.tokens("validation")
+    batches = sequential_batches(tokens, config.batch_size, config.seq_len, config.eval.sequences)
     while round_ := list(itertools.islice(batches, readers)):
         # The model is sharded, so all processes must run it: one that is left without a batch runs
         # another's, for nothing.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from lsai_core.base.errors import Unavailable
 from lsai_core.config.precision import autocast, compute_dtype, weight_dtype
 from lsai_core.config.train import OptimConfig, TrainConfig
 from lsai_core.model.loss import Reduction
+from lsai_core.model.saved_inputs import require_host_memory
 from lsai_core.model.transformer import Transformer, build_model
 from lsai_core.optimizers.build import clip_and_update
 from lsai_core.parallel.adapt import adapt
@@ -58,8 +60,9 @@ def attention_kernel(config: TrainConfig, device: torch.device) -> str:
 
 def prepare_model(config: TrainConfig, device: torch.device) -> Transformer:
     """The model of a run, initialized from its seed, on its device, in its weight dtype, compiled
-    and sharded if asked."""
+    and sharded if asked. Raises MemoryError where the host cannot hold what is to be kept there."""
     fp8.require(config, device)
+    require_host_memory(config)
     torch.manual_seed(config.seed)
     if config.parallel.sharded:
         from lsai_core.parallel.fsdp import build_sharded
@@ -104,13 +107,14 @@ def loss_fn(
     y_BS: torch.Tensor,
     config: TrainConfig,
     reduction: Reduction = "mean",
+    cross_entropy: Callable[..., torch.Tensor] = F.cross_entropy,
 ) -> torch.Tensor:
     """Cross-entropy in nats per token (or their sum), an fp32 scalar, by the way that `config.loss`
-    names."""
+    names; `cross_entropy` is that of whole logits."""
     if config.loss == "fused":
         return model(x_BS, y_BS, reduction)
     logits_BSV = model(x_BS)
-    return F.cross_entropy(logits_BSV.float().flatten(0, 1), y_BS.flatten(), reduction=reduction)
+    return cross_entropy(logits_BSV.float().flatten(0, 1), y_BS.flatten(), reduction=reduction)
 
 
 def compute_context(
@@ -135,12 +139,16 @@ def train_step(
     config: TrainConfig,
     device: torch.device,
     meter: PhaseMemory | PhaseClock | None = None,
+    *,
+    loss_of: Callable[..., torch.Tensor] = loss_fn,
+    update: Callable[[torch.optim.Optimizer, float], torch.Tensor] = clip_and_update,
 ) -> torch.Tensor:
     """One optimizer step over N = batch_size * grad_accum sequences of token ids (int64, host
     memory).
 
     Sequences are whole, also where several processes share them. Returns (2,) fp32 on the device:
     mean loss of this process's part of the step (nats per token) and gradient norm before clipping.
+    A prediction hands over its own `loss_of` and `update`.
     """
     phase = meter.phase if meter else lambda _: contextlib.nullcontext()
     x_NS, y_NS = own_part(model, x_NS, y_NS)
@@ -152,12 +160,12 @@ def train_step(
         x_NS.split(config.batch_size), y_NS.split(config.batch_size), strict=True
     ):
         with phase("forward"), compute_context(config, device):
-            loss = loss_fn(model, x_BS, y_BS, config) / config.grad_accum
+            loss = loss_of(model, x_BS, y_BS, config) / config.grad_accum
         with phase("backward"):
             loss.backward()
         total += loss.detach()
     fp8.end_step(model)
     with phase("optimizer"):
-        norm = clip_and_update(optimizer, config.optim.grad_clip)
+        norm = update(optimizer, config.optim.grad_clip)
         optimizer.zero_grad(set_to_none=True)
     return torch.stack([total.float(), norm.float().to(device)])

@@ -106,9 +106,9 @@ def speed_summary(
 def rated(
     rate: float | None, per_token: Flops, peak: Peak | None, processes: int, on_gpu: bool
 ) -> dict[str, Any]:
-    """What follows from `rate`, tokens per second of all processes: per GPU, and MFU and
-    TFLOP/s, with full attention and with half of it for the causal mask (`_causal`), as other
-    reports count."""
+    """What follows from `rate`, tokens per second of all processes: per GPU, and MFU and TFLOP/s,
+    with full attention and with half of it for the causal mask (`_causal`), as other reports count.
+    Of attention in a window both count what the window leaves."""
     devices = processes if on_gpu else 1  # CPU processes share one processor
     found: dict[str, Any] = {
         "tokens_per_s_per_gpu": rate / processes if rate else None,

@@ -17,6 +17,7 @@ from lsai_core.training.loop import train
 from lsai_core.training.step import resolve_device
 from lsai_lab.benches.machine import peak_of_this_machine, rated, speed_summary
 from lsai_lab.data import prepare
+from lsai_lab.data.checkpoints import require_same_tokenizer, write_tokenizer
 from lsai_lab.launch.launch import launch, require_devices
 from lsai_lab.launch.srun import srun_command
 from lsai_lab.runs.kinds import Context
@@ -41,6 +42,10 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
     fp8.require(config, device)
     world = context.world
     dataset = prepare(config.data, context.data_root)
+    if config.init_from is not None:
+        from lsai_core.model.hf import find_checkpoint
+
+        require_same_tokenizer(dataset, find_checkpoint(config.init_from))
     per_token = flops.flops_per_token(config.model, config.seq_len, config.attention.window)
     peak = _peak(config, context, device)
     per_rate = rated(1.0, per_token, peak, world.size, device.type == "cuda")
@@ -51,6 +56,8 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
         from lsai_core.training.sharded_checkpoint import export_hf
 
         known = max_positions(find_checkpoint(config.init_from)) if config.init_from else 0
+        if world.is_main:
+            write_tokenizer(dataset, context.folder / "model")
         export_hf(
             trained.model, context.folder / "model", world, max_seq_len=max(config.seq_len, known)
         )

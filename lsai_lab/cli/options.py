@@ -17,7 +17,10 @@ SetOption = Annotated[
 ]
 BatchOption = Annotated[int | None, typer.Option(min=1, help="Sequences per micro-batch.")]
 DatasetOption = Annotated[
-    str | None, typer.Option(help="stdlib, polish-docs, speakleash:<name>, file:<path or glob>.")
+    str | None,
+    typer.Option(
+        help="stdlib, polish-docs, speakleash:<name>, file:<path or glob>, tokens:<path or glob>."
+    ),
 ]
 NoMemoryOption = Annotated[
     bool, typer.Option("--no-memory-profiling", help="Do not measure the phases' memory.")

@@ -19,27 +19,25 @@ import contextlib
 import functools
 import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Literal
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy
 
 from lsai_core.base.disk_cache import remembered
 from lsai_core.config.strict import Strict
 from lsai_core.config.train import TrainConfig
+from lsai_core.fp8.recipes import linear_names
 from lsai_core.model import transformer as decoder
 from lsai_core.model.recompute import keep_expensive
 from lsai_core.model.rope import rotate
 from lsai_core.optimizers.base import FactorOptimizer
-from lsai_core.prediction import compiled
 from lsai_core.prediction.memory import Prediction, prediction_of
-from lsai_core.prediction.purposes import named_purposes
-from lsai_core.prediction.simulate import Simulated, simulate
+from lsai_core.prediction.simulate import Simulated, Trainer, simulate
+from lsai_core.prediction.stand_ins import FusedRMSNorm
 from lsai_core.prediction.tracker import PurposeTracker
 from lsai_lab.peers.settings import Peer
 
@@ -96,7 +94,7 @@ class _Attention(decoder.Attention):
 
     def forward(self, x_BSD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         q, k, v = (part(x_BSD).unflatten(-1, (-1, self.head_dim)) for part in self.parts)
-        out = decoder.attention(
+        out = self.attend(
             rotate(q, cos, sin), rotate(k, cos, sin), v, backend=self.backend, window=self.window
         )
         return self.output(out.flatten(2))
@@ -167,7 +165,7 @@ def _linears(model: nn.Module, _fp8: Any) -> list[str]:
 class _Masters(FactorOptimizer):
     """Keeps what nanotron does of each weight; `shared`: by so many processes."""
 
-    def __init__(self, model: nn.Module, shared: int) -> None:
+    def __init__(self, shared: int, model: nn.Module) -> None:
         self.shared = shared
         super().__init__([{"params": sorted(model.parameters(), key=lambda p: p.ndim < 2)}], lr=0.0)
 
@@ -183,31 +181,30 @@ class _Masters(FactorOptimizer):
         }
 
 
-@contextlib.contextmanager
-def _purposes(model: nn.Module, *arguments: Any) -> Iterator[None]:
-    with named_purposes(model, *arguments):
-        for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
-        yield
+def _take_apart(liger: bool, model: decoder.Transformer) -> None:
+    """Products of their own for q, k, v, gate and up."""
+    with torch.device("meta"):
+        for block in model.blocks:
+            block.attention = _Attention(model.config, model.attention_config)
+            block.mlp = _MLP(liger, model.config)
 
 
-def stand_ins(habits: Habits) -> dict[str, Any]:
-    """What takes whose place, by name; nothing where a habit is ours."""
-    return {
-        "lsai_core.training.step.loss_fn": habits.loss != "eager"
-        and functools.partial(_loss, habits.loss),
-        f"{simulate.__module__}.FusedRMSNorm": habits.norms == "fp32" and _Fp32Norm,
-        "lsai_core.model.transformer.Attention": habits.apart and _Attention,
-        "lsai_core.model.transformer.MLP": habits.apart and functools.partial(_MLP, habits.liger),
-        "lsai_core.fp8.recipes.names_of": habits.apart and _linears,
-        "lsai_core.model.transformer.selective_contexts": habits.every_second
-        and (lambda: create_selective_checkpoint_contexts(_policy(habits))),
-        f"{compiled.__name__}._POLICIES": habits.every_second
-        and compiled._POLICIES | {"selective": _policy(habits)},
-        f"{simulate.__module__}.build_optimizer": habits.masters
-        and (lambda model, _optim: _Masters(model, habits.masters)),
-        f"{simulate.__module__}.named_purposes": habits.step_in_backward and _purposes,
-    }
+def trainer_of(habits: Habits) -> Trainer:
+    """What a simulated step does by these habits; nothing where a habit is ours."""
+    changed: dict[str, Any] = {"keeps_gradients": not habits.step_in_backward}
+    if habits.apart:
+        changed["reshape"] = functools.partial(_take_apart, habits.liger)
+    if habits.loss != "eager":
+        changed["loss"] = functools.partial(_loss, habits.loss)
+    if habits.every_second:
+        changed["policy"] = functools.partial(_policy, habits)
+    if habits.masters:
+        changed["optimizer"] = functools.partial(_Masters, habits.masters)
+    return Trainer(
+        linear_names=_linears if habits.apart else linear_names,
+        norm=_Fp32Norm if habits.norms == "fp32" else FusedRMSNorm,
+        **changed,
+    )
 
 
 def predict_as(config: TrainConfig, habits: Habits) -> Prediction:
@@ -215,11 +212,7 @@ def predict_as(config: TrainConfig, habits: Habits) -> Prediction:
     UserError as `predict`."""
 
     def answer() -> dict[str, Any]:
-        with contextlib.ExitStack() as stack:
-            for name, stand_in in stand_ins(habits).items():
-                if stand_in:
-                    stack.enter_context(mock.patch(name, stand_in))
-            return asdict(simulate(config))
+        return asdict(simulate(config, trainer=trainer_of(habits)))
 
     question = json.dumps([config.model_dump_json(), habits.model_dump_json()])
     return prediction_of(config, Simulated(**remembered(__name__, question, answer)))

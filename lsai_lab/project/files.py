@@ -1,5 +1,6 @@
 """YAML as people mean it, settings from a command line, and where the project lies."""
 
+import glob
 import hashlib
 import math
 import os
@@ -20,6 +21,17 @@ def content_hash(path: Path) -> Any:
     """BLAKE2b (16 bytes) of a file, a `hashlib` object."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+
+
+def matching_paths(pattern: str, root: Path | None = None) -> list[str]:
+    """The paths that `pattern`, a path or else a glob, means in the folder `root` (the current
+    one), in no order.
+
+    A path that exists is that path, whatever brackets or stars it holds.
+    """
+    if os.path.exists(os.path.join(root or "", pattern)):
+        return [pattern]
+    return glob.glob(pattern, root_dir=root, recursive=True)
 
 
 def named(text: str) -> str:

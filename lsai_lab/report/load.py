@@ -18,7 +18,7 @@ from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import flatten
 from lsai_core.profiling.gpus import GPUS
 from lsai_lab.claims.evaluate import load_claims
-from lsai_lab.runs.records import Run, Summary, find_runs, recorded_runs
+from lsai_lab.runs.records import Run, Summary, find_runs, read_metrics, recorded_runs
 from lsai_lab.runs.session import Session, current_runs, differing_settings
 from lsai_lab.runs.study import Study, labels, study_names
 
@@ -114,10 +114,11 @@ def study(name: str) -> Study:
 
 
 def steps(run: str | Path | Mapping[str, Any]) -> pd.DataFrame:
-    """One row per training step of a run (a row of `load`, or its folder): loss, step_ms,
-    tokens_per_s, memory; `tokens` and `elapsed_s`, both up to the end of the step (the sum of the
-    steps' own times, without validation). Empty if the run took no training steps."""
-    frame = _run(run).metrics
+    """One row per training step of a run (a row of `load`, or its folder; one that goes on or was
+    stopped has the rows so far): loss, step_ms, tokens_per_s, memory; `tokens` and `elapsed_s`,
+    both up to the end of the step (the sum of the steps' own times, without validation). Empty if
+    the run took no training steps."""
+    frame = read_metrics(_folder(run, "run.json", "summary.json"))
     if "tokens_in_step" not in frame:
         return pd.DataFrame()
     frame["tokens"] = frame["tokens_in_step"].cumsum()
@@ -193,9 +194,15 @@ def _place(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _run(run: str | Path | Mapping[str, Any]) -> Run:
-    folder = Path(run if isinstance(run, (str, Path)) else run["run"])
-    if not (folder / "summary.json").exists():
-        raise UserError(
-            f"{folder} is no finished run; take a row of lab.load(...), or its column `run`"
-        )
+    folder = _folder(run, "summary.json")
     return Run(folder, "", Summary.read(folder))
+
+
+def _folder(run: str | Path | Mapping[str, Any], *one_of: str) -> Path:
+    """The folder of `run`; UserError if none of the files `one_of` is there."""
+    folder = Path(run if isinstance(run, (str, Path)) else run["run"])
+    if not any((folder / name).exists() for name in one_of):
+        what = "run" if len(one_of) > 1 else "finished run"
+        words = "take a row of lab.load(...), or its column `run`"
+        raise UserError(f"{folder} is no {what}; {words}")
+    return folder

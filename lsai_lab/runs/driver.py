@@ -158,10 +158,11 @@ def run_one(
     beside: int = 0,
     again: bool = False,
 ) -> Summary:
-    """Execute one run through papermill and return its summary, whatever happens to it. `beside`:
-    runs at the same time.
+    """Execute one run through papermill and return its summary, whatever happens to it.
 
-    Raises UserError if another process is executing the same run or the folder cannot be written.
+    `title` stands before its progress; without one somebody waits for this run alone and watches
+    it. `beside`: runs at the same time. Raises UserError if another process is executing the same
+    run or the folder cannot be written.
     """
     with only_writer(run.folder, run.name) as lock:
         if is_finished(run.folder) and not again:  # by another process, since this plan was made
@@ -182,7 +183,9 @@ def run_one(
             root / "notebooks" / get_kind(run.kind).notebook,
             run.folder / "notebook.ipynb",
         )
-        progress = Progress(run.kind, run.config, title, shown=not beside, live=sys.stderr.isatty())
+        live = not title or sys.stderr.isatty()
+        progress = Progress(run.kind, run.config, title, shown=not beside, live=live)
+        target.unlink(missing_ok=True)  # the page of an earlier attempt is not this one's
         with contextlib.closing(progress) as bar:
             problem = execute_notebook(
                 source,

@@ -1,9 +1,13 @@
 """Runs in a notebook: what `lab.open_run(...)` gives, and how such a run shows itself."""
 
 import itertools
+import json
+import math
 import re
+import signal
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -11,11 +15,15 @@ import pandas as pd
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import deep_merge, flatten, nested
 from lsai_core.config.strict import Strict, validated
-from lsai_lab.machine.environment import environment
+from lsai_lab.machine.environment import environment, fingerprint
 from lsai_lab.project.files import parse_value, repo_root
-from lsai_lab.runs.execute import ActiveRun, write_plan
-from lsai_lab.runs.records import Summary, is_finished, read_run
+from lsai_lab.runs.driver import run_one
+from lsai_lab.runs.execute import ActiveRun, tell, write_plan
+from lsai_lab.runs.records import Summary, is_finished, read_metrics
 from lsai_lab.runs.session import Session
+from lsai_lab.runs.stop import stop_requests
+from lsai_lab.runs.study import PlannedRun
+from lsai_lab.runs.writer import is_held
 
 
 class _Parameters(Strict):
@@ -53,8 +61,61 @@ class Results(dict[str, Any]):
 
 
 class OpenRun(ActiveRun):
-    """A run in a notebook: shown as its settings and machine, with `results` and `steps` once it
-    has ended."""
+    """A run in a notebook: shown as its settings and machine, with `steps` as far as it came and
+    `results` once it has ended."""
+
+    def execute(self, again: bool = False) -> Summary:
+        """Do the work unless it is already done, in a process of its own; returns the summary that
+        is on disk afterwards.
+
+        That process reads the code from the files that the run's key names. What this one imported
+        before an edit, or changed in its modules, has no part in it. The stop button (Ctrl-C) ends
+        a training at its next step, with a checkpoint; pressed twice, at once.
+
+        `again` repeats a finished run; what it had found moves into `earlier/`. Raises UserError
+        if another process is executing the run or something changed since it was opened, and
+        KeyboardInterrupt once it was stopped.
+        """
+        if is_held(self.folder):  # this is the process of its own, which the driver started
+            return super().execute(again)
+        if not again and (finished := self.finished()):
+            return finished
+        if changed := self.changed("was opened") or self._moved():
+            raise UserError(f"{changed}; open the run again")
+        run = PlannedRun(
+            self.id,
+            self.kind,
+            self.config,
+            self.label,
+            math.inf,
+            self.folder,
+            self.code,
+            self.machine,
+            self.inputs,
+        )
+        with stop_requests(signal.SIGINT) as stop:
+            summary = run_one(
+                run,
+                title="",
+                root=repo_root(),
+                data_root=self.data_root,
+                command=self.command,
+                stop=stop,
+                again=again,
+            )
+        said = _printed(self.folder / "notebook.ipynb")
+        print(said, end="")
+        if "outcome: " not in said:  # it was killed before it could say so
+            tell(summary)
+        if stop.number == signal.SIGINT:
+            raise KeyboardInterrupt("execute() again goes on from the last checkpoint, if any")
+        return summary
+
+    def _moved(self) -> str | None:
+        """One line if the process of its own would not find the machine that the key names."""
+        now = fingerprint(environment())
+        same = now == self.machine or not self.machine
+        return None if same else f"the machine was {self.machine} and is {now}"
 
     def _repr_markdown_(self) -> str:
         facts = {
@@ -76,13 +137,17 @@ class OpenRun(ActiveRun):
 
     @property
     def steps(self) -> pd.DataFrame:
-        """One row for each step, or for each point of a measurement."""
-        return read_run(self.folder).metrics
+        """One row for each step, or for each point of a measurement, that is done."""
+        return read_metrics(self.folder)
 
     @property
     def results(self) -> Results:
-        """What came out; the notebook shows it as a table."""
-        return Results(Summary.read(self.folder).__dict__)
+        """What came out; the notebook shows it as a table. UserError if the run has not ended."""
+        try:
+            return Results(Summary.read(self.folder).__dict__)
+        except FileNotFoundError:
+            words = "has no results yet: run.execute() does the work"
+            raise UserError(f"{self.id.folder} {words}, run.steps shows what is done") from None
 
     def plot(self, *columns: str) -> None:
         """Draw columns of `steps` against the step; nothing for a run without steps."""
@@ -139,6 +204,18 @@ def open_run(
         )
         write_plan(plan[0], f"notebook, {where}")
     return OpenRun(plan[0].folder, session.data_root)
+
+
+def _printed(page: Path) -> str:
+    """What the executed notebook `page` printed, without progress bars; empty if it is not
+    whole."""
+    try:
+        cells = json.loads(page.read_bytes())["cells"]
+        outputs = [output for cell in cells for output in cell.get("outputs", [])]
+        text = "".join("".join(output.get("text", "")) for output in outputs)
+    except (OSError, ValueError, LookupError):
+        return ""
+    return re.sub(r"[^\n]*\r[^\n]*\n?", "", text)
 
 
 def _refuse_unknown_parameters() -> None:

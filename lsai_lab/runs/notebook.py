@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from lsai_core.base.errors import UserError
@@ -30,6 +30,7 @@ _POLL_S = 0.25
 _FILES = 256  # that a process may open; torch's libraries want some 100
 _processes: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 _processes.set_forkserver_preload(["lsai_lab.runs.engine"])
+_one_start = threading.Lock()
 
 
 def execute_notebook(
@@ -66,7 +67,7 @@ def execute_notebook(
     # A connection can be sent to a process that is being started, whatever the descriptor is of.
     with contextlib.nullcontext() if inherited is None else Connection(os.dup(inherited)) as held:
         child = _processes.Process(target=_process, args=(*paths, parameters, settings, held))
-        child.start()
+        _start(child)
     deadline, stop = time.monotonic() + timeout_s, stop or StopRequest()
     try:
         while child.exitcode is None and time.monotonic() < min(deadline, stop.deadline):
@@ -87,6 +88,17 @@ def execute_notebook(
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else f"the notebook process ended with exit code {child.exitcode}"
+
+
+def _start(child: Any) -> None:
+    """Start a process without the script of this one, which multiprocessing would execute there
+    once more, with all that it changes in the package's modules."""
+    with _one_start:
+        script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+        try:
+            child.start()
+        finally:
+            sys.modules["__main__"] = script
 
 
 def _require_files() -> None:

@@ -184,10 +184,8 @@ class Run:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """One row per training step (empty if the run wrote none); a torn last line is left out."""
-        path = self.folder / "metrics.jsonl"
-        rows = read_jsonl(path) if path.exists() and not path.is_symlink() else []
-        return _frame(row for row in rows if isinstance(row, dict))
+        """One row per training step; see `read_metrics`."""
+        return read_metrics(self.folder)
 
     @property
     def kernels(self) -> pd.DataFrame:
@@ -195,6 +193,14 @@ class Run:
         if nothing was traced)."""
         path = self.folder / "kernels.json"
         return _frame(_read(path, Kernels).kernels if path.exists() else [])
+
+
+def read_metrics(folder: Path) -> pd.DataFrame:
+    """One row per training step of the run in `folder`, ended or not (empty if it wrote none); a
+    torn last line is left out."""
+    path = folder / "metrics.jsonl"
+    rows = read_jsonl(path) if path.exists() and not path.is_symlink() else []
+    return _frame(row for row in rows if isinstance(row, dict))
 
 
 def _read(path: Path, schema: type[T]) -> T:

@@ -1,6 +1,7 @@
 """Where things lie and what this machine is: the few facts that every command needs, found once;
 and which runs belong to its plan."""
 
+import contextlib
 import functools
 import os
 import shlex
@@ -11,8 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lsai_core.base.errors import Unavailable
 from lsai_core.base.files import flatten
+from lsai_core.config.strict import Strict
 from lsai_core.config.train import DataConfig
+from lsai_lab.data.checkpoints import require_same_tokenizer
+from lsai_lab.data.dataset import Dataset
 from lsai_lab.data.prepare import prepare, prepared_id
 from lsai_lab.machine.environment import environment, fingerprint
 from lsai_lab.project.files import repo_root
@@ -56,9 +61,13 @@ class Session:
         )
 
     @functools.cache  # noqa: B019  (one session per process)
+    def dataset(self, config: DataConfig) -> Dataset:
+        """Prepare a dataset, or find it prepared."""
+        return prepare(config, self.data_root)
+
     def dataset_id(self, config: DataConfig) -> str:
-        """Prepare a dataset (or find it prepared) and return the hash of its content."""
-        return prepare(config, self.data_root).id
+        """The hash of a dataset's content; it is prepared if it is not there yet."""
+        return self.dataset(config).id
 
     @functools.cache  # noqa: B019
     def prepared_id(self, config: DataConfig) -> str:
@@ -73,11 +82,25 @@ class Session:
     def plan(self, study: str, **selection: Any) -> list[PlannedRun]:
         """The planned runs of one study under this session's profile (see `plan_study` for the
         selection)."""
-        if "fingerprint" not in selection:
-            selection |= {"fingerprint": fingerprint(self.env), "dataset_id": self.dataset_id}
-        return studies.plan_study(
-            self.study(study), root=self.root, runs_root=self.runs_root, **selection
-        )
+        folders = {"root": self.root, "runs_root": self.runs_root}
+        if "fingerprint" in selection:
+            return studies.plan_study(self.study(study), **folders, **selection)
+        selection |= {"fingerprint": fingerprint(self.env), "dataset_id": self.dataset_id}
+        plan = studies.plan_study(self.study(study), **folders, **selection)
+        for run in plan:
+            self._check_weights(run.config)
+        return plan
+
+    def _check_weights(self, config: Strict) -> None:
+        """UserError if a run would go on from weights that were trained on another tokenizer's
+        tokens."""
+        weights, data = getattr(config, "init_from", None), getattr(config, "data", None)
+        if weights is not None and isinstance(data, DataConfig):
+            # with torch, for which not every command has the time
+            from lsai_core.model.hf import find_checkpoint
+
+            with contextlib.suppress(Unavailable):  # as the run will say
+                require_same_tokenizer(self.dataset(data), find_checkpoint(weights))
 
     def run(self, plan: list[PlannedRun], **options: Any) -> list[Summary]:
         """Execute a plan with this session's folders (see `run_plan` for the options)."""

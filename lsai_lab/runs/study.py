@@ -182,10 +182,12 @@ def load_profile(root: Path, name: str) -> Profile:
 
 
 def detect_profile(root: Path, gpu_name: str | None) -> str:
-    """The profile for this machine: one whose `gpu` is part of the GPU's name, else `gpu` for any,
-    else `cpu`."""
+    """The profile for this machine: one whose `gpu` is part of the GPU's name, else `gpu` for any
+    (a slice of a GPU has not its sizes), else `cpu`."""
     if gpu_name is None:
         return "cpu"
+    if " MIG " in gpu_name:
+        return "gpu"
     for path in sorted((root / "params" / "profiles").glob("*.yaml")):
         wanted = load_profile(root, path.stem).gpu
         if wanted not in (None, "*") and wanted.lower() in gpu_name.lower().replace(" ", ""):

@@ -2,7 +2,7 @@
 second one is told who has it.
 
 The driver hands the lock to the process that executes the notebook, which keeps it to its end, even
-if the driver was killed; a kernel that a person or papermill started takes the lock itself.
+if the driver was killed.
 """
 
 import contextlib
@@ -59,6 +59,11 @@ def only_writer(folder: Path, name: str) -> Iterator[int | None]:
 def inherit(folder: Path) -> None:
     """Say that this process was handed the lock of the run in `folder`."""
     _held.add(folder.resolve())
+
+
+def is_held(folder: Path) -> bool:
+    """Whether this process holds the lock of the run in `folder`, or was handed it."""
+    return folder.resolve() in _held
 
 
 def _locked(file: IO[str]) -> bool:

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from lsai_core.config.precision import weight_dtype
 from lsai_core.config.presets import scaled_shape
 from lsai_core.config.train import ModelConfig, TrainConfig
-from lsai_core.model.transformer import Transformer, count_parameters
+from lsai_core.model.transformer import Transformer, count_parameters, shaped
 from lsai_core.optimizers.build import build_optimizer, make_states, state_bytes
 from lsai_core.parallel.processes import connect
 from lsai_core.parallel.world import World
@@ -137,8 +137,7 @@ def _empty(train: TrainConfig, device: torch.device) -> Transformer:
         from lsai_core.parallel.fsdp import empty_sharded
 
         return empty_sharded(train, device)
-    with torch.device("meta"):
-        model = Transformer(train.model, train.attention, grad_checkpoint=train.grad_checkpoint)
+    model = shaped(train.model, train.attention, grad_checkpoint=train.grad_checkpoint)
     return model.to(weight_dtype(train.precision)).to_empty(device=device)
 
 

@@ -27,6 +27,7 @@ def fa3_attention(
 BACKEND = Backend(
     "fa3",
     fa3_attention,
+    fused=True,
     dtypes={"cuda": HALF},
     window=frozenset({"cuda"}),
     head_dims=(8, 256),

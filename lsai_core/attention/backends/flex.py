@@ -93,6 +93,7 @@ def flex_backend(
 BACKEND = Backend(
     "flex",
     flex_backend,
+    fused=True,
     dtypes={"cpu": FLOATING, "cuda": HALF | {torch.float32}},
     window=frozenset({"cpu", "cuda"}),
     head_dims=(16, 256),

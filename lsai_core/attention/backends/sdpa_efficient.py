@@ -12,6 +12,7 @@ from lsai_core.attention.sdpa import sdpa_attention
 BACKEND = Backend(
     "sdpa_efficient",
     functools.partial(sdpa_attention, kernel=SDPBackend.EFFICIENT_ATTENTION, grouped=False),
+    fused=True,
     dtypes={"cuda": HALF | {torch.float32}},
     window=frozenset({"cuda"}),
     head_dim_multiple=8,

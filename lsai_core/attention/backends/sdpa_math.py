@@ -12,7 +12,6 @@ BACKEND = Backend(
     functools.partial(sdpa_attention, kernel=SDPBackend.MATH),
     dtypes={"cpu": FLOATING, "cuda": FLOATING, "meta": FLOATING},
     window=frozenset({"cpu", "cuda", "meta"}),
-    plain_operations=True,
     speed=1,
     about="torch's SDPA, plain operations, fp32 inside",
     color="#882255",
