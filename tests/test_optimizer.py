@@ -4,21 +4,25 @@ torch's AdamW."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from conftest import losses, tiny
 
-from lsai_core.base.errors import Unavailable
+from lsai_core.base.errors import Unavailable, UserError
 from lsai_core.config.train import OptimConfig
 from lsai_core.optimizers.build import (
     build_optimizer,
     clip_and_update,
     gradient_norm,
+    kept_states,
     make_states,
     way_of,
 )
 from lsai_core.optimizers.kinds.adamw import optimizer_kernel
+from lsai_core.training.checkpoint import WholeCheckpoints
+from lsai_core.training.combinations import require_possible
 from lsai_core.training.loop import train
 from lsai_lab.data import Dataset
 
@@ -72,13 +76,7 @@ def test_states_can_be_made_before_the_first_step(states: str, device: str) -> N
     fill_gradients(module, 0)
     clip_and_update(optimizer, 1.0)
     assert not any(torch.equal(p, old) for p, old in zip(module.parameters(), before, strict=True))
-    again = sum(
-        v.nbytes
-        for state in optimizer.state.values()
-        for v in state.values()
-        if isinstance(v, torch.Tensor)
-    )
-    assert again == made
+    assert sum(state.nbytes for state in kept_states(optimizer)) == made
 
 
 @pytest.mark.gpu
@@ -163,8 +161,9 @@ def test_rounding_by_chance_keeps_small_updates_in_the_mean(states: str, device:
 
 
 def test_rounding_by_chance_is_not_torchs() -> None:
-    with pytest.raises(ValueError, match="rounding stochastic"):
-        OptimConfig(rounding="stochastic", kernel="torch")
+    config = tiny(optim={"rounding": "stochastic", "kernel": "torch"})
+    with pytest.raises(UserError, match="rounding stochastic"):
+        require_possible(config, "run")
 
 
 def test_what_updates_is_told() -> None:
@@ -178,3 +177,27 @@ def test_what_updates_is_told() -> None:
             tuple(way_of(build_optimizer(model(dtype=dtype), OptimConfig(**optim))).values())
             == told
         )
+
+
+class Deaf(torch.optim.SGD):
+    """Takes a checkpoint's states for nothing."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Do nothing."""
+
+
+def test_an_optimizer_that_does_not_take_its_states_back_is_refused(tmp_path: Path) -> None:
+    for kind, refused in ((torch.optim.SGD, False), (Deaf, True)):
+        saved = WholeCheckpoints(tmp_path / kind.__name__, keep=1)
+        saved.folder.mkdir()
+        module = model()
+        fill_gradients(module, 0)
+        optimizer = kind(module.parameters(), lr=0.1, momentum=0.9)
+        optimizer.step()
+        saved.save(1, module, optimizer, 0.0)
+        again = kind(module.parameters(), lr=0.1, momentum=0.9)
+        if not refused:
+            assert saved.restore(module, again) == (1, 0.0)
+            continue
+        with pytest.raises(UserError, match=r"momentum_buffer of parameter 0 was not restored"):
+            saved.restore(module, again)
