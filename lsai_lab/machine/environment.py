@@ -133,7 +133,7 @@ def gpu_facts() -> dict[str, Any]:
     }
     if not count:
         return facts
-    with _visible_gpus(count) as (nvml, gpus):
+    with visible_gpus(count) as (nvml, gpus):
         if gpus:
             name, driver = nvml.nvmlDeviceGetName(gpus[0]), nvml.nvmlSystemGetDriverVersion()
             memory = round(int(nvml.nvmlDeviceGetMemoryInfo(gpus[0]).total) / 2**30, 1)
@@ -160,7 +160,7 @@ def gpu_neighbours() -> int | None:
     torch = sys.modules.get("torch")
     if torch is None or not (count := torch.cuda.device_count()):
         return None
-    with _visible_gpus(count) as (nvml, gpus):
+    with visible_gpus(count) as (nvml, gpus):
         if not gpus:
             return None
         pids = {
@@ -177,7 +177,7 @@ def gpu_neighbours() -> int | None:
 
 
 @contextlib.contextmanager
-def _visible_gpus(count: int) -> Iterator[tuple[Any, list[Any]]]:
+def visible_gpus(count: int) -> Iterator[tuple[Any, list[Any]]]:
     """NVML and the handles of the visible GPUs in CUDA's order; no handles where NVML is missing or
     refuses (ROCm)."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")

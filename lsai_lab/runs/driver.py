@@ -175,10 +175,11 @@ def run_one(
             time.monotonic(),
             stop or StopRequest(),
         )
-        rows, told = (
+        rows, others = (
             NewRows(run.folder / "metrics.jsonl"),
-            {"LSAI_DATA": str(data_root.resolve()), BESIDE: str(beside)},
+            beside + int(os.environ.get(BESIDE, 0)),
         )
+        told = {"LSAI_DATA": str(data_root.resolve()), BESIDE: str(others)}
         source, target = (
             root / "notebooks" / get_kind(run.kind).notebook,
             run.folder / "notebook.ipynb",

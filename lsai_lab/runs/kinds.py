@@ -36,7 +36,8 @@ class Kind:
     run key although the code reaches them.
 
     `timed`: False if what it finds is no time or speed (a largest size), so that on a CPU two such
-    runs can share the machine.
+    runs can share the machine. `over_nodes`: True if its processes may be spread over the nodes of
+    a cluster job; else one node has to hold them all.
     """
 
     module: str
@@ -45,6 +46,7 @@ class Kind:
     without: tuple[str, ...] = ()
     uses_data: bool = False
     timed: bool = True
+    over_nodes: bool = False
 
     def config_class(self) -> type[Strict]:
         module, _, name = self.config.partition(":")
@@ -66,6 +68,7 @@ KINDS: dict[str, Kind] = {
         "lsai_core.config.train:TrainConfig",
         "run-training.ipynb",
         uses_data=True,
+        over_nodes=True,
     ),
     "batch_search": Kind(
         "lsai_lab.searches.batch_search",
@@ -92,6 +95,7 @@ KINDS: dict[str, Kind] = {
         "lsai_lab.benches.context.bench",
         "lsai_lab.benches.context.config:ContextBenchConfig",
         "run-context.ipynb",
+        over_nodes=True,
     ),
     "peer": Kind(
         "lsai_lab.peers.run", "lsai_lab.peers.config:PeerConfig", "run-peer.ipynb", uses_data=True
@@ -100,6 +104,19 @@ KINDS: dict[str, Kind] = {
 
 # How runs are planned, started, watched and written down changes no result: only this code can.
 _DECIDES = ("lsai_core", "lsai_lab.benches", "lsai_lab.searches", "lsai_lab.peers")
+
+
+def processes(config: Strict) -> int:
+    """How many processes, one a GPU, a run of this config starts; a search's are those of each
+    try."""
+    training = getattr(config, "train", config)
+    parallel = getattr(training, "parallel", None)
+    return parallel.world_size if parallel else getattr(config, "processes", 1)
+
+
+def device_of(config: Strict) -> str:
+    """`auto`, `cpu` or `cuda`: where a run of this config computes."""
+    return str(getattr(getattr(config, "train", config), "device", "auto"))
 
 
 def get_kind(name: str) -> Kind:
