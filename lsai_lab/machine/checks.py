@@ -83,18 +83,18 @@ def check_packages() -> Iterator[Check]:
 
 
 def _requirements() -> list[Requirement]:
-    """What pyproject.toml asks for here, without the extras."""
+    """What pyproject.toml asks for here, the core and the extra `report`."""
     try:
         lines = importlib.metadata.requires("lsai") or []
     except importlib.metadata.PackageNotFoundError:
         # Used from its source folder, as on a machine that nothing can be installed on.
-        lines = tomllib.loads((repo_root() / "pyproject.toml").read_text(encoding="utf-8"))[
+        project = tomllib.loads((repo_root() / "pyproject.toml").read_text(encoding="utf-8"))[
             "project"
-        ]["dependencies"]
+        ]
+        lines = project["dependencies"] + project["optional-dependencies"]["report"]
+    needs = map(Requirement, lines)
     return [
-        need
-        for need in map(Requirement, lines)
-        if need.marker is None or need.marker.evaluate({"extra": ""})
+        need for need in needs if need.marker is None or need.marker.evaluate({"extra": "report"})
     ]
 
 
