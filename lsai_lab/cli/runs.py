@@ -15,6 +15,7 @@ from lsai_lab.cli.options import names, overrides_from, show_rows
 from lsai_lab.runs.records import Run, annotate, find_runs, is_finished, recorded_runs, runs_frame
 from lsai_lab.runs.session import Session, current_runs, differing_settings
 from lsai_lab.runs.study import PlannedRun, study_names
+from lsai_lab.runs.writer import require_runs
 
 TechniqueOption = Annotated[str, typer.Option(help="Variant of the study.")]
 StudyOption = Annotated[str, typer.Option(help="Study in params/studies.")]
@@ -87,6 +88,8 @@ def study(
                 f"{known:12} {session.study(known).title}" for known in study_names(session.root)
             )
         )
+    if not dry_run:
+        require_runs()
     plan = _planned(
         session, name, names(parts), only=names(only), skip=names(skip), overrides=overrides
     )
@@ -120,6 +123,7 @@ def _run_one(
     about: dict[str, Any],
 ) -> None:
     """Run the first part of this kind that measures `variant`."""
+    require_runs()
     study = session.study(name)
     parts = [part for part, spec in study.parts.items() if spec.kind == kind]
     if not parts:

@@ -25,6 +25,7 @@ import lsai_core.attention
 from lsai_core.base.errors import UserError
 from lsai_core.base.limits import cpu_cores, memory_gib
 from lsai_lab.machine.environment import cpu_model, gpu_facts, package_version
+from lsai_lab.platforms import refusal, standing
 from lsai_lab.project.files import repo_root
 
 # The CUDA build of torch for a recent driver; https://pytorch.org/get-started/locally lists the
@@ -58,6 +59,18 @@ def run_checks() -> list[Check]:
         for group in groups
         for check in group()
     ]
+
+
+def check_platform() -> Iterator[Check]:
+    where = f"{platform.system()} on {platform.machine()}, Python {platform.python_version()}"
+    reason = refusal()
+    yield Check(
+        "Platform",
+        reason is None,
+        f"{where}: {'refused' if reason else standing()}",
+        reason,
+        essential=True,
+    )
 
 
 def check_packages() -> Iterator[Check]:
@@ -128,6 +141,10 @@ def check_gpu() -> Iterator[Check]:
             f"{facts['driver']}"
         )
         yield Check("GPU", True, detail)
+    elif sys.platform == "darwin":
+        yield Check(
+            "GPU", None, "Apple's GPU (MPS) is not used; the studies run on the CPU at its size"
+        )
     elif not _has_nvidia_device():
         yield Check(
             "GPU",

@@ -16,6 +16,7 @@ from lsai_lab.project.files import parse_value, repo_root
 from lsai_lab.runs.execute import ActiveRun, write_plan
 from lsai_lab.runs.records import Summary, is_finished, read_run
 from lsai_lab.runs.session import Session
+from lsai_lab.runs.writer import require_runs
 
 
 class _Parameters(Strict):
@@ -116,6 +117,7 @@ def open_run(
         _Parameters, {**given, "overrides": {} if overrides is None else overrides}, "parameters"
     )
     _refuse_unknown_parameters()
+    require_runs()
     session = Session(parameters.profile or None)
     if folder:
         return OpenRun(repo_root() / folder, session.data_root)

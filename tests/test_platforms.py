@@ -1,0 +1,115 @@
+"""Systems and machines that this one is not, pretended in processes of their own (`pretend.py`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import CHECKOUT, write_run
+
+# Calls `lsai` with each list of words, then evaluates each program; prints all answers as JSON.
+ASK = """
+import contextlib, io, json, sys, pretend
+system, commands, programs = json.loads(sys.stdin.read())
+exec(system)
+from lsai_lab.cli import main
+
+def called(words):
+    out, err = io.StringIO(), io.StringIO()
+    sys.argv = ["lsai", *words.split()]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main() or 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return [code, out.getvalue(), err.getvalue()]
+
+def evaluated(program):
+    names = {}
+    try:
+        exec(program, names)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return names["answer"]
+
+answers = {words: called(words) for words in commands}
+answers |= {program: evaluated(program) for program in programs}
+print("\\n" + json.dumps(answers))
+"""
+
+
+def asked(
+    system: str,
+    folder: Path,
+    commands: list[str],
+    programs: list[str],
+    where: Path = CHECKOUT,
+    **env: str,
+) -> dict[str, Any]:
+    """What the commands and programs answer on the pretended `system`, runs and data in
+    `folder`."""
+    own = {"LSAI_RUNS": str(folder / "runs"), "LSAI_DATA": str(folder / "data")}
+    own |= {"PYTHONPATH": f"{CHECKOUT}:{CHECKOUT / 'tests'}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", ASK],
+        input=json.dumps([system, commands, programs]),
+        cwd=where,
+        env={**os.environ, **own, **env},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+EXECUTE = ["train --technique bf16", "find-batch", "study memory", "report", "report --no-run"]
+READ = [
+    "predict --model lab --gpu 24GB",
+    "compare memory --recorded --machine h200",
+    "study machine --dry-run",
+]
+OPEN = "import lsai_lab as lab; answer = lab.open_run(study='memory', variant='bf16', part='train')"
+LOAD = """
+import lsai_lab as lab
+runs = lab.load("memory", "speed")
+first = runs[runs["part"] == "train"].iloc[0]
+answer = len(runs), len(lab.steps(first)), lab.load(mine=True)["tokens_per_s"].tolist()
+"""
+PREDICT = """
+from lsai_core import TrainConfig, predict
+answer = predict(TrainConfig.model_validate({"model": {"preset": "lab-tiny"}})).peak
+"""
+
+
+@pytest.fixture(scope="module")
+def windows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("windows")
+    write_run(folder / "runs", "memory", "bf16", results={"tokens_per_s": 7.0})
+    return asked("pretend.as_windows()", folder, [*EXECUTE, *READ, "doctor"], [OPEN, LOAD, PREDICT])
+
+
+def test_windows_refuses_what_executes_in_one_line(windows: dict[str, Any]) -> None:
+    for words in EXECUTE:
+        code, out, err = windows[words]
+        assert (code, out, len(err.splitlines())) == (2, "", 1), words
+        assert "WSL2" in err
+    assert windows[OPEN].startswith("UserError") and "WSL2" in windows[OPEN]
+
+
+def test_windows_reads_plans_and_predicts(windows: dict[str, Any]) -> None:
+    count, steps, own = windows[LOAD]
+    assert count > 50 and steps > 50 and own == [7.0]
+    assert windows[PREDICT] > 0
+    for words in READ:
+        code, out, err = windows[words]
+        assert code == 0 and out, err
+
+
+def test_the_doctor_says_that_windows_is_refused(windows: dict[str, Any]) -> None:
+    code, out, _ = windows["doctor"]
+    assert code == 1 and "Windows on AMD64" in out and "WSL2" in out
