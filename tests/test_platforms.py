@@ -113,3 +113,82 @@ def test_windows_reads_plans_and_predicts(windows: dict[str, Any]) -> None:
 def test_the_doctor_says_that_windows_is_refused(windows: dict[str, Any]) -> None:
     code, out, _ = windows["doctor"]
     assert code == 1 and "Windows on AMD64" in out and "WSL2" in out
+
+
+# A GPU as torch tells of it, on a machine without one.
+GPU = """
+import torch
+torch.cuda.is_available = lambda: True
+torch.cuda.device_count = lambda: 1
+torch.cuda.get_device_capability = lambda device=None: {capability}
+torch.cuda.get_device_name = lambda device=None: {name!r}
+torch.cuda.get_device_properties = lambda device=None: type("P", (), dict(name={name!r}, total_memory=2**36))()
+torch.version.hip = {hip!r}
+torch.version.cuda = None if torch.version.hip else "13.0"
+"""
+KERNELS = """
+import importlib.util, sys, types, torch
+sys.modules["triton"] = types.ModuleType("triton")
+sys.modules["triton"].__spec__ = importlib.util.spec_from_loader("triton", None)
+from lsai_core import attention, fp8, kernels
+cuda = torch.device("cuda")
+answer = dict(triton=kernels.available(cuda), fp8=fp8.available_recipes(cuda),
+              attention=attention.available_backends(cuda))
+"""
+DEVICES = {
+    "rocm": GPU.format(capability=(9, 4), name="AMD Instinct MI300X", hip="7.1"),
+    "t4": GPU.format(capability=(7, 5), name="Tesla T4", hip=None),
+    "ampere": GPU.format(capability=(8, 0), name="NVIDIA A100-SXM4-40GB", hip=None),
+}
+AUTO = """
+import torch
+from lsai_core.attention import resolve
+answer = [resolve("auto", "cuda", dtype, 64, 512) for dtype in (torch.bfloat16, torch.float32)]
+"""
+
+
+@pytest.fixture(scope="module", params=list(DEVICES))
+def gpu(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp(request.param)
+    return request.param, asked(DEVICES[request.param], folder, ["doctor --json"], [KERNELS, AUTO])
+
+
+def test_kernels_run_on_the_gpus_that_they_were_written_for(
+    gpu: tuple[str, dict[str, Any]],
+) -> None:
+    name, answers = gpu
+    found = answers[KERNELS]
+    missing = {backend for backend, reason in found["attention"].items() if reason is not None}
+    assert found["triton"] == (name == "ampere")
+    assert all(found["fp8"].values()), "fp8 begins with capability 8.9"
+    assert {"fa3", "fa4"} <= missing and not {"eager", "sdpa_math"} & missing
+    assert ("sdpa_cudnn" in missing) == (name != "ampere")
+    assert ("sdpa_flash" in missing) == (name == "t4")
+    if name == "rocm":
+        reasons = [
+            *found["fp8"].values(),
+            *(found["attention"][n] for n in ("fa2", "fa3", "fa4", "sdpa_cudnn")),
+        ]
+        assert all("ROCm" in reason and "untested" in reason for reason in reasons)
+    assert (
+        answers[AUTO]
+        == {
+            "rocm": ["sdpa_flash", "sdpa_efficient"],
+            "t4": ["sdpa_math", "sdpa_math"],
+            "ampere": ["sdpa_cudnn", "sdpa_efficient"],
+        }[name]
+    )
+
+
+def test_the_doctor_tells_one_gpu_from_another(gpu: tuple[str, dict[str, Any]]) -> None:
+    name, answers = gpu
+    code, out, err = answers["doctor --json"]
+    assert code == 0, err
+    checks = {row["name"]: row for row in json.loads(out)["checks"]}
+    said = checks["GPU"]["detail"]
+    assert ("untested" in said) == (name == "rocm") and ("best effort" in said) == (name == "t4")
+    assert ("ROCm 7.1" in checks["Python packages"]["detail"]) == (name == "rocm")
+    assert checks["FP8 hardware"]["ok"] is None
+    assert all(check["fix"] is None for label, check in checks.items() if label.startswith("fp8 "))

@@ -17,9 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lsai_core.devices import AMPERE, NOT_NVIDIA, cuda_capability, on_rocm
+
 HALF = frozenset({torch.float16, torch.bfloat16})
 FLOATING = HALF | {torch.float32, torch.float64}
-AMPERE_ON = ((8, 0), (99, 0))
+AMPERE_ON = (AMPERE, (99, 0))
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class Backend:
     `causal` only. `dtypes` maps each device type that the kernel exists for to its dtypes; `window`
     holds the device types on which it can restrict attention, `forward_only` those on which it has
     no backward pass. `plain_operations` marks what is composed of ordinary tensor operations and
-    runs wherever tensors do. `load` imports what the kernel needs and raises if it cannot.
+    runs wherever tensors do. `rocm`: torch brings it for AMD's GPUs, too. `load` imports what the
+    kernel needs and raises if it cannot.
 
     For memory: a fused kernel keeps q, k, v, the output and one fp32 number per row. `grouped`: it
     takes K < H heads as they are, otherwise it keeps them repeated; `repeats`: it makes their
@@ -77,6 +80,7 @@ class Backend:
     compute_capability: tuple[tuple[int, int], tuple[int, int]] | None = None
     forward_only: frozenset[str] = frozenset()
     plain_operations: bool = False
+    rocm: bool = False
     load: Callable[[], object] | None = None
     grouped: bool = True
     repeats: bool = True
@@ -138,11 +142,10 @@ def _missing(backend: Backend, device: torch.device) -> str | None:
     if device.type == "cuda" and not backend.plain_operations:
         if not torch.cuda.is_available():
             return "needs a CUDA GPU, and this machine has none"
+        if on_rocm():
+            return None if backend.rocm else NOT_NVIDIA
         if backend.compute_capability is not None:
-            (low, high), found = (
-                backend.compute_capability,
-                torch.cuda.get_device_capability(device),
-            )
+            (low, high), found = backend.compute_capability, cuda_capability(device)
             if not low <= found <= high:
                 return (
                     f"needs CUDA compute capability {_dotted(low)} to {_dotted(high)}, this "

@@ -24,6 +24,7 @@ from packaging.requirements import Requirement
 import lsai_core.attention
 from lsai_core.base.errors import UserError
 from lsai_core.base.limits import cpu_cores, memory_gib
+from lsai_core.devices import AMPERE, cuda_capability, on_rocm
 from lsai_lab.machine.environment import cpu_model, gpu_facts, package_version
 from lsai_lab.platforms import refusal, standing
 from lsai_lab.project.files import repo_root
@@ -86,7 +87,13 @@ def check_packages() -> Iterator[Check]:
         if wrong
         else f"all {len(required)} requirements"
     )
-    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
+    build = (
+        f"CUDA {torch.version.cuda}"
+        if torch.version.cuda
+        else f"ROCm {torch.version.hip}"
+        if on_rocm()
+        else "CPU build"
+    )
     detail += (
         f"; Python {platform.python_version()} at {sys.executable}, torch "
         f"{torch.__version__} ({build})"
@@ -140,6 +147,17 @@ def check_gpu() -> Iterator[Check]:
             f"{facts['gpu_count']} x {facts['gpu']}, {facts['gpu_memory_gib']} GiB, driver "
             f"{facts['driver']}"
         )
+        if on_rocm():
+            detail += (
+                "; AMD's GPUs are untested: PyTorch's own kernels run, fp8, cuDNN and "
+                "flash-attn do not"
+            )
+        elif cuda_capability() < AMPERE:
+            detail += (
+                "; older than compute capability 8.0, best effort: this project's kernels "
+                "do "
+                "not run"
+            )
         yield Check("GPU", True, detail)
     elif sys.platform == "darwin":
         yield Check(
@@ -166,10 +184,12 @@ def check_fp8() -> Iterator[Check]:
     """The hardware, then every recipe, asked of the GPU where there is one."""
     from lsai_core.fp8 import available_recipes
 
-    device, capability = _device(), _capability()
+    device, capability = _device(), cuda_capability()
     capable = capability >= (8, 9)
     detail = (
-        "compute capability {}.{}".format(*capability) if capability > (0, 0) else "needs a GPU"
+        "compute capability {}.{}".format(*capability)
+        if capability > (0, 0)
+        else "needs an NVIDIA GPU"
     )
     missing = (
         "" if capable or capability == (0, 0) else "; FP8 tensor cores begin with 8.9 (Ada, Hopper)"
@@ -189,7 +209,7 @@ def check_attention() -> Iterator[Check]:
     for name, reason in lsai_core.attention.available_backends(_device()).items():
         backend = lsai_core.attention.get_backend(name)
         low, high = backend.compute_capability or ((0, 0), (0, 0))
-        installable = backend.install is not None and low <= _capability() <= high
+        installable = backend.install is not None and low <= cuda_capability() <= high
         yield _kernel(f"attention {name}", reason, installable, f"pip install {backend.install}")
 
 
@@ -202,10 +222,6 @@ def _kernel(name: str, reason: str | None, installable: bool, fix: str) -> Check
 
 def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _capability() -> tuple[int, int]:
-    return torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
 
 
 def check_compiler() -> Iterator[Check]:

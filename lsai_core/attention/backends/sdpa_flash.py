@@ -14,6 +14,7 @@ BACKEND = Backend(
     window=frozenset({"cpu"}),
     head_dims=(1, 256),
     compute_capability=AMPERE_ON,
+    rocm=True,
     speed=2,
     about="torch's SDPA, FlashAttention-2; on CPUs a kernel of torch's own",
     color="#56B4E9",
