@@ -192,3 +192,120 @@ def test_the_doctor_tells_one_gpu_from_another(gpu: tuple[str, dict[str, Any]]) 
     assert ("ROCm 7.1" in checks["Python packages"]["detail"]) == (name == "rocm")
     assert checks["FP8 hardware"]["ok"] is None
     assert all(check["fix"] is None for label, check in checks.items() if label.startswith("fp8 "))
+
+
+TRAINS = """
+import json, torch
+from pathlib import Path
+from conftest import tiny
+from lsai_core.base.errors import Unavailable
+from lsai_core.training.step import prepare_model
+answer = "trains"
+try:
+    prepare_model(tiny(compile=True), torch.device("cpu"))
+except Unavailable as error:
+    answer = str(error)
+"""
+DRY = (
+    "find-batch --study machines --dry-run",
+    "train --study machines --technique compiled --dry-run",
+)
+LABEL = (
+    "from lsai_lab.machine.environment import environment, fingerprint; answer = "
+    "[environment()['machine'], fingerprint(environment())]"
+)
+
+
+def tools(folder: Path, **programs: str) -> dict[str, str]:
+    """A PATH on which there is nothing but these programs, bodies of shell scripts."""
+    folder.mkdir()
+    for name, body in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o755)
+    return {"PATH": str(folder), "CXX": "", "CC": ""}
+
+
+@pytest.fixture(scope="module")
+def study(new_project: Any) -> Path:
+    """A project with a study of two variants, one of them compiled."""
+    project = new_project({"baseline": {}, "compiled": {"config": {"compile": True}}})
+    path = project.root / "params/studies/memory.yaml"
+    (path.parent / "machines.yaml").write_text(
+        path.read_text().replace("study: memory", "study: machines")
+    )
+    return project.root
+
+
+@pytest.fixture(scope="module")
+def macs(study: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """An M1 with Apple's tools, an M4 whose `clang++` only says that they are missing."""
+    folder, found = tmp_path_factory.mktemp("macs"), {}
+    chips = {
+        "Apple M1": "echo Apple clang version 17",
+        "Apple M4": "echo no developer tools >&2; exit 1",
+    }
+    for number, (chip, compiler) in enumerate(chips.items()):
+        env = tools(folder / f"tools-{number}", sysctl=f"echo {chip}", **{"clang++": compiler})
+        env |= {
+            "LSAI_ROOT": str(study),
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / f"compiled-{number}"),
+        }
+        commands = ["doctor", *DRY] if chip == "Apple M4" else list(DRY)
+        found[chip] = asked(
+            "pretend.as_mac()", folder / str(number), commands, [LABEL, TRAINS], **env
+        )
+    return found
+
+
+def test_two_macs_are_two_machines(macs: dict[str, dict[str, Any]]) -> None:
+    (m1, line1), (m4, line4) = (macs[chip][LABEL] for chip in ("Apple M1", "Apple M4"))
+    assert m1.startswith("m1-") and m4.startswith("m4-")
+    assert line1.startswith("Apple M1 |") and line4.startswith("Apple M4 |")
+
+
+def test_what_a_mac_lacks_is_unavailable_with_the_fix_for_a_mac(
+    macs: dict[str, dict[str, Any]],
+) -> None:
+    assert macs["Apple M1"][TRAINS] == "trains"
+    said = macs["Apple M4"][TRAINS]
+    assert said.startswith("compile=true needs a C++ compiler") and said.endswith(
+        "xcode-select --install"
+    )
+    code, out, _ = macs["Apple M4"]["doctor"]
+    assert code == 0 and "xcode-select --install" in out and "apt-get" not in out
+    assert "Darwin on arm64, Python" in out and "MPS" in out
+
+
+def test_a_dry_run_says_what_a_mac_cannot_do(macs: dict[str, dict[str, Any]]) -> None:
+    find_batch, train = DRY
+    for answers in macs.values():
+        code, out, err = answers[find_batch]
+        assert code == 0 and out.startswith("unavailable"), err
+        assert "RLIMIT_DATA" in out
+    assert macs["Apple M1"][train][1].startswith("to run")
+    assert "xcode-select" in macs["Apple M4"][train][1]
+
+
+def test_intel_macs_are_refused_by_the_doctor(tmp_path: Path) -> None:
+    code, out, _ = asked("pretend.as_mac('x86_64')", tmp_path, ["doctor"], [])["doctor"]
+    assert code == 1 and "Intel Macs" in out
+
+
+@pytest.mark.parametrize("manager", ["apt-get", "dnf"])
+def test_without_a_compiler_a_compiled_run_is_unavailable(
+    study: Path, tmp_path: Path, manager: str
+) -> None:
+    env = tools(tmp_path / "tools", **{manager: "exit 0"})
+    env |= {"LSAI_ROOT": str(study), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
+    run, dry = "train --study machines --technique compiled --profile cpu", "doctor"
+    commands = [run, dry] if manager == "apt-get" else [dry]
+    answers = asked("", tmp_path, commands, [TRAINS], **env)
+    install = f"{manager} install"
+    assert (
+        answers[TRAINS].startswith("compile=true needs a C++ compiler")
+        and install in answers[TRAINS]
+    )
+    assert "needs a C++ compiler" in answers["doctor"][1] and install in answers["doctor"][1]
+    if run in answers:
+        code, out, err = answers[run]
+        assert code == 2 and "unavailable (compile=true needs a C++ compiler" in out, err

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from lsai_core import fp8
+from lsai_core import compiler, fp8
 from lsai_core.attention import resolve
 from lsai_core.base.errors import Unavailable
 from lsai_core.config.precision import autocast, compute_dtype, weight_dtype
@@ -60,6 +60,7 @@ def prepare_model(config: TrainConfig, device: torch.device) -> Transformer:
     """The model of a run, initialized from its seed, on its device, in its weight dtype, compiled
     and sharded if asked."""
     fp8.require(config, device)
+    compiler.require(config.compile, device)
     torch.manual_seed(config.seed)
     if config.parallel.sharded:
         from lsai_core.parallel.fsdp import build_sharded

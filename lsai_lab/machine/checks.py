@@ -12,7 +12,6 @@ import os
 import platform
 import shutil
 import sys
-import sysconfig
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ import torch
 from packaging.requirements import Requirement
 
 import lsai_core.attention
+from lsai_core import compiler
 from lsai_core.base.errors import UserError
 from lsai_core.base.limits import cpu_cores, memory_gib
 from lsai_core.devices import AMPERE, cuda_capability, on_rocm
@@ -225,20 +225,9 @@ def _device() -> str:
 
 
 def check_compiler() -> Iterator[Check]:
-    """torch.compile writes C++ on a CPU and Triton on a GPU; both need a compiler and Python's
-    headers."""
-    missing = []
-    if not any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++")):
-        missing.append("a C++ compiler")
-    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
-        missing.append("Python's headers")
-    if torch.cuda.is_available() and importlib.util.find_spec("triton") is None:
-        missing.append("Triton")
-    detail = f"no {' and no '.join(missing)}" if missing else "compiler and headers"
-    fix = (
-        "pip install triton; " if "Triton" in missing else ""
-    ) + "apt-get install g++ python3-dev (or the like)"
-    yield Check("torch.compile", not missing, detail, fix)
+    gaps = compiler.missing(_device())
+    detail = f"needs {' and '.join(gaps)}" if gaps else "compiler and headers"
+    yield Check("torch.compile", not gaps, detail, compiler.fix(gaps))
 
 
 def check_report() -> Iterator[Check]:
