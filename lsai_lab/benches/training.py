@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from lsai_core import fp8
+from lsai_core.base import compiler
 from lsai_core.base.limits import cpu_cores
 from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import count_parameters
@@ -23,24 +24,33 @@ from lsai_lab.launch.srun import srun_command
 from lsai_lab.runs.kinds import Context
 
 
+def require(config: TrainConfig) -> None:
+    """Raise Unavailable if this machine lacks what the run needs; processes that srun starts
+    elsewhere say so themselves."""
+    if config.parallel.sharded:
+        if srun_command(config.parallel.world_size) is None:
+            require_devices(config.device, config.parallel.world_size)
+        return
+    device = resolve_device(config.device)
+    fp8.require(config, device)
+    compiler.require(config.compile, device)
+
+
 def run(config: TrainConfig, context: Context) -> dict[str, Any]:
     """Train and measure; returns the flat results of `summary.json`.
 
     A run of several processes, or of a sharded model in one, calls this in the notebook's kernel,
     which launches them, and then in each of them.
     """
+    require(config)  # "unavailable" is said before any work is done
     if config.parallel.sharded and not context.world.launched:
         nproc = config.parallel.world_size
         command = srun_command(nproc)
-        if command is None:
-            require_devices(config.device, nproc)
         prepare(config.data, context.data_root)  # once, before all need it at the same time
         return launch(
             context.folder, context.data_root, nproc, on_rows=context.on_rows, command=command
         )
-    device = resolve_device(config.device)  # these two say "unavailable" before any work is done
-    fp8.require(config, device)
-    world = context.world
+    device, world = resolve_device(config.device), context.world
     dataset = prepare(config.data, context.data_root)
     if config.init_from is not None:
         from lsai_core.model.hf import find_checkpoint

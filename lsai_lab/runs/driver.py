@@ -66,10 +66,8 @@ def run_plan(
         missing := [name for name in _NOTEBOOK_NEEDS if importlib.util.find_spec(name) is None]
     ):
         names = ", ".join(missing)
-        raise UserError(
-            f"a run's notebook needs what is not installed here: {names}; pip install -e . brings "
-            f"it"
-        )
+        brings = "pip install 'lsai[report]' brings it"
+        raise UserError(f"a run's notebook needs what is not installed here: {names}; {brings}")
     sharing = [run for run in todo if untimed_jobs > 1 and not get_kind(run.kind).timed]
     todo = [*(run for run in todo if run not in sharing), *sharing]
     if len(todo) < len(plan):

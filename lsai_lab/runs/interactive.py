@@ -23,7 +23,7 @@ from lsai_lab.runs.execute import ActiveRun, tell, write_plan
 from lsai_lab.runs.records import Summary, is_finished, read_metrics
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import PlannedRun
-from lsai_lab.runs.writer import is_held
+from lsai_lab.runs.writer import is_held, require_runs
 
 
 class _Parameters(Strict):
@@ -181,6 +181,7 @@ def open_run(
         _Parameters, {**given, "overrides": {} if overrides is None else overrides}, "parameters"
     )
     _refuse_unknown_parameters()
+    require_runs()
     session = Session(parameters.profile or None)
     if folder:
         return OpenRun(repo_root() / folder, session.data_root)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lsai_core.base.code import closure
-from lsai_core.base.errors import UserError
+from lsai_core.base.errors import Unavailable, UserError
 from lsai_core.config.strict import Strict
 from lsai_core.parallel.world import World
 
@@ -57,6 +57,15 @@ class Kind:
         """The files that can change a result: what the kind's own code reaches."""
         start = [self.module, self.config.partition(":")[0]]
         return [path for path in closure(start, within=_DECIDES) if path.name not in self.without]
+
+    def unavailable(self, config: Strict) -> str | None:
+        """Why this machine cannot execute such a run, as far as its module can say before
+        (`require`); None if it can."""
+        try:
+            getattr(importlib.import_module(self.module), "require", lambda _: None)(config)
+        except Unavailable as error:
+            return str(error)
+        return None
 
     def function(self) -> Callable[[Any, Context], dict[str, Any]]:
         return importlib.import_module(self.module).run
