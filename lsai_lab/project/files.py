@@ -4,6 +4,7 @@ import hashlib
 import math
 import os
 import re
+import unicodedata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from pydantic import AfterValidator
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import deep_merge, nested
 
+_UNSEEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # categories of Unicode
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 
@@ -20,6 +22,17 @@ def content_hash(path: Path) -> Any:
     """BLAKE2b (16 bytes) of a file, a `hashlib` object."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+
+
+def one_line(text: str, longest: int = 2_000) -> str:
+    """`text` in one line that can be shown anywhere: white space is one space, a character that
+    cannot be seen (a control, a change of direction, half of a pair) is U+FFFD, and what is beyond
+    `longest` characters is left out."""
+    cut = text[:longest] + "…" * (len(text) > longest)
+    words = " ".join("\n".join(cut.splitlines()).split())
+    return "".join(
+        "\ufffd" if unicodedata.category(letter) in _UNSEEN else letter for letter in words
+    )
 
 
 def named(text: str) -> str:

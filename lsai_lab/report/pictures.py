@@ -78,7 +78,11 @@ def _name(tag: object) -> str:
 
 def _is_safe(element: ElementTree.Element, depth: int) -> bool:
     tag = _name(element.tag)
-    if depth > _DEEPEST or tag in _ACTIVE or tag == "style" and _OUTSIDE.search(element.text or ""):
+    if (
+        depth > _DEEPEST
+        or tag in _ACTIVE
+        or (tag == "style" and _OUTSIDE.search(element.text or ""))
+    ):
         return False
     for key, value in element.attrib.items():
         name, target = _name(key), value.strip()

@@ -10,12 +10,12 @@ way back, for CSV and for what a pointer over a figure shows.
 
 import html
 import re
-import unicodedata
 from typing import Any
 
 import pandas as pd
 
-LONGEST = 2_000  # characters
+from lsai_lab.project.files import one_line
+
 # Marks wherever they stand: emphasis, links, code, maths, citations, HTML, quotes that would be
 # paired.
 _ALWAYS = r"[\\`*\[\]{}<>$#@^~|!&\"']"
@@ -26,7 +26,6 @@ _HERE = r"(?<![^\W_])_|_(?![^\W_])|:(?=[:/])|(?<=:):|(?<=-)-|-(?=-)|(?<=\.)\.|\.
 _MARKS = re.compile(rf"{_ALWAYS}|{_HERE}|\A[^\w]")
 # an item of a list
 _NUMBERED = re.compile(r"\A((?:&#40;)?(?:\d+|[^\W\d_]|[ivxlcdm]+|[IVXLCDM]+))([.)])(?=\s|\Z)")
-_UNSEEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # categories of Unicode
 
 
 def plain(value: Any) -> Any:
@@ -40,16 +39,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {plain(key): plain(item) for key, item in value.items()}
     return value
-
-
-def one_line(text: str, longest: int = LONGEST) -> str:
-    """`text` in one line: white space as one space, a character that is none to see (controls,
-    directions) as U+FFFD."""
-    cut = text[:longest] + "…" * (len(text) > longest)
-    words = " ".join("\n".join(cut.splitlines()).split())
-    return "".join(
-        "\ufffd" if unicodedata.category(letter) in _UNSEEN else letter for letter in words
-    )
 
 
 def unmarked(value: Any) -> Any:

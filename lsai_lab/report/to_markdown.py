@@ -11,6 +11,7 @@ both engines run over the parsed text.
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import nbformat
 import yaml
@@ -118,7 +119,7 @@ def _markdown(output: Any, picture: Path, alt: str) -> str:
         text = "\n".join(data["text/markdown"].splitlines())  # also at CR, form feeds and U+2028
         text = re.sub(r"(?m)^[> \t]*(:{3,})", r"\\\1", text.replace("{{<", "{{ <"))
         run = re.compile(r"\]\(([^()\s]+)/notebook\.ipynb\)")
-        text = run.sub(lambda found: f"](runs/{page_name(found[1])}.html)", text)
+        text = run.sub(lambda found: f"](runs/{page_name(unquote(found[1]))}.html)", text)
         return re.sub(r"(?m)^(---|\.\.\.)\s*?$", "* * *", text).strip()
     drawing = safe_svg(data.get("image/svg+xml", ""))
     content = drawing or readable_png(data.get("image/png", ""))

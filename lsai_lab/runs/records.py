@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import sys
@@ -30,7 +31,7 @@ from pydantic import Field
 
 from lsai_core.base.errors import Preempted, Unavailable, UserError
 from lsai_core.base.files import write_json
-from lsai_lab.project.files import Name, named
+from lsai_lab.project.files import Name, named, one_line
 from lsai_lab.runs import schema
 from lsai_lab.runs.schema import Config, Results, Text, read_as, read_rows
 
@@ -93,6 +94,8 @@ class Summary:
 # A run that ended like this is finished; any other is tried again, from its checkpoint if it has
 # one.
 FINAL: frozenset[Outcome] = frozenset({"ok", "oom"})
+# of a folder: that of a run is longer than a name
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,220}")
 EARLIER = "earlier"  # in a run's folder: what it had found before it was repeated
 
 
@@ -157,8 +160,11 @@ class Run:
     def rows(self) -> list[dict[str, Any]]:
         """The rows of `metrics.jsonl`: none if the run wrote none, or if it is a link, which may
         lead anywhere."""
-        there = self._has("metrics.jsonl") and not (self.folder / "metrics.jsonl").is_symlink()
-        return read_rows(self.folder / "metrics.jsonl", self.summary.kind) if there else []
+        path = self.folder / "metrics.jsonl"
+        if not self._has(path.name) or path.is_symlink():
+            return []
+        is_whole = self.summary.outcome == "ok" or self.summary.kind not in ("train", "peer")
+        return read_rows(path, self.summary.kind if is_whole else "")
 
     @property
     def metrics(self) -> pd.DataFrame:
@@ -186,7 +192,7 @@ def read_run(folder: Path, machine: str | None = None) -> Run:
         place = (run.summary.id.study, run.summary.id.folder)
         if place != folder.absolute().parts[-2:]:
             raise UserError(
-                f"{folder / 'summary.json'} is damaged: it is of another run, {'/'.join(place)}"
+                f"{one_line(str(folder / 'summary.json'))} is of another run, {'/'.join(place)}"
             )
         run.machine = machine or run.env.get("machine") or "this machine"
         # whoever reads them later need not expect an error
@@ -196,22 +202,16 @@ def read_run(folder: Path, machine: str | None = None) -> Run:
         raise
     except (UserError, ValueError, OSError) as error:
         name, _, key = _as_name(folder.name).rpartition("-")
-        summary = Summary(
-            RunId(_as_name(folder.parent.name), name, key=key),
-            "unknown",
-            "damaged",
-            str(error),
-            "",
-            0.0,
-            "",
-            {},
-        )
+        run_id, reason = RunId(_as_name(folder.parent.name), name, key=key), one_line(str(error))
+        summary = Summary(run_id, "unknown", "damaged", reason, "", 0.0, "", {})
         return Run(folder, _as_name(machine or "unknown"), summary)
 
 
 def _as_name(text: str) -> str:
-    """A folder's name, whatever it is, as something that can be shown like any other name."""
-    return re.sub(r"[^\w.-]", "_", text, flags=re.ASCII)[:80]
+    """A folder's name, if it is a name; else something like it that no run has."""
+    if _NAME.fullmatch(text):
+        return text
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', text)[:80]}_{hashlib.sha256(os.fsencode(text)).hexdigest()[:8]}"
 
 
 def run_key(config: dict[str, Any], *facts: str) -> str:
@@ -232,7 +232,7 @@ def page_name(folder: str | Path) -> str:
     """A run's page below `runs/`, without its ending: `<study>/<run>`, of a committed one
     `<machine>/<study>/<run>`."""
     found = re.search(r"(?:(?<=/recorded/)[^/]+/)?[^/]+/[^/]+$", Path(folder).as_posix())
-    return found[0] if found else ""
+    return "/".join(map(_as_name, found[0].split("/"))) if found else ""
 
 
 def find_runs(root: Path, machine: str | None = None, study: str = "*") -> list[Run]:
@@ -256,7 +256,9 @@ def runs_frame(runs: Iterable[Run]) -> pd.DataFrame:
     names = ("kind", "outcome", "reason", "started", "wall_s")
     rows = []
     for run in runs:
-        facts = {name: getattr(run.summary, name) for name in names} | {"path": str(run.folder)}
+        facts = {name: getattr(run.summary, name) for name in names} | {
+            "path": one_line(str(run.folder))
+        }
         rows.append(
             {"machine": run.machine, **run.summary.id.__dict__, **facts, **run.summary.results}
         )

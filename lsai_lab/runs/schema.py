@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationEr
 from typing_extensions import TypeAliasType, TypedDict
 
 from lsai_core.base.errors import UserError
-from lsai_lab.project.files import Name
+from lsai_lab.project.files import Name, one_line
 
 LARGEST = 1e39  # fp32 ends at 3.4e38, and no time, size or rate comes near it
 MOST_BYTES = {"metrics.jsonl": 2**30}  # of a file
@@ -59,17 +59,19 @@ _NUMBER = re.compile(
 )
 
 
-def _is_number(value: Any) -> bool:
-    return value is None or isinstance(value, (int, float)) and not isinstance(value, bool)
+_ABOVE_0 = ("step_ms", "tokens_per_s", "parameters")  # what others are divided by
 
 
 def _results(given: dict[str, Any]) -> dict[str, Any]:
-    """Refuse a result that has the name of another fact, or text where the name has a unit."""
+    """Refuse a result that has the name of another fact, or is no size where its name has a
+    unit."""
     for name, value in given.items():
         if name in IDENTITY or name in DERIVED:
             raise ValueError(f"{name!r} says which run this is and cannot be a result")
-        if _NUMBER.search(name) and not _is_number(value):
-            raise ValueError(f"{name!r} must be a number")
+        if _NUMBER.search(name) and (type(value) not in (int, float) or value < 0):
+            raise ValueError(f"{name!r} must be a number, and none below 0")
+        if name in _ABOVE_0 and not value:
+            raise ValueError(f"{name!r} must be above 0")
     return given
 
 
@@ -118,8 +120,9 @@ class Kernels(BaseModel):
 
 
 # A loss may be NaN or infinite, which the rows keep.
-Row = dict[str, bool | Integer | float | Text | None | list[Json]]
-# What every row of a kind's `metrics.jsonl` has; a kind that is not named here is not looked into.
+Row = dict[str, bool | Integer | float | Text | list[Json] | None]
+# What every row of a kind's `metrics.jsonl` has, and is not null; a kind that is not named here is
+# not looked into.
 _COLUMNS: dict[str, frozenset[str]] = {
     "train": frozenset({"step", "loss", "step_ms", "tokens_in_step"}),
     "peer": frozenset({"step", "loss", "step_ms", "tokens_in_step"}),
@@ -129,6 +132,7 @@ _COLUMNS: dict[str, frozenset[str]] = {
     "batch_search": frozenset({"step", "size", "outcome"}),
     "model_search": frozenset({"step", "size", "outcome"}),
 }
+_PLACE = frozenset({"mask", "window", "length"})  # of an attention's point
 _TEXTS = {"measure", "backend", "method", "outcome", "mask", "layer", "product", "way", "kernel"}
 
 T = TypeVar("T")
@@ -140,23 +144,31 @@ def read_as(path: Path, schema: type[T]) -> T:
 
     Raises FileNotFoundError if there is none, UserError in one line for any other fault.
     """
-    return _checked(path, _bytes(path), schema)
+    return _checked(path, content(path), schema)
 
 
 def read_rows(path: Path, kind: str) -> list[dict[str, Any]]:
-    """The rows of the `metrics.jsonl` of a run of `kind`, without a last line that was cut off.
-    Raises as `read_as` does."""
-    data = _bytes(path)
-    lines = data.splitlines()
+    """The rows of a `metrics.jsonl`, without a last line that was cut off. `kind`: of a run that
+    ended well, whose rows are complete; else empty. Raises as `read_as` does.
+    """
+    data = content(path)
+    lines = [line for line in data.splitlines() if line.strip()]
     if lines and not data.endswith(b"\n") and not _is_json(lines[-1]):
         lines.pop()
     rows = _checked(path, b"[" + b",".join(lines) + b"]", list[Row])
     needed = _COLUMNS.get(kind, frozenset())
-    if missing := next((needed - row.keys() for row in rows if not needed <= row.keys()), None):
-        raise _damaged(path, f"a row has no {min(missing)!r}")
+    for row in rows:
+        if not needed <= row.keys():
+            raise _damaged(path, f"a row has no {min(needed - row.keys())!r}")
+        if kind == "attention" and row["measure"] != "backend" and not row.keys() >= _PLACE:
+            raise _damaged(path, f"a row has no {min(_PLACE - row.keys())!r}")
     for name, type_ in {(name, type(value)) for row in rows for name, value in row.items()}:
         if not re.fullmatch(r"\w{1,100}", name):
             raise _damaged(path, f"{name[:100]!r} is no name of a column")
+        if type_ is type(None) and (
+            name in needed or (_NUMBER.search(name) and name != "peak_gib")
+        ):
+            raise _damaged(path, f"{name!r} is missing in a row")
         if type_ in (str, list, bool) and _NUMBER.search(name) and not name.startswith("rank_"):
             raise _damaged(path, f"{name!r} must be a number")
         if needed and name in _TEXTS and type_ not in (str, type(None)):
@@ -164,8 +176,9 @@ def read_rows(path: Path, kind: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _bytes(path: Path) -> bytes:
-    """What a plain file of a reasonable size holds."""
+def content(path: Path) -> bytes:
+    """What a plain file of a reasonable size holds. FileNotFoundError if there is none, UserError
+    for anything else."""
     try:
         facts = path.stat()
         if not stat.S_ISREG(facts.st_mode):
@@ -189,9 +202,8 @@ def _checked(path: Path, data: bytes, schema: Any) -> Any:
 
 
 def _damaged(path: Path, why: str) -> UserError:
-    told = "".join(letter if letter.isprintable() else " " for letter in why)[:200]
     remedy = "restore it from a copy, or delete its folder and run it again"
-    return UserError(f"{path} is damaged ({told}); {remedy}")
+    return UserError(f"{one_line(str(path))} is damaged ({one_line(why, 200)}); {remedy}")
 
 
 def _is_json(line: bytes) -> bool:
