@@ -122,7 +122,8 @@ torch.cuda.is_available = lambda: True
 torch.cuda.device_count = lambda: 1
 torch.cuda.get_device_capability = lambda device=None: {capability}
 torch.cuda.get_device_name = lambda device=None: {name!r}
-torch.cuda.get_device_properties = lambda device=None: type("P", (), dict(name={name!r}, total_memory=2**36))()
+Properties = type("Properties", (), dict(name={name!r}, total_memory=2**36))
+torch.cuda.get_device_properties = lambda device=None: Properties()
 torch.version.hip = {hip!r}
 torch.version.cuda = None if torch.version.hip else "13.0"
 """

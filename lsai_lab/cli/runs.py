@@ -267,10 +267,12 @@ def record(
     ]
     if not runs:
         raise UserError("no finished runs to record; run `lsai study` first")
-    made = record_runs(runs, session.root / "reports", machine)
+    made, damaged = record_runs(runs, session.root / "reports", machine)
     for folder in made:
         print(folder.relative_to(session.root))
-    print(f"recorded {len(made)} runs, {len(runs) - len(made)} were there already")
+    for reason in damaged:
+        print(f"not recorded: {reason}")
+    print(f"recorded {len(made)} runs, {len(runs) - len(made) - len(damaged)} were there already")
 
 
 def _runs_in(folder: Path | None, session: Session) -> list[Run]:

@@ -22,9 +22,12 @@ import pandas as pd
 from IPython.display import Markdown
 
 from lsai_lab.project.files import repo_root
+from lsai_lab.report.plain import as_csv, unmarked
 
 Format = str | Callable[[Any], str]
 PNG_DPI = 200
+# Of Markdown in a cell; words of references and links stay.
+_MARKUP = re.compile(r"\*\*|\[-?@([\w-]+)\]|\[([^]]*)\]\([^)]*\)")
 
 
 class Table(Markdown):
@@ -43,7 +46,8 @@ def table(
     `formats`: column -> format of one value (`".2f"`, `"{:.1f} GiB"`, a function); without one,
     floats get three significant digits of the smallest. A column `run` (folders of runs) is not
     shown: it makes the column `link` (default: the first) a link to each run's page. Strings are
-    Markdown; missing values show as an en dash. Raises KeyError for an unknown column.
+    Markdown (those of records are `plain`); missing values show as an en dash. Raises KeyError for
+    an unknown column.
     """
     formats = dict(formats or {})
     names = [name for name in frame.columns if name != "run"]
@@ -64,9 +68,9 @@ def table(
         "|" + "|".join("---:" if _is_numeric(frame[name]) else ":---" for name in names) + "|"
     )
     lines += ["| " + " | ".join(row) + " |" for row in zip(*columns.values(), strict=True)]
-    # Markdown's; words of references and links stay
-    marks = r"\*\*|\[-?@([\w-]+)\]|\[([^]]*)\]\([^)]*\)"
-    csv = re.sub(marks, r"\1\2", frame[names].to_csv(index=False))
+    csv = as_csv(
+        frame[names].map(lambda cell: _MARKUP.sub(r"\1\2", cell) if isinstance(cell, str) else cell)
+    )
     return Table("\n".join(lines), metadata={"lsai": {"csv": csv}})  # type: ignore[no-untyped-call]
 
 
@@ -92,7 +96,7 @@ def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
     fig.savefig(png, format="png", bbox_inches=box, dpi=PNG_DPI)
     plt.close(fig)
     width = round(int.from_bytes(png.getvalue()[16:20], "big") * 96 / PNG_DPI)
-    over = "" if data is None else marks(fig, box, data)
+    over = "" if data is None else marks(fig, box, data.map(unmarked))
     # Hundredths of a point are enough for paths, and half the size.
     drawing = re.sub(
         r'\bd="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), svg.getvalue()
@@ -105,14 +109,15 @@ def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
     csv = (
         ""
         if data is None
-        else data.drop(columns="run", errors="ignore").to_csv(index=False, float_format="%.6g")
+        else as_csv(data.drop(columns="run", errors="ignore"), float_format="%.6g")
     )
     display(bundle, metadata={"image/png": {"width": width}, "lsai": {"csv": csv}}, raw=True)  # type: ignore[no-untyped-call]
 
 
 def say(markdown: str, box: str = "") -> None:
     """Show a sentence whose numbers were computed: Markdown, with references (`@fig-speed`) and
-    maths where wanted. `box`: a title; the text then stands below it, set off from the rest."""
+    maths where wanted. Text of records is safe in it as `lab.load` gives it. `box`: a title; the
+    text then stands below it, set off from the rest."""
     from IPython.display import display
 
     text = "\n> ".join(f"> **{box}.** {markdown}".split("\n")) if box else markdown
