@@ -17,9 +17,8 @@ from conftest import CHECKOUT, Project
 
 import lsai_core
 from lsai_core.base.errors import UserError
-from lsai_lab.cluster import host_step
 from lsai_lab.cluster.site import load_cluster, seconds
-from lsai_lab.launch import binding
+from lsai_lab.launch import binding, host_step
 from lsai_lab.launch.srun import srun_command
 from lsai_lab.runs.study import study_names
 
@@ -226,7 +225,7 @@ def test_the_prefix_is_before_every_worker() -> None:
 def test_in_a_container_the_host_is_asked_for_the_step(tmp_path: Path) -> None:
     words = srun_command(8, job_of(2, 4, LSAI_PREFIX="nice", LSAI_STEPS=str(tmp_path))) or []
     assert "srun" not in words
-    assert words[words.index("-m") + 1] == "lsai_lab.cluster.host_step"
+    assert words[words.index("-m") + 1] == "lsai_lab.launch.host_step"
     assert words[-3:] == ["--", "nice", sys.executable]
     told = host_step.words_of(
         ["--nodes=2", "--", "python", "-m", "x"],
@@ -240,7 +239,7 @@ def test_in_a_container_the_host_is_asked_for_the_step(tmp_path: Path) -> None:
 def test_the_host_s_answer_is_the_step_s(tmp_path: Path) -> None:
     """The asker waits, passes a signal on, and ends as the step did."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "lsai_lab.cluster.host_step", "--nodes=2", "--", "work"],
+        [sys.executable, "-m", "lsai_lab.launch.host_step", "--nodes=2", "--", "work"],
         env={**os.environ, "LSAI_STEPS": str(tmp_path)},
         stdout=subprocess.PIPE,
         text=True,

@@ -5,8 +5,8 @@ The files are found by reading, not by importing: every import statement counts,
 function, and so does a string that names a module (`python -m lsai_core...`), or with a star all
 files of a package (`plugins.py`). The hash covers syntax trees without docstrings, descriptions of
 fields and what an error says, so rewording a comment or formatting a file throws no measured result
-away, and changing a line that runs does. A JSON or CSV file that lies beside a module and is named in it
-counts as it stands.
+away, and changing a line that runs does. A JSON or CSV file that lies beside a module and is named
+in it counts as it stands.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import count_parameters
 from lsai_core.profiling import flops
 from lsai_core.training import checkpoint
-from lsai_core.training.loop import train
+from lsai_core.training.loop import Trained, train
 from lsai_core.training.step import resolve_device
 from lsai_lab.benches.machine import peak_of_this_machine, rated, speed_summary
-from lsai_lab.data import prepare
+from lsai_lab.data import Dataset, prepare
 from lsai_lab.data.checkpoints import require_same_tokenizer, write_tokenizer
 from lsai_lab.launch.launch import launch, require_devices
 from lsai_lab.launch.srun import srun_command
@@ -61,28 +61,12 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
     per_rate = rated(1.0, per_token, peak, world.size, device.type == "cuda")
     trained = train(config, dataset, context.folder, context.on_rows, per_rate["mfu"], world)
     if config.checkpoint.export:
-        # these load what most runs never need
-        from lsai_core.model.hf import find_checkpoint, max_positions
-        from lsai_core.training.sharded_checkpoint import export_hf
-
-        known = max_positions(find_checkpoint(config.init_from)) if config.init_from else 0
-        if world.is_main:
-            write_tokenizer(dataset, context.folder / "model")
-        export_hf(
-            trained.model, context.folder / "model", world, max_seq_len=max(config.seq_len, known)
-        )
+        _export(config, trained, dataset, context)
     if world.is_main:
         checkpoint.remove_all(context.folder)
 
     parameters = count_parameters(config.model)
     speed = speed_summary(trained.timed_ms, config.tokens_per_step)
-    # Not the gaps in the trace itself, since the profiler makes the host slower.
-    step_ms, busy_ms, idle = speed.get("step_ms"), trained.measured.get("gpu_busy_ms"), {}
-    if step_ms is not None and busy_ms is not None:
-        idle = {
-            "kernel_idle_ms": max(0.0, step_ms - busy_ms),
-            "gpu_busy_share": min(1.0, busy_ms / step_ms),
-        }
     last = [row["loss"] for row in trained.rows[-10:]]
     return {
         **speed,
@@ -105,8 +89,35 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
         "dataset": dataset.folder.name,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         **trained.measured,
-        **idle,
+        **_idle(speed, trained.measured),
     }
+
+
+def _idle(speed: dict[str, Any], measured: dict[str, Any]) -> dict[str, float]:
+    """How long no kernel ran in a traced step; empty without a trace.
+
+    Not the gaps in the trace itself, since the profiler makes the host slower.
+    """
+    step_ms, busy_ms = speed.get("step_ms"), measured.get("gpu_busy_ms")
+    if step_ms is None or busy_ms is None:
+        return {}
+    return {
+        "kernel_idle_ms": max(0.0, step_ms - busy_ms),
+        "gpu_busy_share": min(1.0, busy_ms / step_ms),
+    }
+
+
+def _export(config: TrainConfig, trained: Trained, dataset: Dataset, context: Context) -> None:
+    """Write the trained model and its tokenizer as a Hugging Face checkpoint, `model`."""
+    # these load what most runs never need
+    from lsai_core.model.hf import find_checkpoint, max_positions
+    from lsai_core.training.sharded_checkpoint import export_hf
+
+    known = max_positions(find_checkpoint(config.init_from)) if config.init_from else 0
+    folder, world = context.folder / "model", context.world
+    if world.is_main:
+        write_tokenizer(dataset, folder)
+    export_hf(trained.model, folder, world, max_seq_len=max(config.seq_len, known))
 
 
 def _peak(config: TrainConfig, context: Context, device: torch.device) -> flops.Peak | None:

@@ -1,6 +1,5 @@
 """What a study's runs need of a cluster job: their GPUs, and whether one node has to hold them."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,14 +55,3 @@ def impossible(needs: list[Need], gpus: int) -> list[Need]:
 def names(needs: list[Need]) -> list[str]:
     """Their variants, each once."""
     return list(dict.fromkeys(need.variant for need in needs))
-
-
-def spread(nproc: int, nodes: int, gpus: int) -> tuple[int, int]:
-    """Over how many nodes, and how many processes on each. Raises UserError if it cannot be."""
-    if gpus and nproc > nodes * gpus:
-        had = f"this run wants {nproc} GPUs and the job has {nodes} nodes with {gpus} each"
-        raise UserError(f"{had}; submit it with --nodes {math.ceil(nproc / gpus)}")
-    used = math.ceil(nproc / (gpus or math.ceil(nproc / nodes)))
-    if nproc % used:
-        raise UserError(f"{nproc} processes cannot be spread evenly over {used} nodes")
-    return used, nproc // used

@@ -19,8 +19,9 @@ import jinja2
 
 import lsai_core
 from lsai_core.base.errors import UserError
-from lsai_lab.cluster.needs import Need, impossible, names, needs_of, spread, too_large
+from lsai_lab.cluster.needs import Need, impossible, names, needs_of, too_large
 from lsai_lab.cluster.site import Cluster, seconds
+from lsai_lab.launch.srun import spread
 from lsai_lab.launch.stop import PREEMPTED_EXIT
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import select_variants

@@ -3,9 +3,10 @@ when one fails, and passes stop signals on. Rank 0 is on the job's first node, w
 runs, too: the workers meet at this host and a port that is free on it.
 
 In a container, from which srun does not work, the batch script on the host starts the step
-(`lsai_lab.cluster.host_step`).
+(`lsai_lab.launch.host_step`).
 """
 
+import math
 import os
 import socket
 import sys
@@ -13,8 +14,8 @@ from collections.abc import Mapping
 
 from torch.distributed.elastic.utils.distributed import get_free_port
 
-from lsai_lab.cluster.host_step import STEPS
-from lsai_lab.cluster.needs import spread
+from lsai_core.base.errors import UserError
+from lsai_lab.launch.host_step import STEPS
 
 PREFIX = "LSAI_PREFIX"  # the cluster's `prefix`, words with blanks between them
 
@@ -49,6 +50,17 @@ def srun_command(nproc: int, environment: Mapping[str, str] = os.environ) -> lis
     ]
     worker = [*environment.get(PREFIX, "").split(), sys.executable]
     if environment.get(STEPS):
-        ask = [sys.executable, "-m", "lsai_lab.cluster.host_step"]
+        ask = [sys.executable, "-m", "lsai_lab.launch.host_step"]
         return [*meet, *ask, *options, "--", *worker]
     return [*meet, "srun", *options, *worker]
+
+
+def spread(nproc: int, nodes: int, gpus: int) -> tuple[int, int]:
+    """Over how many nodes, and how many processes on each. Raises UserError if it cannot be."""
+    if gpus and nproc > nodes * gpus:
+        had = f"this run wants {nproc} GPUs and the job has {nodes} nodes with {gpus} each"
+        raise UserError(f"{had}; submit it with --nodes {math.ceil(nproc / gpus)}")
+    used = math.ceil(nproc / (gpus or math.ceil(nproc / nodes)))
+    if nproc % used:
+        raise UserError(f"{nproc} processes cannot be spread evenly over {used} nodes")
+    return used, nproc // used

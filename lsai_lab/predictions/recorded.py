@@ -20,7 +20,7 @@ from lsai_core.config.train import TrainConfig
 from lsai_core.prediction import estimate, find_gpu, predict
 from lsai_core.prediction.roofline import measured
 from lsai_lab.project.files import load_yaml, one_line, repo_root
-from lsai_lab.report.plain import plain
+from lsai_lab.runs.plain import plain
 from lsai_lab.runs.records import Run, recorded_runs
 from lsai_lab.searches.model_search import grown
 

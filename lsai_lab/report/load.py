@@ -21,7 +21,7 @@ from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import flatten
 from lsai_core.profiling.gpus import GPUS
 from lsai_lab.claims.evaluate import load_claims
-from lsai_lab.report.plain import plain
+from lsai_lab.runs.plain import plain
 from lsai_lab.runs.records import Run, find_runs, read_metrics, read_run, recorded_runs
 from lsai_lab.runs.schema import DERIVED, IDENTITY
 from lsai_lab.runs.session import Session, current_runs, differing_settings

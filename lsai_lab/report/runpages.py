@@ -18,8 +18,8 @@ from lsai_core.base.files import flatten, write_text
 from lsai_core.prediction import GPUS
 from lsai_core.prediction.memory import OUTSIDE_GIB, PARTS, usable_gib
 from lsai_lab.predictions.recorded import table_path
-from lsai_lab.report.show import shown
 from lsai_lab.report.style import PALETTE
+from lsai_lab.report.values import shown
 from lsai_lab.runs.records import Run, page_name
 from lsai_lab.runs.study import labels
 

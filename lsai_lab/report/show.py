@@ -8,23 +8,21 @@ with its text as text, and PNG for viewers without; its data travel with it as C
 """
 
 import io
-import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from numbers import Number
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import numpy as np
 import pandas as pd
 from IPython.display import Markdown
 
 from lsai_lab.project.files import repo_root
-from lsai_lab.report.plain import as_csv, unmarked
+from lsai_lab.report.values import Format, cell, digits
+from lsai_lab.runs.plain import as_csv, unmarked
 
-Format = str | Callable[[Any], str]
 PNG_DPI = 200
 # Of Markdown in a cell; words of references and links stay.
 _MARKUP = re.compile(r"\*\*|\[-?@([\w-]+)\]|\[([^]]*)\]\([^)]*\)")
@@ -54,7 +52,7 @@ def table(
     if unknown := [name for name in [*formats, *([link] if link else [])] if name not in names]:
         raise KeyError(f"table: no column {unknown[0]!r}; columns: {', '.join(map(str, names))}")
     columns = {
-        name: [_cell(value, formats.get(name) or _digits(frame[name])) for value in frame[name]]
+        name: [cell(value, formats.get(name) or digits(frame[name])) for value in frame[name]]
         for name in names
     }
     if "run" in frame.columns and names:
@@ -134,36 +132,3 @@ def _is_numeric(column: pd.Series) -> bool:
     number = re.compile(r"[-+]?[\d.,]+ ?\D{0,3}$")
     numbers = [isinstance(value, Number) or number.match(str(value)) for value in column.dropna()]
     return bool(numbers) and all(numbers)
-
-
-def _digits(column: pd.Series) -> str | None:
-    """One number of decimals for a column of floats, so that they line up: three significant digits
-    for the smallest. None (four significant digits each) for other columns and for values over more
-    than three decades."""
-    floats = [abs(float(value)) for value in column if isinstance(value, (float, np.floating))]
-    sizes = [size for size in floats if 0 < size < math.inf]
-    if not sizes or max(sizes) > 1e3 * min(sizes) or max(sizes) >= 1e4:
-        return None
-    return f".{min(6, max(0, 2 - math.floor(math.log10(min(sizes)))))}f"
-
-
-def shown(value: Any, spec: Format | None = None) -> str:
-    """A value as a reader sees it: by `spec`, else numbers with four significant digits and whole
-    ones with commas."""
-    if pd.api.types.is_scalar(value) and pd.isna(value):
-        return "–"
-    if callable(spec):
-        text = str(spec(value))
-    elif spec and not isinstance(value, (str, bool)):
-        text = spec.format(value) if "{" in spec else format(value, spec)
-    elif isinstance(value, (float, np.floating)):
-        text = f"{value:,.0f}" if abs(float(value)) >= 1e4 else f"{value:.4g}"
-    elif isinstance(value, (int, np.integer)) and not isinstance(value, bool):
-        text = f"{value:,}"
-    else:
-        text = str(value)
-    return " ".join(text.split())
-
-
-def _cell(value: Any, spec: Format | None) -> str:
-    return shown(value, spec).replace("|", r"\|").replace("<", r"\<")
