@@ -20,7 +20,7 @@ import pandas as pd
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import flatten
 from lsai_core.profiling.gpus import GPUS
-from lsai_lab.claims.evaluate import load_claims
+from lsai_lab.claims.declared import load_claims
 from lsai_lab.runs.plain import plain
 from lsai_lab.runs.records import Run, find_runs, read_metrics, read_run, recorded_runs
 from lsai_lab.runs.schema import DERIVED, IDENTITY
