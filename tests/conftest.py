@@ -39,6 +39,7 @@ from lsai_core.base.files import deep_merge
 from lsai_core.base.limits import cpu_cores
 from lsai_core.config.strict import validated
 from lsai_core.config.train import DataConfig, TrainConfig
+from lsai_core.training.combinations import checked
 from lsai_lab.benches.machine import measure_ceilings
 from lsai_lab.cli import main
 from lsai_lab.data import Dataset, prepare
@@ -148,7 +149,7 @@ def tiny(**changes: Any) -> TrainConfig:
         "eval": {"sequences": 8},
         "profile": {"memory_steps": 0, "skip_steps": 2},
     }
-    return validated(TrainConfig, deep_merge(base, changes), "test")
+    return checked(TrainConfig, deep_merge(base, changes), "test")
 
 
 def losses(folder: Path) -> list[float]:

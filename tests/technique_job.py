@@ -22,6 +22,7 @@ from lsai_core.optimizers.build import build_optimizer, kept_states, state_bytes
 from lsai_core.parallel.processes import connect
 from lsai_core.profiling.memory import PhaseMemory
 from lsai_core.training import step
+from lsai_core.training.combinations import checked
 
 BASE: dict[str, Any] = {
     "model": {
@@ -103,10 +104,10 @@ def searched(row: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def main(folder: Path, changes: dict[str, Any], parts: list[str]) -> None:
     row = deep_merge(BASE, changes)
-    config, answer = validated(TrainConfig, row, "technique"), {}
+    config, answer = checked(TrainConfig, row, "technique"), {}
     if "fsdp" in parts:
         world = connect(torch.device("cpu"))
-        config = validated(
+        config = checked(
             TrainConfig, deep_merge(row, {"parallel": {"fsdp": 2}, "batch_size": 2}), "technique"
         )
         answer["sharded"] = losses(config, folder / "sharded", world)

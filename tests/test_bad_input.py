@@ -17,8 +17,8 @@ import pytest
 from conftest import CHECKOUT, Project, write_corpus, write_run
 
 from lsai_core.base.errors import UserError
-from lsai_core.config.strict import validated
 from lsai_core.config.train import TrainConfig
+from lsai_core.training.combinations import checked
 from lsai_lab.runs.records import find_runs
 
 STUDY = "params/studies/memory.yaml"
@@ -385,7 +385,7 @@ def test_a_project_folder_that_is_none(tmp_path: Path) -> None:
 
 def test_several_mistakes_are_named_together() -> None:
     with pytest.raises(UserError, match=r"test: steps: .*; unknown key 'colour'"):
-        validated(TrainConfig, {"model": {"preset": "lab"}, "steps": -1, "colour": 1}, "test")
+        checked(TrainConfig, {"model": {"preset": "lab"}, "steps": -1, "colour": 1}, "test")
 
 
 def test_text_is_read_and_written_as_utf8_whatever_the_locale(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def test_installed_from_a_wheel_it_lays_out_a_laboratory_that_works(tmp_path: Pa
         shutil.copytree(
             CHECKOUT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__")
         )
-    for name in ("Makefile", "pyproject.toml", "setup.py", "MANIFEST.in", "README.md"):
+    for name in ("Makefile", "pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(CHECKOUT / name, sources)
     pip = [
         sys.executable,

@@ -15,7 +15,7 @@ import pytest
 import torch
 from conftest import CHECKOUT
 
-from lsai_lab.cuda_devices import CudaDevice, cuda_devices
+from lsai_lab.machine.cuda_devices import CudaDevice, cuda_devices
 from lsai_lab.machine.environment import environment, gpu_neighbours
 from lsai_lab.runs import disturbance
 from lsai_lab.runs.disturbance import OTHERS, SPREAD, Quiet

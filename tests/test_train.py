@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from conftest import CHECKOUT, TINY_MODEL, losses, tiny, write_corpus
 
 from lsai_core.base.errors import Unavailable, UserError
-from lsai_core.config.strict import validated
 from lsai_core.config.train import DataConfig, EvalConfig, OptimConfig, TrainConfig
 from lsai_core.model.transformer import build_model
+from lsai_core.training.combinations import checked
 from lsai_core.training.loop import Diverged, train
 from lsai_core.training.step import learning_rate
 from lsai_lab.data import BatchStream, Dataset, prepare
@@ -175,7 +175,7 @@ def test_batches_of_older_configs_are_read_as_the_sequences_that_they_were() -> 
     old["data"] = {"vocab_size": 320}
 
     def read(**judged: Any) -> TrainConfig:
-        return validated(TrainConfig, {**old, "eval": judged}, "test")
+        return checked(TrainConfig, {**old, "eval": judged}, "test")
 
     assert read(every=5, batches=3).eval == EvalConfig(every=5, sequences=24)
     assert read(batches=0).eval.sequences == 0
@@ -192,7 +192,7 @@ def test_batches_of_older_configs_are_read_as_the_sequences_that_they_were() -> 
         parallel = config.get("parallel", {})
         readers = parallel.get("fsdp", 1) * parallel.get("replicate", 1)
         wanted = config["eval"]["batches"] * config["batch_size"] * readers
-        assert validated(TrainConfig, config, "test").eval.sequences == wanted
+        assert checked(TrainConfig, config, "test").eval.sequences == wanted
 
 
 def test_a_tiny_corpus_is_learnt_by_heart(tmp_path: Path) -> None:

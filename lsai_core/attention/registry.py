@@ -17,9 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lsai_core.base.devices import AMPERE, NOT_NVIDIA, cuda_capability, on_rocm
+
 HALF = frozenset({torch.float16, torch.bfloat16})
 FLOATING = HALF | {torch.float32, torch.float64}
-AMPERE_ON = ((8, 0), (99, 0))
+AMPERE_ON = (AMPERE, (99, 0))
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ class Backend:
     without grouped-query attention repeat the key-value heads themselves; a window comes with
     `causal` only. `dtypes` maps each device type that the kernel exists for to its dtypes; `window`
     holds the device types on which it can restrict attention, `forward_only` those on which it has
-    no backward pass. `load` imports what the kernel needs and raises if it cannot.
+    no backward pass. `rocm`: torch brings it for AMD's GPUs, too. `load` imports what the kernel
+    needs and raises if it cannot.
 
     For memory: `fused` says that it is one kernel that keeps q, k, v, the output and one fp32
     number per row, and nothing else. Without it a prediction runs `function` as it is, operation by
@@ -103,6 +106,7 @@ class Backend:
     compute_capability: tuple[tuple[int, int], tuple[int, int]] | None = None
     forward_only: frozenset[str] = frozenset()
     fused: bool = False
+    rocm: bool = False
     load: Callable[[], object] | None = None
     grouped: bool = True
     repeats: bool = True
@@ -165,11 +169,10 @@ def _missing(backend: Backend, device: torch.device) -> str | None:
     if device.type == "cuda" and backend.fused:
         if not torch.cuda.is_available():
             return "needs a CUDA GPU, and this machine has none"
+        if on_rocm():
+            return None if backend.rocm else NOT_NVIDIA
         if backend.compute_capability is not None:
-            (low, high), found = (
-                backend.compute_capability,
-                torch.cuda.get_device_capability(device),
-            )
+            (low, high), found = backend.compute_capability, cuda_capability(device)
             if not low <= found <= high:
                 return (
                     f"needs CUDA compute capability {_dotted(low)} to {_dotted(high)}, this "

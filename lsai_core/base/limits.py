@@ -14,8 +14,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
-
 from lsai_core.base.errors import UserError
 
 MEMORY = "LSAI_MEMORY_GIB"
@@ -36,7 +34,7 @@ def memory_gib(root: Path = Path("/")) -> float:
     """GiB that this process may use: the machine's, or $LSAI_MEMORY_GIB (UserError if that is no
     positive number), cut by the cgroup's limit."""
     given = os.environ.get(MEMORY)
-    machine = _positive(given) if given else psutil.virtual_memory().total / _GIB
+    machine = _positive(given) if given else _machine_bytes() / _GIB
     return min([machine, *(limit / _GIB for limit in _memory_limits(root))])
 
 
@@ -44,6 +42,15 @@ def host_limit_gib() -> float:
     """Of `memory_gib`, in GiB, what weights or block inputs that live on the host may take: 85
     %."""
     return _HOST_SHARE * memory_gib()
+
+
+def _machine_bytes() -> int:
+    """The machine's memory. Windows has no `sysconf`; there the package depends on psutil."""
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    import psutil
+
+    return int(psutil.virtual_memory().total)
 
 
 def _positive(given: str) -> float:

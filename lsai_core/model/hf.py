@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from lsai_core.base.errors import Unavailable, UserError
@@ -210,6 +208,7 @@ def save_hf(model: Transformer, folder: Path, *, max_seq_len: int = 2048) -> Non
     `max_seq_len` goes into `config.json` as the context length that other tools should assume.
     Raises UserError, and writes nothing, for a model with tensors that a Llama does not have.
     """
+    safetensors = _safetensors()
     tensors = {
         name: tensor.detach().cpu()
         for name, tensor in to_hf(model.state_dict(), model.config).items()
@@ -219,7 +218,7 @@ def save_hf(model: Transformer, folder: Path, *, max_seq_len: int = 2048) -> Non
     for stale in (CONFIG, INDEX):
         (folder / stale).unlink(missing_ok=True)
     with atomic_writer(folder / WEIGHTS) as file:
-        save_file(tensors, file.name, metadata={"format": "pt"})
+        safetensors.torch.save_file(tensors, file.name, metadata={"format": "pt"})
     write_json(
         folder / CONFIG, config_json(model.config, model.embedding.weight.dtype, max_seq_len)
     )
@@ -324,14 +323,27 @@ def _read(path: Path, name: str) -> Tensor:
         return tensors.get_tensor(name)
 
 
+def _safetensors() -> Any:
+    """The package `safetensors`; Unavailable without it. Only weights need it, a `config.json` does
+    not."""
+    try:
+        import safetensors.torch
+    except ImportError:
+        raise Unavailable(
+            "weights of Hugging Face's format need: pip install safetensors"
+        ) from None
+    return safetensors
+
+
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
+    safetensors = _safetensors()
     try:
-        with safe_open(path, framework="pt") as tensors:
+        with safetensors.safe_open(path, framework="pt") as tensors:
             yield tensors
     except FileNotFoundError:
         raise UserError(f"no such file: {path} (named in {INDEX})") from None
-    except (SafetensorError, OSError) as error:
+    except (safetensors.SafetensorError, OSError) as error:
         raise UserError(
             f"{path}: not a readable safetensors file ({error}); fetch it again"
         ) from None

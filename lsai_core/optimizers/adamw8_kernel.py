@@ -52,6 +52,20 @@ def _value(index, EXTRA: tl.constexpr):
 
 
 @triton.jit
+def _signed(code, scale):
+    """The values of signed codes: 128 stands for the scale itself, the rest from there on is
+    negative."""
+    value = _value(code & 127, 0) * tl.where(code >= 128, -scale, scale)
+    return tl.where(code == 128, scale, value)
+
+
+@triton.jit
+def _unsigned(code, scale):
+    """The values of unsigned codes: 255 stands for the scale itself."""
+    return tl.where(code == 255, 1.0, _value(code, 1)) * scale
+
+
+@triton.jit
 def _index(a, EXTRA: tl.constexpr):
     """Index of the value that stands for a magnitude in 0..1, without the largest, which stands for
     1."""
@@ -97,13 +111,9 @@ def adamw8_update(
     inside = (column < columns) & exists[:, None]
 
     code = tl.load(mean8 + at, mask=inside, other=0).to(tl.int32)
-    scale = tl.load(mean_scale + block, mask=exists, other=0.0)[:, None]
-    m = _value(code & 127, 0) * tl.where(code >= 128, -scale, scale)
-    m = tl.where(code == 128, scale, m)
+    m = _signed(code, tl.load(mean_scale + block, mask=exists, other=0.0)[:, None])
     code = tl.load(square8 + at, mask=inside, other=0).to(tl.int32)
-    scale = tl.load(square_scale + block, mask=exists, other=0.0)[:, None]
-    v = tl.where(code == 255, 1.0, _value(code, 1)) * scale
-
+    v = _unsigned(code, tl.load(square_scale + block, mask=exists, other=0.0)[:, None])
     g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32) * tl.load(factor)
     w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     w, m, v = updated(w, g, m, v, keep, rate, new1, beta2, new2, inverse_root, eps)

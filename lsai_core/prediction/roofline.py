@@ -163,10 +163,10 @@ class Speed:
     def ratio(self, dtype: str, like: str) -> float:
         """Of the data sheets' peaks, over that of the GPU named `like`. Raises LookupError if its
         own is not known."""
-        own, other = (theoretical_peak(name, dtype) for name in (self.gpu.driver_name, like))
+        own, other = self.gpu.peak(dtype), theoretical_peak(like, dtype)
         if not (own and other):
             raise LookupError(dtype)
-        return own.tflops / other.tflops
+        return own / other.tflops
 
     def tflops(self, dtype: str, gflop: float) -> float:
         """Of products of `gflop`. Raises LookupError if the dtype's rates are not known."""

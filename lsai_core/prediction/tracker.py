@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from lsai_core.context.parts import PARTS
-from lsai_core.model.mlp_chunks import backward_in, forward_in, parts
+from lsai_core.model.feed_forward import backward_in, forward_in, parts
 from lsai_core.prediction.work import PRODUCTS, add, is_work
 from lsai_core.profiling.live_tensors import LiveTensors
 

@@ -65,6 +65,29 @@ def refusal(config: TrainConfig) -> str | None:
 
         if (reason := refusal_of_fp8(config)) is not None:
             return reason
+    if (reason := _refusal_of_activations(config)) is not None:
+        return reason
+    if config.parallel.cp > 1:
+        from lsai_core.parallel.sequence import refusal as refusal_of_slices
+
+        if (reason := refusal_of_slices(config)) is not None:
+            return reason
+    if config.optim.states == "8bit" and config.parallel.cpu_offload:
+        return (
+            "optim.states 8bit saves GPU memory, and cpu_offload keeps no states there; "
+            "use one of them"
+        )
+    if config.parallel.fp8_gather and (config.fp8.recipe != "fused" or config.parallel.shards == 1):
+        return "parallel.fp8_gather needs fp8.recipe fused and parallel.fsdp > 1 (or cp > 1)"
+    if config.data.vocab_size > config.model.vocab_size:
+        return (
+            f"data.vocab_size={config.data.vocab_size} does not fit "
+            f"model.vocab_size={config.model.vocab_size}"
+        )
+    return None
+
+
+def _refusal_of_activations(config: TrainConfig) -> str | None:
     if config.saved_inputs == "host" and config.grad_checkpoint == "none":
         return (
             "saved_inputs: host moves what gradient checkpointing keeps; use grad_checkpoint "
@@ -88,24 +111,6 @@ def refusal(config: TrainConfig) -> str | None:
         and {"gate_up", "down"} & set(config.fp8.layers)
     ):
         return "mlp_chunk computes gate_up and down without fp8; leave them out of fp8.layers"
-    if config.parallel.cp > 1:
-        from lsai_core.parallel.sequence import refusal as refusal_of_slices
-
-        if (reason := refusal_of_slices(config)) is not None:
-            return reason
-    if config.optim.states == "8bit" and config.parallel.cpu_offload:
-        return (
-            "optim.states 8bit saves GPU memory, and cpu_offload keeps no states there; use "
-            "one "
-            "of them"
-        )
-    if config.parallel.fp8_gather and (config.fp8.recipe != "fused" or config.parallel.shards == 1):
-        return "parallel.fp8_gather needs fp8.recipe fused and parallel.fsdp > 1 (or cp > 1)"
-    if config.data.vocab_size > config.model.vocab_size:
-        return (
-            f"data.vocab_size={config.data.vocab_size} does not fit "
-            f"model.vocab_size={config.model.vocab_size}"
-        )
     return None
 
 

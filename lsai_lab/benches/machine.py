@@ -17,6 +17,7 @@ import psutil
 import torch
 from pydantic import Field
 
+from lsai_core.base.devices import cuda_capability
 from lsai_core.config.precision import set_matmul_mode
 from lsai_core.config.strict import Strict
 from lsai_core.config.train import Precision
@@ -136,9 +137,7 @@ def measure_ceilings(device: torch.device | str, *, budget_s: float = 8.0) -> Re
     device, began, dtypes = torch.device(device), time.perf_counter(), ["fp32", "bf16"]
     if device.type == "cuda":
         least = {"fp32": (0, 0), "tf32": (8, 0), "bf16": (8, 0), "fp8": (8, 9)}
-        dtypes = [
-            dtype for dtype in least if torch.cuda.get_device_capability(device) >= least[dtype]
-        ]
+        dtypes = [dtype for dtype in least if cuda_capability(device) >= least[dtype]]
     share = budget_s / (len(dtypes) + (3 if device.type == "cuda" else 1))
     results: Results = {
         "ceilings_device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -9,6 +9,8 @@ seconds ends with a line, too.
 import io
 import sys
 
+from lsai_core.base.errors import not_installed
+
 
 def main() -> None:
     """Entry point of the `lsai` command."""
@@ -21,6 +23,11 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted before anything began", file=sys.stderr)
         sys.exit(130)
+    except ModuleNotFoundError as error:
+        if (line := not_installed(error)) is None:
+            raise
+        print(f"error: {line}", file=sys.stderr)
+        sys.exit(2)
 
 
 def _run() -> None:

@@ -7,7 +7,7 @@ import typer
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import deep_merge
-from lsai_lab.project.files import parse_overrides
+from lsai_lab.project.files import one_line, parse_overrides
 
 ProfileOption = Annotated[
     str | None, typer.Option(help="Machine profile in params/profiles; detected if not given.")
@@ -84,6 +84,10 @@ def show_rows(rows: list[dict[str, Any]], as_json: bool, nothing: str) -> None:
 
     if as_json:
         return print(json.dumps(rows, indent=1, default=str))
+    rows = [
+        {key: one_line(value) if isinstance(value, str) else value for key, value in row.items()}
+        for row in rows
+    ]
     table = pd.DataFrame(rows).replace({"nan": None, "": None}).dropna(axis="columns", how="all")
     shown = table.to_string(
         index=False, na_rep="", float_format=lambda x: f"{x:{',.0f' if abs(x) >= 1000 else '.4g'}}"

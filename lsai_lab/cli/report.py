@@ -44,7 +44,10 @@ def report(
     from lsai_lab.runs.campaign import about, expected_seconds, plan_studies, run_studies
     from lsai_lab.runs.chapters import report_studies
     from lsai_lab.runs.session import Session
+    from lsai_lab.runs.writer import require_runs
 
+    if not dry_run:
+        require_runs()
     kinds = names(formats)
     if not kinds or set(kinds) - {"html", "pdf"}:
         raise UserError(f"--formats wants html, pdf or html,pdf, got {formats!r}")

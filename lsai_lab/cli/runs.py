@@ -12,9 +12,11 @@ from lsai_core.base.errors import UserError
 from lsai_lab.analysis.summary import over_repeats
 from lsai_lab.cli import options as opt
 from lsai_lab.cli.options import names, overrides_from, show_rows
+from lsai_lab.runs.kinds import get_kind
 from lsai_lab.runs.records import Run, annotate, find_runs, is_finished, recorded_runs, runs_frame
 from lsai_lab.runs.session import Session, current_runs, differing_settings
 from lsai_lab.runs.study import PlannedRun, study_names
+from lsai_lab.runs.writer import require_runs
 
 TechniqueOption = Annotated[str, typer.Option(help="Variant of the study.")]
 StudyOption = Annotated[str, typer.Option(help="Study in params/studies.")]
@@ -33,29 +35,26 @@ def train(
     name: opt.NameOption = None,
     note: opt.NoteOption = None,
     tag: opt.TagOption = None,
+    dry_run: opt.DryRunOption = False,
     profile: opt.ProfileOption = None,
     set_: opt.SetOption = None,
 ) -> None:
     overrides = overrides_from(set_, batch_size, dataset, no_memory_profiling)
-    _run_one(
-        Session(profile),
-        study,
-        "train",
-        technique,
-        overrides,
-        again,
-        {"name": name, "note": note, "tags": tag},
-    )
+    about = {"name": name, "note": note, "tags": tag}
+    _run_one(Session(profile), study, "train", technique, overrides, again, about, dry_run)
 
 
 def find_batch(
     technique: TechniqueOption = "baseline",
     study: StudyOption = "memory",
     again: opt.AgainOption = False,
+    dry_run: opt.DryRunOption = False,
     profile: opt.ProfileOption = None,
     set_: opt.SetOption = None,
 ) -> None:
-    _run_one(Session(profile), study, "batch_search", technique, overrides_from(set_), again, {})
+    _run_one(
+        Session(profile), study, "batch_search", technique, overrides_from(set_), again, {}, dry_run
+    )
 
 
 def study(
@@ -87,6 +86,8 @@ def study(
                 f"{known:12} {session.study(known).title}" for known in study_names(session.root)
             )
         )
+    if not dry_run:
+        require_runs()
     plan = _planned(
         session, name, names(parts), only=names(only), skip=names(skip), overrides=overrides
     )
@@ -106,8 +107,14 @@ def study(
                 indent=1,
             )
         )
+    _show_plan(plan)
+
+
+def _show_plan(plan: list[PlannedRun]) -> None:
     for run in plan:
-        print(f"{'recorded' if is_finished(run.folder) else 'to run':9} {run.name:32} {run.folder}")
+        reason = None if is_finished(run.folder) else get_kind(run.kind).unavailable(run.config)
+        state = "recorded" if is_finished(run.folder) else "unavailable" if reason else "to run"
+        print(f"{state:11} {run.name:32} {reason or run.folder}")
 
 
 def _run_one(
@@ -118,19 +125,20 @@ def _run_one(
     overrides: dict[str, Any],
     again: bool,
     about: dict[str, Any],
+    dry_run: bool,
 ) -> None:
-    """Run the first part of this kind that measures `variant`."""
+    """Run (or show) the first part of this kind that measures `variant`."""
+    if not dry_run:
+        require_runs()
     study = session.study(name)
     parts = [part for part, spec in study.parts.items() if spec.kind == kind]
     if not parts:
         raise UserError(f"study {name} measures no {kind}; its parts: {', '.join(study.parts)}")
     part = next((part for part in parts if variant in study.measured(part)), parts[0])
-    _finish(
-        session,
-        _planned(session, name, [part], only=[variant], overrides=overrides)[:1],
-        about,
-        again=again,
-    )
+    plan = _planned(session, name, [part], only=[variant], overrides=overrides)[:1]
+    if dry_run:
+        return _show_plan(plan)
+    _finish(session, plan, about, again=again)
 
 
 def _planned(session: Session, name: str, parts: list[str], **selection: Any) -> list[PlannedRun]:
@@ -259,10 +267,12 @@ def record(
     ]
     if not runs:
         raise UserError("no finished runs to record; run `lsai study` first")
-    made = record_runs(runs, session.root / "reports", machine)
+    made, damaged = record_runs(runs, session.root / "reports", machine)
     for folder in made:
         print(folder.relative_to(session.root))
-    print(f"recorded {len(made)} runs, {len(runs) - len(made)} were there already")
+    for reason in damaged:
+        print(f"not recorded: {reason}")
+    print(f"recorded {len(made)} runs, {len(runs) - len(made) - len(damaged)} were there already")
 
 
 def _runs_in(folder: Path | None, session: Session) -> list[Run]:

@@ -26,7 +26,8 @@ from filelock import FileLock, Timeout
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import read_jsonl, write_json, write_text
 from lsai_lab.cluster import slurm
-from lsai_lab.cluster.script import Cluster, Job, render
+from lsai_lab.cluster.script import Job, render
+from lsai_lab.cluster.site import Cluster
 from lsai_lab.cluster.slurm import JobState
 from lsai_lab.launch.stop import PREEMPTED_EXIT
 from lsai_lab.runs.inputs import git_state
@@ -69,6 +70,8 @@ def submit(
     Raises UserError for everything that Slurm refuses; then nothing stays in the queue.
     """
     slurm.require()
+    for option in cluster.container(session.root):
+        slurm.require_step_option(option)
     folder = session.runs_root.resolve() / "jobs"
     try:
         (folder / "logs").mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,6 @@ import os
 import platform
 import shutil
 import sys
-import sysconfig
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,9 +21,12 @@ import torch
 from packaging.requirements import Requirement
 
 import lsai_core.attention
+from lsai_core.base import compiler
+from lsai_core.base.devices import AMPERE, cuda_capability, on_rocm
 from lsai_core.base.errors import UserError
 from lsai_core.base.limits import cpu_cores, memory_gib
 from lsai_lab.machine.environment import cpu_model, gpu_facts, package_version
+from lsai_lab.machine.platforms import refusal, standing
 from lsai_lab.project.files import repo_root
 
 # The CUDA build of torch for a recent driver; https://pytorch.org/get-started/locally lists the
@@ -60,6 +62,18 @@ def run_checks() -> list[Check]:
     ]
 
 
+def check_platform() -> Iterator[Check]:
+    where = f"{platform.system()} on {platform.machine()}, Python {platform.python_version()}"
+    reason = refusal()
+    yield Check(
+        "Platform",
+        reason is None,
+        f"{where}: {'refused' if reason else standing()}",
+        reason,
+        essential=True,
+    )
+
+
 def check_packages() -> Iterator[Check]:
     required = _requirements()
     found = {need: package_version(need.name) for need in required}
@@ -73,7 +87,13 @@ def check_packages() -> Iterator[Check]:
         if wrong
         else f"all {len(required)} requirements"
     )
-    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
+    build = (
+        f"CUDA {torch.version.cuda}"
+        if torch.version.cuda
+        else f"ROCm {torch.version.hip}"
+        if on_rocm()
+        else "CPU build"
+    )
     detail += (
         f"; Python {platform.python_version()} at {sys.executable}, torch "
         f"{torch.__version__} ({build})"
@@ -83,18 +103,18 @@ def check_packages() -> Iterator[Check]:
 
 
 def _requirements() -> list[Requirement]:
-    """What pyproject.toml asks for here, without the extras."""
+    """What pyproject.toml asks for here, the core and the extra `report`."""
     try:
         lines = importlib.metadata.requires("lsai") or []
     except importlib.metadata.PackageNotFoundError:
         # Used from its source folder, as on a machine that nothing can be installed on.
-        lines = tomllib.loads((repo_root() / "pyproject.toml").read_text(encoding="utf-8"))[
+        project = tomllib.loads((repo_root() / "pyproject.toml").read_text(encoding="utf-8"))[
             "project"
-        ]["dependencies"]
+        ]
+        lines = project["dependencies"] + project["optional-dependencies"]["report"]
+    needs = map(Requirement, lines)
     return [
-        need
-        for need in map(Requirement, lines)
-        if need.marker is None or need.marker.evaluate({"extra": ""})
+        need for need in needs if need.marker is None or need.marker.evaluate({"extra": "report"})
     ]
 
 
@@ -127,7 +147,22 @@ def check_gpu() -> Iterator[Check]:
             f"{facts['gpu_count']} x {facts['gpu']}, {facts['gpu_memory_gib']} GiB, driver "
             f"{facts['driver']}"
         )
+        if on_rocm():
+            detail += (
+                "; AMD's GPUs are untested: PyTorch's own kernels run, fp8, cuDNN and "
+                "flash-attn do not"
+            )
+        elif cuda_capability() < AMPERE:
+            detail += (
+                "; older than compute capability 8.0, best effort: this project's kernels "
+                "do "
+                "not run"
+            )
         yield Check("GPU", True, detail)
+    elif sys.platform == "darwin":
+        yield Check(
+            "GPU", None, "Apple's GPU (MPS) is not used; the studies run on the CPU at its size"
+        )
     elif not _has_nvidia_device():
         yield Check(
             "GPU",
@@ -149,10 +184,12 @@ def check_fp8() -> Iterator[Check]:
     """The hardware, then every recipe, asked of the GPU where there is one."""
     from lsai_core.fp8 import available_recipes
 
-    device, capability = _device(), _capability()
+    device, capability = _device(), cuda_capability()
     capable = capability >= (8, 9)
     detail = (
-        "compute capability {}.{}".format(*capability) if capability > (0, 0) else "needs a GPU"
+        "compute capability {}.{}".format(*capability)
+        if capability > (0, 0)
+        else "needs an NVIDIA GPU"
     )
     missing = (
         "" if capable or capability == (0, 0) else "; FP8 tensor cores begin with 8.9 (Ada, Hopper)"
@@ -172,7 +209,7 @@ def check_attention() -> Iterator[Check]:
     for name, reason in lsai_core.attention.available_backends(_device()).items():
         backend = lsai_core.attention.get_backend(name)
         low, high = backend.compute_capability or ((0, 0), (0, 0))
-        installable = backend.install is not None and low <= _capability() <= high
+        installable = backend.install is not None and low <= cuda_capability() <= high
         yield _kernel(f"attention {name}", reason, installable, f"pip install {backend.install}")
 
 
@@ -187,25 +224,10 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _capability() -> tuple[int, int]:
-    return torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
-
-
 def check_compiler() -> Iterator[Check]:
-    """torch.compile writes C++ on a CPU and Triton on a GPU; both need a compiler and Python's
-    headers."""
-    missing = []
-    if not any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++")):
-        missing.append("a C++ compiler")
-    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
-        missing.append("Python's headers")
-    if torch.cuda.is_available() and importlib.util.find_spec("triton") is None:
-        missing.append("Triton")
-    detail = f"no {' and no '.join(missing)}" if missing else "compiler and headers"
-    fix = (
-        "pip install triton; " if "Triton" in missing else ""
-    ) + "apt-get install g++ python3-dev (or the like)"
-    yield Check("torch.compile", not missing, detail, fix)
+    gaps = compiler.missing(_device())
+    detail = f"needs {' and '.join(gaps)}" if gaps else "compiler and headers"
+    yield Check("torch.compile", not gaps, detail, compiler.fix(gaps))
 
 
 def check_report() -> Iterator[Check]:

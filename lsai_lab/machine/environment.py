@@ -4,7 +4,7 @@ evidence.
 Reading it takes milliseconds and leaves CUDA uninitialized: a process that once touched the GPU
 holds memory there and cannot fork workers that use it. What is told of GPUs comes from NVML, the
 library under `nvidia-smi`; which of them are this process's is CUDA's to say
-(`lsai_lab.cuda_devices`).
+(`lsai_lab.machine.cuda_devices`).
 """
 
 import contextlib
@@ -23,7 +23,7 @@ import psutil
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.limits import cpu_cores, memory_gib
-from lsai_lab.cuda_devices import cuda_devices
+from lsai_lab.machine.cuda_devices import cuda_devices
 from lsai_lab.project.files import named
 
 # Where kernels come from: a run takes what is installed, and another version can change its result.
@@ -91,14 +91,17 @@ def fingerprint(env: dict[str, Any]) -> str:
 
 def machine_label(gpu: str | None, cores: int) -> str:
     """Slug of a machine: $LSAI_MACHINE (UserError if it is no name), else from the GPU's name, else
-    from the core count."""
+    from Apple's chip and the core count."""
     if label := os.environ.get("LSAI_MACHINE"):
         try:
             return named(label)
         except ValueError as error:
             raise UserError(f"LSAI_MACHINE: {error}") from None
     if gpu is None:
-        return f"cpu-{cores}core"
+        # "Apple M4 Pro" -> m4pro: of one core count there are several Macs; other processors go by
+        # their cores
+        apple = re.fullmatch(r"Apple (M\d+(?: \w+)?)", cpu_model())
+        return f"{apple[1].lower().replace(' ', '') if apple else 'cpu'}-{cores}core"
     # "NVIDIA GeForce RTX 5090" -> rtx5090, "NVIDIA A100-SXM4-80GB" -> a100, "NVIDIA GH200 480GB" ->
     # gh200
     short = re.sub(
@@ -133,7 +136,7 @@ def gpu_facts() -> dict[str, Any]:
     }
     if not count:
         return facts
-    with _visible_gpus(count) as (nvml, gpus):
+    with visible_gpus(count) as (nvml, gpus):
         if gpus:
             name, driver = nvml.nvmlDeviceGetName(gpus[0]), nvml.nvmlSystemGetDriverVersion()
             memory = round(int(nvml.nvmlDeviceGetMemoryInfo(gpus[0]).total) / 2**30, 1)
@@ -160,7 +163,7 @@ def gpu_neighbours() -> int | None:
     torch = sys.modules.get("torch")
     if torch is None or not (count := torch.cuda.device_count()):
         return None
-    with _visible_gpus(count) as (nvml, gpus):
+    with visible_gpus(count) as (nvml, gpus):
         if not gpus:
             return None
         pids = {
@@ -177,7 +180,7 @@ def gpu_neighbours() -> int | None:
 
 
 @contextlib.contextmanager
-def _visible_gpus(count: int) -> Iterator[tuple[Any, list[Any]]]:
+def visible_gpus(count: int) -> Iterator[tuple[Any, list[Any]]]:
     """NVML and the handles of the visible GPUs in CUDA's order; no handles where NVML is missing or
     refuses (ROCm)."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -241,6 +244,13 @@ def _os_name() -> str:
 @functools.cache
 def cpu_model() -> str:
     """Name of the processor, as far as the system tells it."""
+    if sys.platform == "darwin":  # `platform` knows the architecture only
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            words = ["sysctl", "-n", "machdep.cpu.brand_string"]
+            told = subprocess.run(
+                words, capture_output=True, text=True, timeout=5, check=True
+            ).stdout.strip()
+            return told or platform.machine()
     text = ""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")

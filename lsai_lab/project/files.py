@@ -5,6 +5,7 @@ import hashlib
 import math
 import os
 import re
+import unicodedata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from pydantic import AfterValidator
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import deep_merge, nested
 
+_UNSEEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # categories of Unicode
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 
@@ -32,6 +34,17 @@ def matching_paths(pattern: str, root: Path | None = None) -> list[str]:
     if os.path.exists(os.path.join(root or "", pattern)):
         return [pattern]
     return glob.glob(pattern, root_dir=root, recursive=True)
+
+
+def one_line(text: str, longest: int = 2_000) -> str:
+    """`text` in one line that can be shown anywhere: white space is one space, a character that
+    cannot be seen (a control, a change of direction, half of a pair) is U+FFFD, and what is beyond
+    `longest` characters is left out."""
+    cut = text[:longest] + "…" * (len(text) > longest)
+    words = " ".join("\n".join(cut.splitlines()).split())
+    return "".join(
+        "\ufffd" if unicodedata.category(letter) in _UNSEEN else letter for letter in words
+    )
 
 
 def named(text: str) -> str:

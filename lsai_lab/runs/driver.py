@@ -66,10 +66,8 @@ def run_plan(
         missing := [name for name in _NOTEBOOK_NEEDS if importlib.util.find_spec(name) is None]
     ):
         names = ", ".join(missing)
-        raise UserError(
-            f"a run's notebook needs what is not installed here: {names}; pip install -e . brings "
-            f"it"
-        )
+        brings = "pip install 'lsai[report]' brings it"
+        raise UserError(f"a run's notebook needs what is not installed here: {names}; {brings}")
     sharing = [run for run in todo if untimed_jobs > 1 and not get_kind(run.kind).timed]
     todo = [*(run for run in todo if run not in sharing), *sharing]
     if len(todo) < len(plan):
@@ -175,10 +173,11 @@ def run_one(
             time.monotonic(),
             stop or StopRequest(),
         )
-        rows, told = (
+        rows, others = (
             NewRows(run.folder / "metrics.jsonl"),
-            {"LSAI_DATA": str(data_root.resolve()), BESIDE: str(beside)},
+            beside + int(os.environ.get(BESIDE, 0)),
         )
+        told = {"LSAI_DATA": str(data_root.resolve()), BESIDE: str(others)}
         source, target = (
             root / "notebooks" / get_kind(run.kind).notebook,
             run.folder / "notebook.ipynb",

@@ -15,15 +15,15 @@ import pandas as pd
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import deep_merge, flatten, nested
 from lsai_core.config.strict import Strict, validated
+from lsai_lab.launch.stop import stop_requests
 from lsai_lab.machine.environment import environment, fingerprint
 from lsai_lab.project.files import parse_value, repo_root
 from lsai_lab.runs.driver import run_one
 from lsai_lab.runs.execute import ActiveRun, tell, write_plan
 from lsai_lab.runs.records import Summary, is_finished, read_metrics
 from lsai_lab.runs.session import Session
-from lsai_lab.runs.stop import stop_requests
 from lsai_lab.runs.study import PlannedRun
-from lsai_lab.runs.writer import is_held
+from lsai_lab.runs.writer import is_held, require_runs
 
 
 class _Parameters(Strict):
@@ -181,6 +181,7 @@ def open_run(
         _Parameters, {**given, "overrides": {} if overrides is None else overrides}, "parameters"
     )
     _refuse_unknown_parameters()
+    require_runs()
     session = Session(parameters.profile or None)
     if folder:
         return OpenRun(repo_root() / folder, session.data_root)

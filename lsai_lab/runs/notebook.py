@@ -9,7 +9,6 @@ holds the run's lock until then (`lsai_lab.runs.writer`).
 import contextlib
 import multiprocessing
 import os
-import resource
 import signal
 import sys
 import threading
@@ -24,7 +23,7 @@ from typing import Any
 from lsai_core.base.errors import UserError
 from lsai_lab.launch.stop import StopRequest
 from lsai_lab.launch.watch import end_family
-from lsai_lab.runs.writer import inherit
+from lsai_lab.runs.writer import inherit, require_runs
 
 _POLL_S = 0.25
 _FILES = 256  # that a process may open; torch's libraries want some 100
@@ -52,6 +51,7 @@ def execute_notebook(
     open to its end. Raises UserError if the notebook does not exist, or if no notebook can be
     executed here.
     """
+    require_runs()
     if not source.exists():
         raise UserError(f"the notebook {source} is missing")
     _require_files()
@@ -102,6 +102,8 @@ def _start(child: Any) -> None:
 
 
 def _require_files() -> None:
+    import resource  # of Unix
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= hard < _FILES:
         raise UserError(

@@ -265,6 +265,26 @@ def select_variants(study: Study, only: list[str], skip: list[str]) -> list[str]
     return chosen
 
 
+def measured_pairs(
+    study: Study, only: list[str], skip: list[str], parts: list[str]
+) -> list[tuple[str, str]]:
+    """(part, variant) of what is measured of the chosen variants, part by part, in the study's
+    order.
+
+    `parts`: these only; empty: all. Raises UserError for an unknown part or variant.
+    """
+    if unknown := [part for part in parts if part not in study.parts]:
+        known = ", ".join(study.parts)
+        raise UserError(f"study {study.study} has no part {unknown[0]!r}; known: {known}")
+    variants = select_variants(study, only, skip)
+    return [
+        (part, variant)
+        for part in parts or study.parts
+        for variant in variants
+        if variant in study.measured(part)
+    ]
+
+
 def resolve(
     study: Study,
     variant: str,
@@ -307,19 +327,12 @@ def plan_study(
 ) -> list[PlannedRun]:
     """Every run of `study`, in order. `dataset_id(DataConfig) -> str` prepares a dataset and names
     its content."""
-    wanted = parts or list(study.parts)
-    unknown = [part for part in wanted if part not in study.parts]
-    if unknown:
-        raise UserError(
-            f"study {study.study} has no part {unknown[0]!r}; known: {', '.join(study.parts)}"
-        )
+    pairs = measured_pairs(study, only or [], skip or [], parts or [])
     # Resolve everything before anything is prepared: a wrong key of the last variant must not cost
     # the first an hour.
     resolved = [
         (variant, part, repeat, resolve(study, variant, part, repeat, overrides or {}, root))
-        for part in wanted
-        for variant in select_variants(study, only or [], skip or [])
-        if variant in study.measured(part)
+        for part, variant in pairs
         for repeat in range(study.parts[part].repeats)
     ]
     # Repeat by repeat, every second one backwards: nothing is always measured before what it is
@@ -328,10 +341,8 @@ def plan_study(
     resolved = [
         run for repeat, runs in rounds for run in (list(runs)[::-1] if repeat % 2 else runs)
     ]
-    codes = {
-        kind: code_facts(get_kind(kind).code, root)
-        for kind in {study.parts[part].kind for part in wanted}
-    }
+    kinds = {study.parts[part].kind for part in parts or study.parts}
+    codes = {kind: code_facts(get_kind(kind).code, root) for kind in kinds}
     plan = []
     for variant, part, repeat, config in resolved:
         spec, code = study.parts[part], codes[study.parts[part].kind]

@@ -122,6 +122,7 @@ BACKEND = Backend(
     window=frozenset({"cpu"}),
     head_dims=(1, 256),
     compute_capability=AMPERE_ON,
+    rocm=True,
     speed=2,
     tiles=TileKernel(_tile_forward, _tile_backward),
     about="torch's SDPA, FlashAttention-2; on CPUs a kernel of torch's own",
