@@ -46,8 +46,9 @@ def load(*studies: str, mine: bool = False) -> pd.DataFrame:
     `main`: whether the run is one of those that tell the story: of each part of a study the
     committed ones of the machine that the study names (`recorded_on`), else of the one with the
     most runs (without any, all). `gpu` is a short name (`H100`, `CPU`), `label` the variant's name
-    for people, `run` the run's folder, for `steps` and `kernels`. `mine=True`: every own run, whatever
-    its settings, no committed ones, and a column `differs`. Raises UserError for an unknown study.
+    for people, `run` the run's folder, for `steps` and `kernels`. `mine=True`: every own run,
+    whatever its settings, no committed ones, and a column `differs`. Raises UserError for an
+    unknown study.
     """
     known = study_names(session().root)
     if unknown := [name for name in studies if name not in known]:
