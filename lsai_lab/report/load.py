@@ -20,16 +20,14 @@ import pandas as pd
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import flatten
 from lsai_core.profiling.gpus import GPUS
-from lsai_lab.claims.declared import load_claims
 from lsai_lab.runs.plain import plain
 from lsai_lab.runs.records import Run, find_runs, read_metrics, read_run, recorded_runs
 from lsai_lab.runs.schema import DERIVED, IDENTITY
 from lsai_lab.runs.session import Session, current_runs, differing_settings
-from lsai_lab.runs.study import Study, labels, study_names
+from lsai_lab.runs.study import Study, labels, load_study, study_names
 
 OWN = "this machine"
 _GPU = {gpu.driver_name: gpu.name for gpu in GPUS}
-_claims = functools.cache(load_claims)
 
 
 @functools.cache
@@ -46,10 +44,11 @@ def load(*studies: str, mine: bool = False) -> pd.DataFrame:
     `mem_peak_allocated_gib`); every config key with its dots (`optim.lr`, `model.n_layers`;
     `config.steps` where a result has the same name); the environment as `env.gpu`, `env.torch`.
     `main`: whether the run is one of those that tell the story: of each part of a study the
-    committed ones of the machine that most of its claims name, else of the one with the most runs
-    (without any, all). `gpu` is a short name (`H100`, `CPU`), `label` the variant's name for
-    people, `run` the run's folder, for `steps` and `kernels`. `mine=True`: every own run, whatever
-    its settings, no committed ones, and a column `differs`. Raises UserError for an unknown study.
+    committed ones of the machine that the study names (`recorded_on`), else of the one with the
+    most runs (without any, all). `gpu` is a short name (`H100`, `CPU`), `label` the variant's name
+    for people, `run` the run's folder, for `steps` and `kernels`. `mine=True`: every own run,
+    whatever its settings, no committed ones, and a column `differs`. Raises UserError for an
+    unknown study.
     """
     known = study_names(session().root)
     if unknown := [name for name in studies if name not in known]:
@@ -79,20 +78,23 @@ def load(*studies: str, mine: bool = False) -> pd.DataFrame:
 
 
 def _main(frame: pd.DataFrame) -> pd.Series:
+    """Whether each run is of the machine that tells its part: the one that the study names, or,
+    where it names none that has runs, the one with the most runs; without committed runs, all."""
     recorded = ~frame["own"].astype(bool)
-    records = Counter(
-        path.parts[-4] for path in (session().root / "reports").glob("recorded/*/*/*/summary.json")
-    )
-    claims = _claims(session().root).values()
-    claimed = Counter((claim.study, part, claim.machine) for claim in claims for part in claim.part)
+    if not recorded.any():
+        return ~recorded
     places = pd.MultiIndex.from_frame(frame[["study", "part", "machine"]])
-    runs = Counter(places[recorded])
-    ascending = sorted(runs, key=lambda place: (claimed[place], runs[place], records[place[2]]))
-    return (
-        recorded & places.isin(list({place[:2]: place for place in ascending}.values()))
-        if runs
-        else ~recorded
-    )
+    runs, told = Counter(places[recorded]), {}
+    for study_name, part, machine in sorted(runs, key=runs.__getitem__):
+        named = _recorded_on(study_name).get(part)
+        if told.get((study_name, part)) != named or named is None:
+            told[study_name, part] = machine
+    return recorded & places.isin([(*place, machine) for place, machine in told.items()])
+
+
+@functools.cache
+def _recorded_on(study_name: str) -> dict[str, str]:
+    return load_study(session().root, study_name).recorded_on
 
 
 def study(name: str) -> Study:

@@ -98,6 +98,9 @@ class Study(Strict):
         ["*"], description="the runs of a first answer, by name or pattern (baseline, *_2.grid)"
     )
     parts: dict[Name, Part]
+    recorded_on: dict[str, str] = Field(
+        {}, description="by part: whose runs in reports/recorded the chapters tell (a label)"
+    )
     base: dict[str, Any] = {}
     sweeps: dict[str, Sweep] = {}
     variants: dict[Name, Variant]
@@ -124,6 +127,8 @@ class Study(Strict):
             raise ValueError(
                 f"baseline {self.baseline!r} is no variant; there are {', '.join(self.variants)}"
             )
+        if others := [name for name in self.recorded_on if name not in self.parts]:
+            raise ValueError(f"recorded_on: {others[0]!r} is no part{hint(others[0], self.parts)}")
         for name, part in self.parts.items():
             if unknown := unmatched(self.variants, part.variants):
                 known = ", ".join(self.variants)
