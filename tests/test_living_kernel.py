@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import nbformat
 import pytest
 from conftest import CHECKOUT, Project, losses
 from jupyter_client import KernelManager
 
-from lsai_lab.runs.records import Summary
+from lsai_lab.runs.records import Summary, find_runs
 
 OPEN = """
 import lsai_lab as lab
@@ -159,6 +160,34 @@ def test_what_a_script_replaced_at_its_head_has_no_part_in_a_run(project: Projec
 
 
 @pytest.mark.slow
+def test_what_the_cells_of_a_run_notebook_replace_has_no_part_in_a_run(project: Project) -> None:
+    path = project.root / "notebooks" / "run-training.ipynb"
+    text, notebook = path.read_text(), nbformat.read(path, as_version=4)
+    at = next(i for i, cell in enumerate(notebook.cells) if "run.execute()" in cell.source)
+    patch = "import lsai_core.training.loop as loop\nloop.learning_rate = lambda *a, **k: 0.0"
+    nested = "words = dict(study='memory', variant='baseline', part='train', profile='cpu')\n"
+    nested += "other = lab.open_run(**words, overrides={'seed': 9}).execute()"
+    notebook.cells.insert(at + 1, nbformat.v4.new_code_cell(nested))
+    notebook.cells.insert(at, nbformat.v4.new_code_cell(patch))
+    try:
+        nbformat.write(notebook, path)
+        words = [sys.executable, "-m", "lsai_lab.cli", "train", "--technique", "baseline"]
+        env = {**os.environ, "PYTHONPATH": str(project.root), **project.env}
+        done = subprocess.run(
+            [*words, "--set", "seed=8"], env=env, cwd=project.root, capture_output=True, text=True
+        )
+    finally:
+        path.write_text(text)
+    assert done.returncode == 0, done.stderr
+    by_seed = {run.config["seed"]: run for run in find_runs(project.runs, study="memory")}
+    for seed in (8, 9):  # the second by a run within the page of the first
+        found = by_seed[seed].summary.results["train_loss"]
+        assert found == fresh_loss(project, seed=seed), seed
+    (page,) = by_seed[8].folder.glob("earlier/*/notebook.ipynb")  # fresh_loss repeated it
+    assert "outcome: ok" in page.read_text()
+
+
+@pytest.mark.slow
 def test_an_edit_between_opening_and_executing_is_refused_in_one_line(kernel: Kernel) -> None:
     text = kernel.step.read_text()
     kernel.run("run = opened(seed=4)")
@@ -223,8 +252,8 @@ def test_the_stop_button_leaves_a_checkpoint_and_what_was_done(kernel: Kernel) -
     done = len(losses(folder))
     assert 0 < done < 1500 and Summary.read(folder).outcome == "preempted"
     assert list(folder.glob("checkpoint-*.pt"))
+    assert (folder / "run.log").exists()
     assert f"({done}, {done})" in kernel.run("len(run.steps), len(lab.steps(run.folder))")
     assert "preempted" in kernel.run("run.results['outcome']")
     assert "outcome: ok" in kernel.run("run.execute()")
     assert Summary.read(folder).results["resumed_at"] == done and len(losses(folder)) == 1500
-    assert (folder / "notebook.ipynb").exists()

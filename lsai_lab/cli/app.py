@@ -61,6 +61,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "Compare the recorded runs of a study in a table.",
         "memory --recorded --machine h200",
     ),
+    "plot": (
+        "plot",
+        "Draw the comparison plots of a plot configuration: speed, memory, MFU, time, loss.",
+        "course --recorded --out plots\n\nThe configurations are the files of params/plots.",
+    ),
     "record": (
         "runs",
         "Copy finished runs into reports/recorded/, to be committed.",

@@ -2,6 +2,8 @@
 what came out."""
 
 import json
+import textwrap
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,9 +11,10 @@ import pandas as pd
 import typer
 
 from lsai_core.base.errors import UserError
+from lsai_lab.analysis.advice import LOSS, MEMORY, SPEED, advice
 from lsai_lab.analysis.summary import over_repeats
 from lsai_lab.cli import options as opt
-from lsai_lab.cli.options import names, overrides_from, show_rows
+from lsai_lab.cli.options import names, overrides_from, shortened, show_rows
 from lsai_lab.runs.kinds import get_kind
 from lsai_lab.runs.records import Run, annotate, find_runs, is_finished, recorded_runs, runs_frame
 from lsai_lab.runs.session import Session, current_runs, differing_settings
@@ -188,9 +191,10 @@ _NUMBERS = {
 }
 
 
-def show(runs: list[Run], as_json: bool = False) -> None:
-    """Print runs as a table (one figure over repeats, see `over_repeats`), or as JSON. Other
-    settings are other rows."""
+def show(runs: list[Run], as_json: bool = False, full: bool = False) -> None:
+    """Print runs as one table for each machine, study and part (one figure over repeats, see
+    `over_repeats`), or as JSON. Other settings are other rows; `full` says which, and why runs
+    ended as they did, in whole."""
     frame = runs_frame(runs)
     if frame.empty:
         return print("no finished runs")
@@ -199,21 +203,36 @@ def show(runs: list[Run], as_json: bool = False) -> None:
             frame.drop(columns="tries", errors="ignore").to_json(orient="records", indent=1)
         )
     settings = differing_settings(runs)
-    frame["settings that differ"] = [settings[run.folder] for run in runs]
+    frame["settings"] = [settings[run.folder] for run in runs]
     frame["mfu"] = 100 * frame["mfu"] if "mfu" in frame else None
+    less = () if full else ("val ppl", "step ms", "fwd GiB", "bwd GiB", "MFU %", "settings")
+    for place, rows in frame.groupby(["machine", "study", "part"], sort=False):
+        machine, study_name, part = place
+        print(f"{study_name}, {part}, on {machine}")
+        show_rows(_table(rows, full), False, "no finished runs", less)
+        print()
+
+
+def _table(frame: pd.DataFrame, full: bool) -> list[dict[str, Any]]:
     numbers = [
         name for name in _NUMBERS if name in frame and pd.api.types.is_numeric_dtype(frame[name])
     ]
-    keys, rows = ["machine", "study", "variant", "part", "settings that differ", "outcome"], []
+    keys, rows = ["variant", "settings", "outcome"], []
     for named, group in frame.groupby(keys, sort=False):
         figures = {_NUMBERS[name]: over_repeats(name, group[name]) for name in numbers}
         texts = {
-            name: str(group[name].dropna().max())[:60]
+            name: str(group[name].dropna().max())
             for name in ("disturbed", "reason")
             if name in group
         }
-        rows.append(dict(zip(keys, named, strict=True)) | {"runs": len(group)} | figures | texts)
-    show_rows(rows, False, "no finished runs")
+        row = dict(zip(keys, named, strict=True)) | {"runs": len(group)} | figures | texts
+        if not full:
+            row |= {name: shortened(row[name], 24) for name in ("settings", *texts)}
+            row["disturbed"] = "yes" if texts.get("disturbed", "nan") not in ("nan", "None") else ""
+        rows.append(row)
+    if not full and len({row["outcome"] for row in rows}) == 1 and rows[0]["outcome"] == "ok":
+        rows = [{key: value for key, value in row.items() if key != "outcome"} for row in rows]
+    return rows
 
 
 def compare(
@@ -226,6 +245,7 @@ def compare(
     every: Annotated[
         bool, typer.Option("--all", help="Your runs of other settings and earlier code, too.")
     ] = False,
+    full: opt.FullOption = False,
     runs_dir: RunsOption = None,
     profile: opt.ProfileOption = None,
 ) -> None:
@@ -249,7 +269,34 @@ def compare(
         raise UserError(
             f"no finished runs{why}" + ("" if recorded else "; --recorded shows the committed ones")
         )
-    show(chosen, as_json)
+    show(chosen, as_json, full)
+    if not as_json:
+        _advise(session, chosen)
+
+
+def _advise(session: Session, runs: list[Run]) -> None:
+    """What to take, for each study and machine that has a baseline's run."""
+    frame = runs_frame([run for run in runs if run.summary.outcome == "ok"])
+    for (study_name, machine), rows in frame.groupby(["study", "machine"], sort=False):
+        study = session.study(study_name)
+        if study.baseline is None or not {SPEED, MEMORY} <= {*rows}:
+            continue
+        rows = rows.dropna(subset=[SPEED]).assign(
+            label=rows["variant"].map(
+                {name: variant.label for name, variant in study.variants.items()}
+            )
+        )
+        rows = rows[rows["part"] == rows["part"].iloc[0]] if len(rows) else rows
+        metrics = [name for name in (SPEED, MEMORY, LOSS) if name in rows]
+        summary = rows.groupby(["variant", "label"], sort=False, as_index=False).agg(
+            {name: partial(over_repeats, name) for name in metrics}
+        )
+        if lines := list(advice(summary, study.baseline)):
+            print(f"{study_name} on {machine}")
+            for line in lines:
+                indent = " " * (len(line) - len(line.lstrip()) + 2)
+                print(textwrap.fill(line, opt.WIDTH, subsequent_indent=indent))
+            print()
 
 
 def record(

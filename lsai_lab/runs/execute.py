@@ -1,9 +1,7 @@
-"""Execute one run, in this process, which the driver started for it alone: the body of every run
-notebook.
+"""Execute one run, in this process, which the driver started for it alone.
 
 The run's folder says what to do (`run.json`, `config.json`). Whatever ends the work becomes an
-outcome in `summary.json`, written last; a failed run raises nothing, so that the notebook goes on
-to show what there is.
+outcome in `summary.json`, written last; a failed run raises nothing.
 """
 
 import contextlib

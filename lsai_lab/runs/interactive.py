@@ -1,13 +1,12 @@
 """Runs in a notebook: what `lab.open_run(...)` gives, and how such a run shows itself."""
 
+import contextlib
 import itertools
-import json
 import math
 import re
 import signal
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -20,6 +19,7 @@ from lsai_lab.machine.environment import environment, fingerprint
 from lsai_lab.project.files import parse_value, repo_root
 from lsai_lab.runs.driver import run_one
 from lsai_lab.runs.execute import ActiveRun, tell, write_plan
+from lsai_lab.runs.notebook import RUN_LOG
 from lsai_lab.runs.records import Summary, is_finished, read_metrics
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import PlannedRun
@@ -76,8 +76,10 @@ class OpenRun(ActiveRun):
         if another process is executing the run or something changed since it was opened, and
         KeyboardInterrupt once it was stopped.
         """
-        if is_held(self.folder):  # this is the process of its own, which the driver started
-            return super().execute(again)
+        if is_held(self.folder):  # by the driver, which did the work and makes the run's page
+            summary = Summary.read(self.folder)
+            self._say(summary, r"[^\n]*\r")  # of a progress bar the last state
+            return summary
         if not again and (finished := self.finished()):
             return finished
         if changed := self.changed("was opened") or self._moved():
@@ -103,13 +105,19 @@ class OpenRun(ActiveRun):
                 stop=stop,
                 again=again,
             )
-        said = _printed(self.folder / "notebook.ipynb")
-        print(said, end="")
-        if "outcome: " not in said:  # it was killed before it could say so
-            tell(summary)
+        self._say(summary, r"[^\n]*\r[^\n]*\n?")  # the progress was seen
         if stop.number == signal.SIGINT:
             raise KeyboardInterrupt("execute() again goes on from the last checkpoint, if any")
         return summary
+
+    def _say(self, summary: Summary, hidden: str) -> None:
+        """Print what the run's process printed, without what matches `hidden`, and how it ended."""
+        with contextlib.suppress(OSError):
+            text = (self.folder / RUN_LOG).read_bytes().decode(errors="replace")
+            print(said := re.sub(hidden, "", text), end="")
+            if "outcome: " in said:
+                return
+        tell(summary)  # it was killed before it could say so
 
     def _moved(self) -> str | None:
         """One line if the process of its own would not find the machine that the key names."""
@@ -205,18 +213,6 @@ def open_run(
         )
         write_plan(plan[0], f"notebook, {where}")
     return OpenRun(plan[0].folder, session.data_root)
-
-
-def _printed(page: Path) -> str:
-    """What the executed notebook `page` printed, without progress bars; empty if it is not
-    whole."""
-    try:
-        cells = json.loads(page.read_bytes())["cells"]
-        outputs = [output for cell in cells for output in cell.get("outputs", [])]
-        text = "".join("".join(output.get("text", "")) for output in outputs)
-    except (OSError, ValueError, LookupError):
-        return ""
-    return re.sub(r"[^\n]*\r[^\n]*\n?", "", text)
 
 
 def _refuse_unknown_parameters() -> None:

@@ -137,7 +137,8 @@ def current_runs(session: Session, study: str | None = None) -> list[Run]:
 
 def differing_settings(runs: Iterable[Run]) -> dict[Path, str]:
     """What sets each run's config apart from those of the same study, variant and part
-    (`optim.lr=0.001`), the seed left out."""
+    (`optim.lr=0.001`), the seed left out. A setting that an older record does not have is no
+    difference."""
     groups = defaultdict(list)
     for run in runs:
         config = {key: repr(value) for key, value in flatten(run.config).items() if key != "seed"}
@@ -147,7 +148,9 @@ def differing_settings(runs: Iterable[Run]) -> dict[Path, str]:
     texts = {}
     for group in groups.values():
         keys = sorted({key for _, config in group for key in config})
-        differ = [key for key in keys if len({config.get(key) for _, config in group}) > 1]
+        differ = [
+            key for key in keys if len({config[key] for _, config in group if key in config}) > 1
+        ]
         for folder, config in group:
-            texts[folder] = ", ".join(f"{key}={config.get(key, 'not set')}" for key in differ)
+            texts[folder] = ", ".join(f"{key}={config[key]}" for key in differ if key in config)
     return texts
