@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lsai_core import kernels
+from lsai_core.base.errors import UserError
 from lsai_core.base.plugins import declared
 from lsai_core.config.presets import ModelConfig
 from lsai_core.config.train import OptimConfig
@@ -32,14 +33,16 @@ def build_optimizer(
     """The optimizer that `optim` names, over the parameters of `model`. `seed`: of stochastic
     rounding.
 
-    Raises Unavailable if a kernel is asked for where it cannot run.
+    Raises Unavailable if a kernel is asked for where it cannot run, and UserError if a parameter is
+    left out.
     """
     parameters = dict(model.named_parameters())
     declaration: Optimizer = declared(PACKAGE, optim.name, "OPTIMIZER")
     optimizer = declaration.build(parameters, optim)
     updated = numbered([optimizer])
     forgotten = [name for name, parameter in parameters.items() if parameter not in updated]
-    assert not forgotten, f"optimizer {optim.name} updates no {forgotten[0]}"
+    if forgotten:
+        raise UserError(f"optimizer {optim.name} does not update {', '.join(forgotten[:3])}")
     for part in parts_of(optimizer):
         if isinstance(part, FactorOptimizer):
             part.seed = seed
