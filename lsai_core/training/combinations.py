@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 
 def refusal(config: TrainConfig) -> str | None:
     """Why `config` is impossible, and what would be possible; None if it is not."""
+    from lsai_core.config.train import MOST_TOKENS
+
+    if config.batch_size * config.seq_len > MOST_TOKENS:
+        tokens = f"{config.batch_size} x {config.seq_len} tokens"
+        return (
+            f"batch_size x seq_len = {tokens}, and no process can hold more than "
+            f"{MOST_TOKENS}; "
+            f"use a smaller batch"
+        )
     if config.attention.backend != "auto" and config.precision in ("fp32", "tf32"):
         from lsai_core.attention import BACKENDS, get_backend
 

@@ -3,6 +3,7 @@ yet."""
 
 import contextlib
 import functools
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,10 +51,21 @@ def report(
         raise UserError(f"--formats wants html, pdf or html,pdf, got {formats!r}")
     if engine not in ("auto", "quarto", "pandoc"):
         raise UserError(f"--engine wants auto, quarto or pandoc, got {engine!r}")
-    if no_run and (only or skip):
+    what = {
+        "--only": only,
+        "--skip": skip,
+        "--full": full,
+        "--budget": budget,
+        "--dry-run": dry_run,
+    }
+    if no_run and (given := [option for option, value in what.items() if value]):
         raise UserError(
-            "--only and --skip say what to run, and --no-run runs nothing; leave one of them out"
+            f"{given[0]} says what to run, and --no-run runs nothing; leave one of them out"
         )
+    opt.exclude(
+        {"--dry-run": dry_run, "--budget": budget, "--watch": watch},
+        "a dry run shows the whole plan and ends",
+    )
     if set_:
         ways = (
             "run `lsai study STUDY --set ...` and see `lsai compare --all`, or write a profile "
@@ -69,6 +81,7 @@ def report(
         _seconds(budget) if budget else None,
         out or session.root / "reports" / "_output",
     )
+    _require_folder(place)
     find_quarto(engine)  # type: ignore[arg-type]
     plans = (
         []
@@ -85,6 +98,8 @@ def report(
             )
         print(f"in all {about(sum(expected.values()))}")
         return
+    if full and budget and not only:
+        print(f"report: of everything, what should fit {budget}", flush=True)
     update = functools.partial(update_book, session, place, engine=engine)  # type: ignore[arg-type]
     with _alone(session.root, place):
         good = update(formats=kinds if no_run or "html" not in kinds else ["html"])
@@ -103,6 +118,19 @@ def report(
         raise typer.Exit(1)
 
 
+def _require_folder(out: Path) -> None:
+    """UserError, before any work, if no report can be written to the folder `out`, which need not
+    exist yet."""
+    try:
+        above = next(path for path in (out, *out.absolute().parents) if path.exists())
+    except OSError as error:  # a loop of links, a name that is too long
+        raise UserError(f"--out {out}: {error.strerror}; choose another folder") from None
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise UserError(
+            f"--out {out}: {above} is no folder that can be written to; choose another folder"
+        )
+
+
 @contextlib.contextmanager
 def _alone(root: Path, out: Path) -> Iterator[None]:
     """One process at a time makes the report of a project."""
@@ -110,6 +138,7 @@ def _alone(root: Path, out: Path) -> Iterator[None]:
     try:
         build.mkdir(parents=True, exist_ok=True)
         with FileLock(build / ".lock", timeout=0):
+            out.mkdir(parents=True, exist_ok=True)
             yield
     except Timeout:
         raise UserError(

@@ -82,11 +82,34 @@ def study(
         overrides_from(set_, batch_size, dataset, no_memory_profiling),
     )
     if name is None:
+        chosen = {
+            "--only": only,
+            "--skip": skip,
+            "--parts": parts,
+            "--dry-run": dry_run,
+            "--json": as_json,
+            "--again": again,
+            "--name": run_name,
+            "--note": note,
+            "--tag": tag,
+            "settings": overrides,
+        }
+        if given := [option for option, value in chosen.items() if value]:
+            raise UserError(
+                f"{given[0]} is for the runs of a study; say which STUDY (`lsai study` lists them)"
+            )
         return print(
             "\n".join(
                 f"{known:12} {session.study(known).title}" for known in study_names(session.root)
             )
         )
+    if as_json and not dry_run:
+        raise UserError(
+            "--json shows the plan of --dry-run; add that, or see `lsai compare --json` for results"
+        )
+    opt.exclude(
+        {"--dry-run": dry_run, "--again": again}, "one runs nothing, the other finished runs, too"
+    )
     plan = _planned(
         session, name, names(parts), only=names(only), skip=names(skip), overrides=overrides
     )
@@ -221,6 +244,8 @@ def compare(
     runs_dir: RunsOption = None,
     profile: opt.ProfileOption = None,
 ) -> None:
+    for option, value in {"--all": every, "--runs": runs_dir}.items():
+        opt.exclude({"--recorded": recorded, option: value}, "they say which runs are compared")
     session = Session(profile)
     if recorded:
         runs = recorded_runs(session.root / "reports")

@@ -37,6 +37,8 @@ from nbformat.v4 import new_output
 from papermill.engines import Engine, NotebookExecutionManager, papermill_engines
 from traitlets.config import Config
 
+from lsai_core.base.limits import threads_wanted
+
 # read from NVML; beside a GPU the import of dynamo might touch CUDA
 if not torch.cuda.device_count():
     import torch._dynamo
@@ -119,8 +121,8 @@ class InProcess(Engine):
     def execute_managed_notebook(
         cls, nb_man: NotebookExecutionManager, kernel_name: str, **_: Any
     ) -> None:
-        if threads := os.environ.get("OMP_NUM_THREADS", ""):  # which torch had read before the fork
-            torch.set_num_threads(int(threads))
+        if threads := threads_wanted():  # which torch had read before the fork
+            torch.set_num_threads(threads)
         shell = _shell()
         shell.enable_matplotlib("inline")
         for index, cell in enumerate(nb_man.nb.cells):
