@@ -35,7 +35,7 @@ ContextMethod = Literal["ring", "zigzag", "lightseq", "ulysses", "usp", "torch"]
 
 LARGEST_VOCABULARY = 262_144
 # Beyond any machine: such a number is a slip, and is refused where it is given.
-MOST_PROCESSES, MOST_STEPS, MOST_TOKENS = 2**20, 2**40, 2**36
+MOST_PROCESSES, MOST_STEPS, MOST_TOKENS = 2**17, 2**40, 2**27
 
 # What fields decide (`lsai_core.config.affects`); those without a mark decide everything.
 RESULT, STEP, NOTHING = Decides("result"), Decides("memory", "speed"), Decides()

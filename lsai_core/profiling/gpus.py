@@ -48,7 +48,7 @@ def find_gpu(name: str) -> Gpu:
     """
     wanted = _plain(name)
     size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:g|gb|gib)?", name.strip().lower())
-    if size and float(size[1]) > 0:
+    if size and 0 < float(size[1]) < 1e6:
         return Gpu(f"GPU with {float(size[1]):g} GiB", "", float(size[1]), 0, 0, False)
     for gpu in GPUS:
         if wanted in (_plain(gpu.name), _plain(gpu.driver_name)):

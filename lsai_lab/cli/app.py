@@ -122,7 +122,7 @@ class _Commands(TyperGroup):
 
     def main(self, *args: Any, **options: Any) -> Any:
         try:
-            code = super().main(*args, **options | {"standalone_mode": False})
+            code = super().main(*args, **options | {"standalone_mode": False, "prog_name": "lsai"})
         except typer.Abort:  # a question that nobody answered
             sys.exit("aborted")
         except Exception as error:

@@ -113,12 +113,17 @@ def predict(
             deep_merge(data, overrides),
             f"--config {toml}" if toml else f"--model {hf or model}",
         )
-    if find_longest:
-        _show_longest(config, target or _this_gpu(), as_json)
-    elif techniques:
-        _show_techniques(config, target or _this_gpu())
-    elif not _show(config, [target] if target else list(GPUS), as_json, trainer):
-        raise typer.Exit(1)
+    try:
+        if find_longest:
+            _show_longest(config, target or _this_gpu(), as_json)
+        elif techniques:
+            _show_techniques(config, target or _this_gpu())
+        elif not _show(config, [target] if target else list(GPUS), as_json, trainer):
+            raise typer.Exit(1)
+    except (RuntimeError, OverflowError) as error:
+        if "overflow" not in str(error) and not isinstance(error, OverflowError):
+            raise
+        raise UserError(f"{describe(config)}: larger than any tensor can be ({error})") from None
 
 
 def _of_study(

@@ -4,6 +4,8 @@ yet."""
 import contextlib
 import functools
 import os
+import re
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -121,14 +123,16 @@ def report(
 def _require_folder(out: Path) -> None:
     """UserError, before any work, if no report can be written to the folder `out`, which need not
     exist yet."""
+    above = next(
+        path for path in (out.absolute(), *out.absolute().parents) if os.path.lexists(path)
+    )
     try:
-        above = next(path for path in (out, *out.absolute().parents) if path.exists())
-    except OSError as error:  # a loop of links, a name that is too long
-        raise UserError(f"--out {out}: {error.strerror}; choose another folder") from None
-    if not above.is_dir() or not os.access(above, os.W_OK):
+        with tempfile.TemporaryDirectory(dir=above, prefix=".report-"):
+            pass
+    except OSError as error:
         raise UserError(
-            f"--out {out}: {above} is no folder that can be written to; choose another folder"
-        )
+            f"--out {out}: cannot write to {above}: {error.strerror}; choose another folder"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -173,6 +177,6 @@ def _watch(root: Path, update: Callable[[], object]) -> None:
 def _seconds(text: str) -> float:
     """`90s`, `20m`, `2h` in seconds."""
     number, unit = text[:-1], {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
-    if unit is None or not number.isdigit() or not int(number):
+    if unit is None or not re.fullmatch("0*[1-9][0-9]{0,6}", number):
         raise UserError(f"--budget wants a time such as 20m, 90s or 2h, got {text!r}")
     return float(int(number) * unit)

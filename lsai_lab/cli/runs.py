@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import pandas as pd
 import typer
 
-from lsai_core.base.errors import UserError
+from lsai_core.base.errors import UserError, hint
 from lsai_lab.analysis.summary import over_repeats
 from lsai_lab.cli import options as opt
 from lsai_lab.cli.options import names, overrides_from, show_rows
@@ -144,6 +144,8 @@ def _run_one(
 ) -> None:
     """Run the first part of this kind that measures `variant`."""
     study = session.study(name)
+    if variant not in study.variants:  # a pattern may mean several
+        raise UserError(f"study {name} has no variant {variant!r}{hint(variant, study.variants)}")
     parts = [part for part, spec in study.parts.items() if spec.kind == kind]
     if not parts:
         raise UserError(f"study {name} measures no {kind}; its parts: {', '.join(study.parts)}")

@@ -157,7 +157,7 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
     seen: dict[str, str] = {}
     for pair in pairs:
         path, separator, text = pair.partition("=")
-        if not separator or not all(path.split(".")):
+        if not separator or not all(path.split(".")) or len(path) > 200:  # no key is as long
             raise UserError(
                 f"--set wants key=value (for example optim.lr=3e-4), got {pair[:100]!r}"
             )
@@ -171,16 +171,16 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
 
 
 def told_folder(name: str, default: Path) -> Path:
-    """The folder that the environment variable `name` gives, else `default`; UserError if no path
-    can be followed to it."""
+    """The folder that the environment variable `name` gives, else `default`; UserError if there can
+    be no such folder."""
     if not (given := os.environ.get(name)):
         return default
-    try:
-        Path(given).resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name that is too long
-        raise UserError(
-            f"{name}={given[:100]} leads nowhere ({error}); set it to another folder"
-        ) from None
+    path = Path(os.path.abspath(given))
+    above = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
+    if not above.is_dir():
+        raise UserError(f"{name}={given[:200]}: {above} is no folder; set it to another")
+    if any(len(os.fsencode(part)) > 255 for part in path.parts):
+        raise UserError(f"{name}={given[:200]}: a folder's name has at most 255 bytes")
     return Path(given)
 
 
