@@ -144,11 +144,11 @@ def _run_one(
 ) -> None:
     """Run the first part of this kind that measures `variant`."""
     study = session.study(name)
-    if variant not in study.variants:  # a pattern may mean several
-        raise UserError(f"study {name} has no variant {variant!r}{hint(variant, study.variants)}")
     parts = [part for part, spec in study.parts.items() if spec.kind == kind]
     if not parts:
         raise UserError(f"study {name} measures no {kind}; its parts: {', '.join(study.parts)}")
+    if variant not in study.variants:  # a pattern may mean several
+        raise UserError(f"study {name} has no variant {variant!r}{hint(variant, study.variants)}")
     part = next((part for part in parts if variant in study.measured(part)), parts[0])
     _finish(
         session,

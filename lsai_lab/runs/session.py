@@ -81,12 +81,13 @@ class Session:
     def plan(self, study: str, **selection: Any) -> list[PlannedRun]:
         """The planned runs of one study under this session's profile (see `plan_study` for the
         selection)."""
-        folders = {"root": self.root, "runs_root": self.runs_root}
-        if "fingerprint" in selection:
-            return studies.plan_study(self.study(study), **folders, **selection)
-        selection |= {"fingerprint": fingerprint(self.env), "dataset_id": self.dataset_id}
-        plan = studies.plan_study(self.study(study), **folders, **selection)
-        for run in plan:
+        own = "fingerprint" not in selection
+        if own:
+            selection |= {"fingerprint": fingerprint(self.env), "dataset_id": self.dataset_id}
+        plan = studies.plan_study(
+            self.study(study), root=self.root, runs_root=self.runs_root, **selection
+        )
+        for run in plan if own else []:
             self._check_weights(run.config)
         return plan
 
