@@ -79,7 +79,7 @@ def predict(
     profile: opt.ProfileOption = None,
     set_: opt.SetOption = None,
 ) -> None:
-    overrides = deep_merge(
+    overrides = opt.merged(
         opt.overrides_from(set_, batch_size),
         {"parallel": {"fsdp": gpus}} if gpus and not toml else {},
     )
@@ -91,6 +91,10 @@ def predict(
         )
     if sum(given is not None for given in (study, model, hf, toml)) != 1:
         raise UserError("say what to predict: --study with --variant, or --model, --hf or --config")
+    if techniques and as_json:
+        raise UserError("--techniques is a table, and has no --json; leave one of them out")
+    if profile is not None and study is None:
+        raise UserError("--profile changes a study; add --study, or leave it out")
     if study is not None:
         config = _of_study(
             study, variant, deep_merge(PLAIN if trainer else {}, overrides), target, profile
@@ -109,12 +113,17 @@ def predict(
             deep_merge(data, overrides),
             f"--config {toml}" if toml else f"--model {hf or model}",
         )
-    if find_longest:
-        _show_longest(config, target or _this_gpu(), as_json)
-    elif techniques:
-        _show_techniques(config, target or _this_gpu())
-    elif not _show(config, [target] if target else list(GPUS), as_json, trainer):
-        raise typer.Exit(1)
+    try:
+        if find_longest:
+            _show_longest(config, target or _this_gpu(), as_json)
+        elif techniques:
+            _show_techniques(config, target or _this_gpu())
+        elif not _show(config, [target] if target else list(GPUS), as_json, trainer):
+            raise typer.Exit(1)
+    except (RuntimeError, OverflowError) as error:
+        if "overflow" not in str(error) and not isinstance(error, OverflowError):
+            raise
+        raise UserError(f"{describe(config)}: larger than any tensor can be ({error})") from None
 
 
 def _of_study(
