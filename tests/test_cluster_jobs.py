@@ -115,7 +115,7 @@ def test_variants_with_one_gpu_share_a_node_that_is_given_whole(project: Project
     script, _ = submitted(project, "--per-variant", "--gpus", "1")
     assert 'variants=("baseline,a,b,c" "d,e")\n' in script
     assert "#SBATCH --array=0-1\n" in script and "#SBATCH --gpus-per-node=4\n" in script
-    assert "--exact --gpus-per-task=1 --cpus-per-task=4 " in script
+    assert "--exact --gpus-per-node=1 --cpus-per-task=4 " in script
     assert "--mem=$((SLURM_MEM_PER_NODE / 4))" in script
     assert "At most 2 node-hours: 1 node x 1 h x 2 tasks. 4 of 4 GPUs work" in script
 

@@ -251,7 +251,7 @@ def _step(job: Job, cpus: int) -> list[str]:
     """The options of a step that the script starts: the whole first node's, or a shared node's."""
     words = ["--nodes=1", "--ntasks=1", "--unbuffered"]
     if job.shared:
-        return [*words, "--exact", "--gpus-per-task=1", f"--cpus-per-task={cpus // job.shared}"]
+        return [*words, "--exact", "--gpus-per-node=1", f"--cpus-per-task={cpus // job.shared}"]
     gpus = [f"--gpus-per-node={job.gpus}"] if job.gpus else []
     # The steps of runs over several nodes are on this node at the same time.
     place = ["--relative=0", "--overlap", "--cpu-bind=none"]
