@@ -178,12 +178,22 @@ def test_a_warning_longer_than_the_job_is_refused(project: Project) -> None:
         ({"sbatch": ["--container-image=x"]}, "environment or container_image"),
         ({"environment": "x", "container_image": "y"}, "two ways to the same"),
         ({"container_mounts": ["/a"]}, "container_mounts belong to container_image"),
+        ({"step": ["--mpi=pmix"]}, "options of steps in a container, and none is given"),
     ],
 )
 def test_what_a_site_cannot_do_is_refused(
     project: Project, site: dict[str, Any], message: str
 ) -> None:
     assert message in refused(project, **site)
+
+
+def test_extra_options_are_on_every_step_in_the_container(project: Project) -> None:
+    """As CSCS's extended images want them."""
+    own = ["--network=disable_rdzv_get", "--mpi=pmix"]
+    script, report = submitted(project, "--nodes", "2", environment="envs/alps.toml", step=own)
+    container = f"(--environment={project.root}/envs/alps.toml {' '.join(own)})"
+    assert f"\ncontainer={container}\n" in script and f"\ncontainer={container}\n" in report
+    assert 'srun "${container[@]}" "${words[@]}"' in script
 
 
 def test_a_plugin_that_is_missing_is_told_at_submission(

@@ -240,7 +240,7 @@ def _facts(job: Job, cluster: Cluster, root: Path) -> dict[str, Any]:
         "grace_s": cluster.warning_s - _MARGIN_S,
         "arguments": lines,
         "container": container,
-        "step": shlex.join([*_step(job, cpus), *cluster.step]),
+        "step": shlex.join(_step(job, cpus)),
         "serves_steps": bool(container) and job.nodes > 1,
         "untimed_parts": ",".join(job.untimed),
         "timed_parts": ",".join(job.timed),
