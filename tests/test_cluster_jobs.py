@@ -145,6 +145,7 @@ def test_the_report_takes_no_node_with_gpus_where_there_are_others(project: Proj
     assert "--partition=gpu\n" in study and "--gpus-per-node=4\n" in study
     assert "--partition=cpu\n" in report and "--cpus-per-task=3\n" in report
     assert "gpus-per" not in report and "--mem=" not in report
+    assert "# At most 0.5 node-hours: 1 node x 0.5 h.\n" in report
     assert "--gpus-per-node=1\n" in submitted(project)[1]
 
 
@@ -235,7 +236,7 @@ def test_the_prefix_is_before_every_worker() -> None:
 
 def test_in_a_container_the_host_is_asked_for_the_step(tmp_path: Path) -> None:
     words = srun_command(8, job_of(2, 4, LSAI_PREFIX="nice", LSAI_STEPS=str(tmp_path))) or []
-    assert "srun" not in words
+    assert "srun" not in words and words[1] == "--ignore-signal=USR1"
     assert words[words.index("-m") + 1] == "lsai_lab.cluster.host_step"
     assert words[-3:] == ["--", "nice", sys.executable]
     told = host_step.words_of(

@@ -244,3 +244,14 @@ def test_a_cancelled_job_in_a_container_leaves_an_unfinished_run(
     assert jobs.rows()[job]["outcome"] == "cancelled"
     summary = Summary.read(jobs.folder("baseline"))
     assert (summary.outcome, "SIGTERM" in str(summary.reason)) == ("preempted", True)
+
+
+def test_a_cluster_without_the_plugin_refuses_in_one_line(
+    cluster: None, new_project: Callable[..., Project]
+) -> None:
+    jobs = Jobs(new_project())
+    jobs.project.write_yaml("params/clusters/ci.yaml", BOXED)
+    code, _, err = jobs.project.lsai("submit", "memory", "--cluster", "ci")
+    message = "srun of this cluster lacks the plugin for --environment"
+    assert (code, message in err, len(err.strip().splitlines())) == (2, True, 1)
+    assert jobs.rows() == {}

@@ -117,7 +117,7 @@ def jobs_of(name: str, cluster: Cluster, session: Session, request: Request) -> 
 def _report_job(name: str, cluster: Cluster, profile: list[str]) -> Job:
     """The job that renders the report: on nodes without GPUs where the cluster names some."""
     elsewhere = cluster.report_partition is not None
-    return Job(
+    job = Job(
         f"lsai-{name}-report",
         f"The report after study {name}, whatever became of it",
         [["report", "--no-run"], profile],
@@ -128,6 +128,14 @@ def _report_job(name: str, cluster: Cluster, profile: list[str]) -> Job:
         partition=cluster.report_partition,
         cpus=cluster.report_cpus if elsewhere else None,
     )
+    return dataclasses.replace(job, told=[_cost(job)])
+
+
+def _cost(job: Job) -> str:
+    hours, tasks = seconds(job.time) / 3600, max(1, len(job.variants))
+    each = f"{job.nodes} node{'s' * (job.nodes > 1)} x {hours:g} h"
+    each += f" x {tasks} tasks" if tasks > 1 else ""
+    return f"At most {job.nodes * hours * tasks:g} node-hours: {each}."
 
 
 def _can_share(cluster: Cluster, gpus: int, needs: list[Need]) -> bool:
@@ -157,10 +165,7 @@ def _sharing(job: Job, cluster: Cluster, needs: list[Need]) -> Job:
 
 def _with_costs(job: Job, cluster: Cluster, needs: list[Need]) -> Job:
     """`job` with what it may cost at most, the GPUs that it leaves idle, and what cannot run."""
-    hours, tasks = seconds(job.time) / 3600, max(1, len(job.variants))
-    each = f"{job.nodes} node{'s' * (job.nodes > 1)} x {hours:g} h"
-    each += f" x {tasks} tasks" if tasks > 1 else ""
-    told = [f"At most {job.nodes * hours * tasks:g} node-hours: {each}."]
+    told = [_cost(job)]
     held = job.nodes * (cluster.gpus_per_node if cluster.whole_nodes else job.gpus)
     if held and job.shared:
         told[0] += f" {job.shared} of {held} GPUs work on what is no timing, 1 on each timing."
