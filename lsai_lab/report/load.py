@@ -18,6 +18,7 @@ from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import flatten
 from lsai_core.profiling.gpus import GPUS
 from lsai_lab.claims.evaluate import load_claims
+from lsai_lab.project.files import reading_root
 from lsai_lab.runs.records import Run, Summary, find_runs, recorded_runs
 from lsai_lab.runs.session import Session, current_runs, differing_settings
 from lsai_lab.runs.study import Study, labels, study_names
@@ -46,8 +47,8 @@ IDENTITY = (
 
 @functools.cache
 def session() -> Session:
-    """This process's session: `$LSAI_PROFILE`, else the profile of this machine."""
-    return Session(os.environ.get("LSAI_PROFILE") or None)
+    """This process's session, for reading: `$LSAI_PROFILE`, else the profile of this machine."""
+    return Session(os.environ.get("LSAI_PROFILE") or None, reading_root())
 
 
 def load(*studies: str, mine: bool = False) -> pd.DataFrame:
