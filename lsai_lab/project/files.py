@@ -210,6 +210,19 @@ def repo_root() -> Path:
     for folder in (here, *here.parents, Path(__file__).resolve().parents[2]):
         if (folder / "params").is_dir() and (folder / "notebooks").is_dir():
             return folder
+    make = "`lsai new lab DIR` makes a folder that has them"
     raise UserError(
-        f"no params/ and notebooks/ at or above {here}; change into the checkout or set LSAI_ROOT"
+        f"no params/ and notebooks/ at or above {here}; {make}; change into it or set LSAI_ROOT"
     )
+
+
+def reading_root() -> Path:
+    """`repo_root` or, outside of any laboratory, what an installed package brings of its own: to be
+    read, never written."""
+    packaged = Path(__file__).resolve().parent / "template"
+    try:
+        return repo_root()
+    except UserError:
+        if os.environ.get("LSAI_ROOT") or not packaged.is_dir():
+            raise
+        return packaged
