@@ -12,7 +12,6 @@ the new one last.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,22 +25,24 @@ from torch import Tensor
 
 from lsai_core.base.errors import Unavailable, UserError
 from lsai_core.base.files import atomic_writer, write_json
-from lsai_core.config.strict import validated
 from lsai_core.config.train import AttentionConfig, ModelConfig
+from lsai_core.hf_config import CONFIG, KEYS, LLAMA, max_positions, read_config, read_json
 from lsai_core.model.recompute import GradCheckpoint
 from lsai_core.model.transformer import Transformer, fill
 
-WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+__all__ = [
+    "config_json",
+    "fill_from",
+    "find_checkpoint",
+    "load_hf",
+    "max_positions",
+    "read_config",
+    "save_hf",
+    "slots",
+    "to_hf",
+]
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 EMBEDDING = "model.embed_tokens.weight"
-KEYS = {
-    "n_layers": "num_hidden_layers",
-    "d_model": "hidden_size",
-    "n_heads": "num_attention_heads",
-    "d_ff": "intermediate_size",
-    "vocab_size": "vocab_size",
-    "norm_eps": "rms_norm_eps",
-}
-LLAMA = {"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
 
 
 @dataclass(frozen=True)
@@ -160,11 +161,6 @@ def fill_from(model: Transformer, folder: Path) -> None:
         fill(parameter, torch.cat(pieces).to(parameter.device, parameter.dtype))
 
 
-def max_positions(folder: Path) -> int:
-    """The context length that the checkpoint in `folder` states; 0 if it states none."""
-    return int(_read_json(folder / CONFIG).get("max_position_embeddings", 0))
-
-
 def find_checkpoint(name: str) -> Path:
     """The folder that `init_from` means: a path, else one below `models/` of the data root.
     Unavailable if there is none."""
@@ -210,52 +206,6 @@ def save_hf(model: Transformer, folder: Path, *, max_seq_len: int = 2048) -> Non
     )
 
 
-def read_config(folder: Path) -> ModelConfig:
-    """The `ModelConfig` that a Hugging Face `config.json` describes; `UserError` if no
-    `Transformer` can express it."""
-    path = folder / CONFIG
-    data = _read_json(path)
-    for key, value in LLAMA.items():
-        if data.get(key, value if key != "model_type" else None) != value:
-            raise UserError(
-                f"{path}: {key} is {data.get(key)!r}; only checkpoints with {value!r} can be read"
-            )
-    if absent := [theirs for theirs in KEYS.values() if theirs not in data]:
-        raise UserError(f"{path}: missing key {', '.join(absent)}")
-    shape: dict[str, Any] = {ours: data[theirs] for ours, theirs in KEYS.items()}
-    shape["n_kv_heads"] = data.get("num_key_value_heads") or data["num_attention_heads"]
-    shape["tie_embeddings"] = data.get("tie_word_embeddings", False)
-    if wrong := [
-        key
-        for key in ("rope_parameters", "rope_scaling")
-        if not isinstance(data.get(key) or {}, dict)
-    ]:
-        raise UserError(f"{path}: {wrong[0]} is no mapping")
-    # transformers 5 keeps everything about rotary embeddings in one mapping, older versions in two
-    # keys.
-    rope = data.get("rope_parameters") or {}
-    shape["rope_theta"] = rope.get("rope_theta", data.get("rope_theta", 1e4))
-    shape["rope_scaling"] = _rope_scaling(rope or data.get("rope_scaling") or {}, path)
-    config = validated(ModelConfig, shape, str(path))
-    if data.get("head_dim") not in (None, config.head_dim):
-        raise UserError(
-            f"{path}: head_dim {data['head_dim']} is not hidden_size / heads = {config.head_dim}"
-        )
-    return config
-
-
-def _rope_scaling(rope: dict[str, Any], path: Path) -> dict[str, Any] | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return None
-    if kind != "llama3":
-        raise UserError(
-            f"{path}: rope scaling {kind!r} is not supported; only default and llama3 are"
-        )
-    keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    return {key: rope[key] for key in keys if key in rope}
-
-
 def config_json(config: ModelConfig, dtype: torch.dtype, max_seq_len: int) -> dict[str, Any]:
     """What `config.json` says of a model, which are also the arguments of
     `transformers.LlamaConfig`."""
@@ -287,7 +237,7 @@ def _files(folder: Path) -> dict[str, Path]:
     if (folder / WEIGHTS).exists():
         files = [WEIGHTS]
     elif (folder / INDEX).exists():
-        weight_map = _read_json(folder / INDEX).get("weight_map")
+        weight_map = read_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not all(
             isinstance(name, str) for name in weight_map.values()
         ):
@@ -320,15 +270,3 @@ def _opened(path: Path) -> Iterator[Any]:
         raise UserError(
             f"{path}: not a readable safetensors file ({error}); fetch it again"
         ) from None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"no such file: {path}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read as JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: expected a JSON object")
-    return value
