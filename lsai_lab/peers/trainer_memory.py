@@ -33,7 +33,7 @@ from lsai_core.base.disk_cache import remembered
 from lsai_core.config.strict import Strict
 from lsai_core.config.train import TrainConfig
 from lsai_core.model import transformer as decoder
-from lsai_core.model.recompute import keep_expensive
+from lsai_core.model.recompute import BlockCheckpoint, GradCheckpoint, keep_expensive, of_block
 from lsai_core.model.rope import rotate
 from lsai_core.prediction import compiled
 from lsai_core.prediction.predict import Prediction, prediction_of
@@ -46,7 +46,10 @@ from lsai_lab.peers.settings import Peer
 class Habits(Strict):
     """The defaults are our own. `loss`: which logits stay and where their gradient is made;
     `liger`: SwiGLU's gradients overwrite gate and up; `masters`: so many processes share fp32
-    masters and moments, fp32 gradients are whole."""
+    masters and moments, fp32 gradients are whole; `full_every`: `selective` means that every so
+    many-th block, counted from 1, keeps its input alone and the others keep everything; `update`:
+    torch's AdamW by this implementation, which makes its denominators for all parameters at once,
+    or for one."""
 
     loss: Literal["eager", "in place", "held", "fp32", "shifted"] = "eager"
     norms: Literal["fused", "fp32"] = "fused"
@@ -56,6 +59,8 @@ class Habits(Strict):
     attention_again: bool = False
     masters: int = 0
     step_in_backward: bool = False
+    full_every: int = 0
+    update: Literal["fused", "foreach", "for-loop"] = "fused"
 
 
 def habits_of(peer: Peer, config: TrainConfig) -> Habits:
@@ -182,8 +187,27 @@ def _purposes(model: nn.Module, *arguments: Any) -> Iterator[None]:
         yield
 
 
+def _of_block(full_every: int, mode: GradCheckpoint, index: int) -> BlockCheckpoint:
+    """What block `index` does where `selective` chooses whole blocks."""
+    if mode != "selective":
+        return of_block(mode, index)
+    return "none" if (index + 1) % full_every else "full"
+
+
+def _update(together: bool, optimizer: torch.optim.Optimizer, _limit: float) -> Tensor:
+    """torch's AdamW that is not fused: besides the states it makes the root of the second
+    moments."""
+    kept = []
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        root = torch.empty_like(parameter)
+        if together:
+            kept.append(root)
+    return torch.empty(())
+
+
 def stand_ins(habits: Habits) -> dict[str, Any]:
     """What takes whose place, by name; nothing where a habit is ours."""
+    by_blocks = habits.full_every > 1 and functools.partial(_of_block, habits.full_every)
     return {
         "lsai_core.training.step.loss_fn": habits.loss != "eager"
         and functools.partial(_loss, habits.loss),
@@ -198,6 +222,10 @@ def stand_ins(habits: Habits) -> dict[str, Any]:
         f"{simulate.__module__}.get_optimizer": habits.masters
         and (lambda _name: mock.Mock(states=functools.partial(_masters, habits.masters))),
         f"{simulate.__module__}.named_purposes": habits.step_in_backward and _purposes,
+        f"{simulate.__module__}.of_block": by_blocks,
+        "lsai_core.model.transformer.of_block": by_blocks,
+        "lsai_core.prediction.stand_ins._clip_and_update": habits.update != "fused"
+        and functools.partial(_update, habits.update == "foreach"),
     }
 
 
