@@ -42,6 +42,7 @@ __all__ = [
     "to_hf",
 ]
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+FLOATING = ("F64", "F32", "F16", "BF16")  # as safetensors calls them
 EMBEDDING = "model.embed_tokens.weight"
 
 
@@ -141,12 +142,12 @@ def fill_from(model: Transformer, folder: Path) -> None:
         )
         if name not in wanted and not derived:
             raise UserError(
-                f"{path}: tensor {name!r} has no place in a Llama of the shape in {CONFIG}"
+                f"{path}: tensor {name[:200]!r} has no place in a Llama of the shape in {CONFIG}"
             )
     parts: dict[str, list[tuple[str, Slot]]] = {}
     for name, slot in wanted.items():
         parts.setdefault(slot.name, []).append((name, slot))
-    _check_shapes(model, files, wanted)
+    _check_tensors(model, files, wanted)
     if missing := sorted(wanted.keys() - files.keys()):
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise UserError(f"{folder}: missing tensors {', '.join(missing[:3])}{more}")
@@ -171,7 +172,7 @@ def find_checkpoint(name: str) -> Path:
     return folder
 
 
-def _check_shapes(
+def _check_tensors(
     model: Transformer, files: Mapping[str, Path], wanted: Mapping[str, Slot]
 ) -> None:
     parameters = {name.replace("_orig_mod.", ""): p for name, p in model.named_parameters()}
@@ -179,7 +180,13 @@ def _check_shapes(
         slot = wanted[name]
         expected = (slot.stop - slot.start, *parameters[slot.name].shape[1:])
         with _opened(files[name]) as tensors:
-            found = tuple(tensors.get_slice(name).get_shape())
+            part = tensors.get_slice(name)
+            found, dtype = tuple(part.get_shape()), str(part.get_dtype())
+        if dtype not in FLOATING:
+            known = ", ".join(FLOATING)
+            raise UserError(
+                f"{files[name]}: tensor {name!r} is {dtype}; only weights of {known} can be read"
+            )
         if found != expected:
             raise UserError(
                 f"{files[name]}: tensor {name!r} has shape {found}, {CONFIG} implies {expected}"
@@ -243,6 +250,12 @@ def _files(folder: Path) -> dict[str, Path]:
         ):
             raise UserError(f"{folder / INDEX}: no weight_map of tensor names to files")
         files = sorted(set(weight_map.values()))
+        if strange := [
+            name
+            for name in files
+            if Path(name).name != name or not name.isprintable() or len(name) > 255
+        ]:
+            raise UserError(f"{folder / INDEX}: {strange[0][:200]!r} is no file of this folder")
     else:
         raise UserError(
             f"{folder}: neither {WEIGHTS} nor {INDEX}; only safetensors checkpoints can be read"
@@ -250,13 +263,20 @@ def _files(folder: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in (folder / file for file in files):
         with _opened(path) as tensors:
-            found |= dict.fromkeys(tensors.keys(), path)
+            names = tensors.keys()
+        if twice := sorted(found.keys() & set(names)):
+            raise UserError(f"{path}: tensor {twice[0][:200]!r} is also in {found[twice[0]].name}")
+        found |= dict.fromkeys(names, path)
     return found
 
 
 def _read(path: Path, name: str) -> Tensor:
+    """One tensor. Raises UserError also where a value is NaN or infinite."""
     with _opened(path) as tensors:
-        return tensors.get_tensor(name)
+        found: Tensor = tensors.get_tensor(name)
+    if not bool(torch.isfinite(found).all()):
+        raise UserError(f"{path}: tensor {name!r} holds values that are NaN or infinite")
+    return found
 
 
 @contextlib.contextmanager
@@ -266,7 +286,8 @@ def _opened(path: Path) -> Iterator[Any]:
             yield tensors
     except FileNotFoundError:
         raise UserError(f"no such file: {path} (named in {INDEX})") from None
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"{path}: not a readable safetensors file ({error}); fetch it again"
+            f"{path}: not a readable safetensors file ({reason}); fetch it again"
         ) from None
