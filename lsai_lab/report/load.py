@@ -85,7 +85,8 @@ def _main(frame: pd.DataFrame) -> pd.Series:
     if not recorded.any():
         return ~recorded
     places = pd.MultiIndex.from_frame(frame[["study", "part", "machine"]])
-    runs, told = Counter(places[recorded]), {}
+    runs = Counter(places[recorded])
+    told: dict[tuple[str, str], str] = {}
     for study_name, part, machine in sorted(runs, key=runs.__getitem__):
         named = _recorded_on(study_name).get(part)
         if told.get((study_name, part)) != named or named is None:
