@@ -114,7 +114,7 @@ def test_variants_with_one_gpu_share_a_node_that_is_given_whole(project: Project
     script, _ = submitted(project, "--per-variant", "--gpus", "1")
     assert 'variants=("baseline,a,b,c" "d,e")\n' in script
     assert "#SBATCH --array=0-1\n" in script and "#SBATCH --gpus-per-node=4\n" in script
-    assert "--exact --gpus-per-task=1 --cpus-per-task=4 " in script
+    assert "--exact --gpus-per-node=1 --cpus-per-task=4 " in script
     assert "--mem=$((SLURM_MEM_PER_NODE / 4))" in script
     assert "At most 2 node-hours: 1 node x 1 h x 2 tasks. 4 of 4 GPUs work" in script
 
@@ -144,6 +144,7 @@ def test_the_report_takes_no_node_with_gpus_where_there_are_others(project: Proj
     assert "--partition=gpu\n" in study and "--gpus-per-node=4\n" in study
     assert "--partition=cpu\n" in report and "--cpus-per-task=3\n" in report
     assert "gpus-per" not in report and "--mem=" not in report
+    assert "# At most 0.5 node-hours: 1 node x 0.5 h.\n" in report
     assert "--gpus-per-node=1\n" in submitted(project)[1]
 
 
@@ -177,12 +178,22 @@ def test_a_warning_longer_than_the_job_is_refused(project: Project) -> None:
         ({"sbatch": ["--container-image=x"]}, "environment or container_image"),
         ({"environment": "x", "container_image": "y"}, "two ways to the same"),
         ({"container_mounts": ["/a"]}, "container_mounts belong to container_image"),
+        ({"step": ["--mpi=pmix"]}, "options of steps in a container, and none is given"),
     ],
 )
 def test_what_a_site_cannot_do_is_refused(
     project: Project, site: dict[str, Any], message: str
 ) -> None:
     assert message in refused(project, **site)
+
+
+def test_extra_options_are_on_every_step_in_the_container(project: Project) -> None:
+    """As CSCS's extended images want them."""
+    own = ["--network=disable_rdzv_get", "--mpi=pmix"]
+    script, report = submitted(project, "--nodes", "2", environment="envs/alps.toml", step=own)
+    container = f"(--environment={project.root}/envs/alps.toml {' '.join(own)})"
+    assert f"\ncontainer={container}\n" in script and f"\ncontainer={container}\n" in report
+    assert 'srun "${container[@]}" "${words[@]}"' in script
 
 
 def test_a_plugin_that_is_missing_is_told_at_submission(
@@ -224,7 +235,7 @@ def test_the_prefix_is_before_every_worker() -> None:
 
 def test_in_a_container_the_host_is_asked_for_the_step(tmp_path: Path) -> None:
     words = srun_command(8, job_of(2, 4, LSAI_PREFIX="nice", LSAI_STEPS=str(tmp_path))) or []
-    assert "srun" not in words
+    assert "srun" not in words and words[1] == "--ignore-signal=USR1"
     assert words[words.index("-m") + 1] == "lsai_lab.launch.host_step"
     assert words[-3:] == ["--", "nice", sys.executable]
     told = host_step.words_of(

@@ -514,9 +514,16 @@ def test_the_shipped_files_fit_together() -> None:
             assert cluster["cluster"] == path.stem
             assert (CHECKOUT / f"params/profiles/{cluster['profile']}.yaml").exists()
             assert cluster.get("account") is None
+    extended = tomllib.loads((CHECKOUT / "envs/alps-extended.toml").read_text())
+    assert extended["entrypoint"] is True
+    assert extended["annotations"] == {"com": {"hooks": {"cxi": {"enabled": "false"}}}}
     edf = tomllib.loads((CHECKOUT / "envs/alps.toml").read_text())
     tag = re.search(r"lsai\+(.+)\.sqsh", edf["image"])
-    assert tag and f"NGC_TAG={tag[1]}-py3" in (CHECKOUT / "envs/Containerfile").read_text()
+    assert (
+        tag
+        and f"ARG BASE=nvcr.io/nvidia/pytorch:{tag[1]}-py3\n"
+        in (CHECKOUT / "envs/Containerfile").read_text()
+    )
 
 
 def test_the_lock_holds_every_package_but_torch_and_setup_uses_it() -> None:

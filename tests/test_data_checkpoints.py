@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from conftest import Project, losses, tiny
 from test_data import texts
-from test_data_files import lines, sentence_piece
+from test_data_files import lines
+from test_data_tokens import sentence_piece
 from tokenizers import Tokenizer
 
 from lsai_core.base.errors import UserError

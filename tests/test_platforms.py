@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import CHECKOUT, write_run
+from packaging.requirements import Requirement
 
 # Calls `lsai` with each list of words, then evaluates each program; prints all answers as JSON.
 ASK = """
@@ -310,3 +313,81 @@ def test_without_a_compiler_a_compiled_run_is_unavailable(
     if run in answers:
         code, out, err = answers[run]
         assert code == 2 and "unavailable (compile=true needs a C++ compiler" in out, err
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packages as a wheel lays them down: with the records of one study, far from any
+    checkout."""
+    site = tmp_path_factory.mktemp("site")
+    for name in ("lsai_core", "lsai_lab"):
+        shutil.copytree(
+            CHECKOUT / name, site / name, ignore=shutil.ignore_patterns("__pycache__", "template")
+        )
+    template = site / "lsai_lab" / "template"
+    for name in ("notebooks", "params", "reports/recorded/h200/memory"):
+        shutil.copytree(CHECKOUT / name, template / name)
+    return site
+
+
+def test_in_a_notebook_outside_a_laboratory_the_packaged_records_are_read(
+    installed: Path, tmp_path: Path
+) -> None:
+    program = """
+import sys, lsai_lab as lab
+from lsai_core.base.errors import UserError
+runs = lab.load("memory")
+row = runs[runs["part"] == "train"].iloc[0]
+print(len(runs), set(runs["machine"]), len(lab.steps(row)), lab.study("memory").title)
+assert lab.run_link("a run", row["run"]).startswith("[a run](../reports/recorded/h200/memory/")
+try:
+    lab.open_run(study="memory", variant="bf16", part="train")
+except UserError as error:
+    print(error)
+"""
+    before = set(installed.glob("lsai_lab/project/template/**/*"))
+    env = {name: value for name, value in os.environ.items() if not name.startswith("LSAI_")}
+    env |= {"PYTHONPATH": str(installed)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    first, last = done.stdout.splitlines()
+    assert "{'h200'}" in first and int(first.split()[0]) > 20
+    assert "`lsai new lab DIR`" in last
+    assert set(installed.glob("lsai_lab/project/template/**/*")) == before, (
+        "the package is read only"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+# What Colab has beside a PyTorch that is new enough.
+COLAB = {"torch": "2.11.0+cu128", "ipykernel": "6.17.1", "pandas": "2.2.2", "numpy": "2.0.2"}
+
+
+def test_the_cell_for_colab_replaces_neither_torch_nor_the_kernel(tmp_path: Path) -> None:
+    page = (CHECKOUT / "notebooks/README.md").read_text()
+    cell = page.split("```bash\n%%bash\n")[1].split("```")[0]
+    there = "".join(f"echo {name}=={version}; " for name, version in COLAB.items())
+    pip = (
+        f'#!/bin/sh\nif [ "$1" = list ]; then {there}\nelse echo "$@" > asked; cat "$4" > kept; '
+        f"fi\n"
+    )
+    (tmp_path / "pip").write_text(pip)
+    (tmp_path / "pip").chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-e", "-c", cell], cwd=tmp_path, env=env, check=True)
+    assert "[report]" in (tmp_path / "asked").read_text()
+    assert (tmp_path / "kept").read_text().split() == [
+        f"{name}=={COLAB[name]}" for name in ("torch", "ipykernel")
+    ]
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    needs = [
+        Requirement(line)
+        for line in project["dependencies"] + project["optional-dependencies"]["report"]
+    ]
+    bounds = {need.name: need.specifier for need in needs}
+    for name, version in COLAB.items():
+        assert bounds[name].contains(version), (
+            f"{name} {bounds[name]} would replace Colab's {version}"
+        )

@@ -6,6 +6,7 @@ The batch script runs outside, the study and all workers inside, where srun does
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import os
 import shlex
 import subprocess
@@ -19,6 +20,7 @@ from conftest import Project, losses
 from slurm_cluster import NODES, container_stand_in, running_cluster, why_not
 from test_slurm import CLUSTER, Jobs, ended, wait
 
+from lsai_lab.cluster import slurm
 from lsai_lab.runs.records import Summary
 
 pytestmark = [
@@ -159,3 +161,97 @@ def test_a_warned_run_is_requeued_and_goes_on_to_the_last_bit(preempted: Preempt
     assert 20 <= final.results["resumed_at"] < 120
     assert losses(folder) == losses(twin.folder)
     assert final.results["validation_loss"] == twin.summary.results["validation_loss"]
+
+
+# A prefix that writes down what it was given, and goes on with it.
+_RECORDER = """\
+#!/bin/bash
+echo "$CUDA_VISIBLE_DEVICES $LSAI_BESIDE $*" >> "$(dirname "$0")/steps"
+exec "$@"
+"""
+
+
+@pytest.fixture(scope="module")
+def sharing(
+    cluster: None, new_project: Callable[..., Project], tmp_path_factory: pytest.TempPathFactory
+) -> Boxed:
+    """Four variants of a study with a search and a timing, on one node, in a container of pyxis."""
+    folder = tmp_path_factory.mktemp("sharing")
+    (folder / "recorder").write_text(_RECORDER)
+    (folder / "recorder").chmod(0o755)
+    widths = {"baseline": 64, "wide": 96, "wider": 128, "widest": 160}
+    wide = {name: {"config": {"model": {"d_ff": d_ff}}} for name, d_ff in widths.items()}
+    site = {"environment": None, "container_image": "lsai.sqsh", "whole_nodes": True}
+    jobs = Boxed(new_project(wide), folder, **site, prefix=[str(folder / "recorder")])
+    words = ("--cluster", "ci", "--per-variant", "--gpus", "1", "--no-report")
+    code, out, err = jobs.project.lsai("submit", "memory", *words)
+    assert code == 0, err
+    job = out.split()[2].rstrip(":")
+    wait(lambda: all(state.ended for state in slurm.show(job)), "end of the task", 400)
+    assert [state.exit_code for state in slurm.show(job)] == ["0:0"], jobs.log(f"{job}_0")
+    return jobs
+
+
+def test_four_variants_share_a_node_each_with_its_own_gpu(sharing: Boxed) -> None:
+    lines = (sharing.box.parent / "steps").read_text().splitlines()
+    steps = [line.split() for line in lines]
+    searches = [words for words in steps if "batch" in words]
+    assert sorted(words[0] for words in searches) == ["0", "1", "2", "3"]
+    assert {words[1] for words in searches} == {"3"}
+    found = sharing.project.found()
+    ends = {name: run for name, run in found.items() if name.endswith(".batch")}
+    assert len(ends) == 4
+    assert {run.summary.results["ran_beside"] for run in ends.values()} == {3}
+    spans = [span(run.summary) for run in ends.values()]
+    assert max(first for first, _ in spans) < min(last for _, last in spans)
+    assert all("3 other runs shared" in run.summary.results["disturbed"] for run in ends.values())
+
+
+def test_timings_then_have_the_node_to_themselves(sharing: Boxed) -> None:
+    found = sharing.project.found()
+    timings = [run.summary for name, run in found.items() if not name.endswith(".batch")]
+    spans = sorted(span(summary) for summary in timings if summary.kind == "train")
+    assert len(spans) == 4
+    assert all("ran_beside" not in summary.results for summary in timings)
+    searched = max(span(run.summary)[1] for name, run in found.items() if name.endswith(".batch"))
+    ends = [searched, *(last for _, last in spans)]
+    # Times of starts are whole seconds.
+    assert all(first > before - 1.5 for (first, _), before in zip(spans, ends[:-1], strict=True))
+
+
+def span(summary: Summary) -> tuple[float, float]:
+    """When a run started and ended."""
+    began = datetime.datetime.fromisoformat(summary.started).timestamp()
+    return began, began + summary.wall_s
+
+
+def test_pyxis_gets_its_image_on_every_step(sharing: Boxed) -> None:
+    calls = sharing.calls()
+    assert len(calls) == 5  # four searches at a time, then the timings
+    assert all("--container-image=lsai.sqsh" in words for _, words in calls)
+    assert all({"--exact", "--gpus-per-node=1"} <= set(words) for _, words in calls)
+
+
+def test_a_cancelled_job_in_a_container_leaves_an_unfinished_run(
+    cluster: None, new_project: Callable[..., Project], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    jobs = Boxed(new_project(steps=100_000, log_every=10), tmp_path_factory.mktemp("cancelled"))
+    (job,) = jobs.submit()
+    jobs.wait_for_steps("baseline", 5)
+    code, out, err = jobs.project.lsai("cancel", job)
+    assert (code, out.strip()) == (0, f"cancelled {job}"), err
+    assert ended(job).state == "CANCELLED"
+    assert jobs.rows()[job]["outcome"] == "cancelled"
+    summary = Summary.read(jobs.folder("baseline"))
+    assert (summary.outcome, "SIGTERM" in str(summary.reason)) == ("preempted", True)
+
+
+def test_a_cluster_without_the_plugin_refuses_in_one_line(
+    cluster: None, new_project: Callable[..., Project]
+) -> None:
+    jobs = Jobs(new_project())
+    jobs.project.write_yaml("params/clusters/ci.yaml", BOXED)
+    code, _, err = jobs.project.lsai("submit", "memory", "--cluster", "ci")
+    message = "srun of this cluster lacks the plugin for --environment"
+    assert (code, message in err, len(err.strip().splitlines())) == (2, True, 1)
+    assert jobs.rows() == {}

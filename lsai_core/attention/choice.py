@@ -82,7 +82,7 @@ def resolve(
     work; callers that want the error before the first step (or the name for a record) ask here.
     """
     restricting = None if window is not None and window >= seq_len else window
-    length = _nearest_power_of_two(seq_len) if backend == "auto" else None
+    length = nearest_power_of_two(seq_len) if backend == "auto" else None
     mask = (restricting, causal)
     return _resolved(
         backend,
@@ -136,7 +136,8 @@ def _resolved_constant(*request: Any) -> str:
 _resolved_constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _nearest_power_of_two(seq_len: int) -> int:
+def nearest_power_of_two(seq_len: int) -> int:
+    """By ratio: the lengths by which measured shapes are told apart."""
     # Comparisons only: of a symbolic length torch.compile then knows the range, and recompiles when
     # it is left.
     length = 1
@@ -188,7 +189,7 @@ def attention(
         single_token = True
     if n_heads != n_kv_heads:
         grouped = True
-    length = _nearest_power_of_two(seq_len) if backend == "auto" else None
+    length = nearest_power_of_two(seq_len) if backend == "auto" else None
     name = _resolved_constant(
         backend,
         q_BSHD.device,

@@ -17,6 +17,7 @@ from pathlib import Path
 from lsai_core.base.errors import UserError
 
 MEMORY = "LSAI_MEMORY_GIB"
+THREADS = "OMP_NUM_THREADS"
 _HOST_SHARE = 0.85
 _GIB = 2**30
 
@@ -36,6 +37,22 @@ def memory_gib(root: Path = Path("/")) -> float:
     given = os.environ.get(MEMORY)
     machine = _positive(given) if given else _machine_bytes() / _GIB
     return min([machine, *(limit / _GIB for limit in _memory_limits(root))])
+
+
+def threads_wanted() -> int | None:
+    """How many threads $OMP_NUM_THREADS asks for, None if it does not say. It may be a list, one
+    number for each level of nested parallelism (OpenMP 5.2, section 21.2.2); the first counts.
+    UserError for anything else."""
+    given = os.environ.get(THREADS, "").strip()
+    words = [word.strip() for word in given.split(",")]
+    if given and not all(
+        word.isascii() and word.isdigit() and 0 < int(word[:10]) <= 2**20 for word in words
+    ):
+        raise UserError(
+            f"{THREADS}={given[:60]!r} is no number of threads; set it to one, such as 8, or unset "
+            f"it"
+        )
+    return int(words[0]) if given else None
 
 
 def host_limit_gib() -> float:

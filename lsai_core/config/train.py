@@ -34,6 +34,8 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 ContextMethod = Literal["ring", "zigzag", "lightseq", "ulysses", "usp", "torch"]
 
 LARGEST_VOCABULARY = 262_144
+# Beyond any machine: such a number is a slip, and is refused where it is given.
+MOST_PROCESSES, MOST_STEPS, MOST_TOKENS = 2**17, 2**40, 2**27
 
 # What fields decide (`lsai_core.config.affects`); those without a mark decide everything.
 RESULT, STEP, NOTHING = Decides("result"), Decides("memory", "speed"), Decides()
@@ -167,10 +169,16 @@ class ParallelConfig(Strict):
     fsdp: int = Field(
         1,
         gt=0,
+        le=MOST_PROCESSES,
         description="groups of cp processes that share one copy of the model, each its batch",
     )
-    replicate: int = Field(1, gt=0, description="copies of the model (HSDP)")
-    cp: int = Field(1, gt=0, description="processes that share each sequence (context parallelism)")
+    replicate: int = Field(1, gt=0, le=MOST_PROCESSES, description="copies of the model (HSDP)")
+    cp: int = Field(
+        1,
+        gt=0,
+        le=MOST_PROCESSES,
+        description="processes that share each sequence (context parallelism)",
+    )
     cp_method: Annotated[ContextMethod, STEP] = Field(
         "zigzag", description="zigzag serves any number of heads"
     )
@@ -197,6 +205,10 @@ class ParallelConfig(Strict):
     def _needs_shards(self) -> Self:
         if self.shards == 1 and (self.replicate > 1 or not self.reshard_after_forward):
             raise ValueError("replicate and reshard_after_forward need fsdp > 1 (or cp > 1)")
+        if self.world_size > MOST_PROCESSES:
+            raise ValueError(
+                f"fsdp x replicate x cp = {self.world_size} processes; at most {MOST_PROCESSES}"
+            )
         return self
 
     @property
@@ -267,10 +279,12 @@ class TrainConfig(Strict):
     compile: Annotated[bool, STEP] = False
     device: Annotated[Literal["auto", "cpu", "cuda"], STEP] = "auto"
     data: DataConfig = DataConfig()
-    seq_len: int = Field(512, gt=1)
-    batch_size: int = Field(8, gt=0, description="sequences per micro-batch and process")
-    grad_accum: int = Field(1, gt=0, description="micro-batches per optimizer step")
-    steps: Annotated[int, RESULT] = Field(100, gt=0)
+    seq_len: int = Field(512, gt=1, le=MOST_TOKENS)
+    batch_size: int = Field(
+        8, gt=0, le=MOST_TOKENS, description="sequences per micro-batch and process"
+    )
+    grad_accum: int = Field(1, gt=0, le=MOST_STEPS, description="micro-batches per optimizer step")
+    steps: Annotated[int, RESULT] = Field(100, gt=0, le=MOST_STEPS)
     seed: Annotated[int, RESULT] = Field(0, ge=0, lt=2**32)
     log_every: Annotated[int, NOTHING] = Field(10, gt=0)
     optim: OptimConfig = OptimConfig()

@@ -31,7 +31,7 @@ from lsai_core.context.methods import get_method
 from lsai_core.fp8.recipes import linear_names
 from lsai_core.kernels import FakeGpu
 from lsai_core.model.loss import linear_cross_entropy
-from lsai_core.model.recompute import BlockCheckpoint, of_block
+from lsai_core.model.recompute import BlockCheckpoint
 from lsai_core.model.transformer import Block, Transformer, shaped
 from lsai_core.optimizers.base import FactorOptimizer, parts_of
 from lsai_core.optimizers.build import build_optimizer, clip_and_update, kept_states, make_states
@@ -82,7 +82,7 @@ class Trainer:
     `reshape` replaces parts of a model on the meta device, before layers run in fp8, which
     `linear_names` names. `norm` stands outside of compiled blocks. `policy` makes what selective
     checkpointing keeps (a new one for each use, for it may count). `optimizer` makes one for the
-    model. `keeps_gradients`: to the step's end.
+    model, `update` clips and updates. `keeps_gradients`: to the step's end.
     """
 
     reshape: Callable[[Transformer], None] = lambda model: None
@@ -91,6 +91,7 @@ class Trainer:
     loss: Callable[..., Tensor] | None = None
     policy: Callable[[], Policy] | None = None
     optimizer: Callable[[Transformer], torch.optim.Optimizer] | None = None
+    update: Callable[[torch.optim.Optimizer, float], Tensor] | None = None
     keeps_gradients: bool = True
 
 
@@ -205,6 +206,8 @@ class _Simulation:
         return optimizer
 
     def _update(self) -> Callable[..., Tensor]:
+        if self._trainer.update is not None:
+            return self._trainer.update
         if not self._on_gpu:
             return clip_and_update
         return update_on_host if self._config.parallel.cpu_offload else update_on_gpu
@@ -268,8 +271,9 @@ class _Simulation:
         policy = self._trainer.policy
         policies = POLICIES if policy is None else POLICIES | {"selective": policy()}
         plans: dict[BlockCheckpoint, Plan] = {}
-        for index, block in enumerate(model.blocks):
-            mode = of_block(self._config.grad_checkpoint, index)
+        for block in model.blocks:
+            assert isinstance(block, Block)
+            mode = block.grad_checkpoint
             if mode not in plans:
                 plans[mode] = self._plan(model, mode, policies)
 
@@ -282,7 +286,7 @@ class _Simulation:
             ) -> Any:
                 return plan(_tensors(block), x_BSD, cos, sin)
 
-            block.forward = run
+            block.forward = run  # type: ignore[method-assign]
 
     def _plan(
         self, model: Transformer, mode: BlockCheckpoint, policies: dict[BlockCheckpoint, Policy]

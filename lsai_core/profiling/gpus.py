@@ -68,7 +68,9 @@ def _read(path: Path) -> Iterator[tuple[Gpu, bool]]:
             gpu = Gpu(
                 row["name"],
                 row["driver_name"],
-                *(float(row[name]) for name in ("memory_gib", "memory_gb_per_s", "link_gb_per_s")),
+                float(row["memory_gib"]),
+                float(row["memory_gb_per_s"]),
+                float(row["link_gb_per_s"]),
                 fp8=row["fp8"] == "yes",
                 capability=row["capability"],
                 tflops=Tflops(**tflops),

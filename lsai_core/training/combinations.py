@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.plugins import declared, names
 from lsai_core.config.strict import validated
-from lsai_core.config.train import OptimConfig, TrainConfig
+from lsai_core.config.train import MOST_TOKENS, OptimConfig, TrainConfig
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -46,6 +46,12 @@ def _training_configs(config: BaseModel) -> Iterator[TrainConfig]:
 
 def refusal(config: TrainConfig) -> str | None:
     """Why `config` is impossible, and what would be possible; None if it is not."""
+    if config.batch_size * config.seq_len > MOST_TOKENS:
+        tokens = f"{config.batch_size} x {config.seq_len} tokens"
+        return (
+            f"batch_size x seq_len = {tokens}, and no process can hold more than {MOST_TOKENS}; "
+            "use a smaller batch"
+        )
     window = config.attention.window
     if (reason := _refusal_of_attention(config) or _refusal_of_optimizer(config.optim)) is not None:
         return reason

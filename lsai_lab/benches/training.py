@@ -14,6 +14,7 @@ from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import count_parameters
 from lsai_core.profiling import flops
 from lsai_core.training import checkpoint
+from lsai_core.training.batches import BatchStream
 from lsai_core.training.loop import Trained, train
 from lsai_core.training.step import resolve_device
 from lsai_lab.benches.machine import peak_of_this_machine, rated, speed_summary
@@ -52,6 +53,10 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
         )
     device, world = resolve_device(config.device), context.world
     dataset = prepare(config.data, context.data_root)
+    # The text must hold a batch, which costs nothing to know before there is a model.
+    BatchStream(
+        dataset.tokens("train"), config.batch_size * config.grad_accum, config.seq_len, config.seed
+    )
     if config.init_from is not None:
         from lsai_core.model.hf import find_checkpoint
 

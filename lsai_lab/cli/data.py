@@ -99,7 +99,12 @@ def prepare(
     A run takes the same as settings: --dataset SOURCE, --set data.column=body, --set
     data.tokenizer=FOLDER with --set data.vocab_size and --set model.vocab_size of its size.
     """
-    if source.startswith("tokens:") and tokenizer is None and vocab_size is None:
+    if (
+        source.partition(":")[0] == "tokens"
+        and source != "tokens:"
+        and tokenizer is None
+        and vocab_size is None
+    ):
         raise UserError(
             f"{source}: say how many tokens there are, with --vocab-size, or which, with "
             f"--tokenizer"

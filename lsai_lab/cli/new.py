@@ -36,8 +36,11 @@ def lab(
 def chapter(name: Annotated[str, typer.Argument(help="Two digits, a dash, and the name.")]) -> None:
     root = repo_root()
     path, book = root / "notebooks" / f"{name}.ipynb", root / "reports" / "_quarto.yml"
-    if not re.fullmatch(r"\d\d-[\w-]+", name):
-        raise UserError(f"{name!r} is no name of a chapter: two digits, a dash, letters (70-mine)")
+    if not re.fullmatch(r"[0-9]{2}-[\w-]{1,60}", name):  # which a file can be called
+        shown = name if len(name) <= 60 else f"{name[:60]}..."
+        raise UserError(
+            f"{shown!r} is no name of a chapter: two digits, a dash, up to 60 letters (70-mine)"
+        )
     if path.exists():
         raise UserError(f"{path} exists already")
     name_of_last = re.escape(book_settings(book.parent)["chapters"][-1])

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from lsai_core.base.errors import UserError
-from lsai_core.base.files import deep_merge
+from lsai_core.base.files import deep_merge, flatten
 from lsai_lab.project.files import one_line, parse_overrides
 
 WIDTH = 100  # columns of a terminal that lists are made for
@@ -67,7 +67,30 @@ def overrides_from(
     shorthands: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
     shorthands |= {} if dataset is None else {"data": {"source": dataset}}
     shorthands |= {"profile": {"memory_steps": 0}} if no_memory else {}
-    return deep_merge(parse_overrides(pairs or []), shorthands)
+    return merged(parse_overrides(pairs or []), shorthands)
+
+
+def merged(settings: dict[str, Any], shorthands: dict[str, Any]) -> dict[str, Any]:
+    """`--set` and what options stand for. UserError if both say something about one key, and not
+    the same."""
+    given, meant = flatten(settings), flatten(shorthands)
+    for key in given.keys() & meant.keys():
+        if given[key] != meant[key]:
+            raise UserError(
+                f"--set {key}={given[key]} and an option that sets it to {meant[key]}; leave one "
+                f"of them out"
+            )
+    return deep_merge(settings, shorthands)
+
+
+def exclude(options: dict[str, Any], why: str) -> None:
+    """UserError if more than one of `options` (as they are written, each with what was given) is
+    given; `why` they exclude each other."""
+    given = [name for name, value in options.items() if value not in (None, False, [])]
+    if len(given) > 1:
+        raise UserError(
+            f"{' and '.join(given)} contradict each other: {why}; leave one of them out"
+        )
 
 
 def names(text: str | None) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import pandas as pd
 import typer
 
-from lsai_core.base.errors import UserError
+from lsai_core.base.errors import UserError, hint
 from lsai_lab.analysis.advice import LOSS, MEMORY, SPEED, advice
 from lsai_lab.analysis.summary import over_repeats
 from lsai_lab.cli import options as opt
@@ -84,11 +84,34 @@ def study(
         overrides_from(set_, batch_size, dataset, no_memory_profiling),
     )
     if name is None:
+        chosen = {
+            "--only": only,
+            "--skip": skip,
+            "--parts": parts,
+            "--dry-run": dry_run,
+            "--json": as_json,
+            "--again": again,
+            "--name": run_name,
+            "--note": note,
+            "--tag": tag,
+            "settings": overrides,
+        }
+        if given := [option for option, value in chosen.items() if value]:
+            raise UserError(
+                f"{given[0]} is for the runs of a study; say which STUDY (`lsai study` lists them)"
+            )
         return print(
             "\n".join(
                 f"{known:12} {session.study(known).title}" for known in study_names(session.root)
             )
         )
+    if as_json and not dry_run:
+        raise UserError(
+            "--json shows the plan of --dry-run; add that, or see `lsai compare --json` for results"
+        )
+    opt.exclude(
+        {"--dry-run": dry_run, "--again": again}, "one runs nothing, the other finished runs, too"
+    )
     if not dry_run:
         require_runs()
     plan = _planned(
@@ -137,6 +160,8 @@ def _run_one(
     parts = [part for part, spec in study.parts.items() if spec.kind == kind]
     if not parts:
         raise UserError(f"study {name} measures no {kind}; its parts: {', '.join(study.parts)}")
+    if variant not in study.variants:  # a pattern may mean several
+        raise UserError(f"study {name} has no variant {variant!r}{hint(variant, study.variants)}")
     part = next((part for part in parts if variant in study.measured(part)), parts[0])
     plan = _planned(session, name, [part], only=[variant], overrides=overrides)[:1]
     if dry_run:
@@ -249,6 +274,8 @@ def compare(
     runs_dir: RunsOption = None,
     profile: opt.ProfileOption = None,
 ) -> None:
+    for option, value in {"--all": every, "--runs": runs_dir}.items():
+        opt.exclude({"--recorded": recorded, option: value}, "they say which runs are compared")
     session = Session(profile)
     if recorded:
         runs = recorded_runs(session.root / "reports")

@@ -70,8 +70,8 @@ def submit(
     Raises UserError for everything that Slurm refuses; then nothing stays in the queue.
     """
     slurm.require()
-    for option in cluster.container(session.root):
-        slurm.require_step_option(option)
+    if container := cluster.container(session.root):
+        slurm.require_step_options(container)
     folder = session.runs_root.resolve() / "jobs"
     try:
         (folder / "logs").mkdir(parents=True, exist_ok=True)

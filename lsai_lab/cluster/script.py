@@ -118,7 +118,7 @@ def jobs_of(name: str, cluster: Cluster, session: Session, request: Request) -> 
 def _report_job(name: str, cluster: Cluster, profile: list[str]) -> Job:
     """The job that renders the report: on nodes without GPUs where the cluster names some."""
     elsewhere = cluster.report_partition is not None
-    return Job(
+    job = Job(
         f"lsai-{name}-report",
         f"The report after study {name}, whatever became of it",
         [["report", "--no-run"], profile],
@@ -129,6 +129,14 @@ def _report_job(name: str, cluster: Cluster, profile: list[str]) -> Job:
         partition=cluster.report_partition,
         cpus=cluster.report_cpus if elsewhere else None,
     )
+    return dataclasses.replace(job, told=[_cost(job)])
+
+
+def _cost(job: Job) -> str:
+    hours, tasks = seconds(job.time) / 3600, max(1, len(job.variants))
+    each = f"{job.nodes} node{'s' * (job.nodes > 1)} x {hours:g} h"
+    each += f" x {tasks} tasks" if tasks > 1 else ""
+    return f"At most {job.nodes * hours * tasks:g} node-hours: {each}."
 
 
 def _can_share(cluster: Cluster, gpus: int, needs: list[Need]) -> bool:
@@ -158,10 +166,7 @@ def _sharing(job: Job, cluster: Cluster, needs: list[Need]) -> Job:
 
 def _with_costs(job: Job, cluster: Cluster, needs: list[Need]) -> Job:
     """`job` with what it may cost at most, the GPUs that it leaves idle, and what cannot run."""
-    hours, tasks = seconds(job.time) / 3600, max(1, len(job.variants))
-    each = f"{job.nodes} node{'s' * (job.nodes > 1)} x {hours:g} h"
-    each += f" x {tasks} tasks" if tasks > 1 else ""
-    told = [f"At most {job.nodes * hours * tasks:g} node-hours: {each}."]
+    told = [_cost(job)]
     held = job.nodes * (cluster.gpus_per_node if cluster.whole_nodes else job.gpus)
     if held and job.shared:
         told[0] += f" {job.shared} of {held} GPUs work on what is no timing, 1 on each timing."
@@ -241,7 +246,7 @@ def _facts(job: Job, cluster: Cluster, root: Path) -> dict[str, Any]:
         "grace_s": cluster.warning_s - _MARGIN_S,
         "arguments": lines,
         "container": container,
-        "step": shlex.join([*_step(job, cpus), *cluster.step]),
+        "step": shlex.join(_step(job, cpus)),
         "serves_steps": bool(container) and job.nodes > 1,
         "untimed_parts": ",".join(job.untimed),
         "timed_parts": ",".join(job.timed),
@@ -252,7 +257,7 @@ def _step(job: Job, cpus: int) -> list[str]:
     """The options of a step that the script starts: the whole first node's, or a shared node's."""
     words = ["--nodes=1", "--ntasks=1", "--unbuffered"]
     if job.shared:
-        return [*words, "--exact", "--gpus-per-task=1", f"--cpus-per-task={cpus // job.shared}"]
+        return [*words, "--exact", "--gpus-per-node=1", f"--cpus-per-task={cpus // job.shared}"]
     gpus = [f"--gpus-per-node={job.gpus}"] if job.gpus else []
     # The steps of runs over several nodes are on this node at the same time.
     place = ["--relative=0", "--overlap", "--cpu-bind=none"]

@@ -119,6 +119,8 @@ class Cluster(Strict):
             raise ValueError("environment and container_image are two ways to the same; keep one")
         if self.container_mounts and not self.container_image:
             raise ValueError("container_mounts belong to container_image, which is not given")
+        if self.step and not (self.environment or self.container_image):
+            raise ValueError("step: options of steps in a container, and none is given")
         for option in self.sbatch:
             if option.startswith(_CONTAINER_OPTIONS):
                 keys = "environment or container_image"
@@ -139,12 +141,16 @@ class Cluster(Strict):
         if self.environment:
             path = self.environment
             # A file's relative path lies in the checkout; bare names are looked up on the cluster.
-            return [f"--environment={root / path if path.endswith('.toml') else path}"]
+            edf = root / path if path.endswith(".toml") else path
+            return [f"--environment={edf}", *self.step]
         if not self.container_image:
             return []
         mounts = ",".join(self.container_mounts)
-        image = [f"--container-image={self.container_image}"]
-        return [*image, f"--container-mounts={mounts}"] if mounts else image
+        return [
+            f"--container-image={self.container_image}",
+            *([f"--container-mounts={mounts}"] if mounts else []),
+            *self.step,
+        ]
 
 
 def load_cluster(root: Path, name: str, changes: Mapping[str, Any]) -> Cluster:

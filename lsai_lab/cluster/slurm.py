@@ -67,12 +67,13 @@ def require() -> None:
         _call("sbatch")
 
 
-def require_step_option(option: str) -> None:
+def require_step_options(options: list[str]) -> None:
     """Raise UserError if `srun` does not know an option, which a site's plugin brings."""
-    told = _call("srun", option, "--help").stderr
-    if "unrecognized option" in told:
-        lacks = f"srun of this cluster lacks the plugin for {option.partition('=')[0]}"
-        raise UserError(f"{lacks} (see `environment` and `container_image` in its file)")
+    told = _call("srun", *options, "--help").stderr
+    if unknown := re.search(r"unrecognized option '?(--[\w-]+)", told):
+        keys = "`environment`, `container_image` and `step`"
+        lacks = f"srun of this cluster lacks the plugin for {unknown[1]}"
+        raise UserError(f"{lacks} (see {keys} in its file)")
 
 
 def sbatch(script: str, test_only: bool = False) -> str:

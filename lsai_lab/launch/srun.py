@@ -50,8 +50,9 @@ def srun_command(nproc: int, environment: Mapping[str, str] = os.environ) -> lis
     ]
     worker = [*environment.get(PREFIX, "").split(), sys.executable]
     if environment.get(STEPS):
-        ask = [sys.executable, "-m", "lsai_lab.launch.host_step"]
-        return [*meet, *ask, *options, "--", *worker]
+        # A warning that comes before Python has begun is told again, and is not to end it.
+        ask = [meet[0], "--ignore-signal=USR1", *meet[1:], sys.executable]
+        return [*ask, "-m", "lsai_lab.launch.host_step", *options, "--", *worker]
     return [*meet, "srun", *options, *worker]
 
 

@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import sys
 import tomllib
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import torch
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 import lsai_core.attention
 from lsai_core.base import compiler
@@ -34,6 +36,9 @@ from lsai_lab.project.files import repo_root
 _CUDA_TORCH = (
     "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
 )
+
+# What NVIDIA's images bring, built for their torch.
+_OF_AN_IMAGE = ("flash-attn", "transformer-engine", "numpy")
 
 
 @dataclass(frozen=True)
@@ -55,11 +60,39 @@ class Check:
 def run_checks() -> list[Check]:
     """All checks, in the order in which a reader needs them. Initializes CUDA if there is a GPU."""
     groups = [group for name, group in globals().items() if name.startswith("check_")]
-    return [
-        replace(check, fix=None if check.ok is not False else check.fix)
-        for group in groups
-        for check in group()
-    ]
+    return [_advised(check) for group in groups for check in group()]
+
+
+def _advised(check: Check) -> Check:
+    """The check with a fix only if one is called for, and none by pip where an image brings its own
+    torch: pip would replace the torch that the image's other packages are built for.
+    """
+    fix, detail, own = check.fix if check.ok is False else None, check.detail, image_torch()
+    if own is not None:
+        detail = re.sub(r" \(pip install [^)]*\)", "", detail)
+        if fix and "pip install" in fix:
+            recipe = "add it to the image, by the recipe of envs/Containerfile or on a newer base"
+            fix = f"{recipe}; pip in here would replace the image's torch {own}"
+    return replace(check, detail=detail, fix=fix)
+
+
+def image_torch() -> str | None:
+    """The version of a torch that an image of NVIDIA brings (2.11.0a0+...nv26.02), else None."""
+    version = package_version("torch")
+    local = Version(version).local if version else None
+    return version if local and re.search(r"(^|\.)nv\d", local) else None
+
+
+def satisfied(need: Requirement, version: str | None) -> bool:
+    """True if the installed `version` is one that `need` allows.
+
+    An image's build counts as the release that it is called after: 2.11.0a0+eb65b36914.nv26.02 as
+    2.11.0, which by its order alone (PEP 440) comes before 2.11.
+    """
+    if not version:
+        return False
+    counted = Version(version).base_version if Version(version).local else version
+    return need.specifier.contains(counted, prereleases=True)
 
 
 def check_platform() -> Iterator[Check]:
@@ -77,11 +110,7 @@ def check_platform() -> Iterator[Check]:
 def check_packages() -> Iterator[Check]:
     required = _requirements()
     found = {need: package_version(need.name) for need in required}
-    wrong = [
-        str(need)
-        for need, has in found.items()
-        if not (has and need.specifier.contains(has, prereleases=True))
-    ]
+    wrong = [str(need) for need, has in found.items() if not satisfied(need, has)]
     detail = (
         f"missing or of another version: {', '.join(wrong)}"
         if wrong
@@ -100,6 +129,17 @@ def check_packages() -> Iterator[Check]:
     )
     fix = f"pip install {' '.join(map(repr, wrong))}"
     yield Check("Python packages", not wrong, detail, fix, essential=True)
+
+
+def check_image() -> Iterator[Check]:
+    """The versions that an image brings may be others than those that the tests ran with."""
+    nothing = "no image with its own torch; packages come from an index"
+    brought = {name: package_version(name) for name in _OF_AN_IMAGE}
+    told = ", ".join(f"{name} {version or 'missing'}" for name, version in brought.items())
+    detail = (
+        f"its own torch {image_torch()}, {told}; served as they are, pip is to leave them alone"
+    )
+    yield Check("image", True if image_torch() else None, detail if image_torch() else nothing)
 
 
 def _requirements() -> list[Requirement]:

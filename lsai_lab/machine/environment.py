@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from lsai_core.base.errors import UserError
-from lsai_core.base.limits import cpu_cores, memory_gib
+from lsai_core.base.limits import cpu_cores, memory_gib, threads_wanted
 from lsai_lab.machine.cuda_devices import cuda_devices
 from lsai_lab.project.files import named
 
@@ -53,6 +53,7 @@ def environment() -> dict[str, Any]:
     """
     import torch  # takes seconds, and not every command asks where it is
 
+    threads_wanted()  # refuses what no run could begin with
     cores, gpu = cpu_cores(), gpu_facts()
     # torch.backends.cudnn.version() also asks the GPU whether it is supported, which would
     # initialize CUDA.

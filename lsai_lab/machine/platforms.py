@@ -9,7 +9,7 @@ import sys
 
 OLDEST_PYTHON = (3, 11)
 TESTED_PYTHON = ((3, 11), (3, 11))
-_SUPPORTED = {("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")}
+SUPPORTED = {("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")}
 
 
 def no_runs_here() -> "str | None":
@@ -35,7 +35,7 @@ def refusal() -> "str | None":
 
 def standing() -> str:
     """`supported`, or `best effort` with the reason."""
-    if (sys.platform, platform.machine()) not in _SUPPORTED:
+    if (sys.platform, platform.machine()) not in SUPPORTED:
         return f"best effort: {platform.system()} on {platform.machine()} is untested"
     if not TESTED_PYTHON[0] <= sys.version_info[:2] <= TESTED_PYTHON[1]:
         tested = " to ".join(".".join(map(str, version)) for version in sorted({*TESTED_PYTHON}))

@@ -20,6 +20,7 @@ import pandas as pd
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import flatten
 from lsai_core.profiling.gpus import GPUS
+from lsai_lab.project.files import reading_root
 from lsai_lab.runs.plain import plain
 from lsai_lab.runs.records import Run, find_runs, read_metrics, read_run, recorded_runs
 from lsai_lab.runs.schema import DERIVED, IDENTITY
@@ -32,8 +33,8 @@ _GPU = {gpu.driver_name: gpu.name for gpu in GPUS}
 
 @functools.cache
 def session() -> Session:
-    """This process's session: `$LSAI_PROFILE`, else the profile of this machine."""
-    return Session(os.environ.get("LSAI_PROFILE") or None)
+    """This process's session, for reading: `$LSAI_PROFILE`, else the profile of this machine."""
+    return Session(os.environ.get("LSAI_PROFILE") or None, reading_root())
 
 
 def load(*studies: str, mine: bool = False) -> pd.DataFrame:
@@ -84,7 +85,8 @@ def _main(frame: pd.DataFrame) -> pd.Series:
     if not recorded.any():
         return ~recorded
     places = pd.MultiIndex.from_frame(frame[["study", "part", "machine"]])
-    runs, told = Counter(places[recorded]), {}
+    runs = Counter(places[recorded])
+    told: dict[tuple[str, str], str] = {}
     for study_name, part, machine in sorted(runs, key=runs.__getitem__):
         named = _recorded_on(study_name).get(part)
         if told.get((study_name, part)) != named or named is None:

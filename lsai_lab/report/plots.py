@@ -126,7 +126,7 @@ def _lines(axes: Axes, plot: Plot, runs: pd.DataFrame) -> bool:
         axes.plot(rows[column] * factor, values, label=row["label"], **style)
         drawn += 1
     axes.set(xlabel=name, ylabel=_axis(plot), yscale="log" if plot.log else "linear")
-    axes.get_figure(root=True).legend(loc="outside lower center", ncols=4)
+    axes.figure.legend(loc="outside lower center", ncols=4)
     return drawn > 0
 
 

@@ -229,8 +229,10 @@ def _papermill(source: str, target: str, parameters: dict[str, Any]) -> int:
     from lsai_lab.runs.engine import NAME
 
     try:
+        # papermill takes braces in a path for the names of parameters.
+        paths = (path.replace("{", "{{").replace("}", "}}") for path in (source, target))
         papermill.execute_notebook(
-            source, target, parameters, engine_name=NAME, kernel_name="python3", progress_bar=False
+            *paths, parameters, engine_name=NAME, kernel_name="python3", progress_bar=False
         )
         return 0
     except PapermillExecutionError as error:

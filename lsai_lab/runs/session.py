@@ -3,7 +3,6 @@ and which runs belong to its plan."""
 
 import contextlib
 import functools
-import os
 import shlex
 import sys
 from collections import defaultdict
@@ -20,7 +19,7 @@ from lsai_lab.data.checkpoints import require_same_tokenizer
 from lsai_lab.data.dataset import Dataset
 from lsai_lab.data.prepare import prepare, prepared_id
 from lsai_lab.machine.environment import environment, fingerprint
-from lsai_lab.project.files import repo_root
+from lsai_lab.project.files import repo_root, told_folder
 from lsai_lab.runs import study as studies
 from lsai_lab.runs.driver import run_plan
 from lsai_lab.runs.records import Run, Summary, find_runs
@@ -46,11 +45,11 @@ class Session:
 
     @property
     def data_root(self) -> Path:
-        return Path(os.environ.get("LSAI_DATA", self.root / "data"))
+        return told_folder("LSAI_DATA", self.root / "data")
 
     @property
     def runs_root(self) -> Path:
-        return Path(os.environ.get("LSAI_RUNS", self.root / "runs"))
+        return told_folder("LSAI_RUNS", self.root / "runs")
 
     @functools.cached_property
     def command(self) -> str:
@@ -82,12 +81,13 @@ class Session:
     def plan(self, study: str, **selection: Any) -> list[PlannedRun]:
         """The planned runs of one study under this session's profile (see `plan_study` for the
         selection)."""
-        folders = {"root": self.root, "runs_root": self.runs_root}
-        if "fingerprint" in selection:
-            return studies.plan_study(self.study(study), **folders, **selection)
-        selection |= {"fingerprint": fingerprint(self.env), "dataset_id": self.dataset_id}
-        plan = studies.plan_study(self.study(study), **folders, **selection)
-        for run in plan:
+        own = "fingerprint" not in selection
+        if own:
+            selection |= {"fingerprint": fingerprint(self.env), "dataset_id": self.dataset_id}
+        plan = studies.plan_study(
+            self.study(study), root=self.root, runs_root=self.runs_root, **selection
+        )
+        for run in plan if own else []:
             self._check_weights(run.config)
         return plan
 
