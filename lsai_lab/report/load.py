@@ -79,7 +79,7 @@ def load(*studies: str, mine: bool = False) -> pd.DataFrame:
 
 
 def _main(frame: pd.DataFrame) -> pd.Series:
-    recorded = ~frame["own"].astype(bool)
+    recorded = ~frame["own"].astype(bool) & (frame["outcome"] != "damaged")
     records = Counter(
         path.parts[-4] for path in (session().root / "reports").glob("recorded/*/*/*/summary.json")
     )

@@ -196,7 +196,7 @@ def read_run(folder: Path, machine: str | None = None) -> Run:
             )
         run.machine = machine or run.env.get("machine") or "this machine"
         # whoever reads them later need not expect an error
-        _ = run.config, run.plan, run.rows, run.kernels
+        _ = run.config, run.env, run.plan, run.rows, run.kernels
         return run
     except FileNotFoundError:
         raise
