@@ -432,14 +432,16 @@ class Parts(html.parser.HTMLParser):
         given = {name: _spaced((value or "").replace(WORD, self._instead)) for name, value in attrs}
         if "data-tip" in given:
             given["data-tip"] = given["data-tip"][:100]  # it is cut
-        self.found.append(f"<{tag} {' '.join(f'{name}={given[name]}' for name in sorted(given))}>")
+        self.found.append(
+            f"\0<{tag} {' '.join(f'{name}={given[name]}' for name in sorted(given))}>"
+        )
 
     def handle_endtag(self, tag: str) -> None:
         self._end_text()
-        self.found.append(f"</{tag}>")
+        self.found.append(f"\0</{tag}>")
 
     def handle_comment(self, data: str) -> None:
-        self.found.append(f"<!--{data}-->")
+        self.found.append(f"\0<!--{data}-->")
 
     def handle_data(self, data: str) -> None:
         self._text += data
@@ -480,7 +482,7 @@ def _other_parts(before: str, after: str, text: str, of_a_run: bool) -> str | No
     # these show the text as it is, on one line, in tables and data: the tags are compared
     if of_a_run:
         one, other = (
-            [part.split("=")[0] for part in parts if part.startswith("<")]
+            [part.split("=")[0] for part in parts if part.startswith("\0")]
             for parts in (Parts(before).found, other)
         )
     for number, (first, second) in enumerate(zip(one, other, strict=False)):

@@ -22,7 +22,7 @@ from lsai_core.base.files import flatten
 from lsai_core.profiling.gpus import GPUS
 from lsai_lab.claims.evaluate import load_claims
 from lsai_lab.report.plain import plain
-from lsai_lab.runs.records import Run, find_runs, read_run, recorded_runs
+from lsai_lab.runs.records import Run, damaged_run, find_runs, read_run, recorded_runs
 from lsai_lab.runs.schema import DERIVED, IDENTITY
 from lsai_lab.runs.session import Session, current_runs, differing_settings
 from lsai_lab.runs.study import Study, labels, study_names
@@ -172,7 +172,8 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
     for key, value in flatten(run.config).items():
         row[f"config.{key}" if key in row or key in DERIVED else key] = value
     row |= {f"env.{key}": value for key, value in run.env.items() if key != "packages"}
-    return plain(row) | {"label": label, "run": str(run.folder)}  # which are no text of the record
+    # The label is ours; a folder's name can be anything, and a frame holds UTF-8 only.
+    return plain(row) | {"label": label, "run": os.fsencode(run.folder).decode(errors="replace")}
 
 
 def _place(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -188,6 +189,8 @@ def _place(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def _run(run: str | Path | Mapping[str, Any]) -> Run:
     folder = Path(run if isinstance(run, (str, Path)) else run["run"])
+    if isinstance(run, Mapping) and run.get("outcome") == "damaged":
+        return damaged_run(folder, str(run.get("reason")))
     try:
         return read_run(folder)
     except FileNotFoundError:
