@@ -84,7 +84,8 @@ IDENTITY = {
 class World:
     """A project with a few runs, and what reads them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kinds: tuple[str, ...] = ()) -> None:
+        """`kinds`: of which kinds there are runs; of all where none is named."""
         self.root, self.runs = folder / "project", folder / "runs"
         for name in ("params", "notebooks"):
             shutil.copytree(CHECKOUT / name, self.root / name)
@@ -102,7 +103,7 @@ class World:
         shutil.copytree(
             CHECKOUT / "reports" / "recorded" / "predictions", self.recorded / "predictions"
         )
-        self.chosen = [self._copied(path) for path in _chosen()]
+        self.chosen = [self._copied(path) for path in _chosen(kinds)]
         self.claims = self._claims()
         self.before = self.look()
 
@@ -207,14 +208,14 @@ class World:
         return seen
 
 
-def _chosen() -> list[Path]:
+def _chosen(kinds: tuple[str, ...]) -> list[Path]:
     """Of each kind the smallest good run of one machine, and a training run with its kernels."""
     found: dict[Any, tuple[int, Path]] = {}
     for path in sorted((CHECKOUT / "reports" / "recorded").glob("h200/*/*/summary.json")):
         facts = json.loads(path.read_bytes())
         size = sum(file.stat().st_size for file in path.parent.iterdir())
         what = (facts["kind"], (path.parent / "kernels.json").exists())
-        if facts["outcome"] == "ok":
+        if facts["outcome"] == "ok" and facts["kind"] in (kinds or (facts["kind"],)):
             found[what] = min(found.get(what, (size, path.parent)), (size, path.parent))
     return [path for _, path in found.values()]
 
@@ -480,7 +481,8 @@ def survived(world: World, fault: Fault, seed: str) -> tuple[str, str | None]:
     run = random.Random(seed).choice(world.chosen)
     name = f"{fault.__name__} ({seed}) in {'/'.join(run.parts[-3:])}"
     try:
-        must_be_seen = any([fault(random.Random(seed), folder) for folder in world.copies(run)])
+        for folder in world.copies(run):
+            must_be_seen = fault(random.Random(seed), folder)
         with _limit():
             seen = world.look()
     except Exception as error:
@@ -504,7 +506,8 @@ def _difference(before: Any, after: Any) -> str:
         key = next(key for key in before | after if before.get(key) != after.get(key))
         return f"{key}: {_difference(before.get(key), after.get(key))}"
     one, other = str(before), str(after)
-    at = len(os.path.commonprefix([one, other]))
+    pairs = enumerate(zip(one, other, strict=False))
+    at = next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
     return f"{one[max(0, at - 60) : at + 60]!r} is {other[max(0, at - 60) : at + 60]!r}"
 
 

@@ -395,7 +395,7 @@ def _shown() -> Iterator[tuple[str, list[tuple[dict[str, Any], dict[str, Any]]]]
     yield "lab.say()", [(output.data, output.metadata) for output in said.outputs]
     with capture_output() as drawn:
         fig, axes = plt.subplots()
-        for name, rows in points.groupby("backend"):
+        for _, rows in points.groupby("backend"):
             axes.plot([1, 2, 3], [*rows["tflops"], 2.0, 3.0][:3], "o-", label="a line")
         axes.set(xlabel="length", ylabel="TFLOP/s", title="All of them")
         lab.figure(fig, runs[[*words, "run"]])
@@ -470,7 +470,7 @@ def difference(before: dict[str, str], after: dict[str, str], text: str) -> str 
                 before[name],
                 after[name],
                 one_line(text),
-                f"/{FOREIGN}/" in name or "index" in name and "runs" in name,
+                f"/{FOREIGN}/" in name or ("index" in name and "runs" in name),
             )
         if problem:
             return f"{name}: {problem}"
@@ -498,9 +498,8 @@ def _other_cells(before: str, after: str, text: str) -> str | None:
         for cell, now in zip(row, other, strict=True):
             if cell != now and (
                 WORD not in cell
-                or now[:1] in "=@"
-                and now
-                or _spaced(now.removeprefix("'")) not in (text, f"'{text}")
+                or (now[:1] in "=@" and now)
+                or _spaced(now) not in (text, f"'{text}")
             ):
                 return f"{cell!r} is {now!r}"
             if now[:1] in ("+", "-") and not re.fullmatch(r"[-+]?[\d.]+\D{0,6}", now):
