@@ -630,9 +630,12 @@ def blocks(trace: list[dict[str, Any]]) -> dict[str, list[list[int]]]:
     }
 
 
-def each(function: Callable[[str], Any], names: list[str], beside: int) -> dict[str, Any]:
-    """`function` of every name, each in a new process of which so many run at a time."""
-    with multiprocessing.get_context("fork").Pool(beside, maxtasksperchild=1) as pool:
+def each(
+    function: Callable[[str], Any], names: list[str], beside: int, start: str
+) -> dict[str, Any]:
+    """`function` of every name, each in a new process of which so many run at a time; `start` is
+    `spawn` where a GPU is used, which a forked process could not begin to."""
+    with multiprocessing.get_context(start).Pool(beside, maxtasksperchild=1) as pool:
         waiting = {name: pool.apply_async(function, (name,)) for name in names}
         found = {}
         for name, answer in waiting.items():
@@ -677,15 +680,15 @@ def main() -> None:
     parser.add_argument("--beside", type=int, default=1)
     parser.add_argument("--write", type=Path, help="where measured figures go, as JSON")
     asked = parser.parse_args()
-    import_once()
 
     names = [name for name in CONFIGURATIONS if asked.only in name]
     kept = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     if not asked.measure:
-        kept |= each(predict, names, asked.beside)
+        import_once()
+        kept |= each(predict, names, asked.beside, "fork")
         TABLE.write_text(json.dumps(kept, indent=1) + "\n")
         return
-    measured = each(measure, names, asked.beside)
+    measured = each(measure, names, asked.beside, "spawn")
     if asked.write:
         asked.write.write_text(json.dumps(measured, indent=1) + "\n")
     print(table(kept, measured))
