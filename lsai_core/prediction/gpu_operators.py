@@ -140,7 +140,10 @@ def _attention(
         return math(q, k, v, attn_mask, dropout_p, is_causal, None, **options)[0]
     if attn_mask is not None and attn_mask.dtype == torch.bool:  # added to the scores
         attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(q.dtype)
-    return fused_attention(q, k, v, attn_mask, kernel)[0]
+    width = q.shape[-1]
+    if kernel == FLASH and width % 8:  # filled up, in copies
+        q, k, v = (torch.nn.functional.pad(x, (0, -width % 8)) for x in (q, k, v))
+    return fused_attention(q, k, v, attn_mask, kernel)[0][..., :width]
 
 
 @torch.library.custom_op("lsai::fused_attention", mutates_args=())

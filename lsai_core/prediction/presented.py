@@ -74,7 +74,7 @@ def presented(gpu: Gpu, memory: SimpleNamespace) -> Iterator[None]:
         *((torch.cuda, name, value) for name, value in _answers(gpu, memory).items()),
         (torch.amp.autocast_mode.autocast, "__init__", _autocast()),
         (torch, "compile", _no_compile),
-        (nn.Module, "_apply", _apply),
+        (nn.Module, "_apply", _apply({})),
         (torch, "is_autocast_enabled", _of_cpu(torch.is_autocast_enabled)),
         (torch, "get_autocast_dtype", _of_cpu(torch.get_autocast_dtype)),
     ]
@@ -142,19 +142,37 @@ def _of_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
     return ask
 
 
-def _apply(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-    """`nn.Module._apply`, behind `to` and its kind; torch's own cannot swap fake parameters."""
-    for child in module.children() if recurse else ():
-        child._apply(function)
-    for parameter in module._parameters.values():
-        if parameter is not None:
-            parameter.data = function(parameter.data)
-            if parameter.grad is not None:
-                parameter.grad = function(parameter.grad)
-    for name, buffer in module._buffers.items():
-        if buffer is not None:
-            module._buffers[name] = function(buffer)
-    return module
+def _apply(moved: dict[int, tuple[nn.Parameter, nn.Parameter]]) -> Callable[..., nn.Module]:
+    """`nn.Module._apply`, behind `to` and its kind; torch's own cannot swap fake parameters. One
+    that leaves the meta device becomes another, which `moved` keeps for those that share it."""
+
+    def converted(parameter: nn.Parameter, function: Callable[[Tensor], Tensor]) -> nn.Parameter:
+        if id(parameter) in moved:
+            return moved[id(parameter)][1]
+        data = function(parameter.data)
+        if data.device != parameter.device:
+            new = nn.Parameter(data, parameter.requires_grad)
+            moved[id(parameter)] = (parameter, new)
+            return new
+        parameter.data = data
+        if parameter.grad is not None:
+            parameter.grad = function(parameter.grad)
+        return parameter
+
+    def apply(
+        module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True
+    ) -> nn.Module:
+        for child in module.children() if recurse else ():
+            child._apply(function)
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = converted(parameter, function)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = function(buffer)
+        return module
+
+    return apply
 
 
 def _no_compile(*_arguments: Any, **_options: Any) -> Any:

@@ -113,6 +113,10 @@ class StepTracker(PurposeTracker):
             self.moments.append((phase, self._operator, self.live))
         return result
 
+    def _note(self) -> None:
+        super()._note()
+        self.peak = max(self.peak, self.live)
+
     def _see(self, value: Any) -> None:
         # Others are data on the host.
         if isinstance(value, FakeTensor):
