@@ -32,19 +32,26 @@ options = $(if $(PROFILE),--profile $(PROFILE)) $(if $(ONLY),--only '$(ONLY)') $
 .PHONY: help setup lock lab report run submit claims test lint clean
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/\1\t\2/' | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  options: PROFILE=cpu|gpu|h200|quick|... ONLY=a,b SKIP=c STUDY=memory (run, submit) TORCH_INDEX=url VENV=folder PORT=8890 LAB_ARGS=--no-browser (lab) LOCK= (newest packages)"
 
 setup: $(if $(SOURCES),$(VENV)/.base)  ## create the virtual environment and install the package
 
-# One stamp per set of extras, so that a report does not wait for the test tools.
+# One stamp per set of extras, so that a report does not wait for the test tools. Debian's Python lacks venv and pip at first,
+# and leaves half an environment: what this file made it makes again, anything else is its owner's to mend.
 $(VENV)/.base: pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed, found $$($(PYTHON) --version); set PYTHON=..." >&2; exit 2; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PYTHON) lsai_lab/machine/platforms.py || exit 2
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+	  if [ -e $(VENV) ] && [ ! -e $(VENV)/.made ]; then \
+	    echo "error: $(VENV) is no environment with pip, and not made by make; delete it, or choose another with VENV=..." >&2; exit 2; \
+	  fi; \
+	  rm -rf $(VENV) && mkdir -p $(VENV) && touch $(VENV)/.made; \
+	  $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip --version >/dev/null || { \
+	    echo "error: $(PYTHON) makes no environment with pip; install its venv module (Debian, Ubuntu: apt-get install python3-venv), then make again" >&2; exit 2; }; }
 	@echo "installing packages into $(VENV) (minutes the first time) ..."
 	@$(if $(TORCH_INDEX),$(BIN)/python -m pip install -q --index-url $(TORCH_INDEX) "torch>=2.11" "$(TORCH)")
-	@$(pip) "$(TORCH)" -e .
-	@! git rev-parse -q --git-dir >/dev/null 2>&1 || git config filter.without-outputs.clean '$(BIN)/python -m lsai_lab.report.strip'
+	@$(pip) "$(TORCH)" -e '.[report]'
+	@! git rev-parse -q --git-dir >/dev/null 2>&1 || git config filter.without-outputs.clean '$(BIN)/python -m lsai_lab.project.strip'
 	@touch $@
 
 $(VENV)/.%: $(VENV)/.base
@@ -61,7 +68,7 @@ lock:  ## refresh envs/constraints.txt with the newest versions that are allowed
 	@mv .cache/lock/constraints.txt envs/constraints.txt
 
 lab: $(if $(SOURCES),$(VENV)/.lab)  ## JupyterLab with the notebooks and the project's kernel
-	$(BIN)/jupyter lab --notebook-dir=. --ContentsManager.post_save_hook=lsai_lab.report.strip.saved $(if $(PORT),--port $(PORT)) $(LAB_ARGS)
+	$(BIN)/jupyter lab --notebook-dir=. --ContentsManager.post_save_hook=lsai_lab.project.strip.saved $(if $(PORT),--port $(PORT)) $(LAB_ARGS)
 
 report: setup  ## run the studies for this machine and render the lab report (HTML and PDF); FULL=1 runs everything, NO_RUN=1 nothing
 	@test "$(origin STUDY)" != "command line" || { echo "error: make report takes ONLY=$(STUDY) (STUDY is for run and submit)" >&2; exit 2; }
@@ -83,7 +90,7 @@ test: $(VENV)/.test  ## the tests; MARKS=slow those that take longer (Slurm, fau
 	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(if $(MARKS),-m "$(MARKS)") $(TESTS)
 
 lint: $(VENV)/.dev  ## style and types
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/python -m lsai_lab.report.strip notebooks/*.ipynb && $(BIN)/mypy
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/python -m lsai_lab.project.strip notebooks/*.ipynb && $(BIN)/mypy
 
 clean:  ## remove what can be rebuilt: rendered reports, caches (records in runs/ and data/ stay)
 	rm -rf reports/_output reports/_book reports/_build reports/runs reports/data reports/*.ipynb reports/_quarto-executed.yml reports/.quarto .cache .pytest_cache .mypy_cache .ruff_cache build *.egg-info

@@ -21,6 +21,8 @@ Everything is imported when it is first used.
 import importlib
 from typing import Any
 
+from lsai_core.base.errors import UserError, not_installed
+
 _FACE = {
     "lsai_lab.report.load": ("load", "steps", "points", "kernels", "study"),
     "lsai_lab.report.show": ("table", "figure", "say", "run_link"),
@@ -37,14 +39,22 @@ _FACE = {
 __all__ = ["style", *(name for names in _FACE.values() for name in names)]
 
 
+def _imported(module: str) -> Any:
+    """The module; without the packages of the extra `report` a UserError that says so."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if (line := not_installed(error)) is None:
+            raise
+        raise UserError(line) from None
+
+
 def __getattr__(name: str) -> Any:
     if name == "style":
-        from lsai_lab.report.style import apply_style
-
-        return apply_style
+        return _imported("lsai_lab.report.style").apply_style
     for module, names in _FACE.items():
         if name in names:
-            return getattr(importlib.import_module(module), name)
+            return getattr(_imported(module), name)
     raise AttributeError(f"module 'lsai_lab' has no attribute {name!r}")
 
 

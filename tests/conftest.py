@@ -15,6 +15,7 @@ import gc
 import io
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -29,20 +30,22 @@ from typing import Any
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
 
-import nbformat
 import numpy as np
+import psutil
 import pytest
 import torch
 import yaml
 
-from lsai_core.base.files import deep_merge
+from lsai_core.base.files import deep_merge, read_jsonl
 from lsai_core.base.limits import cpu_cores
 from lsai_core.config.strict import validated
 from lsai_core.config.train import DataConfig, TrainConfig
+from lsai_core.training.combinations import checked
 from lsai_lab.benches.machine import measure_ceilings
 from lsai_lab.cli import main
 from lsai_lab.data import Dataset, prepare
 from lsai_lab.machine.environment import environment
+from lsai_lab.runs.notebook import RUN_LOG
 from lsai_lab.runs.records import Run, RunId, Summary, find_runs, run_key
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -145,10 +148,10 @@ def tiny(**changes: Any) -> TrainConfig:
         "steps": 12,
         "log_every": 1,
         "optim": {"lr": 3e-3, "warmup_steps": 3},
-        "eval": {"batches": 2},
+        "eval": {"sequences": 8},
         "profile": {"memory_steps": 0, "skip_steps": 2},
     }
-    return validated(TrainConfig, deep_merge(base, changes), "test")
+    return checked(TrainConfig, deep_merge(base, changes), "test")
 
 
 def losses(folder: Path) -> list[float]:
@@ -362,39 +365,54 @@ def shared(new_project: Callable[..., Project]) -> Project:
     return new_project({"baseline": {}, "bf16": {"config": {"precision": "bf16_autocast"}}})
 
 
-# Put before the cell that executes a run: what can go wrong with a kernel, chosen by the variant's
-# name.
-HAZARDS = """
-import os, resource, signal, threading, time
+def process_of(folder: Path) -> psutil.Process | None:
+    """The process of the run in `folder`, a descendant of this one that writes the run's log."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if any(file.path == str(folder.resolve() / RUN_LOG) for file in process.open_files()):
+                return process
+    return None
 
-def in_mid_run(action):
-    def wait():
-        path = run.folder / "metrics.jsonl"
-        while not path.exists() or len(path.read_text().splitlines()) < 3:
-            time.sleep(0.01)
-        action()
-    threading.Thread(target=wait, daemon=True).start()
 
-(run.folder / "pid").write_text(str(os.getpid()))
-if run.id.variant == "oom":
-    with open("/proc/self/status") as status:
-        used = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData"))
-    resource.setrlimit(resource.RLIMIT_DATA, (used + (256 << 20),) * 2)
-if run.id.variant == "crash":
-    in_mid_run(lambda: os.kill(os.getpid(), signal.SIGSEGV))
-"""
+def starve(process: psutil.Process) -> None:
+    """Leave a process 256 MiB more than it has."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    used = next(int(line.split()[1]) * 1024 for line in status.splitlines() if "VmData" in line)
+    resource.prlimit(process.pid, resource.RLIMIT_DATA, (used + (256 << 20),) * 2)
+
+
+def strike(runs: Path, met: dict[str, int]) -> None:
+    """Do to the variants of the memory study what their names say, each once, until all have met
+    it; `met`: the processes of those that have, by variant."""
+    signals = {"crash": signal.SIGSEGV, "endless": signal.SIGKILL}
+    deadline = time.monotonic() + 200
+    while len(met) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+        for folder in (runs / "memory").glob("*-*"):
+            variant, metrics = folder.name.partition("-")[0], folder / "metrics.jsonl"
+            if variant in met or variant not in ("oom", *signals):
+                continue
+            if variant != "oom" and (not metrics.exists() or len(read_jsonl(metrics)) < 3):
+                continue
+            if process := process_of(folder):
+                met[variant] = process.pid
+                if variant == "oom":
+                    starve(process)
+                else:
+                    process.send_signal(signals[variant])
 
 
 @dataclass
 class Hazards:
-    """A study in which much goes wrong: the project, what two `lsai study` said, and the records
-    after each."""
+    """A study in which much goes wrong: the project, what two `lsai study` said, the records after
+    each, and the processes of runs that met something."""
 
     project: Project
     first: tuple[int, str, str]
     after_first: dict[str, Run]
     second: tuple[int, str, str]
     after_second: dict[str, Run]
+    processes: list[int]
 
 
 @pytest.fixture(scope="session")
@@ -412,10 +430,6 @@ def hazards(new_project: Callable[..., Project]) -> Hazards:
             "baseline": {},
         }
     )
-    notebook = nbformat.read(project.root / "notebooks" / "run-training.ipynb", as_version=4)
-    at = next(i for i, cell in enumerate(notebook.cells) if "run.execute()" in cell.source)
-    notebook.cells.insert(at, nbformat.v4.new_code_cell(HAZARDS))
-    nbformat.write(notebook, project.root / "notebooks" / "run-training.ipynb")
     short = {
         "profile": "short",
         "description": "impatient",
@@ -423,21 +437,13 @@ def hazards(new_project: Callable[..., Project]) -> Hazards:
     }
     project.write_yaml("params/profiles/short.yaml", short)
 
-    def kill_the_endless_one() -> None:
-        deadline = time.monotonic() + 100
-        while time.monotonic() < deadline:
-            for path in (project.runs / "memory").glob("endless-*/metrics.jsonl"):
-                if len(path.read_text().splitlines()) > 3:
-                    os.kill(int((path.parent / "pid").read_text()), signal.SIGKILL)
-                    return
-            time.sleep(0.05)
-
-    killer = threading.Thread(target=kill_the_endless_one)
-    killer.start()
+    met: dict[str, int] = {}
+    striker = threading.Thread(target=strike, args=(project.runs, met))
+    striker.start()
     first = project.lsai("study", "memory", "--parts", "train", "--profile", "cpu")
-    killer.join()
+    striker.join()
     after_first = project.found()
     second = project.lsai(
         "study", "memory", "--parts", "train", "--profile", "short", "--skip", "fa2"
     )
-    return Hazards(project, first, after_first, second, project.found())
+    return Hazards(project, first, after_first, second, project.found(), list(met.values()))

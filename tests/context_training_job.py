@@ -37,7 +37,7 @@ def run(
 RUNS: dict[str, dict[str, Any]] = {
     **{f"{method}-{cp}": run(cp, method) for cp in (2, 4) for method in METHODS_OF_OURS},
     "stopped": run(checkpoint={"every": 12}),
-    "sharded": run(fsdp=2, grad_accum=2, eval={"batches": 3}),
+    "sharded": run(fsdp=2, grad_accum=2, eval={"sequences": 3}),
     "replicated": run(replicate=2, grad_checkpoint="selective"),
     "tied": run(method="usp", model={"tie_embeddings": True}, **LEAN),
     "lean": run(4, **LEAN),

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from lsai_core.base.files import deep_merge
-from lsai_core.config.strict import validated
 from lsai_core.config.train import TrainConfig
 from lsai_core.prediction import predict
+from lsai_core.training.combinations import checked
 from lsai_lab.data import Dataset, prepare
 from lsai_lab.runs.execute import write_plan
 from lsai_lab.runs.records import RunId
@@ -60,7 +60,7 @@ def config(text: Path, **changes: Any) -> TrainConfig:
     parallel = merged.get("parallel", {})
     world = parallel.get("fsdp", 1) * parallel.get("replicate", 1)
     merged.setdefault("batch_size", SEQUENCES // merged.get("grad_accum", 1) // world)
-    return validated(TrainConfig, merged, "test")
+    return checked(TrainConfig, merged, "test")
 
 
 def dataset(config: TrainConfig, root: Path) -> Dataset:

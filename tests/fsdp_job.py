@@ -19,7 +19,11 @@ from lsai_core.training.sharded_checkpoint import export_hf
 RUNS = {
     "fsdp": {"parallel": {"fsdp": 4}, "checkpoint": {"every": 3}},
     "kept": {"parallel": {"fsdp": 4, "reshard_after_forward": False}, "grad_checkpoint": "full"},
-    "hsdp": {"parallel": {"fsdp": 2, "replicate": 2}, "grad_checkpoint": "alternating"},
+    "hsdp": {
+        "parallel": {"fsdp": 2, "replicate": 2},
+        "grad_checkpoint": "alternating",
+        "eval": {"sequences": 7},
+    },
     "offload": {"parallel": {"fsdp": 4, "cpu_offload": True}},
     "tied": {"parallel": {"fsdp": 4}, "grad_accum": 2, "model": {"tie_embeddings": True}},
     "bf16_autocast": {"parallel": {"fsdp": 4}, "precision": "bf16_autocast"},

@@ -12,10 +12,10 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from lsai_core.base.files import deep_merge
-from lsai_core.config.strict import validated
 from lsai_core.config.train import TrainConfig
 from lsai_core.prediction import find_gpu
 from lsai_core.prediction.memory import GIB, OUTSIDE_GIB
+from lsai_core.training.combinations import checked
 from lsai_lab.peers.settings import PLAIN
 from lsai_lab.peers.trainer_memory import Habits, habits_of, predict_as
 from lsai_lab.predictions.recorded import table_path
@@ -40,7 +40,7 @@ def rows(root: Path | None = None) -> list[dict[str, Any]]:
         }
         shape = told["shapes"][row.get("model") or group["model"]]
         data = deep_merge(deep_merge(PLAIN | {"model": shape}, group["setting"]), own)
-        config = validated(TrainConfig, data, f"params/published.yaml, {source}, row {number}")
+        config = checked(TrainConfig, data, f"params/published.yaml, {source}, row {number}")
         habits = habits_of(group["as"], config).model_dump() | group.get("habits", {}) | changed
         said = {
             "source": source,

@@ -22,6 +22,32 @@ PROGRAMS = ("slurmctld", "slurmd", "sbatch", "scontrol", "scancel", "sinfo", "sq
 NODES = ("n1", "n2")
 GPUS = 4
 
+# Stands in for a site's container plugin, as `srun` before the real one on the PATH. It writes down
+# each call (where it came from, then its words), takes the container's options away and tells the
+# step that it is inside. From inside, srun does not work, as in a real container.
+_CONTAINER = """\
+#!/bin/bash
+here=$(dirname "$0")
+{ printf '%q ' "${IN_CONTAINER:-host}" "$@"; echo; } >> "$here/calls"
+if [ -n "$IN_CONTAINER" ]; then
+  echo "srun: fatal: Can't find plugin for switch/hpe_slingshot" >&2
+  exit 1
+fi
+PATH=${PATH#"$here:"}
+options=()
+container=
+while [[ $1 == -* ]]; do
+  case $1 in
+    --help) exit 0 ;;
+    --environment=* | --container-image=*) container=${1#*=} ;;
+    --container-*) ;;
+    *) options+=("$1") ;;
+  esac
+  shift
+done
+exec srun "${options[@]}" env "IN_CONTAINER=$container" "PATH=$here:$PATH" "$@"
+"""
+
 _CONFIG = """\
 ClusterName=ci
 SlurmctldHost={host}(127.0.0.1)
@@ -67,6 +93,14 @@ def why_not() -> str | None:
             f"slurm-client"
         )
     return None if os.geteuid() == 0 else "slurmd needs root"
+
+
+def container_stand_in(folder: Path) -> Path:
+    """Make a folder to be put before the PATH; its `calls` will hold every call of srun."""
+    folder.mkdir(parents=True)
+    (folder / "srun").write_text(_CONTAINER)
+    (folder / "srun").chmod(0o755)
+    return folder
 
 
 def _three_free_ports() -> int:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
-import zstandard
+import pyarrow as pa
 
 
 @dataclass
@@ -34,10 +34,8 @@ def compress(records: list[Any], frames: int = 1) -> bytes:
     """JSONL, zstd-compressed as this many frames."""
     lines = [json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in records]
     step = -(-len(lines) // frames)
-    compressor = zstandard.ZstdCompressor()
-    return b"".join(
-        compressor.compress(b"".join(lines[i : i + step])) for i in range(0, len(lines), step)
-    )
+    parts = [b"".join(lines[i : i + step]) for i in range(0, len(lines), step)]
+    return b"".join(pa.compress(part, codec="zstd", asbytes=True) for part in parts)
 
 
 class SpeakleashServer:

@@ -21,6 +21,7 @@ from lsai_core.optimizers.build import build_optimizer, bytes_per_parameter
 from lsai_core.parallel.processes import connect
 from lsai_core.profiling.memory import PhaseMemory
 from lsai_core.training import step
+from lsai_core.training.combinations import checked
 
 BASE: dict[str, Any] = {
     "model": {
@@ -40,7 +41,7 @@ BASE: dict[str, Any] = {
     "checkpoint": {"every": 3, "keep": 9},
     "optim": {"lr": 3e-2, "warmup_steps": 1},
     "profile": {"memory_steps": 0, "skip_steps": 1},
-    "eval": {"batches": 1},
+    "eval": {"sequences": 4},
 }
 
 
@@ -96,10 +97,10 @@ def searched(row: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def main(folder: Path, changes: dict[str, Any], parts: list[str]) -> None:
     row = deep_merge(BASE, changes)
-    config, answer = validated(TrainConfig, row, "technique"), {}
+    config, answer = checked(TrainConfig, row, "technique"), {}
     if "fsdp" in parts:
         world = connect(torch.device("cpu"))
-        config = validated(
+        config = checked(
             TrainConfig, deep_merge(row, {"parallel": {"fsdp": 2}, "batch_size": 2}), "technique"
         )
         answer["sharded"] = losses(config, folder / "sharded", world)

@@ -12,7 +12,7 @@ from test_checkpoint import Interrupted, stop_at, weights
 
 from lsai_core.base.errors import UserError
 from lsai_core.config.train import OptimConfig
-from lsai_core.optimizers.adam8bit import AdamW8bit, moments_of, quantized, restored, type_values
+from lsai_core.optimizers.adam8bit import moments_of, quantized, restored, type_values
 from lsai_core.optimizers.build import build_optimizer, clip_and_update
 from lsai_core.prediction.memory import predict
 from lsai_core.profiling.live_tensors import LiveTensors
@@ -77,7 +77,9 @@ def test_zero_stays_zero_and_a_second_moment_is_never_rounded_to_it() -> None:
 
 def test_a_row_without_gradient_does_not_run_away() -> None:
     table = torch.nn.Parameter(torch.randn(4, 256))
-    optimizer = AdamW8bit([{"params": [table]}], lr=1e-3, betas=(0.9, 0.95), eps=1e-8)
+    optimizer = build_optimizer(
+        torch.nn.ParameterList([table]), OptimConfig(lr=1e-3, states="8bit", weight_decay=0.0)
+    )
     generator = torch.Generator().manual_seed(0)
     for step in range(60):
         table.grad = torch.randn(4, 256, generator=generator) * 10 ** (
@@ -194,8 +196,8 @@ def test_the_prediction_knows_the_smaller_states(parallel: dict[str, int]) -> No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("columns", [256, 700, 33])
 def test_the_kernel_computes_what_plain_operations_do(dtype: torch.dtype, columns: int) -> None:
-    from lsai_core.optimizers.adam8bit import _plain_update
     from lsai_core.optimizers.adamw8_kernel import adamw8_
+    from lsai_core.optimizers.plain_update import plain_adamw_
 
     generator = torch.Generator("cuda").manual_seed(0)
     weight = torch.randn(77, columns, device="cuda", generator=generator).to(dtype)
@@ -207,7 +209,7 @@ def test_the_kernel_computes_what_plain_operations_do(dtype: torch.dtype, column
         gradient = (torch.randn(77, columns, device="cuda", generator=generator) * spread).to(dtype)
         settings = dict(step=step, lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
         adamw8_(weights_[0], gradient, *states[0], factor, **settings)  # type: ignore[arg-type]
-        _plain_update(weights_[1], gradient, *states[1], factor, eight_bit=True, **settings)  # type: ignore[arg-type]
+        plain_adamw_(weights_[1], gradient, *states[1], factor, **settings)  # type: ignore[arg-type]
         # A value at the edge between two steps may go either way; beyond that all is equal.
         for kernel, plain in zip(states[0][::2], states[1][::2], strict=True):
             off = (kernel.int() - plain.int()).abs()

@@ -134,10 +134,10 @@ def refusals(tree: Path, *changes: dict[str, Any]) -> list[str]:
     program = f"""
 from lsai_core.config.train import TrainConfig
 from lsai_core.base.errors import UserError
-from lsai_core.config.strict import validated
+from lsai_core.training.combinations import checked
 for changes in {changes}:
     try:
-        validated(TrainConfig, {{"model": {{"preset": "lab-tiny"}}, **changes}}, "test")
+        checked(TrainConfig, {{"model": {{"preset": "lab-tiny"}}, **changes}}, "test")
     except UserError as error:
         print(error)
 """

@@ -17,8 +17,8 @@ import pytest
 from conftest import CHECKOUT, Project, write_corpus, write_run
 
 from lsai_core.base.errors import UserError
-from lsai_core.config.strict import validated
 from lsai_core.config.train import TrainConfig
+from lsai_core.training.combinations import checked
 from lsai_lab.runs.records import find_runs
 
 STUDY = "params/studies/memory.yaml"
@@ -84,6 +84,25 @@ SETTINGS = {
     "optim.lr": r"--set wants key=value",
     "=5": r"--set wants key=value",
     "optim.lr.x=1": r"optim.lr: ",
+    "steps=1:30": r"steps: Input should be a valid integer, got '1:30'",
+    "steps=1:30:00": r"steps: Input should be a valid integer, got '1:30:00'",
+    "optim.lr=1:30.5": r"optim.lr: Input should be a valid number, got '1:30.5'",
+    "steps=010": r"steps: Input should be a valid integer, got '010'",
+    "steps=!!int 1:30": r"'1:30' is no finite number",
+    f"batch_size={2**40}": r"batch_size: Input should be less than or equal to \d+, got "
+    r"1099511627776",
+    f"seq_len={10**18}": r"seq_len: Input should be less than or equal to",
+    f"grad_accum={2**62}": r"grad_accum: Input should be less than or equal to",
+    f"steps={2**62}": r"steps: Input should be less than or equal to",
+    f"parallel.fsdp={2**40}": r"parallel.fsdp: Input should be less than or equal to",
+    "optim" + ".x" * 2000 + "=1": r"--set wants key=value",
+    "optim..lr=1": r"--set wants key=value",
+    "optim.=1": r"--set wants key=value",
+    "data.column=[a]": r"data.column: Input should be a valid string",
+    "data.column=body": r"no field 'body'; it has text",
+    "data.tokenizer=/no/such": r"data.tokenizer=/no/such: no such file",
+    "data.vocab_size=262145": r"data.vocab_size: Input should be less than or equal to 262144",
+    "data.source=tokens:/no/such.npy": r"/no/such.npy: no such file",
     "data.source=ftp:x": r"ftp:x",
     "data.source=file:/no/such.jsonl": r"/no/such.jsonl",
 }
@@ -298,19 +317,14 @@ def test_folders_that_cannot_be_written(
     blocked = tmp_path / "a file"
     blocked.write_text("precious")
     project = new_project()
-    project.environment["LSAI_RUNS"] = str(blocked)
-    refused(
-        project.lsai("study", "memory"), r"cannot write the records of memory.baseline in .*a file"
-    )
-    project.environment["LSAI_RUNS"] = str(blocked / "below")
-    refused(
-        project.lsai("study", "memory"), r"cannot write the records of memory.baseline in .*a file"
-    )
-    del project.environment["LSAI_RUNS"]
-    project.environment["LSAI_DATA"] = str(blocked)
-    refused(project.lsai("study", "memory"), r"cannot prepare the data at .*a file")
+    for name in ("LSAI_RUNS", "LSAI_DATA"):
+        for folder in (blocked, blocked / "below"):
+            project.environment[name] = str(folder)
+            refused(
+                project.lsai("study", "memory"), rf"{name}=.*a file is no folder; set it to another"
+            )
+        del project.environment[name]
     assert blocked.read_text() == "precious"
-    del project.environment["LSAI_DATA"]
     refused(project.lsai("report", "--no-run", "--out", blocked / "report"), r"a file")
     refused(project.lsai("report", "--no-run", "--out", blocked), r"a file")
     assert blocked.read_text() == "precious"
@@ -385,7 +399,7 @@ def test_a_project_folder_that_is_none(tmp_path: Path) -> None:
 
 def test_several_mistakes_are_named_together() -> None:
     with pytest.raises(UserError, match=r"test: steps: .*; unknown key 'colour'"):
-        validated(TrainConfig, {"model": {"preset": "lab"}, "steps": -1, "colour": 1}, "test")
+        checked(TrainConfig, {"model": {"preset": "lab"}, "steps": -1, "colour": 1}, "test")
 
 
 def test_text_is_read_and_written_as_utf8_whatever_the_locale(tmp_path: Path) -> None:

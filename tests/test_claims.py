@@ -16,7 +16,8 @@ import yaml
 
 import lsai_lab as lab
 from lsai_core.base.errors import UserError
-from lsai_lab.claims.evaluate import evaluate, load_claims
+from lsai_lab.claims.declared import load_claims
+from lsai_lab.claims.evaluate import evaluate
 from lsai_lab.claims.words import told_short
 from lsai_lab.cli.claims import as_records, claims_file
 

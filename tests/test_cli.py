@@ -138,15 +138,21 @@ def test_a_mistake_is_one_line_and_exit_code_2_of_a_real_process(shared: Project
     )
 
 
-def test_options_of_the_wrong_type_are_refused(shared: Project) -> None:
-    for words in (
-        ["train", "--batch-size", "0"],
-        ["train", "--batch-size", "x"],
-        ["studdy"],
-        ["train", "--x"],
-    ):
-        code, _, err = shared.lsai(*words)
-        assert code == 2 and err and "Traceback" not in err, words
+@pytest.mark.parametrize("words", [[], ["data"], ["runs"], ["new"]])
+def test_without_a_command_there_is_help(shared: Project, words: list[str]) -> None:
+    code, out, err = shared.lsai(*words)
+    assert code == 2 and "Usage: " in out + err and "Traceback" not in err
+
+
+def test_a_question_that_nobody_answers_deletes_nothing(
+    new_project: Callable[..., Project],
+) -> None:
+    project = new_project()
+    folder = write_run(project.runs, "memory", "baseline")
+    process = project.start("runs", "delete", "memory.baseline", stdin=subprocess.DEVNULL)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and err.strip().splitlines()[-1].endswith("aborted"), (out, err)
+    assert (folder / "summary.json").exists()
 
 
 def test_ctrl_c_is_one_line_and_exit_code_130(

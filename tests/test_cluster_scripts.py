@@ -24,8 +24,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from lsai_core.base.errors import UserError
-from lsai_lab.cluster.launch_srun import srun_command
-from lsai_lab.cluster.script import Job, load_cluster, render
+from lsai_lab.cluster.script import Job, render
+from lsai_lab.cluster.site import load_cluster
+from lsai_lab.launch.srun import srun_command
 from lsai_lab.project.files import load_yaml
 from lsai_lab.runs.session import Session
 
@@ -87,11 +88,11 @@ def test_alps_script_follows_the_site(project: Project) -> None:
         "job-name": "lsai-memory",
         "account": "a-lsai",
         "partition": "normal",
-        "environment": str(project.root / "envs/alps.toml"),
         "nodes": "1",
         "ntasks-per-node": "1",
         "gpus-per-node": "4",
         "cpus-per-task": "288",
+        "mem": "450G",
         "time": "02:00:00",
         "no-requeue": "",
         "signal": "B:USR1@120",
@@ -99,10 +100,12 @@ def test_alps_script_follows_the_site(project: Project) -> None:
         "output": str(project.runs / "jobs/logs/%x-%j.out"),
     }
     assert "export OMP_NUM_THREADS=72 " in script
-    assert (
-        "command=(numactl --membind=0-3 python -m lsai_lab.cli\n  study memory\n  --profile gh200\n"
-        in script
-    )
+    # The script is on the host, and what it starts in the container.
+    assert f"\ncontainer=(--environment={project.root}/envs/alps.toml)\n" in script
+    assert "step=(srun --nodes=1 --ntasks=1 " in script
+    command = 'command=("${step[@]}" numactl --membind=0-3 python -m lsai_lab.cli\n'
+    assert command + "  study memory\n  --profile gh200\n" in script
+    assert "\nulimit -c 0" in script and "export TRITON_CACHE_DIR=" in script
     follower = directives(report)
     assert (follower["dependency"], follower["kill-on-invalid-dep"]) == ("afterany:JOB", "yes")
     assert "  report --no-run\n  --profile gh200\n" in report
@@ -170,8 +173,9 @@ def test_pyxis_and_extra_lines(project: Project, monkeypatch: pytest.MonkeyPatch
     project.write_yaml("params/clusters/pyxis.yaml", {**GENERIC, **own})
     script, _ = rendered(project, cluster="pyxis")
     options = directives(script)
-    assert options["container-image"] == "/images/lsai.sqsh"
-    assert options["container-mounts"] == "/scratch:/scratch,/home"
+    assert not [name for name in options if name.startswith("container")]
+    container = "--container-image=/images/lsai.sqsh --container-mounts=/scratch:/scratch,/home"
+    assert f"container=({container})" in script
     assert (options["mem"], options["constraint"]) == ("64G", "a100")
     assert "\nmodule load cuda/12.6\n" in script
     monkeypatch.delenv("IMAGES")
@@ -245,7 +249,7 @@ def test_shellcheck_finds_nothing(
             "a node of plain has 2 GPUs, 8 are asked for",
         ),
         (
-            ["memory", "--cluster", "plain"],
+            ["memory", "--cluster", "plain", "--parts", "train"],
             "variant wide wants 8 GPUs and the job has 1 x 2; submit with --nodes 4",
         ),
         (["memory", "--cluster", "plain", "--time", "tomorrow"], "cluster plain: time: "),
@@ -510,9 +514,16 @@ def test_the_shipped_files_fit_together() -> None:
             assert cluster["cluster"] == path.stem
             assert (CHECKOUT / f"params/profiles/{cluster['profile']}.yaml").exists()
             assert cluster.get("account") is None
+    extended = tomllib.loads((CHECKOUT / "envs/alps-extended.toml").read_text())
+    assert extended["entrypoint"] is True
+    assert extended["annotations"] == {"com": {"hooks": {"cxi": {"enabled": "false"}}}}
     edf = tomllib.loads((CHECKOUT / "envs/alps.toml").read_text())
     tag = re.search(r"lsai\+(.+)\.sqsh", edf["image"])
-    assert tag and f"NGC_TAG={tag[1]}-py3" in (CHECKOUT / "envs/Containerfile").read_text()
+    assert (
+        tag
+        and f"ARG BASE=nvcr.io/nvidia/pytorch:{tag[1]}-py3\n"
+        in (CHECKOUT / "envs/Containerfile").read_text()
+    )
 
 
 def test_the_lock_holds_every_package_but_torch_and_setup_uses_it() -> None:

@@ -18,11 +18,13 @@ import torch
 from context_job import JOBS, OURS, exact, inputs, reference, relative
 from torch import Tensor
 
+from lsai_core.attention.choice import get_backend
+from lsai_core.attention.registry import TileKernel
+from lsai_core.attention.tiles import allowed
 from lsai_core.base.errors import UserError
 from lsai_core.context import METHODS, Setting
 from lsai_core.context.engine import planned_backward, planned_forward
 from lsai_core.context.exchange import InFlight, Message, Wait
-from lsai_core.context.kernels import KERNELS, LocalKernel, allowed
 from lsai_core.context.merge import merge
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -189,7 +191,13 @@ class Threads:
         return wait
 
 
-def play(setting: Setting, ranks: int, kernel: LocalKernel, whole: list[Tensor]) -> list[Tensor]:
+def tiles(name: str) -> TileKernel:
+    found = get_backend(name).tiles
+    assert found is not None
+    return found
+
+
+def play(setting: Setting, ranks: int, kernel: TileKernel, whole: list[Tensor]) -> list[Tensor]:
     """Output, dq, dk, dv of a whole sequence by `ranks` threads (of a ring, without an exchange of
     heads)."""
     layout, plan = setting.layout(ranks), setting.plan(ranks)
@@ -216,7 +224,7 @@ def _together(calls: Sequence[Callable[[], None]]) -> None:
 
 @pytest.mark.parametrize("method", ["ring", "zigzag", "lightseq"])
 def test_threads_play_a_ring(method: str) -> None:
-    found = play(Setting(method, 144, 40), 8, KERNELS["eager"], inputs((8, 2)))
+    found = play(Setting(method, 144, 40), 8, tiles("eager"), inputs((8, 2)))
     assert max(relative(a, b) for a, b in zip(found, exact((8, 2), 40), strict=True)) <= 1e-14
 
 
@@ -232,7 +240,7 @@ def cuda_exact(whole: list[Tensor], window: int | None) -> list[Tensor]:
     return [out.detach(), *torch.autograd.grad(out, [q, k, v], gradient)]
 
 
-def one_at_a_time(kernel: LocalKernel) -> LocalKernel:
+def one_at_a_time(kernel: TileKernel) -> TileKernel:
     """The kernel for ranks that are threads: FlashAttention 4 must not compile in two of them at
     once."""
     lock = threading.Lock()
@@ -244,18 +252,16 @@ def one_at_a_time(kernel: LocalKernel) -> LocalKernel:
 
         return call
 
-    return LocalKernel(kernel.name, locked(kernel.forward), locked(kernel.backward))
+    return TileKernel(locked(kernel.forward), locked(kernel.backward))
 
 
-def runnable(name: str, window: int | None) -> LocalKernel:
-    from lsai_core.attention import get_backend
-
+def runnable(name: str, window: int | None) -> TileKernel:
     backend = get_backend(name)
     if (reason := backend.missing(torch.device("cuda"))) is not None:
         pytest.skip(f"{name} {reason}")
     if window is not None and "cuda" not in backend.window and name != "sdpa_flash":
         pytest.skip(f"{name} has no window")
-    return KERNELS[name]
+    return tiles(name)
 
 
 @pytest.mark.gpu

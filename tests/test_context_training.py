@@ -210,7 +210,7 @@ import os, sys, time
 from pathlib import Path
 import torch
 from lsai_core.context import operators
-from lsai_lab.launch.worker import main
+from lsai_lab.runs.worker import main
 
 attend, calls = operators.planned_forward, []
 

@@ -232,7 +232,7 @@ def test_all_documents_of_a_text_file_land_in_one_split_where_there_are_many_fil
 
 @pytest.mark.parametrize(
     "constant",
-    ["tokenizer.EOT", "tokenizer.MIN_FREQUENCY", "documents.TEST_SHARE", "local.MAX_DOCUMENT"],
+    ["tokenizer.EOT", "tokenizer.MIN_FREQUENCY", "documents.TEST_SHARE", "documents.MAX_DOCUMENT"],
 )
 def test_another_rule_of_making_tokens_makes_another_dataset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, constant: str
@@ -269,7 +269,7 @@ def test_glob_takes_files_in_order_and_names_what_it_cannot_read(tmp_path: Path)
         ("a.jsonl", b'{"text": "ok"}\n{"text": 5}\n', 'line 2: expected a record {"text"'),
         ("a.jsonl", b'{"text": "ok"}\n{broken\n', "line 2"),
         ("a.jsonl.zst", compress(texts(50))[:-9], "cut off or damaged"),
-        ("a.jsonl.zst", b"no zstd at all", "does not decompress"),
+        ("a.jsonl.zst", b"no zstd at all", "cannot be decompressed"),
         ("a.parquet", b"no parquet", "cannot be read as parquet"),
         ("a.txt", "zażółć".encode("cp1250"), "not UTF-8"),
     ],

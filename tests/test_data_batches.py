@@ -71,9 +71,11 @@ def test_sequential_batches_cover_the_split_in_order() -> None:
     batches = list(sequential_batches(TOKENS, 30, 10))
     assert [len(x_BS) for x_BS, _ in batches] == [30, 30, 30, 10]
     assert torch.cat([y_BS.flatten() for _, y_BS in batches]).tolist() == list(range(1, 1001))
-    limited = list(sequential_batches(TOKENS, 30, 10, limit=2))
+    limited = list(sequential_batches(TOKENS, 30, 10, limit=45))
     starts = torch.cat([x_BS[:, 0] for x_BS, _ in limited])
-    assert [len(x_BS) for x_BS, _ in limited] == [30, 30]
+    assert [len(x_BS) for x_BS, _ in limited] == [30, 15]
+    other = torch.cat([x_BS[:, 0] for x_BS, _ in sequential_batches(TOKENS, 7, 10, limit=45)])
+    assert torch.equal(starts, other)  # whatever the size of a batch
     # spread over the split
     assert starts.diff().min() >= 10 and starts[0] == 0 and starts[-1] >= 970
     with pytest.raises(UserError, match="less than one window"):

@@ -183,8 +183,13 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "huge length": (
         {"headers": {"Content-Length": "9" * 40}},
-        "9999 bytes, but its manifest says 4000",
+        r"\d+ of 4000 bytes arrived|download is damaged|gave up",
     ),
+    "another file": (
+        {"headers": {"Content-Length": "999999"}},
+        "999999 bytes, but its manifest says 4000",
+    ),
+    "redirection": ({"status": 302, "headers": {"Location": "http://[::1"}}, "d.jsonl.zst: "),
     "wrong place": (
         {"status": 206, "headers": {"Content-Range": "bytes 5-9/10"}},
         "continued at the wrong place",
@@ -232,6 +237,51 @@ def test_a_server_that_lies_is_one_line(
         quick("speakleash:d", tmp_path)
     assert_nothing(tmp_path)
     assert sum(path.stat().st_size for path in tmp_path.rglob("*.part")) < 100_000
+
+
+@pytest.mark.parametrize("size", ["stale", "smaller", "float", "text", "none", "zero"])
+def test_a_manifest_that_is_not_exact_is_told_and_the_file_is_used(
+    server: SpeakleashServer, tmp_path: Path, size: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = server.add("d", RECORDS)
+    real = len(served.data)
+    stated = {
+        "stale": real + 1,
+        "smaller": real - 1,
+        "float": float(real),
+        "text": str(real),
+        "none": None,
+        "zero": 0,
+    }
+    served.manifest["file_size"] = stated[size]
+    dataset = quick("speakleash:d", tmp_path)
+    assert sum(facts["documents"] for facts in dataset.meta["splits"].values()) == len(RECORDS)
+    assert dataset.meta["source"]["bytes"] == real
+    told = capsys.readouterr().err
+    if size in ("stale", "smaller"):
+        assert told.count("note: ") == 1 and f"{real} bytes, {stated[size]} by its manifest" in told
+    else:
+        assert told == ""
+
+
+def test_a_download_that_decodes_but_cannot_be_used_is_named_so_that_it_can_be_deleted(
+    server: SpeakleashServer, tmp_path: Path, fake_apt: Path
+) -> None:
+    file = tmp_path / "raw/speakleash/d.jsonl.zst"
+    for records in ([{"text": "ok"}, {"txt": "a"}], [{"text": None}] * 5, [{"text": "one"}]):
+        server.add("d", records)
+        for _ in range(2):  # it stays until it is deleted
+            with pytest.raises(UserError, match=rf"delete {file} to fetch it again"):
+                quick("speakleash:d", tmp_path)
+        file.unlink()
+    server.add("d", RECORDS)
+    quick("speakleash:d", tmp_path)
+    quick("polish-docs", tmp_path)
+    pages = tmp_path / "raw/polish-docs/documents.jsonl"
+    for damaged in ("{", '{"text": "a"}\n', "5\n", '{"text": 5, "meta": {"package": "x"}}\n'):
+        pages.write_text(damaged)
+        with pytest.raises(UserError, match=rf"{pages}.*delete .*to fetch it again"):
+            quick("polish-docs", tmp_path, vocab_size=300)
 
 
 def test_list_reads_the_index_alone_and_no_server_is_one_line(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
 import lsai_core.attention
@@ -139,3 +140,57 @@ def test_tools_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     assert only("report engine", "check_report").detail == "Quarto at /usr/bin/quarto"
     assert only("containers", "check_cluster").detail == "enroot"
     assert "C++ compiler" in only("torch.compile", "check_compiler").detail
+
+
+# Images of NVIDIA, whose torch is a build of its own between two releases.
+IMAGES = {
+    "26.02": {
+        "torch": "2.11.0a0+eb65b36914.nv26.02",
+        "flash-attn": "2.7.4.post1+nv26.2",
+        "transformer-engine": "2.12.0+5671fd36",
+        "numpy": "1.26.4",
+    },
+    "26.04": {"torch": "2.12.0a0+0291f960b6.nv26.04", "numpy": "1.26.4"},
+    "26.06": {"torch": "2.13.0a0+8145d630e8.nv26.06", "numpy": "2.1.0"},
+}
+
+
+@pytest.mark.parametrize("tag", IMAGES)
+def test_an_image_of_nvidia_is_usable_and_its_torch_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, tag: str
+) -> None:
+    version, brought = checks.package_version, IMAGES[tag]
+    monkeypatch.setattr(checks, "package_version", lambda name: brought.get(name) or version(name))
+    found = by_name()
+    assert found["Python packages"].ok
+    assert brought["torch"] in found["image"].detail
+    assert f"numpy {brought['numpy']}" in found["image"].detail
+    answer = CliRunner().invoke(app, [])
+    assert answer.exit_code == 0 and "pip install" not in answer.stdout
+
+
+def test_a_package_that_an_image_lacks_is_no_errand_for_pip(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if it is the torch itself that is too old."""
+    version, brought = checks.package_version, IMAGES["26.02"] | {"papermill": None}
+    for torch_ in ("2.11.0a0+eb65b36914.nv26.02", "2.9.0a0+50eac811a6.nv25.09"):
+        brought = brought | {"torch": torch_}
+        monkeypatch.setattr(
+            checks,
+            "package_version",
+            lambda name, brought=brought: brought[name] if name in brought else version(name),
+        )
+        check = by_name()["Python packages"]
+        assert check.ok is False and "papermill" in check.detail
+        assert ("torch" in check.detail.split(";")[0]) == torch_.startswith("2.9")
+        assert "pip install" not in (check.fix or "") and "envs/Containerfile" in (check.fix or "")
+        told = " ".join(CliRunner().invoke(app, []).stdout.split())
+        assert "pip install" not in told and f"would replace the image's torch {torch_}" in told
+
+
+def test_a_release_candidate_is_not_the_release() -> None:
+    need = Requirement("torch>=2.11")
+    assert not checks.satisfied(need, "2.11.0rc1") and not checks.satisfied(need, "2.10.0+cu130")
+    assert checks.satisfied(need, "2.13.0+cpu") and not checks.satisfied(need, None)
+    assert checks.image_torch() is None

@@ -194,7 +194,7 @@ def test_installed_from_a_wheel_it_lays_out_a_laboratory_that_works(tmp_path: Pa
         shutil.copytree(
             CHECKOUT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__")
         )
-    for name in ("Makefile", "pyproject.toml", "setup.py", "MANIFEST.in", "README.md"):
+    for name in ("Makefile", "pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(CHECKOUT / name, sources)
     pip = [
         sys.executable,
@@ -216,6 +216,10 @@ def test_installed_from_a_wheel_it_lays_out_a_laboratory_that_works(tmp_path: Pa
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    read = "import lsai_lab as lab; print(len(lab.load('memory')))"
+    assert int(call(sys.executable, "-c", read, where=tmp_path)) > 20, (
+        "outside a laboratory its own records"
+    )
     call("lsai", "new", "lab", str(made), where=tmp_path)
     assert "h200" in call("lsai", "compare", "memory", "--recorded", where=made)
     assert "to run" in call("lsai", "study", "machine", "--dry-run", where=made)

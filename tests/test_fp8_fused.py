@@ -139,7 +139,7 @@ def test_micro_batches_share_their_scales() -> None:
 @pytest.mark.parametrize("mode", ["none", "full"])
 def test_resuming_equals_never_having_stopped(dataset: Dataset, tmp_path: Path, mode: str) -> None:
     run = config(
-        steps=24, checkpoint={"every": 5}, eval={"every": 4, "batches": 2}, grad_checkpoint=mode
+        steps=24, checkpoint={"every": 5}, eval={"every": 4, "sequences": 8}, grad_checkpoint=mode
     )
     whole = train(run, dataset, tmp_path / "whole")
     for step in (7, 18):

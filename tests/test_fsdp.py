@@ -22,10 +22,10 @@ from fsdp_job import RESUMED, RUNS
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import read_jsonl
-from lsai_core.config.strict import validated
 from lsai_core.config.train import ParallelConfig, TrainConfig
 from lsai_core.model.hf import load_hf, to_hf
 from lsai_core.parallel.world import World
+from lsai_core.training.combinations import checked
 from lsai_core.training.loop import Trained, train
 from lsai_lab.launch.launch import launch, torchrun
 
@@ -318,21 +318,19 @@ def test_an_unfinished_checkpoint_does_not_count(job: Job, tmp_path: Path) -> No
 def test_impossible_parallel_settings_are_refused() -> None:
     model = {"preset": "lab-tiny"}
     with pytest.raises(UserError, match="need fsdp > 1"):
-        validated(TrainConfig, {"model": model, "parallel": {"replicate": 2}}, "test")
+        checked(TrainConfig, {"model": model, "parallel": {"replicate": 2}}, "test")
     with pytest.raises(UserError, match="need fsdp > 1"):
-        validated(
-            TrainConfig, {"model": model, "parallel": {"reshard_after_forward": False}}, "test"
-        )
+        checked(TrainConfig, {"model": model, "parallel": {"reshard_after_forward": False}}, "test")
 
 
 def test_a_record_may_name_the_way_that_stayed() -> None:
     """`collectives` was a setting for a day; who asks for the other way is told that there is
     none."""
     model = {"preset": "lab-tiny"}
-    kept = validated(TrainConfig, {"model": model, "parallel": {"collectives": "backend"}}, "test")
+    kept = checked(TrainConfig, {"model": model, "parallel": {"collectives": "backend"}}, "test")
     assert kept.parallel == ParallelConfig()
     with pytest.raises(UserError, match=r"parallel\.collectives"):
-        validated(TrainConfig, {"model": model, "parallel": {"collectives": "copies"}}, "test")
+        checked(TrainConfig, {"model": model, "parallel": {"collectives": "copies"}}, "test")
 
 
 ON_GPUS = {

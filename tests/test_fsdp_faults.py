@@ -21,7 +21,7 @@ DYING = """
 import os, signal, sys
 from pathlib import Path
 from torch.distributed.checkpoint import filesystem
-from lsai_lab.launch.worker import main
+from lsai_lab.runs.worker import main
 
 write = filesystem.FileSystemWriter.write_data
 

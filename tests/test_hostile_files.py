@@ -27,6 +27,7 @@ import torch
 from conftest import Project, tiny, write_run
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from pypdf import PdfReader
+from safetensors.torch import load_file, save_file
 from test_book import PNG, SVG, reports
 from test_data import quick, texts, write_jsonl
 
@@ -131,6 +132,10 @@ CONFIGS: dict[str, str | dict[str, Any]] = {
     "infinite": {"rope_theta": float("inf")},
     "list for a number": {"vocab_size": [320]},
     "text for rope": {"rope_parameters": "llama3"},
+    **{
+        f"context length {value}": {"max_position_embeddings": value}
+        for value in (None, "abc", float("inf"), -5, 0, 2.5, True, 10**30)
+    },
     "digits": '{"model_type": "llama", "vocab_size": ' + "9" * 5000 + "}",
 }
 
@@ -192,6 +197,11 @@ def test_safetensors(name: str, tmp_path: Path) -> None:
         '{"weight_map": {"a": "/etc/passwd"}}',
         '{"weight_map": {"a": "../ran.safetensors"}}',
         '{"weight_map": {}}',
+        '{"weight_map": {"a": ""}}',
+        '{"weight_map": {"a": "."}}',
+        '{"weight_map": {"a": "b\\nc"}}',
+        '{"weight_map": {"a": "\\ud800"}}',
+        "[" * 100_000,
     ],
 )
 def test_an_index_of_weights(index: str, tmp_path: Path) -> None:
@@ -199,6 +209,52 @@ def test_an_index_of_weights(index: str, tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(index)
     refused(lambda: load_hf(folder), tmp_path / "ran")
+
+
+NO_WEIGHTS = {
+    **{
+        str(dtype): lambda tensor, dtype=dtype: tensor.to(dtype)
+        for dtype in (
+            torch.int64,
+            torch.int32,
+            torch.int8,
+            torch.uint8,
+            torch.bool,
+            torch.complex64,
+            torch.float8_e4m3fn,
+            torch.float8_e5m2,
+        )
+    },
+    "NaN": lambda tensor: tensor.clone().fill_(float("nan")),
+    "one NaN": lambda tensor: tensor.clone().index_fill_(0, torch.tensor([0]), float("nan")),
+    "infinite": lambda tensor: tensor.clone().fill_(float("-inf")),
+}
+
+
+@pytest.mark.parametrize("name", NO_WEIGHTS)
+def test_what_is_no_weight_is_named(name: str, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    for victim in ("model.norm.weight", "model.layers.0.mlp.up_proj.weight"):
+        save_file(
+            tensors | {victim: NO_WEIGHTS[name](tensors[victim])}, folder / "model.safetensors"
+        )
+        with pytest.raises(UserError, match=victim):
+            load_hf(folder)
+        refused(lambda: load_hf(folder), tmp_path / "ran")
+
+
+def test_a_tensor_that_lies_in_two_files_is_refused(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    for name in "ab":
+        save_file(tensors, folder / f"{name}.safetensors")
+    (folder / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}'
+    )
+    with pytest.raises(UserError, match=r"is also in a\.safetensors"):
+        load_hf(folder)
 
 
 # ------------------------------------------------------------------ checkpoints: one file, and
@@ -238,6 +294,19 @@ WHOLE: dict[str, Change] = {
 }
 
 
+WHOLE |= {
+    f"{key} {value}": lambda path, ran, key=key, value=value: saved(torch.load(path) | {key: value})
+    for key, value in (
+        ("step", -5),
+        ("step", "x"),
+        ("step", 2),
+        ("train_s", float("nan")),
+        ("train_s", "3"),
+        ("random", []),
+    )
+}
+
+
 def parts() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     model = torch.nn.Linear(4, 4)
     model(torch.ones(1, 4)).sum().backward()
@@ -259,6 +328,50 @@ def test_a_checkpoint_whose_checksum_holds(name: str, tmp_path: Path) -> None:
     }
     path.with_suffix(".json").write_text(json.dumps(facts))
     refused(lambda: store.restore(*parts()), ran)
+
+
+FACTS: dict[str, Any] = {
+    "no files": {"files": {}},
+    "files are a list": {"files": ["a"]},
+    "files are nothing": {"files": None},
+    "a file elsewhere": {"files": {".metadata": "", "__0_0.distcp": "", "../x": ""}},
+    **{f"step {value}": {"step": value} for value in (-5, "x", 7, 1.0, True, None)},
+    **{f"sequences {value}": {"sequences_per_step": value} for value in (0, -8, "8", None)},
+    **{f"seconds {value}": {"train_s": value} for value in (-1, "x", float("nan"), float("inf"))},
+    "list": "[]",
+    "deep": "[" * 100_000,
+    "no step": '{"files": {}, "sequences_per_step": 8, "train_s": 0.0}',
+    "empty": "",
+    "null": "null",
+}
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_what_a_sharded_checkpoint_says_of_itself(name: str, tmp_path: Path) -> None:
+    store = ShardedCheckpoints(tmp_path / "run", 1, 8, World())
+    store.save(1, *parts(), 0.0)
+    store.finish()
+    (path,) = tmp_path.glob("run/*/complete.json")
+    change = FACTS[name]
+    path.write_text(
+        change if isinstance(change, str) else json.dumps(json.loads(path.read_text()) | change)
+    )
+    refused(lambda: store.restore(*parts()), tmp_path / "ran")
+
+
+def test_a_flipped_bit_of_a_slice_is_seen_whatever_complete_json_leaves_out(tmp_path: Path) -> None:
+    store = ShardedCheckpoints(tmp_path / "run", 1, 8, World())
+    store.save(1, *parts(), 0.0)
+    store.finish()
+    (path,) = tmp_path.glob("run/*/__0_0.distcp")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    facts = path.with_name("complete.json")
+    told = json.loads(facts.read_text())
+    del told["files"][path.name]
+    facts.write_text(json.dumps(told))
+    refused(lambda: store.restore(*parts()), tmp_path / "ran")
 
 
 def with_planner(path: Path, value: Any) -> bytes:

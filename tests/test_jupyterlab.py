@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, ceilings: dict[str, Any]) -
         [
             "config",
             "filter.without-outputs.clean",
-            f"PYTHONPATH={CHECKOUT} {sys.executable} -m lsai_lab.report.strip",
+            f"PYTHONPATH={CHECKOUT} {sys.executable} -m lsai_lab.project.strip",
         ],
         ["add", "notebooks", ".gitattributes", ".gitignore"],
         ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "begin"],
@@ -66,7 +66,7 @@ def server(folder: Project) -> Iterator[str]:
         "--IdentityProvider.token=",
         "--ServerApp.password=",
         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-        "--ContentsManager.post_save_hook=lsai_lab.report.strip.saved",
+        "--ContentsManager.post_save_hook=lsai_lab.project.strip.saved",
     ]
     environment = {
         **os.environ,

@@ -10,8 +10,8 @@ from conftest import tiny
 
 from lsai_core.fp8 import scales
 from lsai_core.fp8.fused import E4M3, E5M2, fp8_cast, fp8_swiglu, fp8_swiglu_backward
+from lsai_core.model.feed_forward import swiglu, swiglu_backward, swiglu_down
 from lsai_core.model.norm import norm_and_residual
-from lsai_core.model.swiglu import swiglu, swiglu_backward, swiglu_down
 from lsai_core.model.transformer import build_model
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

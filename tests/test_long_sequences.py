@@ -17,9 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lsai_core.base.errors import UserError
 from lsai_core.config.train import TrainConfig
 from lsai_core.context import ContextParallel
-from lsai_core.model.mlp_chunks import swiglu_mlp
+from lsai_core.model.feed_forward import swiglu_down, swiglu_mlp
 from lsai_core.model.saved_inputs import HostInputs
-from lsai_core.model.swiglu import swiglu_down
 from lsai_core.model.transformer import Transformer, build_model
 from lsai_core.optimizers.build import build_optimizer
 from lsai_core.prediction import predict

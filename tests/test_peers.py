@@ -272,7 +272,7 @@ ENDS = {
     "silent": ("pass", "failed", "exit code 0: no output"),
 }
 WORKER = """import os, pathlib, signal, sys
-from lsai_lab.launch.worker import as_worker
+from lsai_lab.runs.worker import as_worker
 from lsai_lab.peers.worker import stop
 folder = pathlib.Path(sys.argv[1])
 """

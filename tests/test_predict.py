@@ -20,7 +20,6 @@ from fsdp_fixture import config as fsdp_config
 
 from lsai_core.base import disk_cache
 from lsai_core.base.errors import UserError
-from lsai_core.config.strict import validated
 from lsai_core.config.train import ParallelConfig, TrainConfig
 from lsai_core.context import METHODS
 from lsai_core.model.transformer import count_parameters
@@ -42,6 +41,7 @@ from lsai_core.prediction.memory import OUTSIDE_GIB
 from lsai_core.prediction.simulate import held_back, simulate
 from lsai_core.profiling.memory import PhaseMemory
 from lsai_core.training import step
+from lsai_core.training.combinations import checked
 from lsai_lab.cli import prediction as command
 from lsai_lab.cli.prediction import describe
 from lsai_lab.launch.launch import launch
@@ -69,7 +69,7 @@ def tiny(**changes: Any) -> TrainConfig:
         "batch_size": 4,
         "device": "cpu",
     }
-    return validated(TrainConfig, base | changes, "test")
+    return checked(TrainConfig, base | changes, "test")
 
 
 def course(**changes: Any) -> TrainConfig:
@@ -80,7 +80,7 @@ def course(**changes: Any) -> TrainConfig:
         "seq_len": 4096,
         "batch_size": 2,
     }
-    return validated(TrainConfig, base | changes, "test")
+    return checked(TrainConfig, base | changes, "test")
 
 
 def test_recorded_runs_of_gpus_are_predicted() -> None:
@@ -683,7 +683,7 @@ def test_a_real_step_on_a_gpu(changes: dict[str, Any]) -> None:
     device = torch.device("cuda")
     shape = {"preset": "course", "n_layers": 4, "vocab_size": 32768}
     base = {"model": shape, "precision": "bf16", "device": "cuda", "seq_len": 2048, "batch_size": 4}
-    config = validated(TrainConfig, {**base, **changes}, "test")
+    config = checked(TrainConfig, {**base, **changes}, "test")
     held = gpu_bytes()
     kernel = step.attention_kernel(config, device)
     model = step.prepare_model(config, device)

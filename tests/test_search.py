@@ -127,6 +127,8 @@ NO_MEMORY = {
     "seed",
     "log_every",
     "data.source",
+    "data.column",
+    "data.tokenizer",
     "data.max_mb",
     "data.tokenizer_mb",
     "data.split_seed",

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import losses, tiny, write_corpus
+from conftest import CHECKOUT, TINY_MODEL, losses, tiny, write_corpus
 
 from lsai_core.base.errors import Unavailable, UserError
-from lsai_core.config.train import DataConfig, OptimConfig
+from lsai_core.config.train import DataConfig, EvalConfig, OptimConfig, TrainConfig
 from lsai_core.model.transformer import build_model
+from lsai_core.training.combinations import checked
 from lsai_core.training.loop import Diverged, train
 from lsai_core.training.step import learning_rate
 from lsai_lab.data import BatchStream, Dataset, prepare
@@ -136,17 +137,15 @@ def test_metrics_state_the_rate_that_was_used(dataset: Dataset, tmp_path: Path) 
     assert all(row["tokens_per_s"] == pytest.approx(4 * 32 / row["step_ms"] * 1e3) for row in rows)
 
 
-@pytest.mark.parametrize("batches", [0, 3])
+@pytest.mark.parametrize("sequences", [0, 10])
 def test_validation_loss_equals_an_independent_computation(
-    dataset: Dataset, tmp_path: Path, batches: int
+    dataset: Dataset, tmp_path: Path, sequences: int
 ) -> None:
-    trained = train(tiny(eval={"batches": batches}), dataset, tmp_path)
+    trained = train(tiny(eval={"sequences": sequences}), dataset, tmp_path)
     tokens = np.fromfile(dataset.folder / "validation.bin", dtype="<u2").astype(np.int64)
     windows = (len(tokens) - 1) // 32
-    chosen = [index * windows // (batches * 4) for index in range(batches * 4)] or list(
-        range(windows)
-    )
-    assert windows % 4 or batches, (
+    chosen = [index * windows // sequences for index in range(sequences)] or list(range(windows))
+    assert len(chosen) % 4, (
         "the last batch should be a partial one, or weighting it wrongly would not show"
     )
     total = 0.0
@@ -158,12 +157,50 @@ def test_validation_loss_equals_an_independent_computation(
     assert trained.validation_loss == pytest.approx(total / (len(chosen) * 32), abs=1e-5)
 
 
+def test_the_text_that_is_judged_depends_on_no_batch(dataset: Dataset, tmp_path: Path) -> None:
+    def judged(name: str, **changes: Any) -> float:
+        still = {"lr": 1e-30, "warmup_steps": 0}  # so that all judge the model of the same seed
+        config = tiny(steps=1, optim=still, eval={"sequences": 10}, **changes)
+        return train(config, dataset, tmp_path / name).validation_loss
+
+    whole = judged("whole")
+    for batch_size, grad_accum in ((1, 4), (2, 2), (3, 1), (64, 1)):
+        name = f"{batch_size}-{grad_accum}"
+        found = judged(name, batch_size=batch_size, grad_accum=grad_accum)
+        assert found == pytest.approx(whole, rel=1e-6), name
+
+
+def test_batches_of_older_configs_are_read_as_the_sequences_that_they_were() -> None:
+    old = {"model": TINY_MODEL, "batch_size": 4, "parallel": {"fsdp": 2}}
+    old["data"] = {"vocab_size": 320}
+
+    def read(**judged: Any) -> TrainConfig:
+        return checked(TrainConfig, {**old, "eval": judged}, "test")
+
+    assert read(every=5, batches=3).eval == EvalConfig(every=5, sequences=24)
+    assert read(batches=0).eval.sequences == 0
+    with pytest.raises(UserError, match=r"unknown key 'eval\.batches'"):
+        read(batches=3, sequences=24)
+    with pytest.raises(UserError, match=r"unknown key 'eval\.batches'"):
+        read(batches="3")
+    paths = (CHECKOUT / "reports" / "recorded").glob("*/*/*/config.json")
+    configs = [json.loads(path.read_text()) for path in paths]
+    configs = [config.get("train", config) for config in configs]
+    before = [config for config in configs if config.get("eval", {}).get("batches")]
+    assert before
+    for config in before:
+        parallel = config.get("parallel", {})
+        readers = parallel.get("fsdp", 1) * parallel.get("replicate", 1)
+        wanted = config["eval"]["batches"] * config["batch_size"] * readers
+        assert checked(TrainConfig, config, "test").eval.sequences == wanted
+
+
 def test_a_tiny_corpus_is_learnt_by_heart(tmp_path: Path) -> None:
     source = write_corpus(tmp_path / "few.jsonl", documents=12)
     data = DataConfig(source=f"file:{source}", vocab_size=320)
     few = prepare(data, tmp_path / "data", progress=False)
     config = tiny(
-        steps=150, optim={"lr": 1e-2, "warmup_steps": 5}, batch_size=8, eval={"batches": 1}
+        steps=150, optim={"lr": 1e-2, "warmup_steps": 5}, batch_size=8, eval={"sequences": 8}
     )
     train(config, few, tmp_path / "run")
     curve = losses(tmp_path / "run")

@@ -82,7 +82,7 @@ def resolve(
     work; callers that want the error before the first step (or the name for a record) ask here.
     """
     restricting = None if window is not None and window >= seq_len else window
-    length = _nearest_power_of_two(seq_len) if backend == "auto" else None
+    length = nearest_power_of_two(seq_len) if backend == "auto" else None
     mask = (restricting, causal)
     return _resolved(
         backend,
@@ -136,7 +136,8 @@ def _resolved_constant(*request: Any) -> str:
 _resolved_constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _nearest_power_of_two(seq_len: int) -> int:
+def nearest_power_of_two(seq_len: int) -> int:
+    """By ratio: the lengths by which measured shapes are told apart."""
     # Comparisons only: of a symbolic length torch.compile then knows the range, and recompiles when
     # it is left.
     length = 1
@@ -188,7 +189,7 @@ def attention(
         single_token = True
     if n_heads != n_kv_heads:
         grouped = True
-    length = _nearest_power_of_two(seq_len) if backend == "auto" else None
+    length = nearest_power_of_two(seq_len) if backend == "auto" else None
     name = _resolved_constant(
         backend,
         q_BSHD.device,
@@ -202,3 +203,40 @@ def attention(
         training,
     )
     return BACKENDS[name].function(q_BSHD, k_BSKD, v_BSKD, window, causal)
+
+
+# Asked in every layer of every step, hence cached.
+@functools.cache
+def tile_backend(
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    *,
+    window: int | None = None,
+    grouped: bool = False,
+    length: int = 8192,
+) -> Backend:
+    """The backend called `name`, or for `auto` the fastest, that has a kernel for tiles; UserError
+    or Unavailable if it cannot serve such inputs.
+
+    `length`: queries of a tile, for `auto`.
+    """
+    case = Case(device.type, dtype, head_dim, window, False, True, grouped, length)
+    if name == "auto":
+        own = {
+            other: reason if BACKENDS[other].tiles else "returns no log-sum-exp"
+            for other, reason in available_backends(device).items()
+        }
+        name = choose(case, own, rankings_for(device, own))
+    backend = get_backend(name)
+    if backend.tiles is None:
+        able = ", ".join(other for other, each in BACKENDS.items() if each.tiles)
+        raise UserError(
+            f"attention backend {name} returns no log-sum-exp; for context parallelism: {able}"
+        )
+    if (reason := backend.missing(device)) is not None:
+        raise Unavailable(f"attention backend {name} {reason}")
+    if (reason := backend.unsupported(case)) is not None:
+        raise UserError(f"attention backend {name} {reason}; use another backend, or auto")
+    return backend

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from lsai_core.attention.registry import HALF, Case
+from lsai_core.base.devices import cuda_capability
 
 TABLE = Path(__file__).with_name("measured.json")
 
@@ -64,10 +65,7 @@ def rankings_for(device: torch.device, available: Mapping[str, str | None]) -> t
     """What `select_rankings` takes of the shipped table for this GPU; nothing for other devices."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return ()
-    name, (major, minor) = (
-        torch.cuda.get_device_name(device),
-        torch.cuda.get_device_capability(device),
-    )
+    name, (major, minor) = torch.cuda.get_device_name(device), cuda_capability(device)
     return select_rankings(shipped(), name, f"{major}.{minor}", available)
 
 

@@ -17,9 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lsai_core.base.devices import AMPERE, NOT_NVIDIA, cuda_capability, on_rocm
+
 HALF = frozenset({torch.float16, torch.bfloat16})
 FLOATING = HALF | {torch.float32, torch.float64}
-AMPERE_ON = ((8, 0), (99, 0))
+AMPERE_ON = (AMPERE, (99, 0))
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,29 @@ class Case:
     training: bool = True
 
 
+Bound = int | None
+
+
+@dataclass(frozen=True, eq=False)
+class TileKernel:
+    """A kernel beneath autograd, for one tile of attention that several processes share.
+
+    `forward(q_BSHD, k_BTKD, v_BTKD, left, right) -> (out_BSHD, lse_BHS)` and
+    `backward(dout_BSHD, q, k, v, out_BSHD, lse_BHS, left, right) -> (dq, dk, dv)`, gradients in the
+    shapes of their inputs. Query i sees the keys j with i - left <= j <= i + right; None is no
+    bound. out in the dtype of q, lse in fp32 (fp64 for fp64 inputs): the natural logarithm of the
+    sum of exp(scores), scores scaled by 1/sqrt(D).
+
+    Attention over all keys is put together from attention over some of them by their lse. In the
+    backward pass a tile gets `out` and `lse` of the *whole* attention: exp(score - lse) is then the
+    true probability, and the gradients of the tiles add up (Dao et al. 2022, arXiv:2205.14135,
+    section 3.1; Liu et al. 2023, arXiv:2310.01889).
+    """
+
+    forward: Callable[[Tensor, Tensor, Tensor, Bound, Bound], tuple[Tensor, Tensor]]
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+
+
 @dataclass(frozen=True, eq=False)
 class Backend:
     """One attention kernel.
@@ -52,7 +77,8 @@ class Backend:
     without grouped-query attention repeat the key-value heads themselves; a window comes with
     `causal` only. `dtypes` maps each device type that the kernel exists for to its dtypes; `window`
     holds the device types on which it can restrict attention, `forward_only` those on which it has
-    no backward pass. `load` imports what the kernel needs and raises if it cannot.
+    no backward pass. `rocm`: torch brings it for AMD's GPUs, too. `load` imports what the kernel
+    needs and raises if it cannot.
 
     For memory: `fused` says that it is one kernel that keeps q, k, v, the output and one fp32
     number per row, and nothing else. Without it a prediction runs `function` as it is, operation by
@@ -63,6 +89,8 @@ class Backend:
     namespace), whose results selective checkpointing keeps; not needed where the name has
     "attention" in it. `speed`: its place among others where nothing was measured, the highest first
     (in bf16, causal, on Hopper).
+
+    `tiles`: the kernel beneath, where it returns its log-sum-exp: context parallelism needs that.
 
     `about`, `color` and `marker` (matplotlib's) are for tables and figures; `install`: what pip is
     given for its package.
@@ -78,12 +106,14 @@ class Backend:
     compute_capability: tuple[tuple[int, int], tuple[int, int]] | None = None
     forward_only: frozenset[str] = frozenset()
     fused: bool = False
+    rocm: bool = False
     load: Callable[[], object] | None = None
     grouped: bool = True
     repeats: bool = True
     masked: bool = False
     speed: int = 0
     operators: frozenset[str] = frozenset()
+    tiles: TileKernel | None = None
     about: str = ""
     color: str = "#777777"
     marker: str = "h"
@@ -139,11 +169,10 @@ def _missing(backend: Backend, device: torch.device) -> str | None:
     if device.type == "cuda" and backend.fused:
         if not torch.cuda.is_available():
             return "needs a CUDA GPU, and this machine has none"
+        if on_rocm():
+            return None if backend.rocm else NOT_NVIDIA
         if backend.compute_capability is not None:
-            (low, high), found = (
-                backend.compute_capability,
-                torch.cuda.get_device_capability(device),
-            )
+            (low, high), found = backend.compute_capability, cuda_capability(device)
             if not low <= found <= high:
                 return (
                     f"needs CUDA compute capability {_dotted(low)} to {_dotted(high)}, this "

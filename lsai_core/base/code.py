@@ -5,8 +5,8 @@ The files are found by reading, not by importing: every import statement counts,
 function, and so does a string that names a module (`python -m lsai_core...`), or with a star all
 files of a package (`plugins.py`). The hash covers syntax trees without docstrings, descriptions of
 fields and what an error says, so rewording a comment or formatting a file throws no measured result
-away, and changing a line that runs does. A JSON file that lies beside a module and is named in it
-counts as it stands.
+away, and changing a line that runs does. A JSON or CSV file that lies beside a module and is named
+in it counts as it stands.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from lsai_core.base import plugins
 from lsai_core.base.files import write_json
 
 ROOT = Path(__file__).resolve().parents[2]  # the folder that holds the packages
+_DATA = (".json", ".csv")  # beside a module, named in it
 _MODULE = re.compile(r"lsai_\w+(\.\w+)+(\.\*)?")
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 # Python 3.11 counts the depth of a syntax tree for all threads together and fails when two parse at
@@ -44,7 +45,7 @@ def closure(modules: Iterable[str], within: Collection[str] = ("lsai_",)) -> lis
             continue
         found.add(path)
         for name in _names(path, _stamp(path)):
-            reached = path.with_name(name) if name.endswith(".json") else _file(name)
+            reached = path.with_name(name) if name.endswith(_DATA) else _file(name)
             if reached is not None and (reached.suffix != ".py" or name.startswith(tuple(within))):
                 left.append(reached)
     return sorted(found)
@@ -62,7 +63,7 @@ def code_hash(files: Iterable[Path]) -> str:
 def version_of(module: str) -> str:
     """`code_hash` of all that `module` reaches. Reading that takes 0.3 s, so it is kept until a
     file's size or time changes."""
-    files = sorted(path for path in ROOT.glob("lsai_*/**/*.*") if path.suffix in (".py", ".json"))
+    files = sorted(path for path in ROOT.glob("lsai_*/**/*.*") if path.suffix in (".py", *_DATA))
     state = hashlib.sha256(repr([(path, _stamp(path)) for path in files]).encode()).hexdigest()
     kept = ROOT / ".cache" / "code" / f"{module}.json"
     with contextlib.suppress(OSError, ValueError):  # not there, or not whole
@@ -117,7 +118,7 @@ def _each_name(path: Path) -> Iterator[str]:
             if _MODULE.fullmatch(text) and text.endswith(".*"):
                 yield from (text.replace("*", name) for name in plugins.names(text))
             elif _MODULE.fullmatch(text) or (
-                re.fullmatch(r"[\w-]+\.json", text) and path.with_name(text).is_file()
+                re.fullmatch(r"[\w-]+\.(json|csv)", text) and path.with_name(text).is_file()
             ):
                 yield text
 

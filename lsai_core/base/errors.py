@@ -43,3 +43,16 @@ def hint(name: str, known: Iterable[str]) -> str:
         return f"; did you mean {' or '.join(close)}?"
     more = f", ... ({len(names)} in all)" if len(names) > _SHOWN else ""
     return f"; known: {', '.join(names[:_SHOWN])}{more}"
+
+
+def not_installed(error: ModuleNotFoundError) -> str | None:
+    """What to do about a package of somebody else's that is not there; None if a file of ours is
+    missing."""
+    package = (error.name or "").partition(".")[0]
+    if package in ("", "lsai_core", "lsai_lab"):
+        return None
+    return (
+        f"the package {package} is not installed here; pip install 'lsai[report]' brings all "
+        f"of "
+        f"the laboratory's"
+    )

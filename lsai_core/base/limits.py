@@ -14,11 +14,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
-
 from lsai_core.base.errors import UserError
 
 MEMORY = "LSAI_MEMORY_GIB"
+THREADS = "OMP_NUM_THREADS"
 _HOST_SHARE = 0.85
 _GIB = 2**30
 
@@ -36,14 +35,39 @@ def memory_gib(root: Path = Path("/")) -> float:
     """GiB that this process may use: the machine's, or $LSAI_MEMORY_GIB (UserError if that is no
     positive number), cut by the cgroup's limit."""
     given = os.environ.get(MEMORY)
-    machine = _positive(given) if given else psutil.virtual_memory().total / _GIB
+    machine = _positive(given) if given else _machine_bytes() / _GIB
     return min([machine, *(limit / _GIB for limit in _memory_limits(root))])
+
+
+def threads_wanted() -> int | None:
+    """How many threads $OMP_NUM_THREADS asks for, None if it does not say. It may be a list, one
+    number for each level of nested parallelism (OpenMP 5.2, section 21.2.2); the first counts.
+    UserError for anything else."""
+    given = os.environ.get(THREADS, "").strip()
+    words = [word.strip() for word in given.split(",")]
+    if given and not all(
+        word.isascii() and word.isdigit() and 0 < int(word[:10]) <= 2**20 for word in words
+    ):
+        raise UserError(
+            f"{THREADS}={given[:60]!r} is no number of threads; set it to one, such as 8, or unset "
+            f"it"
+        )
+    return int(words[0]) if given else None
 
 
 def host_limit_gib() -> float:
     """Of `memory_gib`, in GiB, what weights or block inputs that live on the host may take: 85
     %."""
     return _HOST_SHARE * memory_gib()
+
+
+def _machine_bytes() -> int:
+    """The machine's memory. Windows has no `sysconf`; there the package depends on psutil."""
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    import psutil
+
+    return int(psutil.virtual_memory().total)
 
 
 def _positive(given: str) -> float:

@@ -1,19 +1,19 @@
 """What one training run is: a strict, fully resolved description.
 
-Every key is declared here, with its default and its bounds; an unknown key, a wrong type or an
-impossible combination is an error that names the key, before anything starts. The resolved config
-is what the run key hashes (`lsai_core.base.code`), so two runs with equal configs, code and
-hardware are the same run.
+Every key is declared here, with its default and its bounds; an unknown key or a wrong type is an
+error that names the key. Which settings cannot go together depends on kernels, recipes and methods,
+which stand above: `lsai_core.training.combinations` checks that before anything starts. The
+resolved config is what the run key hashes (`lsai_core.base.code`), so two runs with equal configs,
+code and hardware are the same run.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lsai_core.base.errors import hint
-from lsai_core.base.plugins import declared, names
 from lsai_core.config.affects import Decides
 from lsai_core.config.presets import ModelConfig
 from lsai_core.config.strict import Strict
@@ -33,6 +33,10 @@ LinearName = Literal["qkv", "attention_output", "gate_up", "down", "output"]
 Share = Annotated[float, Field(ge=0, lt=1)]
 ContextMethod = Literal["ring", "zigzag", "lightseq", "ulysses", "usp", "torch"]
 
+LARGEST_VOCABULARY = 262_144
+# Beyond any machine: such a number is a slip, and is refused where it is given.
+MOST_PROCESSES, MOST_STEPS, MOST_TOKENS = 2**17, 2**40, 2**27
+
 # What fields decide (`lsai_core.config.affects`); those without a mark decide everything.
 RESULT, STEP, NOTHING = Decides("result"), Decides("memory", "speed"), Decides()
 
@@ -46,24 +50,6 @@ class AttentionConfig(Strict):
     )
     window: int | None = Field(None, gt=0)
 
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
-        known = names("lsai_core.attention.backends.*")
-        if self.backend not in ("auto", *known):
-            raise ValueError(
-                f"unknown attention backend {self.backend!r}{hint(self.backend, ('auto', *known))}"
-            )
-        if self.window is not None and self.backend != "auto":
-            from lsai_core.attention import BACKENDS
-
-            able = [name for name, backend in BACKENDS.items() if backend.windowed]
-            if self.backend not in able:
-                raise ValueError(
-                    f"attention backend {self.backend!r} has no sliding window; use auto, "
-                    f"{', '.join(able)}"
-                )
-        return self
-
 
 class DataConfig(Strict):
     """Which text, and how it becomes tokens. See `lsai_lab.data`."""
@@ -71,8 +57,21 @@ class DataConfig(Strict):
     source: Annotated[str, RESULT] = Field(
         "stdlib", description="stdlib, polish-docs, speakleash:<name>, file:<glob>"
     )
+    column: Annotated[str, RESULT] = Field(
+        "text",
+        min_length=1,
+        description="file: the field or column that holds the text, where records have some",
+    )
     vocab_size: int = Field(
-        10_000, gt=256, le=65_536, description="BPE vocabulary, trained on the training split only"
+        10_000,
+        gt=256,
+        le=LARGEST_VOCABULARY,
+        description="BPE vocabulary, trained on the training split only",
+    )
+    tokenizer: Annotated[str | None, RESULT] = Field(
+        None,
+        description="a tokenizer.json (or its folder) instead of a BPE trained here; vocab_size "
+        "bounds its ids",
     )
     max_mb: Annotated[float | None, RESULT] = Field(
         None, gt=0, description="at most so many MB, in whole documents"
@@ -122,31 +121,13 @@ class OptimConfig(Strict):
         "nearest", description="of updated bf16 weights"
     )
 
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
-        known = names("lsai_core.optimizers.kinds.*")
-        if self.name not in known:
-            raise ValueError(f"unknown optimizer {self.name!r}{hint(self.name, known)}")
-        # The usual choice is known without importing torch.
-        usual = (self.name, self.kernel, self.states, self.rounding) == (
-            "adamw",
-            "auto",
-            "full",
-            "nearest",
-        )
-        if not usual and (
-            why := declared("lsai_core.optimizers.kinds.*", self.name, "OPTIMIZER").refusal(self)
-        ):
-            raise ValueError(why)
-        return self
-
 
 class EvalConfig(Strict):
-    """Validation on held-out text: every `every` steps (0: at the end only), over `batches` batches
-    spread over the split (0: all of it)."""
+    """Validation on held-out text: every `every` steps (0: at the end only), over `sequences` of
+    `seq_len` tokens, spread over the split (0: all of it). Which ones depends on nothing else."""
 
     every: Annotated[int, RESULT] = Field(0, ge=0)
-    batches: Annotated[int, RESULT] = Field(0, ge=0)
+    sequences: Annotated[int, RESULT] = Field(0, ge=0)
 
 
 class ProfileConfig(Strict):
@@ -171,7 +152,7 @@ class CheckpointConfig(Strict):
     every: Annotated[int, NOTHING] = Field(0, ge=0)
     keep: Annotated[int, NOTHING] = Field(1, ge=1)
     export: Annotated[bool, NOTHING] = Field(
-        False, description="write a Hugging Face checkpoint, <run>/model"
+        False, description="write a Hugging Face checkpoint with the tokenizer, <run>/model"
     )
 
 
@@ -188,10 +169,16 @@ class ParallelConfig(Strict):
     fsdp: int = Field(
         1,
         gt=0,
+        le=MOST_PROCESSES,
         description="groups of cp processes that share one copy of the model, each its batch",
     )
-    replicate: int = Field(1, gt=0, description="copies of the model (HSDP)")
-    cp: int = Field(1, gt=0, description="processes that share each sequence (context parallelism)")
+    replicate: int = Field(1, gt=0, le=MOST_PROCESSES, description="copies of the model (HSDP)")
+    cp: int = Field(
+        1,
+        gt=0,
+        le=MOST_PROCESSES,
+        description="processes that share each sequence (context parallelism)",
+    )
     cp_method: Annotated[ContextMethod, STEP] = Field(
         "zigzag", description="zigzag serves any number of heads"
     )
@@ -218,6 +205,10 @@ class ParallelConfig(Strict):
     def _needs_shards(self) -> Self:
         if self.shards == 1 and (self.replicate > 1 or not self.reshard_after_forward):
             raise ValueError("replicate and reshard_after_forward need fsdp > 1 (or cp > 1)")
+        if self.world_size > MOST_PROCESSES:
+            raise ValueError(
+                f"fsdp x replicate x cp = {self.world_size} processes; at most {MOST_PROCESSES}"
+            )
         return self
 
     @property
@@ -245,8 +236,8 @@ class ParallelConfig(Strict):
 class TrainConfig(Strict):
     """One training run, complete: equal config + equal code + equal machine = the same run.
 
-    `batch_size` and `eval.batches` count per process: R processes with batch_size B see what one
-    process with R * B sees. The `parallel.cp` processes that share their sequences count as one.
+    `batch_size` counts per process: R processes with batch_size B see what one process with R * B
+    sees. The `parallel.cp` processes that share their sequences count as one.
     """
 
     model: ModelConfig
@@ -288,10 +279,12 @@ class TrainConfig(Strict):
     compile: Annotated[bool, STEP] = False
     device: Annotated[Literal["auto", "cpu", "cuda"], STEP] = "auto"
     data: DataConfig = DataConfig()
-    seq_len: int = Field(512, gt=1)
-    batch_size: int = Field(8, gt=0, description="sequences per micro-batch and process")
-    grad_accum: int = Field(1, gt=0, description="micro-batches per optimizer step")
-    steps: Annotated[int, RESULT] = Field(100, gt=0)
+    seq_len: int = Field(512, gt=1, le=MOST_TOKENS)
+    batch_size: int = Field(
+        8, gt=0, le=MOST_TOKENS, description="sequences per micro-batch and process"
+    )
+    grad_accum: int = Field(1, gt=0, le=MOST_STEPS, description="micro-batches per optimizer step")
+    steps: Annotated[int, RESULT] = Field(100, gt=0, le=MOST_STEPS)
     seed: Annotated[int, RESULT] = Field(0, ge=0, lt=2**32)
     log_every: Annotated[int, NOTHING] = Field(10, gt=0)
     optim: OptimConfig = OptimConfig()
@@ -300,13 +293,24 @@ class TrainConfig(Strict):
     checkpoint: CheckpointConfig = CheckpointConfig()
     parallel: ParallelConfig = ParallelConfig()
 
-    @model_validator(mode="after")
-    def _combination_possible(self) -> Self:
-        from lsai_core.training.combinations import refusal
+    @model_validator(mode="before")
+    @classmethod
+    def _batches_are_sequences(cls, data: Any) -> Any:
+        """Older records count what is judged in batches per process: as sequences.
 
-        if (reason := refusal(self)) is not None:
-            raise ValueError(reason)
-        return self
+        Whoever gives both gets an error that names `eval.batches`, which is no key any more.
+        """
+        judged = data.get("eval") if isinstance(data, dict) else None
+        if not isinstance(judged, dict) or "batches" not in judged or "sequences" in judged:
+            return data
+        parallel = data.get("parallel") or {}
+        sizes = [judged["batches"], data.get("batch_size", cls.model_fields["batch_size"].default)]
+        if isinstance(parallel, dict):
+            sizes += [parallel.get("fsdp", 1), parallel.get("replicate", 1)]
+        if not all(type(size) is int for size in sizes):
+            return data  # something is wrong with these, and is told of them
+        kept = {key: value for key, value in judged.items() if key != "batches"}
+        return {**data, "eval": {**kept, "sequences": math.prod(sizes)}}
 
     @property
     def tokens_per_step(self) -> int:

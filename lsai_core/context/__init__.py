@@ -10,8 +10,7 @@ layout      which positions a rank holds, which pairs two shards have
 plan        who computes what when, as data; the work of each rank
 engine      one rank's part of a plan: fetch ahead, compute, merge, send back
 heads       from slices of the sequence to slices of the heads and back (Ulysses)
-operators   all of it as differentiable operators
-kernels     attention of one tile with its log-sum-exp
+operators   a ring's attention as one differentiable operator; parts: what operators work with
 merge       two partial outputs into one
 exchange    messages between ranks
 peer        torch's context parallelism

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lsai_core.attention.registry import TileKernel
 from lsai_core.context.exchange import Exchange, Message, Wait
-from lsai_core.context.kernels import LocalKernel
 from lsai_core.context.layout import Tile
 from lsai_core.context.merge import merge
 from lsai_core.context.plan import Plan, Task
@@ -31,7 +31,7 @@ Range = tuple[int, int]
 def planned_forward(
     plan: Plan,
     exchange: Exchange,
-    kernel: LocalKernel,
+    kernel: TileKernel,
     q_BSHD: Tensor,
     k_BSKD: Tensor,
     v_BSKD: Tensor,
@@ -72,7 +72,7 @@ def planned_forward(
 
 
 def _gradients(
-    kernel: LocalKernel, task: Task, for_queries: list[Tensor], keys: list[Tensor]
+    kernel: TileKernel, task: Task, for_queries: list[Tensor], keys: list[Tensor]
 ) -> tuple[_Sum, _Sum, _Sum]:
     """Of a task's tiles: sums of the gradients of its q, k and v."""
     (q, dout, out, lse_BSH), (k, v) = for_queries, keys
@@ -99,7 +99,7 @@ def _gradients(
 def planned_backward(
     plan: Plan,
     exchange: Exchange,
-    kernel: LocalKernel,
+    kernel: TileKernel,
     dout_BSHD: Tensor,
     q_BSHD: Tensor,
     k_BSKD: Tensor,

@@ -8,15 +8,21 @@ and no grouping of heads.
 
 Where there are fewer key-value heads than ranks, each goes to all ranks whose query heads read it,
 and the gradients of the copies are summed.
+
+The exchange is differentiable by itself: each way is the gradient of the other. As custom operators
+the two are opaque to torch.compile.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lsai_core.base.errors import UserError
 from lsai_core.context.exchange import Exchange, Message
+from lsai_core.context.parts import PARTS
 
 HeadRange = tuple[int, int]
 
@@ -88,3 +94,53 @@ def to_sequence(x_BTHD: Tensor, heads: list[HeadRange], n_heads: int, exchange: 
         else:
             whole_BSHD[:, :, start:stop] = part
     return whole_BSHD.to(x_BTHD.dtype)
+
+
+@torch.library.custom_op("lsai::context_to_heads", mutates_args=())
+def exchange_to_heads(x_BSHD: Tensor, n_heads: int, n_query_heads: int, key: int) -> Tensor:
+    """`to_heads` for queries, or for keys and values where `n_heads` < `n_query_heads`."""
+    exchange = PARTS[key].ulysses
+    return to_heads(x_BSHD, _ranges(n_heads, n_query_heads, exchange.size), exchange)
+
+
+@torch.library.custom_op("lsai::context_to_sequence", mutates_args=())
+def exchange_to_sequence(x_BTHD: Tensor, n_heads: int, n_query_heads: int, key: int) -> Tensor:
+    """`to_sequence`, likewise."""
+    exchange = PARTS[key].ulysses
+    return to_sequence(x_BTHD, _ranges(n_heads, n_query_heads, exchange.size), n_heads, exchange)
+
+
+def _ranges(n_heads: int, n_query_heads: int, size: int) -> list[tuple[int, int]]:
+    return (
+        key_heads(n_query_heads, n_heads, size)
+        if n_heads < n_query_heads
+        else query_heads(n_heads, size)
+    )
+
+
+@exchange_to_heads.register_fake
+def _(x: Tensor, n_heads: int, n_query_heads: int, key: int) -> Tensor:
+    exchange = PARTS[key].ulysses
+    first, last = _ranges(n_heads, n_query_heads, exchange.size)[exchange.rank]
+    return x.new_empty((x.shape[0], x.shape[1] * exchange.size, last - first, x.shape[3]))
+
+
+@exchange_to_sequence.register_fake
+def _(x: Tensor, n_heads: int, _n_query_heads: int, key: int) -> Tensor:
+    return x.new_empty((x.shape[0], x.shape[1] // PARTS[key].ulysses.size, n_heads, x.shape[3]))
+
+
+def _exchange_keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, ctx.n_heads, ctx.n_query_heads, ctx.key = inputs
+
+
+def _to_heads_gradient(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    return exchange_to_sequence(gradient, ctx.n_heads, ctx.n_query_heads, ctx.key), None, None, None
+
+
+def _to_sequence_gradient(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    return exchange_to_heads(gradient, ctx.n_heads, ctx.n_query_heads, ctx.key), None, None, None
+
+
+exchange_to_heads.register_autograd(_to_heads_gradient, setup_context=_exchange_keep)
+exchange_to_sequence.register_autograd(_to_sequence_gradient, setup_context=_exchange_keep)

@@ -17,12 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lsai_core.attention.choice import tile_backend
 from lsai_core.base.errors import Unavailable, UserError, hint
-from lsai_core.context import operators
 from lsai_core.context.exchange import GroupExchange
-from lsai_core.context.heads import key_heads
-from lsai_core.context.kernels import local_kernel
+from lsai_core.context.heads import exchange_to_heads, exchange_to_sequence, key_heads
 from lsai_core.context.layout import Layout, contiguous, zigzag
+from lsai_core.context.operators import attend
+from lsai_core.context.parts import Parts, register
 from lsai_core.context.plan import Plan, Schedule, make_plan
 
 
@@ -144,8 +145,8 @@ class ContextParallel:
         neighbours = [ring_rank * pieces + other for other in range(pieces)]
         ring = [other * pieces + piece for other in range(self.size // pieces)]
         self._exchanges = GroupExchange(group, ring), GroupExchange(group, neighbours)
-        parts = operators.Parts(self.plan, *self._exchanges, kernel, setting.window)
-        self._pieces, self._key = pieces, operators.register(parts)
+        parts = Parts(self.plan, *self._exchanges, kernel, setting.window)
+        self._pieces, self._key = pieces, register(parts)
 
     @property
     def sent_bytes(self) -> int:
@@ -208,13 +209,14 @@ class ContextParallel:
         if self.method.peer:
             return self.peer_attention(q_BSHD, k_BSKD, v_BSKD)
         n_heads, n_kv_heads = q_BSHD.shape[2], k_BSKD.shape[2]
-        if self._pieces == 1:
-            return operators.attend(q_BSHD, k_BSKD, v_BSKD, self._key)[0]
-        q_BTHD = operators.exchange_to_heads(q_BSHD, n_heads, n_heads, self._key)
-        k_BTKD = operators.exchange_to_heads(k_BSKD, n_kv_heads, n_heads, self._key)
-        v_BTKD = operators.exchange_to_heads(v_BSKD, n_kv_heads, n_heads, self._key)
-        out_BTHD, _ = operators.attend(q_BTHD, k_BTKD, v_BTKD, self._key)
-        return operators.exchange_to_sequence(out_BTHD, n_heads, n_heads, self._key)
+        if self._pieces > 1:
+            q_BSHD = exchange_to_heads(q_BSHD, n_heads, n_heads, self._key)
+            k_BSKD = exchange_to_heads(k_BSKD, n_kv_heads, n_heads, self._key)
+            v_BSKD = exchange_to_heads(v_BSKD, n_kv_heads, n_heads, self._key)
+        out_BSHD, _ = attend(q_BSHD, k_BSKD, v_BSKD, self._key)
+        if self._pieces > 1:
+            out_BSHD = exchange_to_sequence(out_BSHD, n_heads, n_heads, self._key)
+        return out_BSHD
 
     # What follows asks the machine; a prediction, which has no ranks and no kernels, overrides it.
 
@@ -251,7 +253,7 @@ class ContextParallel:
 
     def require_kernel(self, q_BSHD: Tensor, *, grouped: bool) -> None:
         """UserError or Unavailable where the setting's kernel cannot serve such queries."""
-        local_kernel(
+        tile_backend(
             self.setting.kernel,
             q_BSHD.device,
             q_BSHD.dtype,

@@ -19,6 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from lsai_core.base.devices import NOT_NVIDIA, on_rocm
+
 
 @functools.cache
 def _implementation() -> Any:
@@ -40,6 +42,8 @@ def torch_missing() -> str | None:
     """Why it cannot run here; None if it can."""
     if not torch.cuda.is_available():
         return "has kernels for CUDA only, and this machine has no GPU"
+    if on_rocm():
+        return NOT_NVIDIA
     if _implementation() is None:
         return f"is not where it was looked for in torch {torch.__version__}"
     return None

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from lsai_core import kernels
 from lsai_core.fp8 import scales
 from lsai_core.fp8.scales import INVERSE, LARGEST, SCALE
-from lsai_core.model.swiglu import swiglu, swiglu_backward
+from lsai_core.model.feed_forward import swiglu, swiglu_backward
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 

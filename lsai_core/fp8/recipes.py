@@ -28,6 +28,7 @@ from typing import Any, get_args
 
 import torch
 
+from lsai_core.base.devices import NOT_NVIDIA, cuda_capability, on_rocm
 from lsai_core.base.errors import Unavailable
 from lsai_core.config.train import Fp8Config, Fp8Recipe, TrainConfig
 from lsai_core.fp8 import packages
@@ -35,8 +36,7 @@ from lsai_core.fp8.fused import FusedFp8Linear, FusedFp8MLP
 from lsai_core.fp8.scales import Scales
 from lsai_core.fp8.shapes import parameters_in
 from lsai_core.fp8.tensorwise import Fp8Linear
-from lsai_core.model.transformer import Transformer
-from lsai_core.profiling.flops import matmul_parameters
+from lsai_core.model.transformer import Transformer, matmul_parameters
 
 RECIPES: tuple[str, ...] = tuple(name for name in get_args(Fp8Recipe) if name != "none")
 _PLACES = {
@@ -54,7 +54,9 @@ def missing(recipe: str, device: torch.device) -> str | None:
     if device.type == "cuda":
         if not torch.cuda.is_available():
             return "needs a CUDA GPU and torch sees none here"
-        capability = torch.cuda.get_device_capability(device)
+        if on_rocm():
+            return NOT_NVIDIA
+        capability = cuda_capability(device)
         if capability < (8, 9):
             found = f"{capability[0]}.{capability[1]}"
             return (

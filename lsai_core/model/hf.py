@@ -12,7 +12,6 @@ the new one last.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,30 +19,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from lsai_core.base.errors import Unavailable, UserError
 from lsai_core.base.files import atomic_writer, write_json
-from lsai_core.config.strict import validated
 from lsai_core.config.train import AttentionConfig, ModelConfig
+from lsai_core.model.hf_config import CONFIG, KEYS, LLAMA, max_positions, read_config, read_json
 from lsai_core.model.recompute import GradCheckpoint
 from lsai_core.model.transformer import Transformer, fill, shaped
 
-WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+__all__ = [
+    "config_json",
+    "fill_from",
+    "find_checkpoint",
+    "load_hf",
+    "max_positions",
+    "read_config",
+    "save_hf",
+    "slots",
+    "to_hf",
+]
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+FLOATING = ("F64", "F32", "F16", "BF16")  # as safetensors calls them
 EMBEDDING = "model.embed_tokens.weight"
-KEYS = {
-    "n_layers": "num_hidden_layers",
-    "d_model": "hidden_size",
-    "n_heads": "num_attention_heads",
-    "d_ff": "intermediate_size",
-    "vocab_size": "vocab_size",
-    "norm_eps": "rms_norm_eps",
-}
 # How casts of fp8 layers are scaled; no part of the function that the model is.
 SCALES = "fp8_scales."
-LLAMA = {"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
 
 
 @dataclass(frozen=True)
@@ -154,12 +154,12 @@ def fill_from(model: Transformer, folder: Path) -> None:
         )
         if name not in wanted and not derived:
             raise UserError(
-                f"{path}: tensor {name!r} has no place in a Llama of the shape in {CONFIG}"
+                f"{path}: tensor {name[:200]!r} has no place in a Llama of the shape in {CONFIG}"
             )
     parts: dict[str, list[tuple[str, Slot]]] = {}
     for name, slot in wanted.items():
         parts.setdefault(slot.name, []).append((name, slot))
-    _check_shapes(model, files, wanted)
+    _check_tensors(model, files, wanted)
     if missing := sorted(wanted.keys() - files.keys()):
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise UserError(f"{folder}: missing tensors {', '.join(missing[:3])}{more}")
@@ -174,11 +174,6 @@ def fill_from(model: Transformer, folder: Path) -> None:
         fill(parameter, torch.cat(pieces).to(parameter.device, parameter.dtype))
 
 
-def max_positions(folder: Path) -> int:
-    """The context length that the checkpoint in `folder` states; 0 if it states none."""
-    return int(_read_json(folder / CONFIG).get("max_position_embeddings", 0))
-
-
 def find_checkpoint(name: str) -> Path:
     """The folder that `init_from` means: a path, else one below `models/` of the data root.
     Unavailable if there is none."""
@@ -189,7 +184,7 @@ def find_checkpoint(name: str) -> Path:
     return folder
 
 
-def _check_shapes(
+def _check_tensors(
     model: Transformer, files: Mapping[str, Path], wanted: Mapping[str, Slot]
 ) -> None:
     parameters = {name.replace("_orig_mod.", ""): p for name, p in model.named_parameters()}
@@ -197,7 +192,13 @@ def _check_shapes(
         slot = wanted[name]
         expected = (slot.stop - slot.start, *parameters[slot.name].shape[1:])
         with _opened(files[name]) as tensors:
-            found = tuple(tensors.get_slice(name).get_shape())
+            part = tensors.get_slice(name)
+            found, dtype = tuple(part.get_shape()), str(part.get_dtype())
+        if dtype not in FLOATING:
+            known = ", ".join(FLOATING)
+            raise UserError(
+                f"{files[name]}: tensor {name!r} is {dtype}; only weights of {known} can be read"
+            )
         if found != expected:
             raise UserError(
                 f"{files[name]}: tensor {name!r} has shape {found}, {CONFIG} implies {expected}"
@@ -210,6 +211,7 @@ def save_hf(model: Transformer, folder: Path, *, max_seq_len: int = 2048) -> Non
     `max_seq_len` goes into `config.json` as the context length that other tools should assume.
     Raises UserError, and writes nothing, for a model with tensors that a Llama does not have.
     """
+    safetensors = _safetensors()
     tensors = {
         name: tensor.detach().cpu()
         for name, tensor in to_hf(model.state_dict(), model.config).items()
@@ -219,56 +221,10 @@ def save_hf(model: Transformer, folder: Path, *, max_seq_len: int = 2048) -> Non
     for stale in (CONFIG, INDEX):
         (folder / stale).unlink(missing_ok=True)
     with atomic_writer(folder / WEIGHTS) as file:
-        save_file(tensors, file.name, metadata={"format": "pt"})
+        safetensors.torch.save_file(tensors, file.name, metadata={"format": "pt"})
     write_json(
         folder / CONFIG, config_json(model.config, model.embedding.weight.dtype, max_seq_len)
     )
-
-
-def read_config(folder: Path) -> ModelConfig:
-    """The `ModelConfig` that a Hugging Face `config.json` describes; `UserError` if no
-    `Transformer` can express it."""
-    path = folder / CONFIG
-    data = _read_json(path)
-    for key, value in LLAMA.items():
-        if data.get(key, value if key != "model_type" else None) != value:
-            raise UserError(
-                f"{path}: {key} is {data.get(key)!r}; only checkpoints with {value!r} can be read"
-            )
-    if absent := [theirs for theirs in KEYS.values() if theirs not in data]:
-        raise UserError(f"{path}: missing key {', '.join(absent)}")
-    shape: dict[str, Any] = {ours: data[theirs] for ours, theirs in KEYS.items()}
-    shape["n_kv_heads"] = data.get("num_key_value_heads") or data["num_attention_heads"]
-    shape["tie_embeddings"] = data.get("tie_word_embeddings", False)
-    if wrong := [
-        key
-        for key in ("rope_parameters", "rope_scaling")
-        if not isinstance(data.get(key) or {}, dict)
-    ]:
-        raise UserError(f"{path}: {wrong[0]} is no mapping")
-    # transformers 5 keeps everything about rotary embeddings in one mapping, older versions in two
-    # keys.
-    rope = data.get("rope_parameters") or {}
-    shape["rope_theta"] = rope.get("rope_theta", data.get("rope_theta", 1e4))
-    shape["rope_scaling"] = _rope_scaling(rope or data.get("rope_scaling") or {}, path)
-    config = validated(ModelConfig, shape, str(path))
-    if data.get("head_dim") not in (None, config.head_dim):
-        raise UserError(
-            f"{path}: head_dim {data['head_dim']} is not hidden_size / heads = {config.head_dim}"
-        )
-    return config
-
-
-def _rope_scaling(rope: dict[str, Any], path: Path) -> dict[str, Any] | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return None
-    if kind != "llama3":
-        raise UserError(
-            f"{path}: rope scaling {kind!r} is not supported; only default and llama3 are"
-        )
-    keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    return {key: rope[key] for key in keys if key in rope}
 
 
 def config_json(config: ModelConfig, dtype: torch.dtype, max_seq_len: int) -> dict[str, Any]:
@@ -302,12 +258,18 @@ def _files(folder: Path) -> dict[str, Path]:
     if (folder / WEIGHTS).exists():
         files = [WEIGHTS]
     elif (folder / INDEX).exists():
-        weight_map = _read_json(folder / INDEX).get("weight_map")
+        weight_map = read_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not all(
             isinstance(name, str) for name in weight_map.values()
         ):
             raise UserError(f"{folder / INDEX}: no weight_map of tensor names to files")
         files = sorted(set(weight_map.values()))
+        if strange := [
+            name
+            for name in files
+            if Path(name).name != name or not name.isprintable() or len(name) > 255
+        ]:
+            raise UserError(f"{folder / INDEX}: {strange[0][:200]!r} is no file of this folder")
     else:
         raise UserError(
             f"{folder}: neither {WEIGHTS} nor {INDEX}; only safetensors checkpoints can be read"
@@ -315,35 +277,44 @@ def _files(folder: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in (folder / file for file in files):
         with _opened(path) as tensors:
-            found |= dict.fromkeys(tensors.keys(), path)
+            names = tensors.keys()
+        if twice := sorted(found.keys() & set(names)):
+            raise UserError(f"{path}: tensor {twice[0][:200]!r} is also in {found[twice[0]].name}")
+        found |= dict.fromkeys(names, path)
     return found
 
 
 def _read(path: Path, name: str) -> Tensor:
+    """One tensor. Raises UserError also where a value is NaN or infinite."""
     with _opened(path) as tensors:
-        return tensors.get_tensor(name)
+        found: Tensor = tensors.get_tensor(name)
+    if not bool(torch.isfinite(found).all()):
+        raise UserError(f"{path}: tensor {name!r} holds values that are NaN or infinite")
+    return found
+
+
+def _safetensors() -> Any:
+    """The package `safetensors`; Unavailable without it. Only weights need it, a `config.json` does
+    not."""
+    try:
+        import safetensors.torch
+    except ImportError:
+        raise Unavailable(
+            "weights of Hugging Face's format need: pip install safetensors"
+        ) from None
+    return safetensors
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
+    safetensors = _safetensors()
     try:
-        with safe_open(path, framework="pt") as tensors:
+        with safetensors.safe_open(path, framework="pt") as tensors:
             yield tensors
     except FileNotFoundError:
         raise UserError(f"no such file: {path} (named in {INDEX})") from None
-    except (SafetensorError, OSError) as error:
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"{path}: not a readable safetensors file ({error}); fetch it again"
+            f"{path}: not a readable safetensors file ({reason}); fetch it again"
         ) from None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"no such file: {path}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read as JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: expected a JSON object")
-    return value

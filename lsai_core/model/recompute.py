@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from lsai_core.attention import BACKENDS
+from lsai_core.attention.choice import BACKENDS
 
 GradCheckpoint = Literal["none", "selective", "alternating", "attention", "full"]
 # What one block does; `mlp`: attention as in `selective`, the feed-forward layer as in `full`.

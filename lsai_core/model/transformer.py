@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from lsai_core.attention import attention
+from lsai_core.attention.choice import attention
 from lsai_core.config.train import AttentionConfig, ModelConfig
+from lsai_core.model.feed_forward import MLP
 from lsai_core.model.loss import Reduction, linear_cross_entropy
-from lsai_core.model.mlp_chunks import swiglu_mlp
 from lsai_core.model.norm import Norm, norm_and_residual
 from lsai_core.model.recompute import (
     BlockCheckpoint,
@@ -41,10 +41,9 @@ from lsai_core.model.recompute import (
     selective_contexts,
 )
 from lsai_core.model.rope import rope_tables, rotate
-from lsai_core.model.swiglu import swiglu_down
 
 if TYPE_CHECKING:
-    from lsai_core.context import ContextParallel
+    from lsai_core.context.methods import ContextParallel
     from lsai_core.model.saved_inputs import HostInputs
 
 
@@ -68,6 +67,13 @@ def _counted(config: str) -> Parameters:
     model = shaped(ModelConfig.model_validate_json(config))
     total, embedding = sum(p.numel() for p in model.parameters()), model.embedding.weight.numel()
     return Parameters(total=total, embedding=embedding, non_embedding=total - embedding)
+
+
+def matmul_parameters(config: ModelConfig) -> int:
+    """Parameters that a token is multiplied with: all but an embedding table that is only looked
+    up."""
+    parameters = count_parameters(config)
+    return parameters.total if config.tie_embeddings else parameters.non_embedding
 
 
 class Attention(nn.Module):
@@ -95,29 +101,6 @@ class Attention(nn.Module):
                 q_BSHD, k_BSKD, v_BSKD.contiguous(), backend=self.backend, window=self.window
             )
         return self.output(out_BSHD.flatten(2))
-
-
-class MLP(nn.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202); `fused` by
-    `lsai_core.model.swiglu`.
-
-    `chunk`: tokens that go through it at a time (`lsai_core.model.mlp_chunks`).
-    """
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.fused = False
-        self.chunk: int | None = None
-        self.gate_up = nn.Linear(config.d_model, 2 * config.d_ff, bias=False)
-        self.down = nn.Linear(config.d_ff, config.d_model, bias=False)
-
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        if self.chunk is not None:
-            return swiglu_mlp(x_BSD, self.gate_up.weight, self.down.weight, self.chunk)
-        if self.fused:
-            return swiglu_down(self.gate_up(x_BSD), self.down.weight)
-        gate_BSF, up_BSF = self.gate_up(x_BSD).chunk(2, dim=-1)
-        return self.down(F.silu(gate_BSF) * up_BSF)
 
 
 class Block(nn.Module):
@@ -214,7 +197,7 @@ class Transformer(nn.Module):
 
     def fuse(self, mlp_chunk: int | None = None) -> None:
         """Use the project's kernels within blocks (`lsai_core.model.norm`,
-        `lsai_core.model.swiglu`): same parameters, same function. A feed-forward layer whose
+        `lsai_core.model.feed_forward`): same parameters, same function. A feed-forward layer whose
         projection was replaced stays as it is. `mlp_chunk`: tokens that it takes at a time."""
         for block in self.blocks:
             assert isinstance(block, Block)

@@ -16,67 +16,18 @@ dtype.
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from lsai_core import kernels
-from lsai_core.optimizers.base import FactorOptimizer, local
+from lsai_core.optimizers.base import local
 
 VALUES = 256  # of one block
-# values that the plain update decodes together: what it needs in between stays at some MiB
-_AT_ONCE = 2**16
 _PLUS_ONE = 128  # code of +1 in the signed type, where -0 would be
 # what the signed type rounds to zero, of the largest of its block: half of its smallest value
 _SMALLEST = 2.75e-7
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
-class AdamW8bit(FactorOptimizer):
-    """AdamW with 8-bit moments of matrices."""
-
-    def moments(self, parameter: Tensor) -> dict[str, Tensor]:
-        return moments_of(parameter)
-
-    def updater(self, weight: Tensor) -> Callable[..., None]:
-        if not kernels.available(weight.device):
-            return functools.partial(_plain_update, eight_bit=weight.ndim == 2)
-        from lsai_core.optimizers.adamw8_kernel import adamw8_
-        from lsai_core.optimizers.adamw_kernel import adamw_
-
-        return functools.partial(
-            adamw8_ if weight.ndim == 2 else adamw_, stochastic=self.stochastic
-        )
-
-    @torch.no_grad()
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
-        """As `Optimizer.load_state_dict`, which would turn codes and scales into the weights'
-        dtype.
-
-        Raises KeyError or ValueError for states of another kind.
-        """
-        saved = state_dict["state"]
-        steps = {number: {"step": state["step"]} for number, state in saved.items()}
-        super().load_state_dict({"state": steps, "param_groups": state_dict["param_groups"]})
-        numbers = itertools.chain.from_iterable(
-            group["params"] for group in state_dict["param_groups"]
-        )
-        parameters = itertools.chain.from_iterable(group["params"] for group in self.param_groups)
-        for number, parameter in zip(numbers, parameters, strict=True):
-            if number not in saved:
-                continue
-            for name, moment in moments_of(parameter).items():
-                value = saved[number][name]
-                if value.dtype != moment.dtype or value.shape != moment.shape:
-                    raise ValueError(
-                        f"{name} is {value.dtype} {tuple(value.shape)}, not {moment.dtype}"
-                    )
-                local(moment).copy_(local(value))
-                self.state[parameter][name] = moment
 
 
 def moments_of(parameter: Tensor) -> dict[str, Tensor]:
@@ -151,34 +102,3 @@ def restored(codes_NK: Tensor, scale_NB: Tensor, signed: bool) -> Tensor:
         values = torch.cat((values[:-1], values[-1:], -values[1:-1]))
     spread_NK = scale_NB.repeat_interleave(VALUES, 1)[:, : codes_NK.shape[1]]
     return values.to(codes_NK.device)[codes_NK.int()] * spread_NK
-
-
-def _plain_update(
-    weight: Tensor,
-    gradient: Tensor,
-    *moments_and_factor: Tensor,
-    eight_bit: bool,
-    step: int,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-) -> None:
-    """What the kernels compute, by torch's operations on some rows at a time."""
-    *moments_, factor = moments_and_factor
-    rows = max(1, _AT_ONCE // weight[0].numel())
-    for w_, gradient_, *moments in zip(
-        *(tensor.split(rows) for tensor in (weight, gradient, *moments_)), strict=True
-    ):
-        g, w = gradient_.float() * factor, w_.float()
-        if eight_bit:
-            m, v = restored(moments[0], moments[1], True), restored(moments[2], moments[3], False)
-        else:
-            m, v = moments[0].float(), moments[1].float()
-        m = m + (1 - betas[0]) * (g - m)
-        v = betas[1] * v + (1 - betas[1]) * g * g
-        denominator = v.sqrt() / (1 - betas[1] ** step) ** 0.5 + eps
-        w_.copy_(w * (1 - lr * weight_decay) - lr / (1 - betas[0] ** step) * m / denominator)
-        new = (*quantized(m, True), *quantized(v, False)) if eight_bit else (m, v)
-        for moment, value in zip(moments, new, strict=True):
-            moment.copy_(value)

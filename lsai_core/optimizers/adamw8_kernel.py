@@ -9,12 +9,14 @@ table.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from lsai_core.optimizers.adamw_kernel import as_stored
+from lsai_core.optimizers.adamw_kernel import rounding_arguments, updated
+from lsai_core.optimizers.base import coefficients
+from lsai_core.optimizers.rounding import Noise
+from lsai_core.optimizers.rounding_kernel import random_bits, rounded
 
 VALUES: tl.constexpr = tl.constexpr(256)
 BLOCKS = 8  # blocks of one program
@@ -44,8 +46,23 @@ def _value(index, EXTRA: tl.constexpr):
         + (t >= (64 << EXTRA)).to(tl.int32)
     )
     steps = (level * 0 + 1) << (level + EXTRA)
-    fraction = ((t - steps).to(tl.float32) + 0.5) / steps.to(tl.float32)
+    of_a_step = ((127 - level - EXTRA) << 23).to(tl.float32, bitcast=True)  # 1 / steps
+    fraction = ((t - steps).to(tl.float32) + 0.5) * of_a_step
     return tl.where(index == 0, 0.0, _power(level) * (0.1 + 0.9 * fraction))
+
+
+@triton.jit
+def _signed(code, scale):
+    """The values of signed codes: 128 stands for the scale itself, the rest from there on is
+    negative."""
+    value = _value(code & 127, 0) * tl.where(code >= 128, -scale, scale)
+    return tl.where(code == 128, scale, value)
+
+
+@triton.jit
+def _unsigned(code, scale):
+    """The values of unsigned codes: 255 stands for the scale itself."""
+    return tl.where(code == 255, 1.0, _value(code, 1)) * scale
 
 
 @triton.jit
@@ -59,7 +76,7 @@ def _index(a, EXTRA: tl.constexpr):
     return steps + tl.minimum(tl.maximum(step, 0), steps - 1) - EXTRA
 
 
-@triton.jit(do_not_specialize=["step"])
+@triton.jit(do_not_specialize=["seed", "step", "parameter"])
 def adamw8_update(
     weight,
     gradient,
@@ -71,15 +88,19 @@ def adamw8_update(
     columns,
     blocks_of_row,
     blocks,
-    step,
-    lr,
-    decay,
-    beta1,
+    keep,
+    rate,
+    new1,
     beta2,
+    new2,
+    inverse_root,
     eps,
-    correction1,
-    root_correction2,
+    seed,
+    step,
+    parameter,
+    first,
     STOCHASTIC: tl.constexpr,
+    ALIGNED: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
     block = (tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)).to(tl.int64)
@@ -90,19 +111,18 @@ def adamw8_update(
     inside = (column < columns) & exists[:, None]
 
     code = tl.load(mean8 + at, mask=inside, other=0).to(tl.int32)
-    scale = tl.load(mean_scale + block, mask=exists, other=0.0)[:, None]
-    m = _value(code & 127, 0) * tl.where(code >= 128, -scale, scale)
-    m = tl.where(code == 128, scale, m)
+    m = _signed(code, tl.load(mean_scale + block, mask=exists, other=0.0)[:, None])
     code = tl.load(square8 + at, mask=inside, other=0).to(tl.int32)
-    scale = tl.load(square_scale + block, mask=exists, other=0.0)[:, None]
-    v = tl.where(code == 255, 1.0, _value(code, 1)) * scale
-
+    v = _unsigned(code, tl.load(square_scale + block, mask=exists, other=0.0)[:, None])
     g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32) * tl.load(factor)
     w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    m = m + (1.0 - beta1) * (g - m)
-    v = beta2 * v + (1.0 - beta2) * g * g
-    w = w * (1.0 - lr * decay) - (lr / correction1) * m / (tl.sqrt(v) / root_correction2 + eps)
-    tl.store(weight + at, as_stored(w, weight, at.to(tl.uint32), step, STOCHASTIC), mask=inside)
+    w, m, v = updated(w, g, m, v, keep, rate, new1, beta2, new2, inverse_root, eps)
+    if STOCHASTIC:
+        begin = first + row * columns + (block - row * blocks_of_row) * VALUES
+        bits = random_bits(begin[:, None], seed, step, parameter, VALUES, ALIGNED)
+        tl.store(weight + at, rounded(w, bits), mask=inside)
+    else:
+        tl.store(weight + at, w.to(weight.dtype.element_ty), mask=inside)
 
     largest = tl.max(tl.abs(m), 1)
     tl.store(mean_scale + block, largest, mask=exists)
@@ -131,38 +151,32 @@ def adamw8_(
     betas: tuple[float, float],
     eps: float,
     weight_decay: float,
-    stochastic: bool = False,
+    noise: Noise | None = None,
 ) -> None:
     """Update a matrix and its moments in place for step number `step` (from 1).
 
     weight, gradient (N, K) fp32 or bf16; mean8, square8 (N, K) uint8; their scales (N, K / 256,
     rounded up) fp32; all contiguous. `factor`: fp32 scalar on the device, multiplied into the
-    gradient (clipping). The gradient is left as it is.
+    gradient (clipping). The gradient is left as it is. `noise`: a bf16 weight is rounded
+    stochastically by it, without to nearest.
     """
-    blocks_of_row = mean_scale.shape[1]
-    assert blocks_of_row == triton.cdiv(weight.shape[1], VALUES.value)
-    blocks = mean_scale.numel()
-    with torch.cuda.device(weight.device):
-        adamw8_update[(triton.cdiv(blocks, BLOCKS),)](
-            weight,
-            gradient,
-            mean8,
-            mean_scale,
-            square8,
-            square_scale,
-            factor,
-            weight.shape[1],
-            blocks_of_row,
-            blocks,
-            step,
-            lr,
-            weight_decay,
-            betas[0],
-            betas[1],
-            eps,
-            1.0 - betas[0] ** step,
-            (1.0 - betas[1] ** step) ** 0.5,
-            STOCHASTIC=stochastic,
-            BLOCKS=BLOCKS,
-            num_warps=8,
-        )
+    columns, blocks_of_row = weight.shape[1], mean_scale.shape[1]
+    assert blocks_of_row == triton.cdiv(columns, VALUES.value)
+    blocks, numbers = mean_scale.numel(), coefficients(step, lr, betas, eps, weight_decay)
+    adamw8_update[(triton.cdiv(blocks, BLOCKS),)](
+        weight,
+        gradient,
+        mean8,
+        mean_scale,
+        square8,
+        square_scale,
+        factor,
+        columns,
+        blocks_of_row,
+        blocks,
+        *numbers,
+        **rounding_arguments(weight, noise, columns),
+        BLOCKS=BLOCKS,
+        num_warps=8,
+        enable_fp_fusion=False,
+    )

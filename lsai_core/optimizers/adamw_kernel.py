@@ -3,37 +3,41 @@
 The update reads weight, gradient and both moments and writes weight and moments: 7 values per
 parameter, the fewest there can be (14 bytes in bf16). Clipping costs no pass of its own: the factor
 is a number on the device, multiplied in as the gradient is read. Arithmetic is fp32 whatever the
-storage. Formula: Loshchilov and Hutter 2019, arXiv:1711.05101.
+storage, each operation rounded by IEEE, in the order of `lsai_core.optimizers.plain_update`,
+so that weights and moments are equal to those of the plain update to the last bit. Formula:
+Loshchilov and Hutter 2019, arXiv:1711.05101.
 
-A bf16 weight has 8 significant bits, and loses an update of less than 1/512 of it. Rounded
-stochastically (Gupta et al. 2015, arXiv:1502.02551), up as often as the rest says, it keeps the
-update in the mean.
+How a bf16 weight is rounded: `lsai_core.optimizers.rounding`.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from lsai_core.optimizers.base import coefficients
+from lsai_core.optimizers.rounding import TOGETHER, Noise
+from lsai_core.optimizers.rounding_kernel import random_bits, rounded
+
 BLOCK = 4096
 SUM_BLOCK = 8192
 
 
 @triton.jit
-def as_stored(w, weight, at, step, STOCHASTIC: tl.constexpr):
-    """fp32 values in the dtype of `weight`; for bf16, if wanted, with random bits of (step, at)
-    added below the last that stays."""
-    if STOCHASTIC and weight.dtype.element_ty == tl.bfloat16:
-        bits = w.to(tl.uint32, bitcast=True) + (
-            tl.randint(step, at, 4).to(tl.uint32, bitcast=True) >> 16
-        )
-        w = (bits & 0xFFFF0000).to(tl.float32, bitcast=True)
-    return w.to(weight.dtype.element_ty)
+def updated(w, g, m, v, keep, rate, new1, beta2, new2, inverse_root, eps):
+    """One step of AdamW on fp32 values: the new weight and moments. The numbers:
+    `lsai_core.optimizers.base.coefficients`."""
+    m = m + new1 * (g - m)
+    v = beta2 * v + new2 * g * g
+    w = w * keep - tl.div_rn(rate * m, tl.sqrt_rn(v) * inverse_root + eps)
+    return w, m, v
 
 
-@triton.jit(do_not_specialize=["step"])
+@triton.jit(do_not_specialize=["seed", "step", "parameter"])
 def adamw_update(
     weight,
     gradient,
@@ -41,27 +45,35 @@ def adamw_update(
     square,
     factor,
     size,
-    step,
-    lr,
-    decay,
-    beta1,
+    keep,
+    rate,
+    new1,
     beta2,
+    new2,
+    inverse_root,
     eps,
-    correction1,
-    root_correction2,
+    seed,
+    step,
+    parameter,
+    first,
     STOCHASTIC: tl.constexpr,
+    ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    begin = tl.program_id(0).to(tl.int64) * BLOCK
+    at = begin + tl.arange(0, BLOCK)
     inside = at < size
     g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32) * tl.load(factor)
     m = tl.load(mean + at, mask=inside, other=0.0).to(tl.float32)
     v = tl.load(square + at, mask=inside, other=0.0).to(tl.float32)
     w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    m = m + (1.0 - beta1) * (g - m)
-    v = beta2 * v + (1.0 - beta2) * g * g
-    w = w * (1.0 - lr * decay) - (lr / correction1) * m / (tl.sqrt(v) / root_correction2 + eps)
-    tl.store(weight + at, as_stored(w, weight, at.to(tl.uint32), step, STOCHASTIC), mask=inside)
+    w, m, v = updated(w, g, m, v, keep, rate, new1, beta2, new2, inverse_root, eps)
+    if STOCHASTIC:
+        begin_11 = tl.full((1, 1), 0, tl.int64) + (begin + first)
+        bits = random_bits(begin_11, seed, step, parameter, BLOCK, ALIGNED)
+        tl.store(weight + at, rounded(w, tl.reshape(bits, (BLOCK,))), mask=inside)
+    else:
+        tl.store(weight + at, w.to(weight.dtype.element_ty), mask=inside)
     tl.store(mean + at, m.to(mean.dtype.element_ty), mask=inside)
     tl.store(square + at, v.to(square.dtype.element_ty), mask=inside)
 
@@ -71,6 +83,22 @@ def sum_of_squares(values, size, sums, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(values + at, mask=at < size, other=0.0).to(tl.float32)
     tl.store(sums + tl.program_id(0), tl.sum(x * x, 0))
+
+
+def rounding_arguments(weight: Tensor, noise: Noise | None, columns: int = 1) -> dict[str, Any]:
+    """The kernels' arguments that say how the weight is rounded; `columns`: tiles may begin at any
+    multiple of it."""
+    stochastic = noise is not None and weight.dtype == torch.bfloat16
+    noise = noise if noise is not None else Noise(0, 0, 0)
+    aligned = noise.first % TOGETHER == 0 and columns % TOGETHER == 0
+    return {
+        "seed": noise.seed,
+        "step": noise.step,
+        "parameter": noise.parameter,
+        "first": noise.first,
+        "STOCHASTIC": stochastic,
+        "ALIGNED": aligned,
+    }
 
 
 def adamw_(
@@ -85,15 +113,16 @@ def adamw_(
     betas: tuple[float, float],
     eps: float,
     weight_decay: float,
-    stochastic: bool = False,
+    noise: Noise | None = None,
 ) -> None:
     """Update `weight`, `mean` and `square` in place for step number `step` (from 1); all contiguous
-    and of one size. `stochastic`: how a bf16 weight is rounded.
+    and of one size.
 
     `factor`: fp32 scalar on the device, multiplied into the gradient (clipping). The gradient is
-    left as it is.
+    left as it is. `noise`: a bf16 weight is rounded stochastically by it, without to nearest.
     """
     size = weight.numel()
+    numbers = coefficients(step, lr, betas, eps, weight_decay)
     adamw_update[(triton.cdiv(size, BLOCK),)](
         weight,
         gradient,
@@ -101,17 +130,11 @@ def adamw_(
         square,
         factor,
         size,
-        step,
-        lr,
-        weight_decay,
-        betas[0],
-        betas[1],
-        eps,
-        1.0 - betas[0] ** step,
-        (1.0 - betas[1] ** step) ** 0.5,
-        STOCHASTIC=stochastic,
+        *numbers,
+        **rounding_arguments(weight, noise, BLOCK),
         BLOCK=BLOCK,
         num_warps=8,
+        enable_fp_fusion=False,
     )
 
 

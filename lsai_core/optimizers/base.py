@@ -8,12 +8,15 @@ torch's, so that checkpoints of one kind resume with another that keeps the same
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from lsai_core.optimizers.rounding import Noise, first_place
 
 if TYPE_CHECKING:
     from lsai_core.config.train import OptimConfig
@@ -51,14 +54,17 @@ class FactorOptimizer(torch.optim.Optimizer):
     """An optimizer whose `step` takes a factor for the gradients. Parameters: tensors or DTensors.
 
     `settings` are its hyperparameters, `lr` and `weight_decay` among them, which groups may change.
-    `stochastic`: how the kernels round bf16 weights, where there is a choice.
+    `stochastic`: whether bf16 weights are rounded stochastically, with random bits of `seed`
+    (`rounding.py`); a parameter's number is its place in the groups.
     """
 
     stochastic = False
+    seed = 0
 
     def __init__(self, groups: Groups, **settings: Any) -> None:
         self._settings = ("weight_decay", *settings)
         super().__init__(groups, {"weight_decay": 0.0, **settings})
+        self._first_places: dict[Tensor, int] = {}
 
     def moments(self, parameter: Tensor) -> dict[str, Tensor]:
         """Fresh moments of a parameter, named so that their alphabetical order is that of the
@@ -66,8 +72,8 @@ class FactorOptimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     def updater(self, weight: Tensor) -> Callable[..., None]:
-        """What updates a weight in place: (weight, gradient, *moments, factor, *, step, and the
-        settings)."""
+        """What updates a weight in place: (weight, gradient, *moments, factor, *, step, noise, and
+        the settings)."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -76,8 +82,9 @@ class FactorOptimizer(torch.optim.Optimizer):
     ) -> None:
         """One update with gradients times `factor` (an fp32 scalar on the device; None: 1)."""
         assert closure is None, "this optimizer does not reevaluate the loss"
+        numbers = itertools.count()
         for group in self.param_groups:
-            for parameter in group["params"]:
+            for parameter, number in zip(group["params"], numbers, strict=False):
                 if parameter.grad is None:
                     continue
                 state = self.state[parameter]
@@ -95,7 +102,37 @@ class FactorOptimizer(torch.optim.Optimizer):
                     "step": int(state["step"]),
                     **{name: group[name] for name in self._settings},
                 }
+                settings["noise"] = (
+                    self._noise(parameter, number, settings["step"]) if self.stochastic else None
+                )
                 self.updater(weight)(weight, local(parameter.grad), *moments, factor, **settings)
+
+    def _noise(self, parameter: Tensor, number: int, step: int) -> Noise:
+        if parameter not in self._first_places:
+            self._first_places[parameter] = first_place(parameter)
+        return Noise(self.seed, step, number, self._first_places[parameter])
+
+
+def coefficients(
+    step: int, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
+) -> tuple[float, ...]:
+    """The numbers of AdamW's step number `step` (from 1), which every way of computing it takes,
+    rounded to fp32:
+
+    keep (of the weight), rate, new1 (share of the gradient in the first moment), beta2, new2,
+    inverse_root, eps: w = w keep - rate m / (sqrt(v) inverse_root + eps).
+    """
+    rate = lr / (1.0 - betas[0] ** step)
+    inverse_root = (1.0 - betas[1] ** step) ** -0.5
+    return (
+        1.0 - lr * weight_decay,
+        rate,
+        1.0 - betas[0],
+        betas[1],
+        1.0 - betas[1],
+        inverse_root,
+        eps,
+    )
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from lsai_core import kernels
 from lsai_core.base.plugins import declared
 from lsai_core.config.train import OptimConfig
 from lsai_core.optimizers.base import FactorOptimizer, Groups, Optimizer, local
+from lsai_core.optimizers.rounding import ROUNDS
 
 PACKAGE = "lsai_core.optimizers.kinds.*"
 
@@ -20,8 +21,11 @@ def get_optimizer(name: str) -> Optimizer:
     return declared(PACKAGE, name, "OPTIMIZER")
 
 
-def build_optimizer(model: torch.nn.Module, optim: OptimConfig) -> torch.optim.Optimizer:
-    """The optimizer that `optim` names; weight decay applies to matrices, not to norms.
+def build_optimizer(
+    model: torch.nn.Module, optim: OptimConfig, seed: int = 0
+) -> torch.optim.Optimizer:
+    """The optimizer that `optim` names; weight decay applies to matrices, not to norms. `seed`: of
+    stochastic rounding.
 
     Raises Unavailable if a kernel is asked for where it cannot run.
     """
@@ -31,7 +35,25 @@ def build_optimizer(model: torch.nn.Module, optim: OptimConfig) -> torch.optim.O
         {"params": matrices, "weight_decay": optim.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    return get_optimizer(optim.name).build(groups, optim, parameters[0].device)
+    optimizer = get_optimizer(optim.name).build(groups, optim, parameters[0].device)
+    if isinstance(optimizer, FactorOptimizer):
+        optimizer.seed = seed
+    return optimizer
+
+
+def way_of(optimizer: torch.optim.Optimizer) -> dict[str, str]:
+    """What a record says of an optimizer: `optimizer_kernel`, torch (any of torch's), triton or
+    plain (the project's own update with and without Triton); `optimizer_rounding` of updated
+    weights, none of those in fp32."""
+    weight = local(optimizer.param_groups[0]["params"][0])
+    kernel, rounding = "torch", "nearest"
+    if isinstance(optimizer, FactorOptimizer):
+        kernel = "triton" if kernels.available(weight.device) else "plain"
+        rounding = f"stochastic, {ROUNDS} Philox rounds" if optimizer.stochastic else "nearest"
+    return {
+        "optimizer_kernel": kernel,
+        "optimizer_rounding": rounding if weight.dtype == torch.bfloat16 else "none",
+    }
 
 
 def bytes_per_parameter(optim: OptimConfig, dtype: torch.dtype) -> float:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from lsai_core.attention.choice import BACKENDS, tile_backend
 from lsai_core.base.errors import UserError
 from lsai_core.config.precision import compute_dtype
-from lsai_core.context import ContextParallel, Setting, get_method
 from lsai_core.context.heads import key_heads
-from lsai_core.context.kernels import KERNELS, local_kernel
+from lsai_core.context.methods import ContextParallel, Setting, get_method
 from lsai_core.parallel.processes import TIMEOUT
 
 if TYPE_CHECKING:
@@ -44,10 +44,11 @@ def refusal(config: TrainConfig) -> str | None:
             "parallel.cp_method torch has no sliding window; use another method, or "
             "attention.window null"
         )
-    if config.attention.backend not in ("auto", *KERNELS):
+    able = [name for name, backend in BACKENDS.items() if backend.tiles]
+    if config.attention.backend not in ("auto", *able):
         return (
             f"attention backend {config.attention.backend!r} returns no log-sum-exp, which "
-            f"parallel.cp > 1 needs; use auto, " + ", ".join(KERNELS)
+            f"parallel.cp > 1 needs; use auto, " + ", ".join(able)
         )
     try:
         setting(config).layout(ranks)
@@ -65,7 +66,7 @@ def kernel(config: TrainConfig, device: torch.device) -> str:
     model, ranks = config.model, config.parallel.cp
     pieces = setting(config).pieces(ranks)
     heads = model.n_heads // pieces
-    return local_kernel(
+    return tile_backend(
         config.attention.backend,
         device,
         compute_dtype(config.precision),

@@ -22,6 +22,7 @@ from lsai_core.prediction.replay import WORKSPACE, Replayed, replay
 from lsai_core.prediction.simulate import Simulated, simulate
 from lsai_core.prediction.stand_ins import FUSED, expected_kernel, is_usual, repeats
 from lsai_core.profiling.gpus import Gpu
+from lsai_core.training.combinations import require_possible
 
 GIB = 2**30
 LIBRARIES_GIB = 2 * WORKSPACE / GIB
@@ -99,6 +100,7 @@ def predict(
     `kernel`: the attention kernel, if known; otherwise what `auto` comes to on a current GPU.
     `on="cpu"`: live tensor bytes of a run on a CPU. Raises UserError inside of a distributed run.
     """
+    require_possible(config, "predict")
     # Reduced to what decides memory, so that runs which differ in the rest are predicted once.
     decisive = deciding(config, "memory")
     # `on` stands for the one, and the other is a name

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from lsai_core.attention import get_backend
+from lsai_core.attention.choice import get_backend
 from lsai_core.attention.measured import nearest, select_rankings, shipped
 from lsai_core.attention.registry import Case
 from lsai_core.config.precision import compute_dtype, weight_dtype
@@ -166,10 +166,10 @@ class Speed:
     def ratio(self, dtype: str, like: str) -> float:
         """Of the data sheets' peaks, over that of the GPU named `like`. Raises LookupError if its
         own is not known."""
-        own, other = (theoretical_peak(name, dtype) for name in (self.gpu.driver_name, like))
+        own, other = self.gpu.peak(dtype), theoretical_peak(like, dtype)
         if not (own and other):
             raise LookupError(dtype)
-        return own.tflops / other.tflops
+        return own / other.tflops
 
     def tflops(self, dtype: str, gflop: float) -> float:
         """Of products of `gflop`. Raises LookupError if the dtype's rates are not known."""
@@ -196,7 +196,7 @@ def _attention_s(config: TrainConfig, kernel: str | None, speed: Speed) -> float
         return 0.0
     model, length, window = config.model, config.seq_len, config.attention.window
     flops = flops_per_token(model, length, window)
-    forward = ((flops.windowed or flops.causal_discounted) - 6.0 * flops.counted_parameters) / 3.0
+    forward = (flops.causal_discounted - 6.0 * flops.counted_parameters) / 3.0
     forward *= 1e-12 * config.batch_size * config.grad_accum * length / config.parallel.cp
     repeated = config.grad_checkpoint == "full"
     dtype, grouped = compute_dtype(config.precision), model.n_heads != model.n_kv_heads

@@ -25,14 +25,14 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from lsai_core.base.errors import UserError
 from lsai_core.config.precision import compute_dtype, residual_dtype, weight_dtype
 from lsai_core.config.train import Fp8Config, TrainConfig
-from lsai_core.context import get_method
 from lsai_core.context.exchange import IN_FLIGHT_BYTES
 from lsai_core.context.heads import key_heads
+from lsai_core.context.methods import get_method
 from lsai_core.fp8.recipes import linear_names
 from lsai_core.kernels import FakeGpu
 from lsai_core.model.loss import linear_cross_entropy
-from lsai_core.model.recompute import BlockCheckpoint, of_block
-from lsai_core.model.transformer import Transformer, shaped
+from lsai_core.model.recompute import BlockCheckpoint
+from lsai_core.model.transformer import Block, Transformer, shaped
 from lsai_core.optimizers.build import get_optimizer
 from lsai_core.parallel.adapt import adapt
 from lsai_core.parallel.sequence import join, setting
@@ -79,7 +79,7 @@ class Trainer:
     `reshape` replaces parts of a model on the meta device, before layers run in fp8, which
     `linear_names` names. `norm` stands outside of compiled blocks. `policy` makes what selective
     checkpointing keeps (a new one for each use, for it may count). `states` are the optimizer's, of
-    a parameter. `keeps_gradients`: to the step's end.
+    a parameter. `update` clips and updates. `keeps_gradients`: to the step's end.
     """
 
     reshape: Callable[[Transformer], None] = lambda model: None
@@ -88,6 +88,7 @@ class Trainer:
     loss: Callable[..., Tensor] | None = None
     policy: Callable[[], Policy] | None = None
     states: Callable[[Tensor], dict[str, Tensor]] | None = None
+    update: Callable[[torch.optim.Optimizer, float], Tensor] = update_in_place
     keeps_gradients: bool = True
 
 
@@ -187,7 +188,7 @@ class _Simulation:
                 CPU,
                 _Meter(tracker),  # type: ignore[arg-type]
                 loss_of=self._loss(),
-                update=update_in_place,
+                update=self._trainer.update,
             )
             return tracker, tracker.events.copy()  # before the model dies
 
@@ -195,9 +196,8 @@ class _Simulation:
         """With the states that it has in every step but the first."""
         optimizer = torch.optim.AdamW(model.parameters(), fused=False, foreach=True)
         optim = self._config.optim
-        states = self._trainer.states or functools.partial(
-            get_optimizer(optim.name).states, optim=optim
-        )
+        declared = get_optimizer(optim.name).states
+        states = self._trainer.states or (lambda parameter: declared(parameter, optim))
         # in the order of the run's groups
         for parameter in sorted(model.parameters(), key=lambda p: p.ndim < 2):
             optimizer.state[parameter] = states(parameter.data)
@@ -257,6 +257,7 @@ class _Simulation:
         model.to(dtype)
         adapt(model, config.model_copy(update={"compile": False}), convert_as(trainer.linear_names))
         for block in model.blocks:
+            assert isinstance(block, Block)
             if self._on_gpu:
                 block.attention.attend = attention_as(self._kernel)
             if trainer.policy is not None:
@@ -268,8 +269,9 @@ class _Simulation:
         policy = self._trainer.policy
         policies = POLICIES if policy is None else POLICIES | {"selective": policy()}
         plans: dict[BlockCheckpoint, Plan] = {}
-        for index, block in enumerate(model.blocks):
-            mode = of_block(self._config.grad_checkpoint, index)
+        for block in model.blocks:
+            assert isinstance(block, Block)
+            mode = block.grad_checkpoint
             if mode not in plans:
                 plans[mode] = self._plan(model, mode, policies)
 
@@ -282,7 +284,7 @@ class _Simulation:
             ) -> Any:
                 return plan(_tensors(block), x_BSD, cos, sin)
 
-            block.forward = run
+            block.forward = run  # type: ignore[method-assign]
 
     def _plan(
         self, model: Transformer, mode: BlockCheckpoint, policies: dict[BlockCheckpoint, Policy]

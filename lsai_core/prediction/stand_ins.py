@@ -24,12 +24,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lsai_core.attention import get_backend
+from lsai_core.attention.choice import get_backend
 from lsai_core.attention.registry import Backend, repeat_kv
 from lsai_core.base.errors import UserError
 from lsai_core.config.precision import compute_dtype
 from lsai_core.config.train import Fp8Config, TrainConfig
-from lsai_core.context import ContextParallel, Setting
+from lsai_core.context.methods import ContextParallel, Setting
 from lsai_core.fp8 import convert
 from lsai_core.fp8.scales import Scales
 from lsai_core.model.transformer import Transformer

@@ -22,8 +22,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from lsai_core.context.operators import _PARTS
-from lsai_core.model.mlp_chunks import backward_in, forward_in, parts
+from lsai_core.context.parts import PARTS
+from lsai_core.model.feed_forward import backward_in, forward_in, parts
 from lsai_core.prediction.work import PRODUCTS, add, is_work
 from lsai_core.profiling.live_tensors import LiveTensors
 
@@ -61,7 +61,7 @@ def _ring(arguments: tuple[Any, ...]) -> list[int]:
     q, k, v, key = arguments
     return (
         []
-        if _PARTS[key].ring.size == 1
+        if PARTS[key].ring.size == 1
         else [4 * q.numel() - _bytes(q), _bytes(q), _bytes(k, v), _bytes(k, v)]
     )
 
@@ -71,7 +71,7 @@ def _ring_backward(arguments: tuple[Any, ...]) -> list[int]:
     the kernel needs."""
     _, q, k, v, _, _, key = arguments
     kernel = _attention_backward(arguments)
-    if _PARTS[key].ring.size == 1:
+    if PARTS[key].ring.size == 1:
         return kernel
     sums = [4 * tensor.numel() - _bytes(tensor) for tensor in (q, k, v)]
     return [*sums, _bytes(q), _bytes(k, v), _bytes(k, v), _bytes(k, v), *kernel]

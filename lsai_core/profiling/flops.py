@@ -2,34 +2,34 @@
 utilization (MFU).
 
 A token takes 6 N + 12 L d T FLOPs (PaLM, arXiv:2204.02311, appendix B): N parameters that it is
-multiplied with, L layers of width d over T positions. An output projection counts, also a shared
-one; recomputation is no model work.
+multiplied with, L layers of width d over T positions. A window shorter than the sequence leaves
+fewer positions, and only these count. An output projection counts, also a shared one; recomputation
+is no model work.
 
-`PEAKS` holds dense figures of data sheets. Another device is rated against its own measured
-product, labelled so. MFU is stated against bf16 whatever the run's precision (on a CPU against
-fp32), so that speed-ups show.
+The table of GPUs (`gpus.py`) holds dense figures of data sheets. Another device is rated against
+its own measured product, labelled so. MFU is stated against bf16 whatever the run's precision (on a
+CPU against fp32), so that speed-ups show.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args
 
 from lsai_core.base.errors import UserError
 from lsai_core.config.train import ModelConfig, Precision
-from lsai_core.model.transformer import count_parameters
+from lsai_core.model.transformer import matmul_parameters
+from lsai_core.profiling.gpus import ALL_GPUS
 
 
 @dataclass(frozen=True)
 class Flops:
-    """Training FLOPs of one token: `convention` is what MFU uses, `causal_discounted` counts half
-    of its attention, and `windowed` what a sliding window leaves (None without one)."""
+    """Training FLOPs of one token: `convention` is what MFU uses. `causal_discounted` counts half
+    of its attention, or, as both do, what a window shorter than the sequence leaves."""
 
     convention: float
     causal_discounted: float
-    windowed: float | None
     counted_parameters: int
 
 
@@ -43,20 +43,11 @@ def flops_per_token(model: ModelConfig, seq_len: int, window: int | None = None)
     counted = matmul_parameters(model)
     dense = 6.0 * counted
     attention = 12.0 * model.n_layers * (model.n_heads * model.head_dim) * seq_len
-    windowed = None
-    if window is not None:
-        # Position i sees min(i, W) positions; the mean over the sequence is W - W^2 / 2T (and T / 2
-        # for W = T).
-        reach = min(window, seq_len)
-        windowed = dense + attention * (reach - reach**2 / (2 * seq_len)) / seq_len
-    return Flops(dense + attention, dense + attention / 2, windowed, counted)
-
-
-def matmul_parameters(model: ModelConfig) -> int:
-    """Parameters that a token is multiplied with: all but an embedding table that is only looked
-    up."""
-    parameters = count_parameters(model)
-    return parameters.total if model.tie_embeddings else parameters.non_embedding
+    if window is not None and window < seq_len:
+        # Position i sees min(i, W) positions; the mean over the sequence is W - W^2 / 2T.
+        left = dense + attention * (window - window**2 / (2 * seq_len)) / seq_len
+        return Flops(left, left, counted)
+    return Flops(dense + attention, dense + attention / 2, counted)
 
 
 @dataclass(frozen=True)
@@ -68,45 +59,6 @@ class Peak:
     measured: bool
 
 
-@dataclass(frozen=True)
-class _Sheet:
-    """One data sheet: the device names it covers (whole name, as the driver reports it) and dense
-    TFLOP/s per dtype."""
-
-    names: str
-    title: str
-    tflops: Mapping[str, float]
-
-
-# Names are matched whole: relatives ("RTX 4090 D", "RTX 5090 Laptop GPU", MIG slices, H100 NVL)
-# have other peaks.
-_HOPPER_SXM = {"bf16": 989.5, "fp8": 1979.0, "tf32": 494.7, "fp32": 67.0}
-_HOPPER_PCIE = {"bf16": 756.5, "fp8": 1513.0, "tf32": 378.0, "fp32": 51.0}
-_AMPERE = {"bf16": 312.0, "tf32": 156.0, "fp32": 19.5}
-_RTX_4090 = {"bf16": 165.2, "fp8": 330.3, "tf32": 82.6, "fp32": 82.6}
-_RTX_5090 = {"bf16": 209.5, "fp8": 419.0, "tf32": 104.8, "fp32": 104.8}
-PEAKS: tuple[_Sheet, ...] = (
-    _Sheet(
-        r"NVIDIA H100 80GB HBM3|NVIDIA H100 SXM\w*", "NVIDIA H100 data sheet (SXM)", _HOPPER_SXM
-    ),
-    _Sheet(r"NVIDIA H100 PCIe", "NVIDIA H100 data sheet (PCIe)", _HOPPER_PCIE),
-    _Sheet(r"NVIDIA H200", "NVIDIA H200 data sheet (SXM)", _HOPPER_SXM),
-    _Sheet(r"NVIDIA GH200\b.*", "NVIDIA GH200 data sheet", _HOPPER_SXM),
-    _Sheet(
-        r"(NVIDIA )?A100[- ](SXM4|PCIE|PCIe|80GB PCIe)(-\d+GB)?", "NVIDIA A100 data sheet", _AMPERE
-    ),
-    _Sheet(
-        r"NVIDIA GeForce RTX 4090",
-        "NVIDIA Ada architecture white paper (fp32 accumulation)",
-        _RTX_4090,
-    ),
-    _Sheet(
-        r"NVIDIA GeForce RTX 5090",
-        "NVIDIA RTX Blackwell architecture white paper (fp32 accumulation)",
-        _RTX_5090,
-    ),
-)
-
 # The dtype in which a run of each precision does its matrix products.
 MATMUL_DTYPE = {precision: precision.split("_")[0] for precision in (*get_args(Precision), "fp8")}
 
@@ -114,9 +66,9 @@ MATMUL_DTYPE = {precision: precision.split("_")[0] for precision in (*get_args(P
 def theoretical_peak(device_name: str, dtype: str) -> Peak | None:
     """Dense peak of exactly this dtype from the data sheet, or None if the table does not know
     it."""
-    for sheet in PEAKS:
-        if re.fullmatch(sheet.names, device_name) and dtype in sheet.tflops:
-            return Peak(sheet.tflops[dtype], f"{sheet.title}, dense {dtype}", measured=False)
+    for gpu in ALL_GPUS:
+        if gpu.peak(dtype) and gpu.is_called(device_name):
+            return Peak(gpu.peak(dtype), f"{gpu.sheet}, dense {dtype}", measured=False)
     return None
 
 

@@ -1,23 +1,42 @@
-"""GPUs that a prediction can be held against: memory as torch reports it, bandwidths from the data
-sheets.
+"""The one table of GPUs, `gpus.csv` beside this file, a line each, and how a name is found in it.
 
-The driver's name leads to peaks (`flops.py`) and measured rates. `link` is what a GPU sends to its
-neighbours in a node per second and direction: NVLink, or PCIe 4.0 x16 and 5.0 x16 for GeForce
-cards.
+Memory is what torch reports of the whole device, in GiB; where no device was read, the size that
+the driver shows. Bandwidths and peaks are those of the vendors' data sheets: dense, with fp32 sums.
+`link_gb_per_s` is what a GPU sends to its neighbours in a node per second and direction: NVLink or
+Infinity Fabric, else PCIe 3.0 (16), 4.0 (32) or 5.0 (64), all x16 but for the T4, L4 and A2.
 """
 
 from __future__ import annotations
 
+import csv
+import difflib
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from lsai_core.base.errors import UserError
 
 
 @dataclass(frozen=True)
+class Tflops:
+    """Dense peaks by dtype, in TFLOP/s; 0: no tensor cores for it, or no published figure."""
+
+    bf16: float = 0.0
+    fp8: float = 0.0
+    tf32: float = 0.0
+    fp32: float = 0.0
+
+
+@dataclass(frozen=True)
 class Gpu:
-    """`memory_gib`: of the whole device; `memory_gb_per_s`, `link_gb_per_s`: data sheet; `fp8`: in
-    tensor cores."""
+    """One kind of GPU.
+
+    `driver_name`: as the driver calls it; `drivers`: an expression for all of the driver's names,
+    if there are several. `fp8`: whether its tensor cores take it. `capability`: CUDA's, empty for
+    AMD and where it is not known. `tflops`: from the data sheet `sheet`. `also`: other names that
+    people use.
+    """
 
     name: str
     driver_name: str
@@ -25,38 +44,123 @@ class Gpu:
     memory_gb_per_s: float
     link_gb_per_s: float
     fp8: bool
+    capability: str = ""
+    tflops: Tflops = Tflops()
+    sheet: str = ""
+    drivers: str = ""
+    also: tuple[str, ...] = ()
+
+    def is_called(self, driver_name: str) -> bool:
+        """Whether the driver calls this kind of GPU so. Whole names: relatives have other peaks."""
+        pattern = self.drivers or re.escape(self.driver_name)
+        return bool(self.driver_name) and re.fullmatch(pattern, driver_name) is not None
+
+    def peak(self, dtype: str) -> float:
+        """Dense TFLOP/s of the data sheet in `dtype` ("bf16", ...); 0 where it states none."""
+        return float(getattr(self.tflops, dtype, 0.0))
 
 
-GPUS: tuple[Gpu, ...] = (
-    Gpu("RTX 4090", "NVIDIA GeForce RTX 4090", 23.5, 1008, 32, True),
-    Gpu("RTX 5090", "NVIDIA GeForce RTX 5090", 31.4, 1792, 64, True),
-    Gpu("A100-40", "A100-SXM4-40GB", 39.4, 1555, 300, False),
-    Gpu("A100-80", "A100-SXM4-80GB", 79.1, 2039, 300, False),
-    Gpu("H100", "NVIDIA H100 80GB HBM3", 79.1, 3350, 450, True),
-    Gpu("GH200-96", "NVIDIA GH200 120GB", 94.5, 4000, 450, True),
-    Gpu("H200", "NVIDIA H200", 139.8, 4800, 450, True),
-    Gpu("GH200-144", "NVIDIA GH200 144G HBM3e", 140.0, 4900, 450, True),
-)
+def _read(path: Path) -> Iterator[tuple[Gpu, bool]]:
+    """The GPUs of a table, each with whether it is shown where nobody asked for one."""
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            tflops = {dtype: float(row[f"{dtype}_tflops"] or 0) for dtype in ALL_DTYPES}
+            gpu = Gpu(
+                row["name"],
+                row["driver_name"],
+                float(row["memory_gib"]),
+                float(row["memory_gb_per_s"]),
+                float(row["link_gb_per_s"]),
+                fp8=row["fp8"] == "yes",
+                capability=row["capability"],
+                tflops=Tflops(**tflops),
+                sheet=row["sheet"],
+                drivers=row["drivers"],
+                also=tuple(row["also"].split("; ")) if row["also"] else (),
+            )
+            yield gpu, row["shown"] == "yes"
+
+
+ALL_DTYPES = ("bf16", "fp8", "tf32", "fp32")
+_TABLE = list(_read(Path(__file__).with_name("gpus.csv")))
+ALL_GPUS: tuple[Gpu, ...] = tuple(gpu for gpu, _ in _TABLE)
+# What is answered for where no GPU is named, and what the report shows: from small to large.
+GPUS: tuple[Gpu, ...] = tuple(gpu for gpu, shown in _TABLE if shown)
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(g|gb|gib|m|mb|mib)?")
+_LARGEST = 100_000  # GiB; a size beyond it is no size
+_SEVERAL = re.compile(r"\s*(\d+)\s*[x*]\s*([a-z].*)", re.IGNORECASE)
+# A slice of a GPU, as the driver names it at the end: "NVIDIA A100-SXM4-80GB MIG 3g.40gb".
+_SLICE = re.compile(r"(.*?)\s*(?:\bmig\b[\s-]*)?\b(\d)g\.(\d+)gb(?:\+\w+)?", re.IGNORECASE)
+_EIGHTHS, _SEVENTHS = 8, 7  # of its memory and of its processors
+_SLICE_SHARE = 0.97  # what a part of the memory is of its nominal size
+_VENDORS = re.compile(r"\b(nvidia|amd|geforce|instinct|tesla|quadro|mig)\b")
 
 
 def find_gpu(name: str) -> Gpu:
-    """The GPU of the table that `name` means (`h200`, `rtx4090`, or the driver's name); UserError
-    lists the table.
+    """The GPU that `name` means: `h200`, `rtx4090`, `a100 80gb`, the driver's name, a MIG slice.
 
-    A size (`24`, `24GB`) means any GPU with so much memory (GiB); its speed is not known, and fp8
-    is left out.
+    A size (`24`, `24GB`, `24576MiB`) means any GPU with so much memory (GiB); its speed is not
+    known, and fp8 is left out. UserError for an unknown name says what may have been meant, and
+    for one that several share, which these are.
     """
     wanted = _plain(name)
-    size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:g|gb|gib)?", name.strip().lower())
-    if size and float(size[1]) > 0:
-        return Gpu(f"GPU with {float(size[1]):g} GiB", "", float(size[1]), 0, 0, False)
-    for gpu in GPUS:
-        if wanted in (_plain(gpu.name), _plain(gpu.driver_name)):
+    for gpu in ALL_GPUS:
+        if wanted in _names(gpu) or gpu.is_called(name.strip()):
             return gpu
-    raise UserError(
-        f"unknown GPU {name!r}; known: {', '.join(gpu.name for gpu in GPUS)}, or its memory: 24GB"
-    )
+    if 0 < (gib := _size(name)) <= _LARGEST:
+        return Gpu(f"GPU with {gib:g} GiB", "", gib, 0, 0, False)
+    if several := _SEVERAL.fullmatch(name):
+        number, one = several.groups()
+        raise UserError(f"GPU {name!r} means several; say --gpu {one.strip()!r} --gpus {number}")
+    if part := _SLICE.fullmatch(name.strip()):
+        return _slice(part[1], int(part[2]), int(part[3]), name)
+    plain = {_plain(gpu.name): gpu.name for gpu in ALL_GPUS}
+    sizes = [shown for known, shown in plain.items() if re.fullmatch(rf"{wanted}\d\d+", known)]
+    if wanted and len(sizes) > 1:
+        raise UserError(f"GPU {name!r} is {' or '.join(sizes)}; say which")
+    close = [plain[known] for known in difflib.get_close_matches(wanted, plain)]
+    said = f"did you mean {' or '.join(close)}" if close else f"known: {', '.join(plain.values())}"
+    raise UserError(f"unknown GPU {name!r}; {said}, or its memory: 24GB")
+
+
+def _size(name: str) -> float:
+    """GiB of a size; 0 if `name` is none."""
+    size = _SIZE.fullmatch(name.strip().lower())
+    if size is None:
+        return 0.0
+    return float(size[1]) / (1024 if (size[2] or "").startswith("m") else 1)
+
+
+def _names(gpu: Gpu) -> set[str]:
+    return {_plain(name) for name in (gpu.name, gpu.driver_name, *gpu.also)}
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+    """Lower case, without the vendor, spaces, marks and the unit of a size at the end."""
+    words = _VENDORS.sub("", re.sub(r"[^a-z0-9]+", " ", name.lower()))
+    return re.sub(r"(?<=\d)gi?b$", "", words.replace(" ", ""))
+
+
+def _slice(whole: str, processors: int, gb: int, name: str) -> Gpu:
+    """A MIG slice with so many sevenths of the processors of the GPU that `whole` names."""
+    if not 1 <= processors <= _SEVENTHS or gb < 1:
+        raise UserError(f"GPU {name!r}: a MIG slice has 1 to 7 parts and some memory")
+    if not _plain(whole):
+        return Gpu(f"MIG {processors}g.{gb}gb", "", _SLICE_SHARE * gb, 0, 0, False)
+    gpu = find_gpu(whole)
+    eighths = round(gb * _EIGHTHS / gpu.memory_gib)
+    if not 1 <= eighths <= _EIGHTHS or not gpu.driver_name:
+        raise UserError(f"GPU {name!r}: no slice of {gpu.name} ({gpu.memory_gib:g} GiB)")
+    share = eighths / _EIGHTHS
+    peaks = {dtype: peak * processors / _SEVENTHS for dtype, peak in vars(gpu.tflops).items()}
+    return replace(
+        gpu,
+        name=f"{gpu.name} MIG {processors}g.{gb}gb",
+        driver_name="",
+        drivers="",
+        also=(),
+        memory_gib=round(gpu.memory_gib * share * (1 if share == 1 else _SLICE_SHARE), 1),
+        memory_gb_per_s=gpu.memory_gb_per_s * share,
+        tflops=Tflops(**peaks),
+    )

@@ -16,7 +16,7 @@ is the largest. On a CPU they are live tensor bytes (`live_tensors`).
 from __future__ import annotations
 
 import contextlib
-import resource
+import math
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -155,12 +155,17 @@ class _Tracked:
 
 
 def rss_peak_gib() -> float:
-    """Largest resident set of this process since it started, in GiB."""
+    """Largest resident set of this process since it started, in GiB; NaN where the system has no
+    such count (Windows)."""
     status = Path("/proc/self/status")
     if status.exists():  # ru_maxrss survives exec on Linux and would show the parent's peak
         for line in status.read_text(encoding="utf-8").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024 / _GIB
+    try:
+        import resource
+    except ImportError:
+        return math.nan
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / _GIB
 

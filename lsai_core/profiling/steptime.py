@@ -110,12 +110,17 @@ class PowerMeter:
     def _read(self, device: torch.device) -> None:
         # a GPU, or a machine without pynvml, that does not tell
         with contextlib.suppress(Exception):
+            import pynvml
+
+            pynvml.nvmlInit()
+            # torch's own readings take NVML's order of GPUs for CUDA's.
+            identity = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+            gpu = pynvml.nvmlDeviceGetHandleByUUID(identity)
             while self.on is not None:
                 time.sleep(0.1)
                 if self.on:
-                    self._readings.append(
-                        (torch.cuda.clock_rate(device), torch.cuda.power_draw(device) / 1e3)
-                    )
+                    clock = pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM)
+                    self._readings.append((clock, pynvml.nvmlDeviceGetPowerUsage(gpu) / 1e3))
 
     def summary(self) -> dict[str, float]:
         """`gpu_clock_mhz` and `gpu_power_w`, medians of the readings; empty if there were none."""

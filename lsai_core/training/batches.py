@@ -34,11 +34,12 @@ class TokenSource(Protocol):
     ("validation")."""
 
     def tokens(self, split: Literal["train", "validation"]) -> np.ndarray:
-        """The tokens of a split: uint16, shape (N,), usually memory-mapped."""
+        """The tokens of a split: unsigned integers, shape (N,), usually memory-mapped."""
 
 
 class BatchStream:
-    """Endless shuffled training batches over `tokens` (uint16, shape (N,), usually memory-mapped).
+    """Endless shuffled training batches over `tokens` (unsigned integers, shape (N,), usually
+    memory-mapped).
 
     Raises `UserError` if `tokens` has fewer windows than one batch.
     """
@@ -73,7 +74,7 @@ def sequential_batches(
     """The windows of `tokens` in order, for evaluation: (x_BS, y_BS) int64 CPU tensors; the last
     batch may be smaller.
 
-    `limit` is the largest number of batches, which then lie spread over all of `tokens`; 0 for all.
+    `limit` is the largest number of windows, which then lie spread over all of `tokens`; 0 for all.
     Raises `UserError` if there is not one window.
     """
     windows = count_windows(tokens, seq_len)
@@ -82,7 +83,7 @@ def sequential_batches(
             f"the split holds {len(tokens)} tokens, less than one window of seq_len={seq_len}; "
             "use more text or a smaller seq_len"
         )
-    stop = min(windows, limit * batch_size) if limit else windows
+    stop = min(windows, limit) if limit else windows
     window_N = np.arange(stop) * windows // stop
     return (
         _gather(tokens, window_N[start : start + batch_size], seq_len)

@@ -116,6 +116,7 @@ def load(path: Path) -> dict[str, Any]:
         ValueError,
         KeyError,
         TypeError,
+        AttributeError,
         RuntimeError,
         EOFError,
         pickle.UnpicklingError,
@@ -123,6 +124,19 @@ def load(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{path} cannot be read ({' '.join(str(error).split())[:200]}); {advice}"
         ) from None
+
+
+def progress(facts: Any, path: Path) -> tuple[int, float]:
+    """Completed steps and seconds trained, as the checkpoint at `path` says of itself.
+
+    Raises ValueError for values that are none, or where its name says another step.
+    """
+    step, train_s, named = facts["step"], facts["train_s"], path.stem.rpartition("-")[2]
+    if type(step) is not int or step != int(named):
+        raise ValueError(f"step is {str(step)[:60]!r}, and the name says {named}")
+    if type(train_s) not in (int, float) or not 0 <= train_s < float("inf"):
+        raise ValueError(f"train_s is {str(train_s)[:60]!r}")
+    return step, float(train_s)
 
 
 class Checkpoints(Protocol):
@@ -158,12 +172,13 @@ class WholeCheckpoints(Checkpoints):
             return 0, 0.0
         state = load(saved[-1])
         try:
+            done = progress(state, saved[-1])
             model.load_state_dict(state["model"])
             optimizer.load_state_dict(state["optimizer"])
             torch.set_rng_state(state["random"]["torch"])
             if state["random"]["cuda"] and torch.cuda.is_available():
                 torch.cuda.set_rng_state_all(state["random"]["cuda"])
-            return state["step"], state["train_s"]
+            return done
         except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"{saved[-1]} does not fit this run's model: {reason}") from None

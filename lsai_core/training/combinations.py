@@ -2,31 +2,59 @@
 starts.
 
 A config means the same on every machine, so what a kernel or a recipe demands is refused
-everywhere, not only where it would run. A refusal changes no result, so this file is no part of a
-run's key (`lsai_lab/runs/kinds.py`).
+everywhere, not only where it would run. Whoever plans, begins or predicts a run asks here. Rooms
+that need torch are imported where a setting asks for them: planning a usual run takes no seconds.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from lsai_core.config.train import TrainConfig
+from pydantic import BaseModel
+
+from lsai_core.base.errors import UserError, hint
+from lsai_core.base.plugins import declared, names
+from lsai_core.config.strict import validated
+from lsai_core.config.train import MOST_TOKENS, OptimConfig, TrainConfig
+
+T = TypeVar("T", bound=BaseModel)
+
+
+def checked(cls: type[T], data: dict[str, Any], where: str) -> T:
+    """`cls` from plain data, with every training run in it possible; UserError names `where`."""
+    config = validated(cls, data, where)
+    for train in _training_configs(config):
+        require_possible(train, where)
+    return config
+
+
+def require_possible(config: TrainConfig, where: str) -> None:
+    """UserError that begins with `where` if settings of `config` cannot go together."""
+    if (reason := refusal(config)) is not None:
+        raise UserError(f"{where}: {reason}")
+
+
+def _training_configs(config: BaseModel) -> Iterator[TrainConfig]:
+    if isinstance(config, TrainConfig):
+        yield config
+        return
+    for name in type(config).model_fields:
+        if isinstance(inner := getattr(config, name), BaseModel):
+            yield from _training_configs(inner)
 
 
 def refusal(config: TrainConfig) -> str | None:
     """Why `config` is impossible, and what would be possible; None if it is not."""
-    if config.attention.backend != "auto" and config.precision in ("fp32", "tf32"):
-        from lsai_core.attention import BACKENDS, get_backend
-
-        if get_backend(config.attention.backend).half_only:
-            others = ", ".join(name for name, backend in BACKENDS.items() if not backend.half_only)
-            return (
-                f"attention backend {config.attention.backend!r} needs 16-bit inputs but precision "
-                f"is {config.precision!r}; "
-                f"use precision bf16_autocast or bf16, or backend auto, {others}"
-            )
+    if config.batch_size * config.seq_len > MOST_TOKENS:
+        tokens = f"{config.batch_size} x {config.seq_len} tokens"
+        return (
+            f"batch_size x seq_len = {tokens}, and no process can hold more than {MOST_TOKENS}; "
+            "use a smaller batch"
+        )
     window = config.attention.window
+    if (reason := _refusal_of_attention(config) or _refusal_of_optimizer(config.optim)) is not None:
+        return reason
     if window is not None and window > config.seq_len:
         return (
             f"attention.window={window} is longer than seq_len={config.seq_len}; use window: "
@@ -43,6 +71,29 @@ def refusal(config: TrainConfig) -> str | None:
 
         if (reason := refusal_of_fp8(config)) is not None:
             return reason
+    if (reason := _refusal_of_activations(config)) is not None:
+        return reason
+    if config.parallel.cp > 1:
+        from lsai_core.parallel.sequence import refusal as refusal_of_slices
+
+        if (reason := refusal_of_slices(config)) is not None:
+            return reason
+    if config.optim.states == "8bit" and config.parallel.cpu_offload:
+        return (
+            "optim.states 8bit saves GPU memory, and cpu_offload keeps no states there; "
+            "use one of them"
+        )
+    if config.parallel.fp8_gather and (config.fp8.recipe != "fused" or config.parallel.shards == 1):
+        return "parallel.fp8_gather needs fp8.recipe fused and parallel.fsdp > 1 (or cp > 1)"
+    if config.data.vocab_size > config.model.vocab_size:
+        return (
+            f"data.vocab_size={config.data.vocab_size} does not fit "
+            f"model.vocab_size={config.model.vocab_size}"
+        )
+    return None
+
+
+def _refusal_of_activations(config: TrainConfig) -> str | None:
     if config.saved_inputs == "host" and config.grad_checkpoint == "none":
         return (
             "saved_inputs: host moves what gradient checkpointing keeps; use grad_checkpoint "
@@ -66,22 +117,35 @@ def refusal(config: TrainConfig) -> str | None:
         and {"gate_up", "down"} & set(config.fp8.layers)
     ):
         return "mlp_chunk computes gate_up and down without fp8; leave them out of fp8.layers"
-    if config.parallel.cp > 1:
-        from lsai_core.parallel.sequence import refusal as refusal_of_slices
+    return None
 
-        if (reason := refusal_of_slices(config)) is not None:
-            return reason
-    if config.optim.states == "8bit" and config.parallel.cpu_offload:
+
+def _refusal_of_attention(config: TrainConfig) -> str | None:
+    name = config.attention.backend
+    if name == "auto":
+        return None
+    from lsai_core.attention.choice import BACKENDS
+
+    if name not in BACKENDS:
+        return f"unknown attention backend {name!r}{hint(name, ('auto', *BACKENDS))}"
+    if config.attention.window is not None and not BACKENDS[name].windowed:
+        able = ", ".join(other for other, backend in BACKENDS.items() if backend.windowed)
+        return f"attention backend {name!r} has no sliding window; use auto, {able}"
+    if config.precision in ("fp32", "tf32") and BACKENDS[name].half_only:
+        others = ", ".join(other for other, backend in BACKENDS.items() if not backend.half_only)
         return (
-            "optim.states 8bit saves GPU memory, and cpu_offload keeps no states there; use "
-            "one "
-            "of them"
-        )
-    if config.parallel.fp8_gather and (config.fp8.recipe != "fused" or config.parallel.shards == 1):
-        return "parallel.fp8_gather needs fp8.recipe fused and parallel.fsdp > 1 (or cp > 1)"
-    if config.data.vocab_size > config.model.vocab_size:
-        return (
-            f"data.vocab_size={config.data.vocab_size} does not fit "
-            f"model.vocab_size={config.model.vocab_size}"
+            f"attention backend {name!r} needs 16-bit inputs but precision is "
+            f"{config.precision!r}; use precision bf16_autocast or bf16, or backend auto, {others}"
         )
     return None
+
+
+def _refusal_of_optimizer(optim: OptimConfig) -> str | None:
+    package = "lsai_core.optimizers.kinds.*"
+    if optim.name not in (known := names(package)):
+        return f"unknown optimizer {optim.name!r}{hint(optim.name, known)}"
+    usual = OptimConfig().model_dump(include={"name", "kernel", "states", "rounding"})
+    if optim.model_dump(include=set(usual)) == usual:
+        return None
+    refused: str | None = declared(package, optim.name, "OPTIMIZER").refusal(optim)
+    return refused

@@ -29,11 +29,12 @@ from lsai_core.base.errors import Preempted, UserError
 from lsai_core.config.precision import set_matmul_mode
 from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import Transformer
-from lsai_core.optimizers.build import build_optimizer
+from lsai_core.optimizers.build import build_optimizer, way_of
 from lsai_core.parallel.world import World
 from lsai_core.profiling.steptime import StepTimer
 from lsai_core.training import checkpoint
 from lsai_core.training.batches import BatchStream, TokenSource, sequential_batches
+from lsai_core.training.combinations import require_possible
 from lsai_core.training.host_memory import keep_freed_memory
 from lsai_core.training.instruments import Instruments, over_processes
 from lsai_core.training.metrics import MetricsFile
@@ -62,6 +63,7 @@ class Trained:
 
     model: Transformer
     attention_kernel: str
+    optimizer: dict[str, str]  # `way_of` it
     rows: list[dict[str, Any]] = field(default_factory=list)
     timed_ms: list[float] = field(default_factory=list)
     measured: dict[str, Any] = field(default_factory=dict)
@@ -80,15 +82,13 @@ def validate(
     device: torch.device,
     world: World | None = None,
 ) -> float:
-    """Mean loss (nats per token) over the held-out split, every token weighted the same; batches go
-    round the readers."""
+    """Mean loss (nats per token) over `eval.sequences` of the held-out split, every token weighted
+    the same. Batches go round the readers; how large they are changes no more than rounding."""
     world = world or World()
     readers, reader = config.parallel.readers, world.rank // config.parallel.cp
     total_and_count = torch.zeros(2, dtype=torch.float64)
-    limit = config.eval.batches * readers
-    batches = sequential_batches(
-        dataset.tokens("validation"), config.batch_size, config.seq_len, limit
-    )
+    tokens = dataset.tokens("validation")
+    batches = sequential_batches(tokens, config.batch_size, config.seq_len, config.eval.sequences)
     while round_ := list(itertools.islice(batches, readers)):
         # The model is sharded, so all processes must run it: one that is left without a batch runs
         # another's, for nothing.
@@ -150,6 +150,7 @@ def train(
     Preempted, or torch's out-of-memory error; whatever happens, `metrics.jsonl` holds the complete
     steps.
     """
+    require_possible(config, "train")
     world = world or World()
     if config.parallel.world_size != world.size:
         raise UserError(
@@ -208,8 +209,8 @@ class _Loop:
         sequences = config.batch_size * config.grad_accum
         self.stream = BatchStream(dataset.tokens("train"), sequences, config.seq_len, config.seed)
         self.model = prepare_model(config, self.device)
-        self.optimizer = build_optimizer(self.model, config.optim)
-        self.result = result = Trained(self.model, kernel)
+        self.optimizer = build_optimizer(self.model, config.optim, config.seed)
+        self.result = result = Trained(self.model, kernel, way_of(self.optimizer))
         self.checkpoints = open_checkpoints(config, folder, world)
         result.resumed_at, self.earlier_s = self.checkpoints.restore(self.model, self.optimizer)
         result.rows, result.train_s = metrics.truncate(result.resumed_at), self.earlier_s

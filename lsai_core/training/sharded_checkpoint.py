@@ -34,7 +34,7 @@ from lsai_core.base.files import write_json
 from lsai_core.model.hf import save_hf
 from lsai_core.model.transformer import Transformer
 from lsai_core.parallel.world import World
-from lsai_core.training.checkpoint import beginning, checksum
+from lsai_core.training.checkpoint import beginning, checksum, progress
 
 COMPLETE = "complete.json"
 _CLASSES = (
@@ -128,7 +128,7 @@ class ShardedCheckpoints:
             raise UserError(
                 f"{saved[-1]} does not fit this run's model: {_reason(error)}"
             ) from error
-        return facts["step"], facts["train_s"]
+        return progress(facts, saved[-1])
 
     def save(self, step: int, model: nn.Module, optimizer: Optimizer, train_s: float) -> None:
         """Begin to write the checkpoint of `step` completed steps; waits for the one before to be
@@ -187,11 +187,18 @@ class ShardedCheckpoints:
             f"delete the folder {path.name} to resume from the one before it, or to start again"
         )
         try:
-            facts = json.loads((path / COMPLETE).read_text(encoding="utf-8"))
+            facts = _complete_facts(path)
             share = sorted(facts["files"].items())[self.world.rank :: self.world.size]
             error = next((name for name, digest in share if checksum(path / name) != digest), None)
-        except (OSError, ValueError, KeyError, AttributeError) as unreadable:
-            facts, error = {}, f"{unreadable}"
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as unreadable:
+            facts, error = {}, " ".join(f"{type(unreadable).__name__}: {unreadable}".split())[:200]
         for wrong in filter(None, self.world.gather(error)):
             raise UserError(f"{path} is damaged ({wrong}); {advice}")
         if facts["sequences_per_step"] != self.sequences:
@@ -201,6 +208,24 @@ class ShardedCheckpoints:
                 "choose batch_size so that batch_size x grad_accum x processes stays the same"
             )
         return facts
+
+
+def _complete_facts(path: Path) -> dict[str, Any]:
+    """What `complete.json` of the checkpoint `path` says: of all its slices, and of steps that can
+    be.
+
+    Raises ValueError, KeyError or TypeError where it does not.
+    """
+    facts = json.loads((path / COMPLETE).read_text(encoding="utf-8"))
+    progress(facts, path)
+    sequences = facts["sequences_per_step"]
+    if type(sequences) is not int or sequences < 1:
+        raise ValueError(f"sequences_per_step is {str(sequences)[:60]!r}")
+    named = set(facts["files"])
+    slices = {".metadata", *(file.name for file in path.glob("__*"))}
+    if wrong := sorted(slices - named) or [name for name in named if Path(name).name != name]:
+        raise ValueError(f"{COMPLETE} has no checksum of {wrong[0][:60]!r}, or it is no slice")
+    return dict(facts)
 
 
 def _reason(error: BaseException) -> str:

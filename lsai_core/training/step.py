@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 
 from lsai_core import fp8
-from lsai_core.attention import resolve
+from lsai_core.attention.choice import resolve
+from lsai_core.base import compiler
 from lsai_core.base.errors import Unavailable
 from lsai_core.config.precision import autocast, compute_dtype, weight_dtype
 from lsai_core.config.train import OptimConfig, TrainConfig
@@ -63,6 +64,7 @@ def prepare_model(config: TrainConfig, device: torch.device) -> Transformer:
     and sharded if asked. Raises MemoryError where the host cannot hold what is to be kept there."""
     fp8.require(config, device)
     require_host_memory(config)
+    compiler.require(config.compile, device)
     torch.manual_seed(config.seed)
     if config.parallel.sharded:
         from lsai_core.parallel.fsdp import build_sharded

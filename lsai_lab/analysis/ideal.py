@@ -45,11 +45,7 @@ def ideal_step(config: Mapping[str, Any], gpu: str) -> Ideal | None:
     in_fp8 = 0 if fp8["recipe"] == "none" else parameters_in(model, tuple(fp8["layers"]))
     linear = {dtype: flops.counted_parameters - in_fp8, "fp8": in_fp8}
     tflop = {name: 6e-12 * parameters * tokens for name, parameters in linear.items() if parameters}
-    attention = (
-        ((flops.windowed or flops.causal_discounted) - 6.0 * flops.counted_parameters)
-        * tokens
-        / 1e12
-    )
+    attention = (flops.causal_discounted - 6.0 * flops.counted_parameters) * tokens / 1e12
     peaks = {name: theoretical_peak(gpu, name) for name in {*tflop, dtype}}
     if not all(peaks.values()):
         return None

@@ -17,7 +17,6 @@ from lsai_core.attention.choice import BACKENDS, choose
 from lsai_core.attention.measured import Ranking, select_rankings, shipped
 from lsai_core.attention.registry import Case
 from lsai_core.base.errors import Unavailable
-from lsai_core.base.files import read_jsonl
 from lsai_core.config.strict import validated
 from lsai_lab.benches.attention.config import AttentionBenchConfig
 from lsai_lab.benches.attention.errors import ALLOWED, NAMES
@@ -44,7 +43,7 @@ def attention_runs(runs: Iterable[Run]) -> list[Run]:
 def read_points(run: Run) -> tuple[AttentionBenchConfig, list[Row]]:
     """Config and points of a run."""
     config = validated(AttentionBenchConfig, run.config, f"{run.folder}/config.json")
-    return config, read_jsonl(run.folder / "metrics.jsonl")
+    return config, run.rows
 
 
 def _place(row: Row) -> Place:
@@ -63,8 +62,9 @@ def ranked(
         timed = [row for row in good if row["measure"] == "time" and _place(row) == place]
         compared = [row for row in good if row["measure"] == "error" and row["mask"] == place[0]]
         for purpose, (time, judged) in _COUNTS.items():
-            ms = {row["backend"]: row[f"{time}_ms"] for row in timed if f"{time}_ms" in row}
-            rates = {row["backend"]: row[f"{time}_tflops"] for row in timed if f"{time}_ms" in row}
+            whole = [row for row in timed if {f"{time}_ms", f"{time}_tflops"} <= row.keys()]
+            ms = {row["backend"]: row[f"{time}_ms"] for row in whole}
+            rates = {row["backend"]: row[f"{time}_tflops"] for row in whole}
             errors = defaultdict[str, list[float]](list)
             for row in compared:
                 errors[row["backend"]] += [

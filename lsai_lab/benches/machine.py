@@ -17,6 +17,7 @@ import psutil
 import torch
 from pydantic import Field
 
+from lsai_core.base.devices import cuda_capability
 from lsai_core.config.precision import set_matmul_mode
 from lsai_core.config.strict import Strict
 from lsai_core.config.train import Precision
@@ -106,9 +107,9 @@ def speed_summary(
 def rated(
     rate: float | None, per_token: Flops, peak: Peak | None, processes: int, on_gpu: bool
 ) -> dict[str, Any]:
-    """What follows from `rate`, tokens per second of all processes: per GPU, and MFU and
-    TFLOP/s, with full attention and with half of it for the causal mask (`_causal`), as other
-    reports count."""
+    """What follows from `rate`, tokens per second of all processes: per GPU, and MFU and TFLOP/s,
+    with full attention and with half of it for the causal mask (`_causal`), as other reports count.
+    Of attention in a window both count what the window leaves."""
     devices = processes if on_gpu else 1  # CPU processes share one processor
     found: dict[str, Any] = {
         "tokens_per_s_per_gpu": rate / processes if rate else None,
@@ -136,9 +137,7 @@ def measure_ceilings(device: torch.device | str, *, budget_s: float = 8.0) -> Re
     device, began, dtypes = torch.device(device), time.perf_counter(), ["fp32", "bf16"]
     if device.type == "cuda":
         least = {"fp32": (0, 0), "tf32": (8, 0), "bf16": (8, 0), "fp8": (8, 9)}
-        dtypes = [
-            dtype for dtype in least if torch.cuda.get_device_capability(device) >= least[dtype]
-        ]
+        dtypes = [dtype for dtype in least if cuda_capability(device) >= least[dtype]]
     share = budget_s / (len(dtypes) + (3 if device.type == "cuda" else 1))
     results: Results = {
         "ceilings_device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -8,18 +8,33 @@ from typing import Any
 import torch
 
 from lsai_core import fp8
+from lsai_core.base import compiler
 from lsai_core.base.limits import cpu_cores
 from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import count_parameters
 from lsai_core.profiling import flops
 from lsai_core.training import checkpoint
-from lsai_core.training.loop import train
+from lsai_core.training.batches import BatchStream
+from lsai_core.training.loop import Trained, train
 from lsai_core.training.step import resolve_device
 from lsai_lab.benches.machine import peak_of_this_machine, rated, speed_summary
-from lsai_lab.cluster.launch_srun import srun_command
-from lsai_lab.data import prepare
+from lsai_lab.data import Dataset, prepare
+from lsai_lab.data.checkpoints import require_same_tokenizer, write_tokenizer
 from lsai_lab.launch.launch import launch, require_devices
+from lsai_lab.launch.srun import srun_command
 from lsai_lab.runs.kinds import Context
+
+
+def require(config: TrainConfig) -> None:
+    """Raise Unavailable if this machine lacks what the run needs; processes that srun starts
+    elsewhere say so themselves."""
+    if config.parallel.sharded:
+        if srun_command(config.parallel.world_size) is None:
+            require_devices(config.device, config.parallel.world_size)
+        return
+    device = resolve_device(config.device)
+    fp8.require(config, device)
+    compiler.require(config.compile, device)
 
 
 def run(config: TrainConfig, context: Context) -> dict[str, Any]:
@@ -28,44 +43,35 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
     A run of several processes, or of a sharded model in one, calls this in the notebook's kernel,
     which launches them, and then in each of them.
     """
+    require(config)  # "unavailable" is said before any work is done
     if config.parallel.sharded and not context.world.launched:
         nproc = config.parallel.world_size
         command = srun_command(nproc)
-        if command is None:
-            require_devices(config.device, nproc)
         prepare(config.data, context.data_root)  # once, before all need it at the same time
         return launch(
             context.folder, context.data_root, nproc, on_rows=context.on_rows, command=command
         )
-    device = resolve_device(config.device)  # these two say "unavailable" before any work is done
-    fp8.require(config, device)
-    world = context.world
+    device, world = resolve_device(config.device), context.world
     dataset = prepare(config.data, context.data_root)
+    # The text must hold a batch, which costs nothing to know before there is a model.
+    BatchStream(
+        dataset.tokens("train"), config.batch_size * config.grad_accum, config.seq_len, config.seed
+    )
+    if config.init_from is not None:
+        from lsai_core.model.hf import find_checkpoint
+
+        require_same_tokenizer(dataset, find_checkpoint(config.init_from))
     per_token = flops.flops_per_token(config.model, config.seq_len, config.attention.window)
     peak = _peak(config, context, device)
     per_rate = rated(1.0, per_token, peak, world.size, device.type == "cuda")
     trained = train(config, dataset, context.folder, context.on_rows, per_rate["mfu"], world)
     if config.checkpoint.export:
-        # these load what most runs never need
-        from lsai_core.model.hf import find_checkpoint, max_positions
-        from lsai_core.training.sharded_checkpoint import export_hf
-
-        known = max_positions(find_checkpoint(config.init_from)) if config.init_from else 0
-        export_hf(
-            trained.model, context.folder / "model", world, max_seq_len=max(config.seq_len, known)
-        )
+        _export(config, trained, dataset, context)
     if world.is_main:
         checkpoint.remove_all(context.folder)
 
     parameters = count_parameters(config.model)
     speed = speed_summary(trained.timed_ms, config.tokens_per_step)
-    # Not the gaps in the trace itself, since the profiler makes the host slower.
-    step_ms, busy_ms, idle = speed.get("step_ms"), trained.measured.get("gpu_busy_ms"), {}
-    if step_ms is not None and busy_ms is not None:
-        idle = {
-            "kernel_idle_ms": max(0.0, step_ms - busy_ms),
-            "gpu_busy_share": min(1.0, busy_ms / step_ms),
-        }
     last = [row["loss"] for row in trained.rows[-10:]]
     return {
         **speed,
@@ -82,13 +88,41 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
         "first_step_s": trained.first_step_s,
         "resumed_at": trained.resumed_at,
         "attention_kernel": trained.attention_kernel,
+        **trained.optimizer,
         "weights": Path(config.init_from).name if config.init_from else "random",
         **fp8.facts(config),
         "dataset": dataset.folder.name,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         **trained.measured,
-        **idle,
+        **_idle(speed, trained.measured),
     }
+
+
+def _idle(speed: dict[str, Any], measured: dict[str, Any]) -> dict[str, float]:
+    """How long no kernel ran in a traced step; empty without a trace.
+
+    Not the gaps in the trace itself, since the profiler makes the host slower.
+    """
+    step_ms, busy_ms = speed.get("step_ms"), measured.get("gpu_busy_ms")
+    if step_ms is None or busy_ms is None:
+        return {}
+    return {
+        "kernel_idle_ms": max(0.0, step_ms - busy_ms),
+        "gpu_busy_share": min(1.0, busy_ms / step_ms),
+    }
+
+
+def _export(config: TrainConfig, trained: Trained, dataset: Dataset, context: Context) -> None:
+    """Write the trained model and its tokenizer as a Hugging Face checkpoint, `model`."""
+    # these load what most runs never need
+    from lsai_core.model.hf import find_checkpoint, max_positions
+    from lsai_core.training.sharded_checkpoint import export_hf
+
+    known = max_positions(find_checkpoint(config.init_from)) if config.init_from else 0
+    folder, world = context.folder / "model", context.world
+    if world.is_main:
+        write_tokenizer(dataset, folder)
+    export_hf(trained.model, folder, world, max_seq_len=max(config.seq_len, known))
 
 
 def _peak(config: TrainConfig, context: Context, device: torch.device) -> flops.Peak | None:

@@ -21,22 +21,17 @@ one bad repeat makes it fall, and with a missing one it is incomplete. Where run
 comparable, or there are none, there is no value, and the note says why.
 """
 
-import functools
 import itertools
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any
 
 import pandas as pd
-from pydantic import BeforeValidator, Field, model_validator
 
-from lsai_core.base.errors import UserError, hint
-from lsai_core.config.strict import Strict, validated
+from lsai_core.base.errors import hint
 from lsai_lab.analysis.summary import STUDENT, half_width, over_repeats, spread
-from lsai_lab.project.files import load_yaml, repo_root
-from lsai_lab.runs.study import Study, load_study
+from lsai_lab.claims.declared import Claim, Term, load_claims
 
 COLUMNS = (
     "name",
@@ -53,103 +48,7 @@ COLUMNS = (
     "runs",
 )
 VERDICTS = ("held", "fallen", "incomplete", "no data")
-# Facts that a sentence may use, with values to try it on.
-_FACTS: dict[str, Any] = dict.fromkeys(
-    ("value", "of", "over", "beside", "smallest", "largest"), 1.0
-)
-_FACTS |= {"total": 8, "repeats": 3, "best": "bf16", "machine": "h200"}
 _IDENTITY = ["study", "variant", "part", "repeat"]
-Names = Annotated[
-    list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)
-]
-
-
-class Term(Strict):
-    """Whose figure: variants and metrics of one part of a study; what is not given is the claim's
-    own."""
-
-    study: str
-    part: Names = ["train"]
-    variant: Names = []
-    metric: Names = []
-
-
-class Claim(Strict):
-    """One entry of `params/claims.yaml`."""
-
-    kind: Literal["estimators", "value", "ratio", "spread", "interval", "count"]
-    study: str
-    machine: str = Field(
-        "h200", description="folder in reports/recorded whose runs the claim is about"
-    )
-    part: Names = ["train"]
-    metric: Names = []
-    of: Term
-    over: Term | None = None
-    beside: Term | None = None
-    at_least: float | None = None
-    at_most: float | None = None
-    repeats: int = Field(1, ge=1)
-    same: list[str] = Field(
-        [], description="results or settings that must agree among all its runs"
-    )
-    void: str | None = Field(
-        None, description="why the records cannot carry the claim: it counts as fallen"
-    )
-    # what is measured, for a table that has its value and bound beside
-    short: str = Field("", max_length=46)
-    sentence: str
-
-    @property
-    def limit(self) -> float:
-        """The number of the bound."""
-        return next(
-            limit for limit in (self.at_least, self.at_most, self.total) if limit is not None
-        )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _terms_are_whole(cls, data: dict[str, Any]) -> dict[str, Any]:
-        given = {key: data[key] for key in ("of", "over", "beside") if data.get(key) is not None}
-        own = {key: data[key] for key in ("study", "part", "metric") if key in data}
-        terms = {
-            key: term if isinstance(term, dict) else {"variant": term}
-            for key, term in given.items()
-        }
-        return data | {key: own | term for key, term in terms.items()}
-
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        bounds = [bound for bound in (self.at_least, self.at_most) if bound is not None]
-        if len(bounds) != (self.kind != "count"):
-            raise ValueError("a count has no bound, every other claim either at_least or at_most")
-        if (self.kind in ("ratio", "interval")) != (self.over is not None):
-            raise ValueError("a ratio and an interval have `over`, and only they")
-        if self.kind == "interval" and not 2 <= self.repeats <= len(STUDENT) + 1:
-            raise ValueError(f"an interval needs repeats from 2 to {len(STUDENT) + 1}")
-        try:
-            self.sentence.format(**_FACTS)
-        except KeyError as error:
-            raise ValueError(
-                f"sentence: unknown fact {error}{hint(str(error.args[0]), _FACTS)}"
-            ) from None
-        except (ValueError, IndexError, AttributeError, TypeError) as error:
-            raise ValueError(f"sentence: not a valid template: {error}") from None
-        return self
-
-    @property
-    def total(self) -> int:
-        return len(self.of.variant)
-
-    @property
-    def bound(self) -> str:
-        if self.kind == "count":
-            return f"= {self.total}"
-        return f"≥ {self.at_least:,g}" if self.at_least is not None else f"≤ {self.at_most:,g}"
-
-    def holds(self, value: float) -> bool:
-        low = self.total if self.kind == "count" else self.at_least
-        return (low is None or value >= low) and (self.at_most is None or value <= self.at_most)
 
 
 class NoData(Exception):
@@ -166,20 +65,6 @@ class Found:
     rows: pd.DataFrame
     facts: dict[str, Any]
     note: str = ""
-
-
-def load_claims(root: Path | None = None) -> dict[str, Claim]:
-    """`params/claims.yaml` of a checkout, in its order. UserError names the claim and what is wrong
-    with it."""
-    root, claims = root or repo_root(), {}
-    studies = functools.cache(lambda name: load_study(root, name))  # each is read once
-    for name, data in load_yaml(root / "params" / "claims.yaml").items():
-        where = f"params/claims.yaml, claim {name}"
-        if not isinstance(data, dict):
-            raise UserError(f"{where}: expected a mapping of keys to values")
-        claims[str(name)] = validated(Claim, data, where)
-        _check_names(claims[str(name)], studies, where)
-    return claims
 
 
 def evaluate(frame: pd.DataFrame, claims: dict[str, Claim] | None = None) -> pd.DataFrame:
@@ -393,20 +278,6 @@ def _best(
         raise NoData("; ".join(dict.fromkeys(missing)))
     name = (min if smallest else max)(found, key=lambda key: found[key][0])
     return name, *found[name], _rows(rows, term)
-
-
-def _check_names(claim: Claim, studies: Callable[[str], Study], where: str) -> None:
-    for term in filter(None, (claim.of, claim.over, claim.beside)):
-        study = studies(term.study)
-        for what, names, known in [
-            ("part", term.part, [*study.parts]),
-            ("variant", term.variant, [*study.variants]),
-        ]:
-            if unknown := [name for name in names if name not in known]:
-                raise UserError(
-                    f"{where}: study {study.study} has no {what} "
-                    f"{unknown[0]!r}{hint(unknown[0], known)}"
-                )
 
 
 def _rounded(value: float) -> float:

@@ -6,7 +6,8 @@ import math
 
 import pandas as pd
 
-from lsai_lab.claims.evaluate import Claim, evaluate, load_claims
+from lsai_lab.claims.declared import Claim, load_claims
+from lsai_lab.claims.evaluate import evaluate
 
 
 def amount(claim: Claim, value: float, digits: int = 3) -> str:

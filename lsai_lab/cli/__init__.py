@@ -7,7 +7,11 @@ seconds ends with a line, too.
 """
 
 import io
+import os
 import sys
+from typing import NoReturn
+
+from lsai_core.base.errors import not_installed
 
 
 def main() -> None:
@@ -21,21 +25,28 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted before anything began", file=sys.stderr)
         sys.exit(130)
+    except ModuleNotFoundError as error:
+        if (line := not_installed(error)) is None:
+            raise
+        print(f"error: {line}", file=sys.stderr)
+        sys.exit(2)
 
 
 def _run() -> None:
     from lsai_core.base.errors import Unavailable, UserError
     from lsai_lab.cli.app import Interrupted, app
-    from lsai_lab.runs.stop import Stopped
+    from lsai_lab.launch.stop import Stopped
 
     try:
+        _require_text()
         app()
     except (UserError, Unavailable) as error:
-        print(
-            f"{'error' if isinstance(error, UserError) else 'unavailable here'}: {error}",
-            file=sys.stderr,
-        )
-        sys.exit(2)
+        _refuse("error" if isinstance(error, UserError) else "unavailable here", str(error))
+    except OSError as error:
+        if error.errno is None or error.filename is None:
+            raise
+        # What a path says is wrong with this machine or the request, not with the program.
+        _refuse("error", f"{error.filename}: {error.strerror}")
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
         sys.exit(stopped.exit_code)
@@ -45,3 +56,22 @@ def _run() -> None:
             file=sys.stderr,
         )
         sys.exit(130)
+
+
+def _require_text() -> None:
+    """UserError for words that are no text: they would stand in records, which are UTF-8."""
+    from lsai_core.base.errors import UserError
+
+    told = {f"argument {number}": word for number, word in enumerate(sys.argv) if number}
+    told |= {name: value for name, value in os.environ.items() if name.startswith("LSAI_")}
+    for place, word in told.items():
+        try:
+            os.fsencode(word).decode()  # the bytes that were given, in whatever locale
+        except UnicodeDecodeError:
+            raise UserError(f"{place} is not UTF-8 text: {word!r}") from None
+
+
+def _refuse(what: str, why: str) -> NoReturn:
+    """End with one line, whatever names and messages of libraries stand in it."""
+    print(f"{what}: {' '.join(why.splitlines())}", file=sys.stderr)
+    sys.exit(2)

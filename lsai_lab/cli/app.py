@@ -2,12 +2,14 @@
 pandas."""
 
 import importlib
+import sys
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 import lsai_core
+from lsai_core.base.errors import UserError
 
 # Name: (module with the function of this name, or with an app of several; what it does; an
 # example's arguments, and further paragraphs).
@@ -60,6 +62,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "runs",
         "Compare the recorded runs of a study in a table.",
         "memory --recorded --machine h200",
+    ),
+    "plot": (
+        "plot",
+        "Draw the comparison plots of a plot configuration: speed, memory, MFU, time, loss.",
+        "course --recorded --out plots\n\nThe configurations are the files of params/plots.",
     ),
     "record": (
         "runs",
@@ -114,9 +121,33 @@ class Interrupted(Exception):
 
 
 class _Commands(TyperGroup):
-    """Imports a command when it is called; for a list of commands their one line each is enough."""
+    """Imports a command when it is called; for a list of commands their one line each is enough.
+
+    What Typer refuses (an unknown option, a wrong type) becomes a UserError, which is one line
+    instead of a box.
+    """
 
     _listing = False
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        try:
+            code = super().main(*args, **options | {"standalone_mode": False, "prog_name": "lsai"})
+        except typer.Abort:  # a question that nobody answered
+            sys.exit("aborted")
+        except Exception as error:
+            # Typer's refusals have this; their base class is click's or Typer's own, by its
+            # version.
+            if not hasattr(error, "format_message"):
+                raise
+            context = getattr(error, "ctx", None)
+            if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
+                print(context.get_help(), end="")
+                sys.exit(2)
+            place = context.command_path if context is not None else "lsai"
+            raise UserError(
+                f"{error.format_message().rstrip('.')}; `{place} --help` tells more"
+            ) from None
+        sys.exit(code if isinstance(code, int) else 0)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)

@@ -16,7 +16,8 @@ from rich.console import Console
 from lsai_core.attention.measured import TABLE, table_text
 from lsai_core.base.files import write_json, write_text
 from lsai_lab.benches.attention_table import recorded_rankings
-from lsai_lab.claims.evaluate import VERDICTS, Claim, evaluate, load_claims
+from lsai_lab.claims.declared import Claim, load_claims
+from lsai_lab.claims.evaluate import VERDICTS, evaluate
 from lsai_lab.claims.words import told_short
 from lsai_lab.project.files import repo_root
 from lsai_lab.report.load import load

@@ -12,10 +12,15 @@ from lsai_lab.cli import options as opt
 from lsai_lab.cluster import slurm
 from lsai_lab.cluster.jobs import following, read_jobs, rows, states
 from lsai_lab.cluster.jobs import submit as submit_jobs
-from lsai_lab.cluster.script import jobs_of, load_cluster, render
+from lsai_lab.cluster.script import Request, jobs_of, render
+from lsai_lab.cluster.site import load_cluster
 from lsai_lab.project.files import repo_root
 from lsai_lab.runs.notebook import portable
 from lsai_lab.runs.session import Session
+
+AtOnceOption = Annotated[
+    int | None, typer.Option(min=1, help="With --per-variant: so many tasks at the same time.")
+]
 
 
 def submit(
@@ -40,6 +45,7 @@ def submit(
     gpus: Annotated[
         int | None, typer.Option(min=0, help="GPUs a node; all of them if not given.")
     ] = None,
+    at_once: AtOnceOption = None,
     requeue: Annotated[
         bool | None, typer.Option(help="Back into the queue, if warned of the time limit.")
     ] = None,
@@ -65,19 +71,18 @@ def submit(
     }
     chosen = load_cluster(repo_root(), cluster, changes | {"profile": profile})
     session = Session(chosen.profile)
-    planned = jobs_of(
-        study,
-        chosen,
-        session,
-        only=opt.names(only),
-        skip=opt.names(skip),
-        parts=opt.names(parts),
-        overrides=opt.overrides_from(set_),
-        options=[["--set", pair] for pair in set_ or []],
-        per_variant=per_variant,
-        gpus=gpus,
-        after=after,
-    )[: 1 if no_report else 2]
+    request = Request(
+        opt.names(only),
+        opt.names(skip),
+        opt.names(parts),
+        opt.overrides_from(set_),
+        [["--set", pair] for pair in set_ or []],
+        per_variant,
+        gpus,
+        after,
+        at_once,
+    )
+    planned = jobs_of(study, chosen, session, request)[: 1 if no_report else 2]
     script = render(planned[0], chosen, session)
     if dry_run:
         print(script, end="")
@@ -95,6 +100,8 @@ def submit(
         )
     tasks = f", {len(job.variants)} array tasks" if job.variants else ""
     print(f"submitted job {job.job}: study {study} on {cluster}{tasks}; output: {job.log}")
+    for line in planned[0].told:
+        print(line)
     for report in reports:
         print(
             f"submitted job {report.job}: the report, when {job.job} has ended; output: "

@@ -8,7 +8,7 @@ import typer
 
 from lsai_core.base.errors import UserError
 from lsai_core.config.strict import validated
-from lsai_core.config.train import DataConfig
+from lsai_core.config.train import LARGEST_VOCABULARY, DataConfig
 from lsai_lab.cli.options import JsonOption
 from lsai_lab.data.dataset import Dataset, data_root, find_datasets, read_meta
 from lsai_lab.data.prepare import KINDS
@@ -48,12 +48,11 @@ def list_(
     print(f"\nprepared datasets in {place / 'datasets'}" + ("" if found else ": none"))
     for name, meta in found.items():
         size, tokens = (
-            sum(split[key] for split in meta["splits"].values()) for key in ("bytes", "tokens")
+            sum(split.get(key, 0) for split in meta["splits"].values())
+            for key in ("bytes", "tokens")
         )
-        print(
-            f"  {name:45} {size / 1e6:,.1f} MB, {tokens:,} tokens, vocabulary "
-            f"{meta['tokenizer']['vocab_size']}"
-        )
+        text = f"{size / 1e6:,.1f} MB, " if size else ""
+        print(f"  {name:45} {text}{tokens:,} tokens, vocabulary {meta['tokenizer']['vocab_size']}")
     if speakleash:
         print(f"\nSpeakleash ({base_url()}); `lsai data info speakleash:<name>` shows one")
         for name in offered["speakleash"]:
@@ -63,9 +62,27 @@ def list_(
 @app.command()
 def prepare(
     source: Annotated[
-        str, typer.Argument(help="stdlib, polish-docs, speakleash:<name> or file:<path or glob>.")
+        str,
+        typer.Argument(
+            help="stdlib, polish-docs, speakleash:<name>, file:<path or glob>, tokens:<path or "
+            "glob>."
+        ),
     ],
-    vocab_size: Annotated[int, typer.Option(help="Size of the BPE vocabulary.")] = 10_000,
+    column: Annotated[
+        str | None, typer.Option(help="Field or column of the text in file:. [default: text]")
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="A tokenizer.json, or a folder with one, instead of a BPE trained on the text."
+        ),
+    ] = None,
+    vocab_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Size of the vocabulary, at most 262144. [default: 10000, or the tokenizer's]"
+        ),
+    ] = None,
     max_mb: Annotated[float | None, typer.Option(help="Use at most this much text (MB).")] = None,
     root: RootOption = None,
 ) -> None:
@@ -73,8 +90,33 @@ def prepare(
     before.
 
     Example: lsai data prepare stdlib --max-mb 5
+
+    Files: .txt .md .text (cut into documents), .jsonl .ndjson .json (records, one a line, or one
+    array in .json), .csv, any of them also .gz or .zst, and .parquet. --column names the text of a
+    record; nulls are left out. Tokens: .npy files of one row of integers, with --vocab-size or
+    --tokenizer: lsai data prepare 'tokens:*.npy' --vocab-size 50257
+
+    A run takes the same as settings: --dataset SOURCE, --set data.column=body, --set
+    data.tokenizer=FOLDER with --set data.vocab_size and --set model.vocab_size of its size.
     """
-    values = {"source": source, "vocab_size": vocab_size, "max_mb": max_mb}
+    if (
+        source.partition(":")[0] == "tokens"
+        and source != "tokens:"
+        and tokenizer is None
+        and vocab_size is None
+    ):
+        raise UserError(
+            f"{source}: say how many tokens there are, with --vocab-size, or which, with "
+            f"--tokenizer"
+        )
+    largest = LARGEST_VOCABULARY if tokenizer else None
+    given = {
+        "column": column,
+        "vocab_size": largest if vocab_size is None else vocab_size,
+        "tokenizer": tokenizer,
+        "max_mb": max_mb,
+    }
+    values = {"source": source} | {key: value for key, value in given.items() if value is not None}
     config = validated(DataConfig, values, "lsai data prepare")
     _show(prepare_dataset(config, root or data_root()))
 
@@ -117,8 +159,13 @@ def _show(dataset: Dataset) -> None:
     )
     print(f"tokenizer   {meta['tokenizer']['kind']}, {dataset.vocab_size} tokens")
     for split, facts in meta["splits"].items():
-        size = (
-            f"{facts['documents']:>9,} documents {facts['bytes'] / 1e6:>9,.2f} MB "
-            f"{facts['tokens']:>13,} tokens"
+        text = ""
+        if "bytes" in facts:
+            size = f"{facts['documents']:>9,} documents {facts['bytes'] / 1e6:>9,.2f} MB"
+            text, rate = f"{size} ", f"  {facts['bytes_per_token']:.2f} bytes/token"
+        print(f"{split:11} {text}{facts['tokens']:>13,} tokens{rate if text else ''}")
+    if left_out := meta.get("left_out"):
+        print(
+            "left out    "
+            + ", ".join(f"{count:,} {what} texts" for what, count in left_out.items())
         )
-        print(f"{split:11} {size}  {facts['bytes_per_token']:.2f} bytes/token")

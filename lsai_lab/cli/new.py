@@ -11,8 +11,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import write_text
 from lsai_lab.project.files import repo_root
+from lsai_lab.project.strip import KERNEL
 from lsai_lab.project.template import lay_out
-from lsai_lab.report.strip import KERNEL
 from lsai_lab.runs.chapters import book_settings
 
 app = typer.Typer(no_args_is_help=True)
@@ -36,8 +36,11 @@ def lab(
 def chapter(name: Annotated[str, typer.Argument(help="Two digits, a dash, and the name.")]) -> None:
     root = repo_root()
     path, book = root / "notebooks" / f"{name}.ipynb", root / "reports" / "_quarto.yml"
-    if not re.fullmatch(r"\d\d-[\w-]+", name):
-        raise UserError(f"{name!r} is no name of a chapter: two digits, a dash, letters (70-mine)")
+    if not re.fullmatch(r"[0-9]{2}-[\w-]{1,60}", name):  # which a file can be called
+        shown = name if len(name) <= 60 else f"{name[:60]}..."
+        raise UserError(
+            f"{shown!r} is no name of a chapter: two digits, a dash, up to 60 letters (70-mine)"
+        )
     if path.exists():
         raise UserError(f"{path} exists already")
     name_of_last = re.escape(book_settings(book.parent)["chapters"][-1])

@@ -95,7 +95,7 @@ def _row(run: Run, current: bool) -> dict[str, Any]:
 
 def _with_setting(runs: list[Run], pair: str) -> list[Run]:
     key, separator, text = pair.partition("=")
-    if not separator:
+    if not separator or not key:
         raise UserError(f"--where wants key=value (for example optim.lr=1e-3), got {pair!r}")
     configs = [flatten(run.config) for run in runs]
     known = sorted(set().union(*configs))

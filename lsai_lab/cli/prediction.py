@@ -4,7 +4,7 @@ What imports torch is imported where it is needed: an answer that is remembered 
 """
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,12 +15,14 @@ from lsai_core.base.disk_cache import remembered
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import deep_merge
 from lsai_core.config.presets import PRESETS
-from lsai_core.config.strict import validated
 from lsai_core.config.train import TrainConfig
+from lsai_core.model import hf_config
 from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu
+from lsai_core.training.combinations import checked
 from lsai_lab.cli import options as opt
-from lsai_lab.machine.environment import gpu_facts
-from lsai_lab.peers.settings import PLAIN, Peer, read_toml
+from lsai_lab.machine.environment import KERNELS, gpu_facts, package_version
+from lsai_lab.peers.settings import PLAIN, Peer
+from lsai_lab.peers.trainer_file import read_trainer_file
 from lsai_lab.project.files import repo_root
 
 # Of the text nothing matters; the smallest vocabulary fits any model.
@@ -40,10 +42,13 @@ def predict(
         str | None, typer.Option(help="A preset (course, llama3-8b, ...), in bf16 and compiled.")
     ] = None,
     hf: Annotated[
-        Path | None, typer.Option(help="The same of a folder with a Hugging Face config.json.")
+        Path | None, typer.Option(help="The same of a Hugging Face config.json, or its folder.")
     ] = None,
     toml: Annotated[
-        Path | None, typer.Option("--config", help="A torchtitan configuration (TOML).")
+        Path | None,
+        typer.Option(
+            "--config", help="A torchtitan configuration (TOML, to 0.2); others are recognized."
+        ),
     ] = None,
     trainer: Annotated[
         Peer | None,
@@ -55,7 +60,15 @@ def predict(
     gpu: Annotated[
         str | None,
         typer.Option(
-            help="One GPU, e.g. rtx4090, h200, or its memory, e.g. 24GB; default: all known."
+            help="One GPU, e.g. rtx4090, b200, 'a100 80gb', a MIG slice, or its memory, e.g. 24GB; "
+            "default: common ones."
+        ),
+    ] = None,
+    installed: Annotated[
+        str | None,
+        typer.Option(
+            help="Packages with attention kernels there: fa2,fa3,fa4, or none; default: those of "
+            "this environment."
         ),
     ] = None,
     gpus: Annotated[
@@ -79,11 +92,15 @@ def predict(
     profile: opt.ProfileOption = None,
     set_: opt.SetOption = None,
 ) -> None:
-    overrides = deep_merge(
+    overrides = opt.merged(
         opt.overrides_from(set_, batch_size),
         {"parallel": {"fsdp": gpus}} if gpus and not toml else {},
     )
     target = None if gpu is None else find_gpu(gpu)
+    if toml and trainer not in (None, "torchtitan"):
+        raise UserError(
+            f"--config {toml} is a file of torchtitan, not of {trainer}; leave --as out"
+        )
     trainer = trainer or ("torchtitan" if toml else None)
     if find_longest + techniques + bool(trainer) > 1:
         raise UserError(
@@ -91,30 +108,70 @@ def predict(
         )
     if sum(given is not None for given in (study, model, hf, toml)) != 1:
         raise UserError("say what to predict: --study with --variant, or --model, --hf or --config")
+    if techniques and as_json:
+        raise UserError("--techniques is a table, and has no --json; leave one of them out")
+    if profile is not None and study is None:
+        raise UserError("--profile changes a study; add --study, or leave it out")
     if study is not None:
-        config = _of_study(
-            study, variant, deep_merge(PLAIN if trainer else {}, overrides), target, profile
+        asked = Asked(
+            _of_study(
+                study, variant, deep_merge(PLAIN if trainer else {}, overrides), target, profile
+            )
         )
     elif variant is not None:
         raise UserError("--variant belongs to a study; add --study, or leave it out")
-    else:  # needs no checkout
-        if hf:
-            from lsai_core.model.hf import read_config
-        shape = {
-            "model": read_config(hf).model_dump(exclude={"preset"}) if hf else {"preset": model}
-        }
-        data = read_toml(toml, gpus) if toml else _DEFAULTS | shape | (PLAIN if trainer else {})
-        config = validated(
-            TrainConfig,
-            deep_merge(data, overrides),
-            f"--config {toml}" if toml else f"--model {hf or model}",
-        )
-    if find_longest:
-        _show_longest(config, target or _this_gpu(), as_json)
-    elif techniques:
-        _show_techniques(config, target or _this_gpu())
-    elif not _show(config, [target] if target else list(GPUS), as_json, trainer):
-        raise typer.Exit(1)
+    elif toml:  # needs no checkout, as the next two
+        asked = _of_file(toml, gpus, overrides)
+    elif hf:
+        asked = _of_hf(hf, bool(trainer), overrides)
+    else:
+        data = _DEFAULTS | {"model": {"preset": model}} | (PLAIN if trainer else {})
+        asked = Asked(checked(TrainConfig, deep_merge(data, overrides), f"--model {model}"))
+    try:
+        if find_longest:
+            _show_longest(asked.config, target or _this_gpu(), as_json)
+        elif techniques:
+            _show_techniques(asked.config, target or _this_gpu())
+        elif not _show(asked, [target] if target else list(GPUS), as_json, trainer, installed):
+            raise typer.Exit(1)
+    except (RuntimeError, OverflowError) as error:
+        if "overflow" not in str(error) and not isinstance(error, OverflowError):
+            raise
+        what = describe(asked.config)
+        raise UserError(f"{what}: larger than any tensor can be ({error})") from None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be predicted: the run, what a trainer's file sets of its habits, and remarks."""
+
+    config: TrainConfig
+    habits: dict[str, Any] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+
+def _of_file(path: Path, gpus: int | None, overrides: dict[str, Any]) -> Asked:
+    """The run of another trainer's configuration file."""
+    run = read_trainer_file(path, gpus)
+    return Asked(
+        checked(TrainConfig, deep_merge(run.config, overrides), f"--config {path}"),
+        run.habits,
+        run.remarks,
+    )
+
+
+def _of_hf(path: Path, by_trainer: bool, overrides: dict[str, Any]) -> Asked:
+    """The run of a Hugging Face config.json, with its window where that is shorter than the
+    sequence."""
+    found = hf_config.describe(path)
+    shape = {"model": found.model.model_dump(exclude={"preset"})}
+    data = deep_merge(_DEFAULTS | shape | (PLAIN if by_trainer else {}), overrides)
+    remarks = [*found.differs, *found.notes]
+    length = data["seq_len"]
+    if found.window is not None and isinstance(length, int) and found.window < length:
+        data = deep_merge({"attention": {"window": found.window}}, data)
+        remarks.append(f"attention looks back {found.window} positions (sliding_window)")
+    return Asked(checked(TrainConfig, data, f"--hf {path}"), remarks=remarks)
 
 
 def _of_study(
@@ -150,17 +207,30 @@ def _this_gpu() -> Gpu:
     return find_gpu(str(name))
 
 
-def _show(config: TrainConfig, gpus: list[Gpu], as_json: bool, trainer: Peer | None) -> bool:
+def _show(
+    asked: Asked, gpus: list[Gpu], as_json: bool, trainer: Peer | None, installed: str | None
+) -> bool:
     """Memory and time on `gpus`, of another trainer memory beside ours. False if it fits none of
     them."""
-    question = json.dumps([config.model_dump_json(), [asdict(gpu) for gpu in gpus], trainer])
+    config, habits = asked.config, asked.habits
+    here = None if installed is not None else [package_version(name) for name in KERNELS]
+    told_of = [
+        config.model_dump_json(),
+        [asdict(gpu) for gpu in gpus],
+        trainer,
+        habits,
+        installed,
+        here,
+    ]
 
     def answer() -> dict[str, Any]:
         from lsai_lab.predictions.will_fit import told
 
-        return told(config, gpus, trainer)
+        return told(config, gpus, trainer, habits, installed)
 
-    found = remembered("lsai_lab.predictions.will_fit", question, answer)
+    found = remembered("lsai_lab.predictions.will_fit", json.dumps(told_of), answer) | {
+        "remarks": asked.remarks
+    }
     if as_json:
         print(json.dumps(found, indent=1))
     else:
@@ -173,6 +243,10 @@ def _print(found: dict[str, Any], run: str, trainer: Peer | None) -> None:
     beside = f", by {trainer} (this package: {sum(ours.values()):.2f} GiB)" if trainer else ""
     needs, reserved = found["needs_gib"], found["reserved_gib"]
     print(f"{found['answer']}\n{run}{beside}")
+    for remark in found["remarks"]:
+        print(f"Note: {remark}.")
+    if len(rows) == 1 or "attention" not in rows[0]:
+        print(f"Attention kernel assumed: {found['attention']}.")
     print(
         f"The allocator needs {needs:.2f} GiB of a GPU, and takes {reserved:.2f} where it can have "
         f"them."
@@ -194,6 +268,11 @@ def _print(found: dict[str, Any], run: str, trainer: Peer | None) -> None:
         "behind them; over 8 GPUs, one 400 Gb/s adapter each. Loading data and waiting are left "
         "out."
     )
+    if found["otherwise"]:
+        print(
+            f"\nWith other packages of attention kernels "
+            f"(--installed):\n{_table(found['otherwise'])}"
+        )
     if all(row["verdict"] == "too large" for row in rows):
         print("Too large: --techniques with --gpu shows what would fit, and how.")
 
@@ -279,6 +358,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
         "tokens/s": ",.0f",
         "peak GiB": ".1f",
         "host GiB": ".1f",
+        "needs GiB": ".2f",
     }
     columns = []
     for name in rows[0]:

@@ -3,6 +3,9 @@ yet."""
 
 import contextlib
 import functools
+import os
+import re
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,16 +47,30 @@ def report(
     from lsai_lab.runs.campaign import about, expected_seconds, plan_studies, run_studies
     from lsai_lab.runs.chapters import report_studies
     from lsai_lab.runs.session import Session
+    from lsai_lab.runs.writer import require_runs
 
+    if not dry_run:
+        require_runs()
     kinds = names(formats)
     if not kinds or set(kinds) - {"html", "pdf"}:
         raise UserError(f"--formats wants html, pdf or html,pdf, got {formats!r}")
     if engine not in ("auto", "quarto", "pandoc"):
         raise UserError(f"--engine wants auto, quarto or pandoc, got {engine!r}")
-    if no_run and (only or skip):
+    what = {
+        "--only": only,
+        "--skip": skip,
+        "--full": full,
+        "--budget": budget,
+        "--dry-run": dry_run,
+    }
+    if no_run and (given := [option for option, value in what.items() if value]):
         raise UserError(
-            "--only and --skip say what to run, and --no-run runs nothing; leave one of them out"
+            f"{given[0]} says what to run, and --no-run runs nothing; leave one of them out"
         )
+    opt.exclude(
+        {"--dry-run": dry_run, "--budget": budget, "--watch": watch},
+        "a dry run shows the whole plan and ends",
+    )
     if set_:
         ways = (
             "run `lsai study STUDY --set ...` and see `lsai compare --all`, or write a profile "
@@ -69,6 +86,7 @@ def report(
         _seconds(budget) if budget else None,
         out or session.root / "reports" / "_output",
     )
+    _require_folder(place)
     find_quarto(engine)  # type: ignore[arg-type]
     plans = (
         []
@@ -85,6 +103,8 @@ def report(
             )
         print(f"in all {about(sum(expected.values()))}")
         return
+    if full and budget and not only:
+        print(f"report: of everything, what should fit {budget}", flush=True)
     update = functools.partial(update_book, session, place, engine=engine)  # type: ignore[arg-type]
     with _alone(session.root, place):
         good = update(formats=kinds if no_run or "html" not in kinds else ["html"])
@@ -103,6 +123,21 @@ def report(
         raise typer.Exit(1)
 
 
+def _require_folder(out: Path) -> None:
+    """UserError, before any work, if no report can be written to the folder `out`, which need not
+    exist yet."""
+    above = next(
+        path for path in (out.absolute(), *out.absolute().parents) if os.path.lexists(path)
+    )
+    try:
+        with tempfile.TemporaryDirectory(dir=above, prefix=".report-"):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"--out {out}: cannot write to {above}: {error.strerror}; choose another folder"
+        ) from None
+
+
 @contextlib.contextmanager
 def _alone(root: Path, out: Path) -> Iterator[None]:
     """One process at a time makes the report of a project."""
@@ -110,6 +145,7 @@ def _alone(root: Path, out: Path) -> Iterator[None]:
     try:
         build.mkdir(parents=True, exist_ok=True)
         with FileLock(build / ".lock", timeout=0):
+            out.mkdir(parents=True, exist_ok=True)
             yield
     except Timeout:
         raise UserError(
@@ -144,6 +180,6 @@ def _watch(root: Path, update: Callable[[], object]) -> None:
 def _seconds(text: str) -> float:
     """`90s`, `20m`, `2h` in seconds."""
     number, unit = text[:-1], {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
-    if unit is None or not number.isdigit() or not int(number):
+    if unit is None or not re.fullmatch("0*[1-9][0-9]{0,6}", number):
         raise UserError(f"--budget wants a time such as 20m, 90s or 2h, got {text!r}")
     return float(int(number) * unit)

@@ -2,19 +2,24 @@
 what came out."""
 
 import json
+import textwrap
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import pandas as pd
 import typer
 
-from lsai_core.base.errors import UserError
+from lsai_core.base.errors import UserError, hint
+from lsai_lab.analysis.advice import LOSS, MEMORY, SPEED, advice
 from lsai_lab.analysis.summary import over_repeats
 from lsai_lab.cli import options as opt
-from lsai_lab.cli.options import names, overrides_from, show_rows
+from lsai_lab.cli.options import names, overrides_from, shortened, show_rows
+from lsai_lab.runs.kinds import get_kind
 from lsai_lab.runs.records import Run, annotate, find_runs, is_finished, recorded_runs, runs_frame
 from lsai_lab.runs.session import Session, current_runs, differing_settings
 from lsai_lab.runs.study import PlannedRun, study_names
+from lsai_lab.runs.writer import require_runs
 
 TechniqueOption = Annotated[str, typer.Option(help="Variant of the study.")]
 StudyOption = Annotated[str, typer.Option(help="Study in params/studies.")]
@@ -33,29 +38,26 @@ def train(
     name: opt.NameOption = None,
     note: opt.NoteOption = None,
     tag: opt.TagOption = None,
+    dry_run: opt.DryRunOption = False,
     profile: opt.ProfileOption = None,
     set_: opt.SetOption = None,
 ) -> None:
     overrides = overrides_from(set_, batch_size, dataset, no_memory_profiling)
-    _run_one(
-        Session(profile),
-        study,
-        "train",
-        technique,
-        overrides,
-        again,
-        {"name": name, "note": note, "tags": tag},
-    )
+    about = {"name": name, "note": note, "tags": tag}
+    _run_one(Session(profile), study, "train", technique, overrides, again, about, dry_run)
 
 
 def find_batch(
     technique: TechniqueOption = "baseline",
     study: StudyOption = "memory",
     again: opt.AgainOption = False,
+    dry_run: opt.DryRunOption = False,
     profile: opt.ProfileOption = None,
     set_: opt.SetOption = None,
 ) -> None:
-    _run_one(Session(profile), study, "batch_search", technique, overrides_from(set_), again, {})
+    _run_one(
+        Session(profile), study, "batch_search", technique, overrides_from(set_), again, {}, dry_run
+    )
 
 
 def study(
@@ -82,11 +84,36 @@ def study(
         overrides_from(set_, batch_size, dataset, no_memory_profiling),
     )
     if name is None:
+        chosen = {
+            "--only": only,
+            "--skip": skip,
+            "--parts": parts,
+            "--dry-run": dry_run,
+            "--json": as_json,
+            "--again": again,
+            "--name": run_name,
+            "--note": note,
+            "--tag": tag,
+            "settings": overrides,
+        }
+        if given := [option for option, value in chosen.items() if value]:
+            raise UserError(
+                f"{given[0]} is for the runs of a study; say which STUDY (`lsai study` lists them)"
+            )
         return print(
             "\n".join(
                 f"{known:12} {session.study(known).title}" for known in study_names(session.root)
             )
         )
+    if as_json and not dry_run:
+        raise UserError(
+            "--json shows the plan of --dry-run; add that, or see `lsai compare --json` for results"
+        )
+    opt.exclude(
+        {"--dry-run": dry_run, "--again": again}, "one runs nothing, the other finished runs, too"
+    )
+    if not dry_run:
+        require_runs()
     plan = _planned(
         session, name, names(parts), only=names(only), skip=names(skip), overrides=overrides
     )
@@ -106,8 +133,14 @@ def study(
                 indent=1,
             )
         )
+    _show_plan(plan)
+
+
+def _show_plan(plan: list[PlannedRun]) -> None:
     for run in plan:
-        print(f"{'recorded' if is_finished(run.folder) else 'to run':9} {run.name:32} {run.folder}")
+        reason = None if is_finished(run.folder) else get_kind(run.kind).unavailable(run.config)
+        state = "recorded" if is_finished(run.folder) else "unavailable" if reason else "to run"
+        print(f"{state:11} {run.name:32} {reason or run.folder}")
 
 
 def _run_one(
@@ -118,19 +151,22 @@ def _run_one(
     overrides: dict[str, Any],
     again: bool,
     about: dict[str, Any],
+    dry_run: bool,
 ) -> None:
-    """Run the first part of this kind that measures `variant`."""
+    """Run (or show) the first part of this kind that measures `variant`."""
+    if not dry_run:
+        require_runs()
     study = session.study(name)
     parts = [part for part, spec in study.parts.items() if spec.kind == kind]
     if not parts:
         raise UserError(f"study {name} measures no {kind}; its parts: {', '.join(study.parts)}")
+    if variant not in study.variants:  # a pattern may mean several
+        raise UserError(f"study {name} has no variant {variant!r}{hint(variant, study.variants)}")
     part = next((part for part in parts if variant in study.measured(part)), parts[0])
-    _finish(
-        session,
-        _planned(session, name, [part], only=[variant], overrides=overrides)[:1],
-        about,
-        again=again,
-    )
+    plan = _planned(session, name, [part], only=[variant], overrides=overrides)[:1]
+    if dry_run:
+        return _show_plan(plan)
+    _finish(session, plan, about, again=again)
 
 
 def _planned(session: Session, name: str, parts: list[str], **selection: Any) -> list[PlannedRun]:
@@ -180,9 +216,10 @@ _NUMBERS = {
 }
 
 
-def show(runs: list[Run], as_json: bool = False) -> None:
-    """Print runs as a table (one figure over repeats, see `over_repeats`), or as JSON. Other
-    settings are other rows."""
+def show(runs: list[Run], as_json: bool = False, full: bool = False) -> None:
+    """Print runs as one table for each machine, study and part (one figure over repeats, see
+    `over_repeats`), or as JSON. Other settings are other rows; `full` says which, and why runs
+    ended as they did, in whole."""
     frame = runs_frame(runs)
     if frame.empty:
         return print("no finished runs")
@@ -191,21 +228,36 @@ def show(runs: list[Run], as_json: bool = False) -> None:
             frame.drop(columns="tries", errors="ignore").to_json(orient="records", indent=1)
         )
     settings = differing_settings(runs)
-    frame["settings that differ"] = [settings[run.folder] for run in runs]
+    frame["settings"] = [settings[run.folder] for run in runs]
     frame["mfu"] = 100 * frame["mfu"] if "mfu" in frame else None
+    less = () if full else ("val ppl", "step ms", "fwd GiB", "bwd GiB", "MFU %", "settings")
+    for place, rows in frame.groupby(["machine", "study", "part"], sort=False):
+        machine, study_name, part = place
+        print(f"{study_name}, {part}, on {machine}")
+        show_rows(_table(rows, full), False, "no finished runs", less)
+        print()
+
+
+def _table(frame: pd.DataFrame, full: bool) -> list[dict[str, Any]]:
     numbers = [
         name for name in _NUMBERS if name in frame and pd.api.types.is_numeric_dtype(frame[name])
     ]
-    keys, rows = ["machine", "study", "variant", "part", "settings that differ", "outcome"], []
+    keys, rows = ["variant", "settings", "outcome"], []
     for named, group in frame.groupby(keys, sort=False):
         figures = {_NUMBERS[name]: over_repeats(name, group[name]) for name in numbers}
         texts = {
-            name: str(group[name].dropna().max())[:60]
+            name: str(group[name].dropna().max())
             for name in ("disturbed", "reason")
             if name in group
         }
-        rows.append(dict(zip(keys, named, strict=True)) | {"runs": len(group)} | figures | texts)
-    show_rows(rows, False, "no finished runs")
+        row = dict(zip(keys, named, strict=True)) | {"runs": len(group)} | figures | texts
+        if not full:
+            row |= {name: shortened(row[name], 24) for name in ("settings", *texts)}
+            row["disturbed"] = "yes" if texts.get("disturbed", "nan") not in ("nan", "None") else ""
+        rows.append(row)
+    if not full and len({row["outcome"] for row in rows}) == 1 and rows[0]["outcome"] == "ok":
+        rows = [{key: value for key, value in row.items() if key != "outcome"} for row in rows]
+    return rows
 
 
 def compare(
@@ -218,9 +270,12 @@ def compare(
     every: Annotated[
         bool, typer.Option("--all", help="Your runs of other settings and earlier code, too.")
     ] = False,
+    full: opt.FullOption = False,
     runs_dir: RunsOption = None,
     profile: opt.ProfileOption = None,
 ) -> None:
+    for option, value in {"--all": every, "--runs": runs_dir}.items():
+        opt.exclude({"--recorded": recorded, option: value}, "they say which runs are compared")
     session = Session(profile)
     if recorded:
         runs = recorded_runs(session.root / "reports")
@@ -241,7 +296,34 @@ def compare(
         raise UserError(
             f"no finished runs{why}" + ("" if recorded else "; --recorded shows the committed ones")
         )
-    show(chosen, as_json)
+    show(chosen, as_json, full)
+    if not as_json:
+        _advise(session, chosen)
+
+
+def _advise(session: Session, runs: list[Run]) -> None:
+    """What to take, for each study and machine that has a baseline's run."""
+    frame = runs_frame([run for run in runs if run.summary.outcome == "ok"])
+    for (study_name, machine), rows in frame.groupby(["study", "machine"], sort=False):
+        study = session.study(study_name)
+        if study.baseline is None or not {SPEED, MEMORY} <= {*rows}:
+            continue
+        rows = rows.dropna(subset=[SPEED]).assign(
+            label=rows["variant"].map(
+                {name: variant.label for name, variant in study.variants.items()}
+            )
+        )
+        rows = rows[rows["part"] == rows["part"].iloc[0]] if len(rows) else rows
+        metrics = [name for name in (SPEED, MEMORY, LOSS) if name in rows]
+        summary = rows.groupby(["variant", "label"], sort=False, as_index=False).agg(
+            {name: partial(over_repeats, name) for name in metrics}
+        )
+        if lines := list(advice(summary, study.baseline)):
+            print(f"{study_name} on {machine}")
+            for line in lines:
+                indent = " " * (len(line) - len(line.lstrip()) + 2)
+                print(textwrap.fill(line, opt.WIDTH, subsequent_indent=indent))
+            print()
 
 
 def record(
@@ -259,10 +341,12 @@ def record(
     ]
     if not runs:
         raise UserError("no finished runs to record; run `lsai study` first")
-    made = record_runs(runs, session.root / "reports", machine)
+    made, damaged = record_runs(runs, session.root / "reports", machine)
     for folder in made:
         print(folder.relative_to(session.root))
-    print(f"recorded {len(made)} runs, {len(runs) - len(made)} were there already")
+    for reason in damaged:
+        print(f"not recorded: {reason}")
+    print(f"recorded {len(made)} runs, {len(runs) - len(made) - len(damaged)} were there already")
 
 
 def _runs_in(folder: Path | None, session: Session) -> list[Run]:

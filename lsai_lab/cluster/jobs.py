@@ -26,11 +26,12 @@ from filelock import FileLock, Timeout
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import read_jsonl, write_json, write_text
 from lsai_lab.cluster import slurm
-from lsai_lab.cluster.script import Cluster, Job, render
+from lsai_lab.cluster.script import Job, render
+from lsai_lab.cluster.site import Cluster
 from lsai_lab.cluster.slurm import JobState
+from lsai_lab.launch.stop import PREEMPTED_EXIT
 from lsai_lab.runs.inputs import git_state
 from lsai_lab.runs.session import Session
-from lsai_lab.runs.stop import PREEMPTED_EXIT
 
 # A job is unknown to Slurm and never said how it ended: killed without a word, or its record was
 # copied from elsewhere.
@@ -69,6 +70,8 @@ def submit(
     Raises UserError for everything that Slurm refuses; then nothing stays in the queue.
     """
     slurm.require()
+    if container := cluster.container(session.root):
+        slurm.require_step_options(container)
     folder = session.runs_root.resolve() / "jobs"
     try:
         (folder / "logs").mkdir(parents=True, exist_ok=True)

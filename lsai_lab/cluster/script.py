@@ -1,141 +1,30 @@
-"""What a cluster is, and the batch script of a job on it: one template, `envs/job.sbatch.j2`,
-rendered to plain bash.
+"""The batch script of a job on a cluster: one template, `envs/job.sbatch.j2`, rendered to plain
+bash.
 
-The study runs on the job's first node, straight from the batch script, so that the warning signal
-before the time limit (`--signal=B:USR1@...`) has one short way: Slurm, the script's trap, the
-driver, the run's process, a checkpoint.
+The script runs on the job's first node, outside of any container, so that the warning signal before
+the time limit (`--signal=B:USR1@...`) has one short way: Slurm, the script's trap, the driver, the
+run's process, a checkpoint. Where a cluster has a container, each step that the script starts is in
+it: `srun --environment=...` or `srun --container-image=...`.
 """
 
+import dataclasses
 import math
-import os
-import re
 import shlex
-from collections.abc import Mapping
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import jinja2
-from pydantic import AfterValidator, Field, StringConstraints
 
 import lsai_core
 from lsai_core.base.errors import UserError
-from lsai_core.base.files import deep_merge
-from lsai_core.config.strict import Strict, validated
-from lsai_core.config.train import TrainConfig
-from lsai_lab.project.files import load_yaml
+from lsai_lab.cluster.needs import Need, impossible, names, needs_of, too_large
+from lsai_lab.cluster.site import Cluster, seconds
+from lsai_lab.launch.srun import spread
+from lsai_lab.launch.stop import PREEMPTED_EXIT
 from lsai_lab.runs.session import Session
-from lsai_lab.runs.stop import PREEMPTED_EXIT
-from lsai_lab.runs.study import resolve, select_variants
-
-LOCAL = "local"  # params/clusters/local.yaml is nobody's cluster: it holds one person's own values
-
-# One word for a `#SBATCH` line: no blanks, quotes or line ends that could become another option or
-# another command.
-Word = Annotated[str, StringConstraints(pattern=r"^[\w.@:/+=,%-]+$")]
-Line = Annotated[str, StringConstraints(pattern=r"^[^\n\r]+$")]
-# Slurm's forms: minutes, minutes:seconds, hours:minutes:seconds, and with days in front (man
-# sbatch, --time).
-TimeLimit = Annotated[str, StringConstraints(pattern=r"^(\d+-)?\d+(:\d{1,2}){0,2}$")]
-
-
-def _expand(text: str) -> str:
-    """`~` and `$VARIABLES` as they are at submission: Slurm itself expands neither."""
-    expanded = os.path.expandvars(os.path.expanduser(text))
-    if re.search(r"[^\w.@:/+=,%#-]", expanded):
-        raise ValueError(f"{text!r} names a variable that is not set, or holds blanks or quotes")
-    return expanded
-
-
-Expanded = Annotated[str, AfterValidator(_expand)]
-
-
-class Cluster(Strict):
-    """`params/clusters/<cluster>.yaml`."""
-
-    cluster: Word
-    description: str
-    profile: str = Field(description="machine profile in params/profiles: the sizes of the studies")
-    account: Word | None = None
-    account_required: bool = Field(False, description="the cluster refuses jobs without an account")
-    partition: Word | None = Field(None, description="null: the cluster's default partition")
-    time: TimeLimit = Field("01:00:00", description="time limit of a job")
-    report_time: TimeLimit = Field(
-        "00:30:00", description="time limit of the job that renders the report"
-    )
-    nodes: int = Field(1, ge=1)
-    gpus_per_node: int = Field(
-        ge=0, description="GPUs of one node; a job asks for all of them unless told otherwise"
-    )
-    cpus_per_node: int = Field(ge=1, description="CPU cores of one node that jobs may use")
-    memory: Word | None = Field(
-        None, description="--mem, memory a node; null: the cluster's default"
-    )
-    environment: Expanded | None = Field(
-        None, description="--environment: EDF name, or path of an EDF file (Alps)"
-    )
-    container_image: Expanded | None = Field(
-        None, description="--container-image (clusters with pyxis)"
-    )
-    container_mounts: list[Expanded] = Field(
-        [], description="--container-mounts (clusters with pyxis)"
-    )
-    python: Word = Field(
-        ".venv/bin/python",
-        description="interpreter in the job; a relative path lies in the checkout",
-    )
-    prefix: list[Word] = Field([], description="command put before the study, for example numactl")
-    requeue: bool = Field(
-        False, description="a job that is warned of its end goes back into the queue and resumes"
-    )
-    max_requeues: int = Field(
-        20, ge=0, description="after this many restarts a job is not put back any more"
-    )
-    warning_s: int = Field(
-        120, ge=10, description="s before its time limit the job is warned, and checkpoints"
-    )
-    sbatch: list[Word] = Field([], description="extra sbatch options, one `--option=value` each")
-    setup: list[Line] = Field(
-        [], description="extra shell lines before the study (module load ..., export ...)"
-    )
-
-    def cpus(self, gpus: int) -> int:
-        """CPU cores for a job with `gpus` GPUs a node: the node's cores, shared out by GPU."""
-        return self.cpus_per_node * gpus // self.gpus_per_node if gpus else self.cpus_per_node
-
-
-def load_cluster(root: Path, name: str, changes: Mapping[str, Any]) -> Cluster:
-    """Read a cluster, lay `local.yaml` and then `changes` that are not None over it. UserError for
-    an unknown name or key."""
-    folder = root / "params" / "clusters"
-    known = sorted(path.stem for path in folder.glob("*.yaml") if path.stem != LOCAL)
-    if name not in known:
-        raise UserError(f"unknown cluster {name!r}; known: {', '.join(known)} (params/clusters/)")
-    data = load_yaml(folder / f"{name}.yaml")
-    local = folder / f"{LOCAL}.yaml"
-    if local.exists():
-        own = load_yaml(local).get(name) or {}
-        if not isinstance(own, dict):
-            raise UserError(
-                f"params/clusters/local.yaml: {name} wants keys and values, got {own!r}"
-            )
-        data = deep_merge(data, own)
-    if account := os.environ.get("LSAI_ACCOUNT") or os.environ.get("SBATCH_ACCOUNT"):
-        data["account"] = account
-    data |= {key: value for key, value in changes.items() if value is not None}
-    cluster = validated(Cluster, data, f"cluster {name}")
-    if cluster.account_required and not cluster.account:
-        ways = (
-            f"give --account, set LSAI_ACCOUNT, or write '{name}: {{account: ...}}' into "
-            f"params/clusters/local.yaml"
-        )
-        raise UserError(f"cluster {name} wants an account: {ways}")
-    if cluster.environment and cluster.container_image:
-        raise UserError(
-            f"cluster {name}: environment and container_image are two ways to the same; keep one"
-        )
-    return cluster
-
+from lsai_lab.runs.study import select_variants
 
 # The driver gives up on a run this long before Slurm's own end, so that it can still write the
 # record. Seconds.
@@ -144,8 +33,13 @@ _MARGIN_S = 5
 
 @dataclass(frozen=True)
 class Job:
-    """What one job does. `arguments`: one entry a line of the `lsai` command; `variants`: one array
-    task for each."""
+    """What one job does.
+
+    `arguments`: one entry a line of the `lsai` command. `variants`: one array task for each; an
+    entry of several, with commas, shares a node: `shared` steps at a time with one GPU each run the
+    `untimed` parts, then the `timed` parts have the node to themselves. `at_once`: so many of the
+    tasks may run at the same time; None: any number. `told`: what stands at the script's top.
+    """
 
     name: str
     title: str
@@ -156,128 +50,239 @@ class Job:
     variants: list[str] = field(default_factory=list)
     dependency: str | None = None
     preemptible: bool = True
+    shared: int = 0
+    untimed: list[str] = field(default_factory=list)
+    timed: list[str] = field(default_factory=list)
+    at_once: int | None = None
+    partition: str | None = None
+    cpus: int | None = None
+    told: list[str] = field(default_factory=list)
 
 
-def jobs_of(
-    name: str,
-    cluster: Cluster,
-    session: Session,
-    *,
-    only: list[str],
-    skip: list[str],
-    parts: list[str],
-    overrides: dict[str, Any],
-    options: list[list[str]],
-    per_variant: bool,
-    gpus: int | None,
-    after: str | None,
-) -> list[Job]:
-    """The job of a study, and the report's that follows it; `options`: words of the command line
-    that go into the job as they are.
+@dataclass(frozen=True)
+class Request:
+    """What `lsai submit` was asked for, beside the study. `options`: words that go into the job.
 
-    Raises UserError for an unknown study, variant, part or key, and for a run that wants more GPUs
+    `gpus`: of each node; None: all of them. `after`: the job whose success is waited for.
+    """
+
+    only: list[str] = field(default_factory=list)
+    skip: list[str] = field(default_factory=list)
+    parts: list[str] = field(default_factory=list)
+    overrides: dict[str, Any] = field(default_factory=dict)
+    options: list[list[str]] = field(default_factory=list)
+    per_variant: bool = False
+    gpus: int | None = None
+    after: str | None = None
+    at_once: int | None = None
+
+
+def jobs_of(name: str, cluster: Cluster, session: Session, request: Request) -> list[Job]:
+    """The job of a study, and the report's that follows it.
+
+    Raises UserError for an unknown study, variant, part or key, and for runs that want more GPUs
     than the job will have.
     """
     study = session.study(name)
-    variants = select_variants(study, only, skip)
-    if unknown := [part for part in parts if part not in study.parts]:
-        raise UserError(
-            f"study {study.study} has no part {unknown[0]!r}; known: {', '.join(study.parts)}"
-        )
-    nodes, gpus = cluster.nodes, cluster.gpus_per_node if gpus is None else gpus
-    for part in parts or study.parts:
-        for variant in variants:
-            config = resolve(study, variant, part, 0, overrides)
-            wanted = (
-                config.parallel.world_size
-                if isinstance(config, TrainConfig) and config.device != "cpu"
-                else 0
-            )
-            if wanted > max(1, nodes * gpus):
-                advice = (
-                    f"submit with --nodes {math.ceil(wanted / gpus)}"
-                    if gpus
-                    else "ask for some with --gpus"
-                )
-                had = f"variant {variant} wants {wanted} GPUs and the job has {nodes} x {gpus}"
-                raise UserError(f"{had}; {advice}, or leave it out with --skip")
+    chosen = select_variants(study, request.only, request.skip)
+    needs = needs_of(study, request.only, request.skip, request.parts, request.overrides)
+    gpus = cluster.gpus_per_node if request.gpus is None else request.gpus
+    if request.at_once is not None and not request.per_variant:
+        raise UserError("--at-once bounds the tasks of --per-variant; give both")
+    _require_gpus(needs, cluster.nodes, gpus, cluster)
 
     profile = ["--profile", session.profile.profile]
+    shares = request.per_variant and _can_share(cluster, gpus, needs)
     arguments = [["study", name], profile]
-    if not per_variant and len(variants) < len(study.variants):
-        arguments.append(["--only", ",".join(variants)])
-    if parts:
-        arguments.append(["--parts", ",".join(parts)])
+    if not request.per_variant and len(chosen) < len(study.variants):
+        arguments.append(["--only", ",".join(chosen)])
+    if request.parts and not shares:
+        arguments.append(["--parts", ",".join(request.parts)])
+    variants = [variant for variant in study.variants if variant in names(needs)]
     job = Job(
         f"lsai-{name}",
         f"Study {name}: {study.title}",
-        arguments + options,
-        nodes,
+        arguments + request.options,
+        cluster.nodes,
         gpus,
         cluster.time,
-        variants if per_variant else [],
-        f"afterok:{after}" if after else None,
+        variants if request.per_variant else [],
+        f"afterok:{request.after}" if request.after else None,
+        at_once=request.at_once,
     )
-    title = f"The report after study {name}, whatever became of it"
-    report = Job(
+    if shares:
+        job = _sharing(job, cluster, needs)
+    return [_with_costs(job, cluster, needs), _report_job(name, cluster, profile)]
+
+
+def _report_job(name: str, cluster: Cluster, profile: list[str]) -> Job:
+    """The job that renders the report: on nodes without GPUs where the cluster names some."""
+    elsewhere = cluster.report_partition is not None
+    job = Job(
         f"lsai-{name}-report",
-        title,
+        f"The report after study {name}, whatever became of it",
         [["report", "--no-run"], profile],
         1,
-        min(1, cluster.gpus_per_node),
+        0 if elsewhere else min(1, cluster.gpus_per_node),
         cluster.report_time,
         preemptible=False,
+        partition=cluster.report_partition,
+        cpus=cluster.report_cpus if elsewhere else None,
     )
-    return [job, report]
+    return dataclasses.replace(job, told=[_cost(job)])
+
+
+def _cost(job: Job) -> str:
+    hours, tasks = seconds(job.time) / 3600, max(1, len(job.variants))
+    each = f"{job.nodes} node{'s' * (job.nodes > 1)} x {hours:g} h"
+    each += f" x {tasks} tasks" if tasks > 1 else ""
+    return f"At most {job.nodes * hours * tasks:g} node-hours: {each}."
+
+
+def _can_share(cluster: Cluster, gpus: int, needs: list[Need]) -> bool:
+    """True if several variants with one GPU each are to share a node that a job gets whole.
+
+    Timings have a node to themselves, so that sharing helps only where there is something else.
+    """
+    whole = cluster.whole_nodes and cluster.nodes == 1 and gpus == 1 < cluster.gpus_per_node
+    return whole and any(not need.timed for need in needs)
+
+
+def _sharing(job: Job, cluster: Cluster, needs: list[Need]) -> Job:
+    """`job` with as many variants in a task as a node has GPUs."""
+    size, variants = cluster.gpus_per_node, job.variants
+    groups = [variants[first : first + size] for first in range(0, len(variants), size)]
+    parts = dict.fromkeys(need.part for need in needs)
+    timed = {need.part for need in needs if need.timed}
+    return dataclasses.replace(
+        job,
+        variants=[",".join(group) for group in groups],
+        gpus=size,
+        shared=size,
+        untimed=[part for part in parts if part not in timed],
+        timed=[part for part in parts if part in timed],
+    )
+
+
+def _with_costs(job: Job, cluster: Cluster, needs: list[Need]) -> Job:
+    """`job` with what it may cost at most, the GPUs that it leaves idle, and what cannot run."""
+    told = [_cost(job)]
+    held = job.nodes * (cluster.gpus_per_node if cluster.whole_nodes else job.gpus)
+    if held and job.shared:
+        told[0] += f" {job.shared} of {held} GPUs work on what is no timing, 1 on each timing."
+    elif held:
+        largest = max(need.gpus for need in needs if need.over_nodes or need.gpus <= held)
+        told[0] += f" The largest run works on {largest} of {held} GPUs."
+    if cluster.gpus_per_node and (never := impossible(needs, 1 if job.shared else job.gpus)):
+        told.append(f"Recorded as unavailable: {_wanted(never)} of one node.")
+    return dataclasses.replace(job, told=told)
+
+
+def _require_gpus(needs: list[Need], nodes: int, gpus: int, cluster: Cluster) -> None:
+    """Raise UserError if a run needs more GPUs than the job has; the line names all of them."""
+    if not cluster.gpus_per_node:
+        return  # its runs are CPU processes
+    if gpus > cluster.gpus_per_node:
+        has = f"a node of {cluster.cluster} has {cluster.gpus_per_node} GPUs, {gpus} are asked for"
+        raise UserError(f"{has}; use --nodes for more of them")
+    if large := too_large(needs, nodes, gpus):
+        enough = math.ceil(max(need.gpus for need in large) / max(1, gpus))
+        advice = f"submit with --nodes {enough}" if gpus else "ask for some with --gpus"
+        had = f"{_wanted(large)} and the job has {nodes} x {gpus}"
+        raise UserError(f"{had}; {advice}, or leave out with --skip {','.join(names(large))}")
+    for need in needs:
+        if need.over_nodes and need.gpus > gpus > 0:
+            spread(need.gpus, nodes, gpus)
+    never = impossible(needs, gpus)
+    if len(never) == len(needs):
+        raise UserError(f"{_wanted(never)} of one node, and a node of the job has {gpus}")
+
+
+def _wanted(needs: list[Need]) -> str:
+    """`variant a wants 2 GPUs`, `variants a, b want 2 to 8 GPUs`."""
+    variants, counts = names(needs), sorted({need.gpus for need in needs})
+    span = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+    who = f"variant {variants[0]} wants"
+    if len(variants) > 1:
+        who = f"variants {', '.join(variants)} want"
+    return f"{who} {span} GPU{'s' * (counts[-1] > 1)}"
 
 
 def render(job: Job, cluster: Cluster, session: Session) -> str:
-    """The script of `job` on `cluster`, with the session's folders as they are now. UserError: more
-    GPUs than a node has."""
-    if job.gpus > cluster.gpus_per_node:
-        has = (
-            f"a node of {cluster.cluster} has {cluster.gpus_per_node} GPUs, {job.gpus} are "
-            f"asked "
-            f"for"
-        )
-        raise UserError(f"{has}; use --nodes for more of them")
-    root, jobs_root = session.root.resolve(), session.runs_root.resolve() / "jobs"
+    """The script of `job` on `cluster`, with the session's folders as they are now."""
+    root = session.root.resolve()
     environment = jinja2.Environment(
-        trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
     )
     environment.filters["sh"] = lambda value: shlex.quote(str(value))
     try:
-        template = environment.from_string(
-            (root / "envs" / "job.sbatch.j2").read_text(encoding="utf-8")
-        )
+        text = (root / "envs" / "job.sbatch.j2").read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"the job template cannot be read: {error}") from None
+    facts = _facts(job, cluster, root) | _folders(job, cluster, session, root)
+    return environment.from_string(text).render(vars(job) | facts)
+
+
+def _facts(job: Job, cluster: Cluster, root: Path) -> dict[str, Any]:
+    """What the template says of the job and its steps."""
     lines = [shlex.join(words) for words in job.arguments]
-    if job.variants:
+    if job.variants and not job.shared:
         lines.append('--only "${variants[SLURM_ARRAY_TASK_ID]}"')
-    # An EDF file's relative path and an interpreter's lie in the checkout; bare names are looked up
-    # on the cluster.
-    edf, python = cluster.environment, cluster.python
-    cpus = cluster.cpus(job.gpus)
-    facts = vars(job) | {
+    cpus, container = job.cpus or cluster.cpus(job.gpus), cluster.container(root)
+    elsewhere = job.partition is not None
+    return {
         "cluster": cluster,
         "cpus": cpus,
         "threads": max(1, cpus // max(1, job.gpus)),
-        "title": " ".join(job.title.split()),  # a comment of one line, whatever a study is called
+        "title": " ".join(job.title.split()),  # one line, whatever a study is called
+        "partition": job.partition or cluster.partition,
+        "memory": None if elsewhere else cluster.memory,  # that of a node with GPUs
         "requeue": cluster.requeue and job.preemptible,
         "preempted_exit": PREEMPTED_EXIT,
         "warning_s": cluster.warning_s if job.preemptible else None,
         "grace_s": cluster.warning_s - _MARGIN_S,
         "arguments": lines,
-        "environment": str(root / edf) if edf and edf.endswith(".toml") else edf,
-        "log": shlex.quote(
-            str(jobs_root / "logs" / ("%x-%A_%a.out" if job.variants else "%x-%j.out"))
-        ),
+        "container": container,
+        "step": shlex.join(_step(job, cpus)),
+        "serves_steps": bool(container) and job.nodes > 1,
+        "untimed_parts": ",".join(job.untimed),
+        "timed_parts": ",".join(job.timed),
+    }
+
+
+def _step(job: Job, cpus: int) -> list[str]:
+    """The options of a step that the script starts: the whole first node's, or a shared node's."""
+    words = ["--nodes=1", "--ntasks=1", "--unbuffered"]
+    if job.shared:
+        return [*words, "--exact", "--gpus-per-node=1", f"--cpus-per-task={cpus // job.shared}"]
+    gpus = [f"--gpus-per-node={job.gpus}"] if job.gpus else []
+    # The steps of runs over several nodes are on this node at the same time.
+    place = ["--relative=0", "--overlap", "--cpu-bind=none"]
+    return [*words, *place, *gpus, f"--cpus-per-task={cpus}"]
+
+
+def _folders(job: Job, cluster: Cluster, session: Session, root: Path) -> dict[str, Any]:
+    """Where the job finds code, interpreter, data and records. Raises UserError if it cannot."""
+    package, python = Path(lsai_core.__file__).resolve().parent.parent, cluster.python
+    installed = package.name in ("site-packages", "dist-packages")
+    if installed and cluster.container(root):
+        why = "it would meet the packages of the environment that lsai is installed in here"
+        raise UserError(f"cluster {cluster.cluster}: a container wants a checkout; {why}")
+    if "/" in python:
+        python = str(root / python)
+        if installed and not Path(python).exists():
+            python = sys.executable  # a laboratory's folder has no environment of its own
+    jobs_root = session.runs_root.resolve() / "jobs"
+    log = "%x-%A_%a.out" if job.variants else "%x-%j.out"
+    return {
+        "log": shlex.quote(str(jobs_root / "logs" / log)),
         "root": root,
         "data_root": session.data_root.resolve(),
         "runs_root": jobs_root.parent,
         "jobs_root": jobs_root,
-        "package": Path(lsai_core.__file__).resolve().parent.parent,
-        "python": str(root / python) if "/" in python else python,
+        "package": package,
+        "python": python,
     }
-    return template.render(facts)

@@ -67,6 +67,15 @@ def require() -> None:
         _call("sbatch")
 
 
+def require_step_options(options: list[str]) -> None:
+    """Raise UserError if `srun` does not know an option, which a site's plugin brings."""
+    told = _call("srun", *options, "--help").stderr
+    if unknown := re.search(r"unrecognized option '?(--[\w-]+)", told):
+        keys = "`environment`, `container_image` and `step`"
+        lacks = f"srun of this cluster lacks the plugin for {unknown[1]}"
+        raise UserError(f"{lacks} (see {keys} in its file)")
+
+
 def sbatch(script: str, test_only: bool = False) -> str:
     """Submit a script and return the job's id, or only ask whether the cluster could ever run it.
     Raises UserError if it is refused."""
@@ -94,11 +103,7 @@ def _hint(text: str) -> str:
         names = sorted({name.rstrip("*") for name in known.stdout.split()})
         return f"; partitions here: {', '.join(names)}" if names else ""
     if "unrecognized option" in text:
-        return (
-            "; this cluster lacks the plugin for it (see `environment` and `container_image` "
-            "in "
-            "its file)"
-        )
+        return "; this cluster lacks the plugin for it (see `sbatch` in its file)"
     return ""
 
 

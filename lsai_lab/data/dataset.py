@@ -1,8 +1,9 @@
 """A prepared dataset: a folder of token files that training memory-maps.
 
-    datasets/<source>-<id>/{train,validation,test}.bin   uint16 little-endian tokens; documents end
-                                                         with <|endoftext|>
-                           tokenizer.json                Hugging Face tokenizers
+    datasets/<source>-<id>/{train,validation,test}.bin   little-endian token ids, uint16, or uint32
+                                                         for more than 65,536
+                           tokenizer.json                Hugging Face tokenizers; not there if the
+                                                         tokens came without one
                            meta.json                     what it is, counts, sizes, checksums;
                                                          written last
 
@@ -24,8 +25,8 @@ from tokenizers import Tokenizer
 
 from lsai_core.base.errors import UserError
 from lsai_lab.data.documents import SPLITS
-from lsai_lab.data.tokenizer import load_tokenizer
-from lsai_lab.project.files import repo_root
+from lsai_lab.data.tokenizer import TOKENIZER, load_tokenizer, token_dtype
+from lsai_lab.project.files import repo_root, told_folder
 
 Split = Literal["train", "validation", "test"]
 BLOCK = 16 << 20
@@ -56,14 +57,19 @@ class Dataset:
                     raise _damaged(folder, f"{path}: damaged (checksum of block {block} differs)")
 
     def tokens(self, split: Split) -> np.memmap:
-        """The tokens of a split: read-only memory map, uint16, shape (N,)."""
+        """The tokens of a split: read-only memory map, uint16 or uint32, shape (N,)."""
         if split not in SPLITS:
             raise UserError(f"no split {split!r}; there are {', '.join(SPLITS)}")
-        return np.memmap(self.folder / f"{split}.bin", dtype="<u2", mode="r")
+        return np.memmap(self.folder / f"{split}.bin", dtype=token_dtype(self.vocab_size), mode="r")
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that these tokens were made with."""
-        return load_tokenizer(self.folder / "tokenizer.json")
+        """The tokenizer that these tokens were made with. UserError: they came without one."""
+        if TOKENIZER not in self.meta["files"]:
+            raise UserError(
+                f"{self.folder} was made of tokens alone, without a tokenizer; name it with "
+                f"data.tokenizer"
+            )
+        return load_tokenizer(self.folder / TOKENIZER)
 
     @property
     def vocab_size(self) -> int:
@@ -112,7 +118,7 @@ def _block_digests(path: Path, blocks: Iterable[int]) -> list[str]:
 
 def data_root() -> Path:
     """Where data is kept: $LSAI_DATA, else `data/` in the checkout."""
-    return Path(os.environ["LSAI_DATA"]) if os.environ.get("LSAI_DATA") else repo_root() / "data"
+    return told_folder("LSAI_DATA", Path()) if os.environ.get("LSAI_DATA") else repo_root() / "data"
 
 
 def find_datasets(root: Path) -> list[Path]:

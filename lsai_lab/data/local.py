@@ -1,19 +1,28 @@
 """Local sources: the standard library and files of the user. A file's name says how it is read:
 
-.txt .md .text   UTF-8 text, cut into documents (see `_text_documents`)
-.jsonl           one JSON record a line: {"text": str or list of str, ...} or a bare string
-.jsonl.zst       the same, compressed; any number of zstd frames; a truncated file is an error
-.parquet         a string column `text`, one document a row
+.txt .md .text   UTF-8 text, cut into documents (`documents.cut_text`)
+.jsonl .ndjson   one JSON record a line: {"text": str or list of str, ...}, or a bare string
+.json            the same, or one array of such records
+.csv             a first row with the columns' names, then one document a row
+.parquet         a column of strings (also views, dictionaries, or UTF-8 in bytes), one document a
+                 row
+
+Any of them but parquet may be compressed: .gz and .zst, of any number of members or frames. A
+compressed file whose name says nothing more (corpus.zst) is read as .jsonl. Where records have
+fields, `column` names the text. A null is left out.
 """
 
-import glob
+import contextlib
+import csv
+import functools
 import hashlib
 import io
 import json
 import os
 import platform
+import re
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +30,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lsai_core.base.errors import UserError
-from lsai_lab.data.documents import Corpus, Part
-from lsai_lab.project.files import content_hash, repo_root
+from lsai_lab.data.documents import Corpus, Part, cut_target, cut_text
+from lsai_lab.project.files import content_hash, matching_paths, repo_root
 
+CODECS = {".gz": "gzip", ".zst": "zstd"}
 TEXT_SUFFIXES = (".txt", ".md", ".text")
-SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".jsonl.zst", ".parquet")
+SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".ndjson", ".json", ".csv", ".parquet")
 MAX_RECORD = 64 << 20
 BUFFER = 1 << 20
-MIN_DOCUMENT, MAX_DOCUMENT = 1 << 10, 64 << 10
 NOT_LIBRARY = ("test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__")
 
 
@@ -49,141 +58,250 @@ def open_stdlib(raw: Path, progress: bool) -> Corpus:
 
     description = {"kind": "stdlib", "python": platform.python_version(), "files": len(files)}
     return Corpus(
-        _fingerprint((path.relative_to(root).as_posix(), path) for path in files),
-        description,
-        texts,
+        fingerprint((path.relative_to(root).as_posix(), path) for path in files), description, texts
     )
 
 
-def open_files(pattern: str, raw: Path, progress: bool) -> Corpus:
+def open_files(pattern: str, column: str, raw: Path, progress: bool) -> Corpus:
     """The files that a path or glob (`**` works) matches in the current folder, or else in the
     checkout."""
-    files = _matches(pattern)
-    plain = [path for path in files if path.name.lower().endswith(TEXT_SUFFIXES)]
-    # Documents of 1/200 of all the text, between 1 KiB and 64 KiB: a small file still yields enough
-    # of them for three splits, and a large one keeps long contexts.
-    target = min(max(sum(path.stat().st_size for path in plain) // 200, MIN_DOCUMENT), MAX_DOCUMENT)
+    files = matching_files(f"file:{pattern}", lambda path: _kind(path) in SUFFIXES, SUFFIXES)
+    plain = [path for path in files if _kind(path) in TEXT_SUFFIXES]
 
-    def texts() -> Iterator[str | Part]:
+    @functools.cache
+    def target() -> int:
+        return cut_target(sum(_text_size(path) for path in plain))
+
+    def texts() -> Iterator[str | Part | None]:
         for path in files:
             if path in plain:
                 content = content_hash(path).digest()
-                yield from (Part(text, content) for text in _text_documents(path, target))
+                yield from (Part(text, content) for text in _text_documents(path, target()))
             else:
-                yield from (
-                    _parquet_texts(path)
-                    if path.name.lower().endswith(".parquet")
-                    else json_texts(path)
-                )
+                yield from _READERS[_kind(path)](path, column)
 
     size = sum(path.stat().st_size for path in files)
     description = {"kind": "file", "pattern": pattern, "files": len(files), "bytes": size}
-    return Corpus(_fingerprint((path.name, path) for path in files), description, texts, len(plain))
+    return Corpus(fingerprint((path.name, path) for path in files), description, texts, len(plain))
 
 
-def _matches(given: str) -> list[Path]:
-    pattern = os.path.expanduser(given)
-    matches = glob.glob(pattern, recursive=True)
+def matching_files(
+    source: str, known: Callable[[Path], bool], suffixes: Iterable[str]
+) -> list[Path]:
+    """The files that `source`, a kind with a path or glob, names, sorted; UserError if there are
+    none, or one of no known kind."""
+    pattern = os.path.expanduser(source.partition(":")[2])
+    matches = matching_paths(pattern)
     if not matches and not os.path.isabs(pattern):
-        matches = glob.glob(str(repo_root() / pattern), recursive=True)
+        root = repo_root()
+        matches = [os.path.join(root, match) for match in matching_paths(pattern, root)]
     files = sorted(Path(match) for match in matches if os.path.isfile(match))
     if not files:
-        folder = " (a folder needs a glob, such as file:folder/*.txt)" if matches else ""
-        raise UserError(f"file:{given}: no such file{folder}")
+        folder = (
+            f" (a folder needs a glob, such as {source.partition(':')[0]}:folder/*)"
+            if matches
+            else ""
+        )
+        raise UserError(f"{source}: no such file{folder}")
     for path in files:
-        if not path.name.lower().endswith(SUFFIXES):
-            raise UserError(f"{path}: cannot be read as text; known kinds: {' '.join(SUFFIXES)}")
+        if not known(path):
+            raise UserError(f"{path}: cannot be read as text; known kinds: {' '.join(suffixes)}")
     return files
 
 
-def _fingerprint(files: Iterable[tuple[str, Path]]) -> str:
+def _kind(path: Path) -> str:
+    """The suffix in lower case that says what the file holds, its compression aside."""
+    inner, suffix = os.path.splitext(path.name.lower())
+    if suffix not in CODECS:
+        return suffix
+    kind = os.path.splitext(inner)[1]
+    return "packed parquet" if kind == ".parquet" else kind if kind in SUFFIXES else ".jsonl"
+
+
+def fingerprint(files: Iterable[tuple[str, Path]]) -> str:
     """Hash over names and contents."""
     total = hashlib.blake2b(digest_size=16)
     for name, path in files:
-        total.update(f"{name}\0".encode() + content_hash(path).digest())
+        total.update(f"{name}\0".encode("utf-8", "surrogateescape") + content_hash(path).digest())
     return total.hexdigest()
 
 
-def _text_documents(path: Path, target: int) -> Iterator[str]:
-    """Plain text cut into documents: each ends at the first blank line after `target`
-    characters, else at the first line end after twice, else (text without line ends) at four
-    times that many."""
-    parts: list[str] = []
-    size = 0
+@contextlib.contextmanager
+def told(path: Path) -> Iterator[None]:
+    """What is wrong with a file's content becomes one UserError that names `path`; faults of the
+    disk stay OSErrors."""
     try:
-        with path.open(encoding="utf-8-sig") as file:
-            while line := file.readline(4 * target - size):
-                parts.append(line)
-                size += len(line)
-                ends = line.endswith("\n")
-                if size >= 4 * target or (
-                    ends and size >= (target if line.isspace() else 2 * target)
-                ):
-                    yield "".join(parts)
-                    parts, size = [], 0
+        yield
     except UnicodeDecodeError as error:
         raise UserError(
             f"{path}: not UTF-8 text ({error.reason}); convert it, e.g. with iconv -t UTF-8"
         ) from None
-    if parts:
-        yield "".join(parts)
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        what = " ".join(str(error).split())[:300]
+        form = "read as parquet" if _kind(path) == ".parquet" else "decompressed"
+        raise UserError(f"{path}: cannot be {form}; cut off or damaged ({what})") from None
 
 
-def open_stream(path: Path, compressed: bool) -> io.BufferedReader:
-    """Open for reading bytes. `compressed`: decode zstd, all frames; a cut-off frame raises an
-    OSError without errno."""
+def open_stream(path: Path, codec: str | None = None) -> io.BufferedReader:
+    """Open for reading bytes, decompressed by `codec` or, where that is None, as the file's suffix
+    says.
+
+    A cut-off or damaged stream raises an OSError without errno.
+    """
     return io.BufferedReader(
-        pa.input_stream(str(path), compression="zstd" if compressed else None), BUFFER
+        pa.input_stream(str(path), compression=codec or CODECS.get(path.suffix.lower())), BUFFER
     )
 
 
-def json_texts(path: Path) -> Iterator[str]:
-    """The texts of a JSONL file; a text given as a list is joined with blank lines (the convention
-    of lm_dataformat)."""
+def _open_text(path: Path, newline: str | None = None) -> io.TextIOWrapper:
+    return io.TextIOWrapper(open_stream(path), encoding="utf-8-sig", newline=newline)
+
+
+def _text_size(path: Path) -> int:
+    """Bytes of text in a file, decompressed."""
+    if path.suffix.lower() not in CODECS:
+        return path.stat().st_size
+    with told(path), open_stream(path) as file:
+        return sum(len(chunk) for chunk in iter(lambda: file.read(BUFFER), b""))
+
+
+def _text_documents(path: Path, target: int) -> Iterator[str]:
+    with told(path), _open_text(path) as file:
+        yield from cut_text(file, target)
+
+
+def json_texts(path: Path, column: str = "text") -> Iterator[str | None]:
+    """The texts of a file of one JSON record a line; a text given as a list is joined with blank
+    lines (the convention of lm_dataformat)."""
     number = 0
-    try:
-        with open_stream(path, compressed=path.name.lower().endswith(".zst")) as file:
-            while line := file.readline(MAX_RECORD):
+    with told(path), open_stream(path) as file:
+        while line := file.readline(MAX_RECORD):
+            number += 1
+            if len(line) == MAX_RECORD:
+                raise UserError(
+                    f"{path}: line {number} holds more than {MAX_RECORD >> 20} MiB; split that "
+                    f"record"
+                )
+            if not line.isspace():
+                try:
+                    yield _text(json.loads(line), column)
+                except (ValueError, TypeError, RecursionError) as error:
+                    raise UserError(f"{path}: line {number}: {error}") from None
+
+
+def _json_texts(path: Path, column: str) -> Iterator[str | None]:
+    """The texts of a .json file: records one a line, or one array of them, which is streamed,
+    too."""
+    with told(path), _open_text(path) as file:
+        begin = file.read(1)
+        while begin and begin.isspace():
+            begin = file.read(1)
+        if begin == "[":
+            yield from _array_texts(path, file, column)
+            return
+    yield from json_texts(path, column)
+
+
+def _array_texts(path: Path, file: io.TextIOBase, column: str) -> Iterator[str | None]:
+    """The texts of the records of an array, whose bracket has been read."""
+    decoder, buffer, number, wanted = json.JSONDecoder(), "", 0, BUFFER
+    while True:
+        more = file.read(wanted)
+        buffer, at = buffer + more, 0
+        while (at := _BETWEEN.match(buffer, at).end()) < len(buffer):  # type: ignore[union-attr]
+            if buffer[at] == "]":
+                if buffer[at + 1 :].strip() or file.read().strip():
+                    raise UserError(f"{path}: there is more text after its array, record {number}")
+                return
+            try:
+                record, at = decoder.raw_decode(buffer, at)
                 number += 1
-                if len(line) == MAX_RECORD:
-                    raise UserError(
-                        f"{path}: line {number} holds more than {MAX_RECORD >> 20} MiB; split that "
-                        f"record"
-                    )
-                if not line.isspace():
-                    yield _text(json.loads(line))
-    except (ValueError, TypeError, RecursionError, OSError) as error:
-        # the disk's fault, not the file's
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        damaged = isinstance(error, pa.ArrowInvalid | OSError)
-        what = (
-            f"does not decompress ({error}); cut off or damaged"
-            if damaged
-            else f"line {number}: {error}"
+                text = _text(record, column)
+            except (ValueError, RecursionError) as error:
+                if more and len(buffer) - at <= MAX_RECORD:
+                    break
+                raise UserError(f"{path}: record {number + 1}: {error}") from None
+            except TypeError as error:
+                raise UserError(f"{path}: record {number}: {error}") from None
+            yield text
+        if not more:
+            raise UserError(
+                f"{path}: its array does not end after record {number}; cut off or damaged"
+            )
+        # A record that is not whole yet is tried again with twice as much text, so that its cost
+        # stays linear.
+        buffer, wanted = buffer[at:], max(BUFFER, len(buffer) - at)
+
+
+def _text(record: Any, column: str) -> str | None:
+    """The text of a record, None for a null. Raises TypeError for what is none."""
+    if isinstance(record, dict):
+        if column not in record:
+            there = ", ".join(map(str, record))[:200] or "nothing"
+            raise TypeError(
+                f"no field {column!r}; it has {there} (data.column, --column of lsai data prepare, "
+                f"names the text)"
+            )
+        record = record[column]
+    if isinstance(record, list) and all(isinstance(part, str) for part in record):
+        return "\n\n".join(record)
+    if record is not None and not isinstance(record, str):
+        raise TypeError(f'expected a record {{"{column}": "..."}}')
+    return record
+
+
+def _csv_texts(path: Path, column: str) -> Iterator[str | None]:
+    """The texts of a column; a row that ends before it has a null."""
+    csv.field_size_limit(MAX_RECORD)
+    with told(path), _open_text(path, newline="") as file:
+        rows = csv.reader(file, strict=True)
+        try:
+            at = _place(path, next(rows, []), column)
+            for row in rows:
+                if row:
+                    yield row[at] if at < len(row) else None
+        except csv.Error as error:
+            raise UserError(f"{path}: line {rows.line_num}: {error}") from None
+
+
+def _place(path: Path, names: list[str], column: str) -> int:
+    """Where `column` stands among the columns of `path`."""
+    if names.count(column) != 1:
+        what = "several columns" if column in names else "no column"
+        there = ", ".join(names)[:200] or "nothing"
+        raise UserError(
+            f"{path}: {what} {column!r}; it has {there} (data.column, --column of lsai data "
+            f"prepare, names the text)"
         )
-        raise UserError(f"{path}: {what}") from None
+    return names.index(column)
 
 
-def _text(record: Any) -> str:
-    text = record.get("text") if isinstance(record, dict) else record
-    if isinstance(text, list) and all(isinstance(part, str) for part in text):
-        return "\n\n".join(text)
-    if not isinstance(text, str):
-        raise TypeError('expected a record {"text": "..."}')
-    return text
+def _parquet_texts(path: Path, column: str) -> Iterator[str | None]:
+    with told(path), pq.ParquetFile(path) as file:
+        kind = file.schema_arrow.field(_place(path, file.schema_arrow.names, column)).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if kind not in _STRINGS:
+            raise UserError(f"{path}: column {column!r} holds {kind}, not strings")
+        for batch in file.iter_batches(64, columns=[column]):
+            yield from batch.column(0).cast(pa.large_string()).to_pylist()
 
 
-def _parquet_texts(path: Path) -> Iterator[str]:
-    """The column `text` of a parquet file; nulls are left out."""
-    try:
-        with pq.ParquetFile(path) as file:
-            kinds = {field.name: field.type for field in file.schema_arrow}
-            if "text" not in kinds:
-                raise UserError(f"{path}: no column 'text'; it has {', '.join(kinds)}")
-            if kinds["text"] not in (pa.string(), pa.large_string()):
-                raise UserError(f"{path}: column 'text' holds {kinds['text']}, not strings")
-            for batch in file.iter_batches(64, columns=["text"]):
-                yield from (text for text in batch.column(0).to_pylist() if text is not None)
-    except pa.ArrowInvalid as error:
-        raise UserError(f"{path}: cannot be read as parquet ({error})") from None
+_BETWEEN = re.compile(r"[ \t\r\n,]*")
+_STRINGS = (
+    pa.string(),
+    pa.large_string(),
+    pa.string_view(),
+    pa.binary(),
+    pa.large_binary(),
+    pa.binary_view(),
+    pa.null(),
+)
+_READERS: dict[str, Callable[[Path, str], Iterator[str | None]]] = {
+    ".jsonl": json_texts,
+    ".ndjson": json_texts,
+    ".json": _json_texts,
+    ".csv": _csv_texts,
+    ".parquet": _parquet_texts,
+}

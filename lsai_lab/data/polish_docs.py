@@ -33,9 +33,14 @@ def open_corpus(raw: Path, progress: bool) -> Corpus:
     with FileLock(path.with_name(f".{path.name}.lock")):
         if not path.exists():
             _fetch(path, progress)
-    packages = sorted({json.loads(line)["meta"]["package"] for line in path.open("rb")})
+    try:
+        packages = sorted({json.loads(line)["meta"]["package"] for line in path.open("rb")})
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise UserError(f"{path}: damaged ({error!r}); delete it to fetch it again") from None
     description = {"kind": "polish-docs", "packages": packages, "bytes": path.stat().st_size}
-    return Corpus(content_hash(path).hexdigest(), description, lambda: json_texts(path))
+    return Corpus(
+        content_hash(path).hexdigest(), description, lambda: json_texts(path), download=path
+    )
 
 
 def _fetch(path: Path, progress: bool) -> None:

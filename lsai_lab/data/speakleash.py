@@ -7,15 +7,18 @@
     <base>/<name>.jsonl.zst     records {"text": str or list of str, "meta": {...}}, zstd
                                 (lm_dataformat)
 
-A download is whole or does not exist: it becomes the file when its size agrees with the manifest's
-and it decodes. A broken connection continues where it stopped (HTTP Range, RFC 9110 section 14), or
-begins anew if the file has changed meanwhile (`If-Range`).
+A download is whole or does not exist: it becomes the file when as much has arrived as the server
+states, and it decodes. Manifests are not always as new as their files: a size that differs is told,
+and refused only if it is another file's (`OTHER_FILE`). A broken connection continues where it
+stopped (HTTP Range, RFC 9110 section 14), or begins anew if the file has changed meanwhile
+(`If-Range`).
 """
 
 import contextlib
 import json
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from time import sleep
@@ -38,6 +41,8 @@ BACKOFF_S = 0.5
 TIMEOUT_S = (10, 60)  # connect, read
 CHUNK = 64 << 10  # a broken connection loses less than one chunk
 MAX_JSON = 16 << 20
+# a file so many times as large as its manifest says, or as small, is not the one that it describes
+OTHER_FILE = 2
 RETRY_STATUS = {408, 416, 425, 429, 500, 502, 503, 504}
 
 
@@ -85,19 +90,33 @@ def open_corpus(name: str, raw: Path, progress: bool) -> Corpus:
             manifest = json.loads(manifest_file.read_text(encoding="utf-8"))
     if not isinstance(manifest, dict):
         manifest = get_manifest(name)
-        size = manifest.get("file_size") or None
-        if size is not None and not re.fullmatch("[0-9]{1,18}", str(size)):
-            what = f"file_size is {str(size)[:40]!r}, not a size in bytes"
-            raise UserError(f"{base_url()}{name}.manifest: {what}; try again later")
-        _download(base_url() + data.name, data, size and int(size), progress)
+        _download(base_url() + data.name, data, _stated_size(name, manifest), progress)
         write_json(manifest_file, manifest)
     stats = manifest["stats"] if isinstance(manifest.get("stats"), dict) else {}
-    description: dict[str, Any] = {"kind": "speakleash", "name": name, "url": base_url()}
+    description: dict[str, Any] = {
+        "kind": "speakleash",
+        "name": name,
+        "url": base_url(),
+        "bytes": data.stat().st_size,
+    }
     description |= {
         key: manifest.get(key) for key in ("description", "license", "category", "file_size")
     }
     description |= {key: stats.get(key) for key in ("documents", "characters")}
-    return Corpus(content_hash(data).hexdigest(), description, lambda: json_texts(data))
+    return Corpus(
+        content_hash(data).hexdigest(), description, lambda: json_texts(data), download=data
+    )
+
+
+def _stated_size(name: str, manifest: dict[str, Any]) -> int | None:
+    """The size of the file by its manifest, bytes (527, 527.0 or "527"); None if it states none."""
+    size = manifest.get("file_size") or None
+    if size is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,18}(\.0*)?", str(size)):
+        what = f"file_size is {str(size)[:40]!r}, not a size in bytes"
+        raise UserError(f"{base_url()}{name}.manifest: {what}; try again later")
+    return int(float(size)) if isinstance(size, float) else int(str(size).partition(".")[0])
 
 
 def _get_json(url: str, kind: type) -> Any:
@@ -136,9 +155,15 @@ def _download(url: str, path: Path, expected: int | None, progress: bool) -> Non
         try:
             with part.open("wb") as file:
                 _retry(url, lambda: _fetch(url, file, seen, expected, progress), file.tell)
-            with open_stream(part, compressed=True) as file:
+            with open_stream(part, "zstd") as file:
                 while file.read(BUFFER):
                     pass
+            if expected and (size := part.stat().st_size) != expected:
+                print(
+                    f"note: {url}: {size} bytes, {expected} by its manifest; it decodes whole and "
+                    f"is used",
+                    file=sys.stderr,
+                )
             part.rename(path)
         except OSError as error:
             if error.errno is not None:  # the disk's fault, not the file's
@@ -167,8 +192,9 @@ def _fetch(
         if status == 206 and not resumed:
             raise _Broken("the server continued at the wrong place")
         length = told.get("Content-Length", "")
-        total = file.tell() + int(length) if length.isdecimal() else expected
-        if expected is not None and total != expected:
+        stated = length.isdecimal() and len(length) <= 18
+        total = file.tell() + int(length) if stated else expected
+        if total and expected and not expected / OTHER_FILE <= total <= expected * OTHER_FILE:
             raise UserError(
                 f"{url}: {total} bytes, but its manifest says {expected}; it may be updating, try "
                 f"later"
@@ -188,7 +214,7 @@ def _fetch(
         with progress_bar(progress, desc=url.rpartition("/")[2], **options) as bar:
             for chunk in response.iter_content(CHUNK):
                 bar.update(file.write(chunk))
-                if expected is not None and file.tell() > expected:
+                if total is not None and file.tell() > total:
                     break  # of a length that the server did not state
     if total is not None and file.tell() != total:
         raise _Broken(f"{file.tell()} of {total} bytes arrived")
@@ -215,7 +241,8 @@ def _retry(url: str, action: Callable[[], T], done: Callable[[], int] = lambda: 
                     f"{url}: gave up after {ATTEMPTS} attempts ({reason}); try again later"
                 ) from error
             sleep(BACKOFF_S * 2 ** (failures - 1))
-        except requests.RequestException as error:
+        # the latter for a redirection to no address
+        except (requests.RequestException, ValueError) as error:
             raise UserError(f"{url}: {error}") from error
 
 

@@ -27,8 +27,8 @@ import torch
 
 from lsai_core.base.errors import Preempted, Unavailable, UserError
 from lsai_core.base.limits import cpu_cores
+from lsai_lab.launch.stop import stop_requests
 from lsai_lab.launch.watch import NewRows, Rows, Survivors, end_family, send, workers
-from lsai_lab.runs.stop import stop_requests
 
 RESULTS = "results.json"
 LAUNCHER_LOG = "launcher.log"
@@ -64,7 +64,7 @@ def launch(
     words = [
         *(command or torchrun(nproc)),
         "-m",
-        "lsai_lab.launch.worker",
+        "lsai_lab.runs.worker",
         str(folder),
         str(data_root),
     ]

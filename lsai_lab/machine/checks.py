@@ -10,9 +10,9 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import sys
-import sysconfig
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -20,11 +20,15 @@ from pathlib import Path
 
 import torch
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 import lsai_core.attention
+from lsai_core.base import compiler
+from lsai_core.base.devices import AMPERE, cuda_capability, on_rocm
 from lsai_core.base.errors import UserError
 from lsai_core.base.limits import cpu_cores, memory_gib
 from lsai_lab.machine.environment import cpu_model, gpu_facts, package_version
+from lsai_lab.machine.platforms import refusal, standing
 from lsai_lab.project.files import repo_root
 
 # The CUDA build of torch for a recent driver; https://pytorch.org/get-started/locally lists the
@@ -32,6 +36,9 @@ from lsai_lab.project.files import repo_root
 _CUDA_TORCH = (
     "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
 )
+
+# What NVIDIA's images bring, built for their torch.
+_OF_AN_IMAGE = ("flash-attn", "transformer-engine", "numpy")
 
 
 @dataclass(frozen=True)
@@ -53,27 +60,69 @@ class Check:
 def run_checks() -> list[Check]:
     """All checks, in the order in which a reader needs them. Initializes CUDA if there is a GPU."""
     groups = [group for name, group in globals().items() if name.startswith("check_")]
-    return [
-        replace(check, fix=None if check.ok is not False else check.fix)
-        for group in groups
-        for check in group()
-    ]
+    return [_advised(check) for group in groups for check in group()]
+
+
+def _advised(check: Check) -> Check:
+    """The check with a fix only if one is called for, and none by pip where an image brings its own
+    torch: pip would replace the torch that the image's other packages are built for.
+    """
+    fix, detail, own = check.fix if check.ok is False else None, check.detail, image_torch()
+    if own is not None:
+        detail = re.sub(r" \(pip install [^)]*\)", "", detail)
+        if fix and "pip install" in fix:
+            recipe = "add it to the image, by the recipe of envs/Containerfile or on a newer base"
+            fix = f"{recipe}; pip in here would replace the image's torch {own}"
+    return replace(check, detail=detail, fix=fix)
+
+
+def image_torch() -> str | None:
+    """The version of a torch that an image of NVIDIA brings (2.11.0a0+...nv26.02), else None."""
+    version = package_version("torch")
+    local = Version(version).local if version else None
+    return version if local and re.search(r"(^|\.)nv\d", local) else None
+
+
+def satisfied(need: Requirement, version: str | None) -> bool:
+    """True if the installed `version` is one that `need` allows.
+
+    An image's build counts as the release that it is called after: 2.11.0a0+eb65b36914.nv26.02 as
+    2.11.0, which by its order alone (PEP 440) comes before 2.11.
+    """
+    if not version:
+        return False
+    counted = Version(version).base_version if Version(version).local else version
+    return need.specifier.contains(counted, prereleases=True)
+
+
+def check_platform() -> Iterator[Check]:
+    where = f"{platform.system()} on {platform.machine()}, Python {platform.python_version()}"
+    reason = refusal()
+    yield Check(
+        "Platform",
+        reason is None,
+        f"{where}: {'refused' if reason else standing()}",
+        reason,
+        essential=True,
+    )
 
 
 def check_packages() -> Iterator[Check]:
     required = _requirements()
     found = {need: package_version(need.name) for need in required}
-    wrong = [
-        str(need)
-        for need, has in found.items()
-        if not (has and need.specifier.contains(has, prereleases=True))
-    ]
+    wrong = [str(need) for need, has in found.items() if not satisfied(need, has)]
     detail = (
         f"missing or of another version: {', '.join(wrong)}"
         if wrong
         else f"all {len(required)} requirements"
     )
-    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
+    build = (
+        f"CUDA {torch.version.cuda}"
+        if torch.version.cuda
+        else f"ROCm {torch.version.hip}"
+        if on_rocm()
+        else "CPU build"
+    )
     detail += (
         f"; Python {platform.python_version()} at {sys.executable}, torch "
         f"{torch.__version__} ({build})"
@@ -82,19 +131,30 @@ def check_packages() -> Iterator[Check]:
     yield Check("Python packages", not wrong, detail, fix, essential=True)
 
 
+def check_image() -> Iterator[Check]:
+    """The versions that an image brings may be others than those that the tests ran with."""
+    nothing = "no image with its own torch; packages come from an index"
+    brought = {name: package_version(name) for name in _OF_AN_IMAGE}
+    told = ", ".join(f"{name} {version or 'missing'}" for name, version in brought.items())
+    detail = (
+        f"its own torch {image_torch()}, {told}; served as they are, pip is to leave them alone"
+    )
+    yield Check("image", True if image_torch() else None, detail if image_torch() else nothing)
+
+
 def _requirements() -> list[Requirement]:
-    """What pyproject.toml asks for here, without the extras."""
+    """What pyproject.toml asks for here, the core and the extra `report`."""
     try:
         lines = importlib.metadata.requires("lsai") or []
     except importlib.metadata.PackageNotFoundError:
         # Used from its source folder, as on a machine that nothing can be installed on.
-        lines = tomllib.loads((repo_root() / "pyproject.toml").read_text(encoding="utf-8"))[
+        project = tomllib.loads((repo_root() / "pyproject.toml").read_text(encoding="utf-8"))[
             "project"
-        ]["dependencies"]
+        ]
+        lines = project["dependencies"] + project["optional-dependencies"]["report"]
+    needs = map(Requirement, lines)
     return [
-        need
-        for need in map(Requirement, lines)
-        if need.marker is None or need.marker.evaluate({"extra": ""})
+        need for need in needs if need.marker is None or need.marker.evaluate({"extra": "report"})
     ]
 
 
@@ -127,7 +187,22 @@ def check_gpu() -> Iterator[Check]:
             f"{facts['gpu_count']} x {facts['gpu']}, {facts['gpu_memory_gib']} GiB, driver "
             f"{facts['driver']}"
         )
+        if on_rocm():
+            detail += (
+                "; AMD's GPUs are untested: PyTorch's own kernels run, fp8, cuDNN and "
+                "flash-attn do not"
+            )
+        elif cuda_capability() < AMPERE:
+            detail += (
+                "; older than compute capability 8.0, best effort: this project's kernels "
+                "do "
+                "not run"
+            )
         yield Check("GPU", True, detail)
+    elif sys.platform == "darwin":
+        yield Check(
+            "GPU", None, "Apple's GPU (MPS) is not used; the studies run on the CPU at its size"
+        )
     elif not _has_nvidia_device():
         yield Check(
             "GPU",
@@ -149,10 +224,12 @@ def check_fp8() -> Iterator[Check]:
     """The hardware, then every recipe, asked of the GPU where there is one."""
     from lsai_core.fp8 import available_recipes
 
-    device, capability = _device(), _capability()
+    device, capability = _device(), cuda_capability()
     capable = capability >= (8, 9)
     detail = (
-        "compute capability {}.{}".format(*capability) if capability > (0, 0) else "needs a GPU"
+        "compute capability {}.{}".format(*capability)
+        if capability > (0, 0)
+        else "needs an NVIDIA GPU"
     )
     missing = (
         "" if capable or capability == (0, 0) else "; FP8 tensor cores begin with 8.9 (Ada, Hopper)"
@@ -172,7 +249,7 @@ def check_attention() -> Iterator[Check]:
     for name, reason in lsai_core.attention.available_backends(_device()).items():
         backend = lsai_core.attention.get_backend(name)
         low, high = backend.compute_capability or ((0, 0), (0, 0))
-        installable = backend.install is not None and low <= _capability() <= high
+        installable = backend.install is not None and low <= cuda_capability() <= high
         yield _kernel(f"attention {name}", reason, installable, f"pip install {backend.install}")
 
 
@@ -187,25 +264,10 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _capability() -> tuple[int, int]:
-    return torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
-
-
 def check_compiler() -> Iterator[Check]:
-    """torch.compile writes C++ on a CPU and Triton on a GPU; both need a compiler and Python's
-    headers."""
-    missing = []
-    if not any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++")):
-        missing.append("a C++ compiler")
-    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
-        missing.append("Python's headers")
-    if torch.cuda.is_available() and importlib.util.find_spec("triton") is None:
-        missing.append("Triton")
-    detail = f"no {' and no '.join(missing)}" if missing else "compiler and headers"
-    fix = (
-        "pip install triton; " if "Triton" in missing else ""
-    ) + "apt-get install g++ python3-dev (or the like)"
-    yield Check("torch.compile", not missing, detail, fix)
+    gaps = compiler.missing(_device())
+    detail = f"needs {' and '.join(gaps)}" if gaps else "compiler and headers"
+    yield Check("torch.compile", not gaps, detail, compiler.fix(gaps))
 
 
 def check_report() -> Iterator[Check]:

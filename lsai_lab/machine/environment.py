@@ -3,7 +3,8 @@ evidence.
 
 Reading it takes milliseconds and leaves CUDA uninitialized: a process that once touched the GPU
 holds memory there and cannot fork workers that use it. What is told of GPUs comes from NVML, the
-library under `nvidia-smi`.
+library under `nvidia-smi`; which of them are this process's is CUDA's to say
+(`lsai_lab.machine.cuda_devices`).
 """
 
 import contextlib
@@ -21,11 +22,13 @@ from typing import Any
 import psutil
 
 from lsai_core.base.errors import UserError
-from lsai_core.base.limits import cpu_cores, memory_gib
+from lsai_core.base.limits import cpu_cores, memory_gib, threads_wanted
+from lsai_lab.machine.cuda_devices import cuda_devices
 from lsai_lab.project.files import named
 
 # Where kernels come from: a run takes what is installed, and another version can change its result.
 KERNELS = ("triton", "flash-attn", "flash-attn-3", "flash-attn-4", "transformer-engine", "torchao")
+_NAMED_WHOLE = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 PACKAGES = (
     "lsai",
     "torch",
@@ -50,6 +53,7 @@ def environment() -> dict[str, Any]:
     """
     import torch  # takes seconds, and not every command asks where it is
 
+    threads_wanted()  # refuses what no run could begin with
     cores, gpu = cpu_cores(), gpu_facts()
     # torch.backends.cudnn.version() also asks the GPU whether it is supported, which would
     # initialize CUDA.
@@ -88,14 +92,17 @@ def fingerprint(env: dict[str, Any]) -> str:
 
 def machine_label(gpu: str | None, cores: int) -> str:
     """Slug of a machine: $LSAI_MACHINE (UserError if it is no name), else from the GPU's name, else
-    from the core count."""
+    from Apple's chip and the core count."""
     if label := os.environ.get("LSAI_MACHINE"):
         try:
             return named(label)
         except ValueError as error:
             raise UserError(f"LSAI_MACHINE: {error}") from None
     if gpu is None:
-        return f"cpu-{cores}core"
+        # "Apple M4 Pro" -> m4pro: of one core count there are several Macs; other processors go by
+        # their cores
+        apple = re.fullmatch(r"Apple (M\d+(?: \w+)?)", cpu_model())
+        return f"{apple[1].lower().replace(' ', '') if apple else 'cpu'}-{cores}core"
     # "NVIDIA GeForce RTX 5090" -> rtx5090, "NVIDIA A100-SXM4-80GB" -> a100, "NVIDIA GH200 480GB" ->
     # gh200
     short = re.sub(
@@ -116,8 +123,8 @@ def package_version(name: str) -> str | None:
 
 
 def gpu_facts() -> dict[str, Any]:
-    """`gpu`, `gpu_count`, `gpu_memory_gib`, `driver`, `gpu_uuids` of the GPUs this process may use;
-    the first stands for all."""
+    """`gpu`, `gpu_count`, `gpu_memory_gib`, `driver`, `gpu_uuids` of the GPUs this process may use,
+    in CUDA's order; the first, on which a run of one GPU takes place, stands for all."""
     import torch
 
     count = torch.cuda.device_count()  # reads NVML and CUDA_VISIBLE_DEVICES
@@ -130,12 +137,16 @@ def gpu_facts() -> dict[str, Any]:
     }
     if not count:
         return facts
-    with _visible_gpus(count) as (nvml, gpus):
+    with visible_gpus(count) as (nvml, gpus):
         if gpus:
             name, driver = nvml.nvmlDeviceGetName(gpus[0]), nvml.nvmlSystemGetDriverVersion()
             memory = round(int(nvml.nvmlDeviceGetMemoryInfo(gpus[0]).total) / 2**30, 1)
             facts["gpu_uuids"] = [nvml.nvmlDeviceGetUUID(gpu) for gpu in gpus]
             return facts | {"gpu": name, "gpu_memory_gib": memory, "driver": driver}
+    if devices := cuda_devices():
+        facts["gpu_uuids"] = [device.uuid for device in devices]
+        memory = round(devices[0].memory / 2**30, 1)
+        return facts | {"gpu": devices[0].name, "gpu_memory_gib": memory}
     properties = torch.cuda.get_device_properties(0)
     return facts | {
         "gpu": properties.name,
@@ -153,7 +164,7 @@ def gpu_neighbours() -> int | None:
     torch = sys.modules.get("torch")
     if torch is None or not (count := torch.cuda.device_count()):
         return None
-    with _visible_gpus(count) as (nvml, gpus):
+    with visible_gpus(count) as (nvml, gpus):
         if not gpus:
             return None
         pids = {
@@ -170,21 +181,19 @@ def gpu_neighbours() -> int | None:
 
 
 @contextlib.contextmanager
-def _visible_gpus(count: int) -> Iterator[tuple[Any, list[Any]]]:
-    """NVML and the handles of the visible GPUs; no handles where it is missing or refuses (ROCm, a
-    shortened UUID, a MIG slice)."""
+def visible_gpus(count: int) -> Iterator[tuple[Any, list[Any]]]:
+    """NVML and the handles of the visible GPUs in CUDA's order; no handles where NVML is missing or
+    refuses (ROCm)."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = given.split(",") if given else [str(number) for number in range(count)]
+    names = [name.strip() for name in names[:count]]
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        gpus = [
-            pynvml.nvmlDeviceGetHandleByIndex(int(name))
-            if name.isdigit()
-            else pynvml.nvmlDeviceGetHandleByUUID(name)
-            for name in map(str.strip, names[:count])
-        ]
+        if not _means_the_same(pynvml, names):
+            names = [device.uuid for device in cuda_devices()] or names
+        gpus = [_handle(pynvml, name) for name in names]
     except Exception:  # ImportError, or NVML's own
         yield None, []
         return
@@ -193,6 +202,34 @@ def _visible_gpus(count: int) -> Iterator[tuple[Any, list[Any]]]:
             yield pynvml, gpus
     finally:
         pynvml.nvmlShutdown()
+
+
+def _means_the_same(nvml: Any, names: list[str]) -> bool:
+    """Whether the visible GPUs are the same to NVML as to CUDA: named whole, or the only one, and
+    none that is cut into slices."""
+    with contextlib.suppress(Exception):
+        if all(_NAMED_WHOLE.fullmatch(name) for name in names) or nvml.nvmlDeviceGetCount() == 1:
+            return not any(_is_cut(nvml, _handle(nvml, name)) for name in names)
+    return False
+
+
+def _is_cut(nvml: Any, gpu: Any) -> bool:
+    try:
+        return bool(nvml.nvmlDeviceGetMigMode(gpu)[0])
+    except nvml.NVMLError:  # a slice, or a GPU that cannot be cut
+        return False
+
+
+def _handle(nvml: Any, name: str) -> Any:
+    """NVML's handle of a GPU or slice, by its number or UUID, also a UUID without its prefix."""
+    if name.isdigit():
+        return nvml.nvmlDeviceGetHandleByIndex(int(name))
+    if name.startswith(("GPU-", "MIG-")):
+        return nvml.nvmlDeviceGetHandleByUUID(name)
+    try:
+        return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{name}")
+    except nvml.NVMLError:
+        return nvml.nvmlDeviceGetHandleByUUID(f"MIG-{name}")
 
 
 def _dotted(version: Iterable[int] | None) -> str | None:
@@ -208,6 +245,13 @@ def _os_name() -> str:
 @functools.cache
 def cpu_model() -> str:
     """Name of the processor, as far as the system tells it."""
+    if sys.platform == "darwin":  # `platform` knows the architecture only
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            words = ["sysctl", "-n", "machdep.cpu.brand_string"]
+            told = subprocess.run(
+                words, capture_output=True, text=True, timeout=5, check=True
+            ).stdout.strip()
+            return told or platform.machine()
     text = ""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")

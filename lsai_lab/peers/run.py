@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from packaging.version import Version
 
+from lsai_core.base import compiler
 from lsai_core.base.errors import Unavailable
 from lsai_core.base.files import write_json
 from lsai_core.model.transformer import count_parameters
@@ -48,6 +49,7 @@ def run(config: PeerConfig, context: Context) -> dict[str, Any]:
     if missing := [name for name, version in found.items() if version is None]:
         raise Unavailable(f"{', '.join(missing)} is not installed; pip install {' '.join(missing)}")
     require_devices(config.device, config.parallel.world_size)
+    compiler.require(config.compile, torch.device("cuda" if on_gpu else "cpu"))
 
     dataset = prepare(config.data, context.data_root)
     folder = (context.folder / "peer").resolve()

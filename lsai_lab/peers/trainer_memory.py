@@ -44,7 +44,10 @@ from lsai_lab.peers.settings import Peer
 class Habits(Strict):
     """The defaults are our own. `loss`: which logits stay and where their gradient is made;
     `liger`: SwiGLU's gradients overwrite gate and up; `masters`: so many processes share fp32
-    masters and moments, fp32 gradients are whole."""
+    masters and moments, fp32 gradients are whole; `full_every`: `selective` means that every so
+    many-th block, counted from 1, keeps its input alone and the others keep everything; `update`:
+    torch's AdamW by this implementation, which makes its denominators for all parameters at once,
+    or for one."""
 
     loss: Literal["eager", "in place", "held", "fp32", "shifted"] = "eager"
     norms: Literal["fused", "fp32"] = "fused"
@@ -54,6 +57,8 @@ class Habits(Strict):
     attention_again: bool = False
     masters: int = 0
     step_in_backward: bool = False
+    full_every: int = 0
+    update: Literal["fused", "foreach", "for-loop"] = "fused"
 
 
 def habits_of(peer: Peer, config: TrainConfig) -> Habits:
@@ -180,11 +185,34 @@ def _take_apart(liger: bool, model: decoder.Transformer) -> None:
             block.mlp = _MLP(liger, model.config)
 
 
+def _reshape(habits: Habits, model: decoder.Transformer) -> None:
+    """Layers and checkpointing as a trainer with these habits has them."""
+    if habits.apart:
+        _take_apart(habits.liger, model)
+    for index, block in enumerate(model.blocks if habits.full_every > 1 else ()):
+        assert isinstance(block, decoder.Block)
+        if block.grad_checkpoint == "selective":
+            block.grad_checkpoint = "none" if (index + 1) % habits.full_every else "full"
+
+
+def _update(together: bool, optimizer: torch.optim.Optimizer, _limit: float) -> Tensor:
+    """torch's AdamW that is not fused: besides the states it makes the root of the second
+    moments."""
+    kept = []
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        root = torch.empty_like(parameter)
+        if together:
+            kept.append(root)
+    return torch.empty(())
+
+
 def trainer_of(habits: Habits) -> Trainer:
     """What a simulated step does by these habits; nothing where a habit is ours."""
     changed: dict[str, Any] = {"keeps_gradients": not habits.step_in_backward}
-    if habits.apart:
-        changed["reshape"] = functools.partial(_take_apart, habits.liger)
+    if habits.apart or habits.full_every > 1:
+        changed["reshape"] = functools.partial(_reshape, habits)
+    if habits.update != "fused":
+        changed["update"] = functools.partial(_update, habits.update == "foreach")
     if habits.loss != "eager":
         changed["loss"] = functools.partial(_loss, habits.loss)
     if habits.every_second:

@@ -9,8 +9,8 @@ from functools import partial
 
 from lsai_core.base.errors import Preempted
 from lsai_lab.launch.launch import LAUNCHER
-from lsai_lab.launch.worker import as_worker
 from lsai_lab.peers.watch import Job
+from lsai_lab.runs.worker import as_worker
 
 
 def train(job: Job) -> None:

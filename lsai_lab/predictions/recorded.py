@@ -19,13 +19,24 @@ from lsai_core.config.strict import validated
 from lsai_core.config.train import TrainConfig
 from lsai_core.prediction import estimate, find_gpu, predict
 from lsai_core.prediction.roofline import measured
-from lsai_lab.project.files import load_yaml, repo_root
+from lsai_lab.project.files import load_yaml, one_line, repo_root
+from lsai_lab.runs.plain import plain
 from lsai_lab.runs.records import Run, recorded_runs
 from lsai_lab.searches.model_search import grown
 
 OURS = "this package"
 # Runs recorded before these keys existed were made the way that these values describe.
 BEFORE: dict[str, Any] = {"loss": "full", "blocks": "plain", "optim": {"kernel": "torch"}}
+# A record in other words, or without what a run of its kind found; an operator without a fake.
+_UNREADABLE = (
+    UserError,
+    Unavailable,
+    RuntimeError,
+    LookupError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+)
 COLUMNS = [
     "machine",
     "study",
@@ -100,19 +111,14 @@ def predicted_runs(runs: Sequence[Run], reports: Path) -> pd.DataFrame:
     are left out; `frame.attrs["unread"]` says which and why."""
     rows, unread, kept = [], [], _kept(reports)
     for run in runs:
-        measured, limit, results, name = (
-            measured_gib(run),
-            limit_gib(run),
-            run.summary.results,
-            run.summary.id,
-        )
-        if not measured and not limit:
-            continue
+        results, name = run.summary.results, run.summary.id
         try:
+            measured, limit = measured_gib(run), limit_gib(run)
+            if not measured and not limit:
+                continue
             said = kept.get(_place(run)) or predict_again(run)
-        # other words, or an operator without a fake
-        except (UserError, Unavailable, RuntimeError) as error:
-            unread.append(f"{name.name} ({' '.join(str(error).split())[:120]})")
+        except _UNREADABLE as error:
+            unread.append(f"{name.name} ({plain(one_line(str(error), 120))})")
             continue
         rows.append(
             {

@@ -10,6 +10,7 @@ from lsai_core.base.files import deep_merge, flatten
 from lsai_core.config.train import TrainConfig
 from lsai_core.prediction.memory import Prediction, predict, verdict
 from lsai_core.profiling.gpus import Gpu
+from lsai_core.training.combinations import refusal
 
 _PLAIN: dict[str, Any] = {
     "precision": "bf16",
@@ -85,9 +86,8 @@ def compare(
         if "fp8" in name and gpu is not None and not gpu.fp8:
             continue
         data = deep_merge(task.model_dump(), settings) | {"parallel": settings["parallel"]}
-        try:
-            config = TrainConfig.model_validate(data)
-        except ValueError:  # fp8 takes multiples of 16 only
+        config = TrainConfig.model_validate(data)
+        if refusal(config):  # fp8 takes multiples of 16 only
             continue
         rows.append(Technique(name, config, predict(config)))
     return rows

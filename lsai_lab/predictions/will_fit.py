@@ -3,56 +3,75 @@ can be remembered. And the longest sequence that does: a step's memory is near a
 tokens (`aim.py`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lsai_core.base.errors import UserError
 from lsai_core.config.train import TrainConfig
 from lsai_core.prediction import Prediction, estimate, predict, verdict
+from lsai_core.prediction.kernel import PACKAGES, kernel_on, packages_here, packages_named
 from lsai_core.prediction.memory import OUTSIDE_GIB, usable_gib
 from lsai_core.profiling.gpus import Gpu
 from lsai_lab.peers.settings import Peer
-from lsai_lab.peers.trainer_memory import habits_of, predict_as
+from lsai_lab.peers.trainer_memory import Habits, habits_of, predict_as
 from lsai_lab.searches.predicted_start import largest_within
 
 # Tokens: where the search begins, per GPU, and where it ends. Positions up to 2^24 are exact in the
 # fp32 of rotary tables.
 FIRST, LAST = 2**16, 2**24
 _STEP = 1024
+_DIFFERS = 0.03  # a share by which another kernel's answer is told, too
+SDPA = "torch's fused kernels"
 # from the first to the second length: wide enough that the line has the slope of long sequences
 _STRIDE = 4
 
 
-def told(config: TrainConfig, gpus: Sequence[Gpu], trainer: Peer | None = None) -> dict[str, Any]:
+def told(
+    config: TrainConfig,
+    gpus: Sequence[Gpu],
+    trainer: Peer | None = None,
+    habits: Mapping[str, Any] | None = None,
+    packages: str | None = None,
+) -> dict[str, Any]:
     """Memory (GiB) and time (s) of a step of `config` on `gpus`; with `trainer`, of that trainer's
-    step, and ours beside it.
+    step, and ours beside it. `habits`: what its own file sets of them, over those that it always
+    has. `packages`: those with attention kernels that are installed there (`kernel.py`); as here,
+    if not given.
 
     Raises UserError for a run that cannot be predicted.
     """
 
-    def needed(asked: TrainConfig) -> Prediction:
-        return predict_as(asked, habits_of(trainer, asked)) if trainer else predict(asked)
+    def needed(asked: TrainConfig, kernel: str | None = None) -> Prediction:
+        if trainer is None:
+            return predict(asked, kernel)
+        own = habits_of(trainer, asked).model_dump() | dict(habits or {})
+        return predict_as(asked, Habits.model_validate(own))
 
-    found = needed(config)
+    kernels = [_kernel(config, gpu, trainer, packages) for gpu in gpus]
+    found = needed(config, kernels[0])
     ours = (
         predict(config.model_copy(update={"loss": "fused", "blocks": "fused"}))
         if trainer
         else found
     )
-    rows = [
-        {
+    rows, otherwise = [], []
+    for gpu, kernel in zip(gpus, kernels, strict=True):
+        one = needed(config, kernel)
+        row = {
             "GPU": gpu.name,
             "memory GiB": gpu.memory_gib,
-            "share": found.needs / gpu.memory_gib,
-            "verdict": verdict(found, gpu),
-            **({} if trainer else timed(config, gpu)),
+            "share": one.needs / gpu.memory_gib,
+            "verdict": verdict(one, gpu),
         }
-        for gpu in gpus
-    ]
+        if trainer is None:
+            row |= {"attention": kernel, **timed(config, gpu, kernel)}
+            otherwise += _otherwise(config, gpu, kernel, row)
+        rows.append(row)
     fits = [row["GPU"] for row in rows if row["verdict"] == "fits"]
+    one_gpu = len(gpus) == 1
     return {
-        "answer": _answer(config, found, needed, gpus[0])
-        if len(gpus) == 1
+        "answer": _answer(config, found, lambda asked: needed(asked, kernels[0]), gpus[0])
+        if one_gpu
         else f"Fits {', '.join(fits) or 'none of these'}.",
         "as": trainer,
         "peak_gib": found.peak,
@@ -62,13 +81,54 @@ def told(config: TrainConfig, gpus: Sequence[Gpu], trainer: Peer | None = None) 
         "parts_gib": found.parts,
         "ours_gib": ours.parts,
         "host_gib": found.host,
+        "attention": kernels[0] or SDPA,
+        "otherwise": otherwise,
         "gpus": rows,
     }
 
 
-def timed(config: TrainConfig, gpu: Gpu) -> dict[str, Any]:
-    """Columns of an estimated step."""
-    time = estimate(config, gpu)
+def _kernel(
+    config: TrainConfig, gpu: Gpu, trainer: Peer | None, packages: str | None
+) -> str | None:
+    """The attention kernel to predict with; None: torch's own fused kernels, which all keep the
+    same."""
+    if trainer is not None or config.parallel.cp > 1:
+        return None
+    return kernel_on(gpu, config, packages_here() if packages is None else packages_named(packages))
+
+
+def _otherwise(
+    config: TrainConfig, gpu: Gpu, kernel: str | None, told_of: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """The answers with no package and with every package of attention kernels, where one is another
+    by more than `_DIFFERS`."""
+    if kernel is None or config.attention.backend != "auto":
+        return []
+    rows = []
+    for packages in (frozenset[str](), frozenset(PACKAGES)):
+        other = kernel_on(gpu, config, packages)
+        if other == kernel or other in {row["attention"] for row in rows}:
+            continue
+        one = predict(config, other)
+        row = {
+            "GPU": gpu.name,
+            "attention": other,
+            "needs GiB": one.needs,
+            "verdict": verdict(one, gpu),
+            **timed(config, gpu, other),
+        }
+        pairs = [(one.needs, told_of["share"] * gpu.memory_gib)]
+        pairs += [(row["step s"], told_of["step s"])] if row["step s"] and told_of["step s"] else []
+        if any(abs(new / old - 1) > _DIFFERS for new, old in pairs):
+            rows.append(row)
+    return rows
+
+
+def timed(config: TrainConfig, gpu: Gpu, kernel: str | None = None) -> dict[str, Any]:
+    """Columns of an estimated step. `kernel`: of attention; the one that the config names, or else
+    the fastest."""
+    named = config.attention.backend
+    time = estimate(config, gpu, kernel or (None if named == "auto" else named))
     known = (time.step_s, time.tokens_per_s, time.source) if time else (None, None, "none known")
     return dict(zip(("step s", "tokens/s", "rates"), known, strict=True))
 

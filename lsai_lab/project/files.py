@@ -1,9 +1,11 @@
 """YAML as people mean it, settings from a command line, and where the project lies."""
 
+import glob
 import hashlib
 import math
 import os
 import re
+import unicodedata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +15,7 @@ from pydantic import AfterValidator
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import deep_merge, nested
 
+_UNSEEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # categories of Unicode
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 
@@ -20,6 +23,28 @@ def content_hash(path: Path) -> Any:
     """BLAKE2b (16 bytes) of a file, a `hashlib` object."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+
+
+def matching_paths(pattern: str, root: Path | None = None) -> list[str]:
+    """The paths that `pattern`, a path or else a glob, means in the folder `root` (the current
+    one), in no order.
+
+    A path that exists is that path, whatever brackets or stars it holds.
+    """
+    if os.path.exists(os.path.join(root or "", pattern)):
+        return [pattern]
+    return glob.glob(pattern, root_dir=root, recursive=True)
+
+
+def one_line(text: str, longest: int = 2_000) -> str:
+    """`text` in one line that can be shown anywhere: white space is one space, a character that
+    cannot be seen (a control, a change of direction, half of a pair) is U+FFFD, and what is beyond
+    `longest` characters is left out."""
+    cut = text[:longest] + "…" * (len(text) > longest)
+    words = " ".join("\n".join(cut.splitlines()).split())
+    return "".join(
+        "\ufffd" if unicodedata.category(letter) in _UNSEEN else letter for letter in words
+    )
 
 
 def named(text: str) -> str:
@@ -41,8 +66,8 @@ Name = Annotated[str, AfterValidator(named)]
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 floats (`3e-4` is a number), finite and of at most 64 bits; dates are text; no
-    silently repeated keys."""
+    """Numbers of YAML 1.2 (`_NUMBERS`), finite and of at most 64 bits; dates are text; no silently
+    repeated keys."""
 
     aliases = 0
 
@@ -66,10 +91,17 @@ class _Loader(yaml.SafeLoader):
 
     def construct_number(self, node: yaml.ScalarNode) -> Any:
         """A number that JSON, torch and C can hold."""
+        kind = node.tag.rpartition(":")[2]
+        pattern = _NUMBERS["int"] if kind == "int" else "|".join(_NUMBERS.values())
         try:
-            integer = node.tag.endswith(":int")
-            value = self.construct_yaml_int(node) if integer else self.construct_yaml_float(node)
-            if abs(value) < (2**63 if integer else math.inf):
+            if not re.fullmatch(pattern, node.value, re.ASCII):
+                raise ValueError  # of another kind than its tag says
+            value = (
+                int(node.value.replace("_", ""), 0)
+                if kind == "int"
+                else self.construct_yaml_float(node)
+            )
+            if abs(value) < (2**63 if kind == "int" else math.inf):
                 return value
         except ValueError:
             pass
@@ -77,19 +109,24 @@ class _Loader(yaml.SafeLoader):
         raise yaml.constructor.ConstructorError(None, None, what, node.start_mark)
 
 
+# Numbers as YAML 1.2 has them, which is as people write them. In YAML 1.1 1:30 is 90 (base 60) and
+# 010 is 8; here they are text.
+_NUMBERS = {
+    "int": r"[-+]?(0b[01_]+|0o[0-7_]+|0x[0-9a-fA-F_]+|0|[1-9][\d_]*)",
+    "float": r"[-+]?((\d[\d_]*\.[\d_]*|\.[\d_]+|\d[\d_]*(?=[eE]))([eE][-+]?\d+)?|\.inf)|\.nan",
+}
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
+    first: [
+        (tag, pattern)
+        for tag, pattern in found
+        if not tag.endswith((":timestamp", ":int", ":float"))
+    ]
     for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"^[-+]?((\d[\d_]*\.[\d_]*|\.[\d_]+|\d[\d_]*(?=[eE]))([eE][-+]?\d+)?|\.inf)$|^\.nan$",
-        re.ASCII,
-    ),
-    list("-+0123456789."),
-)
-for _kind in ("int", "float"):
+for _kind, _pattern in _NUMBERS.items():
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_kind}", re.compile(f"^({_pattern})$", re.ASCII), list("-+0123456789.")
+    )
     _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
 
 
@@ -130,12 +167,34 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
     """`["optim.lr=3e-4", "steps=10"]` as a nested mapping; UserError for anything that is not
     key=value."""
     overrides: dict[str, Any] = {}
+    seen: dict[str, str] = {}
     for pair in pairs:
         path, separator, text = pair.partition("=")
-        if not separator or not path:
-            raise UserError(f"--set wants key=value (for example optim.lr=3e-4), got {pair!r}")
+        if not separator or not all(path.split(".")) or len(path) > 200:  # no key is as long
+            raise UserError(
+                f"--set wants key=value (for example optim.lr=3e-4), got {pair[:100]!r}"
+            )
+        if seen.setdefault(path, text) != text:
+            raise UserError(
+                f"--set gives {path[:100]} twice, as {seen[path][:100]} and as {text[:100]}; leave "
+                f"one of them out"
+            )
         overrides = deep_merge(overrides, nested(path, parse_value(text)))
     return overrides
+
+
+def told_folder(name: str, default: Path) -> Path:
+    """The folder that the environment variable `name` gives, else `default`; UserError if there can
+    be no such folder."""
+    if not (given := os.environ.get(name)):
+        return default
+    path = Path(os.path.abspath(given))
+    above = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
+    if not above.is_dir():
+        raise UserError(f"{name}={given[:200]}: {above} is no folder; set it to another")
+    if any(len(os.fsencode(part)) > 255 for part in path.parts):
+        raise UserError(f"{name}={given[:200]}: a folder's name has at most 255 bytes")
+    return Path(given)
 
 
 def repo_root() -> Path:
@@ -151,6 +210,19 @@ def repo_root() -> Path:
     for folder in (here, *here.parents, Path(__file__).resolve().parents[2]):
         if (folder / "params").is_dir() and (folder / "notebooks").is_dir():
             return folder
+    make = "`lsai new lab DIR` makes a folder that has them"
     raise UserError(
-        f"no params/ and notebooks/ at or above {here}; change into the checkout or set LSAI_ROOT"
+        f"no params/ and notebooks/ at or above {here}; {make}; change into it or set LSAI_ROOT"
     )
+
+
+def reading_root() -> Path:
+    """`repo_root` or, outside of any laboratory, what an installed package brings of its own: to be
+    read, never written."""
+    packaged = Path(__file__).resolve().parent / "template"
+    try:
+        return repo_root()
+    except UserError:
+        if os.environ.get("LSAI_ROOT") or not packaged.is_dir():
+            raise
+        return packaged

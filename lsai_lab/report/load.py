@@ -3,6 +3,9 @@
 `load` gives the runs of the current plan on this machine and the committed ones, so that a run by
 hand with other settings never slips into a table. `load(study, mine=True)` gives every own run
 instead, with a column that says in which settings it differs.
+
+Text of a record is made fit for Markdown where it becomes part of a frame (`plain`): a record may
+come from anywhere.
 """
 
 import functools
@@ -17,37 +20,21 @@ import pandas as pd
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import flatten
 from lsai_core.profiling.gpus import GPUS
-from lsai_lab.claims.evaluate import load_claims
-from lsai_lab.runs.records import Run, Summary, find_runs, recorded_runs
+from lsai_lab.project.files import reading_root
+from lsai_lab.runs.plain import plain
+from lsai_lab.runs.records import Run, find_runs, read_metrics, read_run, recorded_runs
+from lsai_lab.runs.schema import DERIVED, IDENTITY
 from lsai_lab.runs.session import Session, current_runs, differing_settings
-from lsai_lab.runs.study import Study, labels, study_names
+from lsai_lab.runs.study import Study, labels, load_study, study_names
 
 OWN = "this machine"
 _GPU = {gpu.driver_name: gpu.name for gpu in GPUS}
-_claims = functools.cache(load_claims)
-# The columns that every row has; results and config keys follow.
-IDENTITY = (
-    "machine",
-    "own",
-    "study",
-    "variant",
-    "label",
-    "part",
-    "repeat",
-    "outcome",
-    "reason",
-    "key",
-    "kind",
-    "started",
-    "wall_s",
-    "run",
-)
 
 
 @functools.cache
 def session() -> Session:
-    """This process's session: `$LSAI_PROFILE`, else the profile of this machine."""
-    return Session(os.environ.get("LSAI_PROFILE") or None)
+    """This process's session, for reading: `$LSAI_PROFILE`, else the profile of this machine."""
+    return Session(os.environ.get("LSAI_PROFILE") or None, reading_root())
 
 
 def load(*studies: str, mine: bool = False) -> pd.DataFrame:
@@ -58,10 +45,11 @@ def load(*studies: str, mine: bool = False) -> pd.DataFrame:
     `mem_peak_allocated_gib`); every config key with its dots (`optim.lr`, `model.n_layers`;
     `config.steps` where a result has the same name); the environment as `env.gpu`, `env.torch`.
     `main`: whether the run is one of those that tell the story: of each part of a study the
-    committed ones of the machine that most of its claims name, else of the one with the most runs
-    (without any, all). `gpu` is a short name (`H100`, `CPU`), `label` the variant's name for
-    people, `run` the run's folder, for `steps` and `kernels`. `mine=True`: every own run, whatever
-    its settings, no committed ones, and a column `differs`. Raises UserError for an unknown study.
+    committed ones of the machine that the study names (`recorded_on`), else of the one with the
+    most runs (without any, all). `gpu` is a short name (`H100`, `CPU`), `label` the variant's name
+    for people, `run` the run's folder, for `steps` and `kernels`. `mine=True`: every own run,
+    whatever its settings, no committed ones, and a column `differs`. Raises UserError for an
+    unknown study.
     """
     known = study_names(session().root)
     if unknown := [name for name in studies if name not in known]:
@@ -73,9 +61,7 @@ def load(*studies: str, mine: bool = False) -> pd.DataFrame:
         else [run for name in names for run in current_runs(session(), name)]
     )
     own = [run for run in own if not studies or run.summary.id.study in studies]
-    committed = [
-        run for run in _committed() if not mine and (not studies or run.summary.id.study in studies)
-    ]
+    committed = [run for name in names for run in _committed(name)] if not mine else []
     there = {(run.summary.id.study, run.folder.name) for run in committed}
     own = [run for run in own if (run.summary.id.study, run.folder.name) not in there]
     rows = [_row(run, True) for run in own] + sorted(
@@ -83,7 +69,7 @@ def load(*studies: str, mine: bool = False) -> pd.DataFrame:
     )
     frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=list(IDENTITY))
     differs = (
-        {str(folder): settings for folder, settings in differing_settings(own).items()}
+        {str(folder): plain(settings) for folder, settings in differing_settings(own).items()}
         if mine
         else {}
     )
@@ -93,18 +79,24 @@ def load(*studies: str, mine: bool = False) -> pd.DataFrame:
 
 
 def _main(frame: pd.DataFrame) -> pd.Series:
+    """Whether each run is of the machine that tells its part: the one that the study names, or,
+    where it names none that has runs, the one with the most runs; without committed runs, all."""
     recorded = ~frame["own"].astype(bool)
-    records = Counter(run.machine for run in _committed())
-    claims = _claims(session().root).values()
-    claimed = Counter((claim.study, part, claim.machine) for claim in claims for part in claim.part)
+    if not recorded.any():
+        return ~recorded
     places = pd.MultiIndex.from_frame(frame[["study", "part", "machine"]])
     runs = Counter(places[recorded])
-    ascending = sorted(runs, key=lambda place: (claimed[place], runs[place], records[place[2]]))
-    return (
-        recorded & places.isin(list({place[:2]: place for place in ascending}.values()))
-        if runs
-        else ~recorded
-    )
+    told: dict[tuple[str, str], str] = {}
+    for study_name, part, machine in sorted(runs, key=runs.__getitem__):
+        named = _recorded_on(study_name).get(part)
+        if told.get((study_name, part)) != named or named is None:
+            told[study_name, part] = machine
+    return recorded & places.isin([(*place, machine) for place, machine in told.items()])
+
+
+@functools.cache
+def _recorded_on(study_name: str) -> dict[str, str]:
+    return load_study(session().root, study_name).recorded_on
 
 
 def study(name: str) -> Study:
@@ -114,11 +106,14 @@ def study(name: str) -> Study:
 
 
 def steps(run: str | Path | Mapping[str, Any]) -> pd.DataFrame:
-    """One row per training step of a run (a row of `load`, or its folder): loss, step_ms,
-    tokens_per_s, memory; `tokens` and `elapsed_s`, both up to the end of the step (the sum of the
-    steps' own times, without validation). Empty if the run took no training steps."""
-    frame = _run(run).metrics
-    if "tokens_in_step" not in frame:
+    """One row per training step of a run (a row of `load`, or its folder; one that goes on or was
+    stopped has the rows so far): loss, step_ms, tokens_per_s, memory; `tokens` and `elapsed_s`,
+    both up to the end of the step (the sum of the steps' own times, without validation). Empty if
+    the run took no training steps."""
+    folder = _folder(run, "run.json", "summary.json")
+    ended = (folder / "summary.json").exists()
+    frame = _rows(read_run(folder)) if ended else read_metrics(folder)
+    if not {"tokens_in_step", "step_ms"} <= {*frame}:
         return pd.DataFrame()
     frame["tokens"] = frame["tokens_in_step"].cumsum()
     frame["elapsed_s"] = frame["step_ms"].cumsum() / 1e3
@@ -132,7 +127,7 @@ def points(runs: pd.DataFrame, keep: Sequence[str] = ()) -> pd.DataFrame:
     and `reason`. Empty if nothing was measured."""
     names = list(dict.fromkeys(("machine", "own", "variant", "repeat", "run", *keep)))
     found = [
-        _run(row).metrics.assign(**{name: row[name] for name in names})
+        _rows(_run(row)).assign(**{name: row[name] for name in names})
         for row in runs.to_dict("records")
     ]
     frame = pd.concat(
@@ -144,12 +139,17 @@ def points(runs: pd.DataFrame, keep: Sequence[str] = ()) -> pd.DataFrame:
 def kernels(run: str | Path | Mapping[str, Any]) -> pd.DataFrame:
     """The kernels with the most time of a traced run: name, class, ms and calls per step, longest
     first."""
-    return _run(run).kernels
+    found = _run(run).kernels
+    return found.map(plain) if len(found) else found
+
+
+def _rows(run: Run) -> pd.DataFrame:
+    return pd.DataFrame([plain(row) for row in run.rows])
 
 
 @functools.cache
-def _committed() -> list[Run]:
-    return recorded_runs(session().root / "reports")
+def _committed(study: str | None = None) -> list[Run]:
+    return recorded_runs(session().root / "reports", study or "*")
 
 
 def _row(run: Run, own: bool) -> dict[str, Any]:
@@ -175,10 +175,11 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
         str(run.folder),
     )
     gpu = run.env.get("gpu") or "CPU"
-    row = dict(zip(IDENTITY, identity, strict=True)) | {"gpu": _GPU.get(gpu, gpu)} | summary.results
+    row = {"gpu": _GPU.get(gpu, gpu)} | summary.results | dict(zip(IDENTITY, identity, strict=True))
     for key, value in flatten(run.config).items():
-        row[f"config.{key}" if key in row else key] = value
-    return row | {f"env.{key}": value for key, value in run.env.items() if key != "packages"}
+        row[f"config.{key}" if key in row or key in DERIVED else key] = value
+    row |= {f"env.{key}": value for key, value in run.env.items() if key != "packages"}
+    return plain(row) | {"label": label, "run": str(run.folder)}  # which are no text of the record
 
 
 def _place(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -193,9 +194,14 @@ def _place(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _run(run: str | Path | Mapping[str, Any]) -> Run:
+    return read_run(_folder(run, "summary.json"))
+
+
+def _folder(run: str | Path | Mapping[str, Any], *one_of: str) -> Path:
+    """The folder of `run`; UserError if none of the files `one_of` is there."""
     folder = Path(run if isinstance(run, (str, Path)) else run["run"])
-    if not (folder / "summary.json").exists():
-        raise UserError(
-            f"{folder} is no finished run; take a row of lab.load(...), or its column `run`"
-        )
-    return Run(folder, "", Summary.read(folder))
+    if not any((folder / name).exists() for name in one_of):
+        what = "run" if len(one_of) > 1 else "finished run"
+        words = "take a row of lab.load(...), or its column `run`"
+        raise UserError(f"{folder} is no {what}; {words}")
+    return folder

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,8 +33,10 @@ from lsai_lab.runs.session import Session
 
 Engine = Literal["auto", "quarto", "pandoc"]
 HTML, PDF = "index.html", "lab-report.pdf"
+LIMIT_S = 600.0  # of pandoc, typst and Quarto, each; the whole book takes some 20 s
 # makes the project a book; without it Quarto gets as far as reports/prepare.py
 EXECUTED = "_quarto-executed.yml"
+_FACTS = "facts.yml"
 # In a process of its own, which may run out of memory, with typst's own fonts and those of the
 # figures.
 _TYPST = (
@@ -106,17 +109,22 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
         shutil.copytree(path, folder / path.name) if path.is_dir() else shutil.copy(path, folder)
     wanted = {"html": ["-Vinclude-after=</main>"], "pdf": ["--include-in-header=book.typ"]}
     before = form.get("include-before-body", {"text": "<main>"})["text"]
+    # Beside the text, in which no line is metadata; in a file of its own, whose texts may be
+    # Markdown.
+    write_text(folder / _FACTS, yaml.safe_dump(facts))
     said = _call(
         pandoc,
         "--defaults=pandoc.yml",
         f"--toc-depth={form['toc-depth']}",
         f"-Vinclude-before={before}",
         *wanted[name],
+        f"--metadata-file={folder / _FACTS}",
         f"--include-in-header={form['include-in-header']}",
         f"--output={folder}/{'book.typ' if name == 'pdf' else HTML}",
         cwd=reports,
-        input="\n\n".join([f"---\n{yaml.safe_dump(facts)}---", *texts]),
+        input="\n\n".join(texts),
     )
+    (folder / _FACTS).unlink()
     return (
         said
         if name == "html"
@@ -124,16 +132,33 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
     )
 
 
-def _call(*command: object, **options: Any) -> str:
-    """What a program printed. RuntimeError with the end of it if it failed."""
-    done = subprocess.run(
-        [*map(str, command)], capture_output=True, text=True, encoding="utf-8", **options
-    )
-    said = re.sub(r"\x1b\[[0-9;]*m", "", done.stderr + done.stdout)
-    if done.returncode:
-        program = Path(str(command[0])).name
+def _call(*command: object, input: str | None = None, **options: Any) -> str:
+    """What a program printed. RuntimeError with the end of it if it failed, or did not end within
+    `LIMIT_S`."""
+    program = Path(str(command[0])).name
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(
+        [*map(str, command)],
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+        **pipes,
+        **options,
+    ) as process:
+        try:
+            out, err = process.communicate(input or "", LIMIT_S)
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and what it started
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise RuntimeError(f"{program} did not end within {LIMIT_S:.0f} s") from None
+            raise
+    said = re.sub(r"\x1b\[[0-9;]*m", "", err + out)
+    if process.returncode:
         raise RuntimeError(
-            f"{program} ended with {done.returncode}: {said.strip()[-2000:] or 'no memory left?'}"
+            f"{program} ended with {process.returncode}: "
+            f"{said.strip()[-2000:] or 'no memory left?'}"
         )
     return said
 

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from lsai_core.base.files import flatten, write_text
 from lsai_core.prediction import GPUS
 from lsai_core.prediction.memory import OUTSIDE_GIB, PARTS, usable_gib
 from lsai_lab.predictions.recorded import table_path
-from lsai_lab.report.show import shown
 from lsai_lab.report.style import PALETTE
+from lsai_lab.report.values import shown
 from lsai_lab.runs.records import Run, page_name
 from lsai_lab.runs.study import labels
 
@@ -119,7 +120,7 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
     if (path := table_path(reports.parent)).exists():
         table = pd.read_csv(path).loc[:, lambda rows: rows.ne(0).any()]
         known = json.loads(table.to_json(orient="split", index=False))
-        gpus = {gpu.name: vars(gpu) | {"usable": usable_gib(gpu)} for gpu in GPUS}
+        gpus = {gpu.name: asdict(gpu) | {"usable": usable_gib(gpu)} for gpu in GPUS}
         causes = dict(
             zip([*PARTS, "unused reserve"], (*PALETTE, "#777777", "#d3d9e0"), strict=True)
         )

@@ -8,23 +8,24 @@ with its text as text, and PNG for viewers without; its data travel with it as C
 """
 
 import io
-import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from numbers import Number
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import numpy as np
 import pandas as pd
 from IPython.display import Markdown
 
-from lsai_lab.project.files import repo_root
+from lsai_lab.project.files import reading_root
+from lsai_lab.report.values import Format, cell, digits
+from lsai_lab.runs.plain import as_csv, unmarked
 
-Format = str | Callable[[Any], str]
 PNG_DPI = 200
+# Of Markdown in a cell; words of references and links stay.
+_MARKUP = re.compile(r"\*\*|\[-?@([\w-]+)\]|\[([^]]*)\]\([^)]*\)")
 
 
 class Table(Markdown):
@@ -43,14 +44,15 @@ def table(
     `formats`: column -> format of one value (`".2f"`, `"{:.1f} GiB"`, a function); without one,
     floats get three significant digits of the smallest. A column `run` (folders of runs) is not
     shown: it makes the column `link` (default: the first) a link to each run's page. Strings are
-    Markdown; missing values show as an en dash. Raises KeyError for an unknown column.
+    Markdown (those of records are `plain`); missing values show as an en dash. Raises KeyError for
+    an unknown column.
     """
     formats = dict(formats or {})
     names = [name for name in frame.columns if name != "run"]
     if unknown := [name for name in [*formats, *([link] if link else [])] if name not in names]:
         raise KeyError(f"table: no column {unknown[0]!r}; columns: {', '.join(map(str, names))}")
     columns = {
-        name: [_cell(value, formats.get(name) or _digits(frame[name])) for value in frame[name]]
+        name: [cell(value, formats.get(name) or digits(frame[name])) for value in frame[name]]
         for name in names
     }
     if "run" in frame.columns and names:
@@ -64,9 +66,9 @@ def table(
         "|" + "|".join("---:" if _is_numeric(frame[name]) else ":---" for name in names) + "|"
     )
     lines += ["| " + " | ".join(row) + " |" for row in zip(*columns.values(), strict=True)]
-    # Markdown's; words of references and links stay
-    marks = r"\*\*|\[-?@([\w-]+)\]|\[([^]]*)\]\([^)]*\)"
-    csv = re.sub(marks, r"\1\2", frame[names].to_csv(index=False))
+    csv = as_csv(
+        frame[names].map(lambda cell: _MARKUP.sub(r"\1\2", cell) if isinstance(cell, str) else cell)
+    )
     return Table("\n".join(lines), metadata={"lsai": {"csv": csv}})  # type: ignore[no-untyped-call]
 
 
@@ -92,7 +94,7 @@ def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
     fig.savefig(png, format="png", bbox_inches=box, dpi=PNG_DPI)
     plt.close(fig)
     width = round(int.from_bytes(png.getvalue()[16:20], "big") * 96 / PNG_DPI)
-    over = "" if data is None else marks(fig, box, data)
+    over = "" if data is None else marks(fig, box, data.map(unmarked))
     # Hundredths of a point are enough for paths, and half the size.
     drawing = re.sub(
         r'\bd="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), svg.getvalue()
@@ -105,14 +107,15 @@ def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
     csv = (
         ""
         if data is None
-        else data.drop(columns="run", errors="ignore").to_csv(index=False, float_format="%.6g")
+        else as_csv(data.drop(columns="run", errors="ignore"), float_format="%.6g")
     )
     display(bundle, metadata={"image/png": {"width": width}, "lsai": {"csv": csv}}, raw=True)  # type: ignore[no-untyped-call]
 
 
 def say(markdown: str, box: str = "") -> None:
     """Show a sentence whose numbers were computed: Markdown, with references (`@fig-speed`) and
-    maths where wanted. `box`: a title; the text then stands below it, set off from the rest."""
+    maths where wanted. Text of records is safe in it as `lab.load` gives it. `box`: a title; the
+    text then stands below it, set off from the rest."""
     from IPython.display import display
 
     text = "\n> ".join(f"> **{box}.** {markdown}".split("\n")) if box else markdown
@@ -122,43 +125,10 @@ def say(markdown: str, box: str = "") -> None:
 def run_link(text: object, run: str | Path) -> str:
     """Markdown link from `text` to the notebook of a run (its folder), seen from a chapter; in the
     report it leads to the run's page."""
-    return f"[{text}]({quote(os.path.relpath(run, repo_root() / 'notebooks'))}/notebook.ipynb)"
+    return f"[{text}]({quote(os.path.relpath(run, reading_root() / 'notebooks'))}/notebook.ipynb)"
 
 
 def _is_numeric(column: pd.Series) -> bool:
     number = re.compile(r"[-+]?[\d.,]+ ?\D{0,3}$")
     numbers = [isinstance(value, Number) or number.match(str(value)) for value in column.dropna()]
     return bool(numbers) and all(numbers)
-
-
-def _digits(column: pd.Series) -> str | None:
-    """One number of decimals for a column of floats, so that they line up: three significant digits
-    for the smallest. None (four significant digits each) for other columns and for values over more
-    than three decades."""
-    floats = [abs(float(value)) for value in column if isinstance(value, (float, np.floating))]
-    sizes = [size for size in floats if 0 < size < math.inf]
-    if not sizes or max(sizes) > 1e3 * min(sizes) or max(sizes) >= 1e4:
-        return None
-    return f".{min(6, max(0, 2 - math.floor(math.log10(min(sizes)))))}f"
-
-
-def shown(value: Any, spec: Format | None = None) -> str:
-    """A value as a reader sees it: by `spec`, else numbers with four significant digits and whole
-    ones with commas."""
-    if pd.api.types.is_scalar(value) and pd.isna(value):
-        return "–"
-    if callable(spec):
-        text = str(spec(value))
-    elif spec and not isinstance(value, (str, bool)):
-        text = spec.format(value) if "{" in spec else format(value, spec)
-    elif isinstance(value, (float, np.floating)):
-        text = f"{value:,.0f}" if abs(float(value)) >= 1e4 else f"{value:.4g}"
-    elif isinstance(value, (int, np.integer)) and not isinstance(value, bool):
-        text = f"{value:,}"
-    else:
-        text = str(value)
-    return " ".join(text.split())
-
-
-def _cell(value: Any, spec: Format | None) -> str:
-    return shown(value, spec).replace("|", r"\|").replace("<", r"\<")

@@ -1,28 +1,29 @@
 """An executed chapter made fit for the book: code and outputs as Markdown with Quarto's labels, for
 both engines.
 
-Outputs may hold text of foreign records: they keep Markdown, pictures and plain text, never HTML.
-What Markdown itself can carry (raw HTML, `javascript:` links, pictures from elsewhere) is removed
-by `reports/book.lua`, which both engines run over the parsed text.
+Text of foreign records is escaped where it is loaded (`plain.py`). Outputs keep Markdown, pictures
+and plain text, never HTML, and line ends of one kind, so that no line is read as a header of
+settings, an included file or the end of a box. What Markdown itself can carry (raw HTML,
+`javascript:` links, pictures from elsewhere) is not read, or removed by `reports/book.lua`, which
+both engines run over the parsed text.
 """
 
-import base64
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import nbformat
 import yaml
 
 from lsai_core.base.files import write_json, write_text
-from lsai_lab.report.strip import KERNEL
+from lsai_lab.project.strip import KERNEL
+from lsai_lab.report.pictures import readable_png, safe_svg
 from lsai_lab.runs.records import page_name
 
 _ANSI = re.compile(
     r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|(?m:^.*\r(?=.))"
 )
-# an SVG that has any is not shown
-_ACTIVE = re.compile(r"(?i)<script|<foreignobject|<!entity|<iframe|\son\w+\s*=")
 _SKIPPED = {"remove-cell", "parameters", "injected-parameters", "papermill-error-cell-tag"}
 
 
@@ -115,16 +116,16 @@ def _markdown(output: Any, picture: Path, alt: str) -> str:
         )
     data, alt = output.data, re.sub(r"[\\\"*`{}\[\]$@]", "", alt) or "output of the cell above"
     if "text/markdown" in data:
-        text = re.sub(r"(?m)^[> \t]*(:{3,})", r"\\\1", data["text/markdown"].replace("{{<", "{{ <"))
+        text = "\n".join(data["text/markdown"].splitlines())  # also at CR, form feeds and U+2028
+        text = re.sub(r"(?m)^[> \t]*(:{3,})", r"\\\1", text.replace("{{<", "{{ <"))
         run = re.compile(r"\]\(([^()\s]+)/notebook\.ipynb\)")
-        text = run.sub(lambda found: f"](runs/{page_name(found[1])}.html)", text)
-        return re.sub(r"(?m)^(---|\.\.\.)[ \t]*$", "* * *", text).strip()
-    drawing = data.get("image/svg+xml", "")
-    safe = drawing and not _ACTIVE.search(drawing)
-    content = drawing.encode() if safe else base64.b64decode(data.get("image/png", ""))
+        text = run.sub(lambda found: f"](runs/{page_name(unquote(found[1]))}.html)", text)
+        return re.sub(r"(?m)^(---|\.\.\.)\s*?$", "* * *", text).strip()
+    drawing = safe_svg(data.get("image/svg+xml", ""))
+    content = drawing or readable_png(data.get("image/png", ""))
     if not content:
         return fenced(data["text/plain"]) if data.get("text/plain") else ""
-    picture = picture.with_suffix(".svg" if safe else ".png")
+    picture = picture.with_suffix(".svg" if drawing else ".png")
     picture.parent.mkdir(parents=True, exist_ok=True)
     picture.write_bytes(content)
     return f'![](files/{picture.name}){{fig-alt="{alt}" alt="{alt}"}}'

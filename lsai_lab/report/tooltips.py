@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 from matplotlib.transforms import Bbox
 
-from lsai_lab.report.show import shown
+from lsai_lab.report.values import shown
 from lsai_lab.runs.records import page_name
 
 MOST = 300  # marks of a figure; of more, evenly spread ones

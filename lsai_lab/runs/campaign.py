@@ -7,6 +7,7 @@ from typing import Any
 
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.limits import cpu_cores
+from lsai_lab.runs.kinds import processes
 from lsai_lab.runs.records import find_runs, is_finished, recorded_runs, runs_frame
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import PlannedRun, matching, unmatched
@@ -113,10 +114,7 @@ def expected_seconds(
                 seconds = frame.groupby(names)["wall_s"].mean().to_dict() | seconds
 
     def expected(study: str, run: PlannedRun) -> float:
-        processes = getattr(
-            getattr(run.config, "parallel", None), "world_size", getattr(run.config, "processes", 1)
-        )
-        if gpu and processes > session.env["gpu_count"]:
+        if gpu and processes(run.config) > session.env["gpu_count"]:
             return 2.0
         return seconds.get((study, run.id.part, run.id.variant)) or seconds.get(
             (study, run.id.part), 8.0

@@ -15,13 +15,14 @@ from lsai_core.base.code import closure, code_hash
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import write_text
 from lsai_core.base.limits import cpu_cores
+from lsai_lab.launch.stop import StopRequest
 from lsai_lab.project.files import load_yaml
-from lsai_lab.report.strip import stripped
+from lsai_lab.project.strip import stripped
 from lsai_lab.runs.driver import cores_shared_by
 from lsai_lab.runs.notebook import execute_notebook
 from lsai_lab.runs.records import Run, run_key
+from lsai_lab.runs.schema import content
 from lsai_lab.runs.session import Session
-from lsai_lab.runs.stop import StopRequest
 from lsai_lab.runs.study import study_names
 
 TIMEOUT_S = 900.0  # of a chapter
@@ -97,6 +98,15 @@ def execute_chapters(
             stop.deadline = 0.0  # ends those that are running
 
 
+def _content(file: Path) -> bytes | str:
+    """What a file holds; of one that nobody reads, because it is no plain file or too large, only
+    that."""
+    try:
+        return content(file)
+    except (UserError, FileNotFoundError) as error:
+        return str(error)
+
+
 def _execute(
     session: Session, source: Path, target: Path, runs: list[Run], stop: StopRequest
 ) -> str | None:
@@ -112,7 +122,7 @@ def _execute(
     files += sorted((session.root / "params").rglob("*.yaml"))
     code = code_hash(closure(["lsai_lab", *re.findall(r"(?:from|import) (lsai_[\w.]+)", cells)]))
     key = run_key(
-        {str(file): file.read_bytes() for file in files}, cells, code, str(session.profile_name)
+        {str(file): _content(file) for file in files}, cells, code, str(session.profile_name)
     )
     if target.exists() and stamp.exists() and stamp.read_text(encoding="utf-8") == key:
         return None

@@ -17,7 +17,9 @@ from lsai_lab.machine.environment import gpu_neighbours
 SPREAD = 0.20  # the interquartile range of a run's steps over their median
 # the share of the machine's cores that other processes used on average during the run
 OTHERS = 0.20
-BESIDE = "LSAI_BESIDE"  # how many other runs use the machine at the same time; the driver sets it
+# How many other runs use the machine at the same time. A cluster's script tells the driver of those
+# that it does not know of; the driver tells each run of all.
+BESIDE = "LSAI_BESIDE"
 _SHORTEST_S = 2.0  # a shorter run's clocks, of 10 ms, say little about others
 
 

@@ -1,8 +1,9 @@
-"""Runs a plan, one papermill execution after the other, and never loses what is finished.
+"""Runs a plan, one run after the other, and never loses what is finished.
 
 A run whose record is complete is reused, or copied where another study has it. Any other is
 executed in its own process, watched, and ended when it outlives its time. If it leaves no summary
-(killed, crashed, hung), the driver writes one that says so.
+(killed, crashed, hung), the driver writes one that says so. Its notebook, executed by papermill, is
+its page.
 """
 
 import contextlib
@@ -17,16 +18,18 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import read_jsonl, write_json
 from lsai_core.base.limits import cpu_cores
+from lsai_lab.launch.stop import Stopped, StopRequest, stop_requests
 from lsai_lab.launch.watch import NewRows
 from lsai_lab.machine.environment import environment
 from lsai_lab.runs.disturbance import BESIDE
 from lsai_lab.runs.execute import Progress, write_plan
 from lsai_lab.runs.kinds import get_kind
-from lsai_lab.runs.notebook import execute_notebook, portable
+from lsai_lab.runs.notebook import execute_notebook, execute_run, portable, require_notebook
 from lsai_lab.runs.records import (
     EARLIER,
     FINAL,
@@ -37,12 +40,12 @@ from lsai_lab.runs.records import (
     read_run,
     set_aside,
 )
-from lsai_lab.runs.stop import Stopped, StopRequest, stop_requests
 from lsai_lab.runs.study import PlannedRun
 from lsai_lab.runs.writer import only_writer
 
 # What a run's notebook imports beside what a command has imported when it begins to run one.
 _NOTEBOOK_NEEDS = ("papermill", "nbclient", "IPython")
+_PAGE_S = 300.0  # of a run's notebook, which only shows what there is
 
 
 def run_plan(
@@ -66,10 +69,8 @@ def run_plan(
         missing := [name for name in _NOTEBOOK_NEEDS if importlib.util.find_spec(name) is None]
     ):
         names = ", ".join(missing)
-        raise UserError(
-            f"a run's notebook needs what is not installed here: {names}; pip install -e . brings "
-            f"it"
-        )
+        brings = "pip install 'lsai[report]' brings it"
+        raise UserError(f"a run's notebook needs what is not installed here: {names}; {brings}")
     sharing = [run for run in todo if untimed_jobs > 1 and not get_kind(run.kind).timed]
     todo = [*(run for run in todo if run not in sharing), *sharing]
     if len(todo) < len(plan):
@@ -158,11 +159,14 @@ def run_one(
     beside: int = 0,
     again: bool = False,
 ) -> Summary:
-    """Execute one run through papermill and return its summary, whatever happens to it. `beside`:
-    runs at the same time.
+    """Execute one run and its notebook, and return its summary, whatever happens to it.
 
-    Raises UserError if another process is executing the same run or the folder cannot be written.
+    `title` stands before its progress; without one a notebook waits for this run, watches it and is
+    its page. `beside`: runs at the same time. Raises UserError if another process is executing the
+    same run or the folder cannot be written.
     """
+    page = root / "notebooks" / get_kind(run.kind).notebook
+    require_notebook(page)
     with only_writer(run.folder, run.name) as lock:
         if is_finished(run.folder) and not again:  # by another process, since this plan was made
             return Summary.read(run.folder)
@@ -174,44 +178,56 @@ def run_one(
             time.monotonic(),
             stop or StopRequest(),
         )
-        rows, told = (
+        rows, others = (
             NewRows(run.folder / "metrics.jsonl"),
-            {"LSAI_DATA": str(data_root.resolve()), BESIDE: str(beside)},
+            beside + int(os.environ.get(BESIDE, 0)),
         )
-        source, target = (
-            root / "notebooks" / get_kind(run.kind).notebook,
-            run.folder / "notebook.ipynb",
-        )
-        progress = Progress(run.kind, run.config, title, shown=not beside, live=sys.stderr.isatty())
+        told = {"LSAI_DATA": str(data_root.resolve()), BESIDE: str(others)}
+        told |= cores_shared_by(beside + 1) if beside else {}
+        target = run.folder / "notebook.ipynb"
+        options: dict[str, Any] = {
+            "root": root,
+            "stop": stop,
+            "environment": told,
+            "inherited": lock,
+        }
+        live = not title or sys.stderr.isatty()
+        progress = Progress(run.kind, run.config, title, shown=not beside, live=live)
+        target.unlink(missing_ok=True)  # the page of an earlier attempt is not this one's
         with contextlib.closing(progress) as bar:
-            problem = execute_notebook(
-                source,
-                target,
-                {"folder": portable(run.folder, root)},
-                root=root,
+            problem = execute_run(
+                run.folder,
+                data_root,
                 timeout_s=run.timeout_s,
-                stop=stop,
                 watch=lambda: bar.update(rows.read()),
-                inherited=lock,
-                environment=told | (cores_shared_by(beside + 1) if beside else {}),
+                **options,
             )
-        if (run.folder / "summary.json").exists():
-            return Summary.read(run.folder)
-        outcome: Outcome = (
-            "timeout" if problem and problem.startswith("no end within") else "failed"
-        )
-        if stop.number is not None:
-            outcome, problem = (
-                "preempted",
-                f"stopped by {signal.Signals(stop.number).name} before it could end a step",
+        if not (run.folder / "summary.json").exists():
+            when, seconds = (
+                started.isoformat(timespec="seconds"),
+                round(time.monotonic() - clock, 3),
             )
-        steps = read_jsonl(rows.path) if rows.path.exists() else []
-        reason = problem or "the notebook ended without a result"
-        reason += f"; {steps[-1]['step'] + 1} steps were recorded" if steps else ""
-        seconds, when = round(time.monotonic() - clock, 3), started.isoformat(timespec="seconds")
-        summary = Summary(run.id, run.kind, outcome, reason, when, seconds, command, run.code)
-        summary.write(run.folder)
-        return summary
+            outcome, reason = _end_of(run, problem, stop)
+            Summary(run.id, run.kind, outcome, reason, when, seconds, command, run.code).write(
+                run.folder
+            )
+        if title and stop.number is None:
+            parameters = {"folder": portable(run.folder, root)}
+            if problem := execute_notebook(page, target, parameters, timeout_s=_PAGE_S, **options):
+                print(f"{run.name} has no page: {problem}", file=sys.stderr)
+        return Summary.read(run.folder)
+
+
+def _end_of(run: PlannedRun, problem: str | None, stop: StopRequest) -> tuple[Outcome, str]:
+    """The outcome of a run whose process left no summary, and the reason in one line."""
+    outcome: Outcome = "timeout" if problem and problem.startswith("no end within") else "failed"
+    if stop.number is not None:
+        name = signal.Signals(stop.number).name
+        outcome, problem = "preempted", f"stopped by {name} before it could end a step"
+    path = run.folder / "metrics.jsonl"
+    steps = read_jsonl(path) if path.exists() else []
+    reason = problem or "the run ended without a result"
+    return outcome, reason + (f"; {steps[-1]['step'] + 1} steps were recorded" if steps else "")
 
 
 def cores_shared_by(processes: int) -> dict[str, str]:

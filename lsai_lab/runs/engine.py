@@ -119,8 +119,6 @@ class InProcess(Engine):
     def execute_managed_notebook(
         cls, nb_man: NotebookExecutionManager, kernel_name: str, **_: Any
     ) -> None:
-        if threads := os.environ.get("OMP_NUM_THREADS", ""):  # which torch had read before the fork
-            torch.set_num_threads(int(threads))
         shell = _shell()
         shell.enable_matplotlib("inline")
         for index, cell in enumerate(nb_man.nb.cells):

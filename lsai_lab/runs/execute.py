@@ -1,8 +1,7 @@
-"""Execute one run, in this process: the body of every run notebook.
+"""Execute one run, in this process, which the driver started for it alone.
 
 The run's folder says what to do (`run.json`, `config.json`). Whatever ends the work becomes an
-outcome in `summary.json`, written last; a failed run raises nothing, so that the notebook goes on
-to show what there is.
+outcome in `summary.json`, written last; a failed run raises nothing.
 """
 
 import contextlib
@@ -20,7 +19,8 @@ from tqdm import tqdm
 from lsai_core.base.code import code_hash
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import write_json
-from lsai_core.config.strict import Strict, validated
+from lsai_core.config.strict import Strict
+from lsai_core.training.combinations import checked
 from lsai_lab.data.prepare import prepared_id
 from lsai_lab.machine.environment import environment
 from lsai_lab.runs.disturbance import Quiet
@@ -62,10 +62,11 @@ class ActiveRun:
             ) from None
         self.id, self.kind, self.label = RunId(**plan["id"]), plan["kind"], plan["label"]
         self.command, self.code = plan["command"], plan["code"]
+        self.machine: str = plan.get("machine", "")
         self.inputs: dict[str, str] = plan.get("inputs", {})
-        self.config: Strict = validated(
-            get_kind(self.kind).config_class(), config, str(self.folder / "config.json")
-        )
+        self._planned_config = config
+        where = str(self.folder / "config.json")
+        self.config: Strict = checked(get_kind(self.kind).config_class(), config, where)
 
     def execute(self, again: bool = False) -> Summary:
         """Do the work unless it is already done; returns the summary that is on disk afterwards.
@@ -74,12 +75,18 @@ class ActiveRun:
         another process is executing it.
         """
         with only_writer(self.folder, str(self.id)):
-            if is_finished(self.folder) and not again:
-                repeat = "to repeat it: run.execute(again=True), or --again on the command line"
-                print(f"{self.id.folder} is finished already, in {self.folder}; {repeat}")
-                return Summary.read(self.folder)
+            if not again and (finished := self.finished()):
+                return finished
             set_aside(self.folder)
             return self._execute()
+
+    def finished(self) -> Summary | None:
+        """The summary of a finished run, after a line that says how to repeat it; else None."""
+        if not is_finished(self.folder):
+            return None
+        repeat = "to repeat it: run.execute(again=True), or --again on the command line"
+        print(f"{self.id.folder} is finished already, in {self.folder}; {repeat}")
+        return Summary.read(self.folder)
 
     def _execute(self) -> Summary:
         started, clock, quiet = datetime.datetime.now(datetime.UTC), time.perf_counter(), Quiet()
@@ -93,18 +100,14 @@ class ActiveRun:
             self.id, self.kind, outcome, reason, when, seconds, self.command, self.code, results
         )
         summary.write(self.folder)
-        print(
-            f"outcome: {outcome}" + (f" ({reason})" if reason else "") + f", {summary.wall_s:.1f} s"
-        )
-        if "disturbed" in summary.results:
-            print(f"disturbed: {summary.results['disturbed']}")
+        tell(summary)
         return summary
 
     def _work(self) -> tuple[Outcome, str | None, dict[str, Any]]:
-        if changed := self._changed("was planned"):
-            return "failed", changed, {}
+        if changed := self.changed("was planned"):
+            return "failed", f"{changed}; run the same command again", {}
         outcome: Outcome = "ok"
-        reason, results = None, dict[str, Any]()
+        reason, results, cause = None, dict[str, Any](), ""
         with contextlib.closing(Progress(self.kind, self.config)) as bar:
             context = Context(self.folder, self.data_root, self.folder.parent.parent, bar.update)
             try:
@@ -112,14 +115,22 @@ class ActiveRun:
             except Exception as error:
                 outcome, reason = outcome_of(error)
                 if outcome == "failed" and not isinstance(error, UserError):
-                    traceback.print_exc(file=sys.stdout)
-        if outcome in FINAL and (changed := self._changed("began")):
-            return "failed", changed, {}
+                    cause = traceback.format_exc()
+        print(cause, end="")
+        if outcome in FINAL and (changed := self.changed("began")):
+            return "failed", f"{changed}; run the same command again", {}
         return outcome, reason, results
 
-    def _changed(self, since: str) -> str | None:
-        """One line if the code or what the run reads is not what its key says any more, else
-        None."""
+    def changed(self, since: str) -> str | None:
+        """What is not as the run's key says any more, in one line: settings, code or what it reads.
+
+        `since` says when it was: "was planned". None if nothing changed.
+        """
+        if self._planned_config != self.config.model_dump(mode="json"):
+            # A kernel that imported the config before it was edited planned with the old one.
+            return (
+                "the code that describes the settings changed; restart the kernel, if there is one"
+            )
         kind = get_kind(self.kind)
         planned = {**self.inputs, "code": self.code.get("hash")}
         now = run_inputs(
@@ -128,11 +139,16 @@ class ActiveRun:
         now["code"] = code_hash(kind.code)
         for name, value in planned.items():
             if now.get(name) and value and now[name] != value:
-                values = f"({value}, now {now[name]})"
-                return (
-                    f"the {name} changed since the run {since} {values}; run the same command again"
-                )
+                return f"the {name} changed since the run {since} ({value}, now {now[name]})"
         return None
+
+
+def tell(summary: Summary) -> None:
+    """Print how a run ended."""
+    reason = f" ({summary.reason})" if summary.reason else ""
+    print(f"outcome: {summary.outcome}{reason}, {summary.wall_s:.1f} s")
+    if "disturbed" in summary.results:
+        print(f"disturbed: {summary.results['disturbed']}")
 
 
 class Progress:

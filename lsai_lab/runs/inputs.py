@@ -20,7 +20,7 @@ from lsai_core.base.code import code_hash
 from lsai_core.base.errors import Unavailable
 from lsai_core.config.strict import Strict
 from lsai_core.config.train import DataConfig
-from lsai_lab.project.files import content_hash
+from lsai_lab.project.files import content_hash, matching_paths
 
 
 def resolved_paths(config: dict[str, Any], root: Path) -> dict[str, Any]:
@@ -30,26 +30,49 @@ def resolved_paths(config: dict[str, Any], root: Path) -> dict[str, Any]:
     A path below `root` is written as seen from there, so that records name no folder of one
     machine.
     """
-    source, weights = (config.get("data") or {}), config.get("init_from")
+    data, weights = (config.get("data") or {}), config.get("init_from")
     changed = dict(config)
-    if isinstance(source, dict) and str(source.get("source", "")).startswith("file:"):
-        pattern = os.path.expanduser(source["source"].removeprefix("file:"))
-        if not os.path.isabs(pattern) and glob.glob(pattern, recursive=True):
-            path = Path(os.path.abspath(pattern))
-            seen = path.relative_to(root.resolve()) if path.is_relative_to(root.resolve()) else path
-            changed["data"] = {**source, "source": f"file:{seen}"}
+    if isinstance(data, dict):
+        changed |= {"data": {**data, **_resolved_data(data, root.resolve())}} if data else {}
     if isinstance(weights, str) and (folder := _checkpoint(weights)) is not None:
         named = Path(os.environ.get("LSAI_DATA", "data")) / "models" / weights
         changed["init_from"] = weights if folder == named else os.path.abspath(folder)
     return changed
 
 
+def _resolved_data(data: dict[str, Any], root: Path) -> dict[str, str]:
+    kind, _, place = str(data.get("source", "")).partition(":")
+    places = {
+        "source": place if kind in ("file", "tokens") else "",
+        "tokenizer": data.get("tokenizer"),
+    }
+    found = {}
+    for key, given in places.items():
+        pattern = os.path.expanduser(given) if isinstance(given, str) else ""
+        if pattern and not os.path.isabs(pattern) and matching_paths(pattern):
+            found[key] = _seen_from(root, pattern)
+    return found | ({"source": f"{kind}:{found['source']}"} if "source" in found else {})
+
+
+def _seen_from(root: Path, pattern: str) -> str:
+    """A path or glob of the current folder, as it means the same in `root`."""
+    path = os.path.abspath(pattern)
+    if Path(path).is_relative_to(root):
+        return os.path.relpath(path, root)
+    if os.path.exists(path):
+        return path
+    # only `pattern` is a glob
+    return os.path.normpath(os.path.join(glob.escape(os.getcwd()), pattern))
+
+
 def key_config(config: Strict) -> dict[str, Any]:
     """The config as the run key sees it: without the places of inputs, whose content the key has
     anyway."""
     value = config.model_dump(mode="json")
-    if isinstance(data := value.get("data"), dict) and str(data.get("source")).startswith("file:"):
-        value["data"] = {**data, "source": "file"}
+    if isinstance(data := value.get("data"), dict):
+        kind, _, _ = str(data.get("source")).partition(":")
+        value["data"] = {**data, "source": kind} if kind in ("file", "tokens") else data
+        value["data"] |= {"tokenizer": "given"} if data.get("tokenizer") else {}
     if value.get("init_from"):
         value["init_from"] = "weights"
     return value

@@ -1,7 +1,10 @@
 """Runs in a notebook: what `lab.open_run(...)` gives, and how such a run shows itself."""
 
+import contextlib
 import itertools
+import math
 import re
+import signal
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -11,11 +14,16 @@ import pandas as pd
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import deep_merge, flatten, nested
 from lsai_core.config.strict import Strict, validated
-from lsai_lab.machine.environment import environment
+from lsai_lab.launch.stop import stop_requests
+from lsai_lab.machine.environment import environment, fingerprint
 from lsai_lab.project.files import parse_value, repo_root
-from lsai_lab.runs.execute import ActiveRun, write_plan
-from lsai_lab.runs.records import Summary, is_finished, read_run
+from lsai_lab.runs.driver import run_one
+from lsai_lab.runs.execute import ActiveRun, tell, write_plan
+from lsai_lab.runs.notebook import RUN_LOG
+from lsai_lab.runs.records import Summary, is_finished, read_metrics
 from lsai_lab.runs.session import Session
+from lsai_lab.runs.study import PlannedRun
+from lsai_lab.runs.writer import is_held, require_runs
 
 
 class _Parameters(Strict):
@@ -53,8 +61,69 @@ class Results(dict[str, Any]):
 
 
 class OpenRun(ActiveRun):
-    """A run in a notebook: shown as its settings and machine, with `results` and `steps` once it
-    has ended."""
+    """A run in a notebook: shown as its settings and machine, with `steps` as far as it came and
+    `results` once it has ended."""
+
+    def execute(self, again: bool = False) -> Summary:
+        """Do the work unless it is already done, in a process of its own; returns the summary that
+        is on disk afterwards.
+
+        That process reads the code from the files that the run's key names. What this one imported
+        before an edit, or changed in its modules, has no part in it. The stop button (Ctrl-C) ends
+        a training at its next step, with a checkpoint; pressed twice, at once.
+
+        `again` repeats a finished run; what it had found moves into `earlier/`. Raises UserError
+        if another process is executing the run or something changed since it was opened, and
+        KeyboardInterrupt once it was stopped.
+        """
+        if is_held(self.folder):  # by the driver, which did the work and makes the run's page
+            summary = Summary.read(self.folder)
+            self._say(summary, r"[^\n]*\r")  # of a progress bar the last state
+            return summary
+        if not again and (finished := self.finished()):
+            return finished
+        if changed := self.changed("was opened") or self._moved():
+            raise UserError(f"{changed}; open the run again")
+        run = PlannedRun(
+            self.id,
+            self.kind,
+            self.config,
+            self.label,
+            math.inf,
+            self.folder,
+            self.code,
+            self.machine,
+            self.inputs,
+        )
+        with stop_requests(signal.SIGINT) as stop:
+            summary = run_one(
+                run,
+                title="",
+                root=repo_root(),
+                data_root=self.data_root,
+                command=self.command,
+                stop=stop,
+                again=again,
+            )
+        self._say(summary, r"[^\n]*\r[^\n]*\n?")  # the progress was seen
+        if stop.number == signal.SIGINT:
+            raise KeyboardInterrupt("execute() again goes on from the last checkpoint, if any")
+        return summary
+
+    def _say(self, summary: Summary, hidden: str) -> None:
+        """Print what the run's process printed, without what matches `hidden`, and how it ended."""
+        with contextlib.suppress(OSError):
+            text = (self.folder / RUN_LOG).read_bytes().decode(errors="replace")
+            print(said := re.sub(hidden, "", text), end="")
+            if "outcome: " in said:
+                return
+        tell(summary)  # it was killed before it could say so
+
+    def _moved(self) -> str | None:
+        """One line if the process of its own would not find the machine that the key names."""
+        now = fingerprint(environment())
+        same = now == self.machine or not self.machine
+        return None if same else f"the machine was {self.machine} and is {now}"
 
     def _repr_markdown_(self) -> str:
         facts = {
@@ -76,13 +145,17 @@ class OpenRun(ActiveRun):
 
     @property
     def steps(self) -> pd.DataFrame:
-        """One row for each step, or for each point of a measurement."""
-        return read_run(self.folder).metrics
+        """One row for each step, or for each point of a measurement, that is done."""
+        return read_metrics(self.folder)
 
     @property
     def results(self) -> Results:
-        """What came out; the notebook shows it as a table."""
-        return Results(Summary.read(self.folder).__dict__)
+        """What came out; the notebook shows it as a table. UserError if the run has not ended."""
+        try:
+            return Results(Summary.read(self.folder).__dict__)
+        except FileNotFoundError:
+            words = "has no results yet: run.execute() does the work"
+            raise UserError(f"{self.id.folder} {words}, run.steps shows what is done") from None
 
     def plot(self, *columns: str) -> None:
         """Draw columns of `steps` against the step; nothing for a run without steps."""
@@ -116,6 +189,7 @@ def open_run(
         _Parameters, {**given, "overrides": {} if overrides is None else overrides}, "parameters"
     )
     _refuse_unknown_parameters()
+    require_runs()
     session = Session(parameters.profile or None)
     if folder:
         return OpenRun(repo_root() / folder, session.data_root)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lsai_core.base.code import closure
-from lsai_core.base.errors import UserError
+from lsai_core.base.errors import Unavailable, UserError
 from lsai_core.config.strict import Strict
 from lsai_core.parallel.world import World
 
@@ -36,7 +36,8 @@ class Kind:
     run key although the code reaches them.
 
     `timed`: False if what it finds is no time or speed (a largest size), so that on a CPU two such
-    runs can share the machine.
+    runs can share the machine. `over_nodes`: True if its processes may be spread over the nodes of
+    a cluster job; else one node has to hold them all.
     """
 
     module: str
@@ -45,6 +46,7 @@ class Kind:
     without: tuple[str, ...] = ()
     uses_data: bool = False
     timed: bool = True
+    over_nodes: bool = False
 
     def config_class(self) -> type[Strict]:
         module, _, name = self.config.partition(":")
@@ -56,6 +58,15 @@ class Kind:
         start = [self.module, self.config.partition(":")[0]]
         return [path for path in closure(start, within=_DECIDES) if path.name not in self.without]
 
+    def unavailable(self, config: Strict) -> str | None:
+        """Why this machine cannot execute such a run, as far as its module can say before
+        (`require`); None if it can."""
+        try:
+            getattr(importlib.import_module(self.module), "require", lambda _: None)(config)
+        except Unavailable as error:
+            return str(error)
+        return None
+
     def function(self) -> Callable[[Any, Context], dict[str, Any]]:
         return importlib.import_module(self.module).run
 
@@ -66,6 +77,7 @@ KINDS: dict[str, Kind] = {
         "lsai_core.config.train:TrainConfig",
         "run-training.ipynb",
         uses_data=True,
+        over_nodes=True,
     ),
     "batch_search": Kind(
         "lsai_lab.searches.batch_search",
@@ -92,6 +104,7 @@ KINDS: dict[str, Kind] = {
         "lsai_lab.benches.context.bench",
         "lsai_lab.benches.context.config:ContextBenchConfig",
         "run-context.ipynb",
+        over_nodes=True,
     ),
     "peer": Kind(
         "lsai_lab.peers.run", "lsai_lab.peers.config:PeerConfig", "run-peer.ipynb", uses_data=True
@@ -100,6 +113,19 @@ KINDS: dict[str, Kind] = {
 
 # How runs are planned, started, watched and written down changes no result: only this code can.
 _DECIDES = ("lsai_core", "lsai_lab.benches", "lsai_lab.searches", "lsai_lab.peers")
+
+
+def processes(config: Strict) -> int:
+    """How many processes, one a GPU, a run of this config starts; a search's are those of each
+    try."""
+    training = getattr(config, "train", config)
+    parallel = getattr(training, "parallel", None)
+    return parallel.world_size if parallel else getattr(config, "processes", 1)
+
+
+def device_of(config: Strict) -> str:
+    """`auto`, `cpu` or `cuda`: where a run of this config computes."""
+    return str(getattr(getattr(config, "train", config), "device", "auto"))
 
 
 def get_kind(name: str) -> Kind:

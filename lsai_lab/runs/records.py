@@ -9,27 +9,31 @@
 
 `<name>` is the variant, with `.<part>` for parts other than `train` and `.r<N>` for repeats after
 the first. A folder without `summary.json` is a run that has not ended. Results are one flat mapping
-of names to numbers or short strings, the unit in the name.
+of names to numbers or short strings, the unit in the name. What each file may hold is in
+`schema.py`. A record is read as a whole: where one of its files is anything else, the run is shown
+with the outcome `damaged` and the reason, and all others go on.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
+import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import Field
 
 from lsai_core.base.errors import Preempted, Unavailable, UserError
-from lsai_core.base.files import read_jsonl, write_json
-from lsai_lab.project.files import Name
+from lsai_core.base.files import write_json
+from lsai_lab.project.files import Name, named, one_line
+from lsai_lab.runs import schema
+from lsai_lab.runs.schema import Config, Results, Text, read_as, read_rows
 
 if TYPE_CHECKING:  # pandas takes longer to import than most commands that read records take
     import pandas as pd
@@ -69,13 +73,13 @@ class Summary:
     id: RunId
     kind: Name
     outcome: Outcome
-    reason: str | None
-    started: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d[-+:T.Z\d]*$")]
-    wall_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    command: str
-    code: dict[str, Any]
-    results: dict[Annotated[str, Field(pattern=r"^\w+$")], Any] = field(default_factory=dict)
-    measured_as: str | None = None
+    reason: Text | None
+    started: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d[-+:T.Z\d]{0,40}$")]
+    wall_s: Annotated[float, Field(ge=0, le=1e9)]
+    command: Text
+    code: Config
+    results: Results = field(default_factory=dict)
+    measured_as: Text | None = None
 
     def write(self, folder: Path) -> None:
         write_json(folder / "summary.json", {"schema": 1, **self.__dict__, "id": self.id.__dict__})
@@ -84,48 +88,14 @@ class Summary:
     def read(folder: Path) -> Summary:
         """The summary in `folder`. Raises FileNotFoundError if the run has not ended, UserError if
         the file is damaged."""
-        return _read(folder / "summary.json", Summary)
+        return read_as(folder / "summary.json", Summary)
 
-
-class Environment(BaseModel, extra="allow"):
-    """`env.json`: what is read of it by name."""
-
-    machine: Name | None = None
-    host: str | None = None
-    gpu: str | None = None
-    gpu_count: int = 0
-    gpu_uuids: list[str] = []
-    cpu: str | None = None
-    cpu_cores: int | None = None
-    torch: str | None = None
-    packages: dict[str, str] = {}
-
-
-class Kernels(BaseModel):
-    """`kernels.json`: of each kernel its name, its class, and milliseconds and calls per step."""
-
-    per: Literal["step"]
-    kernels: list[dict[Literal["name", "class", "ms", "calls"], str | float]]
-
-
-class Plan(BaseModel, extra="allow"):
-    """`run.json`: how the run was planned, and what a person calls it."""
-
-    label: str = ""
-    command: str = ""
-    machine: str = ""
-    inputs: dict[str, str] = {}
-    name: str | None = None
-    note: str | None = None
-    tags: list[str] = []
-
-
-T = TypeVar("T")
-_adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
 
 # A run that ended like this is finished; any other is tried again, from its checkpoint if it has
 # one.
 FINAL: frozenset[Outcome] = frozenset({"ok", "oom"})
+# of a folder: that of a run is longer than a name
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,220}")
 EARLIER = "earlier"  # in a run's folder: what it had found before it was repeated
 
 
@@ -134,7 +104,7 @@ def is_finished(folder: Path) -> bool:
     change."""
     try:
         return Summary.read(folder).outcome in FINAL
-    except (FileNotFoundError, NotADirectoryError, UserError):
+    except (FileNotFoundError, UserError):
         return False
 
 
@@ -162,53 +132,61 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        return self._object("config.json", dict)
+        return self._object("config.json", Config)
 
     @property
     def env(self) -> dict[str, Any]:
-        return self._object("env.json", Environment)
+        return self._object("env.json", schema.Environment)
 
     @property
     def plan(self) -> dict[str, Any]:
         """`run.json`: how the run was planned, and what a person called it; empty for a record
         without it."""
-        return self._object("run.json", Plan)
+        return self._object("run.json", schema.Plan)
 
-    def _object(self, name: str, schema: type) -> dict[str, Any]:
-        """A file of the record; empty if there is none, and of a damaged record."""
+    def _has(self, name: str) -> bool:
+        """Whether there is such a file to read: of a damaged record there is none."""
         path = self.folder / name
-        if self.summary.outcome == "damaged" or not path.exists():
+        return self.summary.outcome != "damaged" and (path.exists() or path.is_symlink())
+
+    def _object(self, name: str, kind: Any) -> dict[str, Any]:
+        """A file of the record; empty if there is none, and of a damaged record."""
+        if not self._has(name):
             return {}
-        _read(path, schema)
-        return json.loads(path.read_bytes())
+        found = read_as(self.folder / name, kind)
+        return found if isinstance(found, dict) else found.model_dump(exclude_unset=True)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of `metrics.jsonl`: none if the run wrote none, or if it is a link, which may
+        lead anywhere."""
+        path = self.folder / "metrics.jsonl"
+        if not self._has(path.name) or path.is_symlink():
+            return []
+        is_whole = self.summary.outcome == "ok" or self.summary.kind not in ("train", "peer")
+        return read_rows(path, self.summary.kind if is_whole else "")
 
     @property
     def metrics(self) -> pd.DataFrame:
         """One row per training step (empty if the run wrote none); a torn last line is left out."""
-        path = self.folder / "metrics.jsonl"
-        rows = read_jsonl(path) if path.exists() and not path.is_symlink() else []
-        return _frame(row for row in rows if isinstance(row, dict))
+        return _frame(self.rows)
 
     @property
     def kernels(self) -> pd.DataFrame:
         """The kernels with the most time: name, class, ms and calls per step, longest first (empty
         if nothing was traced)."""
-        path = self.folder / "kernels.json"
-        return _frame(_read(path, Kernels).kernels if path.exists() else [])
+        there = self._has("kernels.json")
+        return _frame(
+            read_as(self.folder / "kernels.json", schema.Kernels).kernels if there else []
+        )
 
 
-def _read(path: Path, schema: type[T]) -> T:
-    """A file of a record, if it is what `schema` says. Raises FileNotFoundError if there is none,
-    UserError for another content."""
-    try:
-        return _adapter(schema).validate_json(path.read_bytes(), strict=True)  # type: ignore[no-any-return]
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        remedy = "restore it from a copy, or delete its folder and run it again"
-        raise UserError(
-            f"{path} is damaged ({where + ': ' if where else ''}{first['msg']}); {remedy}"
-        ) from None
+def read_metrics(folder: Path) -> pd.DataFrame:
+    """One row per training step of the run in `folder`, ended or not (empty if it wrote none); a
+    torn last line is left out."""
+    path = folder / "metrics.jsonl"
+    there = path.exists() and not path.is_symlink()
+    return _frame(read_rows(path, "") if there else [])
 
 
 def read_run(folder: Path, machine: str | None = None) -> Run:
@@ -218,19 +196,31 @@ def read_run(folder: Path, machine: str | None = None) -> Run:
     Raises FileNotFoundError if the run has not ended.
     """
     try:
-        run = Run(folder, machine or "", Summary.read(folder))
+        run = Run(folder, named(machine or "none"), Summary.read(folder))
+        place = (run.summary.id.study, run.summary.id.folder)
+        if place != folder.absolute().parts[-2:]:
+            raise UserError(
+                f"{one_line(str(folder / 'summary.json'))} is of another run, {'/'.join(place)}"
+            )
         run.machine = machine or run.env.get("machine") or "this machine"
-        _ = run.config, run.plan  # so that whoever reads them later need not expect an error
+        # whoever reads them later need not expect an error
+        _ = run.config, run.plan, run.rows, run.kernels
         return run
     except FileNotFoundError:
         raise
-    except (UserError, OSError) as error:
-        name, _, key = re.sub(r"[^\w.-]", "_", folder.name, flags=re.ASCII)[:80].rpartition("-")
-        study = re.sub(r"[^\w.-]", "_", folder.parent.name, flags=re.ASCII)[:80]
-        summary = Summary(
-            RunId(study, name, key=key), "unknown", "damaged", str(error), "", 0.0, "", {}
-        )
-        return Run(folder, machine or "unknown", summary)
+    except (UserError, ValueError, OSError) as error:
+        name, _, key = _as_name(folder.name).rpartition("-")
+        run_id, reason = RunId(_as_name(folder.parent.name), name, key=key), one_line(str(error))
+        summary = Summary(run_id, "unknown", "damaged", reason, "", 0.0, "", {})
+        return Run(folder, _as_name(machine or "unknown"), summary)
+
+
+def _as_name(text: str) -> str:
+    """A folder's name, if it is a name; else something like it that no run has."""
+    if _NAME.fullmatch(text):
+        return text
+    digest = hashlib.sha256(os.fsencode(text)).hexdigest()[:8]
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', text)[:80]}_{digest}"
 
 
 def run_key(config: dict[str, Any], *facts: str) -> str:
@@ -251,7 +241,7 @@ def page_name(folder: str | Path) -> str:
     """A run's page below `runs/`, without its ending: `<study>/<run>`, of a committed one
     `<machine>/<study>/<run>`."""
     found = re.search(r"(?:(?<=/recorded/)[^/]+/)?[^/]+/[^/]+$", Path(folder).as_posix())
-    return found[0] if found else ""
+    return "/".join(map(_as_name, found[0].split("/"))) if found else ""
 
 
 def find_runs(root: Path, machine: str | None = None, study: str = "*") -> list[Run]:
@@ -264,10 +254,10 @@ def find_runs(root: Path, machine: str | None = None, study: str = "*") -> list[
     return [read_run(path.parent, machine) for path in sorted(root.glob(f"{study}/*/summary.json"))]
 
 
-def recorded_runs(reports: Path) -> list[Run]:
-    """Every committed run: `reports/recorded/<machine>/<study>/<run>/`."""
+def recorded_runs(reports: Path, study: str = "*") -> list[Run]:
+    """Every committed run (of one study, or all): `reports/recorded/<machine>/<study>/<run>/`."""
     folders = [folder for folder in sorted((reports / "recorded").glob("*")) if folder.is_dir()]
-    return [run for folder in folders for run in find_runs(folder, folder.name)]
+    return [run for folder in folders for run in find_runs(folder, folder.name, study)]
 
 
 def runs_frame(runs: Iterable[Run]) -> pd.DataFrame:
@@ -275,7 +265,9 @@ def runs_frame(runs: Iterable[Run]) -> pd.DataFrame:
     names = ("kind", "outcome", "reason", "started", "wall_s")
     rows = []
     for run in runs:
-        facts = {name: getattr(run.summary, name) for name in names} | {"path": str(run.folder)}
+        facts = {name: getattr(run.summary, name) for name in names} | {
+            "path": one_line(str(run.folder))
+        }
         rows.append(
             {"machine": run.machine, **run.summary.id.__dict__, **facts, **run.summary.results}
         )

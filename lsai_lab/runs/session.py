@@ -1,8 +1,8 @@
 """Where things lie and what this machine is: the few facts that every command needs, found once;
 and which runs belong to its plan."""
 
+import contextlib
 import functools
-import os
 import shlex
 import sys
 from collections import defaultdict
@@ -11,11 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lsai_core.base.errors import Unavailable
 from lsai_core.base.files import flatten
+from lsai_core.config.strict import Strict
 from lsai_core.config.train import DataConfig
+from lsai_lab.data.checkpoints import require_same_tokenizer
+from lsai_lab.data.dataset import Dataset
 from lsai_lab.data.prepare import prepare, prepared_id
 from lsai_lab.machine.environment import environment, fingerprint
-from lsai_lab.project.files import repo_root
+from lsai_lab.project.files import repo_root, told_folder
 from lsai_lab.runs import study as studies
 from lsai_lab.runs.driver import run_plan
 from lsai_lab.runs.records import Run, Summary, find_runs
@@ -41,11 +45,11 @@ class Session:
 
     @property
     def data_root(self) -> Path:
-        return Path(os.environ.get("LSAI_DATA", self.root / "data"))
+        return told_folder("LSAI_DATA", self.root / "data")
 
     @property
     def runs_root(self) -> Path:
-        return Path(os.environ.get("LSAI_RUNS", self.root / "runs"))
+        return told_folder("LSAI_RUNS", self.root / "runs")
 
     @functools.cached_property
     def command(self) -> str:
@@ -56,9 +60,13 @@ class Session:
         )
 
     @functools.cache  # noqa: B019  (one session per process)
+    def dataset(self, config: DataConfig) -> Dataset:
+        """Prepare a dataset, or find it prepared."""
+        return prepare(config, self.data_root)
+
     def dataset_id(self, config: DataConfig) -> str:
-        """Prepare a dataset (or find it prepared) and return the hash of its content."""
-        return prepare(config, self.data_root).id
+        """The hash of a dataset's content; it is prepared if it is not there yet."""
+        return self.dataset(config).id
 
     @functools.cache  # noqa: B019
     def prepared_id(self, config: DataConfig) -> str:
@@ -73,11 +81,26 @@ class Session:
     def plan(self, study: str, **selection: Any) -> list[PlannedRun]:
         """The planned runs of one study under this session's profile (see `plan_study` for the
         selection)."""
-        if "fingerprint" not in selection:
+        own = "fingerprint" not in selection
+        if own:
             selection |= {"fingerprint": fingerprint(self.env), "dataset_id": self.dataset_id}
-        return studies.plan_study(
+        plan = studies.plan_study(
             self.study(study), root=self.root, runs_root=self.runs_root, **selection
         )
+        for run in plan if own else []:
+            self._check_weights(run.config)
+        return plan
+
+    def _check_weights(self, config: Strict) -> None:
+        """UserError if a run would go on from weights that were trained on another tokenizer's
+        tokens."""
+        weights, data = getattr(config, "init_from", None), getattr(config, "data", None)
+        if weights is not None and isinstance(data, DataConfig):
+            # with torch, for which not every command has the time
+            from lsai_core.model.hf import find_checkpoint
+
+            with contextlib.suppress(Unavailable):  # as the run will say
+                require_same_tokenizer(self.dataset(data), find_checkpoint(weights))
 
     def run(self, plan: list[PlannedRun], **options: Any) -> list[Summary]:
         """Execute a plan with this session's folders (see `run_plan` for the options)."""
@@ -114,7 +137,8 @@ def current_runs(session: Session, study: str | None = None) -> list[Run]:
 
 def differing_settings(runs: Iterable[Run]) -> dict[Path, str]:
     """What sets each run's config apart from those of the same study, variant and part
-    (`optim.lr=0.001`), the seed left out."""
+    (`optim.lr=0.001`), the seed left out. A setting that an older record does not have is no
+    difference."""
     groups = defaultdict(list)
     for run in runs:
         config = {key: repr(value) for key, value in flatten(run.config).items() if key != "seed"}
@@ -124,7 +148,9 @@ def differing_settings(runs: Iterable[Run]) -> dict[Path, str]:
     texts = {}
     for group in groups.values():
         keys = sorted({key for _, config in group for key in config})
-        differ = [key for key in keys if len({config.get(key) for _, config in group}) > 1]
+        differ = [
+            key for key in keys if len({config[key] for _, config in group if key in config}) > 1
+        ]
         for folder, config in group:
-            texts[folder] = ", ".join(f"{key}={config.get(key, 'not set')}" for key in differ)
+            texts[folder] = ", ".join(f"{key}={config[key]}" for key in differ if key in config)
     return texts

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import deep_merge, nested
 from lsai_core.config.strict import Strict, validated
+from lsai_core.training.combinations import checked
 from lsai_lab.project.files import Name, load_yaml, named
 from lsai_lab.runs.inputs import code_facts, key_config, resolved_paths, run_inputs
 from lsai_lab.runs.kinds import get_kind
@@ -97,6 +98,9 @@ class Study(Strict):
         ["*"], description="the runs of a first answer, by name or pattern (baseline, *_2.grid)"
     )
     parts: dict[Name, Part]
+    recorded_on: dict[str, str] = Field(
+        {}, description="by part: whose runs in reports/recorded the chapters tell (a label)"
+    )
     base: dict[str, Any] = {}
     sweeps: dict[str, Sweep] = {}
     variants: dict[Name, Variant]
@@ -123,6 +127,8 @@ class Study(Strict):
             raise ValueError(
                 f"baseline {self.baseline!r} is no variant; there are {', '.join(self.variants)}"
             )
+        if others := [name for name in self.recorded_on if name not in self.parts]:
+            raise ValueError(f"recorded_on: {others[0]!r} is no part{hint(others[0], self.parts)}")
         for name, part in self.parts.items():
             if unknown := unmatched(self.variants, part.variants):
                 known = ", ".join(self.variants)
@@ -181,10 +187,12 @@ def load_profile(root: Path, name: str) -> Profile:
 
 
 def detect_profile(root: Path, gpu_name: str | None) -> str:
-    """The profile for this machine: one whose `gpu` is part of the GPU's name, else `gpu` for any,
-    else `cpu`."""
+    """The profile for this machine: one whose `gpu` is part of the GPU's name, else `gpu` for any
+    (a slice of a GPU has not its sizes), else `cpu`."""
     if gpu_name is None:
         return "cpu"
+    if " MIG " in gpu_name:
+        return "gpu"
     for path in sorted((root / "params" / "profiles").glob("*.yaml")):
         wanted = load_profile(root, path.stem).gpu
         if wanted not in (None, "*") and wanted.lower() in gpu_name.lower().replace(" ", ""):
@@ -262,6 +270,26 @@ def select_variants(study: Study, only: list[str], skip: list[str]) -> list[str]
     return chosen
 
 
+def measured_pairs(
+    study: Study, only: list[str], skip: list[str], parts: list[str]
+) -> list[tuple[str, str]]:
+    """(part, variant) of what is measured of the chosen variants, part by part, in the study's
+    order.
+
+    `parts`: these only; empty: all. Raises UserError for an unknown part or variant.
+    """
+    if unknown := [part for part in parts if part not in study.parts]:
+        known = ", ".join(study.parts)
+        raise UserError(f"study {study.study} has no part {unknown[0]!r}; known: {known}")
+    variants = select_variants(study, only, skip)
+    return [
+        (part, variant)
+        for part in parts or study.parts
+        for variant in variants
+        if variant in study.measured(part)
+    ]
+
+
 def resolve(
     study: Study,
     variant: str,
@@ -287,7 +315,7 @@ def resolve(
     if "seed" in cls.model_fields and isinstance(seed, int):
         merged["seed"] = seed + repeat
     merged = merged if root is None else resolved_paths(merged, root)
-    return validated(cls, merged, f"study {study.study}, variant {variant}, part {part}")
+    return checked(cls, merged, f"study {study.study}, variant {variant}, part {part}")
 
 
 def plan_study(
@@ -304,19 +332,12 @@ def plan_study(
 ) -> list[PlannedRun]:
     """Every run of `study`, in order. `dataset_id(DataConfig) -> str` prepares a dataset and names
     its content."""
-    wanted = parts or list(study.parts)
-    unknown = [part for part in wanted if part not in study.parts]
-    if unknown:
-        raise UserError(
-            f"study {study.study} has no part {unknown[0]!r}; known: {', '.join(study.parts)}"
-        )
+    pairs = measured_pairs(study, only or [], skip or [], parts or [])
     # Resolve everything before anything is prepared: a wrong key of the last variant must not cost
     # the first an hour.
     resolved = [
         (variant, part, repeat, resolve(study, variant, part, repeat, overrides or {}, root))
-        for part in wanted
-        for variant in select_variants(study, only or [], skip or [])
-        if variant in study.measured(part)
+        for part, variant in pairs
         for repeat in range(study.parts[part].repeats)
     ]
     # Repeat by repeat, every second one backwards: nothing is always measured before what it is
@@ -325,10 +346,8 @@ def plan_study(
     resolved = [
         run for repeat, runs in rounds for run in (list(runs)[::-1] if repeat % 2 else runs)
     ]
-    codes = {
-        kind: code_facts(get_kind(kind).code, root)
-        for kind in {study.parts[part].kind for part in wanted}
-    }
+    kinds = {study.parts[part].kind for part in parts or study.parts}
+    codes = {kind: code_facts(get_kind(kind).code, root) for kind in kinds}
     plan = []
     for variant, part, repeat, config in resolved:
         spec, code = study.parts[part], codes[study.parts[part].kind]

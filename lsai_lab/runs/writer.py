@@ -2,13 +2,12 @@
 second one is told who has it.
 
 The driver hands the lock to the process that executes the notebook, which keeps it to its end, even
-if the driver was killed; a kernel that a person or papermill started takes the lock itself.
+if the driver was killed.
 """
 
 import contextlib
 import datetime
 import errno
-import fcntl
 import json
 import os
 import platform
@@ -17,8 +16,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from lsai_core.base.errors import UserError
+from lsai_lab.machine.platforms import no_runs_here
 
 _held: set[Path] = set()
+
+
+def require_runs() -> None:
+    """Raise UserError where nothing can be executed: it takes signals, process groups and locks of
+    a Unix."""
+    if (reason := no_runs_here()) is not None:
+        raise UserError(reason)
 
 
 @contextlib.contextmanager
@@ -26,8 +33,10 @@ def only_writer(folder: Path, name: str) -> Iterator[int | None]:
     """Hold the lock of the run `name` in `folder` while the block runs; yields its file descriptor
     (None: somebody holds it for us).
 
-    Raises UserError if another process is writing this run or `folder` cannot be written.
+    Raises UserError if another process is writing this run, `folder` cannot be written, or nothing
+    can be executed here.
     """
+    require_runs()
     key = folder.resolve()
     if key in _held:  # by the caller, or by the driver of this process
         yield None
@@ -61,7 +70,14 @@ def inherit(folder: Path) -> None:
     _held.add(folder.resolve())
 
 
+def is_held(folder: Path) -> bool:
+    """Whether this process holds the lock of the run in `folder`, or was handed it."""
+    return folder.resolve() in _held
+
+
 def _locked(file: IO[str]) -> bool:
+    import fcntl  # of Unix
+
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

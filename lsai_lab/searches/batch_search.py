@@ -13,6 +13,9 @@ from lsai_core.optimizers.build import build_optimizer
 from lsai_core.training import step
 from lsai_lab.runs.kinds import Context
 from lsai_lab.searches.search import Search, SearchConfig, predicted_size
+
+# as every kind that can say what is missing
+from lsai_lab.searches.search import require as require
 from lsai_lab.searches.tries import begin_try, gpu_peaks
 
 

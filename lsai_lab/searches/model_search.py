@@ -30,6 +30,9 @@ from lsai_core.parallel.world import World
 from lsai_core.training import step
 from lsai_lab.runs.kinds import Context
 from lsai_lab.searches.search import Search, SearchConfig, predicted_size
+
+# as every kind that can say what is missing
+from lsai_lab.searches.search import require as require
 from lsai_lab.searches.tries import GIB, begin_try, gpu_peaks
 
 _STRIDE = 1.25  # between the first two sizes predicted

@@ -14,6 +14,7 @@ import torch
 from pydantic import Field
 
 from lsai_core import fp8
+from lsai_core.base import compiler
 from lsai_core.base.errors import Unavailable
 from lsai_core.base.limits import host_limit_gib
 from lsai_core.config.affects import deciding
@@ -56,6 +57,20 @@ class SearchConfig(Strict):
         raise NotImplementedError
 
 
+def require(config: SearchConfig) -> None:
+    """Raise Unavailable if this machine lacks what the run needs, or the limit cannot be set
+    here."""
+    train = config.train
+    require_devices(train.device, train.parallel.world_size)
+    device = resolve_device(train.device)
+    fp8.require(train, device)
+    compiler.require(train.compile, device)
+    if device.type == "cpu" and sys.platform != "linux":
+        raise Unavailable(
+            "the search on a CPU limits memory with Linux's RLIMIT_DATA; this is not Linux"
+        )
+
+
 class Search:
     """The tries of a search: each is a row of `metrics.jsonl` as soon as it has ended.
 
@@ -67,15 +82,10 @@ class Search:
 
     def __init__(self, work: Work, config: SearchConfig, context: Context) -> None:
         train = config.train
-        require_devices(train.device, train.parallel.world_size)
+        require(config)
         self.device = resolve_device(train.device)
         self.kernel = attention_kernel(train, self.device)
-        fp8.require(train, self.device)
         self.on_gpu = self.device.type == "cuda"
-        if not self.on_gpu and sys.platform != "linux":
-            raise Unavailable(
-                "the search on a CPU limits memory with Linux's RLIMIT_DATA; this is not Linux"
-            )
         self.limit_gib = (
             torch.cuda.get_device_properties(0).total_memory / GIB
             if self.on_gpu

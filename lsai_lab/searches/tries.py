@@ -12,7 +12,6 @@ import contextlib
 import importlib
 import multiprocessing.connection
 import os
-import resource
 import signal
 import time
 from collections.abc import Callable
@@ -105,6 +104,8 @@ def _answer(pipe: Any, process: Any) -> dict[str, Any]:
 
 def _in_process(work: Work, argument: Any, rank: int, meeting: dict[str, str], told: Any) -> None:
     """Body of one process: work, and answer with how that ended."""
+    import resource  # of Unix; Windows plans and reads searches and has none
+
     os.environ |= meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     try:
         answer: dict[str, Any] = {"outcome": "ok", "measured": work(rank, argument)}
@@ -141,6 +142,8 @@ def gpu_peaks() -> dict[str, float]:
 
 def limit_allocations(gib: float) -> None:
     """Let this process allocate `gib` more than it has now; anything beyond fails."""
+    import resource
+
     # there already, unless the server was started earlier for other work
     importlib.import_module(_COMPILER)
     return_freed_memory()

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lsai_core.attention.registry import HALF, Backend
+from lsai_core.attention.registry import HALF, Backend, Bound, TileKernel
 
 
 @functools.cache
@@ -105,6 +105,42 @@ def _differentiate(ctx: Any, dout_BSHD: Tensor, _dlse_BHS: Tensor) -> tuple[Tens
 
 _fa4_forward.register_autograd(_differentiate, setup_context=_keep_for_backward)
 
+
+def _fa4_band(left: Bound, right: Bound) -> dict[str, Any]:
+    causal = left is None and right is not None
+    return {
+        "causal": causal,
+        "window_size_left": left,
+        "window_size_right": None if causal else right,
+    }
+
+
+def _tile_forward(
+    q: Tensor, k: Tensor, v: Tensor, left: Bound, right: Bound
+) -> tuple[Tensor, Tensor]:
+    forward, _ = load()
+    out, lse, *_ = forward(q, k, v, return_lse=True, **_fa4_band(left, right))
+    return out, lse
+
+
+def _tile_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    left: Bound,
+    right: Bound,
+) -> tuple[Tensor, Tensor, Tensor]:
+    _, backward = load()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    dq, dk, dv, *_ = backward(
+        q, k, v, out, dout, lse, deterministic=deterministic, **_fa4_band(left, right)
+    )
+    return dq, dk, dv
+
+
 BACKEND = Backend(
     "fa4",
     fa4_attention,
@@ -118,6 +154,7 @@ BACKEND = Backend(
     operators=frozenset({"lsai::fa4_forward"}),
     repeats=False,
     speed=6,
+    tiles=TileKernel(_tile_forward, _tile_backward),
     about="FlashAttention-4, CuTe DSL",
     color="#0072B2",
     marker="o",

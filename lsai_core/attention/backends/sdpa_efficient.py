@@ -6,7 +6,7 @@ import functools
 import torch
 from torch.nn.attention import SDPBackend
 
-from lsai_core.attention.registry import HALF, Backend
+from lsai_core.attention.registry import AMPERE_ON, HALF, Backend
 from lsai_core.attention.sdpa import sdpa_attention
 
 BACKEND = Backend(
@@ -18,6 +18,8 @@ BACKEND = Backend(
     head_dim_multiple=8,
     grouped=False,
     masked=True,
+    compute_capability=AMPERE_ON,
+    rocm=True,
     speed=1,
     about="torch's SDPA, xFormers' memory-efficient kernel; takes fp32 and masks",
     color="#4D4D4D",

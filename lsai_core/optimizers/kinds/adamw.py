@@ -1,40 +1,73 @@
-"""AdamW: torch's fused kernel, the project's own, which clips while it updates, or with moments in
-8 bits.
+"""AdamW: torch's fused kernel, or the project's own update, which clips while it updates.
 
 torch's path makes four trips over the gradients: the norm, the scaling, the update's read, and the
-clearing. `TritonAdamW` computes the norm, turns it into one factor on the device, and multiplies
+clearing. `ClippingAdamW` computes the norm, turns it into one factor on the device, and multiplies
 that in as the update reads the gradient. At 8 billion parameters in bf16 the difference is tens of
-milliseconds a step. State names are torch's, so that checkpoints of one resume with the other.
+milliseconds a step. It also keeps moments in 8 bits and rounds stochastically, by Triton's kernels
+or plain operations. State names are torch's, so that checkpoints of one resume with the other.
 """
 
 from __future__ import annotations
 
-import functools
+import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from lsai_core import kernels
 from lsai_core.base.errors import Unavailable
-from lsai_core.optimizers.adam8bit import MOMENTS, AdamW8bit, moments_of
-from lsai_core.optimizers.base import FactorOptimizer, Groups, Optimizer
+from lsai_core.optimizers.adam8bit import MOMENTS, moments_of
+from lsai_core.optimizers.base import FactorOptimizer, Groups, Optimizer, local
+from lsai_core.optimizers.plain_update import plain_adamw_
 
 if TYPE_CHECKING:
     from lsai_core.config.train import OptimConfig
 
 
-class TritonAdamW(FactorOptimizer):
-    """Moments in the weights' dtype, updated by the Triton kernel. Parameters: CUDA tensors or
-    DTensors of them."""
+class ClippingAdamW(FactorOptimizer):
+    """AdamW with moments in the weights' dtype, or with `eight_bit` those of matrices in 8 bits."""
+
+    def __init__(self, groups: Groups, *, eight_bit: bool, **settings: Any) -> None:
+        self._fresh = moments_of if eight_bit else _full
+        super().__init__(groups, **settings)
 
     def moments(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        return _full(parameter)
+        return self._fresh(parameter)
 
     def updater(self, weight: torch.Tensor) -> Callable[..., None]:
+        if not kernels.available(weight.device):
+            return plain_adamw_
+        from lsai_core.optimizers.adamw8_kernel import adamw8_
         from lsai_core.optimizers.adamw_kernel import adamw_
 
-        return functools.partial(adamw_, stochastic=self.stochastic)
+        return adamw8_ if self._fresh is moments_of and weight.ndim == 2 else adamw_
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+        """As `Optimizer.load_state_dict`, which would turn codes and scales into the weights'
+        dtype.
+
+        Raises KeyError or ValueError for states of another kind.
+        """
+        saved = state_dict["state"]
+        steps = {number: {"step": state["step"]} for number, state in saved.items()}
+        super().load_state_dict({"state": steps, "param_groups": state_dict["param_groups"]})
+        numbers = itertools.chain.from_iterable(
+            group["params"] for group in state_dict["param_groups"]
+        )
+        parameters = itertools.chain.from_iterable(group["params"] for group in self.param_groups)
+        for number, parameter in zip(numbers, parameters, strict=True):
+            if number not in saved:
+                continue
+            for name, moment in self.moments(parameter).items():
+                value = saved[number][name]
+                if value.dtype != moment.dtype or value.shape != moment.shape:
+                    raise ValueError(
+                        f"{name} is {value.dtype} {tuple(value.shape)}, not {moment.dtype}"
+                    )
+                local(moment).copy_(local(value))
+                self.state[parameter][name] = moment
 
 
 def _full(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -49,23 +82,26 @@ def _states(parameter: torch.Tensor, optim: OptimConfig) -> dict[str, torch.Tens
 
 def _build(groups: Groups, optim: OptimConfig, device: torch.device) -> torch.optim.Optimizer:
     settings = {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps}
-    kernel = optimizer_kernel(optim, device)
-    if optim.states == "8bit" or kernel == "triton":
-        made = (AdamW8bit if optim.states == "8bit" else TritonAdamW)(groups, **settings)
-        made.stochastic = optim.rounding == "stochastic"
-        return made
-    return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
+    if optimizer_kernel(optim, device) == "torch":
+        return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
+    made = ClippingAdamW(groups, eight_bit=optim.states == "8bit", **settings)
+    made.stochastic = optim.rounding == "stochastic"
+    return made
 
 
-def optimizer_kernel(optim: OptimConfig, device: torch.device) -> Literal["torch", "triton"]:
-    """What `optim.kernel` comes to for parameters on `device`."""
+def optimizer_kernel(
+    optim: OptimConfig, device: torch.device
+) -> Literal["torch", "triton", "plain"]:
+    """What `optim.kernel` comes to for parameters on `device`; `plain`: the project's own update
+    without Triton."""
     possible = kernels.available(device)
-    if not possible and (optim.kernel == "triton" or optim.rounding == "stochastic"):
-        asked = "kernel=triton" if optim.kernel == "triton" else "rounding=stochastic"
+    if not possible and optim.kernel == "triton":
         raise Unavailable(
-            f"optim.{asked} needs a CUDA GPU and Triton; the parameters are on {device.type}"
+            f"optim.kernel=triton needs a CUDA GPU and Triton; the parameters are on {device.type}"
         )
-    return "triton" if possible and optim.kernel != "torch" else "torch"
+    if possible and optim.kernel != "torch":
+        return "triton"
+    return "torch" if (optim.states, optim.rounding) == ("full", "nearest") else "plain"
 
 
 def _refusal(optim: OptimConfig) -> str | None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from lsai_core.attention import Case, available_backends, get_backend
+from lsai_core.base.devices import cuda_capability, on_rocm
 from lsai_core.training.step import resolve_device
 from lsai_lab.benches.attention.clock import Call, Clock, measure, random_inputs
 from lsai_lab.benches.attention.config import AttentionBenchConfig, Shape
@@ -32,7 +33,7 @@ def run(config: AttentionBenchConfig, context: Context) -> dict[str, Any]:
             shape = config.shape(sweep, length)
             for name in sweep.backends or config.backends:
                 bench.point(sweep.measure, shape, name)
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    capability = cuda_capability(device) if device.type == "cuda" and not on_rocm() else None
     results = {"compute_capability": ".".join(map(str, capability)) if capability else None}
     return results | point_results(points.rows, device, _place)
 

@@ -29,8 +29,8 @@ from lsai_lab.benches.attention.config import BACKWARD_FLOPS
 from lsai_lab.benches.context.config import ALONE, ContextBenchConfig, Point
 from lsai_lab.benches.context.rank import Rank
 from lsai_lab.benches.points import Points, Refusal, Row, guarded, point_results, refusal
-from lsai_lab.cluster.launch_srun import srun_command
 from lsai_lab.launch.launch import WorkerFailed, launch, require_devices
+from lsai_lab.launch.srun import srun_command
 from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.records import is_out_of_memory
 

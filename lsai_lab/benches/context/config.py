@@ -44,7 +44,7 @@ class ContextBenchConfig(BenchConfig):
     batch: int = Field(1, gt=0)
     kernel: str = Field(
         "auto",
-        description="of one tile, see lsai_core.context.kernels; torch's method brings its own",
+        description="of one tile, see lsai_core.attention; torch's method brings its own",
     )
     methods: list[str] = Field([*METHODS], min_length=1)
     sweeps: list[Sweep] = Field(

@@ -26,10 +26,10 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from lsai_core.attention import attention
+from lsai_core.attention.choice import tile_backend
 from lsai_core.base.errors import Unavailable
 from lsai_core.context import ContextParallel
 from lsai_core.context.heads import key_heads
-from lsai_core.context.kernels import local_kernel
 from lsai_core.context.peer import torch_missing, torch_sent_bytes
 from lsai_core.parallel.world import World
 from lsai_core.profiling.steptime import StepTimer
@@ -96,7 +96,7 @@ class Rank(Clock):
             length = cp.layout.length // cp.size * pieces
         (first, end), *_ = key_heads(config.heads, config.kv_heads, pieces)
         grouped = config.heads // pieces != end - first
-        kernel = local_kernel(
+        backend = tile_backend(
             config.kernel,
             self.device,
             config.torch_dtype,
@@ -104,7 +104,7 @@ class Rank(Clock):
             grouped=grouped,
             length=length,
         )
-        return kernel.name
+        return backend.name
 
     def _start_together(self) -> None:
         """Return when all have called; on GPUs, what is queued next begins when all have come

@@ -1,4 +1,4 @@
-"""One process of a run: `python -m lsai_lab.launch.worker <run folder> <data root>`, started by
+"""One process of a run: `python -m lsai_lab.runs.worker <run folder> <data root>`, started by
 `lsai_lab.launch.launch`.
 
 If anything is raised, it notes what and when, and leaves at once, without the farewells that could
@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from lsai_core.base.files import write_json, write_text
+from lsai_lab.launch.binding import bind
 from lsai_lab.launch.launch import LAUNCHER, RESULTS
 
 _WATCH_S = 1.0
@@ -35,10 +36,12 @@ def main(folder: Path, data_root: Path) -> None:
 def as_worker(folder: Path, work: Callable[[], None]) -> None:
     """Do `work` as one of the processes that the launcher watches by `folder`; never returns."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the training loop can act on it
+    bound = bind()
     logs, rank = folder / "logs", int(os.environ.get("RANK", 0))
     with (logs / f"rank-{rank}.log").open("ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    print(bound, flush=True)
     write_text(logs / f"rank-{rank}.pid", str(os.getpid()))
     threading.Thread(target=_leave_with_launcher, daemon=True).start()
     code = 0

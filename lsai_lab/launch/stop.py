@@ -33,7 +33,7 @@ class Stopped(Exception):
 
 class StopRequest:
     """The first stop signal this process received, and the end of patience ($LSAI_STOP_GRACE_S
-    later). Later ones change nothing."""
+    later). Later ones change nothing, but a person's second Ctrl-C ends the patience."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -48,23 +48,25 @@ class StopRequest:
     def receive(self, number: int, _frame: object = None) -> None:
         if self.number is None:
             self.number, self.deadline = number, time.monotonic() + self._grace_s
+        elif number == signal.SIGINT:
+            self.deadline = 0.0
 
     def pass_on(self, child_pid: int) -> None:
-        """Send the signal, once, to the notebook's process `child_pid`."""
+        """Send the signal, once, to the notebook's process `child_pid`; Ctrl-C as SIGTERM."""
         if self.number is None or child_pid in self._told:
             return
         self._told.add(child_pid)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(child_pid, self.number)
+            os.kill(child_pid, signal.SIGTERM if self.number == signal.SIGINT else self.number)
 
 
 @contextlib.contextmanager
-def stop_requests() -> Iterator[StopRequest]:
-    """Collect SIGTERM and SIGUSR1 while the block runs (in the main thread; elsewhere nothing can
-    be caught)."""
+def stop_requests(*more: signal.Signals) -> Iterator[StopRequest]:
+    """Collect SIGTERM, SIGUSR1 and the signals `more` while the block runs (in the main thread;
+    elsewhere nothing can be caught)."""
     request, old = StopRequest(), {}
     with contextlib.suppress(ValueError):
-        for number in (signal.SIGTERM, signal.SIGUSR1):
+        for number in (signal.SIGTERM, signal.SIGUSR1, *more):
             old[number] = signal.signal(number, request.receive)
     try:
         yield request

@@ -1,0 +1,97 @@
+"""Faults by the hundred: `make attack`, or `python tests/attack.py --only "record mutations" --seed
+7`.
+
+Each class of faults is a module with one function, `attempts(random, number, folder)`, which yields
+for each of `number` attempts its name and what went wrong, or None if it was survived. What is
+tried follows from the seed alone. A class is one line of `CLASSES`.
+"""
+
+import argparse
+import importlib
+import math
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+Attempts = Callable[[random.Random, int, Path], Iterator[tuple[str, str | None]]]
+
+
+@dataclass(frozen=True)
+class Class:
+    """`module` holds `attempts`; `number` of them are made, and `bar` is the share that must be
+    survived."""
+
+    module: str
+    number: int
+    bar: float = 1.0
+
+    @property
+    def attempts(self) -> Attempts:
+        found: Attempts = importlib.import_module(self.module).attempts
+        return found
+
+
+CLASSES = {
+    "record mutations": Class("attack_records", 500, 0.995),
+    "report injections": Class("attack_report", 120),
+}
+
+
+def tried(name: str, number: int, seed: int) -> list[tuple[str, str | None]]:
+    """What became of each attempt of a class, in a folder of its own; progress goes to stderr."""
+    found, begun = list[tuple[str, str | None]](), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="attack-") as folder:
+        for attempt in CLASSES[name].attempts(
+            random.Random(f"{seed} {name}"), number, Path(folder)
+        ):
+            found.append(attempt)
+            bad = sum(fault is not None for _, fault in found)
+            line = (
+                f"{name}: {len(found)} of {number}, {bad} not survived, "
+                f"{time.monotonic() - begun:.0f} s"
+            )
+            print(f"\r{line}", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return found
+
+
+def main() -> int:
+    """Every class, or one: a table, each fault, and 1 if a class is below its bar."""
+    parser = argparse.ArgumentParser(
+        description="Faults by the hundred, and how many are survived."
+    )
+    parser.add_argument("--only", choices=CLASSES, help="one class")
+    parser.add_argument(
+        "--number", type=int, help="attempts of each class, instead of its own number"
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    rows, good = list[str](), True
+    for name, kind in CLASSES.items():
+        if given.only in (None, name):
+            found = tried(name, given.number or kind.number, given.seed)
+            faults = [(attempt, fault) for attempt, fault in found if fault is not None]
+            survived = len(found) - len(faults)
+            held = bool(found) and survived >= math.ceil(kind.bar * len(found))
+            good &= held
+            for attempt, fault in faults:
+                print(f"{name}: {attempt}: {fault}")
+            verdict = "held" if held else "below the bar"
+            rows.append(
+                f"{name:20} {len(found):9} {survived:9} {survived / max(1, len(found)):8.1%} "
+                f"{kind.bar:7.1%}  {verdict}"
+            )
+    print(
+        f"seed {given.seed}\n{'class':20} {'attempts':>9} {'survived':>9} {'share':>8} {'bar':>7}",
+        *rows,
+        sep="\n",
+    )
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""What the files beside the code promise: paths that exist, one version, the two commands in public
+CI, platforms as the code has them."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import yaml
+from conftest import CHECKOUT
+
+import lsai_core
+from lsai_lab import platforms
+
+PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+
+
+def read(name: str) -> str:
+    return (CHECKOUT / name).read_text(encoding="utf-8")
+
+
+def test_contributing_is_short_and_names_what_is_there() -> None:
+    text = read("CONTRIBUTING.md")
+    assert len(text.splitlines()) <= 80
+    named = re.findall(r"`((?:lsai_core|lsai_lab|params|tests|reports)/[\w./-]*)", text)
+    assert len(named) >= 8
+    for path in named:
+        assert (CHECKOUT / path).exists(), path
+    for command in re.findall(r"`lsai ([\w-]+)", text):
+        from lsai_lab.cli.app import COMMANDS
+
+        assert command in COMMANDS
+
+
+def test_one_version_and_one_license_everywhere() -> None:
+    citation = yaml.safe_load(read("CITATION.cff"))
+    assert citation["version"] == PROJECT["version"] == lsai_core.__version__
+    assert citation["license"] == PROJECT["license"] == "Apache-2.0"
+    assert "Version 2.0, January 2004" in read("LICENSE")
+    assert [author["name"] for author in citation["authors"]] == [
+        author["name"] for author in PROJECT["authors"]
+    ]
+    assert f"## {PROJECT['version']}" in read("CHANGELOG.md")
+
+
+def test_public_ci_runs_the_two_commands_on_linux_and_on_a_mac() -> None:
+    [job] = yaml.safe_load(read(".github/workflows/ci.yml"))["jobs"].values()
+    commands = [step["run"] for step in job["steps"] if "run" in step]
+    first, second = (command.removesuffix(' TORCH_INDEX="$TORCH_INDEX"') for command in commands)
+    assert (first, second) == ("make test", "make report PROFILE=quick ONLY=machine,baseline")
+    machines = {row["machine"].split("-")[0] for row in job["strategy"]["matrix"]["include"]}
+    assert machines == {"ubuntu", "macos"}
+
+
+def test_the_readme_has_the_platforms_as_the_code_has_them() -> None:
+    rows = {
+        words.lower(): text
+        for words, text in re.findall(r"(?m)^\| \*\*(.*?)\*\* \| (.*) \|$", read("README.md"))
+    }
+    names = {
+        "linux": "Linux",
+        "darwin": "Macs",
+        "x86_64": "x86-64",
+        "aarch64": "aarch64",
+        "arm64": "Apple silicon",
+    }
+    for system, machine in platforms.SUPPORTED:
+        assert names[system] in rows["supported"] and names[machine] in rows["supported"]
+    tested = " to ".join(
+        ".".join(map(str, version)) for version in sorted({*platforms.TESTED_PYTHON})
+    )
+    assert f"Python {tested} " in rows["supported"]
+    refused = rows["refused, in one line"]
+    assert "Windows" in refused and "WSL2" in refused and "Intel Macs" in refused
+    assert "ROCm" in rows["best effort"]
