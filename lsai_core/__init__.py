@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lsai_core.config.train import TrainConfig
     from lsai_core.model.transformer import Transformer
-    from lsai_core.prediction import predict
+    from lsai_core.prediction import predict, simulated_gpu
     from lsai_core.training.loop import train
 
 __version__ = "0.1.0"
-__all__ = ["TrainConfig", "Transformer", "predict", "train"]
+__all__ = ["TrainConfig", "Transformer", "predict", "simulated_gpu", "train"]
 
 # Imported when first asked for: torch takes seconds, and not everybody who asks for the version
 # needs it.
@@ -27,6 +27,7 @@ _WHERE = {
     "TrainConfig": ".config.train",
     "Transformer": ".model.transformer",
     "predict": ".prediction",
+    "simulated_gpu": ".prediction.simulated_gpu",
     "train": ".training.loop",
 }
 

@@ -44,6 +44,13 @@ def _attention_backward(arguments: tuple[Any, ...], repeats: bool = False) -> li
     return [4 * q_BSHD.numel(), rows, rows, *2 * grouped * [4 * k_BSKD.numel()]]
 
 
+def _fused_backward(dout: Tensor, q: Tensor, k: Tensor) -> list[int]:
+    """Of (B, H, S, D): in fp32 q's gradient, or in fp32 attention a product of the same size, and
+    what belongs to a row; of grouped heads k's and v's gradients for every head of q."""
+    grouped = k.shape[1] < q.shape[1]
+    return [4 * q.numel() + 4 * q.numel() // q.shape[-1] + 2 * grouped * _bytes(q)]
+
+
 def _bytes(*tensors: Tensor) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -84,6 +91,7 @@ SCRATCH: dict[str, Callable[[tuple[Any, ...]], list[int]]] = {
     "lsai::predicted_attention_backward": lambda a: _attention_backward(a, a[-1]),
     # the gradient in fp8, in both layouts
     "lsai::predicted_engine_backward": lambda a: 2 * [int(a[0].numel())],
+    "lsai::fused_attention_backward": lambda a: _fused_backward(*a[:3]),
     "lsai::context_attend": _ring,
     "lsai::context_attend_backward": _ring_backward,
     "lsai::rms_norm_backward": lambda a: [4 * min(len(a[1]), PROGRAMS) * a[1].shape[-1]],
@@ -230,7 +238,7 @@ class PurposeTracker(LiveTensors):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Fake tensors are counted here; other subclasses (a sharded DTensor) unpack themselves, as
         # in the base class.
-        if self._on_gpu and func is torch.ops.aten.add.Tensor and _by_autograd(sys._getframe(1)):
+        if self._on_gpu and func is torch.ops.aten.add.Tensor and by_autograd(sys._getframe(1)):
             # A tensor's second gradient: autograd adds it in place, but not while a dispatch mode
             # watches.
             func = torch.ops.aten.add_.Tensor
@@ -289,7 +297,7 @@ class PurposeTracker(LiveTensors):
             self._level, self.highest[self._phase] = self.live, self._by_purpose.copy()
 
 
-def _by_autograd(frame: Any) -> bool:
+def by_autograd(frame: Any) -> bool:
     """Whether the backward pass's C++ called, not a Python function in it; torch wraps a dispatch
     mode's methods."""
     while frame.f_code.co_filename.endswith(("/eval_frame.py", "/_compile.py")):

@@ -1,0 +1,179 @@
+"""What PyTorch answers while CPU tensors stand for a GPU's: `cuda` is where all tensors are.
+
+Device arguments are turned by a mode of torch's own (`TorchFunctionMode`). For the rest there is no
+such way: the functions of `torch.cuda` below, the device of `torch.autocast`,
+`torch.compile`, and how a module converts its parameters are attributes of torch that are others
+while `presented` is open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from lsai_core.base.errors import UserError
+from lsai_core.profiling.gpus import Gpu
+
+CPU = torch.device("cpu")
+GIB = 2**30
+_STAY = {torch.Tensor.cuda, torch.Tensor.pin_memory, torch.Tensor.record_stream}
+
+
+class OnGpu(TorchFunctionMode):
+    """Turns `cuda` into where tensors are. `on_host` is told of results that a GPU's program has on
+    the host."""
+
+    def __init__(self, on_host: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self._on_host = on_host
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = {name: _here(value) for name, value in (kwargs or {}).items()}
+        kwargs.pop("pin_memory", None)
+        if func in _STAY:
+            return args[0]
+        if func is torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
+            return True
+        leaving = func is torch.Tensor.cpu or (func is torch.Tensor.to and _says_cpu(args, kwargs))
+        if func is torch.Tensor.to:
+            args = tuple(_here(value) for value in args)
+        result = func(*args, **kwargs)
+        if leaving and isinstance(result, Tensor):
+            result = result.clone() if result is args[0] else result
+            self._on_host(result)
+        elif func is torch.tensor and "device" not in kwargs:
+            self._on_host(result)
+        return result
+
+
+def _here(value: Any) -> Any:
+    if isinstance(value, str) and value.partition(":")[0] == "cuda":
+        return CPU
+    return CPU if isinstance(value, torch.device) and value.type == "cuda" else value
+
+
+def _says_cpu(args: Any, kwargs: Any) -> bool:
+    # A device that was read off a tensor is no string.
+    return "cpu" in (args[1] if len(args) > 1 and isinstance(args[1], str) else None,) or (
+        isinstance(kwargs.get("device"), str) and kwargs["device"] == "cpu"
+    )
+
+
+@contextlib.contextmanager
+def presented(gpu: Gpu, memory: SimpleNamespace) -> Iterator[None]:
+    """While open, torch speaks of `gpu`. `memory`: functions `live`, `peak`, `reserved`, `reset`
+    in bytes, for what programs ask of `torch.cuda`."""
+    changed = [
+        *((torch.cuda, name, value) for name, value in _answers(gpu, memory).items()),
+        (torch.amp.autocast_mode.autocast, "__init__", _autocast()),
+        (torch, "compile", _no_compile),
+        (nn.Module, "_apply", _apply({})),
+        (torch, "is_autocast_enabled", _of_cpu(torch.is_autocast_enabled)),
+        (torch, "get_autocast_dtype", _of_cpu(torch.get_autocast_dtype)),
+    ]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changed]
+    try:
+        for owner, name, value in changed:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+def _answers(gpu: Gpu, memory: SimpleNamespace) -> dict[str, Callable[..., Any]]:
+    def nothing(*_arguments: Any, **_options: Any) -> None:
+        return None
+
+    silent = ("synchronize", "empty_cache", "set_device", "manual_seed", "manual_seed_all", "init")
+    capability = (9, 0)
+    about = SimpleNamespace(
+        name=gpu.driver_name,
+        total_memory=int(gpu.memory_gib * GIB),
+        major=capability[0],
+        minor=capability[1],
+        multi_processor_count=132,
+    )
+    return {
+        **dict.fromkeys(silent, nothing),
+        "reset_peak_memory_stats": lambda *_: memory.reset(),
+        "is_available": lambda: True,
+        "is_bf16_supported": lambda *_, **__: True,
+        "is_current_stream_capturing": lambda: False,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_name": lambda *_: gpu.driver_name,
+        "get_device_capability": lambda *_: capability,
+        "get_device_properties": lambda *_: about,
+        "memory_allocated": lambda *_: memory.live(),
+        "max_memory_allocated": lambda *_: memory.peak(),
+        "memory_reserved": lambda *_: memory.reserved(),
+        "max_memory_reserved": lambda *_: memory.reserved(),
+        "mem_get_info": lambda *_: (about.total_memory - memory.reserved(), about.total_memory),
+    }
+
+
+def _autocast() -> Callable[..., None]:
+    original = torch.amp.autocast_mode.autocast.__init__
+
+    @functools.wraps(original)
+    def begin(
+        self: Any, device_type: str, dtype: torch.dtype | None = None, *more: Any, **options: Any
+    ) -> None:
+        if device_type == "cuda":
+            device_type, dtype = "cpu", dtype or torch.float16
+        original(self, device_type, dtype, *more, **options)
+
+    return begin
+
+
+def _of_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def ask(device_type: str = "cpu") -> Any:
+        return function("cpu" if device_type == "cuda" else device_type)
+
+    return ask
+
+
+def _apply(moved: dict[int, tuple[nn.Parameter, nn.Parameter]]) -> Callable[..., nn.Module]:
+    """`nn.Module._apply`, behind `to` and its kind; torch's own cannot swap fake parameters. One
+    that leaves the meta device becomes another, which `moved` keeps for those that share it."""
+
+    def converted(parameter: nn.Parameter, function: Callable[[Tensor], Tensor]) -> nn.Parameter:
+        if id(parameter) in moved:
+            return moved[id(parameter)][1]
+        data = function(parameter.data)
+        if data.device != parameter.device:
+            new = nn.Parameter(data, parameter.requires_grad)
+            moved[id(parameter)] = (parameter, new)
+            return new
+        parameter.data = data
+        if parameter.grad is not None:
+            parameter.grad = function(parameter.grad)
+        return parameter
+
+    def apply(
+        module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True
+    ) -> nn.Module:
+        for child in module.children() if recurse else ():
+            child._apply(function)
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = converted(parameter, function)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = function(buffer)
+        return module
+
+    return apply
+
+
+def _no_compile(*_arguments: Any, **_options: Any) -> Any:
+    raise UserError("simulated_gpu cannot follow torch.compile; predict the eager step without it")
