@@ -335,6 +335,19 @@ def test_a_rank_is_bound_to_the_cores_of_its_gpu(
     assert bound == [set(range(144, 216)), set(range(216, 288))]
 
 
+def test_processes_without_gpus_share_a_step_but_not_a_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bound: list[set[int]] = []
+    monkeypatch.setattr(binding.os, "sched_setaffinity", lambda pid, cores: bound.append(cores))
+    monkeypatch.setattr(binding.os, "sched_getaffinity", lambda pid: set(range(8)))
+    step = {"SLURM_STEP_ID": "1", "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
+    assert binding.bind({**step, "LOCAL_RANK": "1"}).startswith("bound to cores 4-7 (share 1 of")
+    torchrun = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
+    assert binding.bind({**step, **torchrun}).startswith("not bound to cores")
+    assert bound == [{4, 5, 6, 7}]
+
+
 def test_cores_of_a_step_are_shared_evenly() -> None:
     assert [binding.share({0, 2, 4, 6, 8}, local, 2) for local in (0, 1)] == [{0, 2}, {4, 6}]
     assert binding.share({3}, 0, 2) == set()
