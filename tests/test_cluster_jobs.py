@@ -1,5 +1,5 @@
-"""What a study becomes as cluster jobs: every shipped study on every shipped cluster, what it
-costs, how variants share a node, and what a site cannot do (no Slurm needed).
+"""What a study becomes as cluster jobs: each shipped study on each shipped cluster, what it costs,
+how variants share a node, and what a site cannot do (no Slurm needed).
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The batch script of a job on a cluster: one template, `envs/job.sbatch.j2`, rendered to plain
-bash.
+"""The batch script of a job on a cluster: the template `envs/job.sbatch.j2`, rendered to bash.
 
 The script runs on the job's first node, outside of any container, so that the warning signal before
 the time limit (`--signal=B:USR1@...`) has one short way: Slurm, the script's trap, the driver, the
