@@ -36,7 +36,7 @@ def run(**changes: Any) -> TrainConfig:
     ("gpu", "packages", "changes", "kernel"),
     [
         ("h100", "none", {"attention": {"window": 384}}, "sdpa_efficient"),
-        ("h100", "fa2", {"attention": {"window": 384}}, "fa2"),
+        ("h200", "fa2", {"attention": {"window": 384}}, "fa2"),
         ("h100", "fa2,fa4", {"attention": {"window": 384}}, "fa4"),
         ("h100", "fa4", {"attention": {"window": 4096}, "seq_len": 4096}, "fa4"),
         ("rtx4090", "none", {}, "sdpa_cudnn"),
@@ -118,7 +118,7 @@ def test_usual_runs_are_predicted_as_before_and_packages_of_this_environment_are
     assert packages_here() <= set(PACKAGES)
     for changes in ({}, {"attention": {"window": 512}}, {"precision": "bf16_autocast"}):
         config = run(**changes)
-        found = told(config, [find_gpu("h100")], None, None, "fa2")
+        found = told(config, [find_gpu("h200")], None, None, "fa2")
         assert found["peak_gib"] == pytest.approx(predict(config, FUSED).peak)
 
 
@@ -148,7 +148,17 @@ def test_the_command_line_says_its_assumption(shared: Project) -> None:
     for wrong, said in (
         (["--installed", "fa9"], "fa9"),
         (["--installed", "fa2", "--techniques"], "leave --installed out"),
-        (["--set", "attention.backend=fa2", "--set", "model.n_heads=1"], "head dimensions"),
+        (
+            [
+                "--set",
+                "attention.backend=fa2",
+                "--set",
+                "model.n_heads=1",
+                "--set",
+                "model.n_kv_heads=1",
+            ],
+            "head dimensions",
+        ),
     ):
         code, out, err = shared.lsai(*words, *wrong)
         assert code == 2 and not out and said in err and len(err.splitlines()) == 1
