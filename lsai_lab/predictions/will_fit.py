@@ -55,10 +55,11 @@ def told(
         if trainer
         else found
     )
-    rows, otherwise = [], []
+    rows: list[dict[str, Any]] = []
+    otherwise: list[dict[str, Any]] = []
     for gpu, kernel in zip(gpus, kernels, strict=True):
         one = by_kernel[kernel]
-        row = {
+        row: dict[str, Any] = {
             "GPU": gpu.name,
             "memory GiB": gpu.memory_gib,
             "share": one.needs / gpu.memory_gib,
