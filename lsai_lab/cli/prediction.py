@@ -227,7 +227,13 @@ def _show(
     if as_json:
         print(json.dumps(found, indent=1))
     else:
-        _print(found, describe(config), trainer)
+        every = habits.get("full_every")
+        blocks = (
+            f", which is full of every {every} blocks the last"
+            if every and config.grad_checkpoint == "selective"
+            else ""
+        )
+        _print(found, describe(config) + blocks, trainer)
     return any(row["verdict"] != "too large" for row in found["gpus"])
 
 
