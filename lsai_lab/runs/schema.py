@@ -147,13 +147,15 @@ def read_as(path: Path, schema: type[T]) -> T:
     return _checked(path, content(path), schema)
 
 
-def read_rows(path: Path, kind: str) -> list[dict[str, Any]]:
-    """The rows of a `metrics.jsonl`, without a last line that was cut off. `kind`: of a run that
-    ended well, whose rows are complete; else empty. Raises as `read_as` does.
+def read_rows(path: Path, kind: str, may_be_cut: bool) -> list[dict[str, Any]]:
+    """The rows of a `metrics.jsonl`, each with what a run of `kind` measures (empty: anything).
+    Raises as `read_as` does.
+
+    `may_be_cut`: the last line of a run that died may not be whole, and is left out.
     """
     data = content(path)
     lines = [line for line in data.splitlines() if line.strip()]
-    if lines and not data.endswith(b"\n") and not _is_json(lines[-1]):
+    if may_be_cut and lines and not data.endswith(b"\n") and not _is_json(lines[-1]):
         lines.pop()
     rows = _checked(path, b"[" + b",".join(lines) + b"]", list[Row])
     needed = _COLUMNS.get(kind, frozenset())
