@@ -18,7 +18,7 @@ from lsai_core.base import plugins
 # Lines of .py in all, of a file, of a function; None: no bar yet.
 LIMITS: dict[str, tuple[int | None, int | None, int | None]] = {
     "lsai_core": (10_600, 300, 60),
-    "lsai_lab": (None, 300, 60),
+    "lsai_lab": (None, 400, 60),
 }
 NOT_FOR_THE_CORE = {
     "lsai_lab",
@@ -156,5 +156,5 @@ def test_the_report_kit_is_small() -> None:
     ]
     kit = files("lsai_lab/report")
     making = [path for path in kit if path.stem in {"bind", "render", "runpages"}]
-    assert sum(len(path.read_text().splitlines()) for path in [*kit, *templates]) <= 1_240
-    assert sum(len(path.read_text().splitlines()) for path in [*making, *templates]) <= 770
+    assert sum(len(path.read_text().splitlines()) for path in [*kit, *templates]) <= 1_450
+    assert sum(len(path.read_text().splitlines()) for path in [*making, *templates]) <= 800

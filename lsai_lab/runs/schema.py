@@ -13,7 +13,7 @@ import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError
 from typing_extensions import TypeAliasType, TypedDict
@@ -54,8 +54,8 @@ IDENTITY = (
 DERIVED = ("gpu", "main", "differs", "path")
 
 _NUMBER = re.compile(
-    r"_(m?s|gib|mib|tflops|mhz|w|n|share|size|spread|mean|min|max|p\d+)$|_per_|_(loss|perplexity|resolution|balance|causal)$|_share_|_gib_"
-    r"|^(mfu|loss|steps|tokens|tflops|parameters|world_size|largest_batch|grad_norm|lr)$"
+    r"_(m?s|gib|mib|tflops|mhz|w|n|share|size|spread|mean|min|max|p\d+)$|_per_|_(loss|perplexity|resolution|balance|causal|cores|threads|tokens|measured|timed)$|_share_|_gib_"
+    r"|^(mfu|loss|steps|tokens|tflops|parameters|world_size|largest_batch|points|n_layers|d_model|lr)$|^points_|^grad_norm"
 )
 
 
@@ -75,8 +75,11 @@ def _results(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-Result = Scalar | list[Scalar] | list[dict[Word, Scalar | list[Scalar]]]
-Results = Annotated[dict[Word, Result], Field(max_length=5_000), AfterValidator(_results)]
+if TYPE_CHECKING:  # whoever reads a result knows by its name what it is
+    Results = dict[str, Any]
+else:
+    Result = Scalar | list[Scalar] | list[dict[Word, Scalar | list[Scalar]]]
+    Results = Annotated[dict[Word, Result], Field(max_length=5_000), AfterValidator(_results)]
 Config = dict[Key, Json]
 
 
