@@ -163,8 +163,10 @@ class Run:
         path = self.folder / "metrics.jsonl"
         if not self._has(path.name) or path.is_symlink():
             return []
-        is_whole = self.summary.outcome == "ok" or self.summary.kind not in ("train", "peer")
-        return read_rows(path, self.summary.kind if is_whole else "")
+        kind, is_whole = self.summary.kind, self.summary.outcome == "ok"
+        return read_rows(
+            path, kind if is_whole or kind not in ("train", "peer") else "", not is_whole
+        )
 
     @property
     def metrics(self) -> pd.DataFrame:
