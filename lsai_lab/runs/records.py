@@ -188,7 +188,7 @@ def read_metrics(folder: Path) -> pd.DataFrame:
     torn last line is left out."""
     path = folder / "metrics.jsonl"
     there = path.exists() and not path.is_symlink()
-    return _frame(read_rows(path, "") if there else [])
+    return _frame(read_rows(path, "", may_be_cut=True) if there else [])
 
 
 def read_run(folder: Path, machine: str | None = None) -> Run:
