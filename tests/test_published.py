@@ -20,7 +20,7 @@ from lsai_core.prediction.memory import GIB
 from lsai_lab.peers.settings import PLAIN
 from lsai_lab.peers.trainer_memory import Habits, habits_of, predict_as
 from lsai_lab.predictions import will_fit
-from lsai_lab.predictions.recorded import OURS, errors, table_path
+from lsai_lab.predictions.recorded import OURS, estimator_errors, table_path
 from lsai_lab.project.files import load_yaml
 
 SHAPE = {
@@ -119,7 +119,7 @@ def test_others_formulas_say_what_their_authors_compute() -> None:
     """Of Llama-3-8B's runs, worked out by hand."""
     kept, off = (
         pd.read_csv(table_path(CHECKOUT, "published")),
-        errors(CHECKOUT).loc["published"].reset_index(drop=True),
+        estimator_errors(CHECKOUT).loc["published"].reset_index(drop=True),
     )
     gib = (off.drop(columns=OURS) + 1).mul(kept["published"], axis=0) * GIB
     # Llama-3-8B over eight GPUs, two sequences of 8,192, selective checkpointing
@@ -150,7 +150,7 @@ def test_others_formulas_say_what_their_authors_compute() -> None:
     )
     scores = 5 * t * 32 * 32 * 8192
     assert first["EleutherAI"] == pytest.approx(18 * own / 8 + 2 * 1.5e9 + kept_by_layers + scores)
-    assert errors(CHECKOUT).loc["recorded"].shape[0] >= 100 and off.shape[1] == 9
+    assert estimator_errors(CHECKOUT).loc["recorded"].shape[0] >= 100 and off.shape[1] == 9
 
 
 TOML = """
