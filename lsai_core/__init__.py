@@ -3,8 +3,8 @@ usable alone.
 
     from lsai_core import TrainConfig, train
     config = TrainConfig.model_validate({"model": {"preset": "lab-tiny"}, "steps": 100})
-    trained = train(config, tokens, Path("out"))  # `tokens`: see
-                                                  `lsai_core.training.batches.TokenSource`
+    # `tokens`: see `lsai_core.training.batches.TokenSource`
+    trained = train(config, tokens, Path("out"))
 
 What it gives, imported when it is first asked for:
 
