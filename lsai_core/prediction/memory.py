@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from lsai_core.base.disk_cache import remembered
+from lsai_core.base.disk_cache import cached_on_disk
 from lsai_core.config.affects import affecting
 from lsai_core.config.precision import weight_dtype
 from lsai_core.config.train import TrainConfig
@@ -116,7 +116,7 @@ def predict(
 def _predicted(relevant: str, kernel: str | None, on: Literal["gpu", "cpu"]) -> Prediction:
     config = TrainConfig.model_validate(json.loads(relevant))
     question = json.dumps([relevant, kernel, on])
-    kept = remembered(
+    kept = cached_on_disk(
         simulate.__module__, question, lambda: asdict(simulate(config, kernel, on=on))
     )
     return prediction_of(config, Simulated(**kept), on)

@@ -1,6 +1,6 @@
 """`lsai predict`: peak memory and step time of a training run on any GPU, computed on any machine.
 
-What imports torch is imported where it is needed: an answer that is remembered does without.
+What imports torch is imported where it is needed: an answer from the disk cache does without.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from tqdm import tqdm
 
-from lsai_core.base.disk_cache import remembered
+from lsai_core.base.disk_cache import cached_on_disk
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import deep_merge
 from lsai_core.config.presets import PRESETS
@@ -232,7 +232,7 @@ def _show(
 
         return told(config, gpus, trainer, habits, installed)
 
-    found = remembered("lsai_lab.predictions.will_fit", json.dumps(told_of), answer) | {
+    found = cached_on_disk("lsai_lab.predictions.will_fit", json.dumps(told_of), answer) | {
         "remarks": asked.remarks
     }
     if as_json:

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy
 
-from lsai_core.base.disk_cache import remembered
+from lsai_core.base.disk_cache import cached_on_disk
 from lsai_core.config.strict import Strict
 from lsai_core.config.train import TrainConfig
 from lsai_core.fp8.recipes import linear_names
@@ -234,4 +234,4 @@ def predict_as(config: TrainConfig, habits: Habits) -> Prediction:
         return asdict(simulate(config, trainer=trainer_of(habits)))
 
     question = json.dumps([config.model_dump_json(), habits.model_dump_json()])
-    return prediction_of(config, Simulated(**remembered(__name__, question, answer)))
+    return prediction_of(config, Simulated(**cached_on_disk(__name__, question, answer)))

@@ -1,6 +1,6 @@
 """Whether a run fits, in words and numbers: what `lsai predict` prints, as plain JSON, so that it
-can be remembered. And the longest sequence that does: a step's memory is near a straight line over
-tokens (`aim.py`).
+can be kept on disk. And the longest sequence that fits: a step's memory is near a straight line
+over tokens (`aim.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
