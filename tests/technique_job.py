@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from lsai_core.base.files import deep_merge
 from lsai_core.config.strict import validated
 from lsai_core.model.hf import save_hf
 from lsai_core.model.transformer import count_parameters
-from lsai_core.optimizers.build import build_optimizer, bytes_per_parameter
+from lsai_core.optimizers.build import build_optimizer, kept_states, state_bytes
 from lsai_core.parallel.processes import connect
 from lsai_core.profiling.memory import PhaseMemory
 from lsai_core.training import step
@@ -45,6 +46,9 @@ BASE: dict[str, Any] = {
 }
 
 
+PHASES = ("forward", "backward", "optimizer")
+
+
 class Numbers:
     """Tokens that can be learned: they count."""
 
@@ -58,8 +62,8 @@ def losses(config: TrainConfig, folder: Path, world: Any = None) -> list[float]:
 
 
 def measured(config: TrainConfig, folder: Path) -> dict[str, Any]:
-    """Of real steps here: GiB of live tensors of the second, what the optimizer's states take, and
-    how many parameters there are; and what comes of an export."""
+    """Of real steps here: GiB of live tensors of the second, in all and by phase, bytes of the
+    optimizer's states, and how many parameters there are; and what comes of an export."""
     cpu = torch.device("cpu")
     model = step.prepare_model(config, cpu)
     optimizer = build_optimizer(model, config.optim)
@@ -72,8 +76,11 @@ def measured(config: TrainConfig, folder: Path) -> dict[str, Any]:
         exported = "written"
     except UserError as error:
         exported = str(error)
+    phases = {name: meter.summary()[f"mem_{name}_peak_gib"] for name in PHASES}
     return {
         "peak": meter.summary()["mem_peak_allocated_gib"],
+        "phases": phases,
+        "states_bytes": sum(state.nbytes for state in kept_states(optimizer)),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "exported": exported,
         "folder": (folder / "exported").exists(),
@@ -104,24 +111,31 @@ def main(folder: Path, changes: dict[str, Any], parts: list[str]) -> None:
             TrainConfig, deep_merge(row, {"parallel": {"fsdp": 2}, "batch_size": 2}), "technique"
         )
         answer["sharded"] = losses(config, folder / "sharded", world)
+        if world.is_main:  # which has nothing of the steps after the checkpoint
+            shutil.copytree(folder / "sharded", folder / "sharded again")
+        world.barrier()
+        answer["sharded_resumed"] = losses(config, folder / "sharded again", world)
         world.close()
         if not world.is_main:
             return
-    if "train" in parts:
+    if "train" in parts or "resume" in parts:
         answer["losses"] = losses(config, folder / "run")
-        for path in (folder / "run").glob("*-00000005*"):
-            path.unlink()
         (folder / "again").mkdir()
         for path in [
             *(folder / "run").glob("checkpoint-00000003.*"),
             folder / "run" / "metrics.jsonl",
         ]:
             (folder / "again" / path.name).write_bytes(path.read_bytes())
-        answer["resumed"] = losses(config, folder / "again")
-        answer["states_bytes"] = bytes_per_parameter(config.optim, torch.float32)
+        try:
+            answer["resumed"] = losses(config, folder / "again")
+        except UserError as error:
+            answer["resumed"] = str(error)
+    if "train" in parts:
+        answer["states_bytes"] = state_bytes(config.model, config.optim, torch.float32)
         answer["predicted"] = {on: predict(config, on=on).parts for on in ("cpu", "gpu")}
         answer["plain"] = predict(config, "sdpa_math").parts
         answer["predicted_peak"] = predict(config, on="cpu").peak
+        answer["predicted_phases"] = predict(config, on="cpu").phases
         answer["counted"] = count_parameters(config.model).total
         answer["measured"] = measured(config, folder)
         answer["searched"] = searched(row, folder)

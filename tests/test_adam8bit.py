@@ -16,6 +16,7 @@ from lsai_core.optimizers.adam8bit import moments_of, quantized, restored, type_
 from lsai_core.optimizers.build import build_optimizer, clip_and_update
 from lsai_core.prediction.memory import predict
 from lsai_core.profiling.live_tensors import LiveTensors
+from lsai_core.training.combinations import require_possible
 from lsai_core.training.loop import train
 from lsai_lab.data import Dataset
 
@@ -157,9 +158,9 @@ def test_states_of_another_kind_are_refused(dataset: Dataset, tmp_path: Path) ->
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(UserError, match="8bit"):
-        tiny(optim={"states": "8bit", "kernel": "torch"})
+        require_possible(tiny(optim={"states": "8bit", "kernel": "torch"}), "run")
     with pytest.raises(UserError, match="use one of them"):
-        tiny(optim=EIGHT, parallel={"fsdp": 2, "cpu_offload": True})
+        require_possible(tiny(optim=EIGHT, parallel={"fsdp": 2, "cpu_offload": True}), "run")
 
 
 def test_an_update_on_a_cpu_needs_less_than_the_states_save() -> None:

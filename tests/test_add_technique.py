@@ -21,19 +21,52 @@ SGD = '''"""SGD with momentum."""
 
 import torch
 
-from lsai_core.optimizers.base import Optimizer
+from lsai_core.optimizers.base import Optimizer, decayed
 
 
-def _build(groups, optim, device):
-    return torch.optim.SGD(groups, lr=optim.lr, momentum=optim.betas[0])
+def _build(parameters, optim):
+    return torch.optim.SGD(decayed(parameters, optim), lr=optim.lr, momentum=optim.betas[0])
 
 
-def _states(parameter, optim):
-    return {"momentum_buffer": torch.zeros_like(parameter)}
-
-
-OPTIMIZER = Optimizer(_build, _states)
+OPTIMIZER = Optimizer(_build)
 '''
+MUON = '''"""Muon for the blocks' matrices, AdamW for embedding, output and norms."""
+
+import torch
+
+from lsai_core.optimizers.base import Composed, Optimizer
+from lsai_core.optimizers.kinds import adamw
+
+
+def _build(parameters, optim):
+    rest = dict(parameters)
+    names = [name for name, p in parameters.items() if p.ndim == 2 and name.startswith("blocks.")]
+    muon = torch.optim.Muon(
+        [rest.pop(name) for name in names],
+        lr=optim.lr,
+        weight_decay=optim.weight_decay,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    return Composed([muon, adamw.OPTIMIZER.build(rest, optim)])
+
+
+OPTIMIZER = Optimizer(_build)
+'''
+# An optimizer of two that saves and restores nothing of what the two keep.
+FORGETFUL = (
+    MUON.replace("return Composed(", "return Both(")
+    + """
+
+class Both(torch.optim.Optimizer):
+    def __init__(self, parts):
+        self.parts = parts
+        super().__init__([group for part in parts for group in part.param_groups], {})
+
+    def step(self, closure=None):
+        for part in self.parts:
+            part.step()
+"""
+)
 BACKEND = '''"""Attention by logarithms of weights, for 16-bit and other inputs alike."""
 
 import torch
@@ -92,7 +125,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("tree")
     for name in ("lsai_core", "lsai_lab", "params"):
         shutil.copytree(CHECKOUT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    (root / "lsai_core/optimizers/kinds/sgd.py").write_text(SGD)
+    for name, text in (("sgd", SGD), ("muon", MUON), ("forgetful", FORGETFUL)):
+        (root / f"lsai_core/optimizers/kinds/{name}.py").write_text(text)
     (root / "lsai_core/attention/backends/own.py").write_text(BACKEND)
     for name, additions in QK_NORM.items():
         text = (root / name).read_text()
@@ -150,16 +184,20 @@ def assert_served(answers: dict[str, Any]) -> None:
     assert answers["losses"][-1] < answers["losses"][0]
     assert answers["resumed"] == answers["losses"]
     assert answers["sharded"] == pytest.approx(answers["losses"], rel=1e-4)
+    assert answers["sharded_resumed"] == answers["sharded"]
     assert answers["searched"]["largest"] == 2
     assert all(parts["optimizer"] > 0 for parts in answers["predicted"].values())
     assert answers["counted"] == answers["measured"]["parameters"]
     assert answers["predicted_peak"] == pytest.approx(answers["measured"]["peak"], rel=0.01)
+    assert answers["predicted_phases"] == pytest.approx(answers["measured"]["phases"], rel=0.01)
+    assert answers["states_bytes"] == answers["measured"]["states_bytes"]
 
 
 def test_a_new_optimizer_is_one_file(tree: Path, tmp_path: Path) -> None:
     answers = done(tree, tmp_path, {"optim": {"name": "sgd"}})
     assert_served(answers)
-    assert answers["states_bytes"] == 4.0 and answers["searched"]["name"] == "sgd"
+    assert answers["states_bytes"] == 4 * answers["counted"]
+    assert answers["searched"]["name"] == "sgd"
     parts = answers["predicted"]["cpu"]
     assert parts["optimizer"] == pytest.approx(parts["weights"], rel=1e-3)  # one state a weight
     first, second = refusals(
@@ -168,6 +206,39 @@ def test_a_new_optimizer_is_one_file(tree: Path, tmp_path: Path) -> None:
         {"optim": {"name": "sgd", "kernel": "triton"}},
     )
     assert "optim.name sgd has no states 8bit" in first and "kernel triton" in second
+
+
+def test_an_optimizer_of_two_is_one_file(tree: Path, tmp_path: Path) -> None:
+    """By names of parameters; what it keeps and needs in between is known everywhere."""
+    wide = {"d_model": 128, "d_ff": 512, "n_heads": 4, "n_kv_heads": 2}
+    answers = done(tree, tmp_path, {"optim": {"name": "muon", "lr": 3e-3}, "model": wide})
+    assert_served(answers)
+    plain = done(tree, tmp_path / "adamw", {"optim": {"lr": 3e-3}, "model": wide})
+    assert answers["losses"] != plain["losses"]
+    # One state of the blocks' matrices, two of everything else.
+    matrices = 2 * (128 * (128 + 2 * 64) + 128 * 128 + 3 * 128 * 512)
+    assert plain["states_bytes"] - answers["states_bytes"] == 4 * matrices
+    for on in ("cpu", "gpu"):
+        assert answers["predicted"][on]["optimizer"] < plain["predicted"][on]["optimizer"]
+    scratch = answers["predicted_phases"]["optimizer"] - plain["predicted_phases"]["optimizer"]
+    assert scratch * 2**30 > 4 * (128 * 1024 - matrices)  # gate and up, at least once more
+    first, second = refusals(
+        tree,
+        {"optim": {"name": "muon", "states": "8bit"}},
+        {"optim": {"name": "muon", "rounding": "stochastic"}},
+    )
+    assert "optim.name muon has no states 8bit" in first and "rounding stochastic" in second
+    asked = ("predict", "--model", "lab", "--set", "optim.name=muon", "--gpu", "h100")
+    shown = python(tree, "-m", "lsai_lab.cli", *asked)
+    assert shown.returncode == 0, shown.stderr
+
+
+def test_an_optimizer_that_forgets_at_a_checkpoint_is_refused(tree: Path, tmp_path: Path) -> None:
+    changes = json.dumps({"optim": {"name": "forgetful"}})
+    result = python(tree, str(JOB), str(tmp_path), changes, "resume")
+    assert result.returncode == 0, result.stderr[-3000:]
+    answers = json.loads((tmp_path / "resume.json").read_text())
+    assert "the optimizer kept" in answers["resumed"] and "and restored" in answers["resumed"]
 
 
 def test_a_new_attention_backend_is_one_file(tree: Path, tmp_path: Path) -> None:

@@ -4,26 +4,27 @@ torch's AdamW."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from conftest import losses, tiny
 
-from lsai_core.base.errors import Unavailable
+from lsai_core.base.errors import Unavailable, UserError
 from lsai_core.config.train import OptimConfig, TrainConfig
 from lsai_core.optimizers.build import (
     build_optimizer,
     clip_and_update,
     gradient_norm,
+    kept_states,
     make_states,
     way_of,
 )
 from lsai_core.optimizers.kinds.adamw import optimizer_kernel
+from lsai_core.training.checkpoint import WholeCheckpoints
 from lsai_core.training.combinations import refusal
 from lsai_core.training.loop import train
 from lsai_lab.data import Dataset
-
-CPU = torch.device("cpu")
 
 
 def model(device: str = "cpu", dtype: torch.dtype = torch.float32) -> torch.nn.Module:
@@ -40,7 +41,7 @@ def fill_gradients(module: torch.nn.Module, step: int) -> None:
 
 
 def test_auto_is_torch_on_a_cpu_and_triton_there_is_refused() -> None:
-    assert optimizer_kernel(OptimConfig(), CPU) == "torch"
+    assert optimizer_kernel(OptimConfig(), torch.zeros(1)) == "torch"
     assert isinstance(build_optimizer(model(), OptimConfig()), torch.optim.AdamW)
     with pytest.raises(Unavailable, match="needs a CUDA GPU"):
         build_optimizer(model(), OptimConfig(kernel="triton"))
@@ -75,13 +76,7 @@ def test_states_can_be_made_before_the_first_step(states: str, device: str) -> N
     fill_gradients(module, 0)
     clip_and_update(optimizer, 1.0)
     assert not any(torch.equal(p, old) for p, old in zip(module.parameters(), before, strict=True))
-    again = sum(
-        v.nbytes
-        for state in optimizer.state.values()
-        for v in state.values()
-        if isinstance(v, torch.Tensor)
-    )
-    assert again == made
+    assert sum(state.nbytes for state in kept_states(optimizer)) == made
 
 
 @pytest.mark.gpu
@@ -182,3 +177,27 @@ def test_what_updates_is_told() -> None:
             tuple(way_of(build_optimizer(model(dtype=dtype), OptimConfig(**optim))).values())
             == told
         )
+
+
+class Deaf(torch.optim.SGD):
+    """Takes a checkpoint's states for nothing."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Do nothing."""
+
+
+def test_an_optimizer_that_does_not_take_its_states_back_is_refused(tmp_path: Path) -> None:
+    for kind, refused in ((torch.optim.SGD, False), (Deaf, True)):
+        saved = WholeCheckpoints(tmp_path / kind.__name__, keep=1)
+        saved.folder.mkdir()
+        module = model()
+        fill_gradients(module, 0)
+        optimizer = kind(module.parameters(), lr=0.1, momentum=0.9)
+        optimizer.step()
+        saved.save(1, module, optimizer, 0.0)
+        again = kind(module.parameters(), lr=0.1, momentum=0.9)
+        if not refused:
+            assert saved.restore(module, again) == (1, 0.0)
+            continue
+        with pytest.raises(UserError, match=r"momentum_buffer of parameter 0 was not restored"):
+            saved.restore(module, again)

@@ -3,6 +3,7 @@ round alike."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import itertools
 import math
@@ -18,10 +19,12 @@ import torch
 from conftest import CHECKOUT, losses, tiny
 from test_checkpoint import Interrupted, stop_at, weights
 
+from lsai_core.optimizers.build import clip_and_update
 from lsai_core.optimizers.plain_update import plain_adamw_
 from lsai_core.optimizers.rounding import LARGEST, Noise, philox, random_bits, rounded
-from lsai_core.training import step as training_step
+from lsai_core.training import loop
 from lsai_core.training.loop import Diverged, train
+from lsai_core.training.step import train_step
 from lsai_lab.data import Dataset
 
 CPU = torch.device("cpu")
@@ -226,15 +229,15 @@ def stochastic(**changes: Any) -> Any:
 def test_a_gradient_that_is_no_number_ends_the_run(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: float, states: str
 ) -> None:
-    real, calls = training_step.clip_and_update, []
+    calls = []
 
     def poisoned(optimizer: torch.optim.Optimizer, limit: float) -> torch.Tensor:
         calls.append(None)
         if len(calls) == 3:
             optimizer.param_groups[0]["params"][1].grad[0, 0] = bad
-        return real(optimizer, limit)
+        return clip_and_update(optimizer, limit)
 
-    monkeypatch.setattr(training_step, "clip_and_update", poisoned)
+    monkeypatch.setattr(loop, "train_step", functools.partial(train_step, update=poisoned))
     with pytest.raises(Diverged, match="not finite at step 3"):
         train(stochastic(optim={"rounding": "stochastic", "states": states}), dataset, tmp_path)
 

@@ -118,7 +118,7 @@ class OptimConfig(Strict):
         "full", description="moments in the weights' dtype, or in blocks of 8 bits"
     )
     rounding: Literal["nearest", "stochastic"] = Field(
-        "nearest", description="of updated bf16 weights"
+        "nearest", description="of updated bf16 weights, on GPUs and CPUs"
     )
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,26 +58,27 @@ def moments_of(parameter: Tensor) -> dict[str, Tensor]:
 
 
 @functools.cache
+def _in_steps(signed: bool, where: float) -> list[float]:
+    """The places `where` (0 to 1) of all steps of all decades, ascending, as fp32 computes them."""
+    places: list[float] = []
+    for level in range(7):
+        steps = 2 ** (level + (0 if signed else 1))
+        step = np.arange(steps, dtype=np.float32) + np.float32(where)
+        places += (10.0 ** (level - 6) * (0.1 + 0.9 * step / steps)).tolist()
+    return places
+
+
 def type_values(signed: bool) -> Tensor:
     """The magnitudes of the type in ascending order, fp32: 0, the middles of every decade's steps,
     and 1."""
-    values = [torch.zeros(1)]
-    for level in range(7):
-        steps = 2 ** (level + (0 if signed else 1))
-        values.append(10.0 ** (level - 6) * (0.1 + 0.9 * (torch.arange(steps) + 0.5) / steps))
-    return torch.cat([*values, torch.ones(1)])
+    return torch.tensor([0.0, *_in_steps(signed, 0.5), 1.0])
 
 
-@functools.cache
 def _edges(signed: bool) -> Tensor:
     """Between `type_values`: the ends of the steps, so that a value lies in the step that stands
     for it."""
-    edges = [torch.tensor([_SMALLEST if signed else 0.0])]
-    for level in range(7):
-        steps = 2 ** (level + (0 if signed else 1))
-        edges.append(10.0 ** (level - 6) * (0.1 + 0.9 * torch.arange(1, steps + 1) / steps))
-    edges[-1][-1] = 1.0 - 0.9 / (256 if signed else 512)  # halfway to 1
-    return torch.cat(edges)
+    halfway_to_1 = 1.0 - 0.9 / (256 if signed else 512)
+    return torch.tensor([_SMALLEST if signed else 0.0, *_in_steps(signed, 1.0)[:-1], halfway_to_1])
 
 
 def quantized(values_NK: Tensor, signed: bool) -> tuple[Tensor, Tensor]:

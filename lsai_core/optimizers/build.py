@@ -1,77 +1,114 @@
 """The optimizer of a run, gradient clipping, and the states in numbers. Which optimizers there are:
-`optimizers/`, a file each."""
+`kinds/`, a file each."""
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lsai_core import kernels
+from lsai_core.base.errors import UserError
 from lsai_core.base.plugins import declared
+from lsai_core.config.presets import ModelConfig
 from lsai_core.config.train import OptimConfig
-from lsai_core.optimizers.base import FactorOptimizer, Groups, Optimizer, local
+from lsai_core.model.transformer import shaped
+from lsai_core.optimizers.base import (
+    FactorOptimizer,
+    Optimizer,
+    local,
+    numbered,
+    parts_of,
+)
 from lsai_core.optimizers.rounding import ROUNDS
 
 PACKAGE = "lsai_core.optimizers.kinds.*"
 
 
-def get_optimizer(name: str) -> Optimizer:
-    """The optimizer that the file `name` declares."""
-    return declared(PACKAGE, name, "OPTIMIZER")
-
-
 def build_optimizer(
     model: torch.nn.Module, optim: OptimConfig, seed: int = 0
 ) -> torch.optim.Optimizer:
-    """The optimizer that `optim` names; weight decay applies to matrices, not to norms. `seed`: of
-    stochastic rounding.
+    """The optimizer that `optim` names, over the parameters of `model`. `seed`: of stochastic
+    rounding.
 
-    Raises Unavailable if a kernel is asked for where it cannot run.
+    Raises Unavailable if a kernel is asked for where it cannot run, and UserError if a parameter is
+    left out.
     """
-    parameters = list(model.parameters())
-    matrices, vectors = ([p for p in parameters if (p.ndim >= 2) is wide] for wide in (True, False))
-    groups: Groups = [
-        {"params": matrices, "weight_decay": optim.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    optimizer = get_optimizer(optim.name).build(groups, optim, parameters[0].device)
-    if isinstance(optimizer, FactorOptimizer):
-        optimizer.seed = seed
+    parameters = dict(model.named_parameters())
+    declaration: Optimizer = declared(PACKAGE, optim.name, "OPTIMIZER")
+    optimizer = declaration.build(parameters, optim)
+    updated = numbered([optimizer])
+    forgotten = [name for name, parameter in parameters.items() if parameter not in updated]
+    if forgotten:
+        raise UserError(f"optimizer {optim.name} does not update {', '.join(forgotten[:3])}")
+    for part in parts_of(optimizer):
+        if isinstance(part, FactorOptimizer):
+            part.seed = seed
     return optimizer
 
 
 def way_of(optimizer: torch.optim.Optimizer) -> dict[str, str]:
-    """What a record says of an optimizer: `optimizer_kernel`, torch (any of torch's), triton or
-    plain (the project's own update with and without Triton); `optimizer_rounding` of updated
-    weights, none of those in fp32."""
-    weight = local(optimizer.param_groups[0]["params"][0])
-    kernel, rounding = "torch", "nearest"
-    if isinstance(optimizer, FactorOptimizer):
-        kernel = "triton" if kernels.available(weight.device) else "plain"
-        rounding = f"stochastic, {ROUNDS} Philox rounds" if optimizer.stochastic else "nearest"
+    """What a record says of an optimizer, of several parts with a plus in between.
+
+    `optimizer_kernel`: torch (any of torch's), triton or plain (the project's own update with and
+    without Triton). `optimizer_rounding`: of updated weights; none of those in fp32.
+    """
+    ways = [_way_of_one(part) for part in parts_of(optimizer)]
+    names = ("optimizer_kernel", "optimizer_rounding")
     return {
-        "optimizer_kernel": kernel,
-        "optimizer_rounding": rounding if weight.dtype == torch.bfloat16 else "none",
+        name: " + ".join(dict.fromkeys(way[place] for way in ways))
+        for place, name in enumerate(names)
     }
 
 
-def bytes_per_parameter(optim: OptimConfig, dtype: torch.dtype) -> float:
-    """What the optimizer keeps of a parameter of a matrix of `dtype`."""
-    matrix = torch.empty(256, 256, dtype=dtype)
-    return (
-        sum(state.nbytes for state in get_optimizer(optim.name).states(matrix, optim).values())
-        / matrix.numel()
-    )
+def _way_of_one(optimizer: torch.optim.Optimizer) -> tuple[str, str]:
+    weight = local(next(iter(numbered([optimizer]))))
+    half, kernel, stochastic = weight.dtype == torch.bfloat16, "torch", False
+    if isinstance(optimizer, FactorOptimizer):
+        kernel = "triton" if kernels.available(weight.device) else "plain"
+        stochastic = optimizer.stochastic
+    rounding = f"stochastic, {ROUNDS} Philox rounds" if stochastic else "nearest"
+    return kernel, rounding if half else "none"
+
+
+@functools.lru_cache(maxsize=256)
+def state_bytes(model: ModelConfig, optim: OptimConfig, dtype: torch.dtype) -> int:
+    """What the optimizer keeps of a whole model with weights of `dtype`; allocates nothing."""
+    empty = shaped(model).to(dtype)
+    # Which kernel updates changes no state, and triton could not be asked for without a GPU.
+    anywhere = optim.model_copy(update={"kernel": "auto"})
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        optimizer = build_optimizer(empty.to_empty(device="cpu"), anywhere)
+        make_states(optimizer, update=False)
+    return sum(state.nbytes for state in kept_states(optimizer))
+
+
+def kept_states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """This process's part of what the optimizer keeps, without counts of steps."""
+    values = (value for state in optimizer.state.values() for value in state.values())
+    return [local(v) for v in values if isinstance(v, torch.Tensor) and v.ndim]
 
 
 @torch.no_grad()
-def make_states(optimizer: torch.optim.Optimizer) -> int:
-    """Make the moments that the first update would make, and change no weight: as memory is in
-    every step but the first.
+def make_states(optimizer: torch.optim.Optimizer, *, update: bool = True) -> int:
+    """Make the states that the first update would make, and change no weight: as memory is in every
+    step but the first. `update=False`: without running the project's own update.
 
     Returns the bytes of this process's part.
     """
+    for part in parts_of(optimizer):
+        if update or not isinstance(part, FactorOptimizer):
+            _step_nowhere(part)
+            continue
+        for parameter in numbered([part]):
+            part.make_state(parameter)
+    return sum(state.nbytes for state in kept_states(optimizer))
+
+
+def _step_nowhere(optimizer: torch.optim.Optimizer) -> None:
+    """A step without gradients at a learning rate of 0."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0
@@ -81,8 +118,6 @@ def make_states(optimizer: torch.optim.Optimizer) -> int:
     optimizer.zero_grad(set_to_none=True)
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
-    states = (value for state in optimizer.state.values() for value in state.values())
-    return sum(local(value).nbytes for value in states if isinstance(value, torch.Tensor))
 
 
 def clip_and_update(optimizer: torch.optim.Optimizer, limit: float) -> torch.Tensor:

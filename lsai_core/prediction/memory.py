@@ -17,7 +17,7 @@ from lsai_core.base.disk_cache import cached_on_disk
 from lsai_core.config.affects import affecting
 from lsai_core.config.precision import weight_dtype
 from lsai_core.config.train import TrainConfig
-from lsai_core.optimizers.build import bytes_per_parameter
+from lsai_core.optimizers.build import state_bytes
 from lsai_core.prediction.replay import WORKSPACE, Replayed, replay
 from lsai_core.prediction.simulate import Simulated, simulate
 from lsai_core.prediction.stand_ins import FUSED, expected_kernel, is_usual, repeats
@@ -149,15 +149,12 @@ def _host_gib(config: TrainConfig) -> float:
     from lsai_core.model.saved_inputs import host_gib
     from lsai_core.model.transformer import count_parameters
 
+    if not config.parallel.cpu_offload:
+        return host_gib(config)
     stored = weight_dtype(config.precision)
-    # weight, gradient, states
-    each = 2 * stored.itemsize + bytes_per_parameter(config.optim, stored)
-    held = (
-        count_parameters(config.model).total / config.parallel.shards
-        if config.parallel.cpu_offload
-        else 0.0
-    )
-    return each * held / GIB + host_gib(config)
+    weights_and_gradients = 2 * stored.itemsize * count_parameters(config.model).total
+    held = weights_and_gradients + state_bytes(config.model, config.optim, stored)
+    return held / config.parallel.shards / GIB + host_gib(config)
 
 
 def verdict(prediction: Prediction, gpu: Gpu) -> Verdict:

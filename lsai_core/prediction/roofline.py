@@ -34,7 +34,7 @@ from lsai_core.attention.registry import Case
 from lsai_core.config.precision import compute_dtype, weight_dtype
 from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import count_parameters
-from lsai_core.optimizers.build import bytes_per_parameter
+from lsai_core.optimizers.build import state_bytes
 from lsai_core.prediction.memory import predict
 from lsai_core.prediction.stand_ins import FUSED
 from lsai_core.profiling.flops import flops_per_token, theoretical_peak
@@ -124,14 +124,11 @@ def counted(
     stored, foreign = weight_dtype(config.precision), config.optim.kernel == "torch"
     # The gradient is read twice, weight and states both ways; torch's kernels scale the gradient
     # apart.
-    updated = (6 if foreign else 4) * stored.itemsize + 2 * bytes_per_parameter(
-        config.optim, stored
-    )
-    updated *= (
-        count_parameters(config.model).total
-        / config.parallel.shards
-        * (not config.parallel.cpu_offload)
-    )
+    updated = 0.0
+    if not config.parallel.cpu_offload:
+        weights = (6 if foreign else 4) * stored.itemsize * count_parameters(config.model).total
+        states = 2 * state_bytes(config.model, config.optim, stored)
+        updated = (weights + states) / config.parallel.shards
     compiled = work["compiled kernels"]
     return products, {
         "compiled": work["compiled bytes"] + updated * (not foreign),

@@ -33,7 +33,8 @@ from lsai_core.kernels import FakeGpu
 from lsai_core.model.loss import linear_cross_entropy
 from lsai_core.model.recompute import BlockCheckpoint
 from lsai_core.model.transformer import Block, Transformer, shaped
-from lsai_core.optimizers.build import get_optimizer
+from lsai_core.optimizers.base import FactorOptimizer, parts_of
+from lsai_core.optimizers.build import build_optimizer, clip_and_update, kept_states, make_states
 from lsai_core.parallel.adapt import adapt
 from lsai_core.parallel.sequence import join, setting
 from lsai_core.prediction.compiled import POLICIES, Policy, compiled
@@ -45,7 +46,9 @@ from lsai_core.prediction.stand_ins import (
     attention_as,
     convert_as,
     expected_kernel,
-    update_in_place,
+    few_pieces,
+    update_on_gpu,
+    update_on_host,
 )
 from lsai_core.prediction.tracker import PurposeTracker
 from lsai_core.training import step
@@ -78,8 +81,8 @@ class Trainer:
 
     `reshape` replaces parts of a model on the meta device, before layers run in fp8, which
     `linear_names` names. `norm` stands outside of compiled blocks. `policy` makes what selective
-    checkpointing keeps (a new one for each use, for it may count). `states` are the optimizer's, of
-    a parameter. `update` clips and updates. `keeps_gradients`: to the step's end.
+    checkpointing keeps (a new one for each use, for it may count). `optimizer` makes one for the
+    model, `update` clips and updates. `keeps_gradients`: to the step's end.
     """
 
     reshape: Callable[[Transformer], None] = lambda model: None
@@ -87,8 +90,8 @@ class Trainer:
     norm: type[nn.RMSNorm] = FusedRMSNorm
     loss: Callable[..., Tensor] | None = None
     policy: Callable[[], Policy] | None = None
-    states: Callable[[Tensor], dict[str, Tensor]] | None = None
-    update: Callable[[torch.optim.Optimizer, float], Tensor] = update_in_place
+    optimizer: Callable[[Transformer], torch.optim.Optimizer] | None = None
+    update: Callable[[torch.optim.Optimizer, float], Tensor] | None = None
     keeps_gradients: bool = True
 
 
@@ -167,16 +170,16 @@ class _Simulation:
             tokens = torch.empty(
                 config.batch_size * config.grad_accum, config.seq_len + 1, dtype=torch.int64
             )
-            for purpose, seed in (
-                ("weights", model),
-                ("optimizer", optimizer),
-                ("activations", tokens),
-            ):
+            # The counts of steps lie on the host, as the project's own optimizer has them.
+            states = kept_states(optimizer) if self._on_gpu else [optimizer]
+            seeds = {"weights": [model], "optimizer": states, "activations": [tokens]}
+            for purpose, kept in seeds.items():
                 tracker.marks[f"{purpose} made"] = len(tracker.events)
                 with tracker.purpose(purpose):
-                    tracker.add([seed])
+                    tracker.add(kept)
             if config.parallel.cpu_offload:
-                self._offload(model, optimizer)
+                for tensor in (*model.parameters(), *kept_states(optimizer)):
+                    tracker.move_to_host(tensor)
             self._watch(model)
             step.train_step(
                 model,
@@ -188,27 +191,26 @@ class _Simulation:
                 CPU,
                 _Meter(tracker),  # type: ignore[arg-type]
                 loss_of=self._loss(),
-                update=self._trainer.update,
+                update=self._update(),
             )
             return tracker, tracker.events.copy()  # before the model dies
 
     def _optimizer(self, model: Transformer) -> torch.optim.Optimizer:
         """With the states that it has in every step but the first."""
-        optimizer = torch.optim.AdamW(model.parameters(), fused=False, foreach=True)
-        optim = self._config.optim
-        declared = get_optimizer(optim.name).states
-        states = self._trainer.states or (lambda parameter: declared(parameter, optim))
-        # in the order of the run's groups
-        for parameter in sorted(model.parameters(), key=lambda p: p.ndim < 2):
-            optimizer.state[parameter] = states(parameter.data)
+        make = self._trainer.optimizer or (lambda m: build_optimizer(m, self._config.optim))
+        optimizer = make(model)
+        make_states(optimizer, update=False)
+        for part in parts_of(optimizer):
+            if isinstance(part, FactorOptimizer):
+                part.pieces = few_pieces
         return optimizer
 
-    def _offload(self, model: Transformer, optimizer: torch.optim.Optimizer) -> None:
-        for tensor in (
-            *model.parameters(),
-            *(t for state in optimizer.state.values() for t in state.values()),
-        ):
-            self._tracker.move_to_host(tensor)
+    def _update(self) -> Callable[..., Tensor]:
+        if self._trainer.update is not None:
+            return self._trainer.update
+        if not self._on_gpu:
+            return clip_and_update
+        return update_on_host if self._config.parallel.cpu_offload else update_on_gpu
 
     def _watch(self, model: Transformer) -> None:
         """Say what tensors are for as they come to be."""

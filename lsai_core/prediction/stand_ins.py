@@ -8,8 +8,8 @@ operator of this project gets an object with the GPU's memory behaviour in its p
   that does not say that it is fused runs as it is, operation by operation.
 - RMSNorm outside of compiled blocks: one fused kernel that keeps its input and one fp32 number per
   row.
-- clipping and the optimizer: both kernels update in place, so that nothing but the states is
-  needed.
+- clipping and the optimizer: kernels update in place, so that nothing but the states is needed; an
+  optimizer of plain operations runs as it is.
 - context parallelism: its operators as they are, which on fake tensors exchange nothing; torch's
   own as a fused kernel.
 - fp8 layers of packages that may not be installed here.
@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from lsai_core.attention.choice import get_backend
 from lsai_core.attention.registry import Backend, repeat_kv
@@ -33,6 +34,7 @@ from lsai_core.context.methods import ContextParallel, ContextSetting
 from lsai_core.fp8 import convert
 from lsai_core.fp8.scales import Scales
 from lsai_core.model.transformer import Transformer
+from lsai_core.optimizers.base import FactorOptimizer, parts_of, pieces
 from lsai_core.prediction.tracker import PurposeTracker
 
 
@@ -187,8 +189,30 @@ class _RMSNorm(torch.autograd.Function):
         return torch.empty_like(x_BSD), torch.empty_like(weight_D)
 
 
-def update_in_place(optimizer: torch.optim.Optimizer, limit: float) -> Tensor:
-    """`clip_and_update` by kernels that need nothing beside the states."""
+ALIKE = 2  # whole pieces of an update: further ones take and give back the same blocks
+
+
+def few_pieces(rows: int, at_once: int) -> list[tuple[int, int]]:
+    """The pieces of an update that differ."""
+    return pieces(min(rows, ALIKE * at_once + rows % at_once), at_once)
+
+
+def update_on_gpu(optimizer: torch.optim.Optimizer, limit: float) -> Tensor:
+    """`clip_and_update`: kernels need nothing beside the states; other optimizers run, by lists of
+    tensors, as torch has it on a GPU unless they are slices."""
+    for part in parts_of(optimizer):
+        if isinstance(part, FactorOptimizer) or part.defaults.get("fused"):
+            continue
+        for group in part.param_groups:
+            sliced = any(isinstance(p, DTensor) for p in group["params"])
+            if group.get("foreach", False) is None and not sliced:
+                group["foreach"] = True
+        part.step()
+    return torch.empty(())
+
+
+def update_on_host(_optimizer: torch.optim.Optimizer, _limit: float) -> Tensor:
+    """`clip_and_update` in host memory, which takes nothing from a GPU."""
     return torch.empty(())
 
 

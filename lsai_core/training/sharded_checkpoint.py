@@ -33,6 +33,7 @@ from lsai_core.base.errors import UserError
 from lsai_core.base.files import write_json
 from lsai_core.model.hf import save_hf
 from lsai_core.model.transformer import Transformer
+from lsai_core.optimizers.kept import kept, require_same
 from lsai_core.parallel.world import World
 from lsai_core.training.checkpoint import beginning, checksum, progress
 
@@ -123,6 +124,7 @@ class ShardedCheckpoints:
             dicts.set_state_dict(
                 model, optimizer, model_state_dict=weights, optim_state_dict=states
             )
+            require_same(optimizer, facts.get("kept"))
         # whatever a foreign file makes of its reader
         except (dcp.api.CheckpointException, Exception) as error:
             raise UserError(
@@ -145,6 +147,7 @@ class ShardedCheckpoints:
             "ranks": self.world.size,
             "sequences_per_step": self.sequences,
             "train_s": train_s,
+            "kept": kept(optimizer),
         }
         self._running = self._writer.submit(self._complete, written, path, facts)
 

@@ -20,9 +20,9 @@ from pydantic import Field
 
 from lsai_core.config.precision import compute_dtype, weight_dtype
 from lsai_core.config.strict import Strict, validated
-from lsai_core.config.train import ModelConfig, OptimConfig, Precision
+from lsai_core.config.train import ModelConfig, Precision
 from lsai_core.model.transformer import Transformer
-from lsai_core.optimizers.build import bytes_per_parameter
+from lsai_core.optimizers.kinds.adamw import bytes_per_parameter
 from lsai_core.profiling.flops import flops_per_token
 from lsai_lab.project.files import load_yaml, repo_root
 
@@ -158,8 +158,7 @@ def bytes_per_weight(precision: Precision, states: str = "full") -> tuple[int, f
     """Bytes that one weight of a matrix takes, and those of its gradient and of AdamW's `states`
     (`optim.states`) together."""
     dtype = weight_dtype(precision)
-    optim = validated(OptimConfig, {"states": states}, "optim")
-    return dtype.itemsize, dtype.itemsize + bytes_per_parameter(optim, dtype)
+    return dtype.itemsize, dtype.itemsize + bytes_per_parameter(states, dtype)
 
 
 def step_seconds(traffic: Traffic, assume: Assumptions) -> tuple[float, float]:

@@ -34,6 +34,7 @@ from lsai_core.fp8.recipes import linear_names
 from lsai_core.model import transformer as decoder
 from lsai_core.model.recompute import keep_expensive
 from lsai_core.model.rope import rotate
+from lsai_core.optimizers.base import FactorOptimizer
 from lsai_core.prediction.memory import Prediction, prediction_of
 from lsai_core.prediction.simulate import Simulated, Trainer, simulate
 from lsai_core.prediction.stand_ins import FusedRMSNorm
@@ -166,15 +167,23 @@ def _linears(model: nn.Module, _fp8: Any) -> list[str]:
     ]
 
 
-def _masters(shared: int, weight: Tensor) -> dict[str, Tensor]:
-    slices = {
-        name: torch.empty(-(-weight.numel() // shared), dtype=torch.float32)
-        for name in ("master", "m", "v")
-    }
-    return slices | {
-        "gradient": torch.empty_like(weight, dtype=torch.float32),
-        "bucket": torch.empty_like(weight),
-    }
+class _Masters(FactorOptimizer):
+    """Keeps what nanotron does of each weight; `shared`: by so many processes."""
+
+    def __init__(self, shared: int, model: nn.Module) -> None:
+        self.shared = shared
+        super().__init__([{"params": sorted(model.parameters(), key=lambda p: p.ndim < 2)}], lr=0.0)
+
+    def moments(self, parameter: Tensor) -> dict[str, Tensor]:
+        weight = parameter.data
+        slices = {
+            name: torch.empty(-(-weight.numel() // self.shared), dtype=torch.float32)
+            for name in ("master", "m", "v")
+        }
+        return slices | {
+            "gradient": torch.empty_like(weight, dtype=torch.float32),
+            "bucket": torch.empty_like(weight),
+        }
 
 
 def _take_apart(liger: bool, model: decoder.Transformer) -> None:
@@ -218,7 +227,7 @@ def trainer_of(habits: Habits) -> Trainer:
     if habits.every_second:
         changed["policy"] = functools.partial(_policy, habits)
     if habits.masters:
-        changed["states"] = functools.partial(_masters, habits.masters)
+        changed["optimizer"] = functools.partial(_Masters, habits.masters)
     return Trainer(
         linear_names=_linears if habits.apart else linear_names,
         norm=_Fp32Norm if habits.norms == "fp32" else FusedRMSNorm,

@@ -24,7 +24,7 @@ from lsai_core.config.precision import weight_dtype
 from lsai_core.config.presets import scaled_shape
 from lsai_core.config.train import ModelConfig, TrainConfig
 from lsai_core.model.transformer import Transformer, count_parameters, shaped
-from lsai_core.optimizers.build import build_optimizer, bytes_per_parameter, make_states
+from lsai_core.optimizers.build import build_optimizer, make_states, state_bytes
 from lsai_core.parallel.processes import connect
 from lsai_core.parallel.world import World
 from lsai_core.training import step
@@ -173,17 +173,10 @@ def first_size(config: ModelSearchConfig, usable_gib: float, on_host_gib: float 
         states."""
         train = config.sized(size)
         dtype = weight_dtype(train.precision)
-        more = (
-            dtype.itemsize + bytes_per_parameter(train.optim, dtype)
-            if config.measure == "train"
-            else 0.0
-        )
-        return (
-            count_parameters(train.model).total
-            * train.parallel.replicate
-            * (dtype.itemsize + more)
-            / GIB
-        )
+        kept = weights = dtype.itemsize * count_parameters(train.model).total
+        if config.measure == "train":
+            kept += weights + state_bytes(train.model, train.optim, dtype)
+        return kept * train.parallel.replicate / GIB
 
     room_gib = on_host_gib or usable_gib * config.train.parallel.world_size
     sizes = range(1, config.max_size + 1)

@@ -9,6 +9,7 @@ or plain operations. State names are torch's, so that checkpoints of one resume 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +19,7 @@ import torch
 from lsai_core import kernels
 from lsai_core.base.errors import Unavailable
 from lsai_core.optimizers.adam8bit import MOMENTS, moments_of
-from lsai_core.optimizers.base import FactorOptimizer, Groups, Optimizer, local
+from lsai_core.optimizers.base import FactorOptimizer, Groups, Named, Optimizer, decayed, local
 from lsai_core.optimizers.plain_update import plain_adamw_
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class ClippingAdamW(FactorOptimizer):
 
     def updater(self, weight: torch.Tensor) -> Callable[..., None]:
         if not kernels.available(weight.device):
-            return plain_adamw_
+            return functools.partial(plain_adamw_, cut=self.pieces)
         from lsai_core.optimizers.adamw8_kernel import adamw8_
         from lsai_core.optimizers.adamw_kernel import adamw_
 
@@ -76,13 +77,17 @@ def _full(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
-def _states(parameter: torch.Tensor, optim: OptimConfig) -> dict[str, torch.Tensor]:
-    return moments_of(parameter) if optim.states == "8bit" else _full(parameter)
+def bytes_per_parameter(states: str, dtype: torch.dtype) -> float:
+    """What AdamW keeps of a parameter of a large matrix of `dtype`; `states` as in the config."""
+    matrix = torch.empty(256, 256, dtype=dtype)
+    moments = (moments_of if states == "8bit" else _full)(matrix)
+    return sum(moment.nbytes for moment in moments.values()) / matrix.numel()
 
 
-def _build(groups: Groups, optim: OptimConfig, device: torch.device) -> torch.optim.Optimizer:
+def _build(parameters: Named, optim: OptimConfig) -> torch.optim.Optimizer:
+    groups = decayed(parameters, optim)
     settings = {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps}
-    if optimizer_kernel(optim, device) == "torch":
+    if optimizer_kernel(optim, next(iter(parameters.values()))) == "torch":
         return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
     made = ClippingAdamW(groups, eight_bit=optim.states == "8bit", **settings)
     made.stochastic = optim.rounding == "stochastic"
@@ -90,14 +95,16 @@ def _build(groups: Groups, optim: OptimConfig, device: torch.device) -> torch.op
 
 
 def optimizer_kernel(
-    optim: OptimConfig, device: torch.device
+    optim: OptimConfig, parameter: torch.Tensor
 ) -> Literal["torch", "triton", "plain"]:
-    """What `optim.kernel` comes to for parameters on `device`; `plain`: the project's own update
+    """What `optim.kernel` comes to where `parameter` lies; `plain`: the project's own update
     without Triton."""
-    possible = kernels.available(device)
+    weight = local(parameter)
+    possible = kernels.serves(weight)
     if not possible and optim.kernel == "triton":
         raise Unavailable(
-            f"optim.kernel=triton needs a CUDA GPU and Triton; the parameters are on {device.type}"
+            f"optim.kernel=triton needs a CUDA GPU and Triton; the parameters are on "
+            f"{weight.device.type}"
         )
     if possible and optim.kernel != "torch":
         return "triton"
@@ -111,4 +118,4 @@ def _refusal(optim: OptimConfig) -> str | None:
     return None
 
 
-OPTIMIZER = Optimizer(_build, _states, _refusal)
+OPTIMIZER = Optimizer(_build, _refusal)
