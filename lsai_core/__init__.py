@@ -1,10 +1,21 @@
 """lsai_core: model, attention, kernels, fp8, context parallelism, FSDP2, training and profiling,
 usable alone.
 
-from lsai_core import TrainConfig, train
-config = TrainConfig.model_validate({"model": {"preset": "lab-tiny"}, "steps": 100})
-# `tokens`: see `lsai_core.training.batches.TokenSource`
-trained = train(config, tokens, Path("out"))
+    from lsai_core import TrainConfig, train
+    config = TrainConfig.model_validate({"model": {"preset": "lab-tiny"}, "steps": 100})
+    # `tokens`: see `lsai_core.training.batches.TokenSource`
+    trained = train(config, tokens, Path("out"))
+
+What it gives, imported when it is first asked for:
+
+    settings    TrainConfig, ModelConfig, AttentionConfig
+    model       Transformer, count_parameters, rope_tables, rotate (rotary position embedding)
+    kernels     BACKENDS (of attention, by name), available_recipes (of fp8, on a device),
+                ContextSetting (how context parallelism divides a sequence and its work)
+    training    train; connect (one process to its group), build_sharded (a model under FSDP)
+    memory      predict, simulate (one step on tensors without memory), simulated_gpu (any step),
+                usable_gib and MARGIN (what a GPU can give), LiveTensors (what a real step keeps)
+    GPUs        GPUS, find_gpu, theoretical_peak
 """
 
 from __future__ import annotations
@@ -13,27 +24,71 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lsai_core.config.train import TrainConfig
-    from lsai_core.model.transformer import Transformer
-    from lsai_core.prediction import predict
+    from lsai_core.attention.choice import BACKENDS
+    from lsai_core.config.train import AttentionConfig, ModelConfig, TrainConfig
+    from lsai_core.context.methods import ContextSetting
+    from lsai_core.fp8 import available_recipes
+    from lsai_core.model.rope import rope_tables, rotate
+    from lsai_core.model.transformer import Transformer, count_parameters
+    from lsai_core.parallel.fsdp import build_sharded
+    from lsai_core.parallel.processes import connect
+    from lsai_core.prediction.memory import MARGIN, predict, usable_gib
+    from lsai_core.prediction.simulate import simulate
     from lsai_core.prediction.simulated_gpu import simulated_gpu
+    from lsai_core.profiling.flops import theoretical_peak
+    from lsai_core.profiling.gpus import GPUS, find_gpu
+    from lsai_core.profiling.live_tensors import LiveTensors
     from lsai_core.training.loop import train
 
 __version__ = "0.1.0"
-__all__ = ["TrainConfig", "Transformer", "predict", "simulated_gpu", "train"]
+__all__ = [
+    "BACKENDS",
+    "GPUS",
+    "MARGIN",
+    "AttentionConfig",
+    "ContextSetting",
+    "LiveTensors",
+    "ModelConfig",
+    "TrainConfig",
+    "Transformer",
+    "available_recipes",
+    "build_sharded",
+    "connect",
+    "count_parameters",
+    "find_gpu",
+    "predict",
+    "rope_tables",
+    "rotate",
+    "simulate",
+    "simulated_gpu",
+    "theoretical_peak",
+    "train",
+    "usable_gib",
+]
 
 # Imported when first asked for: torch takes seconds, and not everybody who asks for the version
 # needs it.
 _WHERE = {
-    "TrainConfig": ".config.train",
-    "Transformer": ".model.transformer",
-    "predict": ".prediction",
-    "simulated_gpu": ".prediction.simulated_gpu",
-    "train": ".training.loop",
+    "lsai_core.attention.choice": ("BACKENDS",),
+    "lsai_core.config.train": ("AttentionConfig", "ModelConfig", "TrainConfig"),
+    "lsai_core.context.methods": ("ContextSetting",),
+    "lsai_core.fp8": ("available_recipes",),
+    "lsai_core.model.rope": ("rope_tables", "rotate"),
+    "lsai_core.model.transformer": ("Transformer", "count_parameters"),
+    "lsai_core.parallel.fsdp": ("build_sharded",),
+    "lsai_core.parallel.processes": ("connect",),
+    "lsai_core.prediction.memory": ("MARGIN", "predict", "usable_gib"),
+    "lsai_core.prediction.simulate": ("simulate",),
+    "lsai_core.prediction.simulated_gpu": ("simulated_gpu",),
+    "lsai_core.profiling.flops": ("theoretical_peak",),
+    "lsai_core.profiling.gpus": ("GPUS", "find_gpu"),
+    "lsai_core.profiling.live_tensors": ("LiveTensors",),
+    "lsai_core.training.loop": ("train",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_WHERE[name], __name__), name)
+    for module, names in _WHERE.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -172,15 +172,15 @@ def _unfollowed(config: TrainConfig, run: TitanRun, told: dict[str, str]) -> str
     }
     if read.get("activation_checkpoint.selective_ac_option") == "op":
         found["activation_checkpoint.selective_ac_option"] = (
-            "2" if "full_every" in run.habits else "op"
+            "2" if "full_every" in run.trainer_memory else "op"
         )
     if read.get("parallelism.fsdp_reshard_after_forward") == "never":
         sharded_again = config.parallel.reshard_after_forward
         found["parallelism.fsdp_reshard_after_forward"] = "default" if sharded_again else "never"
     if read.get("optimizer.implementation") == "foreach" and not config.parallel.cpu_offload:
-        early = run.habits.get("step_in_backward")
+        early = run.trainer_memory.get("step_in_backward")
         found["optimizer.implementation"] = (
-            "foreach" if early else run.habits.get("update", "fused")
+            "foreach" if early else run.trainer_memory.get("update", "fused")
         )
     for path, value in read.items():
         if path in found and found[path] != value:

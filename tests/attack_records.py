@@ -148,14 +148,14 @@ class World:
         from lsai_lab.benches.attention_table import recorded_rankings
         from lsai_lab.claims.evaluate import evaluate
         from lsai_lab.cli.runs import show
-        from lsai_lab.predictions.recorded import errors, predicted_runs
+        from lsai_lab.predictions.recorded import estimator_errors, predicted_runs
         from lsai_lab.report import load
         from lsai_lab.report.runpages import write_run_pages
         from lsai_lab.runs.keep import record_runs
         from lsai_lab.runs.records import find_runs, recorded_runs
 
         load._committed.cache_clear()
-        errors.cache_clear()
+        estimator_errors.cache_clear()
         _remove(self.root / "reports" / "kept")
         reports, seen = self.root / "reports", dict[str, Any]()
         frame = lab.load()

@@ -296,7 +296,7 @@ class Book:
         from lsai_lab.report import load
         from lsai_lab.report.render import HTML, PDF, render
         from lsai_lab.report.runpages import write_run_pages
-        from lsai_lab.report.to_markdown import bind
+        from lsai_lab.report.to_markdown import to_markdown
         from lsai_lab.runs.records import recorded_runs
 
         shutil.rmtree(self.root / "reports" / "recorded" / FOREIGN, ignore_errors=True)
@@ -306,7 +306,7 @@ class Book:
         for old in (out, reports / "files", reports / "data", reports / "runs"):
             shutil.rmtree(old, ignore_errors=True)
         nbformat.write(chapter(), self.folder / "one.ipynb")
-        if problem := bind(self.folder / "one.ipynb", reports / "one.ipynb"):
+        if problem := to_markdown(self.folder / "one.ipynb", reports / "one.ipynb"):
             raise AssertionError(problem)
         write_run_pages(recorded_runs(reports), reports)
         with contextlib.redirect_stdout(said := io.StringIO()):

@@ -17,7 +17,7 @@ from lsai_core.prediction import find_gpu
 from lsai_core.prediction.memory import GIB, OUTSIDE_GIB
 from lsai_core.training.combinations import checked
 from lsai_lab.peers.settings import PLAIN
-from lsai_lab.peers.trainer_memory import Habits, habits_of, predict_as
+from lsai_lab.peers.trainer_memory import TrainerMemory, predict_as, trainer_memory_of
 from lsai_lab.predictions.recorded import table_path
 from lsai_lab.project.files import load_yaml, repo_root
 
@@ -25,8 +25,8 @@ NAMES = ["source", "row", "memory", "why"]
 
 
 def rows(root: Path | None = None) -> list[dict[str, Any]]:
-    """One entry per figure: source, what the source says of it, its config and the habits of its
-    trainer."""
+    """One entry per figure: source, what the source says of it, its config and what its
+    trainer keeps in memory."""
     told, found = load_yaml((root or repo_root()) / "params" / "published.yaml"), []
     numbered = [
         (name, *pair)
@@ -34,19 +34,25 @@ def rows(root: Path | None = None) -> list[dict[str, Any]]:
         for pair in enumerate(group["rows"], 1)
     ]
     for source, number, row in numbered:
-        group, changed = told["figures"][source], row.get("habits", {})
+        group, changed = told["figures"][source], row.get("trainer_memory", {})
         own = {
-            key: value for key, value in row.items() if key not in ("gib", "habits", "model", "why")
+            key: value
+            for key, value in row.items()
+            if key not in ("gib", "trainer_memory", "model", "why")
         }
         shape = told["shapes"][row.get("model") or group["model"]]
         data = deep_merge(deep_merge(PLAIN | {"model": shape}, group["setting"]), own)
         config = checked(TrainConfig, data, f"params/published.yaml, {source}, row {number}")
-        habits = habits_of(group["as"], config).model_dump() | group.get("habits", {}) | changed
+        trainer_memory = (
+            trainer_memory_of(group["as"], config).model_dump()
+            | group.get("trainer_memory", {})
+            | changed
+        )
         said = {
             "source": source,
             "row": number,
             "config": config,
-            "habits": Habits.model_validate(habits),
+            "trainer_memory": TrainerMemory.model_validate(trainer_memory),
         }
         found.append(group | said | {"gib": row["gib"], "why": row.get("why")})
     return found
@@ -55,7 +61,7 @@ def rows(root: Path | None = None) -> list[dict[str, Any]]:
 def predicted(row: dict[str, Any]) -> dict[str, Any]:
     """Of one of `rows`: the published GiB, what is predicted to have been measured, and its
     parts."""
-    found = predict_as(row["config"], row["habits"])
+    found = predict_as(row["config"], row["trainer_memory"])
     # A full GPU gives cached memory back.
     available = find_gpu(row["gpu"]).memory_gib - OUTSIDE_GIB if "gpu" in row else 1e6
     reserved = found.on_gpu_with(available, expandable=row.get("expandable", False)).reserved / GIB
@@ -73,7 +79,7 @@ def predicted(row: dict[str, Any]) -> dict[str, Any]:
     sizes["unused"] = said - found.peak
     told = {
         "config": row["config"].model_dump_json(exclude_defaults=True),
-        "masters": max(1, row["habits"].masters),
+        "masters": max(1, row["trainer_memory"].masters),
     }
     return (
         {name: row[name] for name in NAMES}

@@ -191,7 +191,7 @@ def test_a_run_on_a_gpu(tmp_path: Path) -> None:
         if row["measure"] == "error" and row["outcome"] == "ok":
             assert (
                 max(row[name] / row[f"bound_{name}"] for name in ("out", "dq", "dk", "dv"))
-                <= errors.ALLOWED
+                <= errors.ALLOWED_ERROR
             ), row
     (eager,), (fused,) = (
         timed(rows, backend=b, mask="causal", length=512) for b in ("eager", "sdpa_flash")

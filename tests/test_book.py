@@ -28,8 +28,8 @@ from lsai_lab.predictions.techniques import TECHNIQUES, compare
 from lsai_lab.report.render import EXECUTED, HTML, PDF, Engine, render
 from lsai_lab.report.runpages import write_run_pages
 from lsai_lab.report.show import table
-from lsai_lab.report.to_markdown import bind
-from lsai_lab.report.tooltips import marks
+from lsai_lab.report.to_markdown import to_markdown
+from lsai_lab.report.tooltips import tooltips
 from lsai_lab.runs.records import find_runs
 
 CHROMIUM = (
@@ -162,8 +162,10 @@ def reports(root: Path, hostile: bool = False) -> Path:
     settings["book"]["chapters"] = ["index.ipynb", "one.ipynb"]
     (folder / "_quarto.yml").write_text(yaml.safe_dump(settings, sort_keys=False))
     chapters(root / "executed", hostile)
-    assert bind(root / "executed" / "index.ipynb", folder / "index.ipynb") is None
-    assert bind(root / "executed" / "one.ipynb", folder / "one.ipynb", "a cell divided by zero")
+    assert to_markdown(root / "executed" / "index.ipynb", folder / "index.ipynb") is None
+    assert to_markdown(
+        root / "executed" / "one.ipynb", folder / "one.ipynb", "a cell divided by zero"
+    )
     metrics = [{"step": i, "loss": 5.0 - i, "tokens_per_s": 100.0 + i} for i in range(3)]
     text = "<script>document.title = 'taken'</script>"
     write_run(
@@ -330,7 +332,7 @@ def test_the_list_of_figures_names_the_pages_of_the_captions(
             new_code_cell(code, outputs=[display({"image/svg+xml": SVG})]),
         ]
     nbformat.write(new_notebook(cells=cells), tmp_path / "floats.ipynb")
-    assert bind(tmp_path / "floats.ipynb", folder / "one.ipynb") is None
+    assert to_markdown(tmp_path / "floats.ipynb", folder / "one.ipynb") is None
     made = render(folder, tmp_path / "out", ["pdf"], engine)
     pages = [re.sub(r"\s+", " ", page.extract_text()) for page in pypdf.PdfReader(made[0]).pages]
     for name in ("first", "second", "third", "fourth", "fifth"):
@@ -681,7 +683,7 @@ def test_a_damaged_notebook_is_shown_as_such(tmp_path: Path, damage: str) -> Non
     path.unlink() if damage == "gone" else path.write_text(
         path.read_text()[:200] if damage == "cut" else ""
     )
-    assert "could not be read" in str(bind(path, tmp_path / "bound.ipynb"))
+    assert "could not be read" in str(to_markdown(path, tmp_path / "bound.ipynb"))
     bound = nbformat.read(tmp_path / "bound.ipynb", as_version=4)
     assert "could not be read" in bound.cells[1].source and bound.cells[0].source == "# one"
 
@@ -780,7 +782,7 @@ def test_a_mark_names_its_series_its_values_and_the_run_of_its_row() -> None:
     axes.set(xlabel="peak memory (GiB)", ylabel="thousand tokens/s")
     fig.canvas.draw()
     found = re.findall(
-        r'data-run="(.*?)"><title>(.*?)</title>', marks(fig, fig.get_tightbbox(), rows), re.S
+        r'data-run="(.*?)"><title>(.*?)</title>', tooltips(fig, fig.get_tightbbox(), rows), re.S
     )
     assert found[1] == (
         "memory/b-2",

@@ -18,7 +18,7 @@ import lsai_lab as lab
 from lsai_core.base.errors import UserError
 from lsai_lab.claims.declared import load_claims
 from lsai_lab.claims.evaluate import evaluate
-from lsai_lab.claims.words import told_short
+from lsai_lab.claims.words import claims_table
 from lsai_lab.cli.claims import as_records, claims_file
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -228,7 +228,8 @@ def test_one_bad_repeat_fells_a_claim_and_one_run_says_so(checkout: Path) -> Non
     single = judge(checkout, rows(baseline=[100], bf16=[190]), RATIO)
     assert (
         single["held"]
-        and told_short(single.to_frame().T, load_claims(checkout))["measured"][0] == "1.90x (n = 1)"
+        and claims_table(single.to_frame().T, load_claims(checkout))["measured"][0]
+        == "1.90x (n = 1)"
     )
     few = judge(
         checkout, rows(baseline=[100], bf16=[190]), RATIO.replace("same:", "repeats: 3, same:")
@@ -293,7 +294,7 @@ def test_value_spread_and_count(checkout: Path) -> None:
     )
     assert (
         alike["held"]
-        and told_short(alike.to_frame().T, load_claims(checkout))["measured"][0] == "0.0% (n = 2)"
+        and claims_table(alike.to_frame().T, load_claims(checkout))["measured"][0] == "0.0% (n = 2)"
     )
     count = judge(
         checkout,

@@ -161,7 +161,7 @@ def test_ctrl_c_is_one_line_and_exit_code_130(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lsai_lab.cli.prediction.remembered", interrupted)
+    monkeypatch.setattr("lsai_lab.cli.prediction.cached_on_disk", interrupted)
     code, _, err = shared.lsai("predict", "--model", "lab-tiny")
     assert (
         code == 130

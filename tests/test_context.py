@@ -22,7 +22,7 @@ from lsai_core.attention.choice import get_backend
 from lsai_core.attention.registry import TileKernel
 from lsai_core.attention.tiles import allowed
 from lsai_core.base.errors import UserError
-from lsai_core.context import METHODS, Setting
+from lsai_core.context import METHODS, ContextSetting
 from lsai_core.context.engine import planned_backward, planned_forward
 from lsai_core.context.exchange import InFlight, Message, Wait
 from lsai_core.context.merge import merge
@@ -61,7 +61,7 @@ def test_the_host_waits_for_the_gpu_once_too_much_is_in_flight() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("method", OURS)
 def test_a_plan_has_every_allowed_pair_once(method: str, ranks: int, window: int | None) -> None:
-    setting = Setting(method, 24 * ranks, window)
+    setting = ContextSetting(method, 24 * ranks, window)
     layout, plan = setting.layout(ranks), setting.plan(ranks)
     seen = torch.zeros(layout.length, layout.length, dtype=torch.int64)
     for task in (task for step in plan.steps for task in step):
@@ -82,14 +82,14 @@ def test_a_plan_has_every_allowed_pair_once(method: str, ranks: int, window: int
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_balanced_schedules_give_every_rank_the_same_work(ranks: int) -> None:
     for name in OURS:
-        imbalance = Setting(name, 32 * ranks).plan(ranks).imbalance()
+        imbalance = ContextSetting(name, 32 * ranks).plan(ranks).imbalance()
         assert (imbalance <= 1.05) == METHODS[name].balanced, (name, imbalance)
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 4])
 @pytest.mark.parametrize("method", OURS)
 def test_slices_go_together_again(method: str, ranks: int) -> None:
-    layout = Setting(method, 48).layout(ranks)
+    layout = ContextSetting(method, 48).layout(ranks)
     whole = torch.randn(2, 48, 3)
     parts = [layout.shard(whole, rank) for rank in range(ranks)]
     assert torch.equal(layout.unshard(parts), whole)
@@ -102,7 +102,7 @@ def test_lengths_that_cannot_be_cut_are_refused() -> None:
     with pytest.raises(
         UserError, match="146 cannot be cut into 8 equal parts over 4 ranks; use 144 or 152"
     ):
-        Setting("zigzag", 146).layout(4)
+        ContextSetting("zigzag", 146).layout(4)
 
 
 # Real processes
@@ -197,7 +197,9 @@ def tiles(name: str) -> TileKernel:
     return found
 
 
-def play(setting: Setting, ranks: int, kernel: TileKernel, whole: list[Tensor]) -> list[Tensor]:
+def play(
+    setting: ContextSetting, ranks: int, kernel: TileKernel, whole: list[Tensor]
+) -> list[Tensor]:
     """Output, dq, dk, dv of a whole sequence by `ranks` threads (of a ring, without an exchange of
     heads)."""
     layout, plan = setting.layout(ranks), setting.plan(ranks)
@@ -224,7 +226,7 @@ def _together(calls: Sequence[Callable[[], None]]) -> None:
 
 @pytest.mark.parametrize("method", ["ring", "zigzag", "lightseq"])
 def test_threads_play_a_ring(method: str) -> None:
-    found = play(Setting(method, 144, 40), 8, tiles("eager"), inputs((8, 2)))
+    found = play(ContextSetting(method, 144, 40), 8, tiles("eager"), inputs((8, 2)))
     assert max(relative(a, b) for a, b in zip(found, exact((8, 2), 40), strict=True)) <= 1e-14
 
 
@@ -324,7 +326,7 @@ def test_cuda_ring_is_as_exact_as_one_kernel(name: str, method: str, window: int
     expected = cuda_exact(whole, window)
 
     def error(ranks: int) -> list[float]:
-        found = play(Setting(method, 1024, window), ranks, one_at_a_time(kernel), whole)
+        found = play(ContextSetting(method, 1024, window), ranks, one_at_a_time(kernel), whole)
         return [relative(a, b) for a, b in zip(found, expected, strict=True)]
 
     alone = error(1)

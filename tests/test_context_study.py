@@ -13,7 +13,7 @@ from conftest import CHECKOUT
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import read_jsonl, write_json
 from lsai_core.config.strict import validated
-from lsai_core.context.methods import Setting
+from lsai_core.context.methods import ContextSetting
 from lsai_core.context.peer import torch_sent_bytes
 from lsai_lab.benches.attention.config import Shape
 from lsai_lab.benches.context.bench import refusal_of, row_of
@@ -121,7 +121,7 @@ def test_two_processes_measure_every_point(run_folder: Path) -> None:
     assert shared["training_ms"] > shared["forward_ms"] and len(shared["rank_training_ms"]) == 2
     # Of two ranks in zigzag each sends its earlier chunk's or all its keys and values, fp32; see
     # the plan for which.
-    tiles = Setting("zigzag", 128).plan(2).steps[1]
+    tiles = ContextSetting("zigzag", 128).plan(2).steps[1]
     needed = {task.k_owner: task.k_range[1] - task.k_range[0] for task in tiles}
     sent = max(needed.values()) * 2 * 2 * 16 * 4 / 2**20
     assert (

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -10,12 +11,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import nbformat
 import pytest
 from conftest import CHECKOUT, Project, write_run
 
+import lsai_core
+import lsai_lab
 from lsai_lab.report.load import IDENTITY
 from lsai_lab.runs.chapters import book_settings
 
@@ -99,15 +103,26 @@ def shown(lab: Project) -> dict[str, tuple[bool, str]]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_ten_examples_of_at_most_six_lines_or_a_few_commands() -> None:
+@pytest.mark.parametrize("face", [lsai_core, lsai_lab], ids=lambda face: face.__name__)
+def test_every_public_name_is_there_and_in_the_docstring(face: ModuleType) -> None:
+    for name in face.__all__:
+        assert not isinstance(getattr(face, name), ModuleType)
+        assert re.search(rf"\b{name}\b", str(face.__doc__)), name
+        # importing a folder would put the folder in the name's place
+        assert not (CHECKOUT / face.__name__ / name).exists()
+    with pytest.raises(AttributeError):
+        face.no_such_name  # noqa: B018
+
+
+def test_ten_examples_of_at_most_six_statements_or_a_few_commands() -> None:
     assert len(EXAMPLES) == 10
     for title, (language, source) in EXAMPLES.items():
-        lines = [
-            line
-            for line in source.splitlines()
-            if line and not line.startswith(("import ", "from "))
-        ]
-        assert len(lines) <= (6 if language == "python" else 3), title
+        if language != "python":
+            assert len(source.splitlines()) <= 3, title
+            continue
+        nodes, imports = ast.walk(ast.parse(source)), (ast.Import, ast.ImportFrom)
+        own = [node for node in nodes if isinstance(node, ast.stmt)]
+        assert sum(not isinstance(node, imports) for node in own) <= 6, title
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ from lsai_core.training.checkpoint import WholeCheckpoints
 from lsai_core.training.sharded_checkpoint import ShardedCheckpoints
 from lsai_lab.report.render import HTML, PDF, render
 from lsai_lab.report.runpages import write_run_pages
-from lsai_lab.report.to_markdown import bind
+from lsai_lab.report.to_markdown import to_markdown
 from lsai_lab.runs.records import find_runs
 
 
@@ -568,7 +568,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     cells.append(new_code_cell(f"# {EVIL}", outputs=stream))
     nbformat.write(new_notebook(cells=cells), root / "executed" / "one.ipynb")
-    bind(root / "executed" / "one.ipynb", folder / "one.ipynb")
+    to_markdown(root / "executed" / "one.ipynb", folder / "one.ipynb")
     for number, (name, changes) in enumerate(RECORDS.items()):
         named = json.loads(json.dumps(changes).replace("NAME", name.replace("'", "")))
         write_run(root / "runs", "memory", f"case{number}", **named)

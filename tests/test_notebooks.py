@@ -3,6 +3,7 @@ with their defaults."""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -18,6 +19,8 @@ import pytest
 from conftest import CHECKOUT, write_run
 from IPython.core.interactiveshell import InteractiveShell
 
+import lsai_core
+import lsai_lab as lab
 from lsai_lab.runs.chapters import read_chapters
 from lsai_lab.runs.interactive import open_run
 from lsai_lab.runs.kinds import KINDS
@@ -29,6 +32,13 @@ names = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 def read(path: Path) -> Any:
     return nbformat.read(path, as_version=4)
+
+
+def statements(source: str) -> int:
+    """The statements of a cell, however many lines each takes; imports do not count."""
+    imports = (ast.Import, ast.ImportFrom)
+    nodes = ast.walk(ast.parse(source))
+    return sum(isinstance(node, ast.stmt) and not isinstance(node, imports) for node in nodes)
 
 
 @names
@@ -53,12 +63,21 @@ def test_run_notebooks_have_one_parameters_cell_and_no_notebook_defines_function
     source = "\n".join(cell.source for cell in code)
     assert not re.search(r"^\s*(def|class|while|try)\b", source, re.M)
     for source in (cell.source for cell in code if not path.name.startswith("run-")):
-        lines = [
-            line
-            for line in source.splitlines()
-            if line.strip() and not line.startswith(("#|", "import ", "from "))
-        ]
-        assert len(lines) <= (25 if "#| echo: false" in source else 15), source  # hidden: drawings
+        # hidden: drawings
+        assert statements(source) <= (25 if "#| echo: false" in source else 15), source
+
+
+@names
+def test_a_notebook_takes_names_from_the_two_public_faces_only(path: Path) -> None:
+    """Also what a cell writes into a program that it starts."""
+    for source in (cell.source for cell in read(path).cells if cell.cell_type == "code"):
+        assert not re.search(r"\blsai_(core|lab)\.\w", source), source
+        taken = re.findall(r"(?m)^from lsai_core import (.+)$", source)
+        names = {name.strip() for line in taken for name in line.split(",")}
+        assert names <= {*lsai_core.__all__, "__version__"}
+        imports = re.findall(r"(?m)^(?:from|import) lsai_.*$", source)
+        assert len([line for line in imports if line != "import lsai_lab as lab"]) == len(taken)
+        assert set(re.findall(r"\blab\.(\w+)", source)) <= {*lab.__all__}
 
 
 def test_every_kind_and_every_chapter_has_its_notebook() -> None:

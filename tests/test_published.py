@@ -1,5 +1,5 @@
 """Figures of other trainers: what is committed is what the code predicts, it keeps its bar, and
-their habits do what they are said to do."""
+what other trainers keep in memory is predicted."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from lsai_core.model.transformer import count_parameters
 from lsai_core.prediction import find_gpu, predict
 from lsai_core.prediction.memory import GIB
 from lsai_lab.peers.settings import PLAIN
-from lsai_lab.peers.trainer_memory import Habits, habits_of, predict_as
+from lsai_lab.peers.trainer_memory import TrainerMemory, predict_as, trainer_memory_of
 from lsai_lab.predictions import will_fit
-from lsai_lab.predictions.recorded import OURS, errors, table_path
+from lsai_lab.predictions.recorded import OURS, estimator_errors, table_path
 from lsai_lab.project.files import load_yaml
 
 SHAPE = {
@@ -69,20 +69,20 @@ def test_published_figures_keep_their_bar_and_every_miss_is_explained() -> None:
 def test_the_loss_keeps_the_logits_that_it_is_said_to_keep() -> None:
     logits = 2 * 2048 * 32_768 * 2 / GIB  # bf16
     peak = {
-        kind: predict_as(config(), Habits(loss=kind)).peak
+        kind: predict_as(config(), TrainerMemory(loss=kind)).peak
         for kind in ("eager", "in place", "held", "fp32")
     }  # type: ignore[arg-type]
-    assert predict_as(config(), Habits()).peak == pytest.approx(predict(config()).peak)
+    assert predict_as(config(), TrainerMemory()).peak == pytest.approx(predict(config()).peak)
     assert peak["eager"] - peak["in place"] >= 4 * logits  # two matrices in fp32 less
     assert 0 < peak["held"] - peak["in place"] <= logits * 1.01
     assert peak["fp32"] > peak["held"] + logits
 
 
 def test_selective_checkpointing_of_every_second_product_lies_between() -> None:
-    def peak(mode: str, **habits: bool) -> float:
+    def peak(mode: str, **trainer_memory: bool) -> float:
         return predict_as(
             config(compile=True, grad_checkpoint=mode),
-            Habits(loss="in place", apart=True, **habits),
+            TrainerMemory(loss="in place", apart=True, **trainer_memory),
         ).peak
 
     kept = [
@@ -96,30 +96,32 @@ def test_selective_checkpointing_of_every_second_product_lies_between() -> None:
 
 def test_masters_and_gradients_in_fp32_are_there_whole_or_shared() -> None:
     parameters = count_parameters(config().model).total / GIB
-    whole, shared = (predict_as(config(), Habits(masters=n)).parts["optimizer"] for n in (1, 4))
+    whole, shared = (
+        predict_as(config(), TrainerMemory(masters=n)).parts["optimizer"] for n in (1, 4)
+    )
     assert whole == pytest.approx(18 * parameters, rel=1e-2)
     assert whole - shared == pytest.approx(9 * parameters, rel=1e-2)
 
 
 def test_gradients_that_go_at_once_are_not_kept() -> None:
     long, short = (
-        predict_as(config(grad_checkpoint="full"), Habits(step_in_backward=again))
+        predict_as(config(grad_checkpoint="full"), TrainerMemory(step_in_backward=again))
         for again in (False, True)
     )
     assert short.phases["optimizer"] < long.phases["optimizer"] and short.peak <= long.peak
 
 
 @pytest.mark.parametrize("peer", ["torchtitan", "torchtune", "hf", "nanotron"])
-def test_habits_differ_by_trainer(peer: Any) -> None:
-    assert habits_of(peer, config(compile=True)) != Habits()
-    assert habits_of(peer, config(compile=True)).loss != "eager"
+def test_trainers_keep_different_things_in_memory(peer: Any) -> None:
+    assert trainer_memory_of(peer, config(compile=True)) != TrainerMemory()
+    assert trainer_memory_of(peer, config(compile=True)).loss != "eager"
 
 
 def test_others_formulas_say_what_their_authors_compute() -> None:
     """Of Llama-3-8B's runs, worked out by hand."""
     kept, off = (
         pd.read_csv(table_path(CHECKOUT, "published")),
-        errors(CHECKOUT).loc["published"].reset_index(drop=True),
+        estimator_errors(CHECKOUT).loc["published"].reset_index(drop=True),
     )
     gib = (off.drop(columns=OURS) + 1).mul(kept["published"], axis=0) * GIB
     # Llama-3-8B over eight GPUs, two sequences of 8,192, selective checkpointing
@@ -150,7 +152,7 @@ def test_others_formulas_say_what_their_authors_compute() -> None:
     )
     scores = 5 * t * 32 * 32 * 8192
     assert first["EleutherAI"] == pytest.approx(18 * own / 8 + 2 * 1.5e9 + kept_by_layers + scores)
-    assert errors(CHECKOUT).loc["recorded"].shape[0] >= 100 and off.shape[1] == 9
+    assert estimator_errors(CHECKOUT).loc["recorded"].shape[0] >= 100 and off.shape[1] == 9
 
 
 TOML = """

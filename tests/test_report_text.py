@@ -28,7 +28,7 @@ import lsai_lab as lab
 from lsai_lab.report import load
 from lsai_lab.report import render as rendering
 from lsai_lab.report.render import HTML, PDF, render
-from lsai_lab.report.to_markdown import bind
+from lsai_lab.report.to_markdown import to_markdown
 from lsai_lab.runs.plain import as_csv, plain, unmarked
 
 KINDS = {
@@ -99,7 +99,7 @@ def hang(folder: Path) -> Path:
         "foreign()", outputs=[new_output("display_data", {"text/markdown": "[" * 60})]
     )
     nbformat.write(new_notebook(cells=[cell]), folder / "slow.ipynb")
-    assert bind(folder / "slow.ipynb", made / "one.ipynb") is None
+    assert to_markdown(folder / "slow.ipynb", made / "one.ipynb") is None
     return made
 
 
@@ -158,7 +158,7 @@ def test_a_drawing_that_leads_elsewhere_costs_that_picture_only(tmp_path: Path, 
     ]
     shutil.rmtree(folder / "files")
     nbformat.write(new_notebook(cells=cells), tmp_path / "drawn.ipynb")
-    assert bind(tmp_path / "drawn.ipynb", folder / "one.ipynb") is None
+    assert to_markdown(tmp_path / "drawn.ipynb", folder / "one.ipynb") is None
     assert sorted(path.name for path in (folder / "files").glob("one-*")) == [
         "one-0-0.svg",
         "one-2-0.png",

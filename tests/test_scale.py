@@ -19,8 +19,9 @@ from lsai_core.model.transformer import count_parameters
 from lsai_lab.analysis.scale import (
     Assumptions,
     ScaleConfig,
+    bytes_per_weight,
     groupings,
-    read_config,
+    scale_config,
     state_bytes,
     step_seconds,
     step_traffic,
@@ -49,6 +50,10 @@ def test_traffic_by_hand():
     assert traffic.sent["reduce_scatter"] == 4 * total / 2
     assert traffic.sent["all_reduce"] == pytest.approx(2 * 3 / 4 * 4 * total / 2)
     assert state_bytes(model(), 2) == 16 * total / 2
+    assert bytes_per_weight("bf16_autocast") == (4, 12)  # gradient and two moments in fp32
+    assert bytes_per_weight("bf16") == (2, 6)
+    # two moments of a byte, and one scale of 4 bytes each for 256 of them
+    assert bytes_per_weight("bf16", "8bit") == (2, 2 + 2 * (1 + 4 / 256))
     assert step_traffic(model(), 2, 1).bytes["all_reduce"] == 0
     assert step_traffic(model(tie_embeddings=True), 2, 1).calls["all_gather"] == 4
 
@@ -162,7 +167,7 @@ def test_what_is_computed_is_read_and_a_wrong_value_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
-    given = read_config().model_dump()
+    given = scale_config().model_dump()
     assert (
         count_parameters(validated(ModelConfig, given["shapes"]["llama3-70b"], "test")).total
         == 70_553_706_496

@@ -17,7 +17,7 @@ from lsai_core.model.transformer import count_parameters
 from lsai_lab.peers.titan_file import TitanRun, read_titan
 from lsai_lab.peers.titan_keys import BOOL, FLAVORS, INT, KEYS, LIST, NUMBER, READ, TEXT, TEXTS
 from lsai_lab.peers.trainer_file import read_trainer_file
-from lsai_lab.peers.trainer_memory import Habits, habits_of, predict_as
+from lsai_lab.peers.trainer_memory import TrainerMemory, predict_as, trainer_memory_of
 
 
 def read(
@@ -117,7 +117,7 @@ def test_files_of_three_dates_are_read_in_our_words(tmp_path: Path) -> None:
     assert (run.grad_accum, run.grad_checkpoint, run.precision) == (4, "selective", "bf16_autocast")
     assert (run.fp8.recipe, run.parallel.fsdp, run.parallel.replicate) == ("torchao_rowwise", 4, 2)
     assert run.parallel.cpu_offload and not run.parallel.reshard_after_forward
-    assert not new.habits and not new.remarks
+    assert not new.trainer_memory and not new.remarks
     old = read(tmp_path, FIRST)
     run = config_of(old)
     assert (run.model.n_layers, run.grad_checkpoint, run.compile, run.parallel.fsdp) == (
@@ -127,11 +127,11 @@ def test_files_of_three_dates_are_read_in_our_words(tmp_path: Path) -> None:
         8,
     )
     # It compiled no loss then, and updated weights by foreach.
-    assert old.habits == {"loss": "eager", "update": "foreach"} and not old.remarks
+    assert old.trainer_memory == {"loss": "eager", "update": "foreach"} and not old.remarks
     between = read(tmp_path, OF_0_1)
     run = config_of(between)
     assert (run.fp8.recipe, run.grad_checkpoint, run.batch_size) == ("tensorwise", "selective", 2)
-    assert between.habits == {"full_every": 3, "update": "for-loop"} and not between.remarks
+    assert between.trainer_memory == {"full_every": 3, "update": "for-loop"} and not between.remarks
 
 
 def test_what_a_file_leaves_out_has_the_defaults_of_its_day(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_what_a_file_leaves_out_has_the_defaults_of_its_day(tmp_path: Path) -> N
         False,
     )
     assert (run.model.n_layers, run.model.d_ff, run.model.vocab_size) == (6, 768, 2048)
-    assert nothing.habits == {"full_every": 2} and run.precision == "bf16_autocast"
+    assert nothing.trainer_memory == {"full_every": 2} and run.precision == "bf16_autocast"
     old = read(tmp_path, "[training]\nbatch_size = 8\n[model]\nflavor = '8B'", 1)
     assert config_of(old).precision == "fp32", "one GPU had no AMP"
     assert (
@@ -196,7 +196,7 @@ TRANSLATED = {
     "float8.enable_float8_linear = true": ("fp8", "recipe", "tensorwise"),
     "training.seq_len = 77": ("seq_len", None, 77),
 }
-HABITS = {
+TRAINER_MEMORY = {
     "optimizer.early_step_in_backward = true": {"full_every": 2, "step_in_backward": True},
     "optimizer.implementation = 'foreach'": {"full_every": 2, "update": "foreach"},
     "optimizer.fused = true": {"full_every": 2},
@@ -214,9 +214,9 @@ def test_keys_that_decide_memory_are_translated(tmp_path: Path, line: str) -> No
     assert (value[inner] if inner else value) == wanted
 
 
-@pytest.mark.parametrize("line", HABITS)
-def test_keys_that_are_habits_are_translated(tmp_path: Path, line: str) -> None:
-    assert read(tmp_path, line).habits == HABITS[line]
+@pytest.mark.parametrize("line", TRAINER_MEMORY)
+def test_keys_that_say_what_the_trainer_keeps_are_translated(tmp_path: Path, line: str) -> None:
+    assert read(tmp_path, line).trainer_memory == TRAINER_MEMORY[line]
 
 
 @pytest.mark.parametrize("path", KEYS)
@@ -436,7 +436,7 @@ SHAPE = {
 }
 
 
-def test_habits_that_a_file_sets_change_the_prediction(tmp_path: Path) -> None:
+def test_what_a_file_says_of_the_trainers_memory_changes_the_prediction(tmp_path: Path) -> None:
     run = read(
         tmp_path,
         "compile.enable = true\nactivation_checkpoint.selective_ac_option = "
@@ -445,9 +445,9 @@ def test_habits_that_a_file_sets_change_the_prediction(tmp_path: Path) -> None:
     )
     base = validated(TrainConfig, run.config | {"model": SHAPE}, "test")
 
-    def peak(config: TrainConfig = base, **habits: Any) -> dict[str, float]:
-        own = habits_of("torchtitan", config).model_dump() | habits
-        found = predict_as(config, Habits.model_validate(own))
+    def peak(config: TrainConfig = base, **trainer_memory: Any) -> dict[str, float]:
+        own = trainer_memory_of("torchtitan", config).model_dump() | trainer_memory
+        found = predict_as(config, TrainerMemory.model_validate(own))
         return {"peak": found.peak, **found.phases}
 
     full, none = (

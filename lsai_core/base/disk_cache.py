@@ -1,9 +1,11 @@
-"""Answers, kept on disk: under the same code and PyTorch the same step takes the same memory.
+"""A cache of predictions on disk: with the same code and PyTorch the same step takes the same
+memory.
 
 A report predicts every recorded run, which takes minutes, and most of them it has predicted before.
-Each answer is a small file, named by what was asked, in a folder that is named by what could answer
-otherwise: the code, PyTorch's version, and whether there is a GPU. A folder of code that is not
-there any more goes after a month. Without a place to write, nothing is kept.
+Each answer is a small file whose name is a hash of the question. The name of its folder says what
+else the answer depends on: a hash of the code, PyTorch's version, and whether there is a GPU. A
+folder is deleted once nothing was added to it for a month. Where nothing can be written, every
+answer is computed.
 """
 
 from __future__ import annotations
@@ -26,16 +28,22 @@ FOLDER = ROOT / ".cache" / "predictions"
 _KEPT_S = 30 * 24 * 3600.0
 
 
-def remembered(module: str, question: str, answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `answer()`, of the code that `module` reaches, returned for `question` the last time, or
-    returns now; plain JSON."""
+def cached_on_disk(
+    module: str, question: str, answer: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """Return `answer()`, a dictionary of plain JSON values, from the disk if it is there.
+
+    `question` names all that the answer depends on, except the code; `module` is the one that
+    computes it, and the code is all that this module imports. A disk that cannot be read or written
+    raises nothing.
+    """
     path = FOLDER / _version(module) / f"{hashlib.sha256(question.encode()).hexdigest()[:32]}.json"
     with contextlib.suppress(OSError, ValueError):  # not there, or not whole
         return dict(json.loads(path.read_text(encoding="utf-8")))
     found = answer()
     with contextlib.suppress(OSError):
         if not path.parent.exists():
-            _forget_old()
+            _delete_old()
             path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, found)
     return found
@@ -48,7 +56,7 @@ def _version(module: str) -> str:
     return f"{version_of(module)}-{importlib.metadata.version('torch')}-{gpu}"
 
 
-def _forget_old() -> None:
+def _delete_old() -> None:
     for folder in FOLDER.glob("*"):
         if folder.stat().st_mtime < time.time() - _KEPT_S:
             shutil.rmtree(folder, ignore_errors=True)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lsai_core.config.affects import Decides
+from lsai_core.config.affects import Affects
 from lsai_core.config.presets import ModelConfig
 from lsai_core.config.strict import Strict
 
@@ -37,8 +37,8 @@ LARGEST_VOCABULARY = 262_144
 # Beyond any machine: such a number is a slip, and is refused where it is given.
 MOST_PROCESSES, MOST_STEPS, MOST_TOKENS = 2**17, 2**40, 2**27
 
-# What fields decide (`lsai_core.config.affects`); those without a mark decide everything.
-RESULT, STEP, NOTHING = Decides("result"), Decides("memory", "speed"), Decides()
+# What fields affect (`lsai_core.config.affects`); a field without such an annotation affects all.
+RESULT, STEP, NOTHING = Affects("result"), Affects("memory", "speed"), Affects()
 
 
 class AttentionConfig(Strict):

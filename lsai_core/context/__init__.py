@@ -19,16 +19,16 @@ peer        torch's context parallelism
 from __future__ import annotations
 
 from lsai_core.context.layout import Layout, Tile
-from lsai_core.context.methods import METHODS, ContextParallel, Method, Setting, get_method
+from lsai_core.context.methods import METHODS, ContextParallel, ContextSetting, Method, get_method
 from lsai_core.context.plan import Plan
 
 __all__ = [
     "METHODS",
     "ContextParallel",
+    "ContextSetting",
     "Layout",
     "Method",
     "Plan",
-    "Setting",
     "Tile",
     "get_method",
 ]

@@ -69,7 +69,7 @@ def get_method(name: str) -> Method:
 
 
 @dataclass(frozen=True)
-class Setting:
+class ContextSetting:
     """What all ranks of a group must agree on. `ulysses`: ranks that exchange heads, None for the
     method's own choice."""
 
@@ -121,7 +121,7 @@ class ContextParallel:
         ulysses: int | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        setting = Setting(
+        setting = ContextSetting(
             method,
             seq_len,
             None if window is not None and window >= seq_len else window,
@@ -220,7 +220,7 @@ class ContextParallel:
 
     # What follows asks the machine; a prediction, which has no ranks and no kernels, overrides it.
 
-    def agree(self, setting: Setting, group: dist.ProcessGroup | None) -> None:
+    def agree(self, setting: ContextSetting, group: dist.ProcessGroup | None) -> None:
         """UserError on every rank unless all have the same setting, or where the setting itself is
         wrong.
 

@@ -20,16 +20,16 @@ from lsai_core.attention.choice import BACKENDS, tile_backend
 from lsai_core.base.errors import UserError
 from lsai_core.config.precision import compute_dtype
 from lsai_core.context.heads import key_heads
-from lsai_core.context.methods import ContextParallel, Setting, get_method
+from lsai_core.context.methods import ContextParallel, ContextSetting, get_method
 from lsai_core.parallel.processes import TIMEOUT
 
 if TYPE_CHECKING:
     from lsai_core.config.train import TrainConfig
 
 
-def setting(config: TrainConfig) -> Setting:
+def setting(config: TrainConfig) -> ContextSetting:
     """What the processes that share a sequence agree on."""
-    return Setting(
+    return ContextSetting(
         config.parallel.cp_method, config.seq_len, config.attention.window, config.attention.backend
     )
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from lsai_core.base.disk_cache import remembered
-from lsai_core.config.affects import deciding
+from lsai_core.base.disk_cache import cached_on_disk
+from lsai_core.config.affects import affecting
 from lsai_core.config.precision import weight_dtype
 from lsai_core.config.train import TrainConfig
 from lsai_core.optimizers.build import state_bytes
@@ -101,22 +101,22 @@ def predict(
     `on="cpu"`: live tensor bytes of a run on a CPU. Raises UserError inside of a distributed run.
     """
     require_possible(config, "predict")
-    # Reduced to what decides memory, so that runs which differ in the rest are predicted once.
-    decisive = deciding(config, "memory")
+    # Reduced to what affects memory, so that runs which differ in the rest are predicted once.
+    relevant = affecting(config, "memory")
     # `on` stands for the one, and the other is a name
-    del decisive["device"], decisive["model"]["preset"]
+    del relevant["device"], relevant["model"]["preset"]
     if on == "gpu":
         kernel = kernel or expected_kernel(config)
         if is_usual(kernel) and config.parallel.cp == 1:
-            kernel, decisive["attention"] = FUSED if repeats(kernel) else kernel, {}
-    return _predicted(json.dumps(decisive), kernel, on)
+            kernel, relevant["attention"] = FUSED if repeats(kernel) else kernel, {}
+    return _predicted(json.dumps(relevant), kernel, on)
 
 
 @functools.lru_cache(maxsize=256)
-def _predicted(decisive: str, kernel: str | None, on: Literal["gpu", "cpu"]) -> Prediction:
-    config = TrainConfig.model_validate(json.loads(decisive))
-    question = json.dumps([decisive, kernel, on])
-    kept = remembered(
+def _predicted(relevant: str, kernel: str | None, on: Literal["gpu", "cpu"]) -> Prediction:
+    config = TrainConfig.model_validate(json.loads(relevant))
+    question = json.dumps([relevant, kernel, on])
+    kept = cached_on_disk(
         simulate.__module__, question, lambda: asdict(simulate(config, kernel, on=on))
     )
     return prediction_of(config, Simulated(**kept), on)

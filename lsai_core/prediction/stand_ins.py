@@ -30,7 +30,7 @@ from lsai_core.attention.registry import Backend, repeat_kv
 from lsai_core.base.errors import UserError
 from lsai_core.config.precision import compute_dtype
 from lsai_core.config.train import Fp8Config, TrainConfig
-from lsai_core.context.methods import ContextParallel, Setting
+from lsai_core.context.methods import ContextParallel, ContextSetting
 from lsai_core.fp8 import convert
 from lsai_core.fp8.scales import Scales
 from lsai_core.model.transformer import Transformer
@@ -226,7 +226,7 @@ class KnownScales(Scales):
 class PretendedRanks(ContextParallel):
     """Ranks that only pretend to exist agree with everything."""
 
-    def agree(self, setting: Setting, group: dist.ProcessGroup | None) -> None:
+    def agree(self, setting: ContextSetting, group: dist.ProcessGroup | None) -> None:
         """They do."""
 
 

@@ -22,6 +22,7 @@ from lsai_core.config.precision import compute_dtype, weight_dtype
 from lsai_core.config.strict import Strict, validated
 from lsai_core.config.train import ModelConfig, Precision
 from lsai_core.model.transformer import Transformer
+from lsai_core.optimizers.kinds.adamw import bytes_per_parameter
 from lsai_core.profiling.flops import flops_per_token
 from lsai_lab.project.files import load_yaml, repo_root
 
@@ -72,7 +73,7 @@ class ScaleConfig(Strict):
     assume: Assumptions = Assumptions()
 
 
-def read_config() -> ScaleConfig:
+def scale_config() -> ScaleConfig:
     """What is computed here, of `params/scale.yaml`. Raises UserError for what is wrong in it."""
     return validated(
         ScaleConfig, load_yaml(repo_root() / "params" / "scale.yaml"), "params/scale.yaml"
@@ -151,6 +152,13 @@ def state_bytes(model: ModelConfig, shard: int, precision: Precision = "bf16_aut
     """Bytes of weights, gradients and both AdamW moments on one GPU."""
     elements = sum(_padded(shapes, shard) * count for shapes, _, count in _units(model))
     return elements // shard * 4 * weight_dtype(precision).itemsize
+
+
+def bytes_per_weight(precision: Precision, states: str = "full") -> tuple[int, float]:
+    """Bytes that one weight of a matrix takes, and those of its gradient and of AdamW's `states`
+    (`optim.states`) together."""
+    dtype = weight_dtype(precision)
+    return dtype.itemsize, dtype.itemsize + bytes_per_parameter(states, dtype)
 
 
 def step_seconds(traffic: Traffic, assume: Assumptions) -> tuple[float, float]:

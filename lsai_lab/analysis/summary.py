@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from lsai_core.config.affects import names_that_decide
+from lsai_core.config.affects import names_that_affect
 from lsai_core.config.train import TrainConfig
 
 # Two sessions of one H200 at identical work differ by this much (torchtitan at 8 B, eager): nothing
@@ -155,7 +155,7 @@ def versus(rows: pd.DataFrame, ours: str, by: Sequence[str], metric: str) -> pd.
 def work_of(runs: pd.DataFrame) -> pd.DataFrame:
     """What a training step computes, one row per variant: `precision`, `attention` (whether its
     scores are stored), `window` (a dash where it is no shorter than the sequence), `checkpointing`,
-    and by its dotted key each other setting that decides speed and differs among the variants.
+    and by its dotted key each other setting that affects speed and differs among the variants.
     Variants with equal rows do the same work under several names."""
     first = runs.drop_duplicates("variant").set_index("variant")
     window = first["attention.window"].where(first["attention.window"] < first["seq_len"])
@@ -171,7 +171,7 @@ def work_of(runs: pd.DataFrame) -> pd.DataFrame:
     )
     said = {"precision", "grad_checkpoint", "attention.backend", "attention.window"}
     others = [
-        key for key in names_that_decide(TrainConfig, "speed") if key in first and key not in said
+        key for key in names_that_affect(TrainConfig, "speed") if key in first and key not in said
     ]
     return work.join(
         first[[key for key in others if first[key].astype(str).nunique() > 1]].astype(str)

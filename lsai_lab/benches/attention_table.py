@@ -2,7 +2,7 @@
 the same records.
 
 A ranking holds the backends that were timed at a shape and are correct there: their errors,
-measured under the same kind of mask, do not exceed `errors.ALLOWED` times those of eager attention
+measured under the same kind of mask, do not exceed `ALLOWED_ERROR` times those of eager attention
 in the same number format (for inference the output's error alone).
 """
 
@@ -19,7 +19,7 @@ from lsai_core.attention.registry import Case
 from lsai_core.base.errors import Unavailable
 from lsai_core.config.strict import validated
 from lsai_lab.benches.attention.config import AttentionBenchConfig
-from lsai_lab.benches.attention.errors import ALLOWED, NAMES
+from lsai_lab.benches.attention.errors import ALLOWED_ERROR, NAMES
 from lsai_lab.benches.points import Row
 from lsai_lab.runs.records import Run, read_run
 
@@ -70,7 +70,7 @@ def ranked(
                 errors[row["backend"]] += [
                     row[n] / max(row[f"bound_{n}"], 1e-30) for n in judged if n in row
                 ]
-            correct = [name for name in ms if max(errors[name], default=math.inf) <= ALLOWED]
+            correct = [name for name in ms if max(errors[name], default=math.inf) <= ALLOWED_ERROR]
             yield (
                 place,
                 purpose,

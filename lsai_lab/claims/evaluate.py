@@ -178,7 +178,7 @@ def _spread(claim: Claim, rows: pd.DataFrame) -> Found:
     return Found(spread(figures), each, used, {"smallest": figures.min(), "largest": figures.max()})
 
 
-def furthest(claim: Claim, rows: pd.DataFrame) -> pd.Series:
+def furthest_difference(claim: Claim, rows: pd.DataFrame) -> pd.Series:
     """By seed, how far the variant of an interval's claim whose 95 % interval reaches furthest (its
     name) lies from the base."""
     assert claim.over is not None
@@ -196,7 +196,10 @@ def furthest(claim: Claim, rows: pd.DataFrame) -> pd.Series:
 
 def _interval(claim: Claim, rows: pd.DataFrame) -> Found:
     assert claim.over is not None
-    found, used = furthest(claim, rows), pd.concat([_rows(rows, claim.of), _rows(rows, claim.over)])
+    found, used = (
+        furthest_difference(claim, rows),
+        pd.concat([_rows(rows, claim.of), _rows(rows, claim.over)]),
+    )
     return Found(abs(found.mean()) + half_width(found), [], used, {"best": found.name})
 
 

@@ -10,7 +10,7 @@ from lsai_lab.claims.declared import Claim, load_claims
 from lsai_lab.claims.evaluate import evaluate
 
 
-def amount(claim: Claim, value: float, digits: int = 3) -> str:
+def claim_value(claim: Claim, value: float, digits: int = 3) -> str:
     """`value` in the claim's unit, a share, a multiple or a number: with so many significant
     digits, 0 for as exact as it is."""
     share = claim.kind == "spread" or (claim.kind in ("ratio", "value") and claim.limit < 1)
@@ -24,36 +24,36 @@ def amount(claim: Claim, value: float, digits: int = 3) -> str:
     return text + ("" if claim.kind == "interval" else "%" if share else "x")
 
 
-def told_short(claims: pd.DataFrame, declared: dict[str, Claim]) -> pd.DataFrame:
+def claims_table(claims: pd.DataFrame, declared: dict[str, Claim]) -> pd.DataFrame:
     """Rows of `evaluate` that have a value as name, claim (its short text), bound, measured,
     verdict (bold where not held)."""
     rows = []
     for row in claims.itertuples():
-        claim, value = declared[row.name], amount(declared[row.name], row.value)
+        claim, value = declared[row.name], claim_value(declared[row.name], row.value)
         repeats = f"n = {row.n}"
         # the fourth where three do not tell the repeats apart
         for digits in (3, 4) if pd.notna(row.low) else ():
-            low, high = amount(claim, row.low, digits), amount(claim, row.high, digits)
+            low, high = claim_value(claim, row.low, digits), claim_value(claim, row.high, digits)
             if low != high:  # of losses the value is the gap of the means, which no single seed has
                 span = (
                     f"worst seed {high}"
                     if claim.kind == "spread"
                     else f"{low.strip('x%')} to {high.strip('x%')}"
                 )
-                value, repeats = amount(claim, row.value, digits), f"{span}, {repeats}"
+                value, repeats = claim_value(claim, row.value, digits), f"{span}, {repeats}"
                 break
         verdict = row.verdict if row.held else f"**{row.verdict}**"
-        bound = f"{row.bound[0]} {amount(claim, claim.limit, 0)}"
+        bound = f"{row.bound[0]} {claim_value(claim, claim.limit, 0)}"
         rows.append([row.name, claim.short, bound, f"{value} ({repeats})", verdict])
     return pd.DataFrame(rows, columns=["name", "claim", "bound", "measured", "verdict"])
 
 
-def fallen(runs: pd.DataFrame, *studies: str) -> str:
+def fallen_claims(runs: pd.DataFrame, *studies: str) -> str:
     """Which claims about `studies` have fallen by the committed `runs` (rows of `lab.load`), as a
     sentence; empty if none has."""
     declared = {name: claim for name, claim in load_claims().items() if claim.study in studies}
     judged = evaluate(runs[~runs["own"].astype(bool)], declared)
-    rows = told_short(judged[judged["verdict"] == "fallen"], declared)
+    rows = claims_table(judged[judged["verdict"] == "fallen"], declared)
     told = "; ".join(
         f"{row.claim}: {row.measured}, claimed {row.bound}" for row in rows.itertuples()
     )

@@ -19,7 +19,7 @@ from lsai_core.base.files import write_json, write_text
 from lsai_lab.benches.attention_table import recorded_rankings
 from lsai_lab.claims.declared import Claim, load_claims
 from lsai_lab.claims.evaluate import VERDICTS, evaluate
-from lsai_lab.claims.words import told_short
+from lsai_lab.claims.words import claims_table
 from lsai_lab.project.files import repo_root
 from lsai_lab.report.load import load
 from lsai_lab.runs.records import recorded_runs
@@ -73,7 +73,7 @@ def as_records(found: pd.DataFrame) -> dict[str, Any]:
 
 def _show(found: pd.DataFrame, declared: dict[str, Claim]) -> None:
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    measured = told_short(found[found["value"].notna()], declared).set_index("name")["measured"]
+    measured = claims_table(found[found["value"].notna()], declared).set_index("name")["measured"]
     for row in found.itertuples():
         said = f"{row.sentence} ({row.note})" if row.note else row.sentence
         console.print(f"{row.verdict} ({row.bound}): {said}", style="" if row.held else "bold red")

@@ -1,6 +1,6 @@
 """`lsai predict`: peak memory and step time of a training run on any GPU, computed on any machine.
 
-What imports torch is imported where it is needed: an answer that is remembered does without.
+What imports torch is imported where it is needed: an answer from the disk cache does without.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from tqdm import tqdm
 
-from lsai_core.base.disk_cache import remembered
+from lsai_core.base.disk_cache import cached_on_disk
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import deep_merge
 from lsai_core.config.presets import PRESETS
@@ -147,10 +147,11 @@ def predict(
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be predicted: the run, what a trainer's file sets of its habits, and remarks."""
+    """What is to be predicted: the run, the fields of `TrainerMemory` that a trainer's file sets,
+    and remarks."""
 
     config: TrainConfig
-    habits: dict[str, Any] = field(default_factory=dict)
+    trainer_memory: dict[str, Any] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
 
 
@@ -159,7 +160,7 @@ def _of_file(path: Path, gpus: int | None, overrides: dict[str, Any]) -> Asked:
     run = read_trainer_file(path, gpus)
     return Asked(
         checked(TrainConfig, deep_merge(run.config, overrides), f"--config {path}"),
-        run.habits,
+        run.trainer_memory,
         run.remarks,
     )
 
@@ -216,13 +217,13 @@ def _show(
 ) -> bool:
     """Memory and time on `gpus`, of another trainer memory beside ours. False if it fits none of
     them."""
-    config, habits = asked.config, asked.habits
+    config, trainer_memory = asked.config, asked.trainer_memory
     here = None if installed is not None else [package_version(name) for name in KERNELS]
     told_of = [
         config.model_dump_json(),
         [asdict(gpu) for gpu in gpus],
         trainer,
-        habits,
+        trainer_memory,
         installed,
         here,
     ]
@@ -230,15 +231,15 @@ def _show(
     def answer() -> dict[str, Any]:
         from lsai_lab.predictions.will_fit import told
 
-        return told(config, gpus, trainer, habits, installed)
+        return told(config, gpus, trainer, trainer_memory, installed)
 
-    found = remembered("lsai_lab.predictions.will_fit", json.dumps(told_of), answer) | {
+    found = cached_on_disk("lsai_lab.predictions.will_fit", json.dumps(told_of), answer) | {
         "remarks": asked.remarks
     }
     if as_json:
         print(json.dumps(found, indent=1))
     else:
-        every = habits.get("full_every")
+        every = trainer_memory.get("full_every")
         blocks = (
             f", which is full of every {every} blocks the last"
             if every and config.grad_checkpoint == "selective"

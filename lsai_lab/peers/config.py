@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from lsai_core.base.files import deep_merge
-from lsai_core.config.affects import decides
+from lsai_core.config.affects import affects
 from lsai_core.config.strict import Strict
 from lsai_core.config.train import DataConfig, ModelConfig, OptimConfig, ParallelConfig
 from lsai_lab.machine.environment import package_version
@@ -63,7 +63,7 @@ class PeerConfig(Strict):
             shared["fp8"] = config["fp8"]["recipe"]
         # Which of our kernels updates the weights is nothing to a peer.
         kernel = {
-            key for key in OptimConfig.model_fields if not decides(OptimConfig, key, "result")
+            key for key in OptimConfig.model_fields if not affects(OptimConfig, key, "result")
         }
         shared["optim"] = {
             key: value for key, value in config.get("optim", {}).items() if key not in kernel

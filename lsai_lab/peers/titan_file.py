@@ -43,11 +43,11 @@ _FILE_BYTES, _TOKENS, _WORDS = 2**20, 2**40, 60  # a file's size, a micro-batch'
 
 @dataclass
 class TitanRun:
-    """What a file says: keys of `TrainConfig`, the trainer's habits as far as the file sets them,
-    and what it says that is not in the prediction, a line each."""
+    """What a file says: keys of `TrainConfig`, those fields of `TrainerMemory` that it sets, and
+    what it says that is not in the prediction, a line each."""
 
     config: dict[str, Any] = field(default_factory=dict)
-    habits: dict[str, Any] = field(default_factory=dict)
+    trainer_memory: dict[str, Any] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
 
 
@@ -311,11 +311,11 @@ class _Reader:
             raise UserError(f"{path}: expected 'op' or a number of blocks, got {_shown(option)}")
         if int(option) <= 1:
             return "full"
-        self.result.habits["full_every"] = int(option)
+        self.result.trainer_memory["full_every"] = int(option)
         return mode
 
     def compiled(self) -> bool:
-        """Whether the blocks are compiled; the loss goes to the habits."""
+        """Whether the blocks are compiled; the loss goes to `trainer_memory`."""
         enabled = self.said(False, "compile.enable", "training.compile")
         parts = _texts(self.said(["model", "loss"], "compile.components"))
         if unknown := [part for part in parts if part not in ("model", "loss")]:
@@ -323,7 +323,7 @@ class _Reader:
         blocks, loss = (bool(enabled and part in parts) for part in ("model", "loss"))
         loss = loss and self.day >= COMPILED_LOSS
         if loss != blocks:  # usually both are
-            self.result.habits["loss"] = "in place" if loss else "eager"
+            self.result.trainer_memory["loss"] = "in place" if loss else "eager"
         return blocks
 
     def precision(self, alone: bool) -> str:
@@ -370,7 +370,7 @@ class _Reader:
                 raise UserError(
                     "optimizer.early_step_in_backward is not predicted for several micro-batches"
                 )
-            self.result.habits["step_in_backward"] = True
+            self.result.trainer_memory["step_in_backward"] = True
             return
         fused = self.said(self.day >= FUSED, "optimizer.fused")
         how = self.choice(
@@ -379,7 +379,7 @@ class _Reader:
             known=("fused", "foreach", "for-loop"),
         )
         if how != "fused" and not on_host:
-            self.result.habits["update"] = how
+            self.result.trainer_memory["update"] = how
 
     def validation(self, tokens: int) -> None:
         """Without gradients a validation batch needs less, unless it is larger."""

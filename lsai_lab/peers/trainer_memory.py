@@ -1,4 +1,4 @@
-"""What other trainers keep in a step that no option of ours keeps: stand-ins for a prediction of
+"""What other trainers keep in memory in a step that no option of ours keeps, for a prediction of
 *their* memory.
 
 Most of a peer is said in our own options: `loss: full`, `blocks: plain`, FSDP, checkpointing. The
@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy
 
-from lsai_core.base.disk_cache import remembered
+from lsai_core.base.disk_cache import cached_on_disk
 from lsai_core.config.strict import Strict
 from lsai_core.config.train import TrainConfig
 from lsai_core.fp8.recipes import linear_names
@@ -42,34 +42,40 @@ from lsai_core.prediction.tracker import PurposeTracker
 from lsai_lab.peers.settings import Peer
 
 
-class Habits(Strict):
-    """The defaults are our own. `loss`: which logits stay and where their gradient is made;
-    `liger`: SwiGLU's gradients overwrite gate and up; `masters`: so many processes share fp32
-    masters and moments, fp32 gradients are whole; `full_every`: `selective` means that every so
-    many-th block, counted from 1, keeps its input alone and the others keep everything; `update`:
-    torch's AdamW by this implementation, which makes its denominators for all parameters at once,
-    or for one."""
+class TrainerMemory(Strict):
+    """What a trainer keeps in memory in a step. The defaults are our own."""
 
+    # eager: as ours. The others keep the logits: in place (their gradient overwrites them), held
+    # (their gradient is made beside them), fp32 (in fp32, the gradient beside), shifted (a copy in
+    # fp32, which its gradient overwrites).
     loss: Literal["eager", "in place", "held", "fp32", "shifted"] = "eager"
-    norms: Literal["fused", "fp32"] = "fused"
-    apart: bool = False
-    liger: bool = False
-    every_second: bool = False
-    attention_again: bool = False
-    masters: int = 0
-    step_in_backward: bool = False
+    norms: Literal["fused", "fp32"] = "fused"  # fp32: in plain operations, whose fp32 copies stay
+    apart: bool = False  # q, k, v, gate and up are products of their own
+    liger: bool = False  # SwiGLU's gradients overwrite gate and up
+    every_second: bool = False  # selective checkpointing computes every second product again
+    attention_again: bool = False  # and attention
+    masters: int = 0  # so many processes share fp32 masters and moments; fp32 gradients are whole
+    step_in_backward: bool = False  # a gradient is let go as soon as it is there
+    # If above 1, `selective` means: every so many-th block, counted from 1, keeps its input alone,
+    # and the others keep everything.
     full_every: int = 0
+    # torch's AdamW by this implementation: foreach makes its denominators for all parameters at
+    # once, for-loop for one after the other.
     update: Literal["fused", "foreach", "for-loop"] = "fused"
 
 
-def habits_of(peer: Peer, config: TrainConfig) -> Habits:
-    """What `peer` does in a run like `config`."""
+def trainer_memory_of(peer: Peer, config: TrainConfig) -> TrainerMemory:
+    """What `peer` keeps in a run of `config`, with its own defaults."""
     if peer == "torchtitan":
-        return Habits(loss="in place" if config.compile else "eager", apart=True, every_second=True)
+        return TrainerMemory(
+            loss="in place" if config.compile else "eager", apart=True, every_second=True
+        )
     if peer == "nanotron":
-        return Habits(loss="shifted", masters=1, step_in_backward=config.grad_accum == 1)
+        return TrainerMemory(loss="shifted", masters=1, step_in_backward=config.grad_accum == 1)
     compiled_loss: Literal["held", "fp32"] = "held" if peer == "hf" else "fp32"
-    return Habits(loss=compiled_loss if config.compile else "eager", apart=True, norms="fp32")
+    return TrainerMemory(
+        loss=compiled_loss if config.compile else "eager", apart=True, norms="fp32"
+    )
 
 
 class _Kept(torch.autograd.Function):
@@ -132,7 +138,7 @@ def _loss(kind: str, model: Any, x_BS: Tensor, *_targets_and_config: Any) -> Ten
         return _Kept.apply(how, logits_BSV.float() if kind in ("fp32", "shifted") else logits_BSV)
 
 
-def _policy(habits: Habits) -> Any:
+def _policy(trainer_memory: TrainerMemory) -> Any:
     """torchtitan's, for one block (all compiled ones have one plan): of its products the first, the
     third and so on stay.
 
@@ -150,7 +156,7 @@ def _policy(habits: Habits) -> Any:
         if (
             counts[again] % 2 == 0
             if product
-            else habits.attention_again and "attention" in str(operation)
+            else trainer_memory.attention_again and "attention" in str(operation)
         ):
             return CheckpointPolicy.PREFER_RECOMPUTE
         return keep_expensive(context, operation)
@@ -194,14 +200,14 @@ def _take_apart(liger: bool, model: decoder.Transformer) -> None:
             block.mlp = _MLP(liger, model.config)
 
 
-def _reshape(habits: Habits, model: decoder.Transformer) -> None:
-    """Layers and checkpointing as a trainer with these habits has them."""
-    if habits.apart:
-        _take_apart(habits.liger, model)
-    for index, block in enumerate(model.blocks if habits.full_every > 1 else ()):
+def _reshape(trainer_memory: TrainerMemory, model: decoder.Transformer) -> None:
+    """Give `model` the layers and the checkpointing that the trainer has."""
+    if trainer_memory.apart:
+        _take_apart(trainer_memory.liger, model)
+    for index, block in enumerate(model.blocks if trainer_memory.full_every > 1 else ()):
         assert isinstance(block, decoder.Block)
         if block.grad_checkpoint == "selective":
-            block.grad_checkpoint = "none" if (index + 1) % habits.full_every else "full"
+            block.grad_checkpoint = "none" if (index + 1) % trainer_memory.full_every else "full"
 
 
 def _update(together: bool, optimizer: torch.optim.Optimizer, _limit: float) -> Tensor:
@@ -215,32 +221,32 @@ def _update(together: bool, optimizer: torch.optim.Optimizer, _limit: float) -> 
     return torch.empty(())
 
 
-def trainer_of(habits: Habits) -> Trainer:
-    """What a simulated step does by these habits; nothing where a habit is ours."""
-    changed: dict[str, Any] = {"keeps_gradients": not habits.step_in_backward}
-    if habits.apart or habits.full_every > 1:
-        changed["reshape"] = functools.partial(_reshape, habits)
-    if habits.update != "fused":
-        changed["update"] = functools.partial(_update, habits.update == "foreach")
-    if habits.loss != "eager":
-        changed["loss"] = functools.partial(_loss, habits.loss)
-    if habits.every_second:
-        changed["policy"] = functools.partial(_policy, habits)
-    if habits.masters:
-        changed["optimizer"] = functools.partial(_Masters, habits.masters)
+def trainer_of(trainer_memory: TrainerMemory) -> Trainer:
+    """The parts of a simulated step that differ from ours in that trainer."""
+    changed: dict[str, Any] = {"keeps_gradients": not trainer_memory.step_in_backward}
+    if trainer_memory.apart or trainer_memory.full_every > 1:
+        changed["reshape"] = functools.partial(_reshape, trainer_memory)
+    if trainer_memory.update != "fused":
+        changed["update"] = functools.partial(_update, trainer_memory.update == "foreach")
+    if trainer_memory.loss != "eager":
+        changed["loss"] = functools.partial(_loss, trainer_memory.loss)
+    if trainer_memory.every_second:
+        changed["policy"] = functools.partial(_policy, trainer_memory)
+    if trainer_memory.masters:
+        changed["optimizer"] = functools.partial(_Masters, trainer_memory.masters)
     return Trainer(
-        linear_names=_linears if habits.apart else linear_names,
-        norm=_Fp32Norm if habits.norms == "fp32" else FusedRMSNorm,
+        linear_names=_linears if trainer_memory.apart else linear_names,
+        norm=_Fp32Norm if trainer_memory.norms == "fp32" else FusedRMSNorm,
         **changed,
     )
 
 
-def predict_as(config: TrainConfig, habits: Habits) -> Prediction:
-    """Predicted memory on each GPU of a trainer of these habits that is set as `config`. Raises
-    UserError as `predict`."""
+def predict_as(config: TrainConfig, trainer_memory: TrainerMemory) -> Prediction:
+    """Predicted memory on each GPU of a run of `config` by a trainer that keeps `trainer_memory`.
+    Raises UserError as `predict` does."""
 
     def answer() -> dict[str, Any]:
-        return asdict(simulate(config, trainer=trainer_of(habits)))
+        return asdict(simulate(config, trainer=trainer_of(trainer_memory)))
 
-    question = json.dumps([config.model_dump_json(), habits.model_dump_json()])
-    return prediction_of(config, Simulated(**remembered(__name__, question, answer)))
+    question = json.dumps([config.model_dump_json(), trainer_memory.model_dump_json()])
+    return prediction_of(config, Simulated(**cached_on_disk(__name__, question, answer)))

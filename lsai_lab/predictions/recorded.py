@@ -285,7 +285,7 @@ def _kept(reports: Path) -> dict[str, dict[str, Any]]:
 
 
 @functools.cache
-def errors(root: Path | None = None) -> pd.DataFrame:
+def estimator_errors(root: Path | None = None) -> pd.DataFrame:
     """Relative errors of this package and each estimator (columns); a row per recorded run on a GPU
     with a measured peak of active memory and per published figure, which the index tells apart
     (`sample`)."""
@@ -318,7 +318,7 @@ def errors(root: Path | None = None) -> pd.DataFrame:
 def beside() -> tuple[float, list[float], dict[str, Any]]:
     """Our median error over that of the best estimator: for published figures, for both samples,
     and the facts of the claim."""
-    median = errors().abs().groupby("sample").median()
+    median = estimator_errors().abs().groupby("sample").median()
     others = median.drop(columns=OURS)
     each, best = median[OURS] / others.min(axis=1), others.loc["published"].idxmin()
     facts = {"of": median.loc["published", OURS], "over": others.loc["published", best]}

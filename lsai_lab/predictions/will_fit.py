@@ -1,6 +1,6 @@
 """Whether a run fits, in words and numbers: what `lsai predict` prints, as plain JSON, so that it
-can be remembered. And the longest sequence that does: a step's memory is near a straight line over
-tokens (`aim.py`).
+can be kept on disk. And the longest sequence that fits: a step's memory is near a straight line
+over tokens (`aim.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from lsai_core.prediction.kernel import PACKAGES, kernel_on, packages_here, pack
 from lsai_core.prediction.memory import OUTSIDE_GIB, usable_gib
 from lsai_core.profiling.gpus import Gpu
 from lsai_lab.peers.settings import Peer
-from lsai_lab.peers.trainer_memory import Habits, habits_of, predict_as
+from lsai_lab.peers.trainer_memory import TrainerMemory, predict_as, trainer_memory_of
 from lsai_lab.searches.predicted_start import largest_within
 
 # Tokens: where the search begins, per GPU, and where it ends. Positions up to 2^24 are exact in the
@@ -30,13 +30,15 @@ def told(
     config: TrainConfig,
     gpus: Sequence[Gpu],
     trainer: Peer | None = None,
-    habits: Mapping[str, Any] | None = None,
+    trainer_memory: Mapping[str, Any] | None = None,
     packages: str | None = None,
 ) -> dict[str, Any]:
-    """Memory (GiB) and time (s) of a step of `config` on `gpus`; with `trainer`, of that trainer's
-    step, and ours beside it. `habits`: what its own file sets of them, over those that it always
-    has. `packages`: those with attention kernels that are installed there (`kernel.py`); as here,
-    if not given.
+    """Memory (GiB) and time (s) of a step of `config` on `gpus`, as `lsai predict` prints them.
+
+    `trainer`: the step is that trainer's, and ours stands beside it. `trainer_memory`: the fields
+    of `TrainerMemory` that the trainer's own file sets; the others are its defaults. `packages`:
+    the packages with attention kernels that are installed there (`kernel.py`); without it, those
+    that are installed here.
 
     Raises UserError for a run that cannot be predicted.
     """
@@ -44,8 +46,8 @@ def told(
     def needed(asked: TrainConfig, kernel: str | None = None) -> Prediction:
         if trainer is None:
             return predict(asked, kernel)
-        own = habits_of(trainer, asked).model_dump() | dict(habits or {})
-        return predict_as(asked, Habits.model_validate(own))
+        own = trainer_memory_of(trainer, asked).model_dump() | dict(trainer_memory or {})
+        return predict_as(asked, TrainerMemory.model_validate(own))
 
     kernels = [expected_kernel(config, gpu, packages, trainer) for gpu in gpus]
     by_kernel = {kernel: needed(config, kernel) for kernel in dict.fromkeys(kernels)}

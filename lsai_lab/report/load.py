@@ -20,7 +20,7 @@ import pandas as pd
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import flatten
 from lsai_core.profiling.gpus import GPUS
-from lsai_lab.project.files import reading_root
+from lsai_lab.project.files import load_yaml, reading_root
 from lsai_lab.runs.plain import plain
 from lsai_lab.runs.records import (
     Run,
@@ -107,6 +107,16 @@ def _recorded_on(study_name: str) -> dict[str, str]:
     return load_study(session().root, study_name).recorded_on if known else {}
 
 
+def studies() -> list[str]:
+    """The names of the laboratory's studies."""
+    return study_names(session().root)
+
+
+def parameters(name: str) -> dict[str, Any]:
+    """The file `params/<name>.yaml`. UserError if there is none, or it cannot be read."""
+    return load_yaml(session().root / "params" / f"{name}.yaml")
+
+
 def study(name: str) -> Study:
     """The description of a study under this machine's profile: title, question, baseline, parts,
     variants."""
@@ -135,7 +145,7 @@ def points(runs: pd.DataFrame, keep: Sequence[str] = ()) -> pd.DataFrame:
     and `reason`. Empty if nothing was measured."""
     names = list(dict.fromkeys(("machine", "own", "variant", "repeat", "run", *keep)))
     found = [
-        _rows(_run(row)).assign(**{name: row[name] for name in names})
+        _rows(finished_run(row)).assign(**{name: row[name] for name in names})
         for row in runs.to_dict("records")
     ]
     frame = pd.concat(
@@ -147,7 +157,7 @@ def points(runs: pd.DataFrame, keep: Sequence[str] = ()) -> pd.DataFrame:
 def kernels(run: str | Path | Mapping[str, Any]) -> pd.DataFrame:
     """The kernels with the most time of a traced run: name, class, ms and calls per step, longest
     first."""
-    found = _run(run).kernels
+    found = finished_run(run).kernels
     return found.map(plain) if len(found) else found
 
 
@@ -202,7 +212,8 @@ def _place(row: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def _run(run: str | Path | Mapping[str, Any]) -> Run:
+def finished_run(run: str | Path | Mapping[str, Any]) -> Run:
+    """A run (a row of `load`, or its folder) as it was recorded. UserError if it has not ended."""
     if isinstance(run, Mapping) and run.get("outcome") == "damaged":
         return damaged_run(Path(run["run"]), str(run.get("reason")))
     return read_run(_folder(run, "summary.json"))

@@ -1,5 +1,5 @@
-"""The bound chapters as a book: by Quarto where there is one, else by pandoc and typst, packages of
-Python.
+"""The chapters, as Markdown, made a book: by Quarto where there is one, else by pandoc and typst,
+packages of Python.
 
 Both read `reports/_quarto.yml`, whose words for a format are pandoc's. A rendering is made in a
 folder of its own and copied into place when it is whole, the HTML first: a PDF that fails, or has
@@ -26,7 +26,7 @@ import yaml
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import write_text
 from lsai_lab.report.runpages import write_run_pages
-from lsai_lab.report.to_markdown import bind
+from lsai_lab.report.to_markdown import to_markdown
 from lsai_lab.runs.chapters import book_settings, execute_chapters, read_chapters
 from lsai_lab.runs.records import find_runs, recorded_runs
 from lsai_lab.runs.session import Session
@@ -179,7 +179,7 @@ def update_book(session: Session, out: Path, formats: list[str], engine: Engine)
         execute_chapters(session, chapters, build := reports / "_build", runs)
     ) as ends:
         for name, problem in ends:
-            problem = bind(build / name, reports / name, problem)
+            problem = to_markdown(build / name, reports / name, problem)
             print(
                 f"report: chapter {name}" + (f" did not complete: {problem}" if problem else ""),
                 flush=True,

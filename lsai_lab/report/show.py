@@ -84,7 +84,7 @@ def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
     import matplotlib.pyplot as plt
     from IPython.display import display
 
-    from lsai_lab.report.tooltips import marks
+    from lsai_lab.report.tooltips import tooltips
 
     fig = plt.gcf() if fig is None else getattr(fig, "figure", fig)
     svg, png = io.StringIO(), io.BytesIO()
@@ -94,7 +94,7 @@ def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
     fig.savefig(png, format="png", bbox_inches=box, dpi=PNG_DPI)
     plt.close(fig)
     width = round(int.from_bytes(png.getvalue()[16:20], "big") * 96 / PNG_DPI)
-    over = "" if data is None else marks(fig, box, data.map(unmarked))
+    over = "" if data is None else tooltips(fig, box, data.map(unmarked))
     # Hundredths of a point are enough for paths, and half the size.
     drawing = re.sub(
         r'\bd="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), svg.getvalue()

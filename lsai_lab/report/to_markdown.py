@@ -27,12 +27,12 @@ _ANSI = re.compile(
 _SKIPPED = {"remove-cell", "parameters", "injected-parameters", "papermill-error-cell-tag"}
 
 
-def bind(executed: Path, target: Path, problem: str | None = None) -> str | None:
-    """Write the bound form of `executed` to `target`, its pictures to `files/`, data of figures and
-    tables to `data/`.
+def to_markdown(executed: Path, target: Path, problem: str | None = None) -> str | None:
+    """Write the executed notebook `executed` to `target` as a notebook of Markdown cells only.
 
-    `problem`: why the chapter did not complete, said below its title. Returns it, or why the
-    notebook cannot be read.
+    Its pictures go to `files/` beside `target`, the data of its figures and tables to `data/`.
+    `problem` says why the chapter did not complete; it is shown below the title. Returns `problem`,
+    or why the notebook cannot be read, or None.
     """
     texts, codes = list[str](), list[str]()
     try:

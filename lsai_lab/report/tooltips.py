@@ -1,9 +1,10 @@
-"""What a pointer over a figure shows: a circle over each mark of a matplotlib figure, with the
-mark's values and its row of the data.
+"""Tooltips of a figure: an invisible circle over each point or bar of a matplotlib figure, whose
+title a browser shows under the pointer. The title has the values of the point, and the text of its
+row of the data.
 
-Rows are found by what is drawn: a mark belongs to the row that holds both of its values (or its
-category and its value), in the unit of the axis or a power of ten of it. Where no row or several
-rows do, the values stand alone.
+A point belongs to the row that holds both of its values (or its category and its value), in the
+unit of the axis or that unit times a power of ten. If no row does, or several rows do, the tooltip
+has the values alone.
 """
 
 import math
@@ -24,14 +25,21 @@ from matplotlib.transforms import Bbox
 from lsai_lab.report.values import shown
 from lsai_lab.runs.records import page_name
 
-MOST = 300  # marks of a figure; of more, evenly spread ones
+MOST = 300  # circles of a figure; if there are more points, evenly spread ones
 
 
-def marks(fig: Figure, box: Bbox, data: pd.DataFrame) -> str:
-    """SVG circles over the marks of `fig`, placed in percent of its picture cropped to `box`
-    (inches)."""
+def tooltips(fig: Figure, box: Bbox, data: pd.DataFrame) -> str:
+    """SVG circles over the points and bars of `fig`, as text for its `<svg>` element.
+
+    `fig` was drawn already; `box` (inches) is the part of it that the picture shows, and the
+    circles stand at percentages of that part. `data` is what is drawn; from its column `run`
+    (folders of runs) a circle gets `data-run`, the run's page.
+    """
     found = [
-        (axes, *mark) for axes in fig.axes for mark in _points(axes) if np.isfinite(mark[2]).all()
+        (axes, *point)
+        for axes in fig.axes
+        for point in _points(axes)
+        if np.isfinite(point[2]).all()
     ]
     circles = []
     for axes, label, value, (x, y) in found[:: math.ceil(len(found) / MOST) or 1]:
@@ -58,7 +66,7 @@ def marks(fig: Figure, box: Bbox, data: pd.DataFrame) -> str:
             *(f"{k.replace('_', ' ')}: {v}" for k, v in rest.items()),
             run.rpartition("-")[0] or run,
         ]
-        text = "\n".join(filter(None, [label, *map(_said, names, value), *more]))
+        text = "\n".join(filter(None, [label, *map(_line, names, value), *more]))
         circles.append(
             f'<circle cx="{cx:.1%}" cy="{cy:.1%}" r="5" fill="none" '
             f'data-run="{escape(run)}"><title>{escape(text[:400])}</title></circle>'
@@ -67,8 +75,8 @@ def marks(fig: Figure, box: Bbox, data: pd.DataFrame) -> str:
 
 
 def _points(axes: Axes) -> Iterator[tuple[str, tuple[Any, Any], np.ndarray]]:
-    """Label, values and place in pixels of each mark: of lines with markers or few points, of
-    scatters, of bars (their far end)."""
+    """The label, the two values and the place in pixels of each point of lines (at most some 40 of
+    each, and none of straight lines without markers), of scatters, and of each bar's end."""
     # the caps of error bars
     for line in (each for each in axes.lines if each.get_marker() not in ("_", "|")):
         xy = np.asarray(line.get_xydata(), dtype=float)
@@ -99,14 +107,14 @@ def _points(axes: Axes) -> Iterator[tuple[str, tuple[Any, Any], np.ndarray]]:
             yield _label(bars), value, bar.axes.transData.transform(end)
 
 
-def _said(name: str, value: Any) -> str:
-    """A value after its axis' name, the unit behind it: of `peak (GiB)` it is `peak: 60.2 GiB`; no
-    number without a name."""
+def _line(name: str, value: Any) -> str:
+    """`value` as a line of the tooltip: on an axis called `peak (GiB)` it is `peak: 60.2 GiB`. On
+    an axis without a name a number gives an empty line, and a category stands alone."""
     words, unit = re.sub(r" \(([^()]{1,16})\)$", r"\n\1", " ".join(name.split())).partition("\n")[
         ::2
     ]
-    told = value if isinstance(value, str) else f"{shown(value)} {unit}".rstrip() if words else ""
-    return f"{words}: {told}" if words else told
+    text = value if isinstance(value, str) else f"{shown(value)} {unit}".rstrip() if words else ""
+    return f"{words}: {text}" if words else text
 
 
 def _label(artist: Any) -> str:
@@ -116,7 +124,7 @@ def _label(artist: Any) -> str:
 
 
 def _tick(axes: Axes, which: int, value: float) -> Any:
-    """The words at `value` on an axis of categories, else the value."""
+    """The category at `value` if the axis `which` (0: x, 1: y) has categories, else the value."""
     ticks = (axes.xaxis, axes.yaxis)[which]
     places, fixed = (
         list(ticks.get_majorticklocs()),
@@ -135,8 +143,8 @@ def _tick(axes: Axes, which: int, value: float) -> Any:
 
 
 def _row(data: pd.DataFrame, values: list[Any]) -> dict[str, Any] | None:
-    """The one row of `data` that holds every value: words as they are, numbers up to a power of
-    ten."""
+    """The one row of `data` that holds every value, or None: text as it is, numbers or a power of
+    ten times a number."""
     fits = pd.Series(True, index=range(len(data)))
     for value in (each for each in values if each != ""):
         if isinstance(value, str):

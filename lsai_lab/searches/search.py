@@ -17,7 +17,7 @@ from lsai_core import fp8
 from lsai_core.base import compiler
 from lsai_core.base.errors import Unavailable
 from lsai_core.base.limits import host_limit_gib
-from lsai_core.config.affects import deciding
+from lsai_core.config.affects import affecting
 from lsai_core.config.strict import Strict, validated
 from lsai_core.config.train import TrainConfig
 from lsai_core.prediction.memory import OUTSIDE_GIB, predict
@@ -47,10 +47,10 @@ class SearchConfig(Strict):
 
     @classmethod
     def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-        """The row's training config, as far as it decides memory: a new learning rate does not
+        """The row's training config, as far as it affects memory: a new learning rate does not
         repeat the search."""
         row = validated(TrainConfig, config, "the training config of a search")
-        return {"train": deciding(row, "memory"), **settings}
+        return {"train": affecting(row, "memory"), **settings}
 
     def sized(self, size: int) -> TrainConfig:
         """The run with the size that is searched for."""

@@ -3,7 +3,7 @@
 The exact values come from the same inputs (already rounded to the run's number format), a block of
 query rows at a time, so that no S x S matrix is ever whole. Beside them stands the error of eager
 attention in the run's own number format: what rounding costs when the definition is followed
-literally. A backend counts as correct up to `ALLOWED` times that.
+literally. A backend counts as correct up to `ALLOWED_ERROR` times that.
 """
 
 from functools import lru_cache
@@ -17,7 +17,7 @@ from lsai_lab.benches.attention.clock import Call, Step, random_inputs
 from lsai_lab.benches.attention.config import Shape
 
 NAMES = ("out", "dq", "dk", "dv")
-ALLOWED = 2.0
+ALLOWED_ERROR = 2.0
 _BLOCK_BYTES = {"cuda": 2**29, "cpu": 2**26}
 
 
