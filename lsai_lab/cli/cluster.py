@@ -9,6 +9,7 @@ import typer
 
 from lsai_core.base.errors import UserError
 from lsai_lab.cli import options as opt
+from lsai_lab.cli.tables import show_rows
 from lsai_lab.cluster import slurm
 from lsai_lab.cluster.jobs import following, read_jobs, rows, states
 from lsai_lab.cluster.jobs import submit as submit_jobs
@@ -116,7 +117,7 @@ def jobs(as_json: opt.JsonOption = False) -> None:
         for job in read_jobs(folder)
         for row in rows(job, folder)
     ]
-    opt.show_rows(
+    show_rows(
         found, as_json, "no jobs were submitted from here; `lsai submit STUDY --cluster NAME` does"
     )
 
