@@ -29,7 +29,7 @@ pip = $(BIN)/python -m pip install -q $(if $(LOCK),-c $(LOCK))
 options = $(if $(PROFILE),--profile $(PROFILE)) $(if $(ONLY),--only '$(ONLY)') $(if $(SKIP),--skip '$(SKIP)')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lab report run submit claims test lint clean
+.PHONY: help setup lock lab report run submit claims test attack lint clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,10 @@ claims: setup  ## recompute every headline statement from the committed records
 MARKS ?= not slow
 test: $(VENV)/.test  ## the tests; MARKS=slow those that take longer (Slurm, faults, whole reports, kills), MARKS= all
 	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(if $(MARKS),-m "$(MARKS)") $(TESTS)
+
+# ARGS: for example ARGS='--only "record mutations" --number 50 --seed 2'.
+attack: $(VENV)/.test  ## faults by the hundred: damaged records, text that wants to be markup; how many are survived, 1 if too few
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/attack.py $(ARGS)
 
 lint: $(VENV)/.dev  ## style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/python -m lsai_lab.project.strip notebooks/*.ipynb && $(BIN)/mypy

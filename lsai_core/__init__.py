@@ -3,8 +3,8 @@ usable alone.
 
 from lsai_core import TrainConfig, train
 config = TrainConfig.model_validate({"model": {"preset": "lab-tiny"}, "steps": 100})
-trained = train(config, tokens, Path("out"))  # `tokens`: see
-                                              `lsai_core.training.batches.TokenSource`
+# `tokens`: see `lsai_core.training.batches.TokenSource`
+trained = train(config, tokens, Path("out"))
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lsai_core.config.train import TrainConfig
     from lsai_core.model.transformer import Transformer
-    from lsai_core.prediction import predict, simulated_gpu
+    from lsai_core.prediction import predict
+    from lsai_core.prediction.simulated_gpu import simulated_gpu
     from lsai_core.training.loop import train
 
 __version__ = "0.1.0"

@@ -64,6 +64,7 @@ TINY_MODEL = {
 TOGETHER = {"test_cli.py": "test_runs.py", "test_study.py": "test_runs.py"}
 LONG = (
     "test_slurm.py",
+    "test_slurm_container.py",
     "test_runs.py",
     "test_notebooks.py",
     "test_face.py",

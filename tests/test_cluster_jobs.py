@@ -1,5 +1,5 @@
-"""What a study becomes as cluster jobs: every shipped study on every shipped cluster, what it
-costs, how variants share a node, and what a site cannot do (no Slurm needed).
+"""What a study becomes as cluster jobs: each shipped study on each shipped cluster, what it costs,
+how variants share a node, and what a site cannot do (no Slurm needed).
 """
 
 from __future__ import annotations
@@ -112,11 +112,29 @@ def test_a_selection_that_measures_nothing_is_refused(shipped: Project) -> None:
 
 def test_variants_with_one_gpu_share_a_node_that_is_given_whole(project: Project) -> None:
     script, _ = submitted(project, "--per-variant", "--gpus", "1")
-    assert 'variants=("baseline,a,b,c" "d,e")\n' in script
+    groups = '("baseline,a,b,c" "d,e")\n'
+    assert f"\nsharing={groups}alone={groups}" in script
     assert "#SBATCH --array=0-1\n" in script and "#SBATCH --gpus-per-node=4\n" in script
     assert "--exact --gpus-per-node=1 --cpus-per-task=4 " in script
     assert "--mem=$((SLURM_MEM_PER_NODE / 4))" in script
     assert "At most 2 node-hours: 1 node x 1 h x 2 tasks. 4 of 4 GPUs work" in script
+
+
+def test_variants_without_a_part_are_not_asked_for_it(shipped: Project) -> None:
+    """`lsai study` refuses a selection that measures nothing."""
+    words = ("--cluster", "alps", "--account", "a", "--per-variant", "--gpus", "1", "--dry-run")
+    code, out, _ = shipped.lsai("submit", "largest", *words)
+    sharing = next(line for line in out.splitlines() if line.startswith("sharing="))
+    alone = next(line for line in out.splitlines() if line.startswith("alone="))
+    assert (code, "weights_1" in sharing, "weights_1" in alone) == (0, True, False)
+    assert sharing.count('"') == alone.count('"')
+    assert f"#SBATCH --array=0-{sharing.count(chr(34)) // 2 - 1}\n" in out
+
+
+def test_fewer_gpus_than_a_node_has_are_named_as_the_way_out(shipped: Project) -> None:
+    words = ("--cluster", "alps", "--account", "a", "--gpus", "1", "--dry-run")
+    code, _, err = shipped.lsai("submit", "fsdp", "--parts", "grid", *words)
+    assert (code, "submit with --gpus 4, or leave out" in err) == (2, True)
 
 
 def test_timings_have_a_node_to_themselves(project: Project) -> None:
@@ -209,6 +227,9 @@ def test_a_plugin_that_is_missing_is_told_at_submission(
     project.write_yaml("params/clusters/plain.yaml", {**GENERIC, "environment": "box"})
     code, _, err = project.lsai("submit", "memory", "--cluster", "plain")
     assert (code, "srun of this cluster lacks the plugin for --environment" in err) == (2, True)
+    project.write_yaml("params/clusters/plain.yaml", {**GENERIC, "environment": "envs/x.toml"})
+    code, _, err = project.lsai("submit", "memory", "--cluster", "plain")
+    assert (code, f"there is no environment file {project.root}/envs/x.toml" in err) == (2, True)
 
 
 def test_an_installed_package_names_a_python_that_exists(
@@ -311,6 +332,19 @@ def test_a_rank_is_bound_to_the_cores_of_its_gpu(
     assert told == "bound to cores 144-215 (of GPU 2), memory of nodes 2"
     assert binding.bind({"SLURM_LOCALID": "3"}).startswith("bound to cores 216-287 ")
     assert bound == [set(range(144, 216)), set(range(216, 288))]
+
+
+def test_processes_without_gpus_share_a_step_but_not_a_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bound: list[set[int]] = []
+    monkeypatch.setattr(binding.os, "sched_setaffinity", lambda pid, cores: bound.append(cores))
+    monkeypatch.setattr(binding.os, "sched_getaffinity", lambda pid: set(range(8)))
+    step = {"SLURM_STEP_ID": "1", "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
+    assert binding.bind({**step, "LOCAL_RANK": "1"}).startswith("bound to cores 4-7 (share 1 of")
+    torchrun = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
+    assert binding.bind({**step, **torchrun}).startswith("not bound to cores")
+    assert bound == [{4, 5, 6, 7}]
 
 
 def test_cores_of_a_step_are_shared_evenly() -> None:

@@ -211,7 +211,14 @@ def test_git_ignores_the_local_file() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [(), ("--per-variant", "--requeue"), ("--gpus", "0", "--no-report")]
+    "options",
+    [
+        (),
+        ("--per-variant", "--requeue"),
+        ("--gpus", "0", "--no-report"),
+        ("--per-variant", "--gpus", "1", "--requeue"),
+        ("--nodes", "2", "--requeue"),
+    ],
 )
 @pytest.mark.parametrize("cluster", ["alps", "slurm"])
 def test_shellcheck_finds_nothing(

@@ -54,6 +54,7 @@ class Boxed(Jobs):
         self.box = container_stand_in(folder / "box")
         project.environment["PATH"] = f"{self.box}:{os.environ['PATH']}"
         project.write_yaml("params/clusters/ci.yaml", {**BOXED, **changes})
+        (project.root / "envs/box.toml").write_text('image = "box.sqsh"\n')
 
     def calls(self) -> list[tuple[str, list[str]]]:
         """Every call of srun but those that only asked for an option: from where, its words."""
@@ -250,7 +251,7 @@ def test_a_cluster_without_the_plugin_refuses_in_one_line(
     cluster: None, new_project: Callable[..., Project]
 ) -> None:
     jobs = Jobs(new_project())
-    jobs.project.write_yaml("params/clusters/ci.yaml", BOXED)
+    jobs.project.write_yaml("params/clusters/ci.yaml", {**BOXED, "environment": "envs/alps.toml"})
     code, _, err = jobs.project.lsai("submit", "memory", "--cluster", "ci")
     message = "srun of this cluster lacks the plugin for --environment"
     assert (code, message in err, len(err.strip().splitlines())) == (2, True, 1)

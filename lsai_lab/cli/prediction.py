@@ -127,9 +127,13 @@ def predict(
     else:
         data = _DEFAULTS | {"model": {"preset": model}} | (PLAIN if trainer else {})
         asked = Asked(checked(TrainConfig, deep_merge(data, overrides), f"--model {model}"))
+    if techniques and installed is not None:
+        raise UserError(
+            "--techniques takes fused attention kernels for given; leave --installed out"
+        )
     try:
         if find_longest:
-            _show_longest(asked.config, target or _this_gpu(), as_json)
+            _show_longest(asked.config, target or _this_gpu(), as_json, installed)
         elif techniques:
             _show_techniques(asked.config, target or _this_gpu())
         elif not _show(asked, [target] if target else list(GPUS), as_json, trainer, installed):
@@ -234,7 +238,13 @@ def _show(
     if as_json:
         print(json.dumps(found, indent=1))
     else:
-        _print(found, describe(config), trainer)
+        every = habits.get("full_every")
+        blocks = (
+            f", which is full of every {every} blocks the last"
+            if every and config.grad_checkpoint == "selective"
+            else ""
+        )
+        _print(found, describe(config) + blocks, trainer)
     return any(row["verdict"] != "too large" for row in found["gpus"])
 
 
@@ -315,11 +325,15 @@ def _show_techniques(task: TrainConfig, gpu: Gpu) -> None:
             print("Its settings: " + " ".join(f"--set {pair}" for pair in settings))
 
 
-def _show_longest(config: TrainConfig, gpu: Gpu, as_json: bool) -> None:
-    from lsai_lab.predictions.will_fit import longest, timed
+def _show_longest(config: TrainConfig, gpu: Gpu, as_json: bool, installed: str | None) -> None:
+    from lsai_lab.predictions.will_fit import expected_kernel, longest, timed
 
-    run, found, limited = longest(config, gpu)
-    time, gpus, peak, host = timed(run, gpu), run.parallel.world_size, found.peak, found.host
+    def kernel_of(asked: TrainConfig) -> str | None:
+        return expected_kernel(asked, gpu, installed)
+
+    run, found, limited = longest(config, gpu, kernel_of)
+    kernel, gpus, peak, host = kernel_of(run), run.parallel.world_size, found.peak, found.host
+    time = timed(run, gpu, kernel)
     if as_json:
         print(
             json.dumps(
@@ -330,6 +344,7 @@ def _show_longest(config: TrainConfig, gpu: Gpu, as_json: bool) -> None:
                     "peak_gib": peak,
                     "host_gib": host,
                     "gpu": gpu.name,
+                    "attention": kernel,
                     **time,
                 },
                 indent=1,
@@ -341,6 +356,8 @@ def _show_longest(config: TrainConfig, gpu: Gpu, as_json: bool) -> None:
         f"{run.seq_len:,} tokens"
     )
     print(f"  predicted peak per GPU {peak:9.1f} GiB ({peak / gpu.memory_gib:.0%})")
+    if kernel is not None:
+        print(f"  attention kernel       {kernel:>9}, assumed")
     print(f"  host memory per GPU    {host:9.1f} GiB, in all {host * gpus:.1f} GiB")
     if time["step s"] is not None:
         print(f"  a step, estimated      {time['step s']:9.0f} s ({time['rates']})")

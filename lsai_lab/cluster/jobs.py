@@ -70,6 +70,9 @@ def submit(
     Raises UserError for everything that Slurm refuses; then nothing stays in the queue.
     """
     slurm.require()
+    edf = Path(session.root / (cluster.environment or ""))
+    if edf.suffix == ".toml" and not edf.exists():
+        raise UserError(f"cluster {cluster.cluster}: there is no environment file {edf}")
     if container := cluster.container(session.root):
         slurm.require_step_options(container)
     folder = session.runs_root.resolve() / "jobs"

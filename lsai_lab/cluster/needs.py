@@ -10,8 +10,7 @@ from lsai_lab.runs.study import Study, measured_pairs, resolve
 
 @dataclass(frozen=True)
 class Need:
-    """One variant's part. `gpus`: 0 if it computes on CPUs. `over_nodes`: several nodes may share
-    it.
+    """One variant's part. `gpus`: 0 if it computes on CPUs. `over_nodes`: nodes may share it.
 
     `timed`: it is to have the machine to itself.
     """

@@ -1,5 +1,4 @@
-"""The batch script of a job on a cluster: one template, `envs/job.sbatch.j2`, rendered to plain
-bash.
+"""The batch script of a job on a cluster: the template `envs/job.sbatch.j2`, rendered to bash.
 
 The script runs on the job's first node, outside of any container, so that the warning signal before
 the time limit (`--signal=B:USR1@...`) has one short way: Slurm, the script's trap, the driver, the
@@ -35,10 +34,13 @@ _MARGIN_S = 5
 class Job:
     """What one job does.
 
-    `arguments`: one entry a line of the `lsai` command. `variants`: one array task for each; an
-    entry of several, with commas, shares a node: `shared` steps at a time with one GPU each run the
-    `untimed` parts, then the `timed` parts have the node to themselves. `at_once`: so many of the
-    tasks may run at the same time; None: any number. `told`: what stands at the script's top.
+    `arguments`: one entry a line of the `lsai` command. `variants`: one array task for each.
+    `at_once`: so many of the tasks may run at the same time; None: any number. `told`: what stands
+    at the script's top.
+
+    Where variants share a node, an entry of `variants` holds several with commas. `shared` steps
+    at a time with one GPU each run the `untimed` parts of those in the task's entry of `sharing`;
+    then the `timed` parts of those in `alone` have the node to themselves.
     """
 
     name: str
@@ -53,6 +55,8 @@ class Job:
     shared: int = 0
     untimed: list[str] = field(default_factory=list)
     timed: list[str] = field(default_factory=list)
+    sharing: list[str] = field(default_factory=list)
+    alone: list[str] = field(default_factory=list)
     at_once: int | None = None
     partition: str | None = None
     cpus: int | None = None
@@ -152,15 +156,22 @@ def _sharing(job: Job, cluster: Cluster, needs: list[Need]) -> Job:
     """`job` with as many variants in a task as a node has GPUs."""
     size, variants = cluster.gpus_per_node, job.variants
     groups = [variants[first : first + size] for first in range(0, len(variants), size)]
-    parts = dict.fromkeys(need.part for need in needs)
-    timed = {need.part for need in needs if need.timed}
+    halves: dict[bool, list[Need]] = {False: [], True: []}
+    for need in needs:
+        halves[need.timed].append(need)
+
+    def those_in(half: list[Need]) -> list[str]:
+        return [",".join(name for name in group if name in names(half)) for group in groups]
+
     return dataclasses.replace(
         job,
         variants=[",".join(group) for group in groups],
         gpus=size,
         shared=size,
-        untimed=[part for part in parts if part not in timed],
-        timed=[part for part in parts if part in timed],
+        untimed=list(dict.fromkeys(need.part for need in halves[False])),
+        timed=list(dict.fromkeys(need.part for need in halves[True])),
+        sharing=those_in(halves[False]),
+        alone=those_in(halves[True]),
     )
 
 
@@ -186,8 +197,11 @@ def _require_gpus(needs: list[Need], nodes: int, gpus: int, cluster: Cluster) ->
         has = f"a node of {cluster.cluster} has {cluster.gpus_per_node} GPUs, {gpus} are asked for"
         raise UserError(f"{has}; use --nodes for more of them")
     if large := too_large(needs, nodes, gpus):
-        enough = math.ceil(max(need.gpus for need in large) / max(1, gpus))
-        advice = f"submit with --nodes {enough}" if gpus else "ask for some with --gpus"
+        most = max(need.gpus for need in large)
+        enough = math.ceil(most / max(1, gpus))
+        advice = f"submit with --nodes {enough}"
+        if gpus < cluster.gpus_per_node and most <= nodes * cluster.gpus_per_node:
+            advice = f"submit with --gpus {math.ceil(most / nodes)}"
         had = f"{_wanted(large)} and the job has {nodes} x {gpus}"
         raise UserError(f"{had}; {advice}, or leave out with --skip {','.join(names(large))}")
     for need in needs:
@@ -218,6 +232,7 @@ def render(job: Job, cluster: Cluster, session: Session) -> str:
         keep_trailing_newline=True,
     )
     environment.filters["sh"] = lambda value: shlex.quote(str(value))
+    environment.filters["quoted"] = '"{}"'.format  # of names, which hold nothing to be escaped
     try:
         text = (root / "envs" / "job.sbatch.j2").read_text(encoding="utf-8")
     except OSError as error:

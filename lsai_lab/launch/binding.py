@@ -3,7 +3,8 @@
 A process on the cores of another socket reaches its GPU and what it has in host memory over the
 link between sockets. Memory needs no word of its own: Linux takes a page from the node of the core
 that first writes to it, as long as that node has room, also within the nodes that `numactl
---membind` allows. Processes without GPUs of a Slurm step share the step's cores evenly.
+--membind` allows. Without GPUs, processes that srun started share the step's cores evenly; those of
+torchrun, which are one machine's, stay where they are.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ def bind(environment: Mapping[str, str] = os.environ) -> str:
     local, allowed = _local_rank(environment), os.sched_getaffinity(0)
     if gpu := _cores_of_gpu(local):
         own, whose = gpu & allowed, f"of GPU {local}"
-    elif "SLURM_STEP_ID" in environment and "SLURM_LOCALID" in environment:
+    elif "SLURM_STEP_ID" in environment and "TORCHELASTIC_RUN_ID" not in environment:
         own, whose = share(allowed, local, _local_size(environment)), f"share {local} of the step"
     else:
         own, whose = set[int](), ""

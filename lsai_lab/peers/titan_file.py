@@ -194,7 +194,7 @@ class _Reader:
         batch = self.count(8, "training.local_batch_size", "training.batch_size")
         if seq_len * batch > _TOKENS:
             raise UserError(f"training.seq_len x batch is {seq_len * batch:.0e} tokens")
-        config = {
+        config: dict[str, Any] = {
             "model": self.model(),
             "seq_len": seq_len,
             "batch_size": batch,

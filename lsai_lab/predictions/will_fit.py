@@ -21,7 +21,7 @@ from lsai_lab.searches.predicted_start import largest_within
 FIRST, LAST = 2**16, 2**24
 _STEP = 1024
 _DIFFERS = 0.03  # a share by which another kernel's answer is told, too
-SDPA = "torch's fused kernels"
+SDPA, SLICES = "torch's fused one", "a fused one for slices"
 # from the first to the second length: wide enough that the line has the slope of long sequences
 _STRIDE = 4
 
@@ -47,31 +47,33 @@ def told(
         own = habits_of(trainer, asked).model_dump() | dict(habits or {})
         return predict_as(asked, Habits.model_validate(own))
 
-    kernels = [_kernel(config, gpu, trainer, packages) for gpu in gpus]
-    found = needed(config, kernels[0])
+    kernels = [expected_kernel(config, gpu, packages, trainer) for gpu in gpus]
+    by_kernel = {kernel: needed(config, kernel) for kernel in dict.fromkeys(kernels)}
+    found = by_kernel[kernels[0]]
     ours = (
         predict(config.model_copy(update={"loss": "fused", "blocks": "fused"}))
         if trainer
         else found
     )
-    rows, otherwise = [], []
+    rows: list[dict[str, Any]] = []
+    otherwise: list[dict[str, Any]] = []
     for gpu, kernel in zip(gpus, kernels, strict=True):
-        one = needed(config, kernel)
-        row = {
+        one = by_kernel[kernel]
+        row: dict[str, Any] = {
             "GPU": gpu.name,
             "memory GiB": gpu.memory_gib,
             "share": one.needs / gpu.memory_gib,
             "verdict": verdict(one, gpu),
         }
         if trainer is None:
-            row |= {"attention": kernel, **timed(config, gpu, kernel)}
+            row |= {"attention": kernel or SLICES, **timed(config, gpu, kernel)}
             otherwise += _otherwise(config, gpu, kernel, row)
         rows.append(row)
     fits = [row["GPU"] for row in rows if row["verdict"] == "fits"]
-    one_gpu = len(gpus) == 1
+    attention = kernels[0] or (SLICES if trainer is None else SDPA)
     return {
         "answer": _answer(config, found, lambda asked: needed(asked, kernels[0]), gpus[0])
-        if one_gpu
+        if len(gpus) == 1
         else f"Fits {', '.join(fits) or 'none of these'}.",
         "as": trainer,
         "peak_gib": found.peak,
@@ -81,46 +83,46 @@ def told(
         "parts_gib": found.parts,
         "ours_gib": ours.parts,
         "host_gib": found.host,
-        "attention": kernels[0] or SDPA,
+        "attention": attention,
         "otherwise": otherwise,
         "gpus": rows,
     }
 
 
-def _kernel(
-    config: TrainConfig, gpu: Gpu, trainer: Peer | None, packages: str | None
+def expected_kernel(
+    config: TrainConfig, gpu: Gpu, packages: str | None, trainer: Peer | None = None
 ) -> str | None:
-    """The attention kernel to predict with; None: torch's own fused kernels, which all keep the
-    same."""
-    if trainer is not None or config.parallel.cp > 1:
+    """The attention kernel to predict with, where `packages` are installed (None: as here).
+
+    None: fused kernels that all keep the same, torch's own in another trainer, or those of slices
+    of a sequence. UserError where the kernel that the config names cannot serve the run.
+    """
+    there = packages_here() if packages is None else packages_named(packages)
+    if config.parallel.cp > 1 or (trainer is not None and config.attention.backend == "auto"):
         return None
-    return kernel_on(gpu, config, packages_here() if packages is None else packages_named(packages))
+    kernel = kernel_on(gpu, config, there)
+    return kernel if trainer is None else None
 
 
 def _otherwise(
-    config: TrainConfig, gpu: Gpu, kernel: str | None, told_of: dict[str, Any]
+    config: TrainConfig, gpu: Gpu, kernel: str | None, answer: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """The answers with no package and with every package of attention kernels, where one is another
-    by more than `_DIFFERS`."""
+    """The answers with no package of attention kernels and with all of them, where one differs
+    from `answer`, a row of `told`, by more than `_DIFFERS` in memory or in time."""
     if kernel is None or config.attention.backend != "auto":
         return []
-    rows = []
+    rows: list[dict[str, Any]] = []
     for packages in (frozenset[str](), frozenset(PACKAGES)):
         other = kernel_on(gpu, config, packages)
         if other == kernel or other in {row["attention"] for row in rows}:
             continue
-        one = predict(config, other)
-        row = {
-            "GPU": gpu.name,
-            "attention": other,
-            "needs GiB": one.needs,
-            "verdict": verdict(one, gpu),
-            **timed(config, gpu, other),
-        }
-        pairs = [(one.needs, told_of["share"] * gpu.memory_gib)]
-        pairs += [(row["step s"], told_of["step s"])] if row["step s"] and told_of["step s"] else []
+        one, time = predict(config, other), timed(config, gpu, other)
+        pairs = [(one.needs, answer["share"] * gpu.memory_gib)]
+        if time["step s"] and answer["step s"]:
+            pairs.append((time["step s"], answer["step s"]))
         if any(abs(new / old - 1) > _DIFFERS for new, old in pairs):
-            rows.append(row)
+            row = {"GPU": gpu.name, "attention": other, "needs GiB": one.needs}
+            rows.append(row | {"verdict": verdict(one, gpu)} | time)
     return rows
 
 
@@ -157,12 +159,15 @@ def _answer(
     return f"{said}; {'with full' if other == 'full' else 'without'} checkpointing it {then}."
 
 
-def longest(config: TrainConfig, gpu: Gpu) -> tuple[TrainConfig, Prediction, bool]:
+def longest(
+    config: TrainConfig, gpu: Gpu, kernel_of: Callable[[TrainConfig], str | None] = lambda _: None
+) -> tuple[TrainConfig, Prediction, bool]:
     """`config` with the largest `seq_len` whose peak `fits` each of its GPUs, what it is predicted
     to need, and whether memory (not `LAST`) ends it there; host memory is stated, not bounded.
 
     Lengths are multiples of 1,024 tokens, times 2 x cp where GPUs share a sequence: every method
-    can cut these. UserError if the shortest is too long.
+    can cut these. UserError if the shortest is too long. `kernel_of`: the attention kernel of a
+    config, if it is known.
     """
     unit, limit = _STEP * (2 * config.parallel.cp if config.parallel.cp > 1 else 1), usable_gib(gpu)
     smallest, largest = -(-(config.attention.window or 1) // unit), LAST // unit
@@ -171,7 +176,7 @@ def longest(config: TrainConfig, gpu: Gpu) -> tuple[TrainConfig, Prediction, boo
         return config.model_copy(update={"seq_len": units * unit})
 
     fits, seen = largest_within(
-        lambda units: predict(at(units)).needs,
+        lambda units: predict(at(units), kernel_of(at(units))).needs,
         limit,
         first=smallest,
         last=largest,
@@ -181,4 +186,4 @@ def longest(config: TrainConfig, gpu: Gpu) -> tuple[TrainConfig, Prediction, boo
     if fits not in seen:
         sizes = f"{seen[smallest]:.1f} GiB, and {limit:.1f} of {gpu.memory_gib:g} GiB may be used"
         raise UserError(f"not even {smallest * unit:,} tokens fit {gpu.name}: {sizes}")
-    return at(fits), predict(at(fits)), fits < largest
+    return at(fits), predict(at(fits), kernel_of(at(fits))), fits < largest

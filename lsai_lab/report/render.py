@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pypandoc
 import yaml
@@ -132,19 +132,20 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
     )
 
 
-def _call(*command: object, input: str | None = None, **options: Any) -> str:
+def _call(*command: object, input: str | None = None, cwd: Path | None = None) -> str:
     """What a program printed. RuntimeError with the end of it if it failed, or did not end within
     `LIMIT_S`."""
     program = Path(str(command[0])).name
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(
         [*map(str, command)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         encoding="utf-8",
         errors="replace",
         start_new_session=True,
-        **pipes,
-        **options,
+        cwd=cwd,
     ) as process:
         try:
             out, err = process.communicate(input or "", LIMIT_S)

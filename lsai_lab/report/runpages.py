@@ -52,79 +52,92 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
     shutil.rmtree(reports / "runs", ignore_errors=True)
     rows, known = [], {}
     for run in runs:
-        of, name = run.summary.id, page_name(run.folder)
-        about = {"machine": run.machine, **vars(of), **vars(run.summary)}
-        del about["id"], about["code"]
-        results, end = about.pop("results"), {key: about.pop(key) for key in ("outcome", "reason")}
-        pairs, frames = {"Results": end}, {}
-        try:
-            # some 40 are shown; of a bench all points
-            steps = len(run.metrics) if "loss" in run.metrics else 0
-            frames = {
-                key: pd.DataFrame(value)
-                for key, value in results.items()
-                if isinstance(value, list)
-            }
-            last = sorted(results, key=lambda key: bool(_NOISE.search(key)))  # what few look for
-            end |= {key: results[key] for key in last if key not in frames}
-            pairs |= {
-                "Configuration": flatten(run.config),
-                "Environment": flatten(run.env),
-                "Code": run.summary.code,
-            }
-            frames |= {
-                "Measurements": run.metrics[:: max(1, steps // 40)],
-                "Longest kernels": run.kernels[:20],
-            }
-        except (OSError, ValueError, TypeError, AttributeError, UserError) as error:
-            end["outcome"] = f"damaged record: {error}"[:300]
-        parts = [of.part] * (of.part != "train") + [f"repeat {of.repeat}"] * (of.repeat > 0)
-        title = ", ".join([labels(reports.parent, of.study).get(of.variant, of.variant), *parts])
-        every = {**pairs, "Run": about}
+        name, title, (pairs, frames) = page_name(run.folder), _title(run, reports), _content(run)
         tables = {
-            head: pd.DataFrame(of.items(), columns=["key", "value"]) for head, of in every.items()
+            head: pd.DataFrame(values.items(), columns=["key", "value"])
+            for head, values in {**pairs, "Run": _about(run)}.items()
         }
-        write(f"runs/{name}.html", f"{of.study}: {title}", tables | frames)
+        write(f"runs/{name}.html", f"{run.summary.id.study}: {title}", tables | frames)
         known[name] = {
-            head: {k: shown(v) for k, v in of.items() if not _NOISE.search(k)}
-            for head, of in pairs.items()
+            head: {key: shown(value) for key, value in values.items() if not _NOISE.search(key)}
+            for head, values in pairs.items()
         }
-        gpu = str(pairs.get("Environment", {}).get("gpu") or "no GPU").removeprefix("NVIDIA ")
-        rows.append(
-            {
-                "compare": _TICK.format(name, f"{of.study}: {title} ({run.machine})"),
-                "study": of.study,
-                "run": _LINK.format(name, title),
-                "result": next(
-                    (
-                        f"{results[key]:,.0f} {unit}"
-                        for key, unit in _RESULT.items()
-                        if isinstance(results.get(key), (int, float))
-                    ),
-                    "",
-                ),
-                "machine": f"{run.machine} ({gpu})",
-                "GPUs": results.get("world_size"),
-                "outcome": end["outcome"],
-                "minutes": f"{about['wall_s'] / 60:.1f}",
-                "day": about["started"][:10],
-            }
-        )
+        rows.append(_row(run, name, title, pairs))
     rows.sort(key=lambda row: row["outcome"] != "ok")
-    write(
-        "runs/index.html",
-        "All runs",
-        {"Runs": pd.DataFrame(rows, dtype=object)},
-        facts={"runs": known},
-    )
+    table = pd.DataFrame(rows, dtype=object)
+    write("runs/index.html", "All runs", {"Runs": table}, facts={"runs": known})
     if (path := table_path(reports.parent)).exists():
         table = pd.read_csv(path).loc[:, lambda rows: rows.ne(0).any()]
-        known = json.loads(table.to_json(orient="split", index=False))
-        gpus = {gpu.name: asdict(gpu) | {"usable": usable_gib(gpu)} for gpu in GPUS}
-        causes = dict(
-            zip([*PARTS, "unused reserve"], (*PALETTE, "#777777", "#d3d9e0"), strict=True)
-        )
-        facts = {**known, "gpus": gpus, "causes": causes, "outside": OUTSIDE_GIB}
-        write(
-            "runs/fits.html", "Will it fit?", {"All predictions (GiB by cause)": table}, facts=facts
-        )
+        heading = "All predictions (GiB by cause)"
+        write("runs/fits.html", "Will it fit?", {heading: table}, facts=_calculator(table))
+
+
+def _about(run: Run) -> dict[str, Any]:
+    """How the run was planned and done."""
+    about = {"machine": run.machine, **vars(run.summary.id), **vars(run.summary)}
+    left_out = ("id", "code", "results", "outcome", "reason")
+    return {key: value for key, value in about.items() if key not in left_out}
+
+
+def _title(run: Run, reports: Path) -> str:
+    of = run.summary.id
+    parts = [of.part] * (of.part != "train") + [f"repeat {of.repeat}"] * (of.repeat > 0)
+    return ", ".join([labels(reports.parent, of.study).get(of.variant, of.variant), *parts])
+
+
+def _content(run: Run) -> tuple[dict[str, dict[str, Any]], dict[str, pd.DataFrame]]:
+    """Mappings and tables of a run's page, each by its heading; of a damaged record what can be
+    read, with the reason."""
+    results = run.summary.results
+    end: dict[str, Any] = {"outcome": run.summary.outcome, "reason": run.summary.reason}
+    pairs, frames = {"Results": end}, {}
+    try:
+        frames = {
+            key: pd.DataFrame(value) for key, value in results.items() if isinstance(value, list)
+        }
+        last = sorted(results, key=lambda key: bool(_NOISE.search(key)))  # what few look for
+        end |= {key: results[key] for key in last if key not in frames}
+        pairs |= {
+            "Configuration": flatten(run.config),
+            "Environment": flatten(run.env),
+            "Code": run.summary.code,
+        }
+        # some 40 steps are shown; of a bench all points
+        steps = len(run.metrics) if "loss" in run.metrics else 0
+        frames |= {
+            "Measurements": run.metrics[:: max(1, steps // 40)],
+            "Longest kernels": run.kernels[:20],
+        }
+    except (OSError, ValueError, TypeError, AttributeError, UserError) as error:
+        end["outcome"] = f"damaged record: {error}"[:300]
+    return pairs, frames
+
+
+def _row(run: Run, name: str, title: str, pairs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The run's row in the list of all."""
+    summary, results = run.summary, run.summary.results
+    gpu = str(pairs.get("Environment", {}).get("gpu") or "no GPU").removeprefix("NVIDIA ")
+    figures = (
+        f"{results[key]:,.0f} {unit}"
+        for key, unit in _RESULT.items()
+        if isinstance(results.get(key), (int, float))
+    )
+    return {
+        "compare": _TICK.format(name, f"{summary.id.study}: {title} ({run.machine})"),
+        "study": summary.id.study,
+        "run": _LINK.format(name, title),
+        "result": next(figures, ""),
+        "machine": f"{run.machine} ({gpu})",
+        "GPUs": results.get("world_size"),
+        "outcome": pairs["Results"]["outcome"],
+        "minutes": f"{summary.wall_s / 60:.1f}",
+        "day": summary.started[:10],
+    }
+
+
+def _calculator(table: pd.DataFrame) -> dict[str, Any]:
+    """What the page "Will it fit?" computes from."""
+    known = json.loads(table.to_json(orient="split", index=False))
+    gpus = {gpu.name: asdict(gpu) | {"usable": usable_gib(gpu)} for gpu in GPUS}
+    causes = dict(zip([*PARTS, "unused reserve"], (*PALETTE, "#777777", "#d3d9e0"), strict=True))
+    return {**known, "gpus": gpus, "causes": causes, "outside": OUTSIDE_GIB}

@@ -65,20 +65,13 @@ def run_plan(
     before any run that could not even begin.
     """
     todo = [run for run in plan if again or not is_finished(run.folder)]
-    if todo and (
-        missing := [name for name in _NOTEBOOK_NEEDS if importlib.util.find_spec(name) is None]
-    ):
-        names = ", ".join(missing)
-        brings = "pip install 'lsai[report]' brings it"
-        raise UserError(f"a run's notebook needs what is not installed here: {names}; {brings}")
+    if todo:
+        _require_packages()
     sharing = [run for run in todo if untimed_jobs > 1 and not get_kind(run.kind).timed]
     todo = [*(run for run in todo if run not in sharing), *sharing]
     if len(todo) < len(plan):
-        print(
-            f"reusing {len(plan) - len(todo)} of {len(plan)} runs (same config, code, data and "
-            f"machine)",
-            flush=True,
-        )
+        reused = f"reusing {len(plan) - len(todo)} of {len(plan)} runs"
+        print(f"{reused} (same config, code, data and machine)", flush=True)
     done: set[Path] = set()
     with stop_requests() as stop:
 
@@ -109,13 +102,18 @@ def run_plan(
     if stop.number is not None and left:
         raise Stopped(stop.number, left)
     summaries = [Summary.read(run.folder) for run in plan]
-    print(
-        "outcomes:",
-        ", ".join(
-            f"{count} {name}" for name, count in Counter(s.outcome for s in summaries).items()
-        ),
-    )
+    counts = Counter(summary.outcome for summary in summaries)
+    print("outcomes:", ", ".join(f"{count} {name}" for name, count in counts.items()))
     return summaries
+
+
+def _require_packages() -> None:
+    """Raise UserError where a run's notebook could not be executed."""
+    if missing := [name for name in _NOTEBOOK_NEEDS if importlib.util.find_spec(name) is None]:
+        brings = "pip install 'lsai[report]' brings it"
+        raise UserError(
+            f"a run's notebook needs what is not installed here: {', '.join(missing)}; {brings}"
+        )
 
 
 def _twin(run: PlannedRun) -> Run | None:
@@ -173,15 +171,9 @@ def run_one(
         set_aside(run.folder)
         write_plan(run, command)
         write_json(run.folder / "env.json", environment())
-        started, clock, stop = (
-            datetime.datetime.now(datetime.UTC),
-            time.monotonic(),
-            stop or StopRequest(),
-        )
-        rows, others = (
-            NewRows(run.folder / "metrics.jsonl"),
-            beside + int(os.environ.get(BESIDE, 0)),
-        )
+        started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
+        stop, rows = stop or StopRequest(), NewRows(run.folder / "metrics.jsonl")
+        others = beside + int(os.environ.get(BESIDE, 0))
         told = {"LSAI_DATA": str(data_root.resolve()), BESIDE: str(others)}
         told |= cores_shared_by(beside + 1) if beside else {}
         target = run.folder / "notebook.ipynb"
@@ -203,14 +195,11 @@ def run_one(
                 **options,
             )
         if not (run.folder / "summary.json").exists():
-            when, seconds = (
-                started.isoformat(timespec="seconds"),
-                round(time.monotonic() - clock, 3),
-            )
+            when = started.isoformat(timespec="seconds")
+            seconds = round(time.monotonic() - clock, 3)
             outcome, reason = _end_of(run, problem, stop)
-            Summary(run.id, run.kind, outcome, reason, when, seconds, command, run.code).write(
-                run.folder
-            )
+            ended = Summary(run.id, run.kind, outcome, reason, when, seconds, command, run.code)
+            ended.write(run.folder)
         if title and stop.number is None:
             parameters = {"folder": portable(run.folder, root)}
             if problem := execute_notebook(page, target, parameters, timeout_s=_PAGE_S, **options):

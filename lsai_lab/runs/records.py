@@ -163,8 +163,10 @@ class Run:
         path = self.folder / "metrics.jsonl"
         if not self._has(path.name) or path.is_symlink():
             return []
-        is_whole = self.summary.outcome == "ok" or self.summary.kind not in ("train", "peer")
-        return read_rows(path, self.summary.kind if is_whole else "")
+        kind, is_whole = self.summary.kind, self.summary.outcome == "ok"
+        return read_rows(
+            path, kind if is_whole or kind not in ("train", "peer") else "", not is_whole
+        )
 
     @property
     def metrics(self) -> pd.DataFrame:
@@ -186,7 +188,7 @@ def read_metrics(folder: Path) -> pd.DataFrame:
     torn last line is left out."""
     path = folder / "metrics.jsonl"
     there = path.exists() and not path.is_symlink()
-    return _frame(read_rows(path, "") if there else [])
+    return _frame(read_rows(path, "", may_be_cut=True) if there else [])
 
 
 def read_run(folder: Path, machine: str | None = None) -> Run:

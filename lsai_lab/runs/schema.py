@@ -13,7 +13,7 @@ import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError
 from typing_extensions import TypeAliasType, TypedDict
@@ -54,8 +54,8 @@ IDENTITY = (
 DERIVED = ("gpu", "main", "differs", "path")
 
 _NUMBER = re.compile(
-    r"_(m?s|gib|mib|tflops|mhz|w|n|share|size|spread|mean|min|max|p\d+)$|_per_|_(loss|perplexity|resolution|balance|causal)$|_share_|_gib_"
-    r"|^(mfu|loss|steps|tokens|tflops|parameters|world_size|largest_batch|grad_norm|lr)$"
+    r"_(m?s|gib|mib|tflops|mhz|w|n|share|size|spread|mean|min|max|p\d+)$|_per_|_(loss|perplexity|resolution|balance|causal|cores|threads|tokens|measured|timed)$|_share_|_gib_"
+    r"|^(mfu|loss|steps|tokens|tflops|parameters|world_size|largest_batch|points|n_layers|d_model|lr)$|^points_|^grad_norm"
 )
 
 
@@ -75,8 +75,11 @@ def _results(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-Result = Scalar | list[Scalar] | list[dict[Word, Scalar | list[Scalar]]]
-Results = Annotated[dict[Word, Result], Field(max_length=5_000), AfterValidator(_results)]
+if TYPE_CHECKING:  # whoever reads a result knows by its name what it is
+    Results = dict[str, Any]
+else:
+    Result = Scalar | list[Scalar] | list[dict[Word, Scalar | list[Scalar]]]
+    Results = Annotated[dict[Word, Result], Field(max_length=5_000), AfterValidator(_results)]
 Config = dict[Key, Json]
 
 
@@ -147,13 +150,15 @@ def read_as(path: Path, schema: type[T]) -> T:
     return _checked(path, content(path), schema)
 
 
-def read_rows(path: Path, kind: str) -> list[dict[str, Any]]:
-    """The rows of a `metrics.jsonl`, without a last line that was cut off. `kind`: of a run that
-    ended well, whose rows are complete; else empty. Raises as `read_as` does.
+def read_rows(path: Path, kind: str, may_be_cut: bool) -> list[dict[str, Any]]:
+    """The rows of a `metrics.jsonl`, each with what a run of `kind` measures (empty: anything).
+    Raises as `read_as` does.
+
+    `may_be_cut`: the last line of a run that died may not be whole, and is left out.
     """
     data = content(path)
     lines = [line for line in data.splitlines() if line.strip()]
-    if lines and not data.endswith(b"\n") and not _is_json(lines[-1]):
+    if may_be_cut and lines and not data.endswith(b"\n") and not _is_json(lines[-1]):
         lines.pop()
     rows = _checked(path, b"[" + b",".join(lines) + b"]", list[Row])
     needed = _COLUMNS.get(kind, frozenset())
