@@ -127,7 +127,7 @@ def _show_plan(plan: list[PlannedRun], as_json: bool = False, full: bool = False
         reason = None if is_finished(run.folder) else get_kind(run.kind).unavailable(run.config)
         state = "recorded" if is_finished(run.folder) else "unavailable" if reason else "to run"
         folder = str(run.folder) if full else run.folder.name
-        rows.append({"state": state, "run": run.name, "folder": folder, "why": reason})
+        rows.append({"state": state, "run": run.name, "folder, or why not": reason or folder})
     print(f"{counts([row['state'] for row in rows], 'runs')}; they are kept in")
     print(f"{plan[0].folder.parent}\n")
     print(table(rows, full=full))
