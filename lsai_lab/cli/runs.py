@@ -85,7 +85,12 @@ def study(
     overrides = overrides_from(set_, batch_size, dataset, no_memory_profiling)
     about = {"name": run_name, "note": note, "tags": tag}
     if name is None:
-        chosen = {"--only": only, "--skip": skip, "--parts": parts, "--dry-run": dry_run}
+        chosen: dict[str, Any] = {
+            "--only": only,
+            "--skip": skip,
+            "--parts": parts,
+            "--dry-run": dry_run,
+        }
         chosen |= {"--json": as_json, "--full": full, "--again": again}
         chosen |= {"--name": run_name, "--note": note, "--tag": tag, "settings": overrides}
         return _list_studies(session, chosen)
