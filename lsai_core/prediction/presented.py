@@ -88,12 +88,18 @@ def presented(gpu: Gpu, memory: SimpleNamespace) -> Iterator[None]:
             setattr(owner, name, value)
 
 
+def capability_of(gpu: Gpu) -> tuple[int, int]:
+    """CUDA's; a GPU of which only the memory is known is taken for a Hopper."""
+    major, _, minor = (gpu.capability or "9.0").partition(".")
+    return int(major), int(minor)
+
+
 def _answers(gpu: Gpu, memory: SimpleNamespace) -> dict[str, Callable[..., Any]]:
     def nothing(*_arguments: Any, **_options: Any) -> None:
         return None
 
     silent = ("synchronize", "empty_cache", "set_device", "manual_seed", "manual_seed_all", "init")
-    capability = (9, 0)
+    capability = capability_of(gpu)
     about = SimpleNamespace(
         name=gpu.driver_name,
         total_memory=int(gpu.memory_gib * GIB),

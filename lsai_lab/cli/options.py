@@ -142,3 +142,27 @@ def _text(table: Any) -> str:
         index=False, na_rep="", float_format=lambda x: f"{x:{',.0f' if abs(x) >= 1000 else '.4g'}}"
     )
     return shown
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Rows of a prediction under their names, right-aligned; a column of nothing is left out."""
+    formats = {
+        "share": ".0%",
+        "step s": ".3g",
+        "tokens/s": ",.0f",
+        "peak GiB": ".1f",
+        "host GiB": ".1f",
+        "needs GiB": ".2f",
+    }
+    columns = []
+    for name in rows[0]:
+        if any(row[name] is not None for row in rows):
+            texts = [
+                name,
+                *(
+                    "" if row[name] is None else format(row[name], formats.get(name, ""))
+                    for row in rows
+                ),
+            ]
+            columns.append([text.rjust(max(map(len, texts))) for text in texts])
+    return "\n".join("  ".join(line) for line in zip(*columns, strict=True))

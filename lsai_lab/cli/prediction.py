@@ -20,6 +20,7 @@ from lsai_core.model import hf_config
 from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu
 from lsai_core.training.combinations import checked
 from lsai_lab.cli import options as opt
+from lsai_lab.cli.script import predict_script
 from lsai_lab.machine.environment import KERNELS, gpu_facts, package_version
 from lsai_lab.peers.settings import PLAIN, Peer
 from lsai_lab.peers.trainer_file import read_trainer_file
@@ -91,7 +92,23 @@ def predict(
     as_json: opt.JsonOption = False,
     profile: opt.ProfileOption = None,
     set_: opt.SetOption = None,
+    script: Annotated[
+        Path | None,
+        typer.Option(help="A training script of any kind, run on a simulated GPU; see -- ARGS."),
+    ] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="-- ARGS", help="The script's own arguments.")
+    ] = None,
 ) -> None:
+    if script is not None:
+        others = (study, variant, model, hf, toml, trainer, installed, gpus, batch_size, set_)
+        if any(given is not None for given in (*others, profile)) or techniques or find_longest:
+            raise UserError("--script goes with --gpu, --json and -- ARGS alone")
+        if not predict_script(script, arguments or [], find_gpu(gpu or "h100"), as_json):
+            raise typer.Exit(1)
+        return
+    if arguments:
+        raise UserError(f"{arguments[0]!r} belongs to a script; add --script, or leave it out")
     overrides = opt.merged(
         opt.overrides_from(set_, batch_size),
         {"parallel": {"fsdp": gpus}} if gpus and not toml else {},
@@ -107,7 +124,9 @@ def predict(
             "--longest, --techniques and --as (or --config) are two questions; ask one of them"
         )
     if sum(given is not None for given in (study, model, hf, toml)) != 1:
-        raise UserError("say what to predict: --study with --variant, or --model, --hf or --config")
+        raise UserError(
+            "say what to predict: --study with --variant, or --model, --hf, --config or --script"
+        )
     if techniques and as_json:
         raise UserError("--techniques is a table, and has no --json; leave one of them out")
     if profile is not None and study is None:
@@ -261,8 +280,8 @@ def _print(found: dict[str, Any], run: str, trainer: Peer | None) -> None:
     if found["host_gib"]:
         print(f"In host memory, per GPU: {found['host_gib']:.2f} GiB")
     print(
-        f"\n{_table(rows)}\nshare: of the least that the allocator needs. tokens/s of one GPU: a "
-        f"whole step's products, attention, "
+        f"\n{opt.table(rows)}\nshare: of the least that the allocator needs. tokens/s of one GPU: "
+        f"a whole step's products, attention, "
         "memory traffic and kernel starts at measured rates, or the host's work where that takes "
         "longer; communication is hidden "
         "behind them; over 8 GPUs, one 400 Gb/s adapter each. Loading data and waiting are left "
@@ -271,7 +290,7 @@ def _print(found: dict[str, Any], run: str, trainer: Peer | None) -> None:
     if found["otherwise"]:
         print(
             f"\nWith other packages of attention kernels "
-            f"(--installed):\n{_table(found['otherwise'])}"
+            f"(--installed):\n{opt.table(found['otherwise'])}"
         )
     if all(row["verdict"] == "too large" for row in rows):
         print("Too large: --techniques with --gpu shows what would fit, and how.")
@@ -302,7 +321,7 @@ def _show_techniques(task: TrainConfig, gpu: Gpu) -> None:
         }
         for row in rows
     ]
-    print(f"{describe(task)}\n\nOn {gpu.name} ({gpu.memory_gib:g} GiB):\n{_table(table)}")
+    print(f"{describe(task)}\n\nOn {gpu.name} ({gpu.memory_gib:g} GiB):\n{opt.table(table)}")
     first = known_techniques.first_that_fits(rows, gpu)
     if first is None:
         print(
@@ -349,29 +368,6 @@ def _show_longest(config: TrainConfig, gpu: Gpu, as_json: bool) -> None:
             "Memory would take longer ones; positions beyond are not exact in the rotary "
             "embedding's fp32."
         )
-
-
-def _table(rows: list[dict[str, Any]]) -> str:
-    formats = {
-        "share": ".0%",
-        "step s": ".3g",
-        "tokens/s": ",.0f",
-        "peak GiB": ".1f",
-        "host GiB": ".1f",
-        "needs GiB": ".2f",
-    }
-    columns = []
-    for name in rows[0]:
-        if any(row[name] is not None for row in rows):
-            texts = [
-                name,
-                *(
-                    "" if row[name] is None else format(row[name], formats.get(name, ""))
-                    for row in rows
-                ),
-            ]
-            columns.append([text.rjust(max(map(len, texts))) for text in texts])
-    return "\n".join("  ".join(line) for line in zip(*columns, strict=True))
 
 
 def describe(config: TrainConfig) -> str:
