@@ -27,7 +27,7 @@ _WHERE = {
     "TrainConfig": ".config.train",
     "Transformer": ".model.transformer",
     "predict": ".prediction",
-    "simulated_gpu": ".prediction.simulated_gpu",
+    "simulated_gpu": ".prediction.gpu_context",
     "train": ".training.loop",
 }
 

@@ -36,7 +36,7 @@ def predict_script(path: Path, arguments: Sequence[str], gpu: Gpu, as_json: bool
 
 
 def _run(path: Path, arguments: Sequence[str], gpu: Gpu) -> Any:
-    from lsai_core.prediction.simulated_gpu import SimulatedGpu
+    from lsai_core.prediction.gpu_context import SimulatedGpu
 
     before = sys.argv, sys.path[0]
     sys.argv, sys.path[0] = [str(path), *arguments], str(path.resolve().parent)
