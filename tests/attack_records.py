@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
 import random
 import shutil
@@ -83,7 +84,8 @@ IDENTITY = {
 class World:
     """A project with a few runs, and what reads them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kinds: tuple[str, ...] = ()) -> None:
+        """`kinds`: of which kinds there are runs; of all where none is named."""
         self.root, self.runs = folder / "project", folder / "runs"
         for name in ("params", "notebooks"):
             shutil.copytree(CHECKOUT / name, self.root / name)
@@ -101,7 +103,8 @@ class World:
         shutil.copytree(
             CHECKOUT / "reports" / "recorded" / "predictions", self.recorded / "predictions"
         )
-        self.chosen = [self._copied(path) for path in _chosen()]
+        self.chosen = [self._copied(path) for path in _chosen(kinds)]
+        self.claims = self._claims()
         self.before = self.look()
 
     def _copied(self, run: Path) -> Path:
@@ -110,6 +113,17 @@ class World:
         if (path := target / "metrics.jsonl").exists():
             path.write_text("".join(path.read_text().splitlines(keepends=True)[:40]))
         return target
+
+    def _claims(self) -> dict[str, Any]:
+        """The claims that these few runs answer; that of estimators speaks of every machine's runs,
+        so of a whole foreign one, too."""
+        import lsai_lab as lab
+        from lsai_lab.claims.evaluate import evaluate, load_claims
+
+        declared = load_claims()
+        found = evaluate(lab.load(), declared)
+        answered = found.loc[found["value"].notna(), "name"]
+        return {name: declared[name] for name in answered if declared[name].kind != "estimators"}
 
     def copies(self, run: Path) -> list[Path]:
         """The run as another machine's, and as one's own."""
@@ -132,7 +146,7 @@ class World:
         """All that is shown of the records, by what it is about."""
         import lsai_lab as lab
         from lsai_lab.benches.attention_table import recorded_rankings
-        from lsai_lab.claims.evaluate import evaluate, load_claims
+        from lsai_lab.claims.evaluate import evaluate
         from lsai_lab.cli.runs import show
         from lsai_lab.predictions.recorded import errors, predicted_runs
         from lsai_lab.report import load
@@ -142,11 +156,12 @@ class World:
 
         load._committed.cache_clear()
         errors.cache_clear()
+        _remove(self.root / "reports" / "kept")
         reports, seen = self.root / "reports", dict[str, Any]()
         frame = lab.load()
         others = frame[frame["machine"] != FOREIGN]
         seen["runs"] = {
-            row["run"]: _json({k: v for k, v in row.items() if v == v})
+            row["run"]: _json({k: v for k, v in row.items() if not _is_nothing(v)})
             for row in others.to_dict("records")
         }
         seen["foreign"] = [
@@ -162,12 +177,10 @@ class World:
                 seen[f"steps, kernels and points of {row['run']}"] = [
                     table.to_csv() for table in tables
                 ]
-        claims = evaluate(others, load_claims())
-        seen["claims"] = _json(claims.to_dict("records"))
-        evaluate(frame, load_claims())
+        seen["claims"] = _json(evaluate(frame, self.claims).to_dict("records"))
         every = recorded_runs(reports)
         predictions = predicted_runs(every, reports)
-        seen["predictions"] = predictions[predictions["machine"] != FOREIGN].to_csv()
+        seen["predictions"] = predictions[predictions["machine"] != FOREIGN].to_csv(index=False)
         seen["rankings"] = [
             str(each)
             for each in recorded_rankings([run for run in every if run.machine != FOREIGN])
@@ -195,20 +208,34 @@ class World:
         return seen
 
 
-def _chosen() -> list[Path]:
+def _chosen(kinds: tuple[str, ...]) -> list[Path]:
     """Of each kind the smallest good run of one machine, and a training run with its kernels."""
     found: dict[Any, tuple[int, Path]] = {}
     for path in sorted((CHECKOUT / "reports" / "recorded").glob("h200/*/*/summary.json")):
         facts = json.loads(path.read_bytes())
         size = sum(file.stat().st_size for file in path.parent.iterdir())
         what = (facts["kind"], (path.parent / "kernels.json").exists())
-        if facts["outcome"] == "ok":
+        if facts["outcome"] == "ok" and facts["kind"] in (kinds or (facts["kind"],)):
             found[what] = min(found.get(what, (size, path.parent)), (size, path.parent))
     return [path for _, path in found.values()]
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, default=str, sort_keys=True)
+    """As text, in which 5 is 5.0: a column of whole numbers becomes one of floats where a row has
+    none."""
+
+    def same(item: Any) -> Any:
+        if isinstance(item, dict):
+            return {str(key): same(inner) for key, inner in item.items()}
+        if isinstance(item, list):
+            return [same(inner) for inner in item]
+        return float(item) if isinstance(item, int) else item
+
+    return json.dumps(same(value), default=str, sort_keys=True)
+
+
+def _is_nothing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _remove(path: Path) -> None:
@@ -403,7 +430,7 @@ def renamed(chance: random.Random, folder: Path) -> bool:
     name = chance.choice(
         [
             "a b",
-            "<b>x</b>-1",
+            "<b>x-1",
             "x\ny",
             "-x",
             "ż" * 20,
@@ -416,7 +443,11 @@ def renamed(chance: random.Random, folder: Path) -> bool:
             b"\xff\xfe",
         ]
     )
-    other = os.fsencode(folder.parent) + b"/" + (name if isinstance(name, bytes) else name.encode())
+    other = (
+        os.fsencode(folder.parent)
+        + b"/"
+        + (name if isinstance(name, bytes) else name.encode()[:250])
+    )
     os.rename(os.fsencode(folder), other)
     return True
 
@@ -465,8 +496,19 @@ def survived(world: World, fault: Fault, seed: str) -> tuple[str, str | None]:
         world.clear()
     for what, before in world.before.items():
         if what not in ("foreign", "index", "printed") and seen.get(what) != before:
-            return name, f"{what} changed"
+            return name, f"{what} changed: {_difference(before, seen.get(what))}"
     return name, _shown(seen, must_be_seen)
+
+
+def _difference(before: Any, after: Any) -> str:
+    """Where two texts, or two mappings of texts, part."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        key = next(key for key in before | after if before.get(key) != after.get(key))
+        return f"{key}: {_difference(before.get(key), after.get(key))}"
+    one, other = str(before), str(after)
+    pairs = enumerate(zip(one, other, strict=False))
+    at = next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+    return f"{one[max(0, at - 60) : at + 60]!r} is {other[max(0, at - 60) : at + 60]!r}"
 
 
 def _shown(seen: dict[str, Any], must_be_seen: bool) -> str | None:

@@ -15,10 +15,12 @@ from test_data_files import lines
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from lsai_core.base.errors import UserError
+from lsai_lab.benches.training import run
 from lsai_lab.data import Dataset, prepare
 from lsai_lab.data.documents import SPLITS
 from lsai_lab.data.tokenizer import EOT, train_tokenizer
 from lsai_lab.runs.inputs import key_config, resolved_paths
+from lsai_lab.runs.kinds import Context
 
 
 def sentence_piece(path: Path, vocab_size: int = 500, end: str = "</s>") -> Path:
@@ -256,3 +258,21 @@ def test_a_plan_finds_a_given_tokenizer_from_another_folder_and_keys_it_by_conte
         for place in ("one", "two")
     ]
     assert keys[0] == keys[1] and keys[0]["data"]["tokenizer"]
+
+
+def test_a_run_trains_on_tokens_of_a_large_vocabulary(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.random.default_rng(0).integers(70_000, size=20_000))
+    data = {"source": f"tokens:{tmp_path}/a.npy", "vocab_size": 70_000}
+    (tmp_path / "one").mkdir()
+    changes: dict[str, Any] = {
+        "model": {"vocab_size": 70_000},
+        "data": data,
+        "steps": 2,
+        "checkpoint": {"export": True},
+    }
+    results = run(tiny(**changes), Context(tmp_path / "one", tmp_path / "data", tmp_path))
+    # of random tokens nothing can be learned
+    assert results["train_loss"] == pytest.approx(np.log(70_000), abs=0.1)
+    assert (tmp_path / "one/model/config.json").exists() and not (
+        tmp_path / "one/model/tokenizer.json"
+    ).exists()

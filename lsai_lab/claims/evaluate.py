@@ -75,16 +75,24 @@ def evaluate(frame: pd.DataFrame, claims: dict[str, Claim] | None = None) -> pd.
     verdict; `n` is the number of independent runs behind each figure, `runs` every run's
     `<machine>/<study>/<folder>`.
     """
-    found = [
-        _judge(name, claim, frame)
-        for name, claim in (load_claims() if claims is None else claims).items()
-    ]
+    claims = load_claims() if claims is None else claims
+    newest = {
+        machine: _newest(frame, machine) for machine in {claim.machine for claim in claims.values()}
+    }
+    found = [_judge(name, claim, newest[claim.machine]) for name, claim in claims.items()]
     return pd.DataFrame(found, columns=list(COLUMNS)).assign(
         held=lambda rows: rows["verdict"] == "held"
     )
 
 
+def _newest(rows: pd.DataFrame, machine: str) -> pd.DataFrame:
+    """Of each of a machine's runs the newest attempt."""
+    own = rows[rows["machine"] == machine].sort_values("started", kind="stable")
+    return own.drop_duplicates(_IDENTITY, keep="last").sort_values(_IDENTITY)
+
+
 def _judge(name: str, claim: Claim, rows: pd.DataFrame) -> dict[str, Any]:
+    """A claim by the newest runs of its machine."""
     row: dict[str, Any] = {
         "name": name,
         "machine": claim.machine,
@@ -93,10 +101,7 @@ def _judge(name: str, claim: Claim, rows: pd.DataFrame) -> dict[str, Any]:
         "high": None,
     }
     try:
-        own = rows[rows["machine"] == claim.machine].sort_values("started", kind="stable")
-        found = _RULES[claim.kind](
-            claim, own.drop_duplicates(_IDENTITY, keep="last").sort_values(_IDENTITY)
-        )
+        found = _RULES[claim.kind](claim, rows)
         ended_ok = found.rows["outcome"] == "ok"
         for fact in claim.same:
             values = found.rows[ended_ok].get(fact, pd.Series(dtype=object)).unique()

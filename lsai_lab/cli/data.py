@@ -20,7 +20,7 @@ app = typer.Typer(no_args_is_help=True)
 RootOption = Annotated[
     Path | None,
     typer.Option(
-        help="Folder for downloads and datasets. [default: $LSAI_DATA, else data/ in the checkout]"
+        help="Folder for downloads and datasets. (default: $LSAI_DATA, else data/ in the checkout)"
     ),
 ]
 
@@ -59,7 +59,20 @@ def list_(
             print(f"  speakleash:{name}")
 
 
-@app.command()
+@app.command(
+    help="Fetch a source, train its tokenizer and write the token files; quick if that has been "
+    "done before.\n\n"
+    "Example: lsai data prepare stdlib --max-mb 5\n\n"
+    "Files: .txt .md .text (cut into documents), .jsonl .ndjson (a JSON record a line), .json (the "
+    "same, or one array), "
+    ".csv, any of them also .gz or .zst, and .parquet. --column names the text of a record; nulls "
+    "are left out.\n\n"
+    "Tokens: .npy files of one row of integers, with --vocab-size or --tokenizer: "
+    "lsai data prepare 'tokens:*.npy' --vocab-size 50257\n\n"
+    "A run takes the same as settings: --dataset SOURCE, --set data.column=body, --set "
+    "data.tokenizer=FOLDER with "
+    "--set data.vocab_size and --set model.vocab_size of its size."
+)
 def prepare(
     source: Annotated[
         str,
@@ -69,7 +82,7 @@ def prepare(
         ),
     ],
     column: Annotated[
-        str | None, typer.Option(help="Field or column of the text in file:. [default: text]")
+        str | None, typer.Option(help="Field or column of the text in file:. (default: text)")
     ] = None,
     tokenizer: Annotated[
         str | None,
@@ -80,25 +93,12 @@ def prepare(
     vocab_size: Annotated[
         int | None,
         typer.Option(
-            help="Size of the vocabulary, at most 262144. [default: 10000, or the tokenizer's]"
+            help="Size of the vocabulary, at most 262144. (default: 10000, or the tokenizer's)"
         ),
     ] = None,
     max_mb: Annotated[float | None, typer.Option(help="Use at most this much text (MB).")] = None,
     root: RootOption = None,
 ) -> None:
-    """Fetch a source, train its tokenizer and write the token files; quick if that has been done
-    before.
-
-    Example: lsai data prepare stdlib --max-mb 5
-
-    Files: .txt .md .text (cut into documents), .jsonl .ndjson .json (records, one a line, or one
-    array in .json), .csv, any of them also .gz or .zst, and .parquet. --column names the text of a
-    record; nulls are left out. Tokens: .npy files of one row of integers, with --vocab-size or
-    --tokenizer: lsai data prepare 'tokens:*.npy' --vocab-size 50257
-
-    A run takes the same as settings: --dataset SOURCE, --set data.column=body, --set
-    data.tokenizer=FOLDER with --set data.vocab_size and --set model.vocab_size of its size.
-    """
     if (
         source.partition(":")[0] == "tokens"
         and source != "tokens:"

@@ -30,6 +30,7 @@ def command(
 ) -> tuple[list[str], dict[str, str]]:
     """Command line and variables that start it (those of its run_train.sh), with the tokenizer that
     it wants to find on disk."""
+    dataset.tokenizer()  # a UserError for tokens that came without one
     (folder / "tokenizer").mkdir(parents=True)
     shutil.copyfile(dataset.folder / "tokenizer.json", folder / "tokenizer" / "tokenizer.json")
     words = [*torchrun(config.parallel.world_size), "-m", WORKER, *options(config, folder)]

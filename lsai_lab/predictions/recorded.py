@@ -6,8 +6,11 @@ lsai_lab.predictions.recorded` writes them again, in some minutes. Other runs ar
 they are asked for.
 """
 
+import contextlib
 import functools
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -105,18 +108,25 @@ def limit_gib(run: Run) -> float:
     return float(results["search_limit_gib"]) if full else 0.0
 
 
-def predicted_runs(runs: Sequence[Run], reports: Path) -> pd.DataFrame:
+def predicted_runs(
+    runs: Sequence[Run], reports: Path, told: Callable[[int, int], None] = lambda done, of: None
+) -> pd.DataFrame:
     """One row (`COLUMNS`; GiB, s) per training run or search with something to predict; `share`:
     the predicted one of the GPU where the GPU's memory was the limit. Runs that cannot be predicted
-    are left out; `frame.attrs["unread"]` says which and why."""
-    rows, unread, kept = [], [], _kept(reports)
-    for run in runs:
+    are left out; `frame.attrs["unread"]` says which and why.
+
+    A committed prediction answers for every run that asks the same; each other question is answered
+    once, which takes seconds. `told` is called before each with the number of runs that are done
+    and that of all.
+    """
+    rows, unread, said_of = [], [], _Answers(runs, reports)
+    for number, run in enumerate(runs):
         results, name = run.summary.results, run.summary.id
         try:
             measured, limit = measured_gib(run), limit_gib(run)
             if not measured and not limit:
                 continue
-            said = kept.get(_place(run)) or predict_again(run)
+            said = said_of(run, lambda done=number: told(done, len(runs)))  # type: ignore[misc]
         except _UNREADABLE as error:
             unread.append(f"{name.name} ({plain(one_line(str(error), 120))})")
             continue
@@ -146,6 +156,58 @@ def predicted_runs(runs: Sequence[Run], reports: Path) -> pd.DataFrame:
     return frame
 
 
+@dataclass
+class _Answers:
+    """What is predicted of `runs`: as it is kept for the run, or for another one that asks the
+    same; else predicted now."""
+
+    runs: Sequence[Run]
+    reports: Path
+
+    @functools.cached_property
+    def _kept(self) -> dict[str, dict[str, Any]]:
+        return _kept(self.reports)
+
+    @functools.cached_property
+    def _asked(self) -> dict[str, dict[str, Any]]:
+        """The kept answers by question: read only where a run has none of its own."""
+        found: dict[str, dict[str, Any]] = {}
+        for run in self.runs:
+            if answer := self._kept.get(_place(run)):
+                with contextlib.suppress(*_UNREADABLE):
+                    found.setdefault(question(run), answer)
+        return found
+
+    def __call__(self, run: Run, before: Callable[[], None]) -> dict[str, Any]:
+        if answer := self._kept.get(_place(run)):
+            return answer
+        asked = question(run)
+        if asked not in self._asked and asked not in _ANSWERED:
+            before()
+            _ANSWERED[asked] = predict_again(run)
+        return self._asked.get(asked) or _ANSWERED[asked]
+
+
+_ANSWERED: dict[str, dict[str, Any]] = {}  # by question, in this process
+
+
+def question(run: Run) -> str:
+    """All that a prediction of a run follows from, but for its seed: runs that ask the same get one
+    answer."""
+    config = config_of(run)
+    facts = [run.summary.kind, run.env.get("gpu"), kernel_of(run, config), _is_on_gpu(run)]
+    return json.dumps([*facts, config.model_dump(mode="json", exclude={"seed"})])
+
+
+def _is_on_gpu(run: Run) -> bool:
+    results = run.summary.results
+    return bool(
+        limit_gib(run)
+        or "allocated_gib" in results
+        or str(results.get("memory_kind")).startswith("CUDA")
+    )
+
+
 def tested_by(run: Run) -> str | None:
     """Whether the speeds behind estimated step times were calibrated on this run (`in sample`);
     None if it tests nothing: a copy, or disturbed."""
@@ -168,12 +230,8 @@ def step_errors(frame: pd.DataFrame) -> pd.DataFrame:
 def predict_again(run: Run) -> dict[str, Any]:
     """What the code as it stands says of a run: GiB at the peak; on a GPU also reserved GiB, and s
     of a step on one that is known."""
-    config, results = config_of(run), run.summary.results
-    if not (
-        limit_gib(run)
-        or "allocated_gib" in results
-        or str(results.get("memory_kind")).startswith("CUDA")
-    ):
+    config = config_of(run)
+    if not _is_on_gpu(run):
         return {
             "predicted": predict(config, on="cpu").peak,
             "predicted_reserved": None,

@@ -22,7 +22,14 @@ from lsai_core.base.files import flatten
 from lsai_core.profiling.gpus import GPUS
 from lsai_lab.project.files import reading_root
 from lsai_lab.runs.plain import plain
-from lsai_lab.runs.records import Run, find_runs, read_metrics, read_run, recorded_runs
+from lsai_lab.runs.records import (
+    Run,
+    damaged_run,
+    find_runs,
+    read_metrics,
+    read_run,
+    recorded_runs,
+)
 from lsai_lab.runs.schema import DERIVED, IDENTITY
 from lsai_lab.runs.session import Session, current_runs, differing_settings
 from lsai_lab.runs.study import Study, labels, load_study, study_names
@@ -81,7 +88,7 @@ def load(*studies: str, mine: bool = False) -> pd.DataFrame:
 def _main(frame: pd.DataFrame) -> pd.Series:
     """Whether each run is of the machine that tells its part: the one that the study names, or,
     where it names none that has runs, the one with the most runs; without committed runs, all."""
-    recorded = ~frame["own"].astype(bool)
+    recorded = ~frame["own"].astype(bool) & (frame["outcome"] != "damaged")
     if not recorded.any():
         return ~recorded
     places = pd.MultiIndex.from_frame(frame[["study", "part", "machine"]])
@@ -96,7 +103,8 @@ def _main(frame: pd.DataFrame) -> pd.Series:
 
 @functools.cache
 def _recorded_on(study_name: str) -> dict[str, str]:
-    return load_study(session().root, study_name).recorded_on
+    known = study_name in study_names(session().root)  # records of a study may outlive it
+    return load_study(session().root, study_name).recorded_on if known else {}
 
 
 def study(name: str) -> Study:
@@ -179,7 +187,8 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
     for key, value in flatten(run.config).items():
         row[f"config.{key}" if key in row or key in DERIVED else key] = value
     row |= {f"env.{key}": value for key, value in run.env.items() if key != "packages"}
-    return plain(row) | {"label": label, "run": str(run.folder)}  # which are no text of the record
+    # The label is ours; a folder's name can be anything, and a frame holds UTF-8 only.
+    return plain(row) | {"label": label, "run": os.fsencode(run.folder).decode(errors="replace")}
 
 
 def _place(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -194,6 +203,8 @@ def _place(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _run(run: str | Path | Mapping[str, Any]) -> Run:
+    if isinstance(run, Mapping) and run.get("outcome") == "damaged":
+        return damaged_run(Path(run["run"]), str(run.get("reason")))
     return read_run(_folder(run, "summary.json"))
 
 

@@ -33,7 +33,7 @@ from lsai_lab.runs.session import Session
 
 Engine = Literal["auto", "quarto", "pandoc"]
 HTML, PDF = "index.html", "lab-report.pdf"
-LIMIT_S = 600.0  # of pandoc, typst and Quarto, each; the whole book takes some 20 s
+LIMIT_S = 300.0  # of pandoc, typst and Quarto, each: the whole book takes some 20 s
 # makes the project a book; without it Quarto gets as far as reports/prepare.py
 EXECUTED = "_quarto-executed.yml"
 _FACTS = "facts.yml"

@@ -204,15 +204,23 @@ def read_run(folder: Path, machine: str | None = None) -> Run:
             )
         run.machine = machine or run.env.get("machine") or "this machine"
         # whoever reads them later need not expect an error
-        _ = run.config, run.plan, run.rows, run.kernels
+        _ = run.config, run.env, run.plan, run.rows, run.kernels
         return run
     except FileNotFoundError:
         raise
     except (UserError, ValueError, OSError) as error:
-        name, _, key = _as_name(folder.name).rpartition("-")
-        run_id, reason = RunId(_as_name(folder.parent.name), name, key=key), one_line(str(error))
-        summary = Summary(run_id, "unknown", "damaged", reason, "", 0.0, "", {})
-        return Run(folder, _as_name(machine or "unknown"), summary)
+        return damaged_run(folder, str(error), machine or "unknown")
+
+
+def damaged_run(folder: Path, reason: str, machine: str = "unknown") -> Run:
+    """What a record that cannot be read is shown as; nothing more is read of it."""
+    name, _, key = _as_name(folder.name).rpartition("-")
+    run_id = RunId(_as_name(folder.parent.name), name, key=key)
+    return Run(
+        folder,
+        _as_name(machine),
+        Summary(run_id, "unknown", "damaged", one_line(reason), "", 0.0, "", {}),
+    )
 
 
 def _as_name(text: str) -> str:

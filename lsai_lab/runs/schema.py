@@ -54,7 +54,7 @@ IDENTITY = (
 DERIVED = ("gpu", "main", "differs", "path")
 
 _NUMBER = re.compile(
-    r"_(m?s|gib|mib|tflops|mhz|w|n|share|size|spread|mean|min|max|p\d+)$|_per_|_(loss|perplexity)$"
+    r"_(m?s|gib|mib|tflops|mhz|w|n|share|size|spread|mean|min|max|p\d+)$|_per_|_(loss|perplexity|resolution|balance|causal)$|_share_|_gib_"
     r"|^(mfu|loss|steps|tokens|tflops|parameters|world_size|largest_batch|grad_norm|lr)$"
 )
 

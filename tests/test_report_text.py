@@ -1,0 +1,195 @@
+"""Text of a record stays text: in the report it stands where a harmless word would stand, and
+nothing else changes.
+
+`make attack` tries many more (`attack_report.py`).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+import pytest
+import yaml
+from attack_report import WORD, Book, survived
+from conftest import CHECKOUT
+from nbformat.v4 import new_code_cell, new_notebook, new_output
+from test_book import PNG, SVG, reports
+
+import lsai_lab as lab
+from lsai_lab.report import load
+from lsai_lab.report import render as rendering
+from lsai_lab.report.render import HTML, PDF, render
+from lsai_lab.report.to_markdown import bind
+from lsai_lab.runs.plain import as_csv, plain, unmarked
+
+KINDS = {
+    "settings behind CR": (
+        "reason",
+        "x\r\n\r\n---\r\ntitle: EVIL\r\ncss: http://evil.example/x.css\r\n---\r\n\r\n",
+    ),
+    "settings behind U+2028": ("reason", "\u2028---\u2028title: EVIL\u2028---\u2028"),
+    "a macro": ("env.gpu", r"\renewcommand{\times}{+}\renewcommand{\frac}[2]{#2/#1}"),
+    "an endless macro": ("env.gpu", r"\newcommand{\a}{\a x}\a $\def\a{\a\a}\a$"),
+    "brackets": ("metrics.backend", "[" * 40),
+    "backticks": ("metrics.backend", "`" * 5_000),
+    "raw": ("metrics.backend", "`<script>`{=html} <script>EVIL</script> `#panic()`{=typst} <!--"),
+    "a table": ("env.gpu", "a | b\n\n| c | d |\n|---|---|"),
+    "references": (
+        "reason",
+        "@fig-one [^1] [x]: http://evil.example {{< include /etc/hostname >}}",
+    ),
+    "quotes and emphasis": ("reason", "'a \"b *c **d _e ~~f $g"),
+    "an item of a list": ("reason", "12. # > - :::"),
+    "directions and controls": ("env.gpu", "\u202eabc\u2066 \x1b[31m \x00"),
+}
+
+
+@pytest.fixture(scope="module")
+def book(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Book, dict[str, dict[str, str]]]]:
+    before = dict(os.environ)
+    load.session.cache_clear()
+    made = Book(tmp_path_factory.mktemp("text"))
+    yield made, {field: made.made(field, WORD) for field in dict(KINDS.values())}
+    os.environ.clear()
+    os.environ |= before
+    load.session.cache_clear()
+    load._committed.cache_clear()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_text_of_a_record_changes_nothing_but_its_own_place(
+    book: tuple[Book, dict[str, dict[str, str]]], name: str
+) -> None:
+    field, text = KINDS[name]
+    formats = ("html", "pdf") if name in ("settings behind CR", "an endless macro") else ("html",)
+    assert survived(book[0], book[1][field], field, text, formats) is None
+
+
+def test_ordinary_words_stay_as_they_are_and_others_come_back() -> None:
+    for text in (
+        "flash_attn",
+        "NVIDIA H100 80GB HBM3",
+        "2.11.0+cu130",
+        "needs 2 GPUs; torch sees 1",
+        "(x)",
+        "a.b",
+        "1.5",
+    ):
+        assert plain(text) == text
+    for text in ("---", "[a](b)", "*x*", "$x$", "it's <b>", "1. a", "_a_", "a::b", "http://x"):
+        assert plain(text) != text and unmarked(plain(text)) == text
+        assert not set(re.sub(r"&#\d+;", "", plain(text))) & set("\\`*[]{}<>$@^~|!\"'")
+    assert plain({"a": ["<", 1, None]}) == {"a": ["&#60;", 1, None]}
+
+
+def hang(folder: Path) -> Path:
+    """A report whose own chapter takes pandoc longer than anybody waits."""
+    made = reports(folder)
+    cell = new_code_cell(
+        "foreign()", outputs=[new_output("display_data", {"text/markdown": "[" * 60})]
+    )
+    nbformat.write(new_notebook(cells=[cell]), folder / "slow.ipynb")
+    assert bind(folder / "slow.ipynb", made / "one.ipynb") is None
+    return made
+
+
+def test_a_program_that_does_not_end_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rendering, "LIMIT_S", 3.0)
+    begun, folder = time.monotonic(), hang(tmp_path)
+    assert render(folder, tmp_path / "out", ["html"], "pandoc") == []
+    said = capsys.readouterr().out
+    assert "pandoc did not end within 3 s" in said and time.monotonic() - begun < 60
+    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    assert str(tmp_path) not in running, "nothing is left"
+
+
+def test_both_engines_read_chapters_without_settings_macros_and_raw_tex() -> None:
+    settings = [
+        yaml.safe_load((CHECKOUT / "reports" / name).read_text())["from"]
+        for name in ("_quarto.yml", "pandoc.yml")
+    ]
+    for reader in settings:
+        assert reader.startswith("markdown") and {
+            "yaml_metadata_block",
+            "latex_macros",
+            "raw_tex",
+        } <= {*reader.split("-")}
+
+
+OUTSIDE = '<image href="file:///etc/hostname" width="9" height="9"/>'
+DRAWINGS = {
+    "an outside picture": SVG.replace("</svg>", f"{OUTSIDE}</svg>"),
+    "an outside picture in a name space": SVG.replace(
+        "<svg", '<svg xmlns:k="http://www.w3.org/1999/xlink"'
+    ).replace("</svg>", '<image k:href="http://evil.example/p.png"/></svg>'),
+    "a script": SVG.replace("</svg>", "<script>x</script></svg>"),
+    "an event": SVG.replace("<text", "<text onclick='x'"),
+    "a style from outside": SVG.replace(
+        "</svg>", "<style>@import url(http://evil.example/x.css);</style></svg>"
+    ),
+    "no XML": SVG.replace("</text>", ""),
+}
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_a_drawing_that_leads_elsewhere_costs_that_picture_only(tmp_path: Path, name: str) -> None:
+    folder = reports(tmp_path)
+    data = {"image/svg+xml": DRAWINGS[name], "text/plain": "a figure"}
+    cells = [
+        new_code_cell("lab.figure()", outputs=[new_output("display_data", shown)])
+        for shown in (
+            {"image/svg+xml": SVG},
+            data,
+            data | {"image/png": PNG},
+            data | {"image/png": "AAAA"},
+        )
+    ]
+    nbformat.write(new_notebook(cells=cells), tmp_path / "drawn.ipynb")
+    assert bind(tmp_path / "drawn.ipynb", folder / "one.ipynb") is None
+    assert sorted(path.name for path in (folder / "files").glob("one-*")) == [
+        "one-0-0.svg",
+        "one-2-0.png",
+    ]
+    if name in ("an outside picture", "no XML"):
+        assert [
+            path.name for path in render(folder, tmp_path / "out", ["html", "pdf"], "pandoc")
+        ] == [HTML, PDF]
+
+
+def test_no_cell_of_a_csv_is_a_formula() -> None:
+    words = [
+        "=1+1",
+        "+1+cmd|' /C calc'!A0",
+        "-2+3",
+        "@SUM(1)",
+        plain("=1"),
+        "-1.5",
+        "+3%",
+        "-2 GiB",
+        "a=b",
+        "– none",
+    ]
+    frame = pd.DataFrame({"=head": words, "number": [-1.5] * len(words)})
+    for csv in (as_csv(frame), lab.table(frame).metadata["lsai"]["csv"]):
+        read = pd.read_csv(io.StringIO(csv), dtype={"'=head": str})
+        assert read["'=head"].tolist() == [
+            "'=1+1",
+            "'+1+cmd|' /C calc'!A0",
+            "'-2+3",
+            "'@SUM(1)",
+            "'=1",
+            *words[5:],
+        ]
+        assert (read["number"] == -1.5).all()
