@@ -16,6 +16,7 @@ from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu
 from lsai_lab.cli import asked as ask
 from lsai_lab.cli import options as opt
 from lsai_lab.cli.asked import Asked, Source, describe, sizes_that_exist
+from lsai_lab.cli.script import predict_script
 from lsai_lab.cli.tables import say, table
 from lsai_lab.machine.environment import KERNELS, package_version
 from lsai_lab.peers.settings import Peer
@@ -59,7 +60,23 @@ def predict(
     as_json: opt.JsonOption = False,
     profile: opt.ProfileOption = None,
     set_: opt.SetOption = None,
+    script: Annotated[
+        Path | None,
+        typer.Option(help="A training script of any kind, run on a simulated GPU; see -- ARGS."),
+    ] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="-- ARGS", help="The script's own arguments.")
+    ] = None,
 ) -> None:
+    if script is not None:
+        others = (study, variant, model, hf, toml, trainer, installed, gpus, batch_size, set_)
+        if any(given is not None for given in (*others, profile)):
+            raise UserError("--script goes with --gpu, --json and -- ARGS alone")
+        if not predict_script(script, arguments or [], find_gpu(gpu or "h100"), as_json):
+            raise typer.Exit(1)
+        return
+    if arguments:
+        raise UserError(f"{arguments[0]!r} belongs to a script; add --script, or leave it out")
     targets = list(GPUS) if gpu is None else [find_gpu(gpu)]
     if toml and trainer not in (None, "torchtitan"):
         raise UserError(

@@ -39,12 +39,13 @@ from lsai_core.kernels import FakeGpu
 from lsai_core.prediction.allocator import GAP, Allocator, Block, OutOfMemory
 from lsai_core.prediction.gpu_operators import GpuOperators
 from lsai_core.prediction.memory import MARGIN, OUTSIDE_GIB, Verdict
-from lsai_core.prediction.presented import OnGpu, presented
+from lsai_core.prediction.presented import OnGpu, capability_of, presented
 from lsai_core.prediction.replay import WORKSPACE
 from lsai_core.prediction.tracker import ALLOCATION, KERNEL_SCRATCH, PurposeTracker, by_autograd
 from lsai_core.profiling.gpus import Gpu, find_gpu
 
 GIB = 2**30
+SMALL_WORKSPACE = 8320 * 1024  # cuBLAS's before Hopper
 Phase = Literal["forward", "backward", "optimizer"]
 # Whose update has a multi-tensor form that is not its default on a GPU.
 _ONE_BY_ONE = ("Adafactor",)
@@ -226,13 +227,14 @@ class SimulatedGpu:
         products = {
             marks[name] for name in ("forward product", "backward product") if name in marks
         }
+        workspace = WORKSPACE if capability_of(self.gpu) >= (9, 0) else SMALL_WORKSPACE
         born = 0
         for at, event in enumerate(self._tracker.events):
             if at == marks.get("forward", 0):
                 allocator.gap = GAP
             if at in products:
                 allocator.gap = 0
-                allocator.malloc(WORKSPACE)
+                allocator.malloc(workspace)
             if event > 0:
                 born += 1
                 blocks[born] = allocator.malloc(
