@@ -107,6 +107,8 @@ class StepTracker(PurposeTracker):
                 f"simulated_gpu cannot follow the operator {func.name()}: its result's shape "
                 f"depends on values, or it has no fake implementation"
             ) from None
+        if self._operator == "all":
+            result.of_all = True
         if func is torch.ops.aten.native_layer_norm.default:
             result = _wide_statistics(self, result)
         if self.live != self._last:
@@ -132,12 +134,15 @@ class StepTracker(PurposeTracker):
 
 
 def _some_value(func: Any, args: Any) -> Any:
-    """What a program reads of a tensor's value: zero, for nobody knows it."""
+    """What a program reads of a tensor's value, which nobody knows: zero; that all are so, and that
+    none is."""
     if func is not torch.ops.aten._local_scalar_dense.default:
         raise UserError(
             f"simulated_gpu cannot follow the operator {func.name()}: its result depends on values"
         ) from None
     dtype = args[0].dtype
+    if dtype == torch.bool and getattr(args[0], "of_all", False):
+        return True
     return False if dtype == torch.bool else 0.0 if dtype.is_floating_point else 0
 
 

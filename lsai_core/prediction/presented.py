@@ -76,6 +76,8 @@ def presented(gpu: Gpu, memory: SimpleNamespace) -> Iterator[None]:
         (torch.amp.autocast_mode.autocast, "__init__", _autocast()),
         (torch, "compile", _no_compile),
         (nn.Module, "_apply", _apply({})),
+        # programs that ask whether a tensor is fake, and would then trace, get no for an answer
+        (torch._subclasses, "FakeTensor", _Nothing),
         (torch, "is_autocast_enabled", _of_cpu(torch.is_autocast_enabled)),
         (torch, "get_autocast_dtype", _of_cpu(torch.get_autocast_dtype)),
     ]
@@ -96,6 +98,10 @@ def capability_of(gpu: Gpu) -> tuple[int, int]:
     """CUDA's; a GPU of which only the memory is known is taken for a Hopper."""
     major, _, minor = (gpu.capability or "9.0").partition(".")
     return int(major), int(minor)
+
+
+class _Nothing:
+    """A class of which nothing is."""
 
 
 class _Event:
