@@ -16,7 +16,7 @@ from lsai_core.prediction import predict
 from lsai_core.prediction.kernel import PACKAGES, kernel_on, packages_here, packages_named
 from lsai_core.prediction.stand_ins import FUSED
 from lsai_core.profiling.gpus import find_gpu
-from lsai_lab.predictions.will_fit import told
+from lsai_lab.predictions.will_fit import will_fit
 
 WIDE = {
     "n_layers": 1,
@@ -93,7 +93,7 @@ def test_auto_is_the_fastest_that_was_measured_on_that_gpu() -> None:
 def test_what_no_kernel_can_do_is_refused(gpu: str, changes: dict[str, Any], said: str) -> None:
     for trainer in (None, "hf"):
         with pytest.raises(UserError) as error:
-            told(run(**changes), [find_gpu(gpu)], trainer)  # type: ignore[arg-type]
+            will_fit(run(**changes), [find_gpu(gpu)], trainer)  # type: ignore[arg-type]
         assert said in str(error.value) and "\n" not in str(error.value)
 
 
@@ -118,22 +118,22 @@ def test_usual_runs_are_predicted_as_before_and_packages_of_this_environment_are
     assert packages_here() <= set(PACKAGES)
     for changes in ({}, {"attention": {"window": 512}}, {"precision": "bf16_autocast"}):
         config = run(**changes)
-        found = told(config, [find_gpu("h200")], None, None, "fa2")
+        found = will_fit(config, [find_gpu("h200")], None, None, "fa2")
         assert found["peak_gib"] == pytest.approx(predict(config, FUSED).peak)
 
 
 def test_both_answers_are_given_where_they_differ() -> None:
     window = {"attention": {"window": 384}, "seq_len": 12_288, "batch_size": 1}
-    found = told(run(**window), [find_gpu("h100")], None, None, "none")
+    found = will_fit(run(**window), [find_gpu("h100")], None, None, "none")
     (other,) = found["otherwise"]
     assert found["attention"] == "sdpa_efficient" and other["attention"] == "fa4"
     assert other["needs GiB"] < 0.9 * found["needs_gib"]
     assert other["step s"] < found["gpus"][0]["step s"]
-    swapped = told(run(**window), [find_gpu("h100")], None, None, "fa4")
+    swapped = will_fit(run(**window), [find_gpu("h100")], None, None, "fa4")
     (other,) = swapped["otherwise"]
     assert swapped["attention"] == "fa4" and other["attention"] == "sdpa_efficient"
     assert other["needs GiB"] == pytest.approx(found["needs_gib"])
-    assert told(run(seq_len=128), [find_gpu("h100")], None, None, "none")["otherwise"] == []
+    assert will_fit(run(seq_len=128), [find_gpu("h100")], None, None, "none")["otherwise"] == []
 
 
 def test_the_command_line_says_its_assumption(shared: Project) -> None:

@@ -57,11 +57,11 @@ def _predict_new() -> None:
     it is, on stderr."""
     from lsai_lab.predictions.recorded import predicted_runs  # with torch
 
-    def told(done: int, of: int) -> None:
+    def progress(done: int, of: int) -> None:
         print(f"predicting a new run: {done} of {of} runs are done", file=sys.stderr, flush=True)
 
     reports = repo_root() / "reports"
-    predicted_runs(recorded_runs(reports), reports, told)
+    predicted_runs(recorded_runs(reports), reports, progress)
 
 
 def claims_file(root: Path) -> Path:

@@ -98,7 +98,7 @@ def _show(
     them."""
     config, trainer_memory = asked.config, asked.trainer_memory
     here = None if installed is not None else [package_version(name) for name in KERNELS]
-    told_of = [
+    question = [
         config.model_dump_json(),
         [asdict(gpu) for gpu in gpus],
         trainer,
@@ -108,11 +108,11 @@ def _show(
     ]
 
     def answer() -> dict[str, Any]:
-        from lsai_lab.predictions.will_fit import told
+        from lsai_lab.predictions.will_fit import will_fit
 
-        return told(config, gpus, trainer, trainer_memory, installed)
+        return will_fit(config, gpus, trainer, trainer_memory, installed)
 
-    found = cached_on_disk("lsai_lab.predictions.will_fit", json.dumps(told_of), answer) | {
+    found = cached_on_disk("lsai_lab.predictions.will_fit", json.dumps(question), answer) | {
         "remarks": asked.remarks
     }
     if as_json:

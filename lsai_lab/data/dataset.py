@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 from lsai_core.base.errors import UserError
 from lsai_lab.data.documents import SPLITS
 from lsai_lab.data.tokenizer import TOKENIZER, load_tokenizer, token_dtype
-from lsai_lab.project.files import repo_root, told_folder
+from lsai_lab.project.files import folder_from_environment, repo_root
 
 Split = Literal["train", "validation", "test"]
 BLOCK = 16 << 20
@@ -118,7 +118,11 @@ def _block_digests(path: Path, blocks: Iterable[int]) -> list[str]:
 
 def data_root() -> Path:
     """Where data is kept: $LSAI_DATA, else `data/` in the checkout."""
-    return told_folder("LSAI_DATA", Path()) if os.environ.get("LSAI_DATA") else repo_root() / "data"
+    return (
+        folder_from_environment("LSAI_DATA", Path())
+        if os.environ.get("LSAI_DATA")
+        else repo_root() / "data"
+    )
 
 
 def find_datasets(root: Path) -> list[Path]:

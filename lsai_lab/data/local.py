@@ -127,9 +127,9 @@ def fingerprint(files: Iterable[tuple[str, Path]]) -> str:
 
 
 @contextlib.contextmanager
-def told(path: Path) -> Iterator[None]:
-    """What is wrong with a file's content becomes one UserError that names `path`; faults of the
-    disk stay OSErrors."""
+def as_user_error(path: Path) -> Iterator[None]:
+    """While open, an error about the content of the file `path` becomes a UserError of one line
+    that names it; faults of the disk stay OSErrors."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -163,12 +163,12 @@ def _text_size(path: Path) -> int:
     """Bytes of text in a file, decompressed."""
     if path.suffix.lower() not in CODECS:
         return path.stat().st_size
-    with told(path), open_stream(path) as file:
+    with as_user_error(path), open_stream(path) as file:
         return sum(len(chunk) for chunk in iter(lambda: file.read(BUFFER), b""))
 
 
 def _text_documents(path: Path, target: int) -> Iterator[str]:
-    with told(path), _open_text(path) as file:
+    with as_user_error(path), _open_text(path) as file:
         yield from cut_text(file, target)
 
 
@@ -176,7 +176,7 @@ def json_texts(path: Path, column: str = "text") -> Iterator[str | None]:
     """The texts of a file of one JSON record a line; a text given as a list is joined with blank
     lines (the convention of lm_dataformat)."""
     number = 0
-    with told(path), open_stream(path) as file:
+    with as_user_error(path), open_stream(path) as file:
         while line := file.readline(MAX_RECORD):
             number += 1
             if len(line) == MAX_RECORD:
@@ -194,7 +194,7 @@ def json_texts(path: Path, column: str = "text") -> Iterator[str | None]:
 def _json_texts(path: Path, column: str) -> Iterator[str | None]:
     """The texts of a .json file: records one a line, or one array of them, which is streamed,
     too."""
-    with told(path), _open_text(path) as file:
+    with as_user_error(path), _open_text(path) as file:
         begin = file.read(1)
         while begin and begin.isspace():
             begin = file.read(1)
@@ -255,7 +255,7 @@ def _text(record: Any, column: str) -> str | None:
 def _csv_texts(path: Path, column: str) -> Iterator[str | None]:
     """The texts of a column; a row that ends before it has a null."""
     csv.field_size_limit(MAX_RECORD)
-    with told(path), _open_text(path, newline="") as file:
+    with as_user_error(path), _open_text(path, newline="") as file:
         rows = csv.reader(file, strict=True)
         try:
             at = _place(path, next(rows, []), column)
@@ -279,7 +279,7 @@ def _place(path: Path, names: list[str], column: str) -> int:
 
 
 def _parquet_texts(path: Path, column: str) -> Iterator[str | None]:
-    with told(path), pq.ParquetFile(path) as file:
+    with as_user_error(path), pq.ParquetFile(path) as file:
         kind = file.schema_arrow.field(_place(path, file.schema_arrow.names, column)).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if kind not in _STRINGS:

@@ -109,15 +109,15 @@ def limit_gib(run: Run) -> float:
 
 
 def predicted_runs(
-    runs: Sequence[Run], reports: Path, told: Callable[[int, int], None] = lambda done, of: None
+    runs: Sequence[Run], reports: Path, progress: Callable[[int, int], None] = lambda done, of: None
 ) -> pd.DataFrame:
     """One row (`COLUMNS`; GiB, s) per training run or search with something to predict; `share`:
     the predicted one of the GPU where the GPU's memory was the limit. Runs that cannot be predicted
     are left out; `frame.attrs["unread"]` says which and why.
 
     A committed prediction answers for every run that asks the same; each other question is answered
-    once, which takes seconds. `told` is called before each with the number of runs that are done
-    and that of all.
+    once, which takes seconds. `progress` is called before each, with the number of runs that are
+    done and that of all.
     """
     rows, unread, said_of = [], [], _Answers(runs, reports)
     for number, run in enumerate(runs):
@@ -126,7 +126,7 @@ def predicted_runs(
             measured, limit = measured_gib(run), limit_gib(run)
             if not measured and not limit:
                 continue
-            said = said_of(run, lambda done=number: told(done, len(runs)))  # type: ignore[misc]
+            said = said_of(run, lambda done=number: progress(done, len(runs)))  # type: ignore[misc]
         except _UNREADABLE as error:
             unread.append(f"{name.name} ({plain(one_line(str(error), 120))})")
             continue

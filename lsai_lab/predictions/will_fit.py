@@ -26,7 +26,7 @@ SDPA, SLICES = "torch's fused one", "a fused one for slices"
 _STRIDE = 4
 
 
-def told(
+def will_fit(
     config: TrainConfig,
     gpus: Sequence[Gpu],
     trainer: Peer | None = None,
@@ -113,7 +113,7 @@ def _otherwise(
     config: TrainConfig, gpu: Gpu, kernel: str | None, answer: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """The answers with no package of attention kernels and with all of them, where one differs
-    from `answer`, a row of `told`, by more than `_DIFFERS` in memory or in time."""
+    from `answer`, a row of `will_fit`, by more than `_DIFFERS` in memory or in time."""
     if kernel is None or config.attention.backend != "auto":
         return []
     rows: list[dict[str, Any]] = []

@@ -183,7 +183,7 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
     return overrides
 
 
-def told_folder(name: str, default: Path) -> Path:
+def folder_from_environment(name: str, default: Path) -> Path:
     """The folder that the environment variable `name` gives, else `default`; UserError if there can
     be no such folder."""
     if not (given := os.environ.get(name)):

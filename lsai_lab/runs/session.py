@@ -19,7 +19,7 @@ from lsai_lab.data.checkpoints import require_same_tokenizer
 from lsai_lab.data.dataset import Dataset
 from lsai_lab.data.prepare import prepare, prepared_id
 from lsai_lab.machine.environment import environment, fingerprint
-from lsai_lab.project.files import repo_root, told_folder
+from lsai_lab.project.files import folder_from_environment, repo_root
 from lsai_lab.runs import study as studies
 from lsai_lab.runs.driver import run_plan
 from lsai_lab.runs.records import Run, Summary, find_runs
@@ -45,11 +45,11 @@ class Session:
 
     @property
     def data_root(self) -> Path:
-        return told_folder("LSAI_DATA", self.root / "data")
+        return folder_from_environment("LSAI_DATA", self.root / "data")
 
     @property
     def runs_root(self) -> Path:
-        return told_folder("LSAI_RUNS", self.root / "runs")
+        return folder_from_environment("LSAI_RUNS", self.root / "runs")
 
     @functools.cached_property
     def command(self) -> str:
