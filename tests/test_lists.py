@@ -27,15 +27,15 @@ LISTS = {
     "runs compare memory.baseline memory.flash_attn": r"^first:  memory\.baseline, ok, 2026-",
     "study": r"^ablation +Sharded",
     "study memory --dry-run": r"^16 runs: \d+ to run; they are kept in$",
-    "study memory --dry-run --parts train --set attention.backend=fa2 --set precision=bf16": (
-        r"^8 runs: 8 unavailable; they are kept in$"
+    "study memory --dry-run --only flash_attn --parts train --set fp8.recipe=te_delayed": (
+        r"^1 run: 1 unavailable; they are kept in$"
     ),
     "compare memory --recorded": r"^memory, train, on h100$",
     "compare --recorded --machine h200": r"^ablation, train, on h200$",
     "compare --all": r"^course, train, on h100$",
     "attention-table": r"^\d+ shapes; `auto` takes the first kernel",
     "data list": r"^prepared datasets: [1-9][0-9]* in ",
-    "jobs": r"^job  +study",
+    "jobs": r"^1 job: 1 FAILED$",
     "doctor": r"^This machine: \S+\. (Usable|Not usable)",
 }
 

@@ -10,7 +10,7 @@ import typer
 
 from lsai_core.base.errors import UserError
 from lsai_lab.cli import options as opt
-from lsai_lab.cli.tables import show_rows
+from lsai_lab.cli.tables import counts, show_rows
 from lsai_lab.cluster import slurm
 from lsai_lab.cluster.jobs import JobRecord, following, read_jobs, rows, states
 from lsai_lab.cluster.jobs import submit as submit_jobs
@@ -126,16 +126,17 @@ def _tell(submitted: list[JobRecord], cluster: str, remarks: Sequence[str]) -> N
         )
 
 
-def jobs(as_json: opt.JsonOption = False) -> None:
+def jobs(as_json: opt.JsonOption = False, full: opt.FullOption = False) -> None:
     folder, here = Session().runs_root / "jobs", Path.cwd()
     found = [
         row | {"log": portable(Path(row["log"]), here)}
         for job in read_jobs(folder)
         for row in rows(job, folder)
     ]
-    show_rows(
-        found, as_json, "no jobs were submitted from here; `lsai submit STUDY --cluster NAME` does"
-    )
+    if found and not as_json:
+        print(counts([row["state"] for row in found], "jobs"))
+    nothing = "no jobs were submitted from here; `lsai submit STUDY --cluster NAME` does"
+    show_rows(found, as_json, nothing, ("restarts", "outcome"), full)
 
 
 def cancel(
