@@ -58,7 +58,7 @@ SETTINGS = {
     "model.d_model=33": r"d_model=33 is not divisible by n_heads=2",
     "model.n_kv_heads=3": r"n_heads=2 is not divisible by n_kv_heads=3",
     "model.n_heads=32": r"head dimension 1 must be even",
-    "attention.backend=flash": r"attention: unknown attention backend 'flash'",
+    "attention.backend=flash": r"unknown attention backend 'flash'",
     "attention.backend=sdpa_flash": r"'sdpa_flash' needs 16-bit inputs but precision is 'fp32'; "
     r"use precision bf16",
     "attention.window=64": r"attention.window=64 is longer than seq_len=32; use window: null",

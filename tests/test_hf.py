@@ -149,7 +149,7 @@ def test_interrupted_save_leaves_no_checkpoint(
 
     theirs().save_pretrained(tmp_path)
     model = load_hf(tmp_path)
-    monkeypatch.setattr("lsai_core.model.hf.save_file", full_disk)
+    monkeypatch.setattr("safetensors.torch.save_file", full_disk)
     with pytest.raises(OSError, match="no space"):
         save_hf(model, tmp_path)
     assert not list(tmp_path.glob(".*"))

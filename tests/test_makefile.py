@@ -29,7 +29,7 @@ def has_pip(environment: Path) -> bool:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """What `make setup` reads of a checkout."""
-    (tmp_path / "lsai_lab").mkdir()
+    (tmp_path / "lsai_lab" / "machine").mkdir(parents=True)
     for name in ("Makefile", "pyproject.toml", "lsai_lab/machine/platforms.py"):
         shutil.copy(CHECKOUT / name, tmp_path / name)
     return tmp_path

@@ -10,7 +10,7 @@ import yaml
 from conftest import CHECKOUT
 
 import lsai_core
-from lsai_lab import platforms
+from lsai_lab.machine import platforms
 
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
 

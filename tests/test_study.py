@@ -4,6 +4,7 @@ touches."""
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import threading
 import time
@@ -267,7 +268,8 @@ def twins(new_project: Callable[..., Project], monkeypatch: pytest.MonkeyPatch) 
     def record(run: PlannedRun, *, command: str, **_: Any) -> Summary:
         write_plan(run, command)
         (run.folder / "env.json").write_text("{}")
-        (run.folder / "metrics.jsonl").write_text('{"step": 0}\n')
+        row = {"step": 0, "loss": 1.0, "step_ms": 2.0, "tokens_in_step": 8}
+        (run.folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
         (run.folder / ".hidden").write_text("")
         (run.folder / "model").mkdir(exist_ok=True)
         (run.folder / "model" / "config.json").write_text("{}")

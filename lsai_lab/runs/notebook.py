@@ -25,6 +25,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 from lsai_core.base.errors import UserError
+from lsai_core.base.limits import threads_wanted
 from lsai_lab.launch.stop import StopRequest
 from lsai_lab.launch.watch import end_family
 from lsai_lab.runs.writer import inherit, require_runs
@@ -186,10 +187,10 @@ def _process(
     threading.Thread(target=_end_with_driver, daemon=True).start()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # of a process that is killed the log stays
-    if threads := os.environ.get("OMP_NUM_THREADS", ""):  # which torch had read before the fork
+    if threads := threads_wanted():  # which torch had read before the fork
         import torch
 
-        torch.set_num_threads(int(threads))
+        torch.set_num_threads(threads)
     try:
         code = body(*arguments)
     finally:
