@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from lsai_core.model.transformer import Transformer, count_parameters
     from lsai_core.parallel.fsdp import build_sharded
     from lsai_core.parallel.processes import connect
+    from lsai_core.prediction.gpu_context import simulated_gpu
     from lsai_core.prediction.memory import MARGIN, predict, usable_gib
     from lsai_core.prediction.simulate import simulate
-    from lsai_core.prediction.simulated_gpu import simulated_gpu
     from lsai_core.profiling.flops import theoretical_peak
     from lsai_core.profiling.gpus import GPUS, find_gpu
     from lsai_core.profiling.live_tensors import LiveTensors
@@ -79,7 +79,7 @@ _WHERE = {
     "lsai_core.parallel.processes": ("connect",),
     "lsai_core.prediction.memory": ("MARGIN", "predict", "usable_gib"),
     "lsai_core.prediction.simulate": ("simulate",),
-    "lsai_core.prediction.simulated_gpu": ("simulated_gpu",),
+    "lsai_core.prediction.gpu_context": ("simulated_gpu",),
     "lsai_core.profiling.flops": ("theoretical_peak",),
     "lsai_core.profiling.gpus": ("GPUS", "find_gpu"),
     "lsai_core.profiling.live_tensors": ("LiveTensors",),

@@ -39,9 +39,9 @@ TOGETHER = {
     "compare --recorded --all": r"--recorded and --all contradict each other",
     "compare --recorded --runs /tmp": r"--recorded and --runs contradict each other",
     "runs list --where =": r"--where wants key=value",
-    "predict --model lab --techniques --gpu h100 --json": r"--techniques is a table, and has no "
-    r"--json",
-    "predict --model lab --profile cpu": r"--profile changes a study",
+    "techniques --model lab --gpu h100 --json": r"[Nn]o such option: --json",
+    "longest --config a.toml --gpu h100": r"[Nn]o such option: --config",
+    "predict --model lab --profile cpu": r"--profile belongs to a study",
     "predict --model lab --gpus 4 --set parallel.fsdp=8": r"parallel.fsdp=8 and an option that "
     r"sets it to 4",
     "predict --model lab --gpus 100000000000": r"parallel.fsdp: Input should be less than or equal "

@@ -43,7 +43,7 @@ from lsai_core.profiling.memory import PhaseMemory
 from lsai_core.training import step
 from lsai_core.training.combinations import checked
 from lsai_lab.cli import prediction as command
-from lsai_lab.cli.prediction import describe
+from lsai_lab.cli.asked import describe
 from lsai_lab.launch.launch import launch
 from lsai_lab.predictions.recorded import (
     config_of,
@@ -560,20 +560,22 @@ def test_command_line(shared: Project) -> None:
     found = json.loads(out)
     assert found["peak_gib"] <= found["needs_gib"] <= found["reserved_gib"]
     assert code == 0 and found["parts_gib"]["FSDP buffers"] > 0 and len(found["gpus"]) == len(GPUS)
-    code, out, _ = shared.lsai(*words, "--techniques", "--gpu", "h200")
+    code, out, _ = shared.lsai("techniques", *words[1:], "--gpu", "h200")
     assert code == 0 and "The first that fits: as configured" in out and "--set" not in out
     code, out, _ = shared.lsai(*words, "--gpu", "0.01GB")
     assert (
         code == 1
         and "Does not fit GPU with 0.01 GiB" in out
-        and "--techniques with --gpu shows what would fit" in out
+        and "`lsai techniques` with --gpu shows what would fit" in out
     )
-    code, out, _ = shared.lsai(*words, "--longest", "--gpu", "rtx4090", "--batch-size", "8")
+    code, out, _ = shared.lsai("longest", *words[1:], "--gpu", "rtx4090", "--batch-size", "8")
     assert (
         code == 0
         and "longest sequence on 1 x RTX 4090 (23.5 GiB)" in out
         and "host memory per GPU" in out
     )
+    code, out, err = shared.lsai("longest", "--model", "llama3-8b", "--gpu", "rtx4090")
+    assert (code, out) == (2, "") and "not even 1,024 tokens fit RTX 4090" in err
     code, out, _ = shared.lsai("predict", "--study", "memory", "--gpu", "h200")
     assert code == 0 and "fits" in out
 
@@ -594,18 +596,13 @@ def test_of_a_search_the_model_is_predicted_with_which_it_begins(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "--study with --variant, or --model"),
-        (["--model", "lab", "--study", "memory"], "--study with --variant, or --model"),
+        ([], "in one way: --study with --variant, or"),
+        (["--model", "lab", "--study", "memory"], "in one way: --study with --variant, or"),
         (["--model", "lab", "--variant", "bf16"], "--variant belongs to a study"),
         (["--model", "nope"], "unknown preset"),
         (["--study", "nope"], "nope"),
         (["--study", "memory", "--variant", "nope"], "no variant 'nope'"),
         (["--model", "lab", "--gpu", "voodoo2"], "unknown GPU"),
-        (["--model", "lab", "--gpu", "h200", "--longest", "--techniques"], "two questions"),
-        (
-            ["--model", "llama3-8b", "--gpu", "rtx4090", "--longest"],
-            "not even 1,024 tokens fit RTX 4090",
-        ),
         (["--model", "lab", "--set", "seq_lenn=4"], "seq_lenn"),
         (["--model", "lab", "--set", "parallel.replicate=2"], "need fsdp > 1"),
     ],

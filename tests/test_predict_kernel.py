@@ -147,7 +147,6 @@ def test_the_command_line_says_its_assumption(shared: Project) -> None:
     assert code == 0 and found["attention"] == found["gpus"][0]["attention"] == "fa4"
     for wrong, said in (
         (["--installed", "fa9"], "fa9"),
-        (["--installed", "fa2", "--techniques"], "leave --installed out"),
         (
             [
                 "--set",

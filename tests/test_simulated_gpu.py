@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import anybody
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import CHECKOUT
+from conftest import CHECKOUT, Project
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -203,6 +204,41 @@ def test_the_projects_own_model_comes_to_what_predict_says() -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert gpu.peak_allocated_gib == pytest.approx(predict(config).peak, rel=0.02)
+
+
+SCRIPT = """
+import sys
+import torch
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = torch.nn.Linear(4096, 4096).to(device)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(2):
+    model(torch.randn(int(sys.argv[1]), 4096).to(device)).square().mean().backward()
+    optimizer.step()
+if len(sys.argv) > 2:
+    sys.exit("no more arguments, please")
+"""
+
+
+def test_a_script_as_it_is(shared: Project, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    script = ("predict", "--script", str(path))
+    code, out, _ = shared.lsai(*script, "--json", "--", "4096")
+    found = json.loads(out)
+    assert code == 0 and found["verdict"] == "fits"
+    assert found["causes_gib"]["weights"] == pytest.approx(64 * MIB, rel=0.01)
+    code, out, _ = shared.lsai(*script, "--gpu", "0.7GB", "--", "4096")
+    assert code == 1 and "too large" in out.splitlines()[0] and "optimizer" in out
+    for words, said in (
+        ((*script, "--", "8", "more"), "ended with no more arguments"),
+        (("predict", "--script", str(tmp_path / "none.py")), "no such file"),
+        ((*script, "--model", "lab"), "--script goes with"),
+        (("predict", "--model", "lab", "--", "8"), "'8' belongs to a script"),
+    ):
+        code, _, err = shared.lsai(*words)
+        assert code == 2 and said in err and len(err.splitlines()) == 1
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -75,6 +76,8 @@ def presented(gpu: Gpu, memory: SimpleNamespace) -> Iterator[None]:
         (torch.amp.autocast_mode.autocast, "__init__", _autocast()),
         (torch, "compile", _no_compile),
         (nn.Module, "_apply", _apply({})),
+        # programs that ask whether a tensor is fake, and would then trace, get no for an answer
+        (torch._subclasses, "FakeTensor", _Nothing),
         (torch, "is_autocast_enabled", _of_cpu(torch.is_autocast_enabled)),
         (torch, "get_autocast_dtype", _of_cpu(torch.get_autocast_dtype)),
     ]
@@ -82,10 +85,32 @@ def presented(gpu: Gpu, memory: SimpleNamespace) -> Iterator[None]:
     try:
         for owner, name, value in changed:
             setattr(owner, name, value)
-        yield
+        with warnings.catch_warnings():
+            # deepcopy asks a tensor for its address
+            warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+            yield
     finally:
         for owner, name, value in before:
             setattr(owner, name, value)
+
+
+def capability_of(gpu: Gpu) -> tuple[int, int]:
+    """CUDA's; a GPU of which only the memory is known is taken for a Hopper."""
+    major, _, minor = (gpu.capability or "9.0").partition(".")
+    return int(major), int(minor)
+
+
+class _Nothing:
+    """A class of which nothing is."""
+
+
+class _Event:
+    """`torch.cuda.Event`, for which no time passes."""
+
+    def __init__(self, *_arguments: Any, **_options: Any) -> None:
+        self.record = self.synchronize = self.wait = lambda *_: None
+        self.query = lambda: True
+        self.elapsed_time = lambda _end: 0.0
 
 
 def _answers(gpu: Gpu, memory: SimpleNamespace) -> dict[str, Callable[..., Any]]:
@@ -93,7 +118,7 @@ def _answers(gpu: Gpu, memory: SimpleNamespace) -> dict[str, Callable[..., Any]]
         return None
 
     silent = ("synchronize", "empty_cache", "set_device", "manual_seed", "manual_seed_all", "init")
-    capability = (9, 0)
+    capability = capability_of(gpu)
     about = SimpleNamespace(
         name=gpu.driver_name,
         total_memory=int(gpu.memory_gib * GIB),
@@ -103,6 +128,7 @@ def _answers(gpu: Gpu, memory: SimpleNamespace) -> dict[str, Callable[..., Any]]
     )
     return {
         **dict.fromkeys(silent, nothing),
+        "Event": _Event,
         "reset_peak_memory_stats": lambda *_: memory.reset(),
         "is_available": lambda: True,
         "is_bf16_supported": lambda *_, **__: True,

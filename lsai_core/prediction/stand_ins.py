@@ -153,6 +153,8 @@ def _as_it_runs(backend: Backend, *request: Any) -> Tensor:
     try:
         return backend.function(*request)
     except Exception as error:  # a kernel that asks for memory that does not exist fails in any way
+        if isinstance(error, RuntimeError) and "overflow" in str(error):
+            raise  # larger than any tensor can be, whatever the kernel is
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"attention backend {backend.name!r} cannot be simulated: it is no plain operations, "

@@ -37,13 +37,21 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "predict": (
         "prediction",
         "Predict peak memory and step time of a training run on any GPU, without one.",
-        "--model llama3-8b --gpu rtx4090 --techniques (will it fit, and with which technique?)\n\n"
-        "The longest sequence that memory allows, and the host memory it needs: lsai predict "
-        "--model llama3-8b --gpu h200 "
-        "--longest --set grad_checkpoint=full\n\nA study's run: lsai predict --study speed "
+        "--model llama3-8b --gpu rtx4090\n\nA study's run: lsai predict --study speed "
         "--variant attention\n\nAnother trainer: "
         "lsai predict --config torchtitan.toml --gpus 8 --gpu h100; lsai predict --hf FOLDER --as "
-        "hf --gpu 80GB",
+        "hf --gpu 80GB\n\nAny training script, run on a simulated GPU: lsai predict --script "
+        "train.py --gpu a100 -- --batch-size 8",
+    ),
+    "techniques": (
+        "fitting",
+        "Compare by prediction the techniques that save memory: which fits a GPU first? (minutes)",
+        "--model llama3-8b --gpu rtx4090",
+    ),
+    "longest": (
+        "fitting",
+        "Predict the longest sequence that memory allows, and the host memory it needs.",
+        "--model llama3-8b --gpu h200 --set grad_checkpoint=full",
     ),
     "study": (
         "runs",

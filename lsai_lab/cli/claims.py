@@ -5,6 +5,7 @@ A fallen claim is shown, never dropped, and one without data counts as fallen, b
 without evidence must not stand.
 """
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -20,6 +21,8 @@ from lsai_lab.benches.attention_table import recorded_rankings
 from lsai_lab.claims.declared import Claim, load_claims
 from lsai_lab.claims.evaluate import VERDICTS, evaluate
 from lsai_lab.claims.words import claims_table
+from lsai_lab.cli import options as opt
+from lsai_lab.cli.tables import counts, table, wrapped
 from lsai_lab.project.files import repo_root
 from lsai_lab.report.load import load
 from lsai_lab.runs.records import recorded_runs
@@ -32,6 +35,7 @@ def claims(
     write: Annotated[
         bool, typer.Option("--write", help="Refresh reports/recorded/claims.json.")
     ] = False,
+    full: opt.FullOption = False,
 ) -> None:
     """Recompute every headline statement of params/claims.yaml; exit 1 if one falls."""
     runs, declared = load(), load_claims()
@@ -43,7 +47,7 @@ def claims(
     if as_json:
         print(json.dumps(as_records(found), indent=1, ensure_ascii=False))
     else:
-        _show(found, declared)
+        _show(found, declared, full)
     if not found["held"].all():
         raise typer.Exit(1)
 
@@ -71,16 +75,30 @@ def as_records(found: pd.DataFrame) -> dict[str, Any]:
     return {"claims": json.loads(found.to_json(orient="records", double_precision=15))}
 
 
-def _show(found: pd.DataFrame, declared: dict[str, Claim]) -> None:
+def _show(found: pd.DataFrame, declared: dict[str, Claim], full: bool) -> None:
+    """The counts, then a line a claim; `full`: its sentence and the runs behind it, too."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    measured = claims_table(found[found["value"].notna()], declared).set_index("name")["measured"]
-    for row in found.itertuples():
-        said = f"{row.sentence} ({row.note})" if row.note else row.sentence
-        console.print(f"{row.verdict} ({row.bound}): {said}", style="" if row.held else "bold red")
-        figures = f"{row.name} on {row.machine}, measured {measured.get(row.name, 'nothing')}"
-        console.print(f"  {figures}; {', '.join(row.runs)}", style="dim")
-    counts = found["verdict"].value_counts()
-    console.print(", ".join(f"{counts.get(verdict, 0)} {verdict}" for verdict in VERDICTS))
+    told = claims_table(found[found["value"].notna()], declared).set_index("name")
+    rows = [
+        {
+            "verdict": row.verdict,
+            "claim": row.name,
+            "machine": row.machine,
+            "measured": told["measured"].get(row.name, ""),
+            "bound": told["bound"].get(row.name, row.bound),
+        }
+        for row in found.itertuples()
+    ]
+    heading, *lines = table(rows).splitlines()
+    more = "" if full else " (--full: their sentences and runs)"
+    console.print(counts(found["verdict"], "claims", VERDICTS) + more)
+    console.print(f"\n{heading}")
+    for row, line in zip(found.itertuples(), lines, strict=True):
+        console.print(line, style="" if row.held else "bold red")
+        if full:
+            said = f"{row.sentence} ({row.note})" if row.note else row.sentence
+            console.print(wrapped(f"  {said}", "  "))
+            console.print(wrapped(f"  runs: {', '.join(row.runs)}", "  "), style="dim")
 
 
 def attention_table(
@@ -93,18 +111,27 @@ def attention_table(
     found = recorded_rankings(recorded_runs(repo_root() / "reports"))
     if write:
         write_text(TABLE, table_text(found))
-    best = [
-        {"training": " > ".join([*r.training][:3]), "inference": " > ".join([*r.inference][:3])}
-        for r in found
-    ]
-    table = pd.DataFrame(
-        [vars(r) | names for r, names in zip(found, best, strict=True)], dtype=object
-    )
-    nothing = "no attention run on a GPU is recorded: auto follows its fixed order everywhere"
-    print(table.to_string(index=False) if found else nothing)
+    print(f"{len(found)} shapes; `auto` takes the first kernel that can run there")
+    by_gpu = itertools.groupby(found, key=lambda r: (r.gpu, r.capability, r.dtype))
+    for (gpu, capability, dtype), rankings in by_gpu:
+        print(f"\n{gpu} ({capability}), {dtype}")
+        print(table([_ranking(ranking) for ranking in rankings]))
     if TABLE.read_text(encoding="utf-8") != table_text(found):
         print(
             "the table that ships differs from the records: run `lsai attention-table --write` and "
             "commit it"
         )
         raise typer.Exit(1)
+
+
+def _ranking(found: Any) -> dict[str, Any]:
+    """A shape's line in the table: the three fastest kernels, where a step trains and without."""
+    return {
+        "dim": found.head_dim,
+        "grouped": found.grouped,
+        "causal": found.causal,
+        "window": found.window,
+        "length": found.length,
+        "training": " > ".join([*found.training][:3]),
+        "inference": " > ".join([*found.inference][:3]),
+    }

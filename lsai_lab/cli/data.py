@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -10,6 +10,7 @@ from lsai_core.base.errors import UserError
 from lsai_core.config.strict import validated
 from lsai_core.config.train import LARGEST_VOCABULARY, DataConfig
 from lsai_lab.cli.options import JsonOption
+from lsai_lab.cli.tables import say, table
 from lsai_lab.data.dataset import Dataset, data_root, find_datasets, read_meta
 from lsai_lab.data.prepare import KINDS
 from lsai_lab.data.prepare import prepare as prepare_dataset
@@ -42,17 +43,13 @@ def list_(
                 {"sources": KINDS, "datasets": found, **offered}, indent=1, ensure_ascii=False
             )
         )
-    print("sources")
+    held = ", ".join(found and [f"{len(found)} in {place / 'datasets'}"]) or "none"
+    print(f"prepared datasets: {held}")
+    if found:
+        print(table([_row(name, meta) for name, meta in found.items()], full=True))
+    print("\nsources, for `lsai data prepare SOURCE` and `--dataset SOURCE`")
     for kind, what in KINDS.items():
-        print(f"  {kind:22} {what}")
-    print(f"\nprepared datasets in {place / 'datasets'}" + ("" if found else ": none"))
-    for name, meta in found.items():
-        size, tokens = (
-            sum(split.get(key, 0) for split in meta["splits"].values())
-            for key in ("bytes", "tokens")
-        )
-        text = f"{size / 1e6:,.1f} MB, " if size else ""
-        print(f"  {name:45} {text}{tokens:,} tokens, vocabulary {meta['tokenizer']['vocab_size']}")
+        say(f"  {kind:22} {what}", " " * 25)
     if speakleash:
         print(f"\nSpeakleash ({base_url()}); `lsai data info speakleash:<name>` shows one")
         for name in offered["speakleash"]:
@@ -149,6 +146,19 @@ def info(
     if as_json:
         return print(json.dumps(dataset.meta, indent=1, ensure_ascii=False))
     _show(dataset)
+
+
+def _row(name: str, meta: dict[str, Any]) -> dict[str, Any]:
+    """A prepared dataset's line in the list."""
+    size, tokens = (
+        sum(split.get(key, 0) for split in meta["splits"].values()) for key in ("bytes", "tokens")
+    )
+    return {
+        "name": name,
+        "MB": f"{size / 1e6:,.1f}" if size else "",
+        "tokens": f"{tokens:,}",
+        "vocabulary": meta["tokenizer"]["vocab_size"],
+    }
 
 
 def _show(dataset: Dataset) -> None:

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from lsai_lab.machine.checks import run_checks
+from lsai_lab.cli.tables import wrapped
+from lsai_lab.machine.checks import Check, run_checks
 from lsai_lab.machine.environment import environment
 
 _STYLES = {"ok": ("✓", "green"), "missing": ("✗", "red"), "not needed": ("–", "dim")}
@@ -27,19 +28,26 @@ def doctor(
         rows = [{**dataclasses.asdict(check), "status": check.status} for check in checks]
         print(json.dumps({"usable": not broken, "environment": here, "checks": rows}, indent=1))
         raise typer.Exit(bool(broken))
-    console.print(f"This machine: {here['machine']}")
+    style = "red" if broken else ""
+    console.print(
+        wrapped(f"This machine: {here['machine']}. {_verdict(missing, broken)}"), style=style
+    )
     for check in checks:
         symbol, style = _STYLES[check.status]
-        console.print(f"{symbol} {check.name} ({check.status}): {check.detail}", style=style)
+        told = f"{symbol} {check.name} ({check.status}): {check.detail}"
+        console.print(wrapped(told, "  "), style=style)
         if check.fix and check.fix != check.detail:
-            console.print(f"  → {check.fix}", style="yellow")
+            console.print(f"  → {check.fix}", style="yellow")  # in one line, to be copied
     if broken:
-        console.print(f"Not usable until this is fixed: {', '.join(broken)}.", style="red")
         raise typer.Exit(1)
-    less = (
-        f"{len(missing)} optional parts are missing; runs that need them are recorded as "
-        f"unavailable."
-    )
-    console.print(
-        f"Usable. {less if missing else 'Nothing is missing that this machine could have.'}"
-    )
+
+
+def _verdict(missing: list[Check], broken: list[str]) -> str:
+    if broken:
+        return f"Not usable until this is fixed: {', '.join(broken)}."
+    if missing:
+        return (
+            f"Usable. {len(missing)} optional parts are missing; runs that need them are recorded "
+            f"as unavailable."
+        )
+    return "Usable. Nothing is missing that this machine could have."

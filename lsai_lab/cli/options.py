@@ -1,16 +1,13 @@
-"""Options that several commands share, how they become config overrides, and how rows are shown."""
+"""Options that several commands share, and how they become config overrides."""
 
-import json
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import deep_merge, flatten
-from lsai_lab.project.files import one_line, parse_overrides
+from lsai_lab.project.files import parse_overrides
 
-WIDTH = 100  # columns of a terminal that lists are made for
 ProfileOption = Annotated[
     str | None, typer.Option(help="Machine profile in params/profiles; detected if not given.")
 ]
@@ -103,42 +100,3 @@ def names(text: str | None) -> list[str]:
             f"everything"
         )
     return found
-
-
-def shortened(text: str, width: int) -> str:
-    """`text`, cut to so many characters."""
-    return text if len(text) <= width else f"{text[: width - 1]}…"
-
-
-def show_rows(
-    rows: list[dict[str, Any]], as_json: bool, nothing: str, less: Sequence[str] = ()
-) -> None:
-    """Print rows as JSON, or as a table without empty columns; instead of an empty table it says
-    `nothing`. Where the table is wider than 100 columns, those of `less` go, the first first."""
-    import pandas as pd  # `lsai predict` does without
-
-    if as_json:
-        return print(json.dumps(rows, indent=1, default=str))
-    if not rows:
-        return print(nothing)
-    rows = [
-        {key: one_line(value) if isinstance(value, str) else value for key, value in row.items()}
-        for row in rows
-    ]
-    table = pd.DataFrame(rows).replace({"nan": None, "": None}).dropna(axis="columns", how="all")
-    texts = table.select_dtypes(["object", "string"]).columns
-    table[texts] = table[texts].astype(object).where(table[texts].notna(), "")
-    shown = _text(table)
-    for name in less:
-        if max(map(len, shown.splitlines())) <= WIDTH:
-            break
-        table = table.drop(columns=name, errors="ignore")
-        shown = _text(table)
-    print(shown)
-
-
-def _text(table: Any) -> str:
-    shown: str = table.to_string(
-        index=False, na_rep="", float_format=lambda x: f"{x:{',.0f' if abs(x) >= 1000 else '.4g'}}"
-    )
-    return shown

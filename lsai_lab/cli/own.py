@@ -9,7 +9,9 @@ import typer
 
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import flatten
-from lsai_lab.cli.options import AnyStudy, JsonOption, show_rows
+from lsai_lab.cli.options import AnyStudy, FullOption, JsonOption
+from lsai_lab.cli.runs import RESULTS
+from lsai_lab.cli.tables import counts, say, show_rows, table
 from lsai_lab.project.files import parse_value
 from lsai_lab.runs.records import Run, find_runs
 from lsai_lab.runs.session import Session, current_runs
@@ -35,6 +37,7 @@ def list_runs(
     ] = None,
     tag: Annotated[list[str] | None, typer.Option(help="Only with this tag. Repeatable.")] = None,
     as_json: JsonOption = False,
+    full: FullOption = False,
 ) -> None:
     session = Session()
     runs = [run for run in find_runs(session.runs_root) if study in (None, run.summary.id.study)]
@@ -46,18 +49,57 @@ def list_runs(
         _row(run, run.folder in planned)
         for run in sorted(runs, key=lambda run: run.summary.started)
     ]
-    show_rows(rows, as_json, "no such runs")
+    if rows and not as_json:
+        print(counts([row["outcome"] for row in rows], "runs", ["ok"]))
+    if not (as_json or full):
+        for row in rows:
+            row["disturbed"] = "yes" if row["disturbed"] else ""
+    show_rows(rows, as_json, "no such runs", ("reason", "note", "tags", "current plan"), full)
 
 
 @app.command("compare")
-def compare_two(first: RunArgument, second: RunArgument, as_json: JsonOption = False) -> None:
-    """What two runs differ in: settings, environment, results. Example: lsai runs compare 3f9a
-    77c0"""
+def compare_two(
+    first: RunArgument, second: RunArgument, as_json: JsonOption = False, full: FullOption = False
+) -> None:
+    """What two runs differ in: settings, then speed, memory and loss; --full: everything else, too.
+
+    Example: lsai runs compare 3f9a 77c0"""
     session = Session()
     one, other = (_facts(_find(session, text)) for text in (first, second))
     differing = [key for key in one | other if one.get(key) != other.get(key)]
     rows = [{"what": key, first: one.get(key), second: other.get(key)} for key in differing]
-    show_rows(rows, as_json, "they differ in nothing")
+    if as_json or not rows:
+        return show_rows(rows, as_json, "they differ in nothing")
+    settings = [key for key in differing if key.startswith("config.")]
+    results = [key for key in (f"results.{name}" for name in RESULTS) if key in differing]
+    rest = [key for key in differing if key not in {*settings, *results}]
+    say(f"first:  {one['run']}, {one['outcome']}, {one['started'][:16]}")
+    say(f"second: {other['run']}, {other['outcome']}, {other['started'][:16]}")
+    parts = {f"{len(settings)} settings differ": settings, "Results": results}
+    parts |= {"Everything else": rest} if full else {}
+    for title, keys in parts.items():
+        print(f"\n{title}" + (":" if keys else ""))
+        if keys:
+            print(table([_beside(key, one, other) for key in keys], full=full))
+    if rest and not full:
+        print(f"\n{len(rest)} other facts differ (environment, code, further results): --full")
+
+
+def _beside(key: str, one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """A line of the comparison: of two numbers the second over the first, too."""
+    name = key.removeprefix("config.").removeprefix("results.")
+    values = [one.get(key), other.get(key)]
+    if name == "mfu":
+        values = [value and 100 * value for value in values]
+    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    ratio = f"{numbers[1] / numbers[0]:.3g}x" if len(numbers) == 2 and numbers[0] else ""
+    shown = [v if v is None or isinstance(v, float) else str(v) for v in values]
+    return {
+        "what": RESULTS.get(name, name),
+        "first": shown[0],
+        "second": shown[1],
+        "second / first": ratio,
+    }
 
 
 @app.command("delete")
@@ -90,7 +132,7 @@ def _row(run: Run, current: bool) -> dict[str, Any]:
         "tags": " ".join(plan.get("tags", [])),
         "note": plan.get("note") or "",
     }
-    return row | {"disturbed": results.get("disturbed", ""), "reason": (summary.reason or "")[:60]}
+    return row | {"disturbed": results.get("disturbed", ""), "reason": summary.reason or ""}
 
 
 def _with_setting(runs: list[Run], pair: str) -> list[Run]:

@@ -1,6 +1,8 @@
 """`lsai report`: the whole way from parameters to the rendered report, doing only what is not done
 yet."""
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import os
@@ -9,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from filelock import FileLock, Timeout
@@ -18,60 +20,107 @@ from lsai_core.base.errors import UserError
 from lsai_lab.cli import options as opt
 from lsai_lab.cli.options import names
 
+if TYPE_CHECKING:
+    from lsai_lab.runs.session import Session
+    from lsai_lab.runs.study import PlannedRun
+
+    Plans = list[tuple[str, list[PlannedRun]]]
+
+
+NoRunOption = Annotated[
+    bool, typer.Option("--no-run", help="Report on the records there are; run nothing.")
+]
+EverythingOption = Annotated[
+    bool, typer.Option("--full", help="Run everything, not only what makes a first answer.")
+]
+BudgetOption = Annotated[
+    str | None, typer.Option(help="Run only what should fit this time: 20m, 90s or 2h.")
+]
+FormatsOption = Annotated[str, typer.Option(help="html, pdf or html,pdf.")]
+EngineOption = Annotated[str, typer.Option(help="auto, quarto or pandoc.")]
+OutOption = Annotated[
+    Path | None, typer.Option(help="Folder of the report; default reports/_output.")
+]
+WatchOption = Annotated[
+    bool, typer.Option("--watch", help="Make the report again as chapters are saved.")
+]
+
 
 def report(
     profile: opt.ProfileOption = None,
     only: opt.OnlyOption = None,
     skip: opt.SkipOption = None,
-    no_run: Annotated[
-        bool, typer.Option("--no-run", help="Report on the records there are; run nothing.")
-    ] = False,
-    full: Annotated[
-        bool, typer.Option("--full", help="Run everything, not only what makes a first answer.")
-    ] = False,
+    no_run: NoRunOption = False,
+    full: EverythingOption = False,
     dry_run: opt.DryRunOption = False,
-    budget: Annotated[
-        str | None, typer.Option(help="Run only what should fit this time: 20m, 90s or 2h.")
-    ] = None,
-    formats: Annotated[str, typer.Option(help="html, pdf or html,pdf.")] = "html,pdf",
-    engine: Annotated[str, typer.Option(help="auto, quarto or pandoc.")] = "auto",
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the report; default reports/_output.")
-    ] = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Make the report again as chapters are saved.")
-    ] = False,
+    budget: BudgetOption = None,
+    formats: FormatsOption = "html,pdf",
+    engine: EngineOption = "auto",
+    out: OutOption = None,
+    watch: WatchOption = False,
     set_: opt.SetOption = None,
 ) -> None:
-    from lsai_lab.report.render import find_quarto, update_book
-    from lsai_lab.runs.campaign import about, expected_seconds, plan_studies, run_studies
+    from lsai_lab.report.render import find_quarto
+    from lsai_lab.runs.campaign import plan_studies
     from lsai_lab.runs.chapters import report_studies
     from lsai_lab.runs.session import Session
     from lsai_lab.runs.writer import require_runs
 
     if not dry_run:
         require_runs()
+    kinds = _formats(formats, engine)
+    what = {"--only": only, "--skip": skip, "--full": full, "--budget": budget}
+    _require_sense(no_run, what | {"--dry-run": dry_run}, watch, set_)
+    session = Session(profile)
+    full = full or bool(only)  # what is named is run
+    seconds = _seconds(budget) if budget else None
+    place = out or session.root / "reports" / "_output"
+    _require_folder(place)
+    find_quarto(engine)  # type: ignore[arg-type]
+    plans = []
+    if not no_run:
+        studies = report_studies(session.root)
+        plans = plan_studies(session, studies, names(only), names(skip), full)
+    if dry_run:
+        return _show_plans(session, plans)
+    if full and budget and not only:
+        print(f"report: of everything, what should fit {budget}", flush=True)
+    good = _make(session, place, engine, kinds, None if no_run else plans, seconds)
+    if not full and not no_run:
+        print(
+            "report: this was the first pass; --full (make report FULL=1) runs everything",
+            flush=True,
+        )
+    if watch:
+        again = functools.partial(_make, session, place, engine, ["html"], None, None)
+        _watch(session.root, again)
+    if not good:
+        raise typer.Exit(1)
+
+
+def _formats(formats: str, engine: str) -> list[str]:
+    """The formats by name. UserError for one, or an engine, that there is not."""
     kinds = names(formats)
     if not kinds or set(kinds) - {"html", "pdf"}:
         raise UserError(f"--formats wants html, pdf or html,pdf, got {formats!r}")
     if engine not in ("auto", "quarto", "pandoc"):
         raise UserError(f"--engine wants auto, quarto or pandoc, got {engine!r}")
-    what = {
-        "--only": only,
-        "--skip": skip,
-        "--full": full,
-        "--budget": budget,
-        "--dry-run": dry_run,
-    }
+    return kinds
+
+
+def _require_sense(
+    no_run: bool, what: dict[str, Any], watch: bool, settings: list[str] | None
+) -> None:
+    """UserError for options that contradict each other; `what` says what to run."""
     if no_run and (given := [option for option, value in what.items() if value]):
         raise UserError(
             f"{given[0]} says what to run, and --no-run runs nothing; leave one of them out"
         )
     opt.exclude(
-        {"--dry-run": dry_run, "--budget": budget, "--watch": watch},
+        {"--dry-run": what["--dry-run"], "--budget": what["--budget"], "--watch": watch},
         "a dry run shows the whole plan and ends",
     )
-    if set_:
+    if settings:
         ways = (
             "run `lsai study STUDY --set ...` and see `lsai compare --all`, or write a profile "
             "in params/profiles"
@@ -80,47 +129,39 @@ def report(
             f"the report shows the runs of the plan, --set has no place in it; for your own "
             f"settings {ways}"
         )
-    session = Session(profile)
-    full = full or bool(only)  # what is named is run
-    seconds, place = (
-        _seconds(budget) if budget else None,
-        out or session.root / "reports" / "_output",
-    )
-    _require_folder(place)
-    find_quarto(engine)  # type: ignore[arg-type]
-    plans = (
-        []
-        if no_run
-        else plan_studies(session, report_studies(session.root), names(only), names(skip), full)
-    )
-    if dry_run:
-        expected = expected_seconds(session, plans)
-        for name, plan in plans:
-            todo = [expected[run.name] for run in plan if run.name in expected]
-            print(
-                f"{name}: {len(plan)} runs, {len(todo)} to do"
-                + (f", {about(sum(todo))}" if todo else "")
-            )
-        print(f"in all {about(sum(expected.values()))}")
-        return
-    if full and budget and not only:
-        print(f"report: of everything, what should fit {budget}", flush=True)
+
+
+def _show_plans(session: Session, plans: Plans) -> None:
+    """How many runs each study has, how many are to do, and how long they should take."""
+    from lsai_lab.runs.campaign import about, expected_seconds
+
+    expected = expected_seconds(session, plans)
+    for name, plan in plans:
+        todo = [expected[run.name] for run in plan if run.name in expected]
+        time_left = f", {about(sum(todo))}" if todo else ""
+        print(f"{name}: {len(plan)} runs, {len(todo)} to do{time_left}")
+    print(f"in all {about(sum(expected.values()))}")
+
+
+def _make(
+    session: Session,
+    place: Path,
+    engine: str,
+    kinds: list[str],
+    plans: Plans | None,
+    seconds: float | None,
+) -> bool:
+    """Make the report in `place`: with `plans` once as it is, then after their runs, which may take
+    `seconds`. False if a run or a chapter failed."""
+    from lsai_lab.report.render import update_book
+    from lsai_lab.runs.campaign import run_studies
+
     update = functools.partial(update_book, session, place, engine=engine)  # type: ignore[arg-type]
     with _alone(session.root, place):
-        good = update(formats=kinds if no_run or "html" not in kinds else ["html"])
-        if not no_run:
+        good = update(formats=kinds if plans is None or "html" not in kinds else ["html"])
+        if plans is not None:
             good = run_studies(session, plans, seconds) & update(formats=kinds)
-    if not full and not no_run:
-        print(
-            "report: this was the first pass; --full (make report FULL=1) runs everything",
-            flush=True,
-        )
-    if watch:
-        _watch(
-            session.root, _alone(session.root, place)(functools.partial(update, formats=["html"]))
-        )
-    if not good:
-        raise typer.Exit(1)
+    return good
 
 
 def _require_folder(out: Path) -> None:

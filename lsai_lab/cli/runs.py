@@ -2,7 +2,6 @@
 what came out."""
 
 import json
-import textwrap
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +13,8 @@ from lsai_core.base.errors import UserError, hint
 from lsai_lab.analysis.advice import LOSS, MEMORY, SPEED, advice
 from lsai_lab.analysis.summary import over_repeats
 from lsai_lab.cli import options as opt
-from lsai_lab.cli.options import names, overrides_from, shortened, show_rows
+from lsai_lab.cli.options import names, overrides_from
+from lsai_lab.cli.tables import counts, say, shortened, table
 from lsai_lab.runs.kinds import get_kind
 from lsai_lab.runs.records import Run, annotate, find_runs, is_finished, recorded_runs, runs_frame
 from lsai_lab.runs.session import Session, current_runs, differing_settings
@@ -23,6 +23,7 @@ from lsai_lab.runs.writer import require_runs
 
 TechniqueOption = Annotated[str, typer.Option(help="Variant of the study.")]
 StudyOption = Annotated[str, typer.Option(help="Study in params/studies.")]
+PlanJsonOption = Annotated[bool, typer.Option("--json", help="The plan of --dry-run as JSON.")]
 RunsOption = Annotated[
     Path | None, typer.Option("--runs", help="Folder of records; default runs/.")
 ]
@@ -71,7 +72,8 @@ def study(
     dataset: opt.DatasetOption = None,
     no_memory_profiling: opt.NoMemoryOption = False,
     dry_run: opt.DryRunOption = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The plan of --dry-run as JSON.")] = False,
+    as_json: PlanJsonOption = False,
+    full: opt.FullOption = False,
     again: opt.AgainOption = False,
     run_name: opt.NameOption = None,
     note: opt.NoteOption = None,
@@ -79,68 +81,75 @@ def study(
     profile: opt.ProfileOption = None,
     set_: opt.SetOption = None,
 ) -> None:
-    session, overrides = (
-        Session(profile),
-        overrides_from(set_, batch_size, dataset, no_memory_profiling),
-    )
+    session = Session(profile)
+    overrides = overrides_from(set_, batch_size, dataset, no_memory_profiling)
+    about = {"name": run_name, "note": note, "tags": tag}
     if name is None:
-        chosen = {
+        chosen: dict[str, Any] = {
             "--only": only,
             "--skip": skip,
             "--parts": parts,
             "--dry-run": dry_run,
-            "--json": as_json,
-            "--again": again,
-            "--name": run_name,
-            "--note": note,
-            "--tag": tag,
-            "settings": overrides,
         }
-        if given := [option for option, value in chosen.items() if value]:
+        chosen |= {"--json": as_json, "--full": full, "--again": again}
+        chosen |= {"--name": run_name, "--note": note, "--tag": tag, "settings": overrides}
+        return _list_studies(session, chosen)
+    for option, given in {"--json": as_json, "--full": full}.items():
+        if given and not dry_run:
             raise UserError(
-                f"{given[0]} is for the runs of a study; say which STUDY (`lsai study` lists them)"
+                f"{option} shows the plan of --dry-run; add that, or see `lsai compare {option}` "
+                f"for results"
             )
-        return print(
-            "\n".join(
-                f"{known:12} {session.study(known).title}" for known in study_names(session.root)
-            )
-        )
-    if as_json and not dry_run:
-        raise UserError(
-            "--json shows the plan of --dry-run; add that, or see `lsai compare --json` for results"
-        )
     opt.exclude(
         {"--dry-run": dry_run, "--again": again}, "one runs nothing, the other finished runs, too"
     )
     if not dry_run:
         require_runs()
-    plan = _planned(
-        session, name, names(parts), only=names(only), skip=names(skip), overrides=overrides
-    )
+    wanted = {"only": names(only), "skip": names(skip), "overrides": overrides}
+    plan = _planned(session, name, names(parts), **wanted)
     if not dry_run:
-        return _finish(session, plan, {"name": run_name, "note": note, "tags": tag}, again=again)
-    if as_json:
-        rows = [
-            {"run": run.name, "finished": is_finished(run.folder), "folder": str(run.folder)}
-            for run in plan
-        ]
-        return print(
-            json.dumps(
-                [
-                    row | {"config": run.config.model_dump(mode="json")}
-                    for row, run in zip(rows, plan, strict=True)
-                ],
-                indent=1,
+        return _finish(session, plan, about, again=again)
+    _show_plan(plan, as_json, full)
+
+
+def _list_studies(session: Session, given: dict[str, Any]) -> None:
+    """Names and titles; UserError if an option was `given` that is for the runs of one study."""
+    for option, value in given.items():
+        if value:
+            raise UserError(
+                f"{option} is for the runs of a study; say which STUDY (`lsai study` lists them)"
             )
-        )
-    _show_plan(plan)
+    for known in study_names(session.root):
+        print(f"{known:12} {session.study(known).title}")
 
 
-def _show_plan(plan: list[PlannedRun]) -> None:
+def _show_plan(plan: list[PlannedRun], as_json: bool = False, full: bool = False) -> None:
+    """How many runs are to do, and each with its folder or why it cannot run here."""
+    if as_json:
+        return _print_plan(plan)
+    rows = []
     for run in plan:
         reason = None if is_finished(run.folder) else get_kind(run.kind).unavailable(run.config)
         state = "recorded" if is_finished(run.folder) else "unavailable" if reason else "to run"
-        print(f"{state:11} {run.name:32} {reason or run.folder}")
+        folder = str(run.folder) if full else run.folder.name
+        rows.append({"state": state, "run": run.name, "folder, or why not": reason or folder})
+    print(f"{counts([row['state'] for row in rows], 'runs')}; they are kept in")
+    print(f"{plan[0].folder.parent}\n")
+    print(table(rows, full=full))
+
+
+def _print_plan(plan: list[PlannedRun]) -> None:
+    """The plan as JSON."""
+    rows = [
+        {
+            "run": run.name,
+            "finished": is_finished(run.folder),
+            "folder": str(run.folder),
+            "config": run.config.model_dump(mode="json"),
+        }
+        for run in plan
+    ]
+    print(json.dumps(rows, indent=1))
 
 
 def _run_one(
@@ -203,7 +212,7 @@ def _finish(
         raise typer.Exit(2)
 
 
-_NUMBERS = {
+RESULTS = {
     "tokens_per_s": "tokens/s",
     "step_ms": "step ms",
     "mfu": "MFU %",
@@ -234,26 +243,26 @@ def show(runs: list[Run], as_json: bool = False, full: bool = False) -> None:
     for place, rows in frame.groupby(["machine", "study", "part"], sort=False):
         machine, study_name, part = place
         print(f"{study_name}, {part}, on {machine}")
-        show_rows(_table(rows, full), False, "no finished runs", less)
+        print(table(_rows(rows, full), less, full))
         print()
 
 
-def _table(frame: pd.DataFrame, full: bool) -> list[dict[str, Any]]:
+def _rows(frame: pd.DataFrame, full: bool) -> list[dict[str, Any]]:
     numbers = [
-        name for name in _NUMBERS if name in frame and pd.api.types.is_numeric_dtype(frame[name])
+        name for name in RESULTS if name in frame and pd.api.types.is_numeric_dtype(frame[name])
     ]
     keys, rows = ["variant", "settings", "outcome"], []
     for named, group in frame.groupby(keys, sort=False):
-        figures = {_NUMBERS[name]: over_repeats(name, group[name]) for name in numbers}
+        figures = {RESULTS[name]: over_repeats(name, group[name]) for name in numbers}
         texts = {
-            name: str(group[name].dropna().max())
+            name: str(group[name].dropna().astype(str).max()) if group[name].notna().any() else ""
             for name in ("disturbed", "reason")
             if name in group
         }
         row = dict(zip(keys, named, strict=True)) | {"runs": len(group)} | figures | texts
         if not full:
             row |= {name: shortened(row[name], 24) for name in ("settings", *texts)}
-            row["disturbed"] = "yes" if texts.get("disturbed", "nan") not in ("nan", "None") else ""
+            row["disturbed"] = "yes" if texts.get("disturbed") else ""
         rows.append(row)
     if not full and len({row["outcome"] for row in rows}) == 1 and rows[0]["outcome"] == "ok":
         rows = [{key: value for key, value in row.items() if key != "outcome"} for row in rows]
@@ -321,8 +330,7 @@ def _advise(session: Session, runs: list[Run]) -> None:
         if lines := list(advice(summary, study.baseline)):
             print(f"{study_name} on {machine}")
             for line in lines:
-                indent = " " * (len(line) - len(line.lstrip()) + 2)
-                print(textwrap.fill(line, opt.WIDTH, subsequent_indent=indent))
+                say(line, " " * (len(line) - len(line.lstrip()) + 2))
             print()
 
 

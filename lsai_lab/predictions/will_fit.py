@@ -60,13 +60,7 @@ def will_fit(
     rows: list[dict[str, Any]] = []
     otherwise: list[dict[str, Any]] = []
     for gpu, kernel in zip(gpus, kernels, strict=True):
-        one = by_kernel[kernel]
-        row: dict[str, Any] = {
-            "GPU": gpu.name,
-            "memory GiB": gpu.memory_gib,
-            "share": one.needs / gpu.memory_gib,
-            "verdict": verdict(one, gpu),
-        }
+        row = _row(by_kernel[kernel], gpu)
         if trainer is None:
             row |= {"attention": kernel or SLICES, **timed(config, gpu, kernel)}
             otherwise += _otherwise(config, gpu, kernel, row)
@@ -88,6 +82,15 @@ def will_fit(
         "attention": attention,
         "otherwise": otherwise,
         "gpus": rows,
+    }
+
+
+def _row(found: Prediction, gpu: Gpu) -> dict[str, Any]:
+    return {
+        "GPU": gpu.name,
+        "memory GiB": gpu.memory_gib,
+        "share": found.needs / gpu.memory_gib,
+        "verdict": verdict(found, gpu),
     }
 
 

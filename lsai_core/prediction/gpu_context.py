@@ -1,0 +1,311 @@
+"""Anybody's training step on a GPU that is not there.
+
+    with simulated_gpu("h100") as gpu:
+        model = AutoModelForCausalLM.from_config(config)
+        for _ in range(3):
+            train_step(model)
+    gpu.peak_reserved_gib, gpu.verdict, gpu.by_cause()
+
+Inside, all tensors are fake: shapes, dtypes and lifetimes are true, and neither arithmetic nor
+memory exists. They take a GPU's way through PyTorch (`gpu_operators.py`, `presented.py`), every
+birth and death is counted (`tracker.py`), and what PyTorch's allocator makes of these is replayed
+(`allocator.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    UnsupportedOperatorException,
+)
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from lsai_core.base.errors import UserError
+from lsai_core.kernels import FakeGpu
+from lsai_core.prediction.allocator import GAP, Allocator, Block, OutOfMemory
+from lsai_core.prediction.gpu_operators import GpuOperators
+from lsai_core.prediction.memory import MARGIN, OUTSIDE_GIB, Verdict
+from lsai_core.prediction.presented import OnGpu, capability_of, presented
+from lsai_core.prediction.replay import WORKSPACE
+from lsai_core.prediction.tracker import ALLOCATION, KERNEL_SCRATCH, PurposeTracker, by_autograd
+from lsai_core.profiling.gpus import Gpu, find_gpu
+
+GIB = 2**30
+SMALL_WORKSPACE = 8320 * 1024  # cuBLAS's before Hopper
+Phase = Literal["forward", "backward", "optimizer"]
+# Whose update has a multi-tensor form that is not its default on a GPU.
+_ONE_BY_ONE = ("Adafactor",)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """GiB that are allocated after one operator."""
+
+    phase: Phase
+    operator: str
+    allocated_gib: float
+
+
+class StepTracker(PurposeTracker):
+    """`PurposeTracker` over anybody's program: phases and causes follow from what runs.
+
+    `moments`: (phase, operator, bytes) after each operator that made or freed something.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(on_gpu=True)
+        self.moments: list[tuple[Phase, str, int]] = []
+        self.updating = False
+        self._operator = ""
+        self._entered: Phase | None = None
+        self._last = 0
+
+    @property
+    def running(self) -> Phase:
+        """The phase of the step that the program is in."""
+        if self.updating:
+            return "optimizer"
+        # of autograd's engine, in this thread
+        return "backward" if torch._C._current_graph_task_id() >= 0 else "forward"
+
+    def cause(self) -> str:
+        """Why a tensor is born now: the optimizer, the gradients' way, or an operator's result."""
+        if self._open[-1] == KERNEL_SCRATCH:
+            return KERNEL_SCRATCH
+        phase = self.running
+        return phase if phase == "optimizer" else f"{phase}: {self._operator}"
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default:
+            return func(*args)
+        if func is torch.ops.aten.add.Tensor and by_autograd(sys._getframe(1)):
+            func = torch.ops.aten.add_.Tensor  # as in the base class, which this method calls
+        self._operator = func.name().partition("::")[2].partition(".")[0]
+        if (phase := self.running) != self._entered:
+            self._entered = phase
+            self.enter(phase)
+        try:
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+        except DataDependentOutputException:
+            return _some_value(func, args)
+        except (DynamicOutputShapeException, UnsupportedOperatorException, NotImplementedError):
+            raise UserError(
+                f"simulated_gpu cannot follow the operator {func.name()}: its result's shape "
+                f"depends on values, or it has no fake implementation"
+            ) from None
+        if self._operator == "all":
+            result.of_all = True
+        if func is torch.ops.aten.native_layer_norm.default:
+            result = _wide_statistics(self, result)
+        if self.live != self._last:
+            self._last = self.live
+            self.moments.append((phase, self._operator, self.live))
+        return result
+
+    def _note(self) -> None:
+        super()._note()
+        self.peak = max(self.peak, self.live)
+
+    def _see(self, value: Any) -> None:
+        # Others are data on the host.
+        if isinstance(value, FakeTensor):
+            super()._see(value)
+
+    def _see_storage(self, storage: torch.UntypedStorage) -> None:
+        if storage._cdata in self._known:
+            super()._see_storage(storage)
+            return
+        with self.purpose(self.cause()):
+            super()._see_storage(storage)
+
+
+def _some_value(func: Any, args: Any) -> Any:
+    """What a program reads of a tensor's value, which nobody knows: zero; that all are so, and that
+    none is."""
+    if func is not torch.ops.aten._local_scalar_dense.default:
+        raise UserError(
+            f"simulated_gpu cannot follow the operator {func.name()}: its result depends on values"
+        ) from None
+    dtype = args[0].dtype
+    if dtype == torch.bool and getattr(args[0], "of_all", False):
+        return True
+    return False if dtype == torch.bool else 0.0 if dtype.is_floating_point else 0
+
+
+def _wide_statistics(tracker: StepTracker, result: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """A GPU's layer norm keeps means and deviations in fp32."""
+    out, *statistics = result
+    if statistics[0].dtype == torch.float32:
+        return result
+    wide = [torch.empty_like(s, dtype=torch.float32) for s in statistics]
+    for tensor in wide:
+        tracker._see(tensor)
+    return (out, *wide)
+
+
+class SimulatedGpu:
+    """A context (see `simulated_gpu`), and, once it is closed, what was found. All GiB."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self._tracker = StepTracker()
+        self._seen: set[int] = set()
+        self._stack = contextlib.ExitStack()
+        self._replayed: Allocator | None = None
+
+    def __enter__(self) -> Self:
+        tracker = self._tracker
+        memory = SimpleNamespace(
+            live=lambda: tracker.live,
+            peak=lambda: tracker.peak,
+            reserved=lambda: self._replay().reserved,
+            reset=tracker.reset_peak,
+        )
+        handles = [
+            register_optimizer_step_pre_hook(self._update_begins),
+            register_optimizer_step_post_hook(self._update_ends),
+            nn.modules.module.register_module_forward_pre_hook(self._name_weights),
+        ]
+        for handle in handles:
+            self._stack.callback(handle.remove)
+        for context in (
+            torch.random.fork_rng(devices=[]),
+            presented(self.gpu, memory),
+            GpuOperators(),
+            OnGpu(lambda tensor: tracker.move_to_host(tensor)),
+            FakeGpu(allow_non_fake_inputs=True),
+            tracker,
+        ):
+            self._stack.enter_context(context)  # type: ignore[arg-type]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.close()
+        self._replayed = self._replay()
+
+    def _name_weights(self, module: nn.Module, _inputs: Any) -> None:
+        if id(module) in self._seen:
+            return
+        self._seen.add(id(module))
+        for parameter in module.parameters(recurse=False):
+            self._tracker.mark(parameter, "weights")
+            if parameter.requires_grad and id(parameter) not in self._seen:
+                self._seen.add(id(parameter))
+                hook = parameter.register_post_accumulate_grad_hook(self._name_gradient)
+                self._stack.callback(hook.remove)
+        for buffer in module.buffers(recurse=False):
+            self._tracker.mark(buffer, "weights")
+
+    def _name_gradient(self, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            self._tracker.mark(parameter.grad, "gradients")
+
+    def _update_begins(self, optimizer: torch.optim.Optimizer, *_arguments: Any) -> None:
+        self._tracker.updating = True
+        if type(optimizer).__name__ in _ONE_BY_ONE:
+            return
+        for group in optimizer.param_groups:  # fake tensors are not of the types that it asks for
+            if group.get("foreach", False) is None and not group.get("fused"):
+                group["foreach"] = not group.get("differentiable")
+
+    def _update_ends(self, *_arguments: Any) -> None:
+        self._tracker.updating = False
+
+    def _replay(self, limit: int | None = None) -> Allocator:
+        """The allocator after all that the program made and freed. Raises OutOfMemory if `limit`
+        bytes are not enough."""
+        allocator, blocks = Allocator(limit), dict[int, Block]()
+        marks = self._tracker.marks
+        products = {
+            marks[name] for name in ("forward product", "backward product") if name in marks
+        }
+        workspace = WORKSPACE if capability_of(self.gpu) >= (9, 0) else SMALL_WORKSPACE
+        born = 0
+        for at, event in enumerate(self._tracker.events):
+            if at == marks.get("forward", 0):
+                allocator.gap = GAP
+            if at in products:
+                allocator.gap = 0
+                allocator.malloc(workspace)
+            if event > 0:
+                born += 1
+                blocks[born] = allocator.malloc(
+                    event // ALLOCATION * ALLOCATION, event % ALLOCATION
+                )
+            elif -event in blocks:
+                allocator.free(blocks.pop(-event))
+        return allocator
+
+    @property
+    def peak_allocated_gib(self) -> float:
+        """Of `torch.cuda.max_memory_allocated`; without side streams the active peak, too."""
+        return self._done().peak_allocated / GIB
+
+    peak_active_gib = peak_allocated_gib
+
+    @property
+    def peak_reserved_gib(self) -> float:
+        """Of `torch.cuda.max_memory_reserved`, on a GPU with memory to spare."""
+        return self._done().peak_reserved / GIB
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it fits the GPU: as `lsai_core.prediction.verdict`."""
+        usable = self.gpu.memory_gib - OUTSIDE_GIB
+        if self.peak_reserved_gib <= usable - MARGIN * self.gpu.memory_gib:
+            return "fits"
+        try:
+            self._replay(int(usable * GIB))
+        except OutOfMemory:
+            return "too large"
+        return "tight"
+
+    @property
+    def fits(self) -> bool:
+        """Whether it gets through, if only by giving cached memory back."""
+        return self.verdict != "too large"
+
+    def phases(self) -> dict[str, float]:
+        """The peak of each phase, without the libraries' workspaces."""
+        return {name: sum(parts.values()) / GIB for name, parts in self._tracker.highest.items()}
+
+    def by_cause(self) -> dict[str, float]:
+        """What the memory at the highest moment was for, the largest first: weights, gradients, the
+        optimizer, and results of operators that wait for the backward pass or are in use."""
+        highest = max(self._tracker.highest.values(), key=Counter.total, default=Counter[str]())
+        return {name: size / GIB for name, size in highest.most_common() if size}
+
+    def timeline(self) -> list[Moment]:
+        """What was allocated after each operator that changed it."""
+        return [Moment(phase, name, size / GIB) for phase, name, size in self._tracker.moments]
+
+    def _done(self) -> Allocator:
+        if self._replayed is None:
+            raise UserError("simulated_gpu: figures are there once the context is closed")
+        return self._replayed
+
+
+def simulated_gpu(gpu: str = "h100") -> SimulatedGpu:
+    """A context in which PyTorch runs on fake tensors as on `gpu` (a name as in `lsai predict`, or
+    its memory: `24GB`), and nothing is allocated.
+
+    Everything that happens inside counts, from the first tensor on: build the model and the
+    optimizer there, and run three steps, for states come with the first. Values do not exist:
+    `.item()` gives 0. Raises UserError, with the operator's name, where the program cannot be
+    followed without values, and for torch.compile.
+    """
+    return SimulatedGpu(find_gpu(gpu))

@@ -1,0 +1,80 @@
+"""`lsai predict --script train.py -- ARGS`: a training script as it is, on a simulated GPU."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lsai_core.base.errors import UserError
+from lsai_core.profiling.gpus import Gpu
+
+SHOWN = 12  # causes
+
+
+def predict_script(path: Path, arguments: Sequence[str], gpu: Gpu, as_json: bool) -> bool:
+    """Run the script on a simulated `gpu` and print what it would take. False if it does not fit.
+
+    The script's own errors are its own: they end it with their traceback. UserError where it made
+    no tensor, and for what cannot be simulated.
+    """
+    if not path.is_file():
+        raise UserError(f"--script {path}: no such file")
+    found = _run(path, arguments, gpu)
+    if not found.by_cause():
+        raise UserError(
+            f"--script {path} made no tensor on a GPU; does it need arguments (-- ...)?"
+        )
+    if as_json:
+        print(json.dumps(_figures(found), indent=1))
+    else:
+        _print(found)
+    return found.fits
+
+
+def _run(path: Path, arguments: Sequence[str], gpu: Gpu) -> Any:
+    from lsai_core.prediction.gpu_context import SimulatedGpu
+
+    before = sys.argv, sys.path[0]
+    sys.argv, sys.path[0] = [str(path), *arguments], str(path.resolve().parent)
+    try:
+        with SimulatedGpu(gpu) as found:
+            try:
+                runpy.run_path(str(path), run_name="__main__")
+            except SystemExit as end:
+                if end.code not in (None, 0):
+                    raise UserError(f"--script {path} ended with {end.code}") from None
+    finally:
+        sys.argv, sys.path[0] = before
+    return found
+
+
+def _figures(found: Any) -> dict[str, Any]:
+    return {
+        "gpu": found.gpu.name,
+        "verdict": found.verdict,
+        "allocated_gib": found.peak_allocated_gib,
+        "reserved_gib": found.peak_reserved_gib,
+        "phases_gib": found.phases(),
+        "causes_gib": found.by_cause(),
+    }
+
+
+def _print(found: Any) -> None:
+    figures = _figures(found)
+    gpu, verdict = found.gpu, figures["verdict"]
+    print(f"{gpu.name} ({gpu.memory_gib:.0f} GiB): {verdict}")
+    print(
+        f"Predicted peaks: {figures['allocated_gib']:.2f} GiB allocated, "
+        f"{figures['reserved_gib']:.2f} GiB reserved; of the phases: "
+        + ", ".join(f"{name} {size:.2f}" for name, size in figures["phases_gib"].items())
+    )
+    causes = list(figures["causes_gib"].items())
+    print("\nAt the highest moment, GiB (what waits or is in use, by the operator that made it)")
+    for name, size in causes[:SHOWN]:
+        print(f"  {name:40}{size:9.2f}")
+    if len(causes) > SHOWN:
+        print(f"  {'others':40}{sum(size for _, size in causes[SHOWN:]):9.2f}")
