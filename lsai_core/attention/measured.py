@@ -44,7 +44,7 @@ class Ranking:
 
 
 def read_table(text: str) -> tuple[Ranking, ...]:
-    """The rankings in the text of a table."""
+    """Read the rankings from the text of a table."""
     rows: list[dict[str, Any]] = json.loads(text)["rankings"]
     return tuple(Ranking(**row) for row in rows)
 

@@ -57,7 +57,7 @@ def fix(gaps: list[str]) -> str:
 
 
 def _compilers(device_type: str) -> list[str]:
-    """What Inductor and Triton try."""
+    """The compilers that Inductor and Triton look for, in their order."""
     if device_type == "cuda":
         return [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang"]
     return [os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")]

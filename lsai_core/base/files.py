@@ -1,4 +1,4 @@
-"""Small file habits that everything else relies on: atomic writes, complete lines, nested mappings.
+"""What everything else relies on with files: atomic writes, complete lines, nested mappings.
 
 A file appears under its final name only when it is complete: it is written beside it under a
 temporary name, flushed to disk and renamed. A crash, a kill or a full disk leaves either the old

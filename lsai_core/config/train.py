@@ -223,7 +223,7 @@ class ParallelConfig(Strict):
 
     @property
     def world_size(self) -> int:
-        """Processes of the run."""
+        """How many processes the run has."""
         return self.readers * self.cp
 
     @property

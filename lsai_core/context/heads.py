@@ -105,7 +105,7 @@ def exchange_to_heads(x_BSHD: Tensor, n_heads: int, n_query_heads: int, key: int
 
 @torch.library.custom_op("lsai::context_to_sequence", mutates_args=())
 def exchange_to_sequence(x_BTHD: Tensor, n_heads: int, n_query_heads: int, key: int) -> Tensor:
-    """`to_sequence`, likewise."""
+    """`to_sequence`, the reverse of `exchange_to_heads`."""
     exchange = PARTS[key].ulysses
     return to_sequence(x_BTHD, _ranges(n_heads, n_query_heads, exchange.size), n_heads, exchange)
 

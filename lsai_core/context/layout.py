@@ -69,12 +69,12 @@ class Layout:
 
     @property
     def n_chunks(self) -> int:
-        """Chunks of the whole sequence."""
+        """How many chunks the whole sequence has."""
         return sum(len(own) for own in self.chunks)
 
     @property
     def chunk(self) -> int:
-        """Positions of one chunk."""
+        """How many positions one chunk has."""
         return self.length // self.n_chunks
 
     @property

@@ -85,7 +85,7 @@ class ContextSetting:
         return get_method(self.method).layout(self.seq_len, ranks // pieces, pieces)
 
     def pieces(self, ranks: int) -> int:
-        """Ranks that exchange heads."""
+        """How many of `ranks` ranks exchange heads with each other."""
         pieces = get_method(self.method).ulysses(ranks) if self.ulysses is None else self.ulysses
         if pieces < 1 or ranks % pieces:
             raise UserError(
@@ -263,7 +263,7 @@ class ContextParallel:
         )
 
     def peer_attention(self, q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor) -> Tensor:
-        """torch's own."""
+        """This rank's slice of the output by torch's own context parallelism."""
         from lsai_core.context.peer import torch_attention
 
         return torch_attention(q_BSHD, k_BSKD, v_BSKD, self._group)

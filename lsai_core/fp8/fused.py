@@ -190,7 +190,7 @@ class FusedFp8Linear(nn.Linear):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear) -> FusedFp8Linear:
-        """The same layer in fp8, with the very same parameter."""
+        """`linear` as a layer in fp8, which shares its parameter."""
         with torch.device("meta"):
             converted = cls(linear.in_features, linear.out_features, bias=False)
         converted.weight = linear.weight

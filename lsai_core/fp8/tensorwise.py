@@ -141,7 +141,7 @@ class Fp8Linear(nn.Linear):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear) -> Fp8Linear:
-        """The same layer in fp8, with the very same parameter."""
+        """`linear` as a layer in fp8, which shares its parameter."""
         with torch.device("meta"):
             converted = cls(linear.in_features, linear.out_features, bias=False)
         converted.weight = linear.weight

@@ -77,17 +77,18 @@ def attention_contexts() -> Any:
 
 
 def keep_expensive(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    """The policy of `selective`."""
+    """The policy of `selective`: keep the results of attention and of `KEPT_OPERATIONS`, compute
+    the others again."""
     return _kept(_is_attention(operation) or _name(operation)[1] in KEPT_OPERATIONS)
 
 
 def keep_attention(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    """The policy of `attention`."""
+    """The policy of `attention`: keep attention's results, compute the others again."""
     return _kept(_is_attention(operation))
 
 
 def keep_nothing(_context: Any, _operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    """The policy of `full`."""
+    """The policy of `full`: compute everything again."""
     return _kept(False)
 
 
@@ -101,6 +102,6 @@ def _is_attention(operation: Any) -> bool:
 
 
 def _name(operation: Any) -> tuple[str, str]:
-    """(namespace, name) without the overload."""
+    """The namespace and the name of an operation, without its overload."""
     namespace, _, name = str(getattr(operation, "name", lambda: operation)()).rpartition("::")
     return namespace, name.partition(".")[0]

@@ -6,9 +6,9 @@ to pinned host memory while its block computes, and comes back while the block b
 backward pass. The idea is ALST's (Bekman et al. 2025, arXiv:2506.13996).
 
 Autograd's hooks for saved tensors do the exchange, and take the block's input only. Copies run on a
-stream of their own. On the GPU there are at most two inputs beside the one in use, one leaving and
-one coming; each is let go only after the computing stream waits for its copy, so that its memory
-cannot be taken too early.
+stream of their own. Beside the input in use the GPU holds at most two others: one that is being
+copied to the host, and one that is being copied back. The GPU's memory of an input is freed only
+after the computing stream waits for the copy, so that nothing overwrites it too early.
 
 Where the GPU has room for some inputs but not for all, it is the last blocks' that stay there
 (`inputs_on_gpu`): the backward pass needs them first and frees them before its gradients are all
@@ -41,8 +41,8 @@ Kind = tuple[torch.Size, torch.dtype]
 class HostInputs:
     """Keeps block inputs in host memory. Works on any device; on a CPU the copies are plain ones.
 
-    `first`: the blocks, from the first on, whose inputs go there; those of the blocks behind stay
-    on the GPU.
+    `first`: the inputs of so many blocks, from the first block on, go to the host; the inputs of
+    the blocks after them stay on the GPU.
     """
 
     def __init__(self, first: int) -> None:
@@ -54,14 +54,15 @@ class HostInputs:
 
     @contextlib.contextmanager
     def of_block(self, index: int, x: Tensor) -> Iterator[None]:
-        """While open, saving `x`, the input of block `index`, for the backward pass copies it to
-        the host."""
+        """A context in which block `index` runs forward on its input `x`: where autograd saves `x`
+        for the backward pass, a copy in host memory is saved instead."""
         if not torch.is_grad_enabled() or not x.requires_grad:
             # the first block of a model whose embedding does not learn, or no training at all
             yield
             return
         if index >= self._first:
-            self._settle()  # what left last must not stay until the backward pass
+            # else the input copied last would stay on the GPU until the backward pass
+            self._settle()
             yield
             return
         storage, shape = x.untyped_storage()._cdata, x.shape
@@ -71,7 +72,7 @@ class HostInputs:
             if tensor.untyped_storage()._cdata != storage or tensor.shape != shape:
                 return tensor
             known = kept[0]() if kept else None
-            if known is None:  # once, however often it is saved
+            if known is None:  # it is copied once, however often autograd saves it
                 known = self._keep(tensor)
                 kept.append(weakref.ref(known))
             return known
@@ -94,16 +95,16 @@ class HostInputs:
         return host_buffer(like)
 
     def _settle(self) -> None:
-        """Let go of the input that left last; from here on the computing stream comes after its
-        copy."""
+        """Free the GPU's memory of the input that was copied to the host last. What the computing
+        stream is given from now on runs after that copy."""
         if self._leaving is not None and self._leaving[1] is not None:
             torch.cuda.current_stream(self._leaving[0].device).wait_event(self._leaving[1])
         self._leaving = None
 
     @torch.no_grad()
     def _copy(self, target: Tensor, source: Tensor) -> torch.cuda.Event | None:
-        """Copy behind everything that the computing stream has been given so far; the event of its
-        end."""
+        """Copy `source` into `target` on the stream of the copies, after all that the computing
+        stream was given so far. Returns the event of the copy's end; None on a CPU."""
         device = source.device if source.is_cuda else target.device
         if device.type != "cuda":
             target.copy_(source)
@@ -116,12 +117,13 @@ class HostInputs:
             return self._stream.record_event()
 
     def give_back(self, host: Tensor) -> None:
-        """`host` may be written again; the one stream of the copies keeps the order."""
+        """Make the buffer `host` free for another input. A copy into it runs after those out of it,
+        because all copies run on one stream."""
         self._free[host.shape, host.dtype].append(host)
 
 
 class _Kept:
-    """One input in host memory, and the way back."""
+    """One block's input in host memory, and how it comes back to its device."""
 
     def __init__(
         self,
@@ -134,13 +136,14 @@ class _Kept:
         self._coming: tuple[Tensor, torch.cuda.Event | None] | None = None
 
     def fetch(self) -> None:
-        """Begin to bring it back."""
+        """Begin to copy the input back to its device, unless that has begun."""
         if self._coming is None:
             x = torch.empty_like(self._host, device=self._device)
             self._coming = (x, self._owner._copy(x, self._host))
 
     def take(self) -> Tensor:
-        """It, on its device; meanwhile the input of the block before begins to come."""
+        """Return the input on its device. The computing stream waits for its copy, and the copy of
+        the input that the backward pass needs next begins."""
         self._owner._settle()
         self.fetch()
         assert self._coming is not None
@@ -159,7 +162,7 @@ class _Kept:
 
 
 def blocks_on_host(config: TrainConfig) -> int:
-    """So many blocks, from the first on, keep their inputs on the host."""
+    """How many blocks, from the first one on, keep their inputs on the host."""
     if config.saved_inputs == "gpu":
         return 0
     # A search for the largest model also tries smaller ones than the config's.
@@ -167,7 +170,7 @@ def blocks_on_host(config: TrainConfig) -> int:
 
 
 def host_gib(config: TrainConfig) -> float:
-    """What the inputs of the blocks take on the host, for one process."""
+    """GiB of host memory that the inputs of the blocks take, for one process."""
     tokens = config.batch_size * config.seq_len / config.parallel.cp
     return (
         blocks_on_host(config)

@@ -230,7 +230,7 @@ def coefficients(
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This process's part."""
+    """The part of `tensor` that this process has: all of it, unless FSDP sharded it."""
     from torch.distributed.tensor import DTensor  # a second, in processes that only describe a run
 
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -142,7 +142,7 @@ class Allocator:
         return Block(self._address(wanted), wanted, pool)
 
     def _address(self, size: int) -> int:
-        """Of the next segment."""
+        """The address of the next segment, of `size` bytes."""
         room = -(-size // RESERVATION) * RESERVATION
         if room <= self.gap:
             self.gap -= room

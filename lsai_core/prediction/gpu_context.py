@@ -76,7 +76,7 @@ class StepTracker(PurposeTracker):
 
     @property
     def running(self) -> Phase:
-        """What the program does now."""
+        """The phase of the step that the program is in."""
         if self.updating:
             return "optimizer"
         # of autograd's engine, in this thread
@@ -226,7 +226,8 @@ class SimulatedGpu:
         self._tracker.updating = False
 
     def _replay(self, limit: int | None = None) -> Allocator:
-        """The allocator after everything; OutOfMemory if `limit` bytes do not do."""
+        """The allocator after all that the program made and freed. Raises OutOfMemory if `limit`
+        bytes are not enough."""
         allocator, blocks = Allocator(limit), dict[int, Block]()
         marks = self._tracker.marks
         products = {

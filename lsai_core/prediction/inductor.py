@@ -257,7 +257,7 @@ def _levels(kernels: list[Kernel], drops: list[list[fx.Node]]) -> list[int]:
 
 
 def _longer(source: fx.Node, node: fx.Node) -> bool:
-    """Whether `source` has more elements."""
+    """Whether `source` has more elements than `node`."""
     return _kind(node)[1] < _kind(source)[1]
 
 

@@ -68,7 +68,7 @@ class Estimate:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of one GPU."""
+        """Training speed of one GPU."""
         return self.tokens / self.step_s
 
 

@@ -171,7 +171,7 @@ class FusedRMSNorm(nn.RMSNorm):
 
 
 def rms_norm(x_BSD: Tensor, weight_D: Tensor) -> Tensor:
-    """Of its memory; the values do not exist."""
+    """RMSNorm as far as memory goes: the output has a shape and no values."""
     return _RMSNorm.apply(x_BSD, weight_D)
 
 
@@ -195,7 +195,7 @@ ALIKE = 2  # whole pieces of an update: further ones take and give back the same
 
 
 def few_pieces(rows: int, at_once: int) -> list[tuple[int, int]]:
-    """The pieces of an update that differ."""
+    """The pieces of an update that differ in what they take from memory."""
     return pieces(min(rows, ALIKE * at_once + rows % at_once), at_once)
 
 
@@ -219,30 +219,31 @@ def update_on_host(_optimizer: torch.optim.Optimizer, _limit: float) -> Tensor:
 
 
 class KnownScales(Scales):
-    """Of delayed scaling, in every step but the first."""
+    """The scales of delayed scaling in every step but the first, when they are known."""
 
     def begin_step(self) -> None:
-        """The scales are there."""
+        """Do nothing: the scales are known."""
 
 
 class PretendedRanks(ContextParallel):
-    """Ranks that only pretend to exist agree with everything."""
+    """Context parallelism among ranks of which only this process exists."""
 
     def agree(self, setting: ContextSetting, group: dist.ProcessGroup | None) -> None:
-        """They do."""
+        """Do nothing: there is one setting, so the ranks agree."""
 
 
 class PretendedGpus(PretendedRanks):
-    """They also have every kernel; torch's own context parallelism keeps what a fused one does."""
+    """`PretendedRanks` on GPUs that have every kernel; torch's own context parallelism keeps what a
+    fused kernel keeps."""
 
     def require_peer(self) -> None:
-        """It is there."""
+        """Do nothing: it is taken to be there."""
 
     def require_kernel(self, q_BSHD: Tensor, *, grouped: bool) -> None:
-        """It is there."""
+        """Do nothing: it is taken to be there."""
 
     def peer_attention(self, q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor) -> Tensor:
-        """As a fused kernel."""
+        """The output of a fused kernel, with what it keeps."""
         return _attention(q_BSHD, k_BSKD, v_BSKD, False)[0]
 
 

@@ -54,7 +54,7 @@ OnRows = Callable[[list[dict[str, Any]]], None]
 
 
 class Diverged(Exception):
-    """The loss is not a finite number any more."""
+    """The loss is no finite number, so that training cannot go on."""
 
 
 @dataclass

@@ -100,7 +100,7 @@ def tuning(config: PeerConfig, on_gpu: bool) -> str:
 
 
 def train(job: Job) -> None:
-    """The work of its process: build, train, write the results."""
+    """Build the model and the Trainer in this process, train, and write the results."""
     from transformers import (
         AutoModelForCausalLM,
         LlamaConfig,

@@ -76,7 +76,7 @@ def as_words(values: dict[str, object]) -> list[str]:
 
 
 def options(config: PeerConfig, folder: Path) -> list[str]:
-    """All options of 0.2."""
+    """All options of a run for the command line of torchtitan 0.2."""
     optim = config.optim
     values = shared(config) | {
         "job.dump_folder": folder / "out",
@@ -177,7 +177,7 @@ def loader(
 
 
 def train(job: Job) -> None:
-    """The work of its process: torchtitan's own main, with the additions."""
+    """Run torchtitan's own main in this process, with the additions of this file."""
     from torchtitan.models import llama3
     from torchtitan.train import Trainer, main
 

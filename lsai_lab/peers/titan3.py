@@ -20,7 +20,7 @@ from lsai_lab.peers.watch import Job
 
 
 def options(config: PeerConfig, folder: Path) -> list[str]:
-    """Its options; `llama` says the rest."""
+    """The options for the command line of torchtitan 0.3; `llama` builds the other settings."""
     where = {"dump_folder": folder / "out", "hf_assets_path": folder / "tokenizer"}
     return as_words({"module": __name__, "config": llama.__name__, **where, **shared(config)})
 
@@ -100,7 +100,7 @@ def shape(model: ModelConfig, seq_len: int) -> Any:
 
 
 def train(job: Job) -> None:
-    """The work of its process: torchtitan's own main, whose configurations build ours."""
+    """Run torchtitan's own main in this process, with the configuration that `llama` builds."""
     from torchtitan.components.dataloader import ParallelAwareDataloader
     from torchtitan.train import Trainer, main
 

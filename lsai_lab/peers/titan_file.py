@@ -166,11 +166,11 @@ class _Reader:
         return next(iter(given.values()), default)
 
     def name(self, paths: Sequence[str]) -> str:
-        """The name that the file uses, of several that a key had."""
+        """Of the several names that a key had, the one that the file uses; else the first."""
         return next((path for path in paths if path in self.values), paths[0])
 
     def choice(self, default: str, *paths: str, known: tuple[str, ...]) -> str:
-        """The same of a text that is one of `known`."""
+        """`said` for a text; UserError unless it is one of `known`."""
         value = self.said(default, *paths)
         if value not in known:
             raise UserError(
@@ -179,7 +179,7 @@ class _Reader:
         return str(value)
 
     def count(self, default: int, *paths: str) -> int:
-        """The same of a number that is at least 1."""
+        """`said` for a number; UserError unless it is at least 1."""
         value = self.said(default, *paths)
         if value < 1:
             raise UserError(f"{self.name(paths)}: expected at least 1, got {value}")
@@ -341,7 +341,7 @@ class _Reader:
         return "bf16_autocast" if computed == "bfloat16" else "fp32"
 
     def fp8(self) -> str:
-        """The recipe, or "none"."""
+        """The fp8 recipe that the file asks for, or "none"."""
         converters = _texts(self.said([], "model.converters"))
         for name in converters:
             if name not in _FP8_CONVERTERS:
