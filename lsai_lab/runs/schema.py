@@ -68,6 +68,8 @@ def _results(given: dict[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         if name in IDENTITY or name in DERIVED:
             raise ValueError(f"{name!r} says which run this is and cannot be a result")
+        if value is None:  # not measured: a run of few steps has no speed
+            continue
         if _NUMBER.search(name) and (type(value) not in (int, float) or value < 0):
             raise ValueError(f"{name!r} must be a number, and none below 0")
         if name in _ABOVE_0 and not value:
