@@ -57,6 +57,7 @@ def raw_rows(
     machine: str, study: str, parts: str | list[str], variant: str
 ) -> dict[int, list[dict[str, Any]]]:
     """repeat -> the rows of its newest run, from `metrics.jsonl`."""
+    parts = [parts] if isinstance(parts, str) else parts
     runs: dict[int, tuple[str, list[dict[str, Any]]]] = {}
     for folder in (RECORDED / machine / study).glob(f"{variant}[.-]*"):
         summary = json.loads((folder / "summary.json").read_text())

@@ -284,9 +284,9 @@ def test_a_dry_run_says_what_a_mac_cannot_do(macs: dict[str, dict[str, Any]]) ->
     find_batch, train = DRY
     for answers in macs.values():
         code, out, err = answers[find_batch]
-        assert code == 0 and out.startswith("unavailable"), err
+        assert code == 0 and "1 unavailable" in out, err
         assert "RLIMIT_DATA" in out
-    assert macs["Apple M1"][train][1].startswith("to run")
+    assert "1 to run" in macs["Apple M1"][train][1]
     assert "xcode-select" in macs["Apple M4"][train][1]
 
 

@@ -43,7 +43,7 @@ def run(**changes: Any) -> TrainConfig:
         ("rtx4090", "fa3,fa4", {}, "sdpa_cudnn"),
         ("rtx4090", "fa2", {"attention": {"window": 384}}, "fa2"),
         ("rtx4090", "none", {"attention": {"window": 384}}, "flex"),
-        ("t4", "fa2,fa3,fa4", {"precision": "fp32"}, "sdpa_efficient"),
+        ("t4", "fa2,fa3,fa4", {"precision": "fp32"}, "sdpa_math"),
         ("h100", "fa2,fa3,fa4", {"precision": "fp32"}, "sdpa_efficient"),
         ("h100", "fa2,fa3,fa4", {"model": WIDE}, "sdpa_efficient"),
         ("24GB", "none", {}, "sdpa_cudnn"),

@@ -63,10 +63,13 @@ def _compilers(device_type: str) -> list[str]:
     return [os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")]
 
 
-@functools.cache
 def _works(name: str) -> bool:
-    if (path := shutil.which(name)) is None:
-        return False
+    path = shutil.which(name)
+    return path is not None and _tells_its_version(path)
+
+
+@functools.cache
+def _tells_its_version(path: str) -> bool:
     try:
         return subprocess.run([path, "--version"], capture_output=True, timeout=20).returncode == 0
     except (OSError, subprocess.TimeoutExpired):

@@ -219,7 +219,7 @@ def repo_root() -> Path:
 def reading_root() -> Path:
     """`repo_root` or, outside of any laboratory, what an installed package brings of its own: to be
     read, never written."""
-    packaged = Path(__file__).resolve().parent / "template"
+    packaged = Path(__file__).resolve().parents[1] / "template"
     try:
         return repo_root()
     except UserError:
