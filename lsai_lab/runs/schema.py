@@ -172,9 +172,7 @@ def read_rows(path: Path, kind: str, may_be_cut: bool) -> list[dict[str, Any]]:
     for name, type_ in {(name, type(value)) for row in rows for name, value in row.items()}:
         if not re.fullmatch(r"\w{1,100}", name):
             raise _damaged(path, f"{name[:100]!r} is no name of a column")
-        if type_ is type(None) and (
-            name in needed or (_NUMBER.search(name) and name != "peak_gib")
-        ):
+        if type_ is type(None) and name in needed:  # others are null where nothing was measured
             raise _damaged(path, f"{name!r} is missing in a row")
         if type_ in (str, list, bool) and _NUMBER.search(name) and not name.startswith("rank_"):
             raise _damaged(path, f"{name!r} must be a number")
