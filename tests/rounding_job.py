@@ -171,6 +171,7 @@ def sharded(file: Path) -> None:
             ends[f"{states} {mesh.ndim}"] = [p.full_tensor() for p in module.parameters()]  # type: ignore[attr-defined]
     if dist.get_rank() == 0:
         torch.save(ends, file)
+    dist.barrier()  # a process that leaves while another still talks to it can abort that one
     dist.destroy_process_group()
 
 

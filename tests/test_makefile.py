@@ -15,8 +15,10 @@ from conftest import CHECKOUT
 
 
 def make(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """`make` in `folder`, without installing anything: what would call pip does nothing."""
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    """`make` in `folder`, as typed in a terminal, also where `make test` runs this; nothing is
+    installed: what would call pip does nothing."""
+    left_out = {"PYTHONPATH", "MAKELEVEL", "MAKEFLAGS", "MFLAGS"}
+    kept = {name: value for name, value in os.environ.items() if name not in left_out}
     command = ["make", "-s", "pip=:", *words]
     return subprocess.run(command, cwd=folder, env=kept | variables, capture_output=True, text=True)
 
