@@ -5,6 +5,7 @@ Runs, as frames:
 
     runs = lab.load("memory")            one row a run: results, config by dotted key, machine,
                                          label, folder
+    runs = lab.recorded("memory")        the committed ones alone, as the chapters tell them
     lab.steps(run), lab.kernels(run)     one row a training step, a kernel
     lab.points(runs)                     one row a measured point of a bench (attention, context,
                                          gemm)
@@ -17,7 +18,10 @@ Runs, as frames:
 
 What a reader sees:
 
-    lab.table(frame), lab.figure(fig), lab.say("...")    a table, a figure, a sentence
+    lab.table(frame), lab.figure(fig)    a table, a figure
+    speed = lab.number(3.96, "{:.2f}x", run)    a number that the text has as [3.96x](#speed)
+    lab.bars, lab.lines, lab.panels      charts; COLORS, GPU_COLORS, name_ends, thousands
+    lab.draw(name)                       a drawing of a mechanism
     lab.run_link(text, run)              a link to the page of a run
     lab.style()                          the report's plot style, for figures of your own
     lab.PALETTE, lab.MARKERS, lab.series_style(n)        its colours and markers; those of series n
@@ -35,6 +39,7 @@ Analysis, from frames to frames and numbers:
 
 Claims:
 
+    judged                               claims by name, judged by the recorded runs
     load_claims, evaluate                what is claimed, and how runs judge it
     claims_table, claim_value            judged claims as a table; a number in a claim's unit
     fallen_claims                        those that fell, as a sentence
@@ -62,6 +67,7 @@ from lsai_core.base.errors import UserError, not_installed
 _FACE = {
     "lsai_lab.report.load": (
         "load",
+        "recorded",
         "steps",
         "points",
         "kernels",
@@ -70,6 +76,18 @@ _FACE = {
         "parameters",
     ),
     "lsai_lab.report.show": ("table", "figure", "say", "run_link"),
+    "lsai_lab.report.numbers": ("number",),
+    "lsai_lab.report.charts": (
+        "COLORS",
+        "GPU_COLORS",
+        "bars",
+        "lines",
+        "panels",
+        "name_ends",
+        "thousands",
+    ),
+    "lsai_lab.report.drawings": ("draw",),
+    "lsai_lab.report.judged": ("judged",),
     "lsai_lab.report.style": ("PALETTE", "MARKERS", "series_style"),
     "lsai_lab.report.predicted": (
         "config",

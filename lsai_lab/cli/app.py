@@ -89,6 +89,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "jobs": ("cluster", "List the submitted jobs: state, elapsed time, outcome, log.", "--json"),
     "cancel": ("cluster", "Cancel submitted jobs, with the report jobs that follow them.", "4711"),
     "claims": ("claims", "Recompute every headline statement from the records.", "--json"),
+    "numbers": (
+        "numbers",
+        "Compare the numbers in the texts of chapters and README with what their cells compute.",
+        "notebooks/25-time.ipynb\n\nlsai numbers --write (put the computed ones in)",
+    ),
     "attention-table": (
         "claims",
         "The table behind attention's auto, made from the records.",

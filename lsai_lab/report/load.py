@@ -58,10 +58,7 @@ def load(*studies: str, mine: bool = False) -> pd.DataFrame:
     whatever its settings, no committed ones, and a column `differs`. Raises UserError for an
     unknown study.
     """
-    known = study_names(session().root)
-    if unknown := [name for name in studies if name not in known]:
-        raise UserError(f"there is no study {unknown[0]!r}{hint(unknown[0], known)}")
-    names = studies or (None,)
+    names = _known(studies)
     own = (
         find_runs(session().runs_root)
         if mine
@@ -83,6 +80,23 @@ def load(*studies: str, mine: bool = False) -> pd.DataFrame:
     return frame.assign(
         main=_main(frame), **({"differs": frame["run"].map(differs).fillna("")} if mine else {})
     )
+
+
+def recorded(*studies: str) -> pd.DataFrame:
+    """The committed runs of `studies` (none: of all), as `load` has them, and no run of yours: what
+    the chapters tell, the same on every machine."""
+    runs = [run for name in _known(studies) for run in _committed(name)]
+    rows = sorted((_row(run, False) for run in runs), key=_place)
+    frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=list(IDENTITY))
+    return frame.assign(main=_main(frame))
+
+
+def _known(studies: tuple[str, ...]) -> tuple[str | None, ...]:
+    """The names as given, or (None,) for all studies; UserError for one that there is not."""
+    known = study_names(session().root)
+    if unknown := [name for name in studies if name not in known]:
+        raise UserError(f"there is no study {unknown[0]!r}{hint(unknown[0], known)}")
+    return studies or (None,)
 
 
 def _main(frame: pd.DataFrame) -> pd.Series:
@@ -172,10 +186,10 @@ def _committed(study: str | None = None) -> list[Run]:
 
 def _row(run: Run, own: bool) -> dict[str, Any]:
     summary, name = run.summary, run.summary.id
-    written, here = (
-        labels(session().root, name.study, profile) for profile in (None, session().profile.profile)
-    )
-    label = (written | here if own else here | written).get(name.variant, name.variant)
+    label = labels(session().root, name.study, None).get(name.variant, name.variant)
+    if own:  # a profile may name variants of its own
+        here = labels(session().root, name.study, session().profile.profile)
+        label = here.get(name.variant, label)
     identity = (
         f"{run.machine} ({OWN})" if own else run.machine,
         own,

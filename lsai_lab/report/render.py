@@ -25,6 +25,7 @@ import yaml
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import write_text
+from lsai_lab.report.numbers import COLLECT
 from lsai_lab.report.runpages import write_run_pages
 from lsai_lab.report.to_markdown import to_markdown
 from lsai_lab.runs.chapters import book_settings, execute_chapters, read_chapters
@@ -176,7 +177,7 @@ def update_book(session: Session, out: Path, formats: list[str], engine: Engine)
     for old in (reports / "files", reports / "data", *reports.glob("*.ipynb")):
         shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
     with contextlib.closing(
-        execute_chapters(session, chapters, build := reports / "_build", runs)
+        execute_chapters(session, chapters, build := reports / "_build", runs, COLLECT)
     ) as ends:
         for name, problem in ends:
             problem = to_markdown(build / name, reports / name, problem)

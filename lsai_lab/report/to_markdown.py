@@ -18,6 +18,7 @@ import yaml
 
 from lsai_core.base.files import write_json, write_text
 from lsai_lab.project.strip import KERNEL
+from lsai_lab.report.numbers import Number, bound, collected
 from lsai_lab.report.pictures import readable_png, safe_svg
 from lsai_lab.runs.records import page_name
 
@@ -36,9 +37,12 @@ def to_markdown(executed: Path, target: Path, problem: str | None = None) -> str
     """
     texts, codes = list[str](), list[str]()
     try:
-        for at, cell in enumerate(nbformat.read(executed, as_version=4).cells):  # type: ignore[no-untyped-call]
+        notebook = nbformat.read(executed, as_version=4)  # type: ignore[no-untyped-call]
+        numbers = collected(notebook)
+        problem = problem or _warning(notebook)
+        for at, cell in enumerate(notebook.cells):
             if not _SKIPPED & set(cell.metadata.get("tags", [])):
-                code, text = _cell(cell, target.parent, f"{target.stem}-{at}")
+                code, text = _cell(cell, target.parent, f"{target.stem}-{at}", numbers)
                 if code:
                     codes.append(code)
                 elif codes and re.search("(?m)^#", text):  # the code of a section stands at its end
@@ -62,11 +66,21 @@ def to_markdown(executed: Path, target: Path, problem: str | None = None) -> str
     return problem
 
 
-def _cell(cell: Any, folder: Path, name: str) -> tuple[str, str]:
+def _warning(notebook: Any) -> str | None:
+    """The first warning that a cell printed, without the place in a file of this machine."""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if output.output_type == "stream" and output.name == "stderr":
+                if found := re.search(r"(?m)\b\w*Warning: .*", output.text):
+                    return f"A cell printed a warning. {found[0]}"
+    return None
+
+
+def _cell(cell: Any, folder: Path, name: str, numbers: dict[str, Number]) -> tuple[str, str]:
     """A cell's code, unless `echo: false`, and what it showed; the first picture or table has the
     label, if any."""
     if cell.cell_type != "code":
-        return "", str(cell.source)
+        return "", bound(str(cell.source), numbers)
     asked = yaml.safe_load("".join(re.findall(r"(?m)^#\|(.*\n?)", cell.source))) or {}
     code, label = (
         re.sub(r"(?m)^#\|.*\n?", "", cell.source).strip(),
@@ -106,8 +120,8 @@ def fenced(text: str, kind: str = "output") -> str:
 def _markdown(output: Any, picture: Path, alt: str) -> str:
     """One output as Markdown that stays inside: it closes no box, opens no header of settings,
     includes no file."""
-    if output.output_type == "stream":
-        return fenced(output.text)
+    if output.output_type == "stream":  # warnings name folders of a machine: `_warning`
+        return fenced(output.text) if output.name == "stdout" else ""
     if output.output_type == "error":
         return fenced(
             "\n".join(

@@ -5,6 +5,7 @@ A chapter is executed again when its cells, the parameters, a record of a study 
 the code that it imports has changed.
 """
 
+import json
 import re
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from typing import Any
 
 from lsai_core.base.code import closure, code_hash
 from lsai_core.base.errors import UserError
-from lsai_core.base.files import write_text
+from lsai_core.base.files import write_json, write_text
 from lsai_core.base.limits import cpu_cores
 from lsai_lab.launch.stop import StopRequest
 from lsai_lab.project.files import load_yaml
@@ -77,21 +78,22 @@ def report_studies(root: Path) -> list[str]:
 
 def _loaded(notebook: str, root: Path) -> list[str]:
     """The studies that a notebook loads by name; all if it says `load()`, or nothing."""
-    loads = re.findall(r"\bload\(([^)]*)\)", notebook)
+    loads = re.findall(r"\b(?:load|recorded)\(([^)]*)\)", notebook)
     named = re.findall(r"[\w-]+", " ".join(loads))
     return [name for name in study_names(root) if name in named or not all(loads or [""])]
 
 
 def execute_chapters(
-    session: Session, chapters: dict[str, Path], build: Path, runs: list[Run]
+    session: Session, chapters: dict[str, Path], build: Path, runs: list[Run], last_cell: str
 ) -> Generator[tuple[str, str | None], None, None]:
-    """Execute what has changed, several at a time, into `build`; gives each chapter's name, and
-    what went wrong."""
+    """Execute what has changed, several at a time, into `build`, and after each chapter
+    `last_cell`; gives each chapter's name, and what went wrong."""
     stop = StopRequest()
     with ThreadPoolExecutor(AT_A_TIME) as pool:  # each thread waits for a process
         try:
             ends = pool.map(
-                lambda name: _execute(session, chapters[name], build / name, runs, stop), chapters
+                lambda name: _execute(session, chapters[name], build / name, runs, stop, last_cell),
+                chapters,
             )
             yield from zip(chapters, ends, strict=True)
         finally:
@@ -108,21 +110,31 @@ def _content(file: Path) -> bytes | str:
 
 
 def _execute(
-    session: Session, source: Path, target: Path, runs: list[Run], stop: StopRequest
+    session: Session,
+    source: Path,
+    target: Path,
+    runs: list[Run],
+    stop: StopRequest,
+    last_cell: str,
 ) -> str | None:
     """Execute a chapter unless nothing that it reads has changed; returns what went wrong."""
     stamp, cells = target.with_suffix(".key"), stripped(source.read_text(encoding="utf-8"))
     studies = _loaded(cells, session.root)
+    shows_own = re.search(r"\bload\(", cells)  # else the committed runs alone
     files = [
         file
         for run in runs
         if run.summary.id.study in studies
+        and (shows_own or not run.folder.is_relative_to(session.runs_root))
         for file in sorted(run.folder.glob("*.json*"))
     ]
     files += sorted((session.root / "params").rglob("*.yaml"))
     code = code_hash(closure(["lsai_lab", *re.findall(r"(?:from|import) (lsai_[\w.]+)", cells)]))
     key = run_key(
-        {str(file): _content(file) for file in files}, cells, code, str(session.profile_name)
+        {str(file): _content(file) for file in files},
+        cells + last_cell,
+        code,
+        str(session.profile_name),
     )
     if target.exists() and stamp.exists() and stamp.read_text(encoding="utf-8") == key:
         return None
@@ -130,8 +142,10 @@ def _execute(
     environment = cores_shared_by(AT_A_TIME) | (
         {"LSAI_PROFILE": session.profile_name} if session.profile_name else {}
     )
+    whole = target.with_suffix(".source.ipynb")
+    write_json(whole, _with_cell(cells, last_cell))
     problem = execute_notebook(
-        source,
+        whole,
         target,
         {},
         root=session.root,
@@ -139,6 +153,15 @@ def _execute(
         stop=stop,
         environment=environment,
     )
+    whole.unlink()
     if problem is None:
         write_text(stamp, key)
     return problem
+
+
+def _with_cell(notebook: str, source: str) -> dict[str, Any]:
+    """A notebook (its JSON) with one more cell, which the book leaves out."""
+    content: dict[str, Any] = json.loads(notebook)
+    cell = {"cell_type": "code", "execution_count": None, "metadata": {"tags": ["remove-cell"]}}
+    content["cells"].append(cell | {"id": "lsai-last", "outputs": [], "source": source})
+    return content

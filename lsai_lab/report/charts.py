@@ -1,0 +1,166 @@
+"""The charts that most chapters need, in the report's style: bars with their value at the end, and
+lines with their name at the end. Anything else is plain matplotlib.
+
+A colour means one thing through the whole book (`COLORS`, `GPU_COLORS`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lsai_lab.report.style import PALETTE, series_style
+
+# By what a step does, then by whose a number is, then by what it says.
+COLORS = {
+    "arithmetic": PALETTE[0],
+    "memory": PALETTE[5],
+    "attention": PALETTE[2],
+    "communication": PALETTE[1],
+    "optimizer": PALETTE[3],
+    "other": "#9aa3ad",
+    "baseline": "#9aa3ad",
+    "ours": PALETTE[0],
+    "peer": PALETTE[1],
+    "good": PALETTE[2],
+    "bad": PALETTE[7],
+}
+GPU_COLORS = {"H100": PALETTE[4], "H200": PALETTE[7], "CPU": PALETTE[6]}
+
+
+def panels(columns: int = 1, rows: int = 1, height: float = 2.4, **options: Any) -> Any:
+    """A figure of the text's width with `columns` x `rows` axes; `options` of `plt.subplots`."""
+    return plt.subplots(rows, columns, figsize=(6.3, height * rows), **options)
+
+
+def bars(
+    frame: pd.DataFrame,
+    label: str,
+    value: str,
+    *,
+    axis: str,
+    scale: float = 1.0,
+    text: str = "{:.3g}",
+    color: str | Sequence[str] = COLORS["ours"],
+    low: str | None = None,
+    high: str | None = None,
+    ax: Axes | None = None,
+) -> Figure:
+    """Horizontal bars, the first row on top, with their value at the end.
+
+    `axis`: what the values are, with their unit; `scale`: what they are multiplied by. `text` is a
+    format of the scaled value, where `{ratio}` is the value over that of the first row. `low`,
+    `high`: columns of the ends of a range. `color`: one, or one a row.
+    """
+    axes = _axes(ax, height=0.6 + 0.26 * len(frame))
+    values = frame[value].astype(float) * scale
+    places = np.arange(len(frame))
+    drawn = axes.barh(places, values, color=color)
+    ends = values.copy()
+    if low and high:
+        spans = frame[[low, high]].astype(float) * scale
+        axes.hlines(places, spans[low], spans[high], color="black", linewidth=1)
+        ends = np.maximum(values, spans[high])
+    words = [text.format(each, ratio=each / values.iloc[0]) for each in values]
+    for place, end, each in zip(places, ends, words, strict=True):
+        minus = each.replace("-", "−")
+        axes.annotate(
+            minus,
+            (max(end, 0), place),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8.5,
+        )
+    axes.set_yticks(places, [str(each) for each in frame[label]])
+    axes.set(xlabel=axis)
+    axes.margins(x=0.05 + 0.025 * max(map(len, words)) if len(drawn) else 0)
+    axes.set_xlim(left=min(0, values.min() * 1.1))
+    axes.grid(axis="y", visible=False)
+    if not axes.yaxis_inverted():
+        axes.invert_yaxis()
+    return _figure(axes)
+
+
+def lines(
+    frame: pd.DataFrame,
+    x: str,
+    y: str,
+    series: str,
+    *,
+    axis: tuple[str, str],
+    log: str = "",
+    legend: bool = False,
+    styles: Mapping[str, Mapping[str, Any]] | None = None,
+    ax: Axes | None = None,
+) -> Figure:
+    """A line a value of `series`, in the order of their first rows, over `x`.
+
+    `axis`: the names of both axes, with units; `log`: the logarithmic ones ("x", "y", "xy"). A
+    line's name stands at its right end, `legend=True`: below the figure. `styles`: of a series,
+    arguments of `Axes.plot` in place of the default ones.
+    """
+    axes = _axes(ax, height=2.6)
+    ends = []
+    for place, (name, rows) in enumerate(frame.groupby(series, sort=False)):
+        style = series_style(place) | dict((styles or {}).get(str(name), {}))
+        line = axes.plot(rows[x], rows[y].astype(float), label=str(name), **style)[0]
+        ends.append((str(name), rows[x].iloc[-1], float(rows[y].iloc[-1]), line.get_color()))
+    axes.set(xlabel=axis[0], ylabel=axis[1])
+    if "x" in log:
+        axes.set_xscale("log", base=2)
+        places = sorted(frame[x].unique())
+        axes.set_xticks(places[:: max(1, len(places) // 7)])
+        axes.xaxis.set_major_formatter(lambda value, _: thousands(value))
+        axes.minorticks_off()
+    if "y" in log:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=min(0, frame[y].min()))
+    if legend:
+        axes.figure.legend(loc="outside lower center", ncols=min(4, len(ends)))
+    else:
+        name_ends(axes, ends)
+    return _figure(axes)
+
+
+def name_ends(axes: Axes, ends: Sequence[tuple[str, float, float, Any]]) -> None:
+    """Write each (name, x, y, colour) to the right of its place, moved apart where two would
+    touch."""
+    axes.figure.canvas.draw()
+    height = 11 * axes.figure.dpi / 72
+    last = -np.inf
+    for name, x, y, color in sorted(ends, key=lambda end: axes.transData.transform(end[1:3])[1]):
+        place = axes.transData.transform((x, y))[1]
+        moved = max(place, last + height)
+        last = moved
+        offset = (6, (moved - place) * 72 / axes.figure.dpi)
+        axes.annotate(
+            name,
+            (x, y),
+            offset,
+            textcoords="offset points",
+            va="center",
+            color=color,
+            fontsize=8.5,
+            annotation_clip=False,
+        )
+
+
+def thousands(value: float) -> str:
+    """512, 4K, 128K: tokens, by 1,024."""
+    return f"{value / 1024:g}K" if value >= 1024 else f"{value:g}"
+
+
+def _axes(ax: Axes | None, height: float) -> Axes:
+    return ax if ax is not None else plt.subplots(figsize=(6.3, height))[1]
+
+
+def _figure(axes: Axes) -> Figure:
+    figure = axes.figure
+    assert isinstance(figure, Figure)
+    return figure

@@ -1,0 +1,19 @@
+"""Claims, judged by the recorded runs, for the chapters that tell them."""
+
+import pandas as pd
+
+from lsai_core.base.errors import UserError, hint
+from lsai_lab.claims.declared import load_claims
+from lsai_lab.claims.evaluate import evaluate
+from lsai_lab.report.load import recorded, studies
+
+
+def judged(*names: str) -> pd.DataFrame:
+    """The claims `names` (none: all) by name: `value`, `low`, `high`, `n`, `bound`, `verdict`
+    ("held", "fallen", ...), `sentence`, `runs`. UserError for an unknown name."""
+    declared = load_claims()
+    if unknown := [name for name in names if name not in declared]:
+        raise UserError(f"there is no claim {unknown[0]!r}{hint(unknown[0], list(declared))}")
+    asked = {name: declared[name] for name in names} or declared
+    known = {claim.study for claim in asked.values()} & {*studies()}
+    return evaluate(recorded(*sorted(known)), asked).set_index("name")
