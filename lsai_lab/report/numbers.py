@@ -4,7 +4,8 @@ A cell defines a number by name, `speed = lab.number(ratio, "{:.2f}x", run)`, an
 where it is read, as a link to that name: `trains [3.96x](#speed) as fast`. So the source reads well
 wherever Markdown does. When the chapter is executed, a last cell (`COLLECT`) keeps what each name
 holds. The book shows what was computed, as a link to the run; `lsai numbers` compares it with the
-text, and `--write` puts it in. README names the chapter, too: `[3.96x](notebooks/25-time.ipynb#speed)`.
+text, and `--write` puts it in. README names the chapter, too:
+`[3.96x](notebooks/25-time.ipynb#speed)`.
 """
 
 import re
@@ -87,8 +88,7 @@ def collected(notebook: Any) -> dict[str, Number]:
 def _links(text: str) -> Iterator[re.Match[str]]:
     """The links to numbers in Markdown, which are none within code."""
     plain = re.sub(r"(?ms)^```.*?^```|`[^`\n]*`", lambda code: " " * len(code[0]), text)
-    for link in _LINK.finditer(plain):
-        yield link
+    yield from _LINK.finditer(plain)
 
 
 def compared(text: str, numbers: Mapping[str, str], file: str = "") -> list[Found]:

@@ -68,12 +68,10 @@ def to_markdown(executed: Path, target: Path, problem: str | None = None) -> str
 
 def _warning(notebook: Any) -> str | None:
     """The first warning that a cell printed, without the place in a file of this machine."""
-    for cell in notebook.cells:
-        for output in cell.get("outputs", []):
-            if output.output_type == "stream" and output.name == "stderr":
-                if found := re.search(r"(?m)\b\w*Warning: .*", output.text):
-                    return f"A cell printed a warning. {found[0]}"
-    return None
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    said = [each.text for each in outputs if each.get("name") == "stderr"]
+    found = re.search(r"(?m)\b\w*Warning: .*", "\n".join(said))
+    return f"A cell printed a warning. {found[0]}" if found else None
 
 
 def _cell(cell: Any, folder: Path, name: str, numbers: dict[str, Number]) -> tuple[str, str]:
