@@ -30,6 +30,8 @@ Analysis, from frames to frames and numbers:
 
     summarize, over_repeats, spread, half_width    one figure from repeats, and how far they scatter
     relative, versus, pareto, equal_to_best        comparisons; the best, and what equals it
+    gaps_by_seed                         differences of a loss, seed by seed
+    with_cost                            energy and money for a billion tokens
     SESSION_SPREAD                       what two sessions of one GPU differ by at equal work
     work_of                              what a training step of each variant computes
     ideal_of                             the least time that a run's step could take
@@ -96,6 +98,7 @@ _FACE = {
         "tried_predictions",
     ),
     "lsai_lab.runs.interactive": ("open_run",),
+    "lsai_lab.analysis.cost": ("with_cost", "gaps_by_seed"),
     "lsai_lab.analysis.summary": (
         "SESSION_SPREAD",
         "block_times",

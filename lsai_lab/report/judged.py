@@ -5,7 +5,7 @@ import pandas as pd
 from lsai_core.base.errors import UserError, hint
 from lsai_lab.claims.declared import load_claims
 from lsai_lab.claims.evaluate import evaluate
-from lsai_lab.report.load import recorded, studies
+from lsai_lab.report.load import recorded
 
 
 def judged(*names: str) -> pd.DataFrame:
@@ -15,5 +15,4 @@ def judged(*names: str) -> pd.DataFrame:
     if unknown := [name for name in names if name not in declared]:
         raise UserError(f"there is no claim {unknown[0]!r}{hint(unknown[0], list(declared))}")
     asked = {name: declared[name] for name in names} or declared
-    known = {claim.study for claim in asked.values()} & {*studies()}
-    return evaluate(recorded(*sorted(known)), asked).set_index("name")
+    return evaluate(recorded(), asked).set_index("name")
