@@ -26,6 +26,11 @@ What a reader sees:
     lab.style()                          the report's plot style, for figures of your own
     lab.PALETTE, lab.MARKERS, lab.series_style(n)        its colours and markers; those of series n
 
+Your machine:
+
+    own_runs, own_counts, own_rates      your runs; how they ended; the rates of your machine
+    own_ratios, own_chart                your ratios beside the recorded ones
+
 Analysis, from frames to frames and numbers:
 
     summarize, over_repeats, spread, half_width    one figure from repeats, and how far they scatter
@@ -90,6 +95,7 @@ _FACE = {
     ),
     "lsai_lab.report.drawings": ("draw",),
     "lsai_lab.report.judged": ("judged",),
+    "lsai_lab.report.yours": ("own_runs", "own_counts", "own_rates", "own_ratios", "own_chart"),
     "lsai_lab.report.style": ("PALETTE", "MARKERS", "series_style"),
     "lsai_lab.report.predicted": (
         "config",

@@ -78,7 +78,8 @@ def bars(
         )
     axes.set_yticks(places, [str(each) for each in frame[label]])
     axes.set(xlabel=axis)
-    axes.margins(x=0.05 + 0.025 * max(map(len, words)) if len(drawn) else 0)
+    wide = len(axes.figure.axes)  # panels beside each other have less room for the words
+    axes.margins(x=0.05 + 0.016 * (1 + wide) * max(map(len, words)) if len(drawn) else 0)
     axes.set_xlim(left=min(0, values.min() * 1.1))
     axes.grid(axis="y", visible=False)
     if not axes.yaxis_inverted():
