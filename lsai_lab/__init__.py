@@ -39,6 +39,9 @@ Analysis, from frames to frames and numbers:
     with_cost                            energy and money for a billion tokens
     SESSION_SPREAD                       what two sessions of one GPU differ by at equal work
     work_of                              what a training step of each variant computes
+    levers, gain_range, compile_pays     what each change gains; from which step compiling pays
+    class_times, waterfall               a step's time by class of kernel, down to the ideal step
+    matmul_rates, same_kernels           the matmuls of a step: their speed; whether two runs share
     ideal_of                             the least time that a run's step could take
     block_times, kept_inputs             matrix products of one block: their time, the inputs kept
     choices_of                           what `auto` would choose at the shapes of an attention run
@@ -120,6 +123,15 @@ _FACE = {
         "work_of",
     ),
     "lsai_lab.analysis.ideal": ("ideal_of",),
+    "lsai_lab.analysis.step_time": (
+        "class_times",
+        "compile_pays",
+        "gain_range",
+        "levers",
+        "matmul_rates",
+        "same_kernels",
+        "waterfall",
+    ),
     "lsai_lab.analysis.scale": (
         "bytes_per_weight",
         "groupings",
