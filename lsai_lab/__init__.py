@@ -40,6 +40,9 @@ Analysis, from frames to frames and numbers:
     with_cost                            energy and money for a billion tokens
     SESSION_SPREAD                       what two sessions of one GPU differ by at equal work
     work_of                              what a training step of each variant computes
+    RATES, machine_rates, tokens_to_fill the measured roof of each GPU
+    block_operations, least_times        operations of one block, and their least times
+    layer_matmuls, square_matmuls        matmuls timed alone
     attention_points, kernel_times, kernel_lead    what the attention bench measured; the lead of
                                          one kernel over the best other one
     attention_curves, window_times       rate and memory over the length; times with a window
@@ -143,6 +146,15 @@ _FACE = {
         "kernels_declared",
         "rounding_error",
         "window_times",
+    ),
+    "lsai_lab.analysis.roof": (
+        "RATES",
+        "block_operations",
+        "layer_matmuls",
+        "least_times",
+        "machine_rates",
+        "square_matmuls",
+        "tokens_to_fill",
     ),
     "lsai_lab.analysis.techniques": ("memory_terms", "single_changes", "step_memory"),
     "lsai_lab.analysis.step_time": (
