@@ -14,8 +14,6 @@ from lsai_core.config.train import TrainConfig
 # below it is a difference.
 SESSION_SPREAD = 0.017
 VARIANT = ("machine", "variant", "label")
-# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom.
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 def over_repeats(metric: str, values: pd.Series) -> float:
@@ -51,17 +49,6 @@ def summarize(
             row[f"{metric}_low"], row[f"{metric}_high"] = values.min(), values.max()
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-def half_width(differences: pd.Series) -> float:
-    """Half the 95 % interval (Student's t) of the mean of 2 to 10 differences; missing for fewer or
-    more."""
-    n = differences.count()
-    return (
-        float(STUDENT[n - 2] * differences.std() / n**0.5)
-        if 2 <= n <= len(STUDENT) + 1
-        else float("nan")
-    )
 
 
 def relative(rows: pd.DataFrame, metric: str, baseline: str | None) -> pd.Series:
