@@ -33,8 +33,11 @@ Your machine:
 
 Analysis, from frames to frames and numbers:
 
-    summarize, over_repeats, spread, half_width    one figure from repeats, and how far they scatter
     with_range                           a figure with the range of its repeats, as text
+    summarize, over_repeats, spread      one figure from repeats, and how far they scatter
+    half_width, paired                   95% intervals of differences, seed by seed
+    text_read                            tokens of a run, distinct ones, passes over its text
+    loss_changes, training_loss, loss_by_pass      training loss beside validation loss
     relative, versus, pareto, equal_to_best        comparisons; the best, and what equals it
     gaps_by_seed                         differences of a loss, seed by seed
     with_cost                            energy and money for a billion tokens
@@ -65,7 +68,9 @@ Claims:
     load_claims, evaluate                what is claimed, and how runs judge it
     claims_table, claim_value            judged claims as a table; a number in a claim's unit
     fallen_claims                        those that fell, as a sentence
-    furthest_difference                  of a claim on losses: the variant that is furthest off
+    claim_interval                       of a claim on losses: the setting whose interval reaches
+                                         furthest, with mean, half the joint interval and seeds
+    furthest_difference                  of the same setting the differences, seed by seed
 
 Predictions:
 
@@ -124,7 +129,6 @@ _FACE = {
         "SESSION_SPREAD",
         "block_times",
         "equal_to_best",
-        "half_width",
         "kept_inputs",
         "over_repeats",
         "pareto",
@@ -166,6 +170,7 @@ _FACE = {
         "same_kernels",
         "waterfall",
     ),
+    "lsai_lab.analysis.intervals": ("half_width",),
     "lsai_lab.analysis.losses": (
         "loss_by_pass",
         "loss_changes",
@@ -183,7 +188,8 @@ _FACE = {
     "lsai_lab.benches.attention.errors": ("ALLOWED_ERROR",),
     "lsai_lab.benches.attention_table": ("choices_of",),
     "lsai_lab.claims.declared": ("load_claims",),
-    "lsai_lab.claims.evaluate": ("evaluate", "furthest_difference"),
+    "lsai_lab.claims.evaluate": ("evaluate",),
+    "lsai_lab.claims.intervals": ("claim_interval", "furthest_difference"),
     "lsai_lab.claims.words": ("claim_value", "claims_table", "fallen_claims"),
     "lsai_lab.predictions.recorded": ("estimator_errors", "step_errors"),
 }
