@@ -20,6 +20,7 @@ What a reader sees:
 
     lab.table(frame), lab.figure(fig)    a table, a figure
     speed = lab.number(3.96, "{:.2f}x", run)    a number that the text has as [3.96x](#speed)
+    lab.loss_chart                       losses and their intervals
     lab.bars, lab.lines, lab.panels      charts; COLORS, GPU_COLORS, name_ends, thousands
     lab.draw(name)                       a drawing of a mechanism
     lab.run_link(text, run)              a link to the page of a run
@@ -104,6 +105,7 @@ _FACE = {
     ),
     "lsai_lab.report.show": ("table", "figure", "say", "run_link"),
     "lsai_lab.report.numbers": ("number",),
+    "lsai_lab.report.loss_chart": ("loss_chart",),
     "lsai_lab.report.charts": (
         "COLORS",
         "GPU_COLORS",
