@@ -166,7 +166,9 @@ def reports(root: Path, hostile: bool = False) -> Path:
     assert to_markdown(
         root / "executed" / "one.ipynb", folder / "one.ipynb", "a cell divided by zero"
     )
-    metrics = [{"step": i, "loss": 5.0 - i, "tokens_per_s": 100.0 + i} for i in range(3)]
+    metrics = [
+        {"step": i, "loss": 5.0 - i, "step_ms": 9.0, "tokens_per_s": 100.0 + i} for i in range(3)
+    ]
     text = "<script>document.title = 'taken'</script>"
     write_run(
         root / "runs",
