@@ -64,6 +64,9 @@ Many nodes:
     scale_config, groupings              the assumptions; what each way to group the GPUs costs
     step_traffic, state_bytes            what a step of FSDP sends; what one GPU keeps
     bytes_per_weight                     of one weight, and of its gradient and states
+    loss_distance, loss_changes          of runs that round alike, what sharding does to the loss
+    largest_models                       the largest model of each setting, and its bound
+    sharded_peers, scaling_grid          Llama-3-8B beside torchtitan; the course's grid
 """
 
 import importlib
@@ -126,6 +129,13 @@ _FACE = {
         "scale_config",
         "state_bytes",
         "step_traffic",
+    ),
+    "lsai_lab.analysis.sharding": (
+        "largest_models",
+        "loss_changes",
+        "loss_distance",
+        "scaling_grid",
+        "sharded_peers",
     ),
     "lsai_lab.benches.attention.errors": ("ALLOWED_ERROR",),
     "lsai_lab.benches.attention_table": ("choices_of",),
