@@ -120,7 +120,7 @@ def _execute(
     """Execute a chapter unless nothing that it reads has changed; returns what went wrong."""
     stamp, cells = target.with_suffix(".key"), stripped(source.read_text(encoding="utf-8"))
     studies = _loaded(cells, session.root)
-    shows_own = re.search(r"\bload\(", cells)  # else the committed runs alone
+    shows_own = re.search(r"\b(?:load\(|own_)", cells)  # else the committed runs alone
     files = [
         file
         for run in runs
