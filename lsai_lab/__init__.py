@@ -67,6 +67,13 @@ Many nodes:
     loss_distance, loss_changes          of runs that round alike, what sharding does to the loss
     largest_models                       the largest model of each setting, and its bound
     sharded_peers, scaling_grid          Llama-3-8B beside torchtitan; the course's grid
+
+One sequence on several GPUs:
+
+    context_points, shared_times         what was measured; of it the times on several GPUs
+    against_one_gpu, crossovers          beside one GPU alone; from which length sharing pays
+    METHODS, method_times, equal_work    methods' names and times; by how much equal work differs
+    best_rate_claims, long_training      claims on the best rate; whole training steps
 """
 
 import importlib
@@ -129,6 +136,17 @@ _FACE = {
         "scale_config",
         "state_bytes",
         "step_traffic",
+    ),
+    "lsai_lab.analysis.context": (
+        "METHODS",
+        "against_one_gpu",
+        "best_rate_claims",
+        "context_points",
+        "crossovers",
+        "equal_work",
+        "long_training",
+        "method_times",
+        "shared_times",
     ),
     "lsai_lab.analysis.sharding": (
         "largest_models",
