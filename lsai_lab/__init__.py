@@ -35,11 +35,23 @@ Your machine:
 Analysis, from frames to frames and numbers:
 
     summarize, over_repeats, spread, half_width    one figure from repeats, and how far they scatter
+    with_range                           a figure with the range of its repeats, as text
     relative, versus, pareto, equal_to_best        comparisons; the best, and what equals it
     gaps_by_seed                         differences of a loss, seed by seed
     with_cost                            energy and money for a billion tokens
     SESSION_SPREAD                       what two sessions of one GPU differ by at equal work
     work_of                              what a training step of each variant computes
+    attention_points, kernel_times, kernel_lead    what the attention bench measured; the lead of
+                                         one kernel over the best other one
+    attention_curves, window_times       rate and memory over the length; times with a window
+    kernel_errors, rounding_error        errors against float64; that of one rounding
+    kernels_declared                     the kernels as a table
+    auto_shares                          how good the choices of `auto` are
+    memory_terms, step_memory            what fills the memory, by formula; a simulated step's
+    single_changes                       pairs of settings that differ in one property
+    levers, gain_range, compile_pays     what each change gains; from which step compiling pays
+    class_times, waterfall               a step's time by class of kernel, down to the ideal step
+    matmul_rates, same_kernels           the matmuls of a step: their speed; whether two runs share
     ideal_of                             the least time that a run's step could take
     block_times, kept_inputs             matrix products of one block: their time, the inputs kept
     choices_of                           what `auto` would choose at the shapes of an attention run
@@ -132,9 +144,38 @@ _FACE = {
         "spread",
         "summarize",
         "versus",
+        "with_range",
         "work_of",
     ),
     "lsai_lab.analysis.ideal": ("ideal_of",),
+    "lsai_lab.analysis.attention": (
+        "attention_curves",
+        "attention_points",
+        "auto_shares",
+        "kernel_errors",
+        "kernel_lead",
+        "kernel_times",
+        "kernels_declared",
+        "rounding_error",
+        "window_times",
+    ),
+    "lsai_lab.analysis.techniques": ("memory_terms", "single_changes", "step_memory"),
+    "lsai_lab.analysis.step_time": (
+        "class_times",
+        "compile_pays",
+        "gain_range",
+        "levers",
+        "matmul_rates",
+        "same_kernels",
+        "waterfall",
+    ),
+    "lsai_lab.analysis.losses": (
+        "loss_by_pass",
+        "loss_changes",
+        "paired",
+        "text_read",
+        "training_loss",
+    ),
     "lsai_lab.analysis.scale": (
         "best_groupings",
         "bytes_per_weight",

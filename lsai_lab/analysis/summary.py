@@ -13,6 +13,7 @@ from lsai_core.config.train import TrainConfig
 # Two sessions of one H200 at identical work differ by this much (torchtitan at 8 B, eager): nothing
 # below it is a difference.
 SESSION_SPREAD = 0.017
+ENDS = ("", "_low", "_high")
 VARIANT = ("machine", "variant", "label")
 # 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -51,6 +52,13 @@ def summarize(
             row[f"{metric}_low"], row[f"{metric}_high"] = values.min(), values.max()
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def with_range(rows: pd.DataFrame, metric: str, over: float, spec: str) -> pd.Series:
+    """`metric` of rows of `summarize` over a number, with the range of the repeats in brackets,
+    each value by the format `spec`."""
+    value, low, high = ((rows[f"{metric}{end}"] / over).map(spec.format) for end in ENDS)
+    return value + " (" + low + " to " + high + ")"
 
 
 def half_width(differences: pd.Series) -> float:

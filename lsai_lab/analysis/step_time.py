@@ -1,0 +1,149 @@
+"""Where the time of a training step goes: what each change gains over the one before it, the time
+by class of kernel, and how far the step is from the ideal one."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from lsai_lab.analysis.ideal import ideal_of
+from lsai_lab.analysis.summary import SESSION_SPREAD
+from lsai_lab.report.load import kernels
+
+CLASSES = {
+    "matmul": "matmul",
+    "attention": "attention",
+    "norm_pointwise": "norms, pointwise",
+    "optimizer": "optimizer",
+    "fp8_cast": "fp8 casts",
+}
+REST = "other, idle"
+
+
+def levers(runs: pd.DataFrame) -> pd.DataFrame:
+    """One row per change, in their order, from runs of one machine (rows of `lab.load`).
+
+    Numbers are medians over the repeats, other columns those of the first. `change`: the label
+    without its plus sign; `n`: the repeats; `low`, `high`: smallest and largest tokens/s; `gain`,
+    `gain_low`, `gain_high`: over the line above, and what the runs of both allow; `real`: whether
+    the ranges do not meet and the gain exceeds `SESSION_SPREAD`; `mj_per_token`: the GPU's mean
+    power times the step's time. A change of the attention kernel that changed none is left out.
+    """
+    repeats = runs[runs["outcome"] == "ok"].groupby("variant", sort=False)
+    middle = repeats.median(numeric_only=True)
+    first = repeats.first()
+    rows = pd.concat([first.drop(columns=middle.columns), middle], axis=1).reset_index()
+    speeds = repeats["tokens_per_s"]
+    rows = rows.assign(n=speeds.count().array, low=speeds.min().array, high=speeds.max().array)
+    kernel = rows["attention_kernel"]
+    rows = rows[(rows["variant"] != "attention") | (kernel != kernel.shift())]
+    before = rows.shift()
+    rows["change"] = rows["label"].str.removeprefix("+ ")
+    rows["gain"] = rows["tokens_per_s"] / before["tokens_per_s"] - 1
+    rows["gain_low"] = rows["low"] / before["high"].astype(float) - 1
+    rows["gain_high"] = rows["high"] / before["low"].astype(float) - 1
+    apart = (rows["gain_low"] > 0) | (rows["gain_high"] < 0)
+    rows["real"] = apart & (rows["gain"].abs() > SESSION_SPREAD)
+    tokens = rows["batch_size"] * rows["seq_len"]
+    rows["mj_per_token"] = rows["gpu_power_w"] * rows["step_ms"] / tokens
+    return rows.reset_index(drop=True)
+
+
+def gain_range(row: Mapping[str, Any]) -> str | None:
+    """The gain of a row of `levers` in percent, with what its runs allow in brackets; None for the
+    first row."""
+    if pd.isna(row["gain"]):
+        return None
+    low, high = (f"{100 * row[end]:.1f}" for end in ("gain_low", "gain_high"))
+    between = f" ({low} to {high})" if row["n"] > 1 else ""
+    return f"{100 * row['gain']:.1f}{between}".replace("-", "−")
+
+
+def same_kernels(
+    before: Mapping[str, Any], after: Mapping[str, Any], classes: Sequence[str]
+) -> float:
+    """The share of the time of `classes` in the trace of the run `before` that its kernels take
+    which the run `after` calls, too, and as often."""
+    traces = [kernels(run) for run in (before, after)]
+    old, new = (trace[trace["class"].isin(classes)].set_index("name") for trace in traces)
+    both = old.join(new, how="inner", rsuffix="_after").query("calls == calls_after")
+    return float(both["ms"].sum() / old["ms"].sum())
+
+
+def class_times(rows: pd.DataFrame) -> pd.DataFrame:
+    """Milliseconds per step by class of kernel, from the traces: one row per row of `rows` (index
+    `label`), columns `CLASSES` and the rest, idle time included."""
+    times = rows.set_index("label").filter(regex=r"^kernel_\w+_ms$").fillna(0)
+    times.columns = times.columns.str.removeprefix("kernel_").str.removesuffix("_ms")
+    named = times.reindex(columns=list(CLASSES), fill_value=0).rename(columns=CLASSES)
+    return named.assign(**{REST: times.sum(axis=1) - named.sum(axis=1)})
+
+
+def beyond_ideal(row: Mapping[str, Any]) -> pd.Series:
+    """Milliseconds that each class of kernel takes beyond the ideal step, longest first, the rest
+    last; their sum is the median step less the ideal one. `row`: a row of `levers`."""
+    ideal = ideal_of(row)
+    assert ideal is not None, "the data sheet of the GPU is known"
+    times = class_times(pd.DataFrame([row])).iloc[0].drop(REST)
+    times["matmul"] -= ideal.linear_ms
+    times["attention"] -= ideal.attention_ms
+    times = times.sort_values(ascending=False)
+    times[REST] = row["step_ms"] - ideal.ms - times.sum()
+    return times
+
+
+def waterfall(rows: pd.DataFrame) -> pd.DataFrame:
+    """The bars from the first step of `levers` down to the last one, and on to the ideal step:
+    `what`, `from_ms`, `to_ms`, `moved_ms` and `kind` (step, change, or left: what a class of kernel
+    takes beyond the ideal step)."""
+    steps = rows["step_ms"].tolist()
+    bars = [(rows["change"].iloc[0], 0.0, steps[0], "step")]
+    for change, before, after in zip(rows["change"][1:], steps, steps[1:], strict=False):
+        bars.append((change, before, after, "change"))
+    bars.append(("step now", 0.0, steps[-1], "step"))
+    level = steps[-1]
+    for name, ms in beyond_ideal(rows.iloc[-1].to_dict()).items():
+        below = f"{name} below peak" if name in ("matmul", "attention") else str(name)
+        bars.append((below, level, level - ms, "left"))
+        level -= ms
+    bars.append(("ideal step", 0.0, level, "step"))
+    frame = pd.DataFrame(bars, columns=["what", "from_ms", "to_ms", "kind"])
+    return frame.assign(moved_ms=frame["to_ms"] - frame["from_ms"])
+
+
+def matmul_rates(row: Mapping[str, Any], alone: Mapping[str, float]) -> dict[str, float]:
+    """How fast the matmuls of a step run: `tflops`, their `peak` on the data sheet, and the rate of
+    the best square products timed `alone` (TFLOP/s by dtype), both for the step's own mix of
+    dtypes."""
+    ideal = ideal_of(row)
+    assert ideal is not None, "the data sheet of the GPU is known"
+    work = sum(ideal.linear_tflop.values())
+    alone_s = sum(tflop / alone[dtype] for dtype, tflop in ideal.linear_tflop.items())
+    return {
+        "tflops": 1e3 * work / row["kernel_matmul_ms"],
+        "peak": 1e3 * work / ideal.linear_ms,
+        "alone": work / alone_s,
+    }
+
+
+def compile_pays(runs: pd.DataFrame, plain: str) -> pd.DataFrame:
+    """From which step on a job that compiles is ahead of the job `plain`, which does not.
+
+    `runs`: rows of several jobs of one machine. One row per other job and start (`start`: "first
+    run" compiles, "later runs", their median, find compiled kernels on the disk): `label`,
+    `start`, `first_step_s`, `step_s`, `plain_first_s`, `plain_step_s`, `step`."""
+    rows = []
+    base = runs[runs["variant"] == plain]
+    begin = base["first_step_s"].min()
+    base_step = base["step_ms"].median() / 1e3
+    for label, group in runs[runs["variant"] != plain].groupby("label", sort=False):
+        step_s = group["step_ms"].median() / 1e3
+        starts = group.sort_values("repeat")["first_step_s"]
+        for start, first_s in (
+            ("first run", starts.iloc[0]),
+            ("later runs", starts.iloc[1:].median()),
+        ):
+            ahead = 1 + (first_s - begin) / (base_step - step_s)
+            rows.append((label, start, first_s, step_s, begin, base_step, ahead))
+    names = ["label", "start", "first_step_s", "step_s", "plain_first_s", "plain_step_s", "step"]
+    return pd.DataFrame(rows, columns=names)
