@@ -167,7 +167,14 @@ def reports(root: Path, hostile: bool = False) -> Path:
         root / "executed" / "one.ipynb", folder / "one.ipynb", "a cell divided by zero"
     )
     metrics = [
-        {"step": i, "loss": 5.0 - i, "step_ms": 9.0, "tokens_per_s": 100.0 + i} for i in range(3)
+        {
+            "step": i,
+            "loss": 5.0 - i,
+            "step_ms": 9.0,
+            "tokens_in_step": 900,
+            "tokens_per_s": 100.0 + i,
+        }
+        for i in range(3)
     ]
     text = "<script>document.title = 'taken'</script>"
     write_run(
