@@ -6,7 +6,7 @@ import pandas as pd
 
 from lsai_lab.analysis.cost import gaps_by_seed
 from lsai_lab.analysis.scale import bytes_per_weight
-from lsai_lab.analysis.summary import half_width
+from lsai_lab.analysis.intervals import half_width
 from lsai_lab.report.load import steps
 
 PEERS = ("ours", "torchtitan")
