@@ -22,6 +22,7 @@ What a reader sees:
     speed = lab.number(3.96, "{:.2f}x", run)    a number that the text has as [3.96x](#speed)
     lab.loss_chart                       losses and their intervals
     lab.bars, lab.lines, lab.panels      charts; COLORS, GPU_COLORS, name_ends, thousands
+    lab.number_map                       a table of numbers coloured by value
     lab.draw(name)                       a drawing of a mechanism
     lab.run_link(text, run)              a link to the page of a run
     lab.style()                          the report's plot style, for figures of your own
@@ -85,6 +86,19 @@ Many nodes:
     scale_config, groupings              the assumptions; what each way to group the GPUs costs
     step_traffic, state_bytes            what a step of FSDP sends; what one GPU keeps
     bytes_per_weight                     of one weight, and of its gradient and states
+    recorded_node                        the assumptions with what one node measured
+    best_groupings, enough_tokens        the best plans; from how many tokens the network is hidden
+    group_size, checkpoint_costs         n*; how often to save, and what it costs
+    loss_distance, loss_changes          of runs that round alike, what sharding does to the loss
+    largest_models                       the largest model of each setting, and its bound
+    sharded_peers, scaling_grid          Llama-3-8B beside torchtitan; the course's grid
+
+One sequence on several GPUs:
+
+    context_points, shared_times         what was measured; of it the times on several GPUs
+    against_one_gpu, crossovers          beside one GPU alone; from which length sharing pays
+    METHODS, method_times, equal_work    methods' names and times; by how much equal work differs
+    best_rate_claims, long_training      claims on the best rate; whole training steps
 """
 
 import importlib
@@ -116,6 +130,7 @@ _FACE = {
         "thousands",
     ),
     "lsai_lab.report.drawings": ("draw",),
+    "lsai_lab.report.heatmap": ("number_map",),
     "lsai_lab.report.judged": ("judged",),
     "lsai_lab.report.yours": ("own_runs", "own_counts", "own_rates", "own_ratios", "own_chart"),
     "lsai_lab.report.style": ("PALETTE", "MARKERS", "series_style"),
@@ -181,11 +196,34 @@ _FACE = {
         "training_loss",
     ),
     "lsai_lab.analysis.scale": (
+        "best_groupings",
         "bytes_per_weight",
+        "checkpoint_costs",
+        "enough_tokens",
+        "group_size",
         "groupings",
+        "recorded_node",
         "scale_config",
         "state_bytes",
         "step_traffic",
+    ),
+    "lsai_lab.analysis.context": (
+        "METHODS",
+        "against_one_gpu",
+        "best_rate_claims",
+        "context_points",
+        "crossovers",
+        "equal_work",
+        "long_training",
+        "method_times",
+        "shared_times",
+    ),
+    "lsai_lab.analysis.sharding": (
+        "largest_models",
+        "loss_changes",
+        "loss_distance",
+        "scaling_grid",
+        "sharded_peers",
     ),
     "lsai_lab.benches.attention.errors": ("ALLOWED_ERROR",),
     "lsai_lab.benches.attention_table": ("choices_of",),

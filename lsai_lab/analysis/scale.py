@@ -21,7 +21,7 @@ from pydantic import Field
 from lsai_core.config.precision import compute_dtype, weight_dtype
 from lsai_core.config.strict import Strict, validated
 from lsai_core.config.train import ModelConfig, Precision
-from lsai_core.model.transformer import Transformer
+from lsai_core.model.transformer import Transformer, count_parameters
 from lsai_core.optimizers.kinds.adamw import bytes_per_parameter
 from lsai_core.profiling.flops import flops_per_token
 from lsai_lab.project.files import load_yaml, repo_root
@@ -225,3 +225,72 @@ def groupings(config: ScaleConfig, assume: Assumptions) -> pd.DataFrame:
     frame = pd.DataFrame(rows)
     frame["communication_s"] = frame["moving_s"] + frame["waiting_s"]
     return frame.assign(share=frame["communication_s"] / frame["compute_s"])
+
+
+def recorded_node(config: ScaleConfig, runs: pd.DataFrame) -> tuple[Assumptions, pd.Series]:
+    """The assumptions with what a run on one node measured (rate within the node, MFU, tokens), and
+    that run: the first good, traced one of `runs` (study fsdp) in bf16 that trains a whole model of
+    `config` sharded over a node."""
+    sizes = {count_parameters(shape).total: shape for shape in config.shapes.values()}
+    fits = (runs["outcome"] == "ok") & (runs["fp8.recipe"] == "none")
+    fits &= (runs["grad_checkpoint"] == "none") & runs["kernel_communication_ms"].notna()
+    fits &= runs["parallel.fsdp"] == config.assume.gpus_per_node
+    fits &= runs["parallel.reshard_after_forward"].eq(True) & runs["parameters"].isin(sizes)
+    run = runs[fits].iloc[0]
+    model = sizes[run["parameters"]]
+    traffic = step_traffic(model, config.assume.gpus_per_node, 1, run["precision"])
+    measured = {
+        "nvlink_gb_per_s": sum(traffic.sent.values()) / run["kernel_communication_ms"] / 1e6,
+        "mfu": run["mfu"],
+        "tokens_per_gpu": int(run["batch_size"] * run["seq_len"]),
+        "seq_len": int(run["seq_len"]),
+    }
+    return config.assume.model_copy(update=measured), run
+
+
+def best_groupings(groups: pd.DataFrame, assume: Assumptions) -> pd.DataFrame:
+    """Of `groupings` the plan with the least communication for each model and number of nodes,
+    among those whose states fit."""
+    fits = groups[groups["states_gib"] <= assume.memory_for_states_gib]
+    return fits.loc[fits.groupby(["model", "nodes"], sort=False)["communication_s"].idxmin()]
+
+
+def enough_tokens(
+    config: ScaleConfig, assume: Assumptions, nodes: int, links: list[float]
+) -> pd.DataFrame:
+    """One row per model and rate of a link between nodes (`links`, GB/s): in the best grouping of
+    `nodes` nodes the tokens per GPU and step, `enough`, from which computation takes longer than
+    communication."""
+    rows = []
+    for link in links:
+        given = assume.model_copy(update={"network_gb_per_s": link})
+        best = best_groupings(groupings(config, given), given)
+        rows.append(best[best["nodes"] == nodes].assign(link=link))
+    found = pd.concat(rows, ignore_index=True)
+    return found.assign(enough=found["share"] * assume.tokens_per_gpu)
+
+
+def group_size(model: ModelConfig, gpus: int, assume: Assumptions) -> float:
+    """n*: the GPUs of a group for which latency and bytes together are least."""
+    parameters = count_parameters(model).total
+    alpha = assume.network_latency_us * 1e-6
+    units = model.n_layers + 2
+    moved = 8 * parameters / assume.network_gb_per_s / 1e9
+    return float(((moved + 2 * units * gpus * alpha) / (3 * units * alpha)) ** 0.5)
+
+
+def checkpoint_costs(config: ScaleConfig, assume: Assumptions) -> pd.DataFrame:
+    """One row per model and number of nodes: seconds to save (`write_s`: weights and two moments),
+    between failures (`failure_s`), and of the best interval (`interval_s`); and the shares of the
+    time that saving and repeating (`repeated`), restarts (`restarting`) and all (`lost`) take."""
+    rows = []
+    for (name, model), nodes in itertools.product(config.shapes.items(), config.nodes):
+        saved = 3 / 4 * state_bytes(model, 1, config.precision)  # without gradients
+        row = {"model": name, "nodes": nodes, "write_s": saved / assume.filesystem_gb_per_s / 1e9}
+        rows.append(row | {"failure_s": assume.node_mtbf_days * 86400 / nodes})
+    costs = pd.DataFrame(rows)
+    costs["restarting"] = assume.restart_minutes * 60 / costs["failure_s"]
+    costs["interval_s"] = (2 * costs["write_s"] * costs["failure_s"]) ** 0.5
+    half = costs["interval_s"] / 2 / costs["failure_s"]
+    costs["repeated"] = costs["write_s"] / costs["interval_s"] + half
+    return costs.assign(lost=costs["repeated"] + costs["restarting"])

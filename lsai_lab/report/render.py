@@ -8,6 +8,7 @@ too little memory, costs the PDF only.
 
 import contextlib
 import datetime
+import hashlib
 import json
 import os
 import re
@@ -17,15 +18,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import Literal
 
 import pypandoc
 import yaml
 
+from lsai_core.base.code import closure, code_hash
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import write_text
 from lsai_lab.report.numbers import COLLECT
+from lsai_lab.report.pages import finish_pages
 from lsai_lab.report.runpages import write_run_pages
 from lsai_lab.report.to_markdown import to_markdown
 from lsai_lab.runs.chapters import book_settings, execute_chapters, read_chapters
@@ -38,6 +42,8 @@ LIMIT_S = 300.0  # of pandoc, typst and Quarto, each: the whole book takes some 
 # makes the project a book; without it Quarto gets as far as reports/prepare.py
 EXECUTED = "_quarto-executed.yml"
 _FACTS = "facts.yml"
+_BESIDE = ("book.js", "book.css", "pages.js", "pages.css")
+_PAGES = ["--to=chunkedhtml", "--split-level=1", "--chunk-template=%i.html", "--template=page.html"]
 # In a process of its own, which may run out of memory, with typst's own fonts and those of the
 # figures.
 _TYPST = (
@@ -63,11 +69,18 @@ def find_quarto(engine: Engine) -> str | None:
 
 
 def render(reports: Path, out: Path, formats: Sequence[str], engine: Engine) -> list[Path]:
-    """Render the chapters bound in `reports` into `out`; returns what was made. Prints it, or why
-    it could not be."""
+    """Render the chapters bound in `reports` into `out`, unless what is there was made of the same;
+    returns what there is then. Prints it, or why it could not be made."""
     quarto, made = find_quarto(engine), []
     write_text(reports / EXECUTED, "project: { type: book }\n")
     for name in sorted(formats):
+        result = out / {"html": HTML, "pdf": PDF}[name]
+        key, stamp = _sources(reports, name, quarto, out), reports / "_build" / f"rendered.{name}"
+        if result.exists() and stamp.exists() and stamp.read_text(encoding="utf-8") == key:
+            made.append(result)
+            print(f"report: {result} (unchanged)", flush=True)
+            continue
+        stamp.unlink(missing_ok=True)
         with tempfile.TemporaryDirectory(dir=reports, prefix="rendering-") as folder:
             try:
                 if quarto:
@@ -83,13 +96,29 @@ def render(reports: Path, out: Path, formats: Sequence[str], engine: Engine) -> 
                 continue
         for warning in re.findall(r"(?im)^.*\bwarn(?:ing)?\b.*(?:\n[ \t]+.*)*", said):
             print("report:", " ".join(warning.split()), flush=True)
-        made.append(out / {"html": HTML, "pdf": PDF}[name])
-        print(f"report: {made[-1]}", flush=True)
+        write_text(stamp, key)
+        made.append(result)
+        print(f"report: {result}", flush=True)
     return made
 
 
+def _sources(reports: Path, name: str, quarto: str | None, out: Path) -> str:
+    """A hash of what a rendering is made of: the bound chapters, what they show, and how; of the
+    HTML also the pages of runs."""
+    folders = ("files", "data", "runs") if name == "html" else ("files",)
+    paths = [path for path in reports.iterdir() if path.is_file()]
+    paths += [path for folder in folders for path in (reports / folder).rglob("*.*")]
+    digest = hashlib.sha256(code_hash(closure(["lsai_lab.report.render"])).encode())
+    for path in sorted(paths):
+        digest.update(f"{path.relative_to(reports)}\0".encode(errors="surrogateescape"))
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    version = _call(quarto, "--version").strip() if quarto else pypandoc.__file__
+    digest.update("\0".join([version, str(out.resolve()), str(datetime.date.today())]).encode())
+    return digest.hexdigest()
+
+
 def _pandoc(reports: Path, folder: Path, name: str) -> str:
-    """One page of HTML with its pictures beside it, or one PDF."""
+    """A page of HTML a chapter with their pictures beside them, or one PDF."""
     try:
         pandoc = pypandoc.get_pandoc_path()
     except OSError:
@@ -104,12 +133,11 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
         for name in settings["chapters"]
     ]
     texts = ["".join(cell["source"]) for cells in bound for cell in cells]
-    for path in filter(
-        Path.exists, map(reports.joinpath, ("book.js", "book.css", "files", "runs", "data"))
-    ):
+    for path in filter(Path.exists, map(reports.joinpath, (*_BESIDE, "files", "runs", "data"))):
         shutil.copytree(path, folder / path.name) if path.is_dir() else shutil.copy(path, folder)
-    wanted = {"html": ["-Vinclude-after=</main>"], "pdf": ["--include-in-header=book.typ"]}
-    before = form.get("include-before-body", {"text": "<main>"})["text"]
+    wanted = {"html": _PAGES, "pdf": ["--include-in-header=book.typ"]}
+    before = form.get("include-before-body", {"text": ""})["text"]
+    target = "book.typ" if name == "pdf" else "pages"
     # Beside the text, in which no line is metadata; in a file of its own, whose texts may be
     # Markdown.
     write_text(folder / _FACTS, yaml.safe_dump(facts))
@@ -121,16 +149,24 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
         *wanted[name],
         f"--metadata-file={folder / _FACTS}",
         f"--include-in-header={form['include-in-header']}",
-        f"--output={folder}/{'book.typ' if name == 'pdf' else HTML}",
+        f"--output={folder / target}",
         cwd=reports,
         input="\n\n".join(texts),
     )
     (folder / _FACTS).unlink()
-    return (
-        said
-        if name == "html"
-        else said + _call(sys.executable, "-c", _TYPST, "book.typ", PDF, ".", cwd=folder)
-    )
+    if name == "pdf":
+        return said + _call(sys.executable, "-c", _TYPST, "book.typ", PDF, ".", cwd=folder)
+    shutil.rmtree(folder / target / "files", ignore_errors=True)  # pandoc's copy of what is there
+    shutil.copytree(folder / target, folder, dirs_exist_ok=True)
+    shutil.rmtree(folder / target)
+    finish_pages(folder, settings["chapters"], _title(facts))
+    return said
+
+
+def _title(facts: dict[str, object]) -> str:
+    """The book's title as the front page has it."""
+    about = [f"<p class={key}>{escape(str(facts[key]))}</p>" for key in ("subtitle", "date")]
+    return f"<header><p class=title>{escape(str(facts['title']))}</p>{''.join(about)}</header>"
 
 
 def _call(*command: object, input: str | None = None, cwd: Path | None = None) -> str:
