@@ -87,12 +87,12 @@ def rounding_step() -> Figure:
     axes.plot(0.25, 0, "o", color=EDGE, markersize=6)
     axes.text(0.25, -0.22, "w + u", ha="center", va="top", fontsize=8.5)
     for end, meaning, curve in ((0, "bad", 0.6), (1, "good", -0.4)):
-        look = {"arrowstyle": "->", "color": COLORS[meaning], "shrinkA": 2, "shrinkB": 2}
-        look["connectionstyle"] = f"arc3,rad={curve}"
+        bend = {"arrowstyle": "->", "color": COLORS[meaning], "shrinkA": 2, "shrinkB": 2}
+        look = bend | {"connectionstyle": f"arc3,rad={curve}"}
         axes.annotate("", (end, 0.12), (0.25, 0.07), arrowprops=look)
     texts = ((-0.2, 0.6, "to nearest:\nalways back"), (0.62, 0.95, "stochastic: up in 1 step of 4"))
-    for (x, y, text), meaning in zip(texts, ("bad", "good"), strict=True):
-        axes.text(x, y, text, color=COLORS[meaning], fontsize=8.5, va="center")
+    for (left, height, text), meaning in zip(texts, ("bad", "good"), strict=True):
+        axes.text(left, height, text, color=COLORS[meaning], fontsize=8.5, va="center")
     axes.set(xlim=(-0.3, 1.3), ylim=(-0.75, 1.05))
     axes.axis("off")
     return fig
