@@ -34,13 +34,19 @@ Your machine:
 
 Analysis, from frames to frames and numbers:
 
-    summarize, over_repeats, spread, half_width    one figure from repeats, and how far they scatter
     with_range                           a figure with the range of its repeats, as text
+    summarize, over_repeats, spread      one figure from repeats, and how far they scatter
+    half_width, paired                   95% intervals of differences, seed by seed
+    text_read                            tokens of a run, distinct ones, passes over its text
+    loss_changes, training_loss, loss_by_pass      training loss beside validation loss
     relative, versus, pareto, equal_to_best        comparisons; the best, and what equals it
     gaps_by_seed                         differences of a loss, seed by seed
     with_cost                            energy and money for a billion tokens
     SESSION_SPREAD                       what two sessions of one GPU differ by at equal work
     work_of                              what a training step of each variant computes
+    RATES, machine_rates, tokens_to_fill the measured roof of each GPU
+    block_operations, least_times        operations of one block, and their least times
+    layer_matmuls, square_matmuls        matmuls timed alone
     attention_points, kernel_times, kernel_lead    what the attention bench measured; the lead of
                                          one kernel over the best other one
     attention_curves, window_times       rate and memory over the length; times with a window
@@ -63,7 +69,9 @@ Claims:
     load_claims, evaluate                what is claimed, and how runs judge it
     claims_table, claim_value            judged claims as a table; a number in a claim's unit
     fallen_claims                        those that fell, as a sentence
-    furthest_difference                  of a claim on losses: the variant that is furthest off
+    claim_interval                       of a claim on losses: the setting whose interval reaches
+                                         furthest, with mean, half the joint interval and seeds
+    furthest_difference                  of the same setting the differences, seed by seed
 
 Predictions:
 
@@ -140,7 +148,6 @@ _FACE = {
         "SESSION_SPREAD",
         "block_times",
         "equal_to_best",
-        "half_width",
         "kept_inputs",
         "over_repeats",
         "pareto",
@@ -163,6 +170,15 @@ _FACE = {
         "rounding_error",
         "window_times",
     ),
+    "lsai_lab.analysis.roof": (
+        "RATES",
+        "block_operations",
+        "layer_matmuls",
+        "least_times",
+        "machine_rates",
+        "square_matmuls",
+        "tokens_to_fill",
+    ),
     "lsai_lab.analysis.techniques": ("memory_terms", "single_changes", "step_memory"),
     "lsai_lab.analysis.step_time": (
         "class_times",
@@ -173,6 +189,7 @@ _FACE = {
         "same_kernels",
         "waterfall",
     ),
+    "lsai_lab.analysis.intervals": ("half_width",),
     "lsai_lab.analysis.losses": (
         "loss_by_pass",
         "loss_changes",
@@ -223,7 +240,8 @@ _FACE = {
     "lsai_lab.benches.attention.errors": ("ALLOWED_ERROR",),
     "lsai_lab.benches.attention_table": ("choices_of",),
     "lsai_lab.claims.declared": ("load_claims",),
-    "lsai_lab.claims.evaluate": ("evaluate", "furthest_difference"),
+    "lsai_lab.claims.evaluate": ("evaluate",),
+    "lsai_lab.claims.intervals": ("claim_interval", "furthest_difference"),
     "lsai_lab.claims.words": ("claim_value", "claims_table", "fallen_claims"),
     "lsai_lab.predictions.recorded": ("estimator_errors", "step_errors"),
 }

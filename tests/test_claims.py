@@ -1,14 +1,14 @@
-"""Claims: committed verdicts are current and follow from raw rows; rules, repeats and missing data;
-bad YAML is one line."""
+"""Claims: committed verdicts and dates are current; rules, repeats, intervals and missing data; bad
+YAML is one line."""
 
 from __future__ import annotations
 
 import json
-import math
+import os
 import shutil
-import statistics
+import subprocess
+from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -16,13 +16,13 @@ import yaml
 
 import lsai_lab as lab
 from lsai_core.base.errors import UserError
+from lsai_lab.claims.bounds import BoundSet, bounds_by_history, read_bounds
 from lsai_lab.claims.declared import load_claims
 from lsai_lab.claims.evaluate import evaluate
 from lsai_lab.claims.words import claims_table
 from lsai_lab.cli.claims import as_records, claims_file
 
 ROOT = Path(__file__).resolve().parent.parent
-RECORDED = ROOT / "reports" / "recorded"
 
 
 @pytest.fixture(scope="module")
@@ -46,123 +46,8 @@ def test_a_claim_stands_only_if_its_worst_repeat_does(found: pd.DataFrame) -> No
             assert value >= claim.get("at_least", value) and value <= claim.get("at_most", value), (
                 row.name
             )
-    assert found[~found["held"]]["note"].str.len().sum() > 0 and found["value"].notna().all()
-
-
-# The recomputation knows of the claims only what params/claims.yaml says, and of the runs only what
-# each step wrote.
-
-
-def raw_rows(
-    machine: str, study: str, parts: str | list[str], variant: str
-) -> dict[int, list[dict[str, Any]]]:
-    """repeat -> the rows of its newest run, from `metrics.jsonl`."""
-    parts = [parts] if isinstance(parts, str) else parts
-    runs: dict[int, tuple[str, list[dict[str, Any]]]] = {}
-    for folder in (RECORDED / machine / study).glob(f"{variant}[.-]*"):
-        summary = json.loads((folder / "summary.json").read_text())
-        name = summary["id"]
-        if name["variant"] == variant and name["part"] in parts and summary["outcome"] == "ok":
-            rows = [
-                json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()
-            ]
-            runs[name["repeat"]] = max(
-                runs.get(name["repeat"], ("", [])), (summary["started"], rows)
-            )
-    return {repeat: rows for repeat, (_, rows) in runs.items()}
-
-
-def from_rows(metric: str, rows: list[dict[str, Any]], gpus: int) -> float:
-    """NaN for a point of a bench that a run had no time for."""
-    if metric.startswith("tokens_per_s"):
-        # older records: all but the first ten
-        timed = [row for row in rows if row.get("steady", row["step"] >= 10)]
-        rate = 1e3 * timed[0]["tokens_in_step"] / statistics.median(row["step_ms"] for row in timed)
-        return rate / gpus if metric.endswith("per_gpu") else rate
-    if metric.startswith("validation"):
-        loss = [row["validation_loss"] for row in rows if row.get("validation_loss") is not None][
-            -1
-        ]
-        return math.exp(loss) if metric.endswith("perplexity") else loss
-    words = metric.removesuffix("_tflops").split("_")  # causal_8192_fa4, ulysses_8192
-    (row,) = [
-        row
-        for row in rows
-        if row["measure"] == "time"
-        and row["length"] == int(words[1])
-        and (
-            row["method"] == words[0]
-            if len(words) == 2
-            else (row["mask"], row["backend"]) == (words[0], words[2])
-        )
-    ]
-    if (row["outcome"], str(row["reason"])[-9:]) == ("skipped", "were over"):
-        return math.nan
-    assert row["outcome"] == "ok"
-    return row["training_tflops"]
-
-
-def figure(claim: dict[str, Any], term: Any, choose: Any) -> float:
-    term = {**claim, **(term if isinstance(term, dict) else {"variant": term})}
-    figures = []
-    for variant in [term["variant"]] if isinstance(term["variant"], str) else term["variant"]:
-        runs = raw_rows(
-            term.get("machine", "h200"), term["study"], term.get("part", "train"), variant
-        )
-        for metric in [term["metric"]] if isinstance(term["metric"], str) else term["metric"]:
-            gpus = int(next((word for word in variant.split("_") if word in ("1", "2", "4")), 1))
-            values = [
-                value
-                for rows in runs.values()
-                if not math.isnan(value := from_rows(metric, rows, gpus))
-            ]
-            average = statistics.mean if metric.startswith("validation") else statistics.median
-            figures += [average(values)] if values else []
-    return choose(figures)
-
-
-def seeds_from_the_baseline(claim: dict[str, Any], variant: str) -> float:
-    part = claim.get("part", "train")
-    runs, bases = (
-        raw_rows(claim["machine"], claim["study"], part, name) for name in (variant, claim["over"])
-    )
-    differences = [
-        from_rows(claim["metric"], runs[n], 1) - from_rows(claim["metric"], bases[n], 1)
-        for n in runs
-    ]
-    assert runs.keys() == bases.keys() == set(range(claim["repeats"]))
-    # 97.5 % of four or seven degrees of freedom
-    students_t = {5: 2.776, 8: 2.365}[len(differences)]
-    return (
-        abs(statistics.mean(differences))
-        + students_t * statistics.stdev(differences) / len(differences) ** 0.5
-    )
-
-
-def test_every_speed_and_loss_follows_from_the_raw_rows(found: pd.DataFrame) -> None:
-    values, checked = found.set_index("name")["value"], 0
-    for name, claim in yaml.safe_load((ROOT / "params" / "claims.yaml").read_text()).items():
-        metrics = (
-            [claim["metric"]] if isinstance(claim.get("metric"), str) else claim.get("metric", [])
-        )
-        if claim["kind"] in ("count", "estimators") or not all(
-            metric.startswith(("tokens_per_s", "validation")) or metric.endswith("_tflops")
-            for metric in metrics
-        ):
-            continue  # memory, sizes and single steps of a search have no rows of their own
-        if claim["kind"] == "spread":
-            figures = [figure(claim, variant, max) for variant in claim["of"]]
-            value = (max(figures) - min(figures)) / min(figures)
-        elif claim["kind"] == "interval":
-            variants = [claim["of"]] if isinstance(claim["of"], str) else claim["of"]
-            value = max(seeds_from_the_baseline(claim, variant) for variant in variants)
-        else:
-            value = figure(claim, claim["of"], max)
-            value /= figure(claim, claim["over"], max) if claim["kind"] == "ratio" else 1
-        # TFLOP/s have four digits
-        assert math.isclose(values[name], value, rel_tol=2e-4, abs_tol=1e-6), name
-        checked += 1
-    assert checked >= 28
+    told = found["value"].notna() == (found["verdict"] != "withdrawn")
+    assert found[~found["held"]]["note"].str.len().sum() > 0 and told.all()
 
 
 # Rules, on rows of the kind that `lab.load` gives.
@@ -270,7 +155,7 @@ def test_the_newest_run_of_a_repeat_counts(checkout: Path) -> None:
     assert claim["value"] == 3.0
 
 
-def test_value_spread_and_count(checkout: Path) -> None:
+def test_value_and_count(checkout: Path) -> None:
     runs = rows(baseline=[100, 101], bf16=[200, None])
     best = judge(
         checkout, runs, "kind: value, of: [baseline, bf16], at_least: 150, sentence: '{best}'"
@@ -284,19 +169,6 @@ def test_value_spread_and_count(checkout: Path) -> None:
         checkout, runs, "kind: value, of: [baseline, bf16], at_most: 150, sentence: '{best}'"
     )
     assert (least["value"], least["sentence"]) == (100.5, "baseline")
-    apart = judge(
-        checkout, runs, "kind: spread, of: [baseline, bf16], at_most: 2, sentence: '{smallest:.1f}'"
-    )
-    assert apart["value"] == pytest.approx(99.5 / 100.5, rel=1e-5) and apart["sentence"] == "100.5"
-    alike = judge(
-        checkout,
-        rows(baseline=[100, 100], bf16=[100, 100]),
-        "kind: spread, of: [baseline, bf16], at_most: 0.01, sentence: s",
-    )
-    assert (
-        alike["held"]
-        and claims_table(alike.to_frame().T, load_claims(checkout))["measured"][0] == "0.0% (n = 2)"
-    )
     count = judge(
         checkout,
         runs,
@@ -305,23 +177,152 @@ def test_value_spread_and_count(checkout: Path) -> None:
     assert count["sentence"] == "1 of 2" and not count["held"]
 
 
-def test_an_interval_is_over_equal_seeds_and_needs_enough_of_them(checkout: Path) -> None:
-    interval = (
-        "kind: interval, of: [bf16, flash_attn], over: baseline, repeats: 5, at_most: 2.5, "
-        "sentence: '{best} {value:.2f}'"
+INTERVAL = (
+    "kind: interval, of: bf16, over: baseline, repeats: 5, at_most: 2.5, "
+    "sentence: '{confidence}: {best} {value:.2f}'"
+)
+SEEDS = [10.0, 20, 30, 40, 50]  # what the seed decides cancels out
+
+
+def apart(*differences: float) -> list[float | None]:
+    return [seed + difference for seed, difference in zip(SEEDS, differences, strict=True)]
+
+
+def test_an_interval_is_over_equal_seeds_and_decides_in_three_ways(checkout: Path) -> None:
+    runs = rows(baseline=[*SEEDS], bf16=apart(2, 1, 2, 1, 2))
+    half = 2.776445 * 0.3**0.5 / 5**0.5
+    claim = judge(checkout, runs, INTERVAL)
+    assert claim["value"] == pytest.approx(1.6 + half, rel=1e-5)
+    assert claim["sentence"] == f"With 95 % confidence: bf16 {1.6 + half:.2f}"
+    assert claim["verdict"] == "held" and claim["n"] == 5
+    assert (claim["low"], claim["high"]) == pytest.approx((1.6 - half, 1.6 + half), rel=1e-5)
+    told = claims_table(claim.to_frame().T, load_claims(checkout))["measured"][0]
+    assert told == "+1.60 ± 0.68 (n = 5)"
+    over = judge(checkout, runs, INTERVAL.replace("2.5", "2.2"))
+    assert over["verdict"] == "undecided" and not over["held"]
+    assert judge(checkout, runs, INTERVAL.replace("2.5", "0.9"))["verdict"] == "fallen"
+    below = rows(baseline=[*SEEDS], bf16=apart(-2, -1, -2, -1, -2))
+    assert judge(checkout, below, INTERVAL)["verdict"] == "held"
+    assert judge(checkout, below, INTERVAL.replace("2.5", "0.9"))["verdict"] == "fallen"
+
+
+def test_too_few_seeds_decide_nothing_and_one_has_no_interval(checkout: Path) -> None:
+    runs = rows(baseline=[*SEEDS], bf16=apart(2, 1, 2, 1, 2))
+    few = judge(checkout, runs[runs["repeat"] < 4], INTERVAL)
+    assert few["verdict"] == "incomplete" and few["note"] == "4 of 5 runs" and few["low"] < 1.5
+    one = judge(checkout, runs[runs["repeat"] < 1], INTERVAL)
+    assert one["verdict"] == "incomplete" and one["value"] == 2 and one["low"] is None
+    assert one["sentence"] == "By one seed, which has no interval: bf16 2.00"
+    missing = judge(checkout, runs[runs["variant"] == "bf16"], INTERVAL)
+    assert missing["verdict"] == "no data" and "baseline: no run" in missing["note"]
+
+
+def test_the_intervals_of_several_settings_hold_together(checkout: Path) -> None:
+    runs = rows(baseline=[*SEEDS], bf16=apart(2, 1, 2, 1, 2), flash_attn=[*SEEDS])
+    both = judge(checkout, runs, INTERVAL.replace("of: bf16", "of: [bf16, flash_attn]"))
+    # Student's t of four degrees of freedom at 1 - 0.05 / 4
+    assert both["value"] == pytest.approx(1.6 + 3.495406 * 0.06**0.5, rel=1e-5)
+    assert both["verdict"] == "held" and "bf16" in both["sentence"]
+
+
+def test_a_relative_interval_is_of_shares_of_the_base(checkout: Path) -> None:
+    runs = rows(
+        baseline=[*SEEDS],
+        bf16=[
+            seed * share for seed, share in zip(SEEDS, (1.02, 1.01, 1.02, 1.01, 1.02), strict=True)
+        ],
     )
-    shared = [10.0, 20, 30, 40, 50]  # what the seed decides cancels out
-    runs = rows(baseline=shared, flash_attn=shared, bf16=[12.0, 21, 32, 41, 52])
-    half = 2.776 * 0.3**0.5 / 5**0.5  # differences 2, 1, 2, 1, 2
-    claim = judge(checkout, runs, interval)
-    assert (
-        claim["value"] == pytest.approx(1.6 + half, rel=1e-5)
-        and claim["sentence"] == f"bf16 {1.6 + half:.2f}"
+    relative = INTERVAL.replace("interval", "relative_interval", 1).replace("2.5", "0.025")
+    claim = judge(checkout, runs, relative)
+    assert claim["value"] == pytest.approx(0.016 + 2.776445 * 0.00006**0.5 / 10**0.5, rel=1e-4)
+    told = claims_table(claim.to_frame().T, load_claims(checkout)).iloc[0]
+    assert told["measured"] == "+1.60% ± 0.68% (n = 5)" and told["bound"] == "≤ 2.5%, late"
+
+
+def test_a_withdrawn_claim_is_listed_and_judged_by_nothing(checkout: Path) -> None:
+    claim = "kind: withdrawn, of: gone, at_least: 2, reason: no time, sentence: '{value}'"
+    judged = judge(checkout, rows(baseline=[100]), claim)
+    assert (judged["verdict"], judged["note"], judged["value"]) == ("withdrawn", "no time", None)
+    told = claims_table(judged.to_frame().T, load_claims(checkout)).iloc[0]
+    assert (told["measured"], told["verdict"]) == ("–", "**withdrawn**")
+
+
+# When a bound was set, beside when its runs began.
+
+
+def test_a_bound_counts_as_set_first_only_if_a_commit_shows_it(checkout: Path) -> None:
+    runs = rows(baseline=[100], bf16=[190]).assign(started="2026-11-22T10:00:00+00:00")
+    (checkout / "params" / "claims.yaml").write_text(
+        f"c: {{study: memory, metric: tokens_per_s, {RATIO}}}\n"
     )
-    assert claim["held"] and claim["n"] == 5
-    few = judge(checkout, runs[runs["repeat"] < 4], interval)
-    assert few["value"] is None and not few["held"] and "4 of 5 seeds" in few["note"]
-    assert not judge(checkout, runs, interval.replace("2.5", "2.2"))["held"]
+    declared = load_claims(checkout)
+
+    def late(bound: str, when: str) -> bool:
+        known = BoundSet(bound=bound, set=datetime.fromisoformat(when), commit="1234567")
+        return bool(evaluate(runs, declared, {"c": known}).iloc[0]["set_after"])
+
+    assert not late("≥ 1.8", "2026-11-22T10:30:00+01:00")
+    assert late("≥ 1.8", "2026-11-22T10:30:00+00:00")
+    assert late("≥ 1.7", "2026-11-21T10:00:00+00:00")  # the number was changed since
+    assert evaluate(runs, declared, {}).iloc[0]["set_after"]
+    undated = evaluate(runs.assign(started="?"), declared, {}).iloc[0]
+    assert undated["set_after"] and undated["first_run"] is None
+    assert not evaluate(runs[:0], declared, {}).iloc[0]["set_after"]  # there is no run yet
+
+
+def test_the_committed_dates_of_bounds_are_those_of_git(found: pd.DataFrame) -> None:
+    declared, kept = load_claims(ROOT), read_bounds(ROOT)
+    dated = bounds_by_history(ROOT, declared)
+    if dated is None:
+        pytest.skip("this copy lacks git's history")
+    for row in found.itertuples():
+        if row.verdict != "no data":  # a claim before its runs may be dated with them
+            assert kept[row.name] == dated[row.name], (row.name, "run `lsai claims --write`")
+            assert row.bound_set == dated[row.name].set.isoformat(), row.name
+    assert not kept.keys() - declared.keys()
+
+
+def test_a_bound_is_as_old_as_its_first_commit(checkout: Path) -> None:
+    def commit(text: str, day: int) -> None:
+        (checkout / "params" / "claims.yaml").write_text(text)
+        date = f"2026-01-{day:02}T12:00:00+02:00"
+        identity = {
+            f"GIT_{who}_{what}": "a@b.c"
+            for who in ("AUTHOR", "COMMITTER")
+            for what in ("NAME", "EMAIL")
+        }
+        environment = {**os.environ, **identity, "GIT_COMMITTER_DATE": date}
+        for command in (["add", "."], ["commit", "-q", "-m", "m"]):
+            subprocess.run(["git", "-C", checkout, *command], check=True, env=environment)
+
+    subprocess.run(["git", "init", "-q", checkout], check=True)
+    first = f"c: {{study: memory, metric: tokens_per_s, {RATIO}}}\n"
+    commit(first.replace("1.8", "1.7"), 1)
+    commit(first, 2)
+    commit("c: [", 3)
+    commit(first.replace("sentence: '", "sentence: 'now "), 4)
+    dated = bounds_by_history(checkout, load_claims(checkout))
+    assert dated and dated["c"].set == datetime.fromisoformat("2026-01-02T10:00:00+00:00")
+    (checkout / "params" / "claims.yaml").write_text(first.replace("1.8", "1.9"))
+    assert bounds_by_history(checkout, load_claims(checkout)) == {}  # not committed
+    shallow = checkout.with_name("shallow")
+    clone = ["git", "clone", "-q", "--depth", "1", f"file://{checkout}", shallow]
+    subprocess.run(clone, check=True)
+    assert bounds_by_history(shallow, load_claims(shallow)) is None
+    shutil.rmtree(shallow / ".git")
+    assert bounds_by_history(shallow, load_claims(shallow)) is None
+
+
+def test_every_loss_says_how_much_text_it_read(found: pd.DataFrame) -> None:
+    losses = found[found["name"].str.contains("loss|quality") & found["value"].notna()]
+    assert len(losses) >= 18 and losses["passes"].notna().all()
+    long = losses.set_index("name").loc["states_bf16_long_loss"]
+    assert (long["tokens"], long["distinct_tokens"]) == (8_192_000, 1_612_800)
+    assert long["passes"] == pytest.approx(5.08, abs=0.01)
+    assert 0.69 < long["training_low"] < long["training_high"] < 0.74  # beside 0.13 of validation
+    runs = lab.load()
+    runs = runs[~runs["own"].astype(bool) & runs["validation_loss"].notna()]
+    assert lab.text_read(runs).notna().all(axis=None)
 
 
 def test_a_new_variant_fells_no_claim(found: pd.DataFrame) -> None:
@@ -345,7 +346,9 @@ def test_a_new_variant_fells_no_claim(found: pd.DataFrame) -> None:
     [
         ("of: bf16", "of: bf_16", "has no variant 'bf_16'; did you mean bf16"),
         ("of: bf16", "of: {part: trian, variant: bf16}", "has no part 'trian'"),
-        ("kind: ratio", "kind: ration", "'ratio', 'spread', 'interval' or 'count'"),
+        ("kind: ratio", "kind: ration", "'relative_interval', 'count' or 'withdrawn'"),
+        ("kind: ratio", "kind: interval", "an interval has at_most, and repeats of at least 2"),
+        ("kind: ratio", "kind: withdrawn", "a withdrawn claim has a `reason`"),
         ("over: baseline, ", "", "a ratio and an interval have `over`"),
         ("at_least: 1.8", "at_least: 1, at_most: 2", "either at_least or at_most"),
         ("at_least: 1.8", "atleast: 1", "did you mean 'at_least'"),

@@ -117,7 +117,10 @@ def loss_changes(runs: pd.DataFrame, base: str, last: int = LAST_STEPS) -> pd.Da
 
 
 def _losses(run: str | Path) -> pd.DataFrame:
-    """`step`, `loss` and `tokens_in_step` of the steps of a run that has ended; empty if its record
-    has none."""
-    rows = pd.DataFrame([dict(row) for row in read_run(Path(run)).rows])
+    """`step`, `loss` and `tokens_in_step` of the steps of a run; empty if it has no record of
+    them."""
+    try:
+        rows = pd.DataFrame([dict(row) for row in read_run(Path(run)).rows])
+    except FileNotFoundError:
+        rows = pd.DataFrame()
     return rows.reindex(columns=["step", "loss", "tokens_in_step"]).dropna(subset="loss")

@@ -15,8 +15,6 @@ from lsai_core.config.train import TrainConfig
 SESSION_SPREAD = 0.017
 ENDS = ("", "_low", "_high")
 VARIANT = ("machine", "variant", "label")
-# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom.
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 def over_repeats(metric: str, values: pd.Series) -> float:
@@ -59,17 +57,6 @@ def with_range(rows: pd.DataFrame, metric: str, over: float, spec: str) -> pd.Se
     each value by the format `spec`."""
     value, low, high = ((rows[f"{metric}{end}"] / over).map(spec.format) for end in ENDS)
     return value + " (" + low + " to " + high + ")"
-
-
-def half_width(differences: pd.Series) -> float:
-    """Half the 95 % interval (Student's t) of the mean of 2 to 10 differences; missing for fewer or
-    more."""
-    n = differences.count()
-    return (
-        float(STUDENT[n - 2] * differences.std() / n**0.5)
-        if 2 <= n <= len(STUDENT) + 1
-        else float("nan")
-    )
 
 
 def relative(rows: pd.DataFrame, metric: str, baseline: str | None) -> pd.Series:

@@ -10,15 +10,15 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from lsai_core.base.errors import UserError, hint
 from lsai_core.config.strict import Strict, validated
-from lsai_lab.analysis.summary import STUDENT
 from lsai_lab.project.files import load_yaml, repo_root
 from lsai_lab.runs.study import Study, load_study
 
 # Facts that a sentence may use, with values to try it on.
-_FACTS: dict[str, Any] = dict.fromkeys(
-    ("value", "of", "over", "beside", "smallest", "largest"), 1.0
-)
+_FACTS: dict[str, Any] = dict.fromkeys(("value", "of", "over", "beside", "mean", "half"), 1.0)
 _FACTS |= {"total": 8, "repeats": 3, "best": "bf16", "machine": "h200"}
+_FACTS |= {"confidence": "With 95 % confidence"}
+INTERVALS = ("interval", "relative_interval")
+COMPARING = ("ratio", *INTERVALS)
 Names = Annotated[
     list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)
 ]
@@ -37,7 +37,9 @@ class Term(Strict):
 class Claim(Strict):
     """One entry of `params/claims.yaml`."""
 
-    kind: Literal["estimators", "value", "ratio", "spread", "interval", "count"]
+    kind: Literal[
+        "estimators", "value", "ratio", "interval", "relative_interval", "count", "withdrawn"
+    ]
     study: str
     machine: str = Field(
         "h200", description="folder in reports/recorded whose runs the claim is about"
@@ -56,6 +58,7 @@ class Claim(Strict):
     void: str | None = Field(
         None, description="why the records cannot carry the claim: it counts as fallen"
     )
+    reason: str | None = Field(None, description="why a withdrawn claim was withdrawn")
     # what is measured, for a table that has its value and bound beside
     short: str = Field("", max_length=46)
     sentence: str
@@ -83,10 +86,12 @@ class Claim(Strict):
         bounds = [bound for bound in (self.at_least, self.at_most) if bound is not None]
         if len(bounds) != (self.kind != "count"):
             raise ValueError("a count has no bound, every other claim either at_least or at_most")
-        if (self.kind in ("ratio", "interval")) != (self.over is not None):
+        if (self.kind == "withdrawn") != (self.reason is not None):
+            raise ValueError("a withdrawn claim has a `reason`, and only it")
+        if self.kind != "withdrawn" and (self.kind in COMPARING) != (self.over is not None):
             raise ValueError("a ratio and an interval have `over`, and only they")
-        if self.kind == "interval" and not 2 <= self.repeats <= len(STUDENT) + 1:
-            raise ValueError(f"an interval needs repeats from 2 to {len(STUDENT) + 1}")
+        if self.kind in INTERVALS and (self.repeats < 2 or self.at_most is None):
+            raise ValueError("an interval has at_most, and repeats of at least 2")
         try:
             self.sentence.format(**_FACTS)
         except KeyError as error:
@@ -127,6 +132,8 @@ def load_claims(root: Path | None = None) -> dict[str, Claim]:
 
 
 def _check_names(claim: Claim, studies: Callable[[str], Study], where: str) -> None:
+    if claim.kind == "withdrawn":  # of runs that were never made
+        return
     for term in filter(None, (claim.of, claim.over, claim.beside)):
         study = studies(term.study)
         for what, names, known in [

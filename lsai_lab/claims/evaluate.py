@@ -6,22 +6,22 @@ small function per kind of claim turns rows of `lab.load` into that number:
 
     value    the figure of `of`
     ratio    the figure of `of` over that of `over`; `beside`: over another one, for the sentence
-    spread   (largest - smallest) / smallest of the variants `of`
     interval how far a variant of `of` may be from `over`: the largest end, without its sign, of the
-    95 % intervals (Student's t) of the
-             mean difference of a metric, seed by seed; at least `repeats` seeds
+             joint 95 % intervals of the differences seed by seed (`lsai_lab.claims.intervals`)
+    relative_interval    the same of differences over the base's value, seed by seed
     count    how many of the variants `of` have at least `repeats` runs, all of which ended ok (and
              have `metric`)
     estimators   our predictions' median error over that of the best of others' formulas
+    withdrawn    none: the claim was given up before its runs, and is listed
 
 A figure is taken over a variant's good repeats (`analysis.over_repeats`); of several variants or
 metrics it is the best one: the largest, and as `of` of a claim with `at_most` the smallest. A claim
 is held if its value and each single repeat keep the bound and there are at least `repeats` of them:
-one bad repeat makes it fall, and with a missing one it is incomplete. Where runs are not
-comparable, or there are none, there is no value, and the note says why.
+one bad repeat makes it fall, and with a missing one it is incomplete. Losses are judged by their
+intervals alone, never by a gap of means or a single seed. Where runs are not comparable, or there
+are none, there is no value, and the note says why.
 """
 
-import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,10 +29,15 @@ from typing import Any
 
 import pandas as pd
 
-from lsai_core.base.errors import hint
-from lsai_lab.analysis.summary import STUDENT, half_width, over_repeats, spread
-from lsai_lab.claims.declared import Claim, Term, load_claims
+from lsai_lab.analysis.losses import text_read
+from lsai_lab.claims.bounds import BoundSet, date_of_bound, read_bounds
+from lsai_lab.claims.declared import INTERVALS, Claim, load_claims
+from lsai_lab.claims.intervals import claim_interval, interval_verdict, training_interval
+from lsai_lab.claims.terms import NoData, best_of, rows_of
+from lsai_lab.project.files import reading_root
 
+READ = ("tokens", "distinct_tokens", "passes")
+TRAINING = ("training_low", "training_high")  # ends of the training loss's interval
 COLUMNS = (
     "name",
     "machine",
@@ -42,44 +47,61 @@ COLUMNS = (
     "high",
     "n",
     "bound",
+    "bound_set",
+    "first_run",
+    "set_after",
     "held",
     "verdict",
     "note",
+    *READ,
+    *TRAINING,
     "runs",
 )
-VERDICTS = ("held", "fallen", "incomplete", "no data")
+VERDICTS = ("held", "fallen", "undecided", "incomplete", "no data", "withdrawn")
 _IDENTITY = ["study", "variant", "part", "repeat"]
-
-
-class NoData(Exception):
-    """The records cannot answer; the message says why."""
 
 
 @dataclass
 class Found:
-    """A rule's number, also by repeat, the rows behind it, facts for the sentence; `note`: what
-    outcomes do not say."""
+    """A rule's number, the ends of its range, the number of independent runs behind each figure,
+    whether it and each repeat keep the bound, the rows behind it, facts for the sentence; `note`:
+    what outcomes do not say."""
 
     value: float
-    each: list[float]
+    ends: tuple[float, float] | None
+    n: int
+    verdict: str
     rows: pd.DataFrame
     facts: dict[str, Any]
     note: str = ""
 
 
-def evaluate(frame: pd.DataFrame, claims: dict[str, Claim] | None = None) -> pd.DataFrame:
+def evaluate(
+    frame: pd.DataFrame,
+    claims: dict[str, Claim] | None = None,
+    bounds: dict[str, BoundSet] | None = None,
+) -> pd.DataFrame:
     """Every claim judged by the rows of `frame` (see `lab.load`) of its machine: one row each,
     `COLUMNS`.
 
-    `value`, `low` and `high` (over the repeats; missing with one run) are rounded after the
-    verdict; `n` is the number of independent runs behind each figure, `runs` every run's
-    `<machine>/<study>/<folder>`.
+    `value`, `low` and `high` (over the repeats, missing with one run; of losses the ends of the
+    interval) are rounded after the verdict; `n` is the number of independent runs behind each
+    figure, `runs` every run's `<machine>/<study>/<folder>`. `bound_set` is when the bound was
+    committed, `first_run` when the first of those runs began, `set_after` whether it did so before
+    the bound was set, or nothing shows that it did not. Of losses, `READ` says how much text a run
+    read, and `TRAINING` from where to where the training loss of the last steps differs, of the
+    setting whose validation loss is furthest off. `bounds`: the dates, if not the committed ones.
     """
     claims = load_claims() if claims is None else claims
+    bounds = read_bounds(reading_root()) if bounds is None else bounds
     newest = {
         machine: _newest(frame, machine) for machine in {claim.machine for claim in claims.values()}
     }
-    found = [_judge(name, claim, newest[claim.machine]) for name, claim in claims.items()]
+    found = []
+    for name, claim in claims.items():
+        judged, used = _judge(name, claim, newest[claim.machine])
+        dates = _dates(date_of_bound(bounds, name, claim), used, judged["value"] is not None)
+        found.append(judged | dates | _read(claim, used))
     return pd.DataFrame(found, columns=list(COLUMNS)).assign(
         held=lambda rows: rows["verdict"] == "held"
     )
@@ -91,8 +113,8 @@ def _newest(rows: pd.DataFrame, machine: str) -> pd.DataFrame:
     return own.drop_duplicates(_IDENTITY, keep="last").sort_values(_IDENTITY)
 
 
-def _judge(name: str, claim: Claim, rows: pd.DataFrame) -> dict[str, Any]:
-    """A claim by the newest runs of its machine."""
+def _judge(name: str, claim: Claim, rows: pd.DataFrame) -> tuple[dict[str, Any], pd.DataFrame]:
+    """A claim by the newest runs of its machine, and the rows that it rests on."""
     row: dict[str, Any] = {
         "name": name,
         "machine": claim.machine,
@@ -101,37 +123,29 @@ def _judge(name: str, claim: Claim, rows: pd.DataFrame) -> dict[str, Any]:
         "high": None,
     }
     try:
+        if claim.kind == "withdrawn":
+            raise NoData(str(claim.reason))
         found = _RULES[claim.kind](claim, rows)
-        ended_ok = found.rows["outcome"] == "ok"
-        for fact in claim.same:
-            values = found.rows[ended_ok].get(fact, pd.Series(dtype=object)).unique()
-            if len(values) != 1 or pd.isna(values[0]):
-                shown = ", ".join(map(str, values)) or "missing"
-                raise NoData(f"the runs cannot be compared, their {fact} must agree: {shown}")
+        _require_equal(claim, found.rows)
     except NoData as reason:
-        row["sentence"] = re.sub(r"\{(?!machine\})[^{}]*\}", "…", claim.sentence).format(
-            machine=claim.machine
-        )
-        return row | {"value": None, "n": 0, "verdict": "no data", "note": str(reason), "runs": []}
+        unfilled = re.sub(r"\{(?!machine\})[^{}]*\}", "…", claim.sentence)
+        row["sentence"] = unfilled.format(machine=claim.machine)
+        verdict = "withdrawn" if claim.kind == "withdrawn" else "no data"
+        row |= {"value": None, "n": 0, "verdict": verdict, "note": str(reason), "runs": []}
+        return row, rows.iloc[:0]
     facts = {
         "value": found.value,
         "total": claim.total,
         "repeats": claim.repeats,
         "machine": claim.machine,
     }
-    n = claim.repeats if claim.kind in ("count", "interval") else max(1, len(found.each))
     row |= {
         "sentence": claim.sentence.format(**facts | found.facts),
         "value": _rounded(found.value),
-        "n": n,
+        "n": found.n,
     }
-    if len(found.each) > 1:
-        row |= {"low": _rounded(min(found.each)), "high": _rounded(max(found.each))}
-    broken, bad = [value for value in found.each if not claim.holds(value)], found.rows[~ended_ok]
-    notes = [claim.void, found.note or "; ".join(bad["variant"] + ": " + bad["outcome"])]
-    if broken and claim.holds(found.value):
-        worst = _rounded(min(broken) if claim.at_most is None else max(broken))
-        notes.append(f"a repeat breaks the bound: {_short(worst)}")
+    if found.ends is not None:
+        row |= {"low": _rounded(found.ends[0]), "high": _rounded(found.ends[1])}
     places = (
         found.rows["machine"]
         + "/"
@@ -139,72 +153,98 @@ def _judge(name: str, claim: Claim, rows: pd.DataFrame) -> dict[str, Any]:
         + "/"
         + found.rows["run"].map(lambda run: Path(run).name)
     )
-    notes.append(f"{n} of {claim.repeats} runs" if n < claim.repeats else None)
-    kept = claim.void is None and claim.holds(found.value) and not broken
-    verdict = "fallen" if not kept else "held" if n >= claim.repeats else "incomplete"
-    return row | {
-        "verdict": verdict,
-        "note": "; ".join(filter(None, notes)),
-        "runs": [*dict.fromkeys(places)],
+    bad = found.rows[found.rows["outcome"] != "ok"]
+    notes = [claim.void, found.note or "; ".join(bad["variant"] + ": " + bad["outcome"])]
+    notes.append(f"{found.n} of {claim.repeats} runs" if found.n < claim.repeats else None)
+    verdict = "fallen" if claim.void is not None else found.verdict
+    note = "; ".join(filter(None, notes))
+    return row | {"verdict": verdict, "note": note, "runs": [*dict.fromkeys(places)]}, found.rows
+
+
+def _require_equal(claim: Claim, rows: pd.DataFrame) -> None:
+    """NoData if what must agree among the claim's runs does not."""
+    ended_ok = rows["outcome"] == "ok"
+    for fact in claim.same:
+        values = rows[ended_ok].get(fact, pd.Series(dtype=object)).unique()
+        if len(values) != 1 or pd.isna(values[0]):
+            shown = ", ".join(map(str, values)) or "missing"
+            raise NoData(f"the runs cannot be compared, their {fact} must agree: {shown}")
+
+
+def _dates(bound_set: Any, rows: pd.DataFrame, has_value: bool) -> dict[str, Any]:
+    """When the bound was set and its first run began, UTC, and whether it was set after it."""
+    started = pd.to_datetime(rows["started"], format="ISO8601", errors="coerce", utc=True)
+    first = started.min() if len(rows) and not started.isna().any() else None
+    before = bound_set is not None and first is not None and bound_set <= first
+    return {
+        "bound_set": None if bound_set is None else bound_set.isoformat(),
+        "first_run": None if first is None else first.isoformat(),
+        "set_after": has_value and not before,
     }
+
+
+def _read(claim: Claim, rows: pd.DataFrame) -> dict[str, Any]:
+    """Of a claim on losses how much text each of its runs read, the most, if they differ; and the
+    training loss beside it."""
+    if claim.kind not in INTERVALS or rows.empty:
+        return dict.fromkeys((*READ, *TRAINING))
+    most = text_read(rows).max()
+    found = training_interval(claim, rows, claim_interval(claim, rows).variant)
+    ends = (None, None) if found is None or found.n < 2 else map(_rounded, found.ends)
+    read = {name: None if pd.isna(most[name]) else _rounded(most[name]) for name in READ}
+    return read | dict(zip(TRAINING, ends, strict=True))
+
+
+def _repeated(claim: Claim, value: float, each: list[float], *rest: Any) -> Found:
+    """A figure whose repeats must all keep the bound."""
+    broken = [one for one in each if not claim.holds(one)]
+    n = max(1, len(each))
+    found = Found(value, None, n, "fallen", *rest)
+    if len(each) > 1:
+        found.ends = min(each), max(each)
+    if claim.holds(value) and not broken:
+        found.verdict = "held" if n >= claim.repeats else "incomplete"
+    elif claim.holds(value):
+        worst = _rounded(min(broken) if claim.at_most is None else max(broken))
+        bad = found.rows[found.rows["outcome"] != "ok"]
+        notes = [*(bad["variant"] + ": " + bad["outcome"])]
+        found.note = "; ".join([*notes, f"a repeat breaks the bound: {_short(worst)}"])
+    return found
 
 
 def _figure(claim: Claim, rows: pd.DataFrame) -> Found:
     """A ratio's repeats: r over r, which have equal seeds; a single run over or under each of
     several."""
-    name, of, upper, used = _best(rows, claim.of, claim.at_most is not None)
+    name, of, upper, used = best_of(rows, claim.of, claim.at_most is not None)
     if claim.over is None:
-        return Found(of, list(upper), used, {"best": name})
-    _, over, lower, bases = _best(rows, claim.over, False)
+        return _repeated(claim, of, list(upper), used, {"best": name})
+    _, over, lower, bases = best_of(rows, claim.over, False)
     if over == 0:
         raise NoData("the figure that divides is 0")
     facts = {"best": name, "of": of, "over": over}
     if claim.beside is not None:
-        facts["beside"] = of / _best(rows, claim.beside, False)[1]
+        facts["beside"] = of / best_of(rows, claim.beside, False)[1]
     shared = sorted(set(upper.index) & set(lower.index))
     each = (
         [float(upper[r] / lower[r]) for r in shared]
         if min(len(upper), len(lower)) > 1
         else [of / over]
     )
-    return Found(of / over, each, pd.concat([used, bases]), facts)
-
-
-def _spread(claim: Claim, rows: pd.DataFrame) -> Found:
-    (metric,), used = claim.of.metric, _rows(rows, claim.of)
-    series = {name: _series(rows, claim.of, name, metric) for name in claim.of.variant}
-    figures = pd.Series([over_repeats(metric, values) for values in series.values()])
-    each = [spread(row) for _, row in pd.DataFrame(series).dropna().iterrows()]
-    return Found(spread(figures), each, used, {"smallest": figures.min(), "largest": figures.max()})
-
-
-def furthest_difference(claim: Claim, rows: pd.DataFrame) -> pd.Series:
-    """By seed, how far the variant of an interval's claim whose 95 % interval reaches furthest (its
-    name) lies from the base."""
-    assert claim.over is not None
-    (metric,), (base,) = claim.of.metric, claim.over.variant
-    bases, ends = _series(rows, claim.over, base, metric), []
-    for name in claim.of.variant:
-        difference = (
-            (_series(rows, claim.of, name, metric) - bases).dropna().iloc[: len(STUDENT) + 1]
-        )
-        if (n := len(difference)) < claim.repeats:
-            raise NoData(f"{name}: {n} of {claim.repeats} seeds")
-        ends.append(difference.rename(name))
-    return max(ends, key=lambda difference: abs(difference.mean()) + half_width(difference))
+    return _repeated(claim, of / over, each, pd.concat([used, bases]), facts)
 
 
 def _interval(claim: Claim, rows: pd.DataFrame) -> Found:
     assert claim.over is not None
-    found, used = (
-        furthest_difference(claim, rows),
-        pd.concat([_rows(rows, claim.of), _rows(rows, claim.over)]),
-    )
-    return Found(abs(found.mean()) + half_width(found), [], used, {"best": found.name})
+    found, verdict = claim_interval(claim, rows), interval_verdict(claim, rows)
+    used = pd.concat([rows_of(rows, claim.of), rows_of(rows, claim.over)])
+    sure = "With 95 % confidence" if found.n > 1 else "By one seed, which has no interval"
+    facts = {"best": found.variant, "mean": found.mean, "half": found.half, "confidence": sure}
+    ends = found.ends if found.n > 1 else None
+    return Found(found.reach, ends, found.n, verdict, used, facts)
 
 
 def _count(claim: Claim, rows: pd.DataFrame) -> Found:
-    used = _rows(rows, claim.of)
+    used = rows_of(rows, claim.of)
     good = used[used["outcome"] == "ok"].reindex(
         columns=[*used.columns.union(claim.of.metric, sort=False)]
     )
@@ -218,74 +258,26 @@ def _count(claim: Claim, rows: pd.DataFrame) -> Found:
         for name, n in need.items()
         if have.get(name, 0) < n
     ]
-    return Found(float(claim.total - len(short)), [], used, {}, "; ".join(short))
+    value = float(claim.total - len(short))
+    verdict = "held" if claim.holds(value) else "fallen"
+    return Found(value, None, claim.repeats, verdict, used, {}, "; ".join(short))
 
 
 def _estimators(claim: Claim, rows: pd.DataFrame) -> Found:
     from lsai_lab.predictions.recorded import beside  # with torch
 
     value, each, facts = beside()
-    return Found(value, each, rows.iloc[:0], facts)
+    return _repeated(claim, value, each, rows.iloc[:0], facts)
 
 
 _RULES = {
     "value": _figure,
     "ratio": _figure,
-    "spread": _spread,
     "interval": _interval,
+    "relative_interval": _interval,
     "count": _count,
+    "estimators": _estimators,
 }
-_RULES["estimators"] = _estimators
-
-
-def _rows(rows: pd.DataFrame, term: Term) -> pd.DataFrame:
-    """The rows of the term's variants, whatever became of them."""
-    return rows[
-        (rows["study"] == term.study)
-        & rows["part"].isin(term.part)
-        & rows["variant"].isin(term.variant)
-    ]
-
-
-def _series(rows: pd.DataFrame, term: Term, variant: str, metric: str) -> pd.Series:
-    """A metric of the good runs of one variant, by repeat. NoData if there is none."""
-    runs = _rows(rows, term.model_copy(update={"variant": [variant]}))
-    good = runs[runs["outcome"] == "ok"].set_index("repeat")
-    values = (
-        pd.to_numeric(good[metric], errors="coerce").dropna()
-        if metric in good
-        else pd.Series(dtype=float)
-    )
-    if runs.empty:
-        raise NoData(f"{variant}: no run")
-    if values.empty:
-        bad = ", ".join(sorted(set(runs["outcome"]) - {"ok"}))
-        raise NoData(
-            f"{variant}: no run has {metric}"
-            + (f" ({bad})" if bad else hint(metric, map(str, runs.columns)))
-        )
-    return values.astype(float)
-
-
-def _best(
-    rows: pd.DataFrame, term: Term, smallest: bool
-) -> tuple[str, float, pd.Series, pd.DataFrame]:
-    """The best variant or metric of a term: its name, its figure, its repeats; and the rows of all
-    that were compared."""
-    found, missing = {}, []
-    for variant, metric in itertools.product(term.variant, term.metric):
-        try:
-            values = _series(rows, term, variant, metric)
-            found[variant if len(term.metric) == 1 else metric] = (
-                over_repeats(metric, values),
-                values,
-            )
-        except NoData as reason:
-            missing.append(str(reason))
-    if not found:
-        raise NoData("; ".join(dict.fromkeys(missing)))
-    name = (min if smallest else max)(found, key=lambda key: found[key][0])
-    return name, *found[name], _rows(rows, term)
 
 
 def _rounded(value: float) -> float:

@@ -1,23 +1,27 @@
 """Claims in the short notation of a table: `1.43x (1.42 to 1.44, n = 3)`, from the smallest to the
-largest repeat, or for gaps of losses `0.3% (worst seed 0.91%, n = 3)`, the largest; and what has
-fallen."""
+largest repeat, or of losses `+0.13 ± 0.01 (n = 5)`, the mean and half its 95 % interval; when each
+bound was set; and what has fallen or is not decided."""
 
 import math
+from typing import Any
 
 import pandas as pd
 
-from lsai_lab.claims.declared import Claim, load_claims
+from lsai_lab.claims.declared import INTERVALS, Claim, load_claims
 from lsai_lab.claims.evaluate import evaluate
+
+LATE = ", late"  # set after a run that decides it
 
 
 def claim_value(claim: Claim, value: float, digits: int = 3) -> str:
     """`value` in the claim's unit, a share, a multiple or a number: with so many significant
     digits, 0 for as exact as it is."""
-    share = claim.kind == "spread" or (claim.kind in ("ratio", "value") and claim.limit < 1)
+    share = claim.kind == "relative_interval"
+    share |= claim.kind in ("ratio", "value", "withdrawn") and claim.limit < 1
     share |= claim.kind == "ratio" and claim.of.metric[0].startswith("mem")
     if claim.kind == "count" or (claim.kind == "value" and not share):
         return f"{value:,.0f}"
-    losses = claim.kind in ("interval", "spread")  # seeds scatter too much for a third digit
+    losses = claim.kind in INTERVALS  # seeds scatter too much for a third digit
     value, digits = 100 * value if share else value, min(digits, 2) if losses else digits
     power = math.floor(math.log10(abs(value))) if value else 0  # two losses may be equal
     text = f"{value:.{max(int(share), digits - 1 - power)}f}" if digits else f"{value:g}"
@@ -25,40 +29,109 @@ def claim_value(claim: Claim, value: float, digits: int = 3) -> str:
 
 
 def claims_table(claims: pd.DataFrame, declared: dict[str, Claim]) -> pd.DataFrame:
-    """Rows of `evaluate` that have a value as name, claim (its short text), bound, measured,
-    verdict (bold where not held)."""
+    """Rows of `evaluate` as name, claim (its short text), bound (`late` where it was set after a
+    run that decides it), measured (a dash without a value), verdict (bold where not held),
+    bound_set and first_run (days, UTC), and of losses text, how much each run read, and training,
+    the interval of the training loss."""
     rows = []
     for row in claims.itertuples():
-        claim, value = declared[row.name], claim_value(declared[row.name], row.value)
-        repeats = f"n = {row.n}"
-        # the fourth where three do not tell the repeats apart
-        for digits in (3, 4) if pd.notna(row.low) else ():
-            low, high = claim_value(claim, row.low, digits), claim_value(claim, row.high, digits)
-            if low != high:  # of losses the value is the gap of the means, which no single seed has
-                span = (
-                    f"worst seed {high}"
-                    if claim.kind == "spread"
-                    else f"{low.strip('x%')} to {high.strip('x%')}"
-                )
-                value, repeats = claim_value(claim, row.value, digits), f"{span}, {repeats}"
-                break
-        verdict = row.verdict if row.held else f"**{row.verdict}**"
-        bound = f"{row.bound[0]} {claim_value(claim, claim.limit, 0)}"
-        rows.append([row.name, claim.short, bound, f"{value} ({repeats})", verdict])
-    return pd.DataFrame(rows, columns=["name", "claim", "bound", "measured", "verdict"])
+        claim = declared[row.name]
+        late = LATE if row.set_after else ""
+        rows.append(
+            {
+                "name": row.name,
+                "claim": claim.short,
+                "bound": f"{row.bound[0]} {claim_value(claim, claim.limit, 0)}{late}",
+                "measured": _measured(claim, row) if pd.notna(row.value) else "–",
+                "verdict": row.verdict if row.held else f"**{row.verdict}**",
+                "bound_set": _day(row.bound_set),
+                "first_run": _day(row.first_run),
+                "text": text_words(row.tokens, row.distinct_tokens, row.passes),
+                "training": _around(claim, row.training_low, row.training_high),
+            }
+        )
+    columns = [
+        "name",
+        "claim",
+        "bound",
+        "measured",
+        "verdict",
+        "bound_set",
+        "first_run",
+        "text",
+        "training",
+    ]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _day(time: Any) -> str:
+    return time[:10] if isinstance(time, str) else "–"
+
+
+def text_words(tokens: float, distinct: float, passes: float) -> str:
+    """How much text a run read: `8.19 M tokens, 1.61 M distinct, 5.1 passes`; empty if not
+    known."""
+    if pd.isna(passes):
+        return ""
+    amounts = [f"{amount / 1e6:.3g} M" for amount in (tokens, distinct)]
+    return f"{amounts[0]} tokens, {amounts[1]} distinct, {passes:.2g} passes"
+
+
+def _measured(claim: Claim, row: Any) -> str:
+    """A judged claim's value, with its range and the number of runs."""
+    if claim.kind in INTERVALS:
+        return _interval(claim, row)
+    value, repeats = claim_value(claim, row.value), f"n = {row.n}"
+    # the fourth digit where three do not tell the repeats apart
+    for digits in (3, 4) if pd.notna(row.low) else ():
+        low, high = claim_value(claim, row.low, digits), claim_value(claim, row.high, digits)
+        if low != high:
+            value = claim_value(claim, row.value, digits)
+            repeats = f"{low.strip('x%')} to {high.strip('x%')}, {repeats}"
+            break
+    return f"{value} ({repeats})"
+
+
+def _interval(claim: Claim, row: Any) -> str:
+    if pd.isna(row.low):
+        return f"{claim_value(claim, row.value)} (n = {row.n})"
+    return f"{_around(claim, row.low, row.high)} (n = {row.n})"
+
+
+def _around(claim: Claim, low: float, high: float) -> str:
+    """An interval as its mean with its sign and half its width, to the same place: two digits of
+    the half; empty without one."""
+    if pd.isna(low):
+        return ""
+    unit, scale = ("%", 100) if claim.kind == "relative_interval" else ("", 1)
+    mean, half = scale * (high + low) / 2, scale * (high - low) / 2
+    places = max(0, 1 - math.floor(math.log10(half))) if half > 0 else 1
+    sign = "−" if round(mean, places) < 0 else "+"
+    return f"{sign}{abs(mean):.{places}f}{unit} ± {half:.{places}f}{unit}"
 
 
 def fallen_claims(runs: pd.DataFrame, *studies: str) -> str:
-    """Which claims about `studies` have fallen by the committed `runs` (rows of `lab.load`), as a
-    sentence; empty if none has."""
-    declared = {name: claim for name, claim in load_claims().items() if claim.study in studies}
+    """Which claims about `studies` have fallen by the committed `runs` (rows of `lab.load`), and
+    which are not decided, in sentences; empty if all hold."""
+    declared = {
+        name: claim
+        for name, claim in load_claims().items()
+        if claim.study in studies and claim.kind != "withdrawn"
+    }
     judged = evaluate(runs[~runs["own"].astype(bool)], declared)
-    rows = claims_table(judged[judged["verdict"] == "fallen"], declared)
-    told = "; ".join(
-        f"{row.claim}: {row.measured}, claimed {row.bound}" for row in rows.itertuples()
-    )
-    said = (
-        f"{len(rows)} of the chapter's {len(judged)} claims **fell**, in the value or in a "
-        f"single repeat (@tbl-claims). {told}."
-    )
-    return said * bool(told)
+    said = []
+    for verdicts, words in (
+        (["fallen"], "**fell**, in the value or in a single repeat (@tbl-claims)."),
+        (
+            ["undecided", "incomplete"],
+            "are **not decided**: an interval reaches beyond the bound, "
+            "or runs are missing (@tbl-claims).",
+        ),
+    ):
+        rows = claims_table(judged[judged["verdict"].isin(verdicts)], declared)
+        told = "; ".join(
+            f"{row.claim}: {row.measured}, claimed {row.bound}" for row in rows.itertuples()
+        )
+        if told:
+            said.append(f"{len(rows)} of the chapter's {len(judged)} claims {words} {told}.")
+    return " ".join(said)

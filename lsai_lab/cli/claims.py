@@ -17,7 +17,15 @@ from rich.console import Console
 
 from lsai_core.attention.measured import TABLE, table_text
 from lsai_core.base.files import write_json, write_text
+from lsai_lab.analysis.losses import LAST_STEPS
 from lsai_lab.benches.attention_table import recorded_rankings
+from lsai_lab.claims.bounds import (
+    BoundSet,
+    bounds_by_history,
+    date_of_bound,
+    read_bounds,
+    write_bounds,
+)
 from lsai_lab.claims.declared import Claim, load_claims
 from lsai_lab.claims.evaluate import VERDICTS, evaluate
 from lsai_lab.claims.words import claims_table
@@ -33,23 +41,38 @@ def claims(
         bool, typer.Option("--json", help="Print the results as JSON, with every run behind each.")
     ] = False,
     write: Annotated[
-        bool, typer.Option("--write", help="Refresh reports/recorded/claims.json.")
+        bool,
+        typer.Option("--write", help="Refresh claims.json and bounds.json of reports/recorded."),
     ] = False,
     full: opt.FullOption = False,
 ) -> None:
     """Recompute every headline statement of params/claims.yaml; exit 1 if one falls."""
-    runs, declared = load(), load_claims()
+    runs, declared, root = load(), load_claims(), repo_root()
     if any(claim.kind == "estimators" for claim in declared.values()):
         _predict_new()
-    found = evaluate(runs[~runs["own"].astype(bool)], declared)
+    bounds = _dated(root, declared) if write else read_bounds(root)
+    found = evaluate(runs[~runs["own"].astype(bool)], declared, bounds)
     if write:
-        write_json(claims_file(repo_root()), as_records(found))
+        write_bounds(root, bounds)
+        write_json(claims_file(root), as_records(found))
     if as_json:
         print(json.dumps(as_records(found), indent=1, ensure_ascii=False))
     else:
         _show(found, declared, full)
     if not found["held"].all():
         raise typer.Exit(1)
+
+
+def _dated(root: Path, declared: dict[str, Claim]) -> dict[str, BoundSet]:
+    """When each bound was set: by git's history, and by what is committed where that lacks it."""
+    committed = read_bounds(root)
+    known = {
+        name: committed[name]
+        for name, claim in declared.items()
+        if date_of_bound(committed, name, claim) is not None
+    }
+    found = known | (bounds_by_history(root, declared) or {})
+    return {name: found[name] for name in declared if name in found}
 
 
 def _predict_new() -> None:
@@ -78,27 +101,47 @@ def as_records(found: pd.DataFrame) -> dict[str, Any]:
 def _show(found: pd.DataFrame, declared: dict[str, Claim], full: bool) -> None:
     """The counts, then a line a claim; `full`: its sentence and the runs behind it, too."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    told = claims_table(found[found["value"].notna()], declared).set_index("name")
+    told = claims_table(found, declared).set_index("name")
     rows = [
         {
             "verdict": row.verdict,
             "claim": row.name,
             "machine": row.machine,
-            "measured": told["measured"].get(row.name, ""),
-            "bound": told["bound"].get(row.name, row.bound),
+            "measured": told["measured"][row.name],
+            "bound": told["bound"][row.name],
         }
         for row in found.itertuples()
     ]
     heading, *lines = table(rows).splitlines()
     more = "" if full else " (--full: their sentences and runs)"
     console.print(counts(found["verdict"], "claims", VERDICTS) + more)
+    if found["set_after"].any():
+        console.print("late: a bound that was set after a run that decides the claim")
     console.print(f"\n{heading}")
     for row, line in zip(found.itertuples(), lines, strict=True):
         console.print(line, style="" if row.held else "bold red")
         if full:
             said = f"{row.sentence} ({row.note})" if row.note else row.sentence
             console.print(wrapped(f"  {said}", "  "))
+            for more in _more(row, told.loc[row.name]):
+                console.print(wrapped(f"  {more}", "  "), style="dim")
             console.print(wrapped(f"  runs: {', '.join(row.runs)}", "  "), style="dim")
+
+
+def _more(row: Any, told: pd.Series) -> list[str]:
+    """When a claim's bound was set and its first run began, to the minute; of losses, how much
+    text was read, and what the training loss says."""
+    times = (
+        f"{what} of {time[:16].replace('T', ' ')}"
+        for what, time in (("bound", row.bound_set), ("first run", row.first_run))
+        if isinstance(time, str)
+    )
+    lines = [f"{', '.join(times)} (UTC)"]
+    if told["text"]:
+        lines.append(f"each run read {told['text']}")
+    if told["training"]:
+        lines.append(f"training loss, means of the last {LAST_STEPS} steps: {told['training']}")
+    return lines
 
 
 def attention_table(

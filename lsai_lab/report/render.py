@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +27,7 @@ import yaml
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import write_text
 from lsai_lab.report.numbers import COLLECT
+from lsai_lab.report.pages import finish_pages
 from lsai_lab.report.runpages import write_run_pages
 from lsai_lab.report.to_markdown import to_markdown
 from lsai_lab.runs.chapters import book_settings, execute_chapters, read_chapters
@@ -38,6 +40,8 @@ LIMIT_S = 300.0  # of pandoc, typst and Quarto, each: the whole book takes some 
 # makes the project a book; without it Quarto gets as far as reports/prepare.py
 EXECUTED = "_quarto-executed.yml"
 _FACTS = "facts.yml"
+_BESIDE = ("book.js", "book.css", "pages.js", "pages.css")
+_PAGES = ["--to=chunkedhtml", "--split-level=1", "--chunk-template=%i.html", "--template=page.html"]
 # In a process of its own, which may run out of memory, with typst's own fonts and those of the
 # figures.
 _TYPST = (
@@ -89,7 +93,7 @@ def render(reports: Path, out: Path, formats: Sequence[str], engine: Engine) -> 
 
 
 def _pandoc(reports: Path, folder: Path, name: str) -> str:
-    """One page of HTML with its pictures beside it, or one PDF."""
+    """A page of HTML a chapter with their pictures beside them, or one PDF."""
     try:
         pandoc = pypandoc.get_pandoc_path()
     except OSError:
@@ -104,12 +108,11 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
         for name in settings["chapters"]
     ]
     texts = ["".join(cell["source"]) for cells in bound for cell in cells]
-    for path in filter(
-        Path.exists, map(reports.joinpath, ("book.js", "book.css", "files", "runs", "data"))
-    ):
+    for path in filter(Path.exists, map(reports.joinpath, (*_BESIDE, "files", "runs", "data"))):
         shutil.copytree(path, folder / path.name) if path.is_dir() else shutil.copy(path, folder)
-    wanted = {"html": ["-Vinclude-after=</main>"], "pdf": ["--include-in-header=book.typ"]}
-    before = form.get("include-before-body", {"text": "<main>"})["text"]
+    wanted = {"html": _PAGES, "pdf": ["--include-in-header=book.typ"]}
+    before = form.get("include-before-body", {"text": ""})["text"]
+    target = "book.typ" if name == "pdf" else "pages"
     # Beside the text, in which no line is metadata; in a file of its own, whose texts may be
     # Markdown.
     write_text(folder / _FACTS, yaml.safe_dump(facts))
@@ -121,16 +124,24 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
         *wanted[name],
         f"--metadata-file={folder / _FACTS}",
         f"--include-in-header={form['include-in-header']}",
-        f"--output={folder}/{'book.typ' if name == 'pdf' else HTML}",
+        f"--output={folder / target}",
         cwd=reports,
         input="\n\n".join(texts),
     )
     (folder / _FACTS).unlink()
-    return (
-        said
-        if name == "html"
-        else said + _call(sys.executable, "-c", _TYPST, "book.typ", PDF, ".", cwd=folder)
-    )
+    if name == "pdf":
+        return said + _call(sys.executable, "-c", _TYPST, "book.typ", PDF, ".", cwd=folder)
+    shutil.rmtree(folder / target / "files", ignore_errors=True)  # pandoc's copy of what is there
+    shutil.copytree(folder / target, folder, dirs_exist_ok=True)
+    shutil.rmtree(folder / target)
+    finish_pages(folder, settings["chapters"], _title(facts))
+    return said
+
+
+def _title(facts: dict[str, object]) -> str:
+    """The book's title as the front page has it."""
+    about = [f"<p class={key}>{escape(str(facts[key]))}</p>" for key in ("subtitle", "date")]
+    return f"<header><p class=title>{escape(str(facts['title']))}</p>{''.join(about)}</header>"
 
 
 def _call(*command: object, input: str | None = None, cwd: Path | None = None) -> str:

@@ -1,0 +1,40 @@
+"""Drawings of the chapter on memory."""
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from lsai_lab.report.charts import COLORS, panels
+
+# Of each tensor: when it is born and dies, its place, its size, and what it is.
+BOXES = {
+    "weights and optimizer states": (0, 11, 0, 3, "arithmetic"),
+    "activations 1": (0.6, 9, 3, 1.6, "attention"),
+    "activations 2": (1.6, 7.4, 4.6, 1.6, "attention"),
+    "activations 3": (2.6, 5.8, 6.2, 1.6, "attention"),
+    "logits": (3.6, 4.8, 7.8, 1.3, "optimizer"),
+    "gradients 3": (4.8, 11, 7.8, 0.9, "memory"),
+    "gradients 2": (5.8, 11, 6.2, 1.2, "memory"),
+    "gradients 1": (7.4, 11, 4.6, 1.2, "memory"),
+    "gradient of the\nembedding": (9, 11, 9.1, 2, "memory"),
+}
+RESERVED_FROM = (0, 0.6, 1.6, 2.6, 3.6, 9, 11)
+RESERVED = (3, 4.6, 6.2, 7.8, 9.1, 11.1, 11.1)
+
+
+def allocator_gaps() -> Figure:
+    """Tensors of a step as boxes over time and place in memory, and the gaps between them."""
+    fig, axes = panels(1, height=1.8)
+    axes.fill_between(RESERVED_FROM, RESERVED, step="post", color="#dddddd", linewidth=0)
+    for name, (born, dies, place, size, meaning) in BOXES.items():
+        look = {"fc": COLORS[meaning], "alpha": 0.75, "ec": "white"}
+        axes.add_patch(Rectangle((born, place), dies - born, size, **look))
+        middle = ((born + dies) / 2, place + size / 2)
+        axes.text(*middle, name, ha="center", va="center", fontsize=8.5)
+    axes.set(xlim=(0, 11), ylim=(0, 11.6), xticks=[], yticks=[])
+    axes.set(xlabel="time within a step", ylabel="place in memory")
+    axes.grid(visible=False)
+    assert isinstance(fig, Figure)
+    return fig
+
+
+DRAWINGS = (allocator_gaps,)

@@ -1,0 +1,90 @@
+"""The book without Quarto as a page a chapter: what pandoc split, made whole.
+
+pandoc names its pages by the ids of their first headings. Here they get the names that Quarto gives
+them, those of the notebooks; the first becomes the front page, and each gets the contents of the
+book, its own sections among them, and a search that works on a file, too.
+"""
+
+import json
+import re
+from html import escape, unescape
+from pathlib import Path
+from typing import Any
+
+from lsai_core.base.files import write_text
+
+_FRONT = "index.html"
+_NO_TEXT = r"(?s)<(script|style|nav|math|svg|pre|details)\b.*?</\1>|<[^>]+>"
+
+
+def finish_pages(folder: Path, names: list[str], title: str) -> None:
+    """Finish the pages that pandoc wrote into `folder`. `names`: of the chapters' notebooks, in
+    their order; `title`: HTML that stands above the front page's text."""
+    sitemap = json.loads((folder / "sitemap.json").read_text(encoding="utf-8"))
+    chapters = sitemap["subsections"]
+    paths = [chapter["section"]["path"].partition("#")[0] for chapter in chapters]
+    wanted = [name.replace(".ipynb", ".html") for name in names]
+    # what no notebook wrote is the list of references
+    wanted += ["references.html"] * (len(paths) - len(wanted))
+    renamed = dict(zip(paths, wanted, strict=True))
+    pages = {renamed[path]: (folder / path).read_text(encoding="utf-8") for path in paths}
+    for path in [*paths, _FRONT, "sitemap.json"]:
+        (folder / path).unlink(missing_ok=True)
+
+    index: list[dict[str, str]] = []
+    for name, page in pages.items():
+        if name == _FRONT:
+            page = re.sub(r'<a rel="prev".*?</a>', "", page, count=1)
+        index += _sections(page, name)
+        contents = _contents(chapters, dict(zip(wanted, chapters, strict=True))[name])
+        page = page.replace("<!--contents-->", contents, 1)
+        page = page.replace("<!--title-->", title if name == _FRONT else "", 1)
+        write_text(folder / name, _relinked(page, renamed))
+    words = json.dumps(index, ensure_ascii=False).replace("<", "\\u003c")
+    write_text(folder / "search.js", f"window.searchIndex = {words};\n")
+
+
+def _contents(chapters: list[dict[str, Any]], here: dict[str, Any]) -> str:
+    """The list of chapters; of the one that is `here`, its sections, too."""
+    lines = ["<details open><summary>Contents</summary>", "<ul>"]
+    for chapter in chapters:
+        is_here = chapter is here
+        lines.append(f"<li>{_entry(chapter['section'], is_here)}")
+        if is_here and chapter["subsections"]:
+            sections = [f"<li>{_entry(each['section'])}</li>" for each in chapter["subsections"]]
+            lines += ["<ul>", *sections, "</ul>"]
+        lines.append("</li>")
+    return "\n".join([*lines, "</ul>", "</details>"])
+
+
+def _entry(section: dict[str, Any], is_here: bool = False) -> str:
+    current = ' aria-current="page"' if is_here else ""
+    words = " ".join(filter(None, [section["number"], section["title"]]))
+    return f'<a href="{escape(section["path"])}"{current}>{escape(words)}</a>'
+
+
+def _relinked(page: str, renamed: dict[str, str]) -> str:
+    """`page` with links that lead to the pages as they are called in the end; those to a chapter as
+    a whole lead to its beginning."""
+
+    def link(found: re.Match[str]) -> str:
+        return f'href="{renamed.get(found[1], found[1])}{found[2] or ""}"'
+
+    return re.sub(r'href="([\w.-]+\.html)(#[^"]*)?"', link, page)
+
+
+def _sections(page: str, name: str) -> list[dict[str, str]]:
+    """What the search finds on a page: each section's title, text and place."""
+    found = []
+    main = page.partition("<main")[2].partition("</main>")[0]
+    for part in re.split(r'(?=<section id=")', main)[1:]:
+        place = re.match(r'<section id="([^"]*)"', part)
+        title = re.search(r"(?s)<h[1-6][^>]*>(.*?)</h[1-6]>", part)
+        if place and title:
+            words = {"title": _text(title[1]), "text": _text(part[title.end() :])}
+            found.append({"href": f"{name}#{place[1]}", **words})
+    return found
+
+
+def _text(html: str) -> str:
+    return " ".join(unescape(re.sub(_NO_TEXT, " ", html)).split())
