@@ -221,7 +221,8 @@ def _figure(claim: Claim, rows: pd.DataFrame) -> Found:
     _, over, lower, bases = best_of(rows, claim.over, False)
     if over == 0:
         raise NoData("the figure that divides is 0")
-    facts = {"best": name, "of": of, "over": over}
+    kernels = " against ".join(map(_attention_kernels, (used, bases)))
+    facts = {"best": name, "of": of, "over": over, "kernels": kernels}
     if claim.beside is not None:
         facts["beside"] = of / best_of(rows, claim.beside, False)[1]
     shared = sorted(set(upper.index) & set(lower.index))
@@ -231,6 +232,12 @@ def _figure(claim: Claim, rows: pd.DataFrame) -> Found:
         else [of / over]
     )
     return _repeated(claim, of / over, each, pd.concat([used, bases]), facts)
+
+
+def _attention_kernels(rows: pd.DataFrame) -> str:
+    """The attention kernels that these runs say they had."""
+    known = rows.get("attention_kernel", pd.Series(dtype=object)).dropna().unique()
+    return ", ".join(map(str, known)) or "not known"
 
 
 def _interval(claim: Claim, rows: pd.DataFrame) -> Found:
