@@ -29,7 +29,8 @@ Analysis, from frames to frames and numbers:
     text_read                            tokens of a run, distinct ones, passes over its text
     loss_changes, training_loss, loss_by_pass      training loss beside validation loss
     relative, versus, pareto, equal_to_best        comparisons; the best, and what equals it
-    SESSION_SPREAD                       what two sessions of one GPU differ by at equal work
+    SESSION_SPREAD                       closer speeds of one session are called equal
+    session_differences                  how far equal work lies apart between sessions
     work_of                              what a training step of each variant computes
     ideal_of                             the least time that a run's step could take
     block_times, kept_inputs             matrix products of one block: their time, the inputs kept
@@ -105,6 +106,7 @@ _FACE = {
         "text_read",
         "training_loss",
     ),
+    "lsai_lab.analysis.sessions": ("session_differences",),
     "lsai_lab.analysis.scale": (
         "bytes_per_weight",
         "groupings",
