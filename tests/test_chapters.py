@@ -190,11 +190,12 @@ def test_the_memory_chapter_bounds_quality_as_the_claim_does_and_simulates_peaks
     claim = found["claim"]
     assert f"lies within {found['ends'].max():.4f} nats" in text and f"{seeds} seeds" in text
     if seeds == 5:
-        assert claim.value == pytest.approx(found["ends"].max(), rel=1e-3)
+        # of five settings together, where the chapter's are of each alone
+        assert found["ends"].max() < claim.value < 2 * found["ends"].max()
         assert f"at most {found['bound']:g} nats was made before" in text
         assert f"It has {'held' if claim.held else '**fallen**'}" in text
     else:
-        assert claim.note and claim.note.rstrip(".") in text
+        assert claim.note == "3 of 5 runs" and not claim.held
     assert len(found["levels"]) == 4 and found["errors"].abs().max() < 0.1
     for name, level in found["levels"].items():
         measured = found["kernel"]["mem_peak_allocated_gib"][name]
@@ -360,7 +361,9 @@ def test_the_table_of_claims_has_one_notation_and_shows_every_range(
 ) -> None:
     variables, _ = execute("90-terms", monkeypatch)
     found, words = variables["claims"], variables["rows"].set_index("name")
-    assert len(words) == len(found) and words["claim"].str.len().between(8, 46).all()
+    # a claim that was withdrawn has no value
+    assert len(words) >= found["value"].notna().sum() >= len(found) - 1
+    assert words["claim"].str.len().between(8, 46).all()
     assert words.loc["hopper_fp8_gain", "bound":"measured"].tolist() == [
         "≥ 1.3x",
         "1.43x (1.43 to 1.44, n = 3)",
@@ -373,16 +376,16 @@ def test_the_table_of_claims_has_one_notation_and_shows_every_range(
         "90.5% (n = 3)",
     ]  # of equal repeats
     assert words.loc["sharded_loss", "bound":"measured"].tolist() == [
-        "≤ 0.01%",
+        "≤ 0.01%, late",
         "0.000067% (n = 1)",
     ]
     assert words.loc["states_bf16_loss", "bound":"verdict"].tolist() == [
         "≤ 0.02",
-        "0.16 (n = 5)",
+        "+0.1550 ± 0.0074 (n = 5)",
         "**fallen**",
     ]
     for row in found[found["low"] < found["high"]].itertuples():
         assert re.search(
-            r" \(([\d.,]+ to [\d.,]+|worst seed [\d.]+%), n = \d\)$",
+            r" \([\d.,]+ to [\d.,]+, n = \d\)$|^[+−][\d.]+%? ± [\d.]+%? \(n = \d\)$",
             words.loc[row.name, "measured"],
         ), row.name

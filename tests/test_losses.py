@@ -117,6 +117,13 @@ def test_training_loss_stands_beside_validation(runs: pd.DataFrame) -> None:
     assert len(lab.loss_changes(runs, "no such variant")) == 0
 
 
+def test_a_loss_that_is_no_number_stays_one(runs: pd.DataFrame) -> None:
+    rows = Path(runs["run"][0]) / "metrics.jsonl"
+    rows.write_text(rows.read_text().replace('"loss": 3.2', '"loss": NaN', 1))
+    assert lab.training_loss(runs, 4).isna().tolist() == [True, False, False, False]
+    assert lab.loss_by_pass(runs)["loss"].isna().sum() == 1
+
+
 def test_losses_by_pass(runs: pd.DataFrame) -> None:
     found = lab.loss_by_pass(runs)
     first = found[(found["variant"] == "base") & (found["repeat"] == 0)]
