@@ -50,6 +50,7 @@ COLUMNS = (
     "bound_set",
     "first_run",
     "set_after",
+    "gpu_sets",
     "held",
     "verdict",
     "note",
@@ -88,7 +89,8 @@ def evaluate(
     interval) are rounded after the verdict; `n` is the number of independent runs behind each
     figure, `runs` every run's `<machine>/<study>/<folder>`. `bound_set` is when the bound was
     committed, `first_run` when the first of those runs began, `set_after` whether it did so before
-    the bound was set, or nothing shows that it did not. Of losses, `READ` says how much text a run
+    the bound was set, or nothing shows that it did not. `gpu_sets`: on how many sets of GPUs the
+    runs were made, by UUID; missing where one has none. Of losses, `READ` says how much text a run
     read, and `TRAINING` from where to where the training loss of the last steps differs, of the
     setting whose validation loss is furthest off. `bounds`: the dates, if not the committed ones.
     """
@@ -101,7 +103,7 @@ def evaluate(
     for name, claim in claims.items():
         judged, used = _judge(name, claim, newest[claim.machine])
         dates = _dates(date_of_bound(bounds, name, claim), used, judged["value"] is not None)
-        found.append(judged | dates | _read(claim, used))
+        found.append(judged | dates | _read(claim, used) | {"gpu_sets": _gpu_sets(used)})
     return pd.DataFrame(found, columns=list(COLUMNS)).assign(
         held=lambda rows: rows["verdict"] == "held"
     )
@@ -181,6 +183,11 @@ def _dates(bound_set: Any, rows: pd.DataFrame, has_value: bool) -> dict[str, Any
         "first_run": None if first is None else first.isoformat(),
         "set_after": has_value and not before,
     }
+
+
+def _gpu_sets(rows: pd.DataFrame) -> int | None:
+    known = rows.get("env.gpu_uuids", pd.Series(index=rows.index, dtype=object))
+    return None if rows.empty or known.isna().any() else known.astype(str).nunique()
 
 
 def _read(claim: Claim, rows: pd.DataFrame) -> dict[str, Any]:
