@@ -46,7 +46,7 @@ def claims(
     ] = False,
     full: opt.FullOption = False,
 ) -> None:
-    """Recompute every headline statement of params/claims.yaml; exit 1 if one falls."""
+    """Recompute every headline statement of params/claims.yaml; exit 1 unless all hold."""
     runs, declared, root = load(), load_claims(), repo_root()
     if any(claim.kind == "estimators" for claim in declared.values()):
         _predict_new()
