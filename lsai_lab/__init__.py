@@ -80,6 +80,10 @@ Predictions:
     tried_predictions                    configurations predicted first and measured afterwards
     prediction_table                     committed tables: what fits which GPU, published figures
     estimator_errors                     errors of this package and of other estimators
+    prediction_errors, error_summary     errors by what was predicted and what tested it
+    program_errors, published_errors     of other people's programs; of published figures
+    verdicts, host_difference            whether a run fits; what two GPUs differ by
+    what_fits, PARTS                     a model's techniques; the parts of its peak
 
 Many nodes:
 
@@ -217,6 +221,16 @@ _FACE = {
         "long_training",
         "method_times",
         "shared_times",
+    ),
+    "lsai_lab.analysis.predictions": (
+        "PARTS",
+        "error_summary",
+        "host_difference",
+        "prediction_errors",
+        "program_errors",
+        "published_errors",
+        "verdicts",
+        "what_fits",
     ),
     "lsai_lab.analysis.sharding": (
         "largest_models",

@@ -12,7 +12,6 @@ from lsai_core.config.train import TrainConfig
 from lsai_lab.predictions.recorded import config_of, predicted_runs, table_path
 from lsai_lab.report.load import finished_run, session
 from lsai_lab.runs.records import recorded_runs
-from lsai_lab.runs.session import current_runs
 
 
 def config(run: str | Path | Mapping[str, Any]) -> TrainConfig:
@@ -22,12 +21,11 @@ def config(run: str | Path | Mapping[str, Any]) -> TrainConfig:
 
 
 def run_predictions() -> pd.DataFrame:
-    """One row per training run or search, of this machine's plan and committed, whose peak memory
-    (GiB) or step time (s) was predicted: `predicted`, `measured`, `error`, `predicted_reserved`,
-    `reserved`, `estimated_s`, `step_s`, `run` and who it is (`machine`, `study`, `variant`,
-    `part`)."""
+    """One row per committed training run or search whose peak memory (GiB) or step time (s) was
+    predicted: `predicted`, `measured`, `error`, `predicted_reserved`, `reserved`, `estimated_s`,
+    `step_s`, `run` and who it is (`machine`, `study`, `variant`, `part`)."""
     reports = session().root / "reports"
-    return predicted_runs([*current_runs(session()), *recorded_runs(reports)], reports)
+    return predicted_runs(recorded_runs(reports), reports)
 
 
 def prediction_table(name: str = "fits") -> pd.DataFrame:

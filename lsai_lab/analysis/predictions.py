@@ -1,0 +1,130 @@
+"""How good predictions are: their errors by what was predicted and what tested it."""
+
+import json
+from collections.abc import Mapping
+
+import pandas as pd
+
+from lsai_lab.predictions.recorded import step_errors
+from lsai_lab.project.files import reading_root
+from lsai_lab.report.predicted import prediction_table, tried_predictions
+
+RECORDED, NEW = "recorded runs", "new configurations"
+PARTS = [
+    "weights",
+    "gradients",
+    "optimizer",
+    "activations",
+    "loss",
+    "FSDP buffers",
+    "messages",
+    "kernel scratch",
+    "libraries",
+]
+
+
+def prediction_errors(recorded: pd.DataFrame) -> pd.DataFrame:
+    """One row per prediction that was tested: `what` (active or reserved memory, time of a step),
+    `tested_on`, `predicted` and `measured` (GiB; s), `error`, and `set` of new configurations.
+
+    `recorded`: `run_predictions`. New configurations were predicted before they ran; recorded runs
+    were there when the model was made.
+    """
+    known = recorded.dropna(subset=["error", "reserved"])
+    tries = tried_predictions()
+    new = tries[tries["cap_gib"].isna()].dropna(subset="measured.active_gib")
+    steps = step_errors(recorded)
+    tested = {"in sample": "calibration runs", "out of sample": "all other runs"}
+    parts = [
+        _rows("active memory", RECORDED, known["predicted"], known["measured"]),
+        _rows("reserved memory", RECORDED, known["predicted_reserved"], known["reserved"]),
+    ]
+    for name in ("active", "reserved"):
+        column = f"{name}_gib"
+        said, seen = new[f"predicted.{column}"], new[f"measured.{column}"]
+        parts.append(_rows(f"{name} memory", NEW, said, seen).assign(set=new["set"]))
+    for sample, name in tested.items():
+        rows = steps[steps["speeds"] == sample]
+        times = _rows("time of a step", name, rows["estimated_s"], rows["step_s"])
+        parts.append(times.assign(run=rows["run"], study=rows["study"]))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _rows(what: str, tested_on: str, predicted: pd.Series, measured: pd.Series) -> pd.DataFrame:
+    found = pd.DataFrame({"predicted": predicted, "measured": measured}).astype(float)
+    found["error"] = found["predicted"] / found["measured"] - 1
+    return found.assign(what=what, tested_on=tested_on).dropna(subset=["error"])
+
+
+def program_errors() -> pd.DataFrame:
+    """Programs of other people, predicted on a simulated GPU before they ran on one: `name`, and
+    the errors of `active` and `reserved` memory."""
+    folder = reading_root() / "reports" / "predictions"
+    said, seen = (
+        json.loads((folder / name).read_text())
+        for name in ("anybody.json", "anybody.measured.json")
+    )
+    rows = [
+        {
+            "name": name,
+            "active": said[name]["allocated"] / measured["active"] - 1,
+            "reserved": said[name]["reserved"] / measured["reserved"] - 1,
+        }
+        for name, measured in seen.items()
+    ]
+    return pd.DataFrame(rows)
+
+
+def error_summary(errors: pd.DataFrame) -> pd.DataFrame:
+    """One row per `what` and `tested_on` of `prediction_errors`: `n`, the median size of the error,
+    that of nine in ten, how many are off by more than a tenth, and the ends."""
+    groups = errors.groupby(["what", "tested_on"], sort=False)["error"]
+    size = errors.assign(size=errors["error"].abs()).groupby(["what", "tested_on"], sort=False)
+    found = pd.DataFrame({"n": groups.size()})
+    found["median"] = size["size"].median()
+    found["nine in ten"] = size["size"].quantile(0.9)
+    found["off by > 10%"] = size["size"].agg(lambda each: (each > 0.1).sum()).astype(int)
+    found["lowest"] = groups.min()
+    found["highest"] = groups.max()
+    return found.reset_index()
+
+
+def verdicts() -> Mapping[str, int]:
+    """With memory capped near the prediction, what became of the verdict whether a run fits: `all`,
+    `right`, `refused` (a run that fitted), `promised` (a fit that failed)."""
+    tries = tried_predictions()
+    capped = tries[tries["cap_gib"].notna()]
+    said, seen = capped["predicted.fits"].astype(bool), capped["measured.fits"].astype(bool)
+    counts = {"all": len(capped), "right": (said == seen).sum()}
+    counts |= {"refused": (~said & seen).sum(), "promised": (said & ~seen).sum()}
+    return {name: int(count) for name, count in counts.items()}
+
+
+def host_difference() -> float:
+    """By how much two GPUs differ at most in the memory that one configuration reserved."""
+    tries = tried_predictions()
+    sets = tries["set"].str.partition(".")[0]
+    again = tries.groupby([sets, "name"])["measured.reserved_gib"]
+    return float((again.max() / again.min()).max() - 1)
+
+
+def published_errors() -> pd.DataFrame:
+    """One row per source of published figures: `figures`, the `smallest` and `largest` (GiB), and
+    the signed `median` and `worst` error of our predictions."""
+    figures = prediction_table("published")
+    groups = figures.groupby("source", sort=False)
+    found = pd.DataFrame({"figures": groups.size()})
+    found["smallest (GiB)"] = groups["published"].min()
+    found["largest (GiB)"] = groups["published"].max()
+    found["median error"] = groups["error"].median()
+    worst = groups["error"].agg(lambda each: each[each.abs().idxmax()])
+    found["largest error"] = worst.where(found["figures"] > 1)
+    return found.sort_values("figures", ascending=False, kind="stable").reset_index()
+
+
+def what_fits(model: str, tokens: int) -> pd.DataFrame:
+    """The techniques of the committed table for `model` over sequences of `tokens`, on up to eight
+    GPUs, by name: `PARTS` of the peak, `needs` with the allocator's gaps (GiB), `host`, `gpus`."""
+    table = prediction_table("fits")
+    asked = (table["model"] == model) & (table["tokens"] == tokens) & (table["gpus"] <= 8)
+    return table[asked].set_index("technique")
