@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 from conftest import CHECKOUT
 
-from lsai_core import ModelConfig
+from lsai_core.config.strict import validated
+from lsai_core.config.train import ModelConfig
 from lsai_lab.analysis.attention import kernel_lead, window_times
 from lsai_lab.analysis.roof import block_operations, least_times, tokens_to_fill
 from lsai_lab.analysis.step_time import compile_pays, gain_range, levers, waterfall
@@ -77,7 +78,7 @@ def test_a_kernel_leads_if_measurements_and_sessions_cannot_explain_it() -> None
 
 def test_operations_and_terms_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
-    shape = ModelConfig(preset="course")
+    shape = validated(ModelConfig, {"preset": "course"}, "the model")
     rate = pd.Series(
         {"matmul_bf16_tflops": 700.0, "matmul_fp8_tflops": 1400.0, "copy_gb_per_s": 3500.0}
     )
