@@ -41,9 +41,9 @@ Analysis, from frames to frames and numbers:
     text_read                            tokens of a run, distinct ones, passes over its text
     loss_changes, training_loss, loss_by_pass      training loss beside validation loss
     relative, versus, pareto, equal_to_best        comparisons; the best, and what equals it
-    gaps_by_seed                         differences of a loss, seed by seed
     with_cost                            energy and money for a billion tokens
-    SESSION_SPREAD                       what two sessions of one GPU differ by at equal work
+    SESSION_SPREAD                       closer speeds of one session are called equal
+    session_differences                  how far equal work lies apart between sessions
     work_of                              what a training step of each variant computes
     RATES, machine_rates, tokens_to_fill the measured roof of each GPU
     block_operations, least_times        operations of one block, and their least times
@@ -93,7 +93,7 @@ Many nodes:
     recorded_node                        the assumptions with what one node measured
     best_groupings, enough_tokens        the best plans; from how many tokens the network is hidden
     group_size, checkpoint_costs         n*; how often to save, and what it costs
-    loss_distance, loss_changes          of runs that round alike, what sharding does to the loss
+    loss_distance, changes_by_pair       of runs that round alike, what sharding does to the loss
     largest_models                       the largest model of each setting, and its bound
     sharded_peers, scaling_grid          Llama-3-8B beside torchtitan; the course's grid
 
@@ -145,7 +145,7 @@ _FACE = {
         "tried_predictions",
     ),
     "lsai_lab.runs.interactive": ("open_run",),
-    "lsai_lab.analysis.cost": ("with_cost", "gaps_by_seed"),
+    "lsai_lab.analysis.cost": ("with_cost",),
     "lsai_lab.analysis.summary": (
         "SESSION_SPREAD",
         "block_times",
@@ -200,6 +200,7 @@ _FACE = {
         "text_read",
         "training_loss",
     ),
+    "lsai_lab.analysis.sessions": ("session_differences",),
     "lsai_lab.analysis.scale": (
         "best_groupings",
         "bytes_per_weight",
@@ -235,7 +236,7 @@ _FACE = {
     ),
     "lsai_lab.analysis.sharding": (
         "largest_models",
-        "loss_changes",
+        "changes_by_pair",
         "loss_distance",
         "scaling_grid",
         "sharded_peers",

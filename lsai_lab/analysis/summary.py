@@ -10,8 +10,9 @@ import pandas as pd
 from lsai_core.config.affects import names_that_affect
 from lsai_core.config.train import TrainConfig
 
-# Two sessions of one H200 at identical work differ by this much (torchtitan at 8 B, eager): nothing
-# below it is a difference.
+# Speeds of one session that are closer than this are called equal. It is what two H200s differed by
+# at the 8 B model's eager work (`ours_eager` of h200-a and h200). Between sessions equal work of
+# that study lies 0.4 to 4.1 % apart (`lsai_lab.analysis.sessions`): comparing them needs more.
 SESSION_SPREAD = 0.017
 ENDS = ("", "_low", "_high")
 VARIANT = ("machine", "variant", "label")

@@ -92,6 +92,7 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
         "weights": Path(config.init_from).name if config.init_from else "random",
         **fp8.facts(config),
         "dataset": dataset.folder.name,
+        "text_tokens": len(dataset.tokens("train")),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         **trained.measured,
         **_idle(speed, trained.measured),

@@ -169,8 +169,8 @@ def points(runs: pd.DataFrame, keep: Sequence[str] = ()) -> pd.DataFrame:
 
 
 def kernels(run: str | Path | Mapping[str, Any]) -> pd.DataFrame:
-    """The kernels with the most time of a traced run: name, class, ms and calls per step, longest
-    first."""
+    """The kernels of a traced run: name, class, ms and calls per step, longest first. Records of
+    before 27 November 2026 have the 25 with the most time: their classes sum up to less."""
     found = finished_run(run).kernels
     return found.map(plain) if len(found) else found
 

@@ -3,7 +3,8 @@
     runs/<study>/<name>-<key>/config.json     the resolved config (what was asked)
                               env.json        machine and software (where it ran)
                               metrics.jsonl   one line per step (how it went)
-                              kernels.json    the kernels with the most time (traced runs)
+                              kernels.json    all kernels of a step (traced runs; until 27 November
+                                              2026 the 25 with the most time)
                               summary.json    outcome and results (what came out); written last
                               notebook.ipynb  the executed run notebook: this run's own page
 
