@@ -48,8 +48,8 @@ Analysis, from frames to frames and numbers:
     RATES, machine_rates, tokens_to_fill the measured roof of each GPU
     block_operations, least_times        operations of one block, and their least times
     layer_matmuls, square_matmuls        matmuls timed alone
-    attention_points, kernel_times, kernel_lead    what the attention bench measured; the lead of
-                                         one kernel over the best other one
+    HEADS, attention_points, kernel_times, kernel_lead    what the attention bench measured; the
+                                         lead of one kernel over the best other one
     attention_curves, window_times       rate and memory over the length; times with a window
     kernel_errors, rounding_error        errors against float64; that of one rounding
     kernels_declared                     the kernels as a table
@@ -162,6 +162,7 @@ _FACE = {
     ),
     "lsai_lab.analysis.ideal": ("ideal_of",),
     "lsai_lab.analysis.attention": (
+        "HEADS",
         "attention_curves",
         "attention_points",
         "auto_shares",

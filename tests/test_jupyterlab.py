@@ -150,7 +150,7 @@ def test_a_notebook_runs_in_the_browser(
     )
     assert page.evaluate(wide) == 0, "a table runs out of its cell"
     links = re.findall(r"\]\(([^)\s]+/notebook\.ipynb)\)", str(outputs))
-    assert links or name != "10-memory"
+    assert links or name != "20-activations"
     assert all((folder.root / "notebooks" / unquote(link)).exists() for link in links), (
         "a link to a run leads nowhere"
     )

@@ -199,7 +199,7 @@ def test_runs_by_hand_are_recorded_like_all_others(executed: dict[str, tuple[Pat
     folder = executed["run-training"][0].parent
     runs = {(run.summary.kind, run.summary.outcome) for run in find_runs(folder / "runs")}
     assert runs >= {("train", "ok"), ("batch_search", "ok"), ("ceilings", "ok")}
-    chapter = read(executed["10-memory"][0])
+    chapter = read(executed["65-yours"][0])
     assert "flash attention" in str(
         [cell.outputs for cell in chapter.cells if cell.cell_type == "code"]
     )
