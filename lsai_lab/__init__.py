@@ -97,6 +97,13 @@ Many nodes:
     largest_models                       the largest model of each setting, and its bound
     sharded_peers, scaling_grid          Llama-3-8B beside torchtitan; the course's grid
 
+How much to believe:
+
+    speed_noise, one_setting             how far equal work is apart; one setting in all studies
+    claims_with, all_claims, sessions    claims with a verdict, and all; the labels of the records
+    peer_comparisons, peer_settings      this package beside other trainers, and their settings
+    peer_savings                         the leads beside what our kernels save
+
 One sequence on several GPUs:
 
     context_points, shared_times         what was measured; of it the times on several GPUs
@@ -224,6 +231,14 @@ _FACE = {
         "method_times",
         "shared_times",
     ),
+    "lsai_lab.analysis.noise": (
+        "all_claims",
+        "claims_with",
+        "one_setting",
+        "sessions",
+        "speed_noise",
+    ),
+    "lsai_lab.analysis.peers": ("peer_comparisons", "peer_savings", "peer_settings"),
     "lsai_lab.analysis.predictions": (
         "PARTS",
         "error_summary",
