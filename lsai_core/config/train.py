@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lsai_core.config.affects import Affects
+from lsai_core.config.affects import Affects, Later
 from lsai_core.config.presets import ModelConfig
 from lsai_core.config.strict import Strict
 
@@ -32,6 +32,7 @@ Fp8Recipe = Literal[
 LinearName = Literal["qkv", "attention_output", "gate_up", "down", "output"]
 Share = Annotated[float, Field(ge=0, lt=1)]
 ContextMethod = Literal["ring", "zigzag", "lightseq", "ulysses", "usp", "torch"]
+ParallelKind = Literal["fsdp", "zero2", "zero1", "ddp"]
 
 LARGEST_VOCABULARY = 262_144
 # Beyond any machine: such a number is a slip, and is refused where it is given.
@@ -39,6 +40,7 @@ MOST_PROCESSES, MOST_STEPS, MOST_TOKENS = 2**17, 2**40, 2**27
 
 # What fields affect (`lsai_core.config.affects`); a field without such an annotation affects all.
 RESULT, STEP, NOTHING = Affects("result"), Affects("memory", "speed"), Affects()
+LATER = Later()
 
 
 class AttentionConfig(Strict):
@@ -157,8 +159,8 @@ class CheckpointConfig(Strict):
 
 
 class ParallelConfig(Strict):
-    """Over how many processes (one per GPU, or CPU processes) the run is sharded, by FSDP2. See
-    `lsai_core.parallel`.
+    """Over how many processes (one per GPU, or CPU processes) the run is spread, and how they share
+    the model. See `lsai_core.parallel`.
 
     `fsdp * replicate * cp` processes: each group of `fsdp * cp` holds one copy of the weights,
     gradients and optimizer states, a shard each; the `replicate` groups average their gradients
@@ -166,6 +168,11 @@ class ParallelConfig(Strict):
     sequences, a slice each (`lsai_core.context`).
     """
 
+    kind: Annotated[ParallelKind, STEP, LATER] = Field(
+        "fsdp",
+        description="fsdp, zero2 (FSDP2, gathers once a step): shards; ddp, zero1: copies, "
+        "replicate of them",
+    )
     fsdp: int = Field(
         1,
         gt=0,
@@ -203,7 +210,8 @@ class ParallelConfig(Strict):
 
     @model_validator(mode="after")
     def _needs_shards(self) -> Self:
-        if self.shards == 1 and (self.replicate > 1 or not self.reshard_after_forward):
+        copies = self.replicate > 1 and not self.keeps_copies
+        if self.shards == 1 and (copies or not self.reshard_after_forward):
             raise ValueError("replicate and reshard_after_forward need fsdp > 1 (or cp > 1)")
         if self.world_size > MOST_PROCESSES:
             raise ValueError(
@@ -227,10 +235,19 @@ class ParallelConfig(Strict):
         return self.readers * self.cp
 
     @property
-    def sharded(self) -> bool:
-        """Whether FSDP2 holds the model: for several processes, and for CPU offload, of one as
-        well."""
+    def keeps_copies(self) -> bool:
+        """Whether every process that reads a batch of its own keeps whole weights."""
+        return self.kind in ("ddp", "zero1")
+
+    @property
+    def distributed(self) -> bool:
+        """Whether the run's processes form a group: several, and with CPU offload one as well."""
         return self.world_size > 1 or self.cpu_offload
+
+    @property
+    def sharded(self) -> bool:
+        """Whether FSDP2 holds the model."""
+        return self.distributed and not self.keeps_copies
 
 
 class TrainConfig(Strict):

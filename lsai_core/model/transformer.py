@@ -18,6 +18,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -156,6 +158,10 @@ class Block(nn.Module):
         return x_BSD + self.mlp(self.mlp_norm(x_BSD))
 
 
+def _alone(last: bool) -> AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
 class Transformer(nn.Module):
     """The decoder. Weights are initialised with seed 0, except on the meta device (see
     `build_model`).
@@ -189,6 +195,10 @@ class Transformer(nn.Module):
         self._positions_S: Tensor | None = None  # of this rank's slice, on the device
         self.host_inputs: HostInputs | None = None
         self.loss = linear_cross_entropy
+        # What processes that share the model do around a micro-batch, the last of a step or not,
+        # and what they call in its place.
+        self.micro_batch: Callable[[bool], AbstractContextManager[Any]] = _alone
+        self.wrapper: Callable[..., Tensor] | None = None
         self.bf16_residual = False  # values between blocks in bf16, whatever the weights are
         # of delayed scaling, once layers are converted to fp8 (`lsai_core.fp8`)
         self.fp8_scales: Any = None

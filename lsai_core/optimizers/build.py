@@ -17,7 +17,9 @@ from lsai_core.config.train import OptimConfig
 from lsai_core.model.transformer import shaped
 from lsai_core.optimizers.base import (
     FactorOptimizer,
+    Named,
     Optimizer,
+    held_here,
     local,
     numbered,
     parts_of,
@@ -28,15 +30,19 @@ PACKAGE = "lsai_core.optimizers.kinds.*"
 
 
 def build_optimizer(
-    model: torch.nn.Module, optim: OptimConfig, seed: int = 0
+    model: torch.nn.Module,
+    optim: OptimConfig,
+    seed: int = 0,
+    *,
+    parameters: Named | None = None,
 ) -> torch.optim.Optimizer:
-    """The optimizer that `optim` names, over the parameters of `model`. `seed`: of stochastic
-    rounding.
+    """The optimizer that `optim` names, over the parameters of `model`, or over `parameters` of it.
+    `seed`: of stochastic rounding.
 
     Raises Unavailable if a kernel is asked for where it cannot run, and UserError if a parameter is
     left out.
     """
-    parameters = dict(model.named_parameters())
+    parameters = dict(model.named_parameters()) if parameters is None else parameters
     declaration: Optimizer = declared(PACKAGE, optim.name, "OPTIMIZER")
     optimizer = declaration.build(parameters, optim)
     updated = numbered([optimizer])
@@ -87,7 +93,8 @@ def state_bytes(model: ModelConfig, optim: OptimConfig, dtype: torch.dtype) -> i
 
 def kept_states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """This process's part of what the optimizer keeps, without counts of steps."""
-    values = (value for state in optimizer.state.values() for value in state.values())
+    states = held_here(optimizer).state.values()
+    values = (value for state in states for value in state.values())
     return [local(v) for v in values if isinstance(v, torch.Tensor) and v.ndim]
 
 
@@ -131,8 +138,9 @@ def clip_and_update(optimizer: torch.optim.Optimizer, limit: float) -> torch.Ten
         p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
     ]
     norm = gradient_norm([p.grad for p in parameters])
-    if isinstance(optimizer, FactorOptimizer):
-        optimizer.step(factor=torch.clamp(limit / (norm + 1e-6), max=1.0) if limit else None)
+    if isinstance(held_here(optimizer), FactorOptimizer):
+        factor = torch.clamp(limit / (norm + 1e-6), max=1.0) if limit else None
+        optimizer.step(factor=factor)  # type: ignore[call-arg]
     else:
         torch.nn.utils.clip_grads_with_norm_(parameters, limit or math.inf, norm, foreach=True)
         optimizer.step()

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.plugins import declared, names
 from lsai_core.config.strict import validated
-from lsai_core.config.train import MOST_TOKENS, OptimConfig, TrainConfig
+from lsai_core.config.train import MOST_TOKENS, OptimConfig, ParallelConfig, TrainConfig
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -73,6 +73,11 @@ def refusal(config: TrainConfig) -> str | None:
             return reason
     if (reason := _refusal_of_activations(config)) is not None:
         return reason
+    if config.parallel.kind != ParallelConfig().kind:
+        from lsai_core.parallel.way import way_of
+
+        if (reason := way_of(config.parallel).refusal(config)) is not None:
+            return reason
     if config.parallel.cp > 1:
         from lsai_core.parallel.sequence import refusal as refusal_of_slices
 

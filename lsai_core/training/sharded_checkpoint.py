@@ -14,6 +14,7 @@ checksums in `complete.json` hold, and no pickle that names anything but what DC
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 import shutil
@@ -33,6 +34,7 @@ from lsai_core.base.errors import UserError
 from lsai_core.base.files import write_json
 from lsai_core.model.hf import save_hf
 from lsai_core.model.transformer import Transformer
+from lsai_core.optimizers.base import held_here
 from lsai_core.optimizers.kept import kept, require_same
 from lsai_core.parallel.world import World
 from lsai_core.training.checkpoint import beginning, checksum, progress
@@ -112,8 +114,7 @@ class ShardedCheckpoints:
         if not saved:
             return 0, 0.0
         facts = self._facts(saved[-1])
-        weights, states = dicts.get_state_dict(model, optimizer)
-        state = {"model": weights, "optimizer": states}
+        state = self._state(model, optimizer)
         try:
             with (saved[-1] / ".metadata").open("rb") as file:
                 _Metadata(file).load()
@@ -121,10 +122,18 @@ class ShardedCheckpoints:
                 warnings.filterwarnings("ignore", "torch.distributed is disabled")
                 where: dict[str, Any] = {"process_group": self._group, "no_dist": self._alone}
                 dcp.load(state, checkpoint_id=saved[-1], planner=_Values(), **where)
+            held = held_here(optimizer)
+            groups = state["optimizer"]["param_groups"]
+            for group, own in zip(groups, held.param_groups, strict=True):
+                if not own["params"]:  # torch looks for a group's parameters by its names
+                    group["params"] = []
             dicts.set_state_dict(
-                model, optimizer, model_state_dict=weights, optim_state_dict=states
+                model,
+                held,
+                model_state_dict=state["model"],
+                optim_state_dict=state["optimizer"],
             )
-            require_same(optimizer, facts.get("kept"))
+            require_same(facts.get("kept"), self._kept(optimizer))
         # whatever a foreign file makes of its reader
         except (dcp.api.CheckpointException, Exception) as error:
             raise UserError(
@@ -136,20 +145,43 @@ class ShardedCheckpoints:
         """Begin to write the checkpoint of `step` completed steps; waits for the one before to be
         on disk."""
         self.finish()
-        weights, states = dicts.get_state_dict(model, optimizer)
         path = self.folder / f"sharded-{step:08d}"
-        state = {"model": weights, "optimizer": states}
         written = dcp.async_save(
-            state, checkpoint_id=path, process_group=self._group, no_dist=self._alone
+            self._state(model, optimizer),
+            checkpoint_id=path,
+            process_group=self._group,
+            no_dist=self._alone,
         )
         facts = {
             "step": step,
             "ranks": self.world.size,
             "sequences_per_step": self.sequences,
             "train_s": train_s,
-            "kept": kept(optimizer),
+            "kept": self._kept(optimizer),
         }
         self._running = self._writer.submit(self._complete, written, path, facts)
+
+    def _state(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+        """Weights and states of this process, by the names of the whole model's parameters.
+
+        Groups name the parameters of all processes, as each writes them and asks for them.
+        """
+        weights, states = dicts.get_state_dict(model, held_here(optimizer))
+        for group, *others in zip(
+            states["param_groups"],
+            *self.world.gather([group["params"] for group in states["param_groups"]]),
+            strict=True,
+        ):
+            group["params"] = list(dict.fromkeys(itertools.chain(*others)))
+        return {"model": weights, "optimizer": states}
+
+    def _kept(self, optimizer: Optimizer) -> dict[str, int]:
+        """What the optimizer of all processes holds on to."""
+        own = kept(held_here(optimizer))
+        if held_here(optimizer) is optimizer:  # each process counts whole tensors
+            return own
+        everyone = self.world.gather(own)
+        return {name: sum(each[name] for each in everyone) for name in own}
 
     def check(self) -> None:
         """Raise what went wrong with the last save (a full disk, say), if it is known by now."""
