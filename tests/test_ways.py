@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from fsdp_fixture import config, dataset
+from fsdp_fixture import SEQUENCES, config, dataset
 from torch import Tensor
-from ways_job import RUNS, random_tokens, run_of
+from ways_job import RESUMED, RUNS, random_tokens, run_of
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import read_jsonl
@@ -36,6 +37,13 @@ class Jobs:
     root: Path
     text: Path
     facts: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def resumed(self, size: int, name: str) -> dict[str, Any]:
+        """The run that goes on from another's checkpoint."""
+        self.of(RESUMED[size][name][0])
+        if -size not in self.facts:
+            self.facts[-size] = self.start(size, list(RESUMED[size]))
+        return self.facts[-size][name]
 
     def of(self, name: str) -> dict[str, Any]:
         size = next(size for size, runs in RUNS.items() if name in runs)
@@ -106,10 +114,32 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("reason", REFUSED)
+TENSOR_REFUSED = {
+    "parallel.tp=3 does not divide model.n_heads=4": {"parallel": {"tp": 3}},
+    "does not divide seq_len=513": {"seq_len": 513},
+    "needs parallel.cp 1, not 2": {"parallel": {"tp": 2, "cp": 2}},
+    "needs parallel.cpu_offload False": {"parallel": {"tp": 2, "cpu_offload": True}},
+    "needs fp8.recipe none, not fused": {"precision": "bf16", "fp8": {"recipe": "fused"}},
+    "needs loss fused, not full": {"loss": "full"},
+    "needs mlp_chunk None": {"mlp_chunk": 64},
+    "needs saved_inputs gpu": {"saved_inputs": "host", "grad_checkpoint": "full"},
+    "needs optim.states full": {"optim": {"states": "8bit"}},
+    "needs optim.rounding nearest": {"optim": {"rounding": "stochastic"}},
+    "ddp keeps whole weights in every process, and parallel.tp": {
+        "parallel": {"kind": "ddp", "replicate": 2, "tp": 2}
+    },
+}
+ALL_REFUSED = {
+    **{reason: {"parallel": parallel} for reason, parallel in REFUSED.items()},
+    **{reason: {"parallel": {"tp": 2}, **run} for reason, run in TENSOR_REFUSED.items()},
+}
+
+
+@pytest.mark.parametrize("reason", ALL_REFUSED)
 def test_what_does_not_go_together_is_refused_in_one_line(reason: str) -> None:
+    run = {"model": {"preset": "lab-tiny"}, **ALL_REFUSED[reason]}
     with pytest.raises(UserError, match=reason) as raised:
-        checked(TrainConfig, {"model": {"preset": "lab-tiny"}, "parallel": REFUSED[reason]}, "test")
+        checked(TrainConfig, run, "test")
     assert "\n" not in str(raised.value)
 
 
@@ -183,3 +213,31 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(jobs: Jobs, name: str) -> Non
     assert [row["loss"] for row in again] == [row["loss"] for row in rows]
     first, second = jobs.weights(name), jobs.weights(f"{name}_again")
     assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "name"), [(size, name) for size, runs in RESUMED.items() for name in runs]
+)
+def test_another_way_goes_on_from_a_checkpoint(jobs: Jobs, size: int, name: str) -> None:
+    facts, first = jobs.resumed(size, name), RESUMED[size][name][0]
+    assert facts["resumed_at"] == 18
+    wanted = jobs.of(first)["validation_loss"]
+    assert facts["resumed_loss"] == pytest.approx(wanted, rel=1e-5)
+    assert furthest(curve(jobs.rows(name), "loss"), curve(jobs.rows(first), "loss")) <= 1e-5
+    found, whole = jobs.weights(name), jobs.weights(first)
+    assert max(relative(found[key], value) for key, value in whole.items()) <= 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["tp_fsdp", "zero1", "ddp"])
+def test_one_process_goes_on_from_four(jobs: Jobs, first: str, tmp_path: Path) -> None:
+    wanted = jobs.of(first)["validation_loss"]
+    shutil.copytree(jobs.root / first, tmp_path / "run")
+    run = run_of(jobs.text, first)
+    one = run.model_copy(update={"parallel": type(run.parallel)(), "batch_size": SEQUENCES})
+    found = train(one, dataset(one, jobs.root / "data"), tmp_path / "run")
+    assert found.resumed_at == 18
+    assert found.validation_loss == pytest.approx(wanted, rel=1e-5)
+    rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    assert furthest(curve(rows, "loss"), curve(jobs.rows(first), "loss")) <= 1e-5

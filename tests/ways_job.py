@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from lsai_core.config.train import TrainConfig
+from lsai_core.model.rows import out_of_order, row_order
 from lsai_core.model.transformer import Transformer
 from lsai_core.parallel.processes import connect
 from lsai_core.parallel.world import World
@@ -34,6 +35,7 @@ RUNS: dict[int, dict[str, dict[str, Any]]] = {
         "ddp2": {"parallel": {"kind": "ddp", "replicate": 2}, "grad_accum": 2},
         "zero1_2": {"parallel": {"kind": "zero1", "replicate": 2}, "grad_accum": 2},
         "zero2_2": {"parallel": {"kind": "zero2", "fsdp": 2}, "grad_accum": 2},
+        "tp2": {"parallel": {"tp": 2}, "grad_accum": 2},
     },
     4: {
         "ddp": {"parallel": {"kind": "ddp", "replicate": 4}, **SAVE},
@@ -47,19 +49,56 @@ RUNS: dict[int, dict[str, dict[str, Any]]] = {
         "zero1": {"parallel": {"kind": "zero1", "replicate": 4}, **SAVE},
         "zero1_odd": {"parallel": {"kind": "zero1", "replicate": 4}, "grad_accum": 2, **ODD},
         "zero2": {"parallel": {"kind": "zero2", "fsdp": 4}, "grad_accum": 2, **SAVE},
+        "zero2_whole": {"parallel": {"kind": "zero2", "fsdp": 4}, **SAVE},
         "zero2_odd": {
             "parallel": {"kind": "zero2", "fsdp": 2, "replicate": 2},
             "grad_accum": 2,
             **ODD,
         },
+        "tp": {"parallel": {"tp": 4}, "model": {"n_kv_heads": 4}, **SAVE},
+        "tp_plain": {
+            "parallel": {"tp": 4},
+            "model": {"n_kv_heads": 4},
+            "blocks": "plain",
+            "grad_checkpoint": "selective",
+        },
+        "tp_fsdp": {"parallel": {"fsdp": 2, "tp": 2}, **SAVE},
+        "tp_fsdp_odd": {"parallel": {"fsdp": 2, "tp": 2}, "grad_accum": 2, **ODD},
+        "tp_zero2": {
+            "parallel": {"kind": "zero2", "fsdp": 2, "tp": 2},
+            "grad_checkpoint": "full",
+            "grad_accum": 2,
+        },
     },
 }
 STEPS = 20
+# From the checkpoints after step 18 of these runs go on, as other ways and numbers of processes.
+RESUMED: dict[int, dict[str, tuple[str, dict[str, Any]]]] = {
+    2: {
+        "fsdp2_of_ddp": ("ddp", {"fsdp": 2}),
+        "tp2_of_fsdp": ("tp_fsdp", {"tp": 2}),
+        "zero1_of_tp": ("tp_fsdp", {"kind": "zero1", "replicate": 2}),
+    },
+    4: {
+        "tp_of_ddp": ("ddp", {"fsdp": 2, "tp": 2}),
+        "ddp_of_tp": ("tp_fsdp", {"kind": "ddp", "replicate": 4}),
+        "fsdp_of_zero1": ("zero1", {"fsdp": 4}),
+        "tp_of_zero1": ("zero1", {"fsdp": 2, "tp": 2}),
+        "zero1_of_zero2": ("zero2_whole", {"kind": "zero1", "replicate": 4}),
+    },
+}
 
 
 def run_of(text: Path, name: str) -> TrainConfig:
     """The run `name`, of 20 steps, by the processes that its settings say."""
     changes = next(runs[name] for runs in RUNS.values() if name in runs)
+    return config(text, **{"steps": STEPS, "optim": {"lr": 1e-3, "grad_clip": 0.5}, **changes})
+
+
+def other_run(text: Path, size: int, name: str) -> TrainConfig:
+    """The run that goes on from another's checkpoint, over as many sequences a step."""
+    first, parallel = RESUMED[size][name]
+    changes = {**RUNS[4][first], "parallel": parallel}
     return config(text, **{"steps": STEPS, "optim": {"lr": 1e-3, "grad_clip": 0.5}, **changes})
 
 
@@ -90,14 +129,19 @@ def whole_gradients(model: Transformer) -> dict[str, Tensor]:
     for name, parameter in model.named_parameters():
         grad = parameter.grad
         assert grad is not None
-        found[name] = grad.full_tensor() if isinstance(grad, DTensor) else grad.clone()
+        whole = grad.full_tensor() if isinstance(grad, DTensor) else grad.clone()
+        found[name] = out_of_order(whole, row_order(model.config, name, model.tp))
     return found
 
 
 def main(root: Path, text: Path, names: list[str]) -> None:
     world = connect(torch.device("cpu"))
     facts: dict[str, Any] = {}
-    for name in names:
+    for name in [name for name in names if name in RESUMED[world.size]]:
+        run, folder = other_run(text, world.size, name), root / name
+        first, _ = RESUMED[world.size][name]
+        facts[name] = again(run, root / first, folder, world)
+    for name in [name for name in names if name in RUNS[world.size]]:
         run, folder = run_of(text, name), root / name
         folder.mkdir(exist_ok=True)
         found, loss = gradients(run, world)
@@ -107,19 +151,18 @@ def main(root: Path, text: Path, names: list[str]) -> None:
         export_hf(trained.model, folder / "model", world)
         facts[name] = {"validation_loss": trained.validation_loss}
         if run.checkpoint.every:
-            facts[name] |= again(run, root, name, world)
+            facts[name] |= again(run, folder, root / f"{name}_again", world)
     world.close()
     if world.is_main:
         (root / f"facts{world.size}.json").write_text(json.dumps(facts))
 
 
-def again(run: TrainConfig, root: Path, name: str, world: World) -> dict[str, Any]:
-    """The same run once more, from its last checkpoint."""
-    folder = root / f"{name}_again"
+def again(run: TrainConfig, first: Path, folder: Path, world: World) -> dict[str, Any]:
+    """What goes on from the last checkpoint of the run in `first`, in another folder."""
     if world.is_main:
-        shutil.copytree(root / name, folder)
+        shutil.copytree(first, folder)
     world.barrier()
-    trained = train(run, dataset(run, root / "data"), folder, world=world)
+    trained = train(run, dataset(run, folder.parent / "data"), folder, world=world)
     export_hf(trained.model, folder / "model", world)
     return {"resumed_at": trained.resumed_at, "resumed_loss": trained.validation_loss}
 

@@ -162,10 +162,11 @@ class ParallelConfig(Strict):
     """Over how many processes (one per GPU, or CPU processes) the run is spread, and how they share
     the model. See `lsai_core.parallel`.
 
-    `fsdp * replicate * cp` processes: each group of `fsdp * cp` holds one copy of the weights,
+    `fsdp * replicate * cp * tp` processes: each group of `fsdp * cp` holds one copy of the weights,
     gradients and optimizer states, a shard each; the `replicate` groups average their gradients
     (hybrid sharding, HSDP: one group per node). `cp` processes, neighbours in rank, see the same
-    sequences, a slice each (`lsai_core.context`).
+    sequences, a slice each (`lsai_core.context`). `tp` processes, also neighbours in rank, see the
+    same sequences and share each matrix (`lsai_core.parallel.tensor`).
     """
 
     kind: Annotated[ParallelKind, STEP, LATER] = Field(
@@ -185,6 +186,12 @@ class ParallelConfig(Strict):
         gt=0,
         le=MOST_PROCESSES,
         description="processes that share each sequence (context parallelism)",
+    )
+    tp: Annotated[int, LATER] = Field(
+        1,
+        gt=0,
+        le=MOST_PROCESSES,
+        description="processes that share each matrix (tensor and sequence parallelism)",
     )
     cp_method: Annotated[ContextMethod, STEP] = Field(
         "zigzag", description="zigzag serves any number of heads"
@@ -215,13 +222,14 @@ class ParallelConfig(Strict):
             raise ValueError("replicate and reshard_after_forward need fsdp > 1 (or cp > 1)")
         if self.world_size > MOST_PROCESSES:
             raise ValueError(
-                f"fsdp x replicate x cp = {self.world_size} processes; at most {MOST_PROCESSES}"
+                f"fsdp x replicate x cp x tp = {self.world_size} processes; at most "
+                f"{MOST_PROCESSES}"
             )
         return self
 
     @property
     def shards(self) -> int:
-        """Processes that hold one copy of the model together."""
+        """Processes over which FSDP2 spreads one copy of the model."""
         return self.fsdp * self.cp
 
     @property
@@ -230,9 +238,14 @@ class ParallelConfig(Strict):
         return self.fsdp * self.replicate
 
     @property
+    def members(self) -> int:
+        """Processes that train on the same sequences, neighbours in rank."""
+        return self.cp * self.tp
+
+    @property
     def world_size(self) -> int:
         """How many processes the run has."""
-        return self.readers * self.cp
+        return self.readers * self.members
 
     @property
     def keeps_copies(self) -> bool:
@@ -247,7 +260,8 @@ class ParallelConfig(Strict):
     @property
     def sharded(self) -> bool:
         """Whether FSDP2 holds the model."""
-        return self.distributed and not self.keeps_copies
+        spread = self.shards * self.replicate > 1 or self.cpu_offload
+        return spread and not self.keeps_copies
 
 
 class TrainConfig(Strict):

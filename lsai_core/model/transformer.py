@@ -43,6 +43,7 @@ from lsai_core.model.recompute import (
     selective_contexts,
 )
 from lsai_core.model.rope import rope_tables, rotate
+from lsai_core.model.rows import in_order, row_order
 
 if TYPE_CHECKING:
     from lsai_core.context.methods import ContextParallel
@@ -191,6 +192,7 @@ class Transformer(nn.Module):
             if config.tie_embeddings
             else nn.Linear(config.d_model, config.vocab_size, bias=False)
         )
+        self.tp = 1  # processes that share each matrix (`lsai_core.model.rows`)
         self.context: ContextParallel | None = None
         self._positions_S: Tensor | None = None  # of this rank's slice, on the device
         self.host_inputs: HostInputs | None = None
@@ -307,22 +309,27 @@ class Transformer(nn.Module):
                 std,
                 f"{seed}/{name.replace('_orig_mod.', '')}",
                 draw_on or parameter.device,
+                row_order(self.config, name, self.tp),
             )
 
 
-def _fill_normal(parameter: Tensor, std: float, key: str, device: torch.device) -> None:
+def _fill_normal(
+    parameter: Tensor, std: float, key: str, device: torch.device, order: Tensor | None
+) -> None:
     """normal(0, std) from a generator seeded by `key`, drawn in float32 on `device`."""
     seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 1
     generator = torch.Generator(device).manual_seed(seed)
     values = torch.empty(parameter.shape, device=device, dtype=torch.float32).normal_(
         0.0, std, generator=generator
     )
-    fill(parameter, values)
+    fill(parameter, values, order)
 
 
 @torch.no_grad()
-def fill(parameter: Tensor, values: Tensor) -> None:
-    """Copy whole `values` into a parameter, of which this process may hold a slice only."""
+def fill(parameter: Tensor, values: Tensor, order: Tensor | None = None) -> None:
+    """Copy whole `values` into a parameter, of which this process may hold a slice only, of rows in
+    another `order` (`row_order`)."""
+    values = in_order(values, order)
     # Imported here: it takes a second, and most who import this module (chapters, predictions,
     # commands) fill no weights.
     from torch.distributed.tensor import DTensor, distribute_tensor

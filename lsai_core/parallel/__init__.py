@@ -5,5 +5,7 @@ processes    a world of real processes, over NCCL or gloo
 way          what a way of sharing the model declares
 kinds/       the ways for processes that read batches of their own: ddp, zero1, zero2, fsdp
 sequence     processes that share each sequence (context parallelism)
+tensor       processes that share each matrix (tensor and sequence parallelism)
+mesh         all processes, and what each dimension of their mesh shares
 build        a process's part of the model
 """

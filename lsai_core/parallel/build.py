@@ -10,6 +10,7 @@ from lsai_core.config.train import TrainConfig
 from lsai_core.model.saved_inputs import require_host_memory
 from lsai_core.model.transformer import Transformer, shaped
 from lsai_core.parallel.adapt import adapt
+from lsai_core.parallel.mesh import mesh_of
 from lsai_core.parallel.way import way_of
 
 
@@ -30,15 +31,29 @@ def build_sharded(config: TrainConfig, device: torch.device) -> Transformer:
 def empty_sharded(config: TrainConfig, device: torch.device) -> Transformer:
     """The same with memory and no values in it. Raises MemoryError as `require_host_memory`."""
     require_host_memory(config)
-    way = way_of(config.parallel)
     model = shaped(config.model, config.attention, grad_checkpoint=config.grad_checkpoint)
     model.to(weight_dtype(config.precision))
     adapt(model, config)
-    way.share(model, config, device)
+    share(model, config, device)
     model.to_empty(device="cpu" if config.parallel.cpu_offload else device)
     if config.parallel.cp > 1:
         from lsai_core.parallel.sequence import join
 
         model.share_sequence(join(config, device))
-    way.wrap(model, config, device)
+    if config.parallel.tp > 1 and not config.parallel.sharded:
+        from lsai_core.parallel.tensor import sum_gradients
+
+        sum_gradients(model)
+    way_of(config.parallel).wrap(model, config)
     return model
+
+
+def share(model: Transformer, config: TrainConfig, device: torch.device) -> None:
+    """Divide the parameters of `model` (on the meta device) among the processes, in place."""
+    mesh = mesh_of(config.parallel, device)
+    if config.parallel.tp > 1:
+        from lsai_core.parallel import tensor
+
+        tensor.share(model, mesh["tp"])
+    if config.parallel.sharded:
+        way_of(config.parallel).share(model, config, mesh)

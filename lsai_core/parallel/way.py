@@ -11,13 +11,15 @@ from lsai_core.base.plugins import declared
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
 
     from lsai_core.config.train import ParallelConfig, TrainConfig
     from lsai_core.model.transformer import Transformer
 
 PACKAGE = "lsai_core.parallel.kinds.*"
 
-Share = Callable[["Transformer", "TrainConfig", "torch.device"], None]
+Share = Callable[["Transformer", "TrainConfig", "DeviceMesh"], None]
+Wrap = Callable[["Transformer", "TrainConfig"], None]
 
 
 class Build(Protocol):
@@ -28,7 +30,7 @@ class Build(Protocol):
     ) -> torch.optim.Optimizer: ...
 
 
-def _nothing(model: Transformer, config: TrainConfig, device: torch.device) -> None:
+def _nothing(*args: Any) -> None:
     return None
 
 
@@ -40,14 +42,15 @@ def _as_it_is(build: Build, model: Transformer) -> torch.optim.Optimizer:
 class Way:
     """One way of sharing a model, as its file below `kinds/` declares it.
 
-    `share(model, config, device)` sees the model on the meta device, before it has memory, and
-    `wrap` the same model with memory; both change it in place, on every process. `optimizer(build,
+    `share(model, config, mesh)` sees the model on the meta device, before it has memory, and
+    `wrap(model, config)` the same model with memory; both change it in place, on every process.
+    `mesh`: all processes of the run (`mesh_of`). `optimizer(build,
     model)`: the optimizer of this process, given what builds one over all parameters.
     `refusal(config)`: why settings do not go with this way, or None.
     """
 
     share: Share = _nothing
-    wrap: Share = _nothing
+    wrap: Wrap = _nothing
     optimizer: Callable[[Build, Transformer], torch.optim.Optimizer] = _as_it_is
     refusal: Callable[[TrainConfig], str | None] = lambda config: None
 

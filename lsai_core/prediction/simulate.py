@@ -36,8 +36,8 @@ from lsai_core.model.transformer import Block, Transformer, shaped
 from lsai_core.optimizers.base import FactorOptimizer, parts_of
 from lsai_core.optimizers.build import build_optimizer, clip_and_update, kept_states, make_states
 from lsai_core.parallel.adapt import adapt
+from lsai_core.parallel.build import share
 from lsai_core.parallel.sequence import join, setting
-from lsai_core.parallel.way import way_of
 from lsai_core.prediction.compiled import POLICIES, Policy, compiled
 from lsai_core.prediction.purposes import name_gradients_and_buffers, named
 from lsai_core.prediction.stand_ins import (
@@ -109,8 +109,8 @@ def simulate(
     `on="cpu"`: as the run behaves on a CPU, where PyTorch runs compiled code eagerly while memory
     is measured. Raises UserError for an attention backend that cannot run on fake tensors.
     """
-    if config.parallel.kind != "fsdp":
-        raise UserError(f"parallel.kind {config.parallel.kind} is not predicted; fsdp is")
+    if config.parallel.kind != "fsdp" or config.parallel.tp > 1:
+        raise UserError("parallel.kind other than fsdp, and parallel.tp, are not predicted")
     # From the second micro-batch on all are alike.
     config = config.model_copy(update={"grad_accum": min(2, config.grad_accum)})
     if on == "cpu":
@@ -251,7 +251,7 @@ class _Simulation:
         if config.compile:
             self._compile(model)
         if config.parallel.distributed:
-            way_of(config.parallel).share(model, config, CPU)
+            share(model, config, CPU)
         return model
 
     def _adapt(self, model: Transformer, dtype: torch.dtype) -> None:

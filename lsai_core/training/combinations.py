@@ -78,6 +78,11 @@ def refusal(config: TrainConfig) -> str | None:
 
         if (reason := way_of(config.parallel).refusal(config)) is not None:
             return reason
+    if config.parallel.tp > 1:
+        from lsai_core.parallel.tensor import refusal as refusal_of_matrices
+
+        if (reason := refusal_of_matrices(config)) is not None:
+            return reason
     if config.parallel.cp > 1:
         from lsai_core.parallel.sequence import refusal as refusal_of_slices
 

@@ -86,7 +86,7 @@ def validate(
     """Mean loss (nats per token) over `eval.sequences` of the held-out split, every token weighted
     the same. Batches go round the readers; how large they are changes no more than rounding."""
     world = world or World()
-    readers, reader = config.parallel.readers, world.rank // config.parallel.cp
+    readers, reader = config.parallel.readers, world.rank // config.parallel.members
     total_and_count = torch.zeros(2, dtype=torch.float64)
     tokens = dataset.tokens("validation")
     batches = sequential_batches(tokens, config.batch_size, config.seq_len, config.eval.sequences)
@@ -235,7 +235,7 @@ class _Loop:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         batch = self.stream.batch(
-            step * config.parallel.readers + self.world.rank // config.parallel.cp
+            step * config.parallel.readers + self.world.rank // config.parallel.members
         )
         loss_and_norm = train_step(self.model, self.optimizer, *batch, config, self.device, meter)
         self.timer.mark()

@@ -26,18 +26,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import nn
 from torch.distributed.checkpoint import state_dict as dicts
 from torch.optim import Optimizer
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import write_json
+from lsai_core.config.train import MOST_PROCESSES
 from lsai_core.model.hf import save_hf
+from lsai_core.model.rows import out_of_order, row_order
 from lsai_core.model.transformer import Transformer
 from lsai_core.optimizers.base import held_here
 from lsai_core.optimizers.kept import kept, require_same
 from lsai_core.parallel.world import World
 from lsai_core.training.checkpoint import beginning, checksum, progress
+from lsai_core.training.saved_rows import RowsInOrder
 
 COMPLETE = "complete.json"
 _CLASSES = (
@@ -70,7 +72,7 @@ class _Metadata(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-class _Values(dcp.DefaultLoadPlanner):
+class _Values(RowsInOrder):
     def load_bytes(self, read_item: Any, value: Any) -> None:
         torch.load(value, weights_only=True)
         value.seek(0)
@@ -98,7 +100,7 @@ class ShardedCheckpoints:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._running: Future[None] | None = None
 
-    def restore(self, model: nn.Module, optimizer: Optimizer) -> tuple[int, float]:
+    def restore(self, model: Transformer, optimizer: Optimizer) -> tuple[int, float]:
         """Load the newest complete checkpoint; (steps done, seconds trained), (0, 0.0) where there
         is none.
 
@@ -121,7 +123,8 @@ class ShardedCheckpoints:
             with warnings.catch_warnings():  # DCP finds it remarkable that a process is alone
                 warnings.filterwarnings("ignore", "torch.distributed is disabled")
                 where: dict[str, Any] = {"process_group": self._group, "no_dist": self._alone}
-                dcp.load(state, checkpoint_id=saved[-1], planner=_Values(), **where)
+                planner = _Values(model.config, facts.get("tp", 1), model.tp)
+                dcp.load(state, checkpoint_id=saved[-1], planner=planner, **where)
             held = held_here(optimizer)
             groups = state["optimizer"]["param_groups"]
             for group, own in zip(groups, held.param_groups, strict=True):
@@ -141,7 +144,7 @@ class ShardedCheckpoints:
             ) from error
         return progress(facts, saved[-1])
 
-    def save(self, step: int, model: nn.Module, optimizer: Optimizer, train_s: float) -> None:
+    def save(self, step: int, model: Transformer, optimizer: Optimizer, train_s: float) -> None:
         """Begin to write the checkpoint of `step` completed steps; waits for the one before to be
         on disk."""
         self.finish()
@@ -155,23 +158,22 @@ class ShardedCheckpoints:
         facts = {
             "step": step,
             "ranks": self.world.size,
+            "tp": model.tp,  # the order of rows in its matrices
             "sequences_per_step": self.sequences,
             "train_s": train_s,
             "kept": self._kept(optimizer),
         }
         self._running = self._writer.submit(self._complete, written, path, facts)
 
-    def _state(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    def _state(self, model: Transformer, optimizer: Optimizer) -> dict[str, Any]:
         """Weights and states of this process, by the names of the whole model's parameters.
 
         Groups name the parameters of all processes, as each writes them and asks for them.
         """
         weights, states = dicts.get_state_dict(model, held_here(optimizer))
-        for group, *others in zip(
-            states["param_groups"],
-            *self.world.gather([group["params"] for group in states["param_groups"]]),
-            strict=True,
-        ):
+        groups: list[dict[str, Any]] = states["param_groups"]  # type: ignore[assignment]
+        everyone = self.world.gather([group["params"] for group in groups])
+        for group, *others in zip(groups, *everyone, strict=True):
             group["params"] = list(dict.fromkeys(itertools.chain(*others)))
         return {"model": weights, "optimizer": states}
 
@@ -253,7 +255,9 @@ def _complete_facts(path: Path) -> dict[str, Any]:
     """
     facts = json.loads((path / COMPLETE).read_text(encoding="utf-8"))
     progress(facts, path)
-    sequences = facts["sequences_per_step"]
+    sequences, tp = facts["sequences_per_step"], facts.get("tp", 1)
+    if type(tp) is not int or not 1 <= tp <= MOST_PROCESSES:
+        raise ValueError(f"tp is {str(tp)[:60]!r}")
     if type(sequences) is not int or sequences < 1:
         raise ValueError(f"sequences_per_step is {str(sequences)[:60]!r}")
     named = set(facts["files"])
@@ -275,11 +279,17 @@ def export_hf(model: Transformer, folder: Path, world: World, *, max_seq_len: in
     """Write `model`, sharded or not, to `folder` (see `save_hf`), gathered tensor by tensor into
     rank 0's host memory; every process must call."""
     options = dicts.StateDictOptions(full_state_dict=True, cpu_offload=True)
-    whole = dicts.get_model_state_dict(model, options=options)
+    whole: dict[str, Any] = dicts.get_model_state_dict(model, options=options)
     if world.is_main:
         with torch.device("meta"):
             plain = Transformer(model.config, model.attention_config)
         # Without what only training needs (the scales of fp8).
-        plain.load_state_dict({name: whole[name] for name in plain.state_dict()}, assign=True)
+        plain.load_state_dict(
+            {
+                name: out_of_order(whole[name], row_order(model.config, name, model.tp))
+                for name in plain.state_dict()
+            },
+            assign=True,
+        )
         save_hf(plain, folder, max_seq_len=max_seq_len)
     world.barrier()

@@ -111,8 +111,8 @@ def _train_one_step(
     )
     optimizer = build_optimizer(model, train.optim)
     states = make_states(optimizer)
-    # Processes that share a sequence draw the same.
-    generator = torch.Generator().manual_seed(train.seed + rank // train.parallel.cp)
+    # Processes that share sequences draw the same.
+    generator = torch.Generator().manual_seed(train.seed + rank // train.parallel.members)
     tokens = torch.randint(
         train.model.vocab_size, (train.batch_size, train.seq_len + 1), generator=generator
     )

@@ -28,7 +28,7 @@ from lsai_core.model.transformer import Transformer
 from lsai_core.parallel.way import Way, only_copies
 
 
-def wrap(model: Transformer, config: TrainConfig, device: torch.device) -> None:
+def wrap(model: Transformer, config: TrainConfig) -> None:
     """Let the processes average the gradients of `model`, which all initialize alike."""
     if config.compile:
         # Blocks are compiled one by one, and need not be cut where buckets end.

@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -31,8 +31,9 @@ from torch.distributed.fsdp import (
 )
 
 from lsai_core.config.precision import compute_dtype, weight_dtype
-from lsai_core.config.train import ParallelConfig, Precision, TrainConfig
+from lsai_core.config.train import Precision, TrainConfig
 from lsai_core.model.transformer import Transformer
+from lsai_core.parallel.mesh import data_mesh
 from lsai_core.parallel.way import Way
 
 # The loss multiplies by the output layer's weight itself, so that layer's `forward` never runs. It
@@ -41,16 +42,6 @@ from lsai_core.parallel.way import Way
 logging.getLogger("torch.distributed.fsdp.fully_shard").addFilter(
     lambda record: "did not run forward before backward" not in record.getMessage()
 )
-
-
-def mesh_of(parallel: ParallelConfig, device: torch.device) -> DeviceMesh:
-    """(shard,), or (replicate, shard) where neighbours in rank, which share a node, shard and the
-    nodes replicate."""
-    if parallel.replicate == 1:
-        return init_device_mesh(device.type, (parallel.shards,), mesh_dim_names=("shard",))
-    return init_device_mesh(
-        device.type, (parallel.replicate, parallel.shards), mesh_dim_names=("replicate", "shard")
-    )
 
 
 def mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
@@ -65,13 +56,13 @@ def mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 
-def share(model: Transformer, config: TrainConfig, device: torch.device) -> None:
+def share(model: Transformer, config: TrainConfig, mesh: DeviceMesh) -> None:
     """Turn the parameters of `model` (on the meta device) into sharded ones, in place."""
     parallel, precision = config.parallel, config.precision
-    mesh, policy = mesh_of(parallel, device), mixed_precision(precision)
+    data, policy = data_mesh(mesh), mixed_precision(precision)
     # Pinned memory exists for copies to a GPU only.
     offload = (
-        CPUOffloadPolicy(pin_memory=device.type == "cuda")
+        CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
         if parallel.cpu_offload
         else OffloadPolicy()
     )
@@ -79,7 +70,7 @@ def share(model: Transformer, config: TrainConfig, device: torch.device) -> None
     def unit(modules: torch.nn.Module | list[torch.nn.Module], reshard: bool) -> None:
         fully_shard(
             modules,
-            mesh=mesh,
+            mesh=data,
             mp_policy=policy,
             offload_policy=offload,
             reshard_after_forward=reshard,
@@ -92,13 +83,13 @@ def share(model: Transformer, config: TrainConfig, device: torch.device) -> None
         model.embedding.set_unshard_in_backward(False)  # type: ignore[operator]  # its gradient needs no table
         unit([model.norm, model.output], False)
     unit(model, False)
-    if device.type == "cpu":  # gloo sums, but cannot average while it sums
+    if mesh.device_type == "cpu":  # gloo sums, but cannot average while it sums
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_force_sum_reduction_for_comms(True)
 
 
-def gather_narrow(model: Transformer, config: TrainConfig, device: torch.device) -> None:
+def gather_narrow(model: Transformer, config: TrainConfig) -> None:
     """Let the weights of fp8 layers travel in fp8 if `fp8_gather` asks for it."""
     if config.parallel.fp8_gather:
         from lsai_core.fp8.gather import gather_in_fp8

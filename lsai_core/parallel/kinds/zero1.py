@@ -46,7 +46,7 @@ def spread(build: Build, model: Transformer) -> torch.optim.Optimizer:
             optimizer.numbers = whole.numbers  # type: ignore[attr-defined]
         return optimizer
 
-    return SpreadOptimizer(whole.param_groups, own)
+    return SpreadOptimizer(whole.param_groups, own)  # type: ignore[arg-type]
 
 
 WAY = Way(wrap=wrap, optimizer=spread, refusal=only_copies)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from lsai_core.config.train import TrainConfig
@@ -19,10 +19,10 @@ from lsai_core.parallel.kinds import fsdp
 from lsai_core.parallel.way import Way
 
 
-def share(model: Transformer, config: TrainConfig, device: torch.device) -> None:
+def share(model: Transformer, config: TrainConfig, mesh: DeviceMesh) -> None:
     """Turn the parameters of `model` (on the meta device) into sharded ones, in place."""
     kept = config.parallel.model_copy(update={"reshard_after_forward": False})
-    fsdp.share(model, config.model_copy(update={"parallel": kept}), device)
+    fsdp.share(model, config.model_copy(update={"parallel": kept}), mesh)
     assert isinstance(model, FSDPModule)
 
     def micro_batch(last: bool) -> contextlib.AbstractContextManager[Any]:
