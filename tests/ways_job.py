@@ -71,6 +71,9 @@ RUNS: dict[int, dict[str, dict[str, Any]]] = {
         },
     },
 }
+RUNS[8] = {
+    "tp_hsdp": {"parallel": {"fsdp": 2, "replicate": 2, "tp": 2}},
+}
 STEPS = 20
 # From the checkpoints after step 18 of these runs go on, as other ways and numbers of processes.
 RESUMED: dict[int, dict[str, tuple[str, dict[str, Any]]]] = {
@@ -137,7 +140,7 @@ def whole_gradients(model: Transformer) -> dict[str, Tensor]:
 def main(root: Path, text: Path, names: list[str]) -> None:
     world = connect(torch.device("cpu"))
     facts: dict[str, Any] = {}
-    for name in [name for name in names if name in RESUMED[world.size]]:
+    for name in [name for name in names if name in RESUMED.get(world.size, {})]:
         run, folder = other_run(text, world.size, name), root / name
         first, _ = RESUMED[world.size][name]
         facts[name] = again(run, root / first, folder, world)
