@@ -129,7 +129,20 @@ TENSOR_REFUSED = {
         "parallel": {"kind": "ddp", "replicate": 2, "tp": 2}
     },
 }
+PIPELINE_REFUSED = {
+    "parallel.pp=2, pp_schedule 1f1b: grad_accum must be a multiple": {"grad_accum": 3},
+    "pp_schedule interleaved: grad_accum must be .* at least 4": {
+        "grad_accum": 2,
+        "parallel": {"pp": 2, "pp_schedule": "interleaved"},
+    },
+    "16 stages need as many layers": {"grad_accum": 16, "parallel": {"pp": 16}},
+    "parallel.pp > 1 needs parallel.tp 1, not 2": {"parallel": {"pp": 2, "tp": 2}},
+    "parallel.pp > 1 needs parallel.fsdp 1, not 2": {"parallel": {"pp": 2, "fsdp": 2}},
+    "needs model.tie_embeddings False": {"model": {"preset": "lab-tiny", "tie_embeddings": True}},
+    "needs precision bf16, fp32 or tf32": {"precision": "bf16_autocast"},
+}
 ALL_REFUSED = {
+    **{reason: {"parallel": {"pp": 2}, **run} for reason, run in PIPELINE_REFUSED.items()},
     **{reason: {"parallel": parallel} for reason, parallel in REFUSED.items()},
     **{reason: {"parallel": {"tp": 2}, **run} for reason, run in TENSOR_REFUSED.items()},
 }

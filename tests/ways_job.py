@@ -36,6 +36,7 @@ RUNS: dict[int, dict[str, dict[str, Any]]] = {
         "zero1_2": {"parallel": {"kind": "zero1", "replicate": 2}, "grad_accum": 2},
         "zero2_2": {"parallel": {"kind": "zero2", "fsdp": 2}, "grad_accum": 2},
         "tp2": {"parallel": {"tp": 2}, "grad_accum": 2},
+        "pp2": {"parallel": {"pp": 2}, "grad_accum": 4},
     },
     4: {
         "ddp": {"parallel": {"kind": "ddp", "replicate": 4}, **SAVE},
@@ -54,6 +55,15 @@ RUNS: dict[int, dict[str, dict[str, Any]]] = {
             "parallel": {"kind": "zero2", "fsdp": 2, "replicate": 2},
             "grad_accum": 2,
             **ODD,
+        },
+        "pp": {"parallel": {"pp": 4}, "model": {"n_layers": 5}, "grad_accum": 8, **SAVE},
+        "pp_interleaved": {
+            "parallel": {"pp": 4, "pp_schedule": "interleaved"},
+            "model": {**ODD["model"], "tie_embeddings": False, "n_layers": 8},
+            "seq_len": 35,
+            "grad_accum": 8,
+            "grad_checkpoint": "full",
+            **SAVE,
         },
         "tp": {"parallel": {"tp": 4}, "model": {"n_kv_heads": 4}, **SAVE},
         "tp_plain": {
@@ -115,9 +125,15 @@ def gradients(run: TrainConfig, world: World) -> tuple[dict[str, Tensor], Tensor
     own = slice(reader * each, (reader + 1) * each)
     x_NS, y_NS = own_part(model, x_NS[own], y_NS[own])
     with model.micro_batch(True), compute_context(run, torch.device("cpu")):
-        loss = loss_fn(model, x_NS, y_NS, run)
-        loss.backward()
-    return whole_gradients(model), world.mean(loss.detach())
+        if model.pipeline is not None:
+            loss = model.pipeline(x_NS, y_NS)
+        else:
+            loss = loss_fn(model, x_NS, y_NS, run)
+            loss.backward()
+    found = whole_gradients(model)
+    if model.pipeline is not None:  # each process has its own parameters
+        found = {name: grad for part in world.gather(found) for name, grad in part.items()}
+    return found, world.mean(loss.detach())
 
 
 def random_tokens(run: TrainConfig) -> tuple[Tensor, Tensor]:

@@ -162,11 +162,12 @@ class ParallelConfig(Strict):
     """Over how many processes (one per GPU, or CPU processes) the run is spread, and how they share
     the model. See `lsai_core.parallel`.
 
-    `fsdp * replicate * cp * tp` processes: each group of `fsdp * cp` holds one copy of the weights,
-    gradients and optimizer states, a shard each; the `replicate` groups average their gradients
-    (hybrid sharding, HSDP: one group per node). `cp` processes, neighbours in rank, see the same
+    `fsdp * replicate * cp * tp * pp` processes: each group of `fsdp * cp` holds one copy of
+    weights, gradients and optimizer states, a shard each; the `replicate` groups average their
+    gradients (hybrid sharding, HSDP: one group per node). `cp` processes, neighbours in rank, see the same
     sequences, a slice each (`lsai_core.context`). `tp` processes, also neighbours in rank, see the
-    same sequences and share each matrix (`lsai_core.parallel.tensor`).
+    same sequences and share each matrix (`lsai_core.parallel.tensor`), `pp` processes the blocks
+    (`lsai_core.parallel.pipeline`).
     """
 
     kind: Annotated[ParallelKind, STEP, LATER] = Field(
@@ -192,6 +193,12 @@ class ParallelConfig(Strict):
         gt=0,
         le=MOST_PROCESSES,
         description="processes that share each matrix (tensor and sequence parallelism)",
+    )
+    pp: Annotated[int, LATER] = Field(
+        1, gt=0, le=MOST_PROCESSES, description="processes that share the blocks (pipeline)"
+    )
+    pp_schedule: Annotated[Literal["1f1b", "interleaved"], STEP, LATER] = Field(
+        "1f1b", description="interleaved: two stages a process"
     )
     cp_method: Annotated[ContextMethod, STEP] = Field(
         "zigzag", description="zigzag serves any number of heads"
@@ -222,7 +229,7 @@ class ParallelConfig(Strict):
             raise ValueError("replicate and reshard_after_forward need fsdp > 1 (or cp > 1)")
         if self.world_size > MOST_PROCESSES:
             raise ValueError(
-                f"fsdp x replicate x cp x tp = {self.world_size} processes; at most "
+                f"fsdp x replicate x cp x tp x pp = {self.world_size} processes; at most "
                 f"{MOST_PROCESSES}"
             )
         return self
@@ -240,7 +247,12 @@ class ParallelConfig(Strict):
     @property
     def members(self) -> int:
         """Processes that train on the same sequences, neighbours in rank."""
-        return self.cp * self.tp
+        return self.cp * self.tp * self.pp
+
+    @property
+    def stages(self) -> int:
+        """Into how many parts the pipeline cuts the blocks."""
+        return self.pp * (2 if self.pp_schedule == "interleaved" else 1)
 
     @property
     def world_size(self) -> int:

@@ -201,6 +201,10 @@ class Transformer(nn.Module):
         # and what they call in its place.
         self.micro_batch: Callable[[bool], AbstractContextManager[Any]] = _alone
         self.wrapper: Callable[..., Tensor] | None = None
+        # Where processes share the blocks: the forward and backward passes of a step, from all its
+        # tokens (N, S) and targets to the mean loss; and the processes.
+        self.pipeline: Callable[[Tensor, Tensor], Tensor] | None = None
+        self.pipeline_group: Any = None
         self.bf16_residual = False  # values between blocks in bf16, whatever the weights are
         # of delayed scaling, once layers are converted to fp8 (`lsai_core.fp8`)
         self.fp8_scales: Any = None

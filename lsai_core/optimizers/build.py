@@ -138,7 +138,8 @@ def clip_and_update(optimizer: torch.optim.Optimizer, limit: float) -> torch.Ten
     parameters = [
         p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
     ]
-    norm = gradient_norm([p.grad for p in parameters])
+    group = getattr(optimizer, "pipeline_group", None)
+    norm = gradient_norm([p.grad for p in parameters], group)
     if isinstance(held_here(optimizer), FactorOptimizer):
         factor = torch.clamp(limit / (norm + 1e-6), max=1.0) if limit else None
         optimizer.step(factor=factor)  # type: ignore[call-overload]
@@ -148,9 +149,9 @@ def clip_and_update(optimizer: torch.optim.Optimizer, limit: float) -> torch.Ten
     return norm
 
 
-def gradient_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
+def gradient_norm(gradients: list[torch.Tensor], group: Any = None) -> torch.Tensor:
     """Euclidean norm of all gradients together, over all processes' parts: a plain fp32 scalar on
-    their device.
+    their device. `group`: processes that have gradients of other parameters, if there are.
 
     Squares are summed in fp64 on CPUs (fp32 by the GPUs' kernel), so that neither sharding nor the
     gradients' dtype shows in it.
@@ -173,6 +174,8 @@ def gradient_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
             squares = DTensor.from_local(squares, mesh, summed, run_check=False).full_tensor()
         total = squares + total
     assert isinstance(total, torch.Tensor)
+    if group is not None:
+        torch.distributed.all_reduce(total, group=group)
     return total.sqrt().to(local(gradients[0]).device, torch.float32)
 
 

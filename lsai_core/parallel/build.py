@@ -4,6 +4,7 @@ memory and values, so that a sharded model never exists whole anywhere."""
 from __future__ import annotations
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from lsai_core.config.precision import weight_dtype
 from lsai_core.config.train import TrainConfig
@@ -34,7 +35,7 @@ def empty_sharded(config: TrainConfig, device: torch.device) -> Transformer:
     model = shaped(config.model, config.attention, grad_checkpoint=config.grad_checkpoint)
     model.to(weight_dtype(config.precision))
     adapt(model, config)
-    share(model, config, device)
+    mesh = share(model, config, device)
     model.to_empty(device="cpu" if config.parallel.cpu_offload else device)
     if config.parallel.cp > 1:
         from lsai_core.parallel.sequence import join
@@ -44,12 +45,19 @@ def empty_sharded(config: TrainConfig, device: torch.device) -> Transformer:
         from lsai_core.parallel.tensor import sum_gradients
 
         sum_gradients(model)
+    if config.parallel.pp > 1:
+        from lsai_core.parallel.pipeline import Pipeline
+
+        pipeline = Pipeline(model, config, mesh["pp"])
+        model.pipeline, model.wrapper = pipeline.step, pipeline.evaluate
+        model.pipeline_group = pipeline.group
     way_of(config.parallel).wrap(model, config)
     return model
 
 
-def share(model: Transformer, config: TrainConfig, device: torch.device) -> None:
-    """Divide the parameters of `model` (on the meta device) among the processes, in place."""
+def share(model: Transformer, config: TrainConfig, device: torch.device) -> DeviceMesh:
+    """Divide the parameters of `model` (on the meta device) among the processes, in place; returns
+    the processes."""
     mesh = mesh_of(config.parallel, device)
     if config.parallel.tp > 1:
         from lsai_core.parallel import tensor
@@ -57,3 +65,8 @@ def share(model: Transformer, config: TrainConfig, device: torch.device) -> None
         tensor.share(model, mesh["tp"])
     if config.parallel.sharded:
         way_of(config.parallel).share(model, config, mesh)
+    if config.parallel.pp > 1:
+        from lsai_core.parallel import pipeline
+
+        pipeline.keep_own(model, config, mesh["pp"])
+    return mesh

@@ -14,8 +14,13 @@ from lsai_core.config.train import ParallelConfig
 
 def mesh_of(parallel: ParallelConfig, device: torch.device) -> DeviceMesh:
     """All processes: `shard` hold one copy of the model together, `replicate` are its copies, `tp`
-    share each matrix. A dimension of one process is left out, but for `shard`."""
-    sizes = {"replicate": parallel.replicate, "shard": parallel.shards, "tp": parallel.tp}
+    share each matrix, `pp` the blocks. A dimension of one process is left out, but for `shard`."""
+    sizes = {
+        "replicate": parallel.replicate,
+        "shard": parallel.shards,
+        "tp": parallel.tp,
+        "pp": parallel.pp,
+    }
     kept = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
     return init_device_mesh(device.type, tuple(kept.values()), mesh_dim_names=tuple(kept))
 
@@ -23,5 +28,5 @@ def mesh_of(parallel: ParallelConfig, device: torch.device) -> DeviceMesh:
 def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
     """Of `mesh_of` the processes over which FSDP shards and replicates: (shard,) or (replicate,
     shard)."""
-    names = [name for name in mesh.mesh_dim_names or () if name != "tp"]
+    names = [name for name in mesh.mesh_dim_names or () if name in ("replicate", "shard")]
     return mesh[tuple(names)]

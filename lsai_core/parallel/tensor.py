@@ -31,7 +31,6 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from lsai_core.config.train import TrainConfig
 from lsai_core.model.feed_forward import swiglu_down
 from lsai_core.model.loss import Reduction, linear_cross_entropy
 from lsai_core.model.norm import Norm
@@ -55,6 +54,8 @@ def share(model: Transformer, mesh: DeviceMesh) -> None:
     if model.output is not None:
         plan["output"] = by_rows(output_layouts=Replicate())
     parallelize_module(model, mesh, plan)
+    # What a collective still brings is a tensor of another class, which compiled blocks do not take.
+    model.embedding.register_forward_hook(lambda module, given, found: found.clone())
     for module in model.modules():
         if isinstance(module, Norm):
             distribute_module(module, mesh)
@@ -71,35 +72,6 @@ def sum_gradients(model: Transformer) -> None:
     for module in model.modules():
         if isinstance(module, Norm):
             module.weight.register_hook(lambda grad: grad.redistribute(placements=[Replicate()]))
-
-
-def refusal(config: TrainConfig) -> str | None:
-    """Why the processes cannot share each matrix in this run, or None."""
-    tp, model = config.parallel.tp, config.model
-    sizes = {
-        "model.n_heads": model.n_heads,
-        "model.n_kv_heads": model.n_kv_heads,
-        "model.d_ff": model.d_ff,
-        "seq_len": config.seq_len,
-    }
-    for name, size in sizes.items():
-        if size % tp:
-            return f"parallel.tp={tp} does not divide {name}={size}"
-    wanted = {
-        "parallel.cp": (config.parallel.cp, 1),
-        "parallel.cpu_offload": (config.parallel.cpu_offload, False),
-        "fp8.recipe": (config.fp8.recipe, "none"),
-        "loss": (config.loss, "fused"),
-        "mlp_chunk": (config.mlp_chunk, None),
-        "saved_inputs": (config.saved_inputs, "gpu"),
-        "optim.name": (config.optim.name, "adamw"),
-        "optim.states": (config.optim.states, "full"),
-        "optim.rounding": (config.optim.rounding, "nearest"),
-    }
-    for name, (value, needed) in wanted.items():
-        if value != needed:
-            return f"parallel.tp > 1 needs {name} {needed}, not {value}"
-    return None
 
 
 def _whole(part_BsD: Tensor, mesh: DeviceMesh) -> Tensor:

@@ -109,8 +109,8 @@ def simulate(
     `on="cpu"`: as the run behaves on a CPU, where PyTorch runs compiled code eagerly while memory
     is measured. Raises UserError for an attention backend that cannot run on fake tensors.
     """
-    if config.parallel.kind != "fsdp" or config.parallel.tp > 1:
-        raise UserError("parallel.kind other than fsdp, and parallel.tp, are not predicted")
+    if config.parallel.kind != "fsdp" or config.parallel.tp * config.parallel.pp > 1:
+        raise UserError("parallel.kind other than fsdp, parallel.tp and pp are not predicted")
     # From the second micro-batch on all are alike.
     config = config.model_copy(update={"grad_accum": min(2, config.grad_accum)})
     if on == "cpu":

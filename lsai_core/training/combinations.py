@@ -78,8 +78,13 @@ def refusal(config: TrainConfig) -> str | None:
 
         if (reason := way_of(config.parallel).refusal(config)) is not None:
             return reason
+    if config.parallel.pp > 1:
+        from lsai_core.parallel.possible import refusal_of_stages
+
+        if (reason := refusal_of_stages(config)) is not None:
+            return reason
     if config.parallel.tp > 1:
-        from lsai_core.parallel.tensor import refusal as refusal_of_matrices
+        from lsai_core.parallel.possible import refusal_of_matrices
 
         if (reason := refusal_of_matrices(config)) is not None:
             return reason

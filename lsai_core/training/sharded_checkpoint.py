@@ -180,7 +180,8 @@ class ShardedCheckpoints:
     def _kept(self, optimizer: Optimizer) -> dict[str, int]:
         """What the optimizer of all processes holds on to."""
         own = kept(held_here(optimizer))
-        if held_here(optimizer) is optimizer:  # each process counts whole tensors
+        piped = getattr(optimizer, "pipeline_group", None) is not None
+        if held_here(optimizer) is optimizer and not piped:  # each process counts whole tensors
             return own
         everyone = self.world.gather(own)
         return {name: sum(each[name] for each in everyone) for name in own}
@@ -280,6 +281,9 @@ def export_hf(model: Transformer, folder: Path, world: World, *, max_seq_len: in
     rank 0's host memory; every process must call."""
     options = dicts.StateDictOptions(full_state_dict=True, cpu_offload=True)
     whole: dict[str, Any] = dicts.get_model_state_dict(model, options=options)
+    if model.pipeline is not None:  # each process has other parameters
+        own = {name: value.cpu() for name, value in model.state_dict().items()}
+        whole = {name: value for part in world.gather(own) for name, value in part.items()}
     if world.is_main:
         with torch.device("meta"):
             plain = Transformer(model.config, model.attention_config)

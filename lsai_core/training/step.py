@@ -94,7 +94,9 @@ def prepare_optimizer(model: Transformer, config: TrainConfig) -> torch.optim.Op
     build = functools.partial(build_optimizer, optim=config.optim, seed=config.seed)
     if not config.parallel.distributed:
         return build(model)
-    return way_of(config.parallel).optimizer(build, model)
+    optimizer = way_of(config.parallel).optimizer(build, model)
+    optimizer.pipeline_group = model.pipeline_group  # type: ignore[attr-defined]
+    return optimizer
 
 
 def learning_rate(step: int, steps: int, optim: OptimConfig) -> float:
@@ -168,6 +170,28 @@ def train_step(
     if device.type == "cuda":
         x_NS, y_NS = (t.pin_memory().to(device, non_blocking=True) for t in (x_NS, y_NS))
     fp8.begin_step(model)
+    if model.pipeline is not None:
+        with phase("forward"), compute_context(config, device):  # and backward, by turns
+            total = model.pipeline(x_NS, y_NS)
+    else:
+        total = _forward_and_backward(model, x_NS, y_NS, config, device, phase, loss_of)
+    fp8.end_step(model)
+    with phase("optimizer"):
+        norm = update(optimizer, config.optim.grad_clip)
+        optimizer.zero_grad(set_to_none=True)
+    return torch.stack([total.float(), norm.float().to(device)])
+
+
+def _forward_and_backward(
+    model: Transformer,
+    x_NS: torch.Tensor,
+    y_NS: torch.Tensor,
+    config: TrainConfig,
+    device: torch.device,
+    phase: Callable[..., contextlib.AbstractContextManager[Any]],
+    loss_of: Callable[..., torch.Tensor],
+) -> torch.Tensor:
+    """The passes of a step, one micro-batch after the other; returns the mean loss."""
     total = torch.zeros((), device=device)
     for number, (x_BS, y_BS) in enumerate(
         zip(x_NS.split(config.batch_size), y_NS.split(config.batch_size), strict=True), 1
@@ -178,8 +202,4 @@ def train_step(
             with phase("backward"):
                 loss.backward()
         total += loss.detach()
-    fp8.end_step(model)
-    with phase("optimizer"):
-        norm = update(optimizer, config.optim.grad_clip)
-        optimizer.zero_grad(set_to_none=True)
-    return torch.stack([total.float(), norm.float().to(device)])
+    return total
