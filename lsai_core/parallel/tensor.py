@@ -54,7 +54,7 @@ def share(model: Transformer, mesh: DeviceMesh) -> None:
     if model.output is not None:
         plan["output"] = by_rows(output_layouts=Replicate())
     parallelize_module(model, mesh, plan)
-    # What a collective still brings is a tensor of another class, which compiled blocks do not take.
+    # What a collective is about to bring is of another class, which compiled blocks do not take.
     model.embedding.register_forward_hook(lambda module, given, found: found.clone())
     for module in model.modules():
         if isinstance(module, Norm):
