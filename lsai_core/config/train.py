@@ -165,8 +165,8 @@ class ParallelConfig(Strict):
     `fsdp * replicate * cp * tp * pp` processes: each group of `fsdp * cp` holds one copy of
     weights, gradients and optimizer states, a shard each; the `replicate` groups average their
     gradients (hybrid sharding, HSDP: one group per node). `cp` processes, neighbours in rank, see
-    the same sequences, a slice each (`lsai_core.context`). `tp` processes, also neighbours in rank, see the
-    same sequences and share each matrix (`lsai_core.parallel.tensor`), `pp` processes the blocks
+    the same sequences, a slice each (`lsai_core.context`); `tp` processes see them whole, and share
+    each matrix (`lsai_core.parallel.tensor`), `pp` processes the blocks
     (`lsai_core.parallel.pipeline`).
     """
 

@@ -73,6 +73,17 @@ def refusal(config: TrainConfig) -> str | None:
             return reason
     if (reason := _refusal_of_activations(config)) is not None:
         return reason
+    if (reason := _refusal_of_sharing(config)) is not None:
+        return reason
+    if config.data.vocab_size > config.model.vocab_size:
+        return (
+            f"data.vocab_size={config.data.vocab_size} does not fit "
+            f"model.vocab_size={config.model.vocab_size}"
+        )
+    return None
+
+
+def _refusal_of_sharing(config: TrainConfig) -> str | None:
     if config.parallel.kind != ParallelConfig().kind:
         from lsai_core.parallel.way import way_of
 
@@ -100,11 +111,6 @@ def refusal(config: TrainConfig) -> str | None:
         )
     if config.parallel.fp8_gather and (config.fp8.recipe != "fused" or config.parallel.shards == 1):
         return "parallel.fp8_gather needs fp8.recipe fused and parallel.fsdp > 1 (or cp > 1)"
-    if config.data.vocab_size > config.model.vocab_size:
-        return (
-            f"data.vocab_size={config.data.vocab_size} does not fit "
-            f"model.vocab_size={config.model.vocab_size}"
-        )
     return None
 
 
