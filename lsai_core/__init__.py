@@ -12,7 +12,7 @@ What it gives, imported when it is first asked for:
     model       Transformer, count_parameters, rope_tables, rotate (rotary position embedding)
     kernels     BACKENDS (of attention, by name), available_recipes (of fp8, on a device),
                 ContextSetting (how context parallelism divides a sequence and its work)
-    training    train; connect (one process to its group), build_sharded (a model under FSDP)
+    training    train; connect (one process to its group), build_sharded (its part of a model)
     memory      predict, simulate (one step on tensors without memory), simulated_gpu (any step),
                 usable_gib and MARGIN (what a GPU can give), LiveTensors (what a real step keeps)
     GPUs        GPUS, find_gpu, theoretical_peak
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lsai_core.fp8 import available_recipes
     from lsai_core.model.rope import rope_tables, rotate
     from lsai_core.model.transformer import Transformer, count_parameters
-    from lsai_core.parallel.fsdp import build_sharded
+    from lsai_core.parallel.build import build_sharded
     from lsai_core.parallel.processes import connect
     from lsai_core.prediction.gpu_context import simulated_gpu
     from lsai_core.prediction.memory import MARGIN, predict, usable_gib
@@ -75,7 +75,7 @@ _WHERE = {
     "lsai_core.fp8": ("available_recipes",),
     "lsai_core.model.rope": ("rope_tables", "rotate"),
     "lsai_core.model.transformer": ("Transformer", "count_parameters"),
-    "lsai_core.parallel.fsdp": ("build_sharded",),
+    "lsai_core.parallel.build": ("build_sharded",),
     "lsai_core.parallel.processes": ("connect",),
     "lsai_core.prediction.memory": ("MARGIN", "predict", "usable_gib"),
     "lsai_core.prediction.simulate": ("simulate",),

@@ -36,6 +36,7 @@ from lsai_core.model.transformer import Block, Transformer, shaped
 from lsai_core.optimizers.base import FactorOptimizer, parts_of
 from lsai_core.optimizers.build import build_optimizer, clip_and_update, kept_states, make_states
 from lsai_core.parallel.adapt import adapt
+from lsai_core.parallel.build import share
 from lsai_core.parallel.sequence import join, setting
 from lsai_core.prediction.compiled import POLICIES, Policy, compiled
 from lsai_core.prediction.purposes import name_gradients_and_buffers, named
@@ -108,6 +109,8 @@ def simulate(
     `on="cpu"`: as the run behaves on a CPU, where PyTorch runs compiled code eagerly while memory
     is measured. Raises UserError for an attention backend that cannot run on fake tensors.
     """
+    if config.parallel.kind != "fsdp" or config.parallel.tp * config.parallel.pp > 1:
+        raise UserError("parallel.kind other than fsdp, parallel.tp and pp are not predicted")
     # From the second micro-batch on all are alike.
     config = config.model_copy(update={"grad_accum": min(2, config.grad_accum)})
     if on == "cpu":
@@ -135,7 +138,7 @@ def simulate(
 def _world(config: TrainConfig) -> Iterator[None]:
     """A process group as large as the run's whose communication does nothing, of which this process
     is rank 0."""
-    if not config.parallel.sharded:
+    if not config.parallel.distributed:
         yield
         return
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -247,10 +250,8 @@ class _Simulation:
             model.share_sequence(join(config, CPU, kind))
         if config.compile:
             self._compile(model)
-        if config.parallel.sharded:
-            from lsai_core.parallel.fsdp import shard
-
-            shard(model, config.parallel, config.precision, CPU)
+        if config.parallel.distributed:
+            share(model, config, CPU)
         return model
 
     def _adapt(self, model: Transformer, dtype: torch.dtype) -> None:

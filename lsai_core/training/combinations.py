@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.plugins import declared, names
 from lsai_core.config.strict import validated
-from lsai_core.config.train import MOST_TOKENS, OptimConfig, TrainConfig
+from lsai_core.config.train import MOST_TOKENS, OptimConfig, ParallelConfig, TrainConfig
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -73,6 +73,32 @@ def refusal(config: TrainConfig) -> str | None:
             return reason
     if (reason := _refusal_of_activations(config)) is not None:
         return reason
+    if (reason := _refusal_of_sharing(config)) is not None:
+        return reason
+    if config.data.vocab_size > config.model.vocab_size:
+        return (
+            f"data.vocab_size={config.data.vocab_size} does not fit "
+            f"model.vocab_size={config.model.vocab_size}"
+        )
+    return None
+
+
+def _refusal_of_sharing(config: TrainConfig) -> str | None:
+    if config.parallel.kind != ParallelConfig().kind:
+        from lsai_core.parallel.way import way_of
+
+        if (reason := way_of(config.parallel).refusal(config)) is not None:
+            return reason
+    if config.parallel.pp > 1:
+        from lsai_core.parallel.possible import refusal_of_stages
+
+        if (reason := refusal_of_stages(config)) is not None:
+            return reason
+    if config.parallel.tp > 1:
+        from lsai_core.parallel.possible import refusal_of_matrices
+
+        if (reason := refusal_of_matrices(config)) is not None:
+            return reason
     if config.parallel.cp > 1:
         from lsai_core.parallel.sequence import refusal as refusal_of_slices
 
@@ -85,11 +111,6 @@ def refusal(config: TrainConfig) -> str | None:
         )
     if config.parallel.fp8_gather and (config.fp8.recipe != "fused" or config.parallel.shards == 1):
         return "parallel.fp8_gather needs fp8.recipe fused and parallel.fsdp > 1 (or cp > 1)"
-    if config.data.vocab_size > config.model.vocab_size:
-        return (
-            f"data.vocab_size={config.data.vocab_size} does not fit "
-            f"model.vocab_size={config.model.vocab_size}"
-        )
     return None
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import lsai_core
 from lsai_core.base.code import code_hash
 from lsai_core.base.errors import Unavailable
+from lsai_core.config.affects import key_values
 from lsai_core.config.strict import Strict
 from lsai_core.config.train import DataConfig
 from lsai_lab.project.files import content_hash, matching_paths
@@ -68,7 +69,7 @@ def _seen_from(root: Path, pattern: str) -> str:
 def key_config(config: Strict) -> dict[str, Any]:
     """The config as the run key sees it: without the places of inputs, whose content the key has
     anyway."""
-    value = config.model_dump(mode="json")
+    value = key_values(config)
     if isinstance(data := value.get("data"), dict):
         kind, _, _ = str(data.get("source")).partition(":")
         value["data"] = {**data, "source": kind} if kind in ("file", "tokens") else data

@@ -100,7 +100,7 @@ class Search:
         self.measured: dict[int, dict[str, float]] = {}  # by size
         (context.folder / "metrics.jsonl").unlink(missing_ok=True)
         self.tries = Points(context.folder / "metrics.jsonl", context.on_rows)
-        modules = [work.__module__, *["lsai_core.parallel.fsdp"] * train.parallel.sharded]
+        modules = [work.__module__, *["lsai_core.parallel.build"] * train.parallel.distributed]
         self._server = server(modules, on_gpu=self.on_gpu)
 
     def run(self, start: int) -> tuple[int, dict[str, Any]]:
