@@ -38,6 +38,7 @@ from lsai_core.base.errors import UserError
 from lsai_core.kernels import FakeGpu
 from lsai_core.prediction.allocator import GAP, Allocator, Block, OutOfMemory
 from lsai_core.prediction.gpu_operators import GpuOperators
+from lsai_core.prediction.gpu_scratch import GPU_SCRATCH
 from lsai_core.prediction.memory import MARGIN, OUTSIDE_GIB, Verdict
 from lsai_core.prediction.presented import OnGpu, capability_of, presented
 from lsai_core.prediction.replay import WORKSPACE
@@ -107,6 +108,9 @@ class StepTracker(PurposeTracker):
                 f"simulated_gpu cannot follow the operator {func.name()}: its result's shape "
                 f"depends on values, or it has no fake implementation"
             ) from None
+        name = func.name().partition(".")[0]
+        if name in GPU_SCRATCH:
+            self.scratch(GPU_SCRATCH[name](args, kwargs or {}, result))
         if self._operator == "all":
             result.of_all = True
         if func is torch.ops.aten.native_layer_norm.default:
