@@ -269,8 +269,12 @@ class SimulatedGpu:
     @property
     def verdict(self) -> Verdict:
         """Whether it fits the GPU: as `lsai_core.prediction.verdict`."""
-        usable = self.gpu.memory_gib - OUTSIDE_GIB
-        if self.peak_reserved_gib <= usable - MARGIN * self.gpu.memory_gib:
+        return self.verdict_on(self.gpu)
+
+    def verdict_on(self, gpu: Gpu) -> Verdict:
+        """Whether it fits another GPU, on which the same kernels are taken to run."""
+        usable = gpu.memory_gib - OUTSIDE_GIB
+        if self.peak_reserved_gib <= usable - MARGIN * gpu.memory_gib:
             return "fits"
         try:
             self._replay(int(usable * GIB))

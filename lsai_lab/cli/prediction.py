@@ -12,10 +12,12 @@ import typer
 
 from lsai_core.base.disk_cache import cached_on_disk
 from lsai_core.base.errors import UserError
+from lsai_core.model.hf_config import AnotherModel
 from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu
 from lsai_lab.cli import asked as ask
 from lsai_lab.cli import options as opt
 from lsai_lab.cli.asked import Asked, Source, describe, sizes_that_exist
+from lsai_lab.cli.hf_model import predict_hf_model
 from lsai_lab.cli.script import predict_script
 from lsai_lab.cli.tables import say, table
 from lsai_lab.machine.environment import KERNELS, package_version
@@ -84,7 +86,18 @@ def predict(
         )
     trainer = trainer or ("torchtitan" if toml else None)
     source = Source(study, variant, model, hf, toml, profile)
-    asked = source.run(gpu, gpus, opt.overrides_from(set_, batch_size), trainer)
+    overrides = opt.overrides_from(set_, batch_size)
+    try:
+        asked = source.run(gpu, gpus, overrides, trainer)
+    except AnotherModel as error:
+        if trainer not in (None, "hf") or gpus not in (None, 1) or installed or hf is None:
+            raise UserError(
+                f"{error}; a step of transformers' own code is predicted for one GPU, without "
+                "--installed, and with no other --as than hf"
+            ) from None
+        if not predict_hf_model(hf, targets, overrides, as_json, error):
+            raise typer.Exit(1) from None
+        return
     with sizes_that_exist(asked.config):
         fits = _show(asked, targets, as_json, trainer, installed)
     if not fits:
