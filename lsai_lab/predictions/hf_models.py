@@ -188,7 +188,10 @@ def _built(model: HfModel, step: HfStep) -> Any:
     if step.recompute:
         if not built.supports_gradient_checkpointing:
             raise UserError("this model of transformers has no gradient checkpointing")
-        built.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        enable = "activation_checkpointing_enable"  # its newer name
+        if not hasattr(built, enable):
+            enable = "gradient_checkpointing_enable"
+        getattr(built, enable)()
     return built
 
 
