@@ -42,6 +42,7 @@ from lsai_core.prediction.gpu_scratch import GPU_SCRATCH
 from lsai_core.prediction.memory import MARGIN, OUTSIDE_GIB, Verdict
 from lsai_core.prediction.presented import OnGpu, capability_of, presented
 from lsai_core.prediction.replay import WORKSPACE
+from lsai_core.prediction.simulated_ranks import one_rank
 from lsai_core.prediction.tracker import ALLOCATION, KERNEL_SCRATCH, PurposeTracker, by_autograd
 from lsai_core.profiling.gpus import Gpu, find_gpu
 
@@ -189,6 +190,7 @@ class SimulatedGpu:
         for context in (
             torch.random.fork_rng(devices=[]),
             presented(self.gpu, memory),
+            one_rank(),
             GpuOperators(),
             OnGpu(lambda tensor: tracker.move_to_host(tensor)),
             FakeGpu(allow_non_fake_inputs=True),

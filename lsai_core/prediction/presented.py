@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo import eval_frame
+from torch.nn.attention import flex_attention
 from torch.overrides import TorchFunctionMode
 
 from lsai_core.base.errors import UserError
@@ -75,6 +77,9 @@ def presented(gpu: Gpu, memory: SimpleNamespace) -> Iterator[None]:
         *((torch.cuda, name, value) for name, value in _answers(gpu, memory).items()),
         (torch.amp.autocast_mode.autocast, "__init__", _autocast()),
         (torch, "compile", _no_compile),
+        # what a function that was compiled before asks when it is called
+        (eval_frame, "_callback_from_stance", _not_compiled(eval_frame._callback_from_stance)),
+        (flex_attention, "_validate_device", _no_flex),
         (nn.Module, "_apply", _apply({})),
         # programs that ask whether a tensor is fake, and would then trace, get no for an answer
         (torch._subclasses, "FakeTensor", _Nothing),
@@ -201,5 +206,16 @@ def _apply(moved: dict[int, tuple[nn.Parameter, nn.Parameter]]) -> Callable[...,
     return apply
 
 
+def _not_compiled(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def ask(callback: Any) -> Any:
+        return _no_compile() if callable(callback) else original(callback)
+
+    return ask
+
+
 def _no_compile(*_arguments: Any, **_options: Any) -> Any:
     raise UserError("simulated_gpu cannot follow torch.compile; predict the eager step without it")
+
+
+def _no_flex(*_arguments: Any, **_options: Any) -> Any:
+    raise UserError("simulated_gpu cannot follow flex_attention; predict with another attention")
