@@ -17,8 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo import eval_frame
-from torch.nn.attention import flex_attention
 from torch.overrides import TorchFunctionMode
 
 from lsai_core.base.errors import UserError
@@ -73,6 +71,9 @@ def _says_cpu(args: Any, kwargs: Any) -> bool:
 def presented(gpu: Gpu, memory: SimpleNamespace) -> Iterator[None]:
     """While open, torch speaks of `gpu`. `memory`: functions `live`, `peak`, `reserved`, `reset`
     in bytes, for what programs ask of `torch.cuda`."""
+    from torch._dynamo import eval_frame  # a second to import
+    from torch.nn.attention import flex_attention
+
     changed = [
         *((torch.cuda, name, value) for name, value in _answers(gpu, memory).items()),
         (torch.amp.autocast_mode.autocast, "__init__", _autocast()),
