@@ -12,11 +12,13 @@ import typer
 
 from lsai_core.base.disk_cache import cached_on_disk
 from lsai_core.base.errors import UserError
+from lsai_core.model.hf_config import AnotherModel
 from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu
 from lsai_lab.cli import asked as ask
 from lsai_lab.cli import options as opt
 from lsai_lab.cli.asked import Asked, Source, describe, sizes_that_exist
-from lsai_lab.cli.script import predict_script
+from lsai_lab.cli.hf_model import predict_hf_model
+from lsai_lab.cli.script import largest_batch_of, predict_script
 from lsai_lab.cli.tables import say, table
 from lsai_lab.machine.environment import KERNELS, package_version
 from lsai_lab.peers.settings import Peer
@@ -64,6 +66,10 @@ def predict(
         Path | None,
         typer.Option(help="A training script of any kind, run on a simulated GPU; see -- ARGS."),
     ] = None,
+    largest_batch: Annotated[
+        bool,
+        typer.Option(help="Of --script: the largest batch that fits, for {} in its arguments."),
+    ] = False,
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="-- ARGS", help="The script's own arguments.")
     ] = None,
@@ -72,9 +78,10 @@ def predict(
         others = (study, variant, model, hf, toml, trainer, installed, gpus, batch_size, set_)
         if any(given is not None for given in (*others, profile)):
             raise UserError("--script goes with --gpu, --json and -- ARGS alone")
-        if not predict_script(script, arguments or [], find_gpu(gpu or "h100"), as_json):
-            raise typer.Exit(1)
+        _of_script(script, arguments or [], find_gpu(gpu or "h100"), as_json, largest_batch)
         return
+    if largest_batch:
+        raise UserError("--largest-batch goes with --script; see also `lsai longest`")
     if arguments:
         raise UserError(f"{arguments[0]!r} belongs to a script; add --script, or leave it out")
     targets = list(GPUS) if gpu is None else [find_gpu(gpu)]
@@ -84,11 +91,34 @@ def predict(
         )
     trainer = trainer or ("torchtitan" if toml else None)
     source = Source(study, variant, model, hf, toml, profile)
-    asked = source.run(gpu, gpus, opt.overrides_from(set_, batch_size), trainer)
-    with sizes_that_exist(asked.config):
-        fits = _show(asked, targets, as_json, trainer, installed)
+    overrides = opt.overrides_from(set_, batch_size)
+    try:
+        asked = source.run(gpu, gpus, overrides, trainer)
+    except AnotherModel as error:
+        if trainer not in (None, "hf") or gpus not in (None, 1) or installed or hf is None:
+            raise _for_one_gpu(error) from None
+        fits = predict_hf_model(hf, targets, overrides, as_json, error)
+    else:
+        with sizes_that_exist(asked.config):
+            fits = _show(asked, targets, as_json, trainer, installed)
     if not fits:
         raise typer.Exit(1)
+
+
+def _of_script(
+    script: Path, arguments: list[str], gpu: Gpu, as_json: bool, largest_batch: bool
+) -> None:
+    if largest_batch:
+        largest_batch_of(script, arguments, gpu, as_json)
+    elif not predict_script(script, arguments, gpu, as_json):
+        raise typer.Exit(1)
+
+
+def _for_one_gpu(error: AnotherModel) -> UserError:
+    return UserError(
+        f"{error}; a step of transformers' own code is predicted for one GPU, without --installed, "
+        "and with no other --as than hf"
+    )
 
 
 def _show(
