@@ -18,6 +18,8 @@ Runs, as frames:
 What a reader sees:
 
     lab.table(frame), lab.figure(fig), lab.say("...")    a table, a figure, a sentence
+    lab.explore("memory")                a picture with controls: memory, ring, roofline, step,
+                                         rounding, fits
     lab.run_link(text, run)              a link to the page of a run
     lab.style()                          the report's plot style, for figures of your own
     lab.PALETTE, lab.MARKERS, lab.series_style(n)        its colours and markers; those of series n
@@ -70,6 +72,7 @@ _FACE = {
         "parameters",
     ),
     "lsai_lab.report.show": ("table", "figure", "say", "run_link"),
+    "lsai_lab.report.explore.show": ("explore",),
     "lsai_lab.report.style": ("PALETTE", "MARKERS", "series_style"),
     "lsai_lab.report.predicted": (
         "config",

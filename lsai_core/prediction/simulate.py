@@ -13,7 +13,7 @@ import contextlib
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -50,6 +50,7 @@ from lsai_core.prediction.stand_ins import (
     update_on_gpu,
     update_on_host,
 )
+from lsai_core.prediction.timeline import timeline
 from lsai_core.prediction.tracker import PurposeTracker
 from lsai_core.training import step
 
@@ -64,7 +65,8 @@ class Simulated:
 
     `events`: all births and deaths (see `PurposeTracker`); `marks`: how many came before the
     weights, the optimizer's states, the step's input ("activations"), and its phases. `work`: of
-    one or two micro-batches (see `work.py`).
+    one or two micro-batches (see `work.py`). `timeline`: by purpose the bytes at the highest moment
+    of each slice of the step (see `timeline.py`).
     """
 
     phases: dict[str, int]
@@ -73,6 +75,7 @@ class Simulated:
     events: list[int]
     marks: dict[str, int]
     work: dict[str, int]
+    timeline: dict[str, list[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,7 @@ def simulate(
         events=events,
         marks=watched.marks,
         work=dict(watched.work),
+        timeline=timeline(watched.levels or [], messages),
     )
 
 
@@ -163,6 +167,7 @@ class _Simulation:
     def one_step(self) -> tuple[PurposeTracker, list[int]]:
         """What watched the step, and its events up to the end."""
         config, tracker = self._config, self._tracker
+        tracker.levels = []
         model = self._shaped()
         with self._fakes(allow_non_fake_inputs=True):
             model.to_empty(device=CPU)
