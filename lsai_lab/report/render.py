@@ -104,7 +104,7 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
     ]
     texts = ["".join(cell["source"]) for cells in bound for cell in cells]
     for path in filter(
-        Path.exists, map(reports.joinpath, ("book.js", "book.css", "files", "runs", "data"))
+        Path.exists, map(reports.joinpath, ("book.js", "book.css", "files", "runs", "data", "explore"))
     ):
         shutil.copytree(path, folder / path.name) if path.is_dir() else shutil.copy(path, folder)
     wanted = {"html": ["-Vinclude-after=</main>"], "pdf": ["--include-in-header=book.typ"]}
@@ -173,7 +173,8 @@ def update_book(session: Session, out: Path, formats: list[str], engine: Engine)
     runs = [
         run for run in find_runs(session.runs_root) if run.folder.parts[-2:] not in known
     ] + committed
-    for old in (reports / "files", reports / "data", *reports.glob("*.ipynb")):
+    folders = (reports / name for name in ("files", "data", "explore"))
+    for old in (*folders, *reports.glob("*.ipynb")):
         shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
     with contextlib.closing(
         execute_chapters(session, chapters, build := reports / "_build", runs)

@@ -23,14 +23,18 @@ export const digits = (value, most = 3) => !value ? "0" : Math.abs(value) >= 10 
 export const tokens = (value) => value < 2048 ? String(value) : `${digits(value / 1024)}K`;
 export const sum = (values) => values.reduce((a, b) => a + b, 0);
 
-// One control: `choices` make a select, `range` ([least, most, step]) a slider, else a checkbox.
-// `show` says a slider's value in words.
-const control = (name, { label, choices, range, value, show = String }) => {
+// One control: `choices` make a select, `range` ([least, most, step]) a slider, `entry` a field for a
+// number, else a checkbox. `show` says a slider's value in words.
+const control = (name, { label, choices, range, entry, value, show = String }) => {
   if (choices) {
     const options = choices.map((choice) => [choice].flat());
     const field = make("select", { name }, ...options.map(([of, words]) => new Option(words ?? of, of)));
     field.value = value ?? options[0][0];
     return { field, node: make("label", {}, label, field), read: () => field.value };
+  }
+  if (entry) {
+    const field = make("input", { type: "number", name, min: 0, step: "any", value });
+    return { field, node: make("label", {}, label, field), read: () => Number(field.value) || 0 };
   }
   if (!range) {
     const field = make("input", { type: "checkbox", name, checked: Boolean(value) });
@@ -71,8 +75,7 @@ export const explorable = (el, title, about, fields, update) => {
       table.replaceChildren(make("thead", {}, make("tr", {}, ...cells("th", heads))),
         make("tbody", {}, ...rows.map(line)));
     },
-    set: (name, value) => { made[name].field[fields[name].range || fields[name].choices
-      ? "value" : "checked"] = value; },
+    set: (name, value) => { made[name].field[made[name].field.type === "checkbox" ? "checked" : "value"] = value; },
   };
   view.again = () => {
     for (const { tell } of Object.values(made)) tell?.();
@@ -90,6 +93,22 @@ export const explorable = (el, title, about, fields, update) => {
   measure();
   new ResizeObserver(measure).observe(el);
   return view;
+};
+
+// Between two rows, by a share: numbers, and objects and arrays of numbers.
+export const mixed = (a, b, share) => {
+  const known = a ?? b;
+  if (typeof known === "number") return (a ?? 0) + share * ((b ?? 0) - (a ?? 0));
+  if (typeof known !== "object") return b ?? a;
+  const keys = [...new Set([...Object.keys(a ?? {}), ...Object.keys(b ?? {})])];
+  const pairs = keys.map((key) => [key, mixed(a?.[key], b?.[key], share)]);
+  return Array.isArray(known) ? pairs.map(([, value]) => value) : Object.fromEntries(pairs);
+};
+
+// What rows in the order of their tokens say of a number of tokens: on a straight line between two.
+export const between = (rows, tokens) => {
+  const above = Math.max(1, rows.findIndex((row) => row.tokens >= tokens)), [a, b] = rows.slice(above - 1);
+  return mixed(a, b, (tokens - a.tokens) / (b.tokens - a.tokens));
 };
 
 // A number on an axis: 10,000 as 10K.

@@ -1,31 +1,18 @@
-import { COLORS, chart, count, digits, explorable, gib, legend, sum } from "./draw.js";
-
-// A row between rows: `mix` of two rows' numbers, each by its share.
-const mixed = (a, b, share) => {
-  const mix = (x = 0, y = 0) => x + share * (y - x);
-  const wide = (value, at) => Array.isArray(value) ? value[at] : value ?? 0;
-  const names = (name) => [...new Set([...Object.keys(a[name]), ...Object.keys(b[name])])];
-  const length = Math.max(...Object.values({ ...a.timeline, ...b.timeline }).map((line) => line.length ?? 1));
-  return {
-    needs: mix(a.needs, b.needs), least: mix(a.least, b.least),
-    parts: Object.fromEntries(names("parts").map((name) => [name, mix(a.parts[name], b.parts[name])])),
-    timeline: Object.fromEntries(names("timeline").map((name) => [name, Array.from({ length },
-      (_, at) => mix(wide(a.timeline[name], at), wide(b.timeline[name], at)))])),
-  };
-};
-
-// The rows on either side of a value, and where it lies between them.
-const between = (points, at, value) => {
-  const above = points.findIndex((point) => at(point) >= value), b = points.at(above), a = points[Math.max(0,
-    above < 0 ? points.length - 1 : above - 1)];
-  return [a, b, at(a) === at(b) ? 0 : (value - at(a)) / (at(b) - at(a))];
-};
+import { COLORS, between, chart, count, digits, explorable, gib, legend, mixed, sum } from "./draw.js";
 
 export const draw = (el, data, ask) => {
   const { rows, gpus, parts, slices, models, states, checkpoints } = data;
   const lengths = [...new Set(rows.map((row) => row.tokens))].sort((a, b) => a - b), last = lengths.at(-1);
   const first = Math.log2(lengths[0]), color = (name) => COLORS[parts.indexOf(name)] ?? "#9aa0a6";
+  const whole = (row) => {  // a cause that does not change is one number
+    for (const [name, line] of Object.entries(row.timeline)) {
+      if (!line.length) row.timeline[name] = Array(total).fill(line);
+    }
+    return row;
+  };
   const answers = new Map();  // what Python predicted, by question
+  const total = sum(Object.values(slices));
+  for (const row of rows) whole(row);
   let waiting;
   const lookup = (asked) => {
     const kept = answers.get(JSON.stringify(asked));
@@ -33,8 +20,7 @@ export const draw = (el, data, ask) => {
     const line = (gpus) => {
       const points = rows.filter((row) => ["model", "states", "checkpoint", "fused"].every((name) =>
         row[name] === asked[name]) && row.gpus === gpus).sort((a, b) => a.tokens - b.tokens);
-      const [a, b, share] = between(points, (row) => row.tokens, asked.tokens);
-      return share ? mixed(a, b, share) : mixed(b, b, 0);
+      return between(points, asked.tokens);
     };
     const shared = [4, 64];  // what a GPU keeps of a shared model goes by 1 / GPUs
     const found = asked.gpus === 1 ? line(1) : mixed(line(4), line(64),
@@ -66,12 +52,11 @@ export const draw = (el, data, ask) => {
       clearTimeout(waiting);
       waiting = setTimeout(() => ask(asked).then((answer) => {
         if (answer.error) return page.say(answer.error);
-        answers.set(JSON.stringify(asked), mixed(answer, answer, 0));
+        answers.set(JSON.stringify(asked), whole(answer));
         page.again();
       }), 400);
     }
     const causes = parts.filter((name) => found.timeline[name]?.some((size) => size > 0.4));
-    const total = Object.values(slices).reduce((a, b) => a + b);
     const levels = Array.from({ length: total }, (_, at) => sum(Object.values(found.timeline).map((line) =>
       line[at]))).map((tenths) => tenths / 10);
     const peak = sum(Object.values(found.parts)), top = levels.indexOf(Math.max(...levels));

@@ -13,6 +13,7 @@ from typing import Any
 
 from lsai_core.base.files import write_text
 
+MIME = "application/vnd.lsai.explore+json"  # of a notebook's output: {"name", "title", "data"}
 FOLDER = Path(__file__).parent
 NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.js") if path.stem != "draw"))
 

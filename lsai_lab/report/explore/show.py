@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lsai_core.base.errors import UserError, hint
-from lsai_lab.report.explore.scripts import NAMES, stylesheet, widget_module
+from lsai_lab.report.explore.scripts import MIME, NAMES, stylesheet, widget_module
 
-MIME = "application/vnd.lsai.explore+json"  # {"name", "title", "data"}
 MISSING = "To play with it, install anywidget (`pip install 'lsai[lab]'`) and restart JupyterLab."
 
 
