@@ -20,7 +20,6 @@ export const count = (value) => Math.round(value).toLocaleString("en");
 export const gib = (size) => size.toFixed(Math.abs(size) < 99.95 ? 1 : 0);
 export const digits = (value, most = 3) => !value ? "0" : Math.abs(value) >= 10 ** most
   ? count(value) : String(Number(value.toPrecision(most)));
-export const tokens = (value) => value < 2048 ? String(value) : `${digits(value / 1024)}K`;
 export const sum = (values) => values.reduce((a, b) => a + b, 0);
 
 // One control: `choices` make a select, `range` ([least, most, step]) a slider, `entry` a field for a

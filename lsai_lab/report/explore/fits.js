@@ -1,211 +1,187 @@
-import { COLORS, between, count, digits, explorable, gib, make, mixed, sum } from "./draw.js";
+import { COLORS, count, digits, explorable, gib, make, sum } from "./draw.js";
 
-const GPU_COUNTS = [1, 2, 4, 8, 16, 32, 64], OWN = "a model of your own";
-const SHAPE = { n_layers: "layers", d_model: "width", n_heads: "heads", n_kv_heads: "key-value heads",
-  d_ff: "feed-forward width", vocab_size: "vocabulary" };
+const OWN = "a model of your own", SHAPE = { n_layers: "layers", d_model: "width", n_heads: "heads",
+  n_kv_heads: "key-value heads", d_ff: "feed-forward width", vocab_size: "vocabulary" };
 const total = (of) => sum(Object.values(of));
+const every = (of, change) => Object.fromEntries(Object.entries(of).map(([name, value]) =>
+  [name, change(value, name)]));
 
-const counted = (shape) => {  // parameters, untied
-  const { n_layers: layers, d_model: d, d_ff: f, vocab_size: words } = shape;
-  return 2 * words * d + d + layers * (2 * d * d + 2 * d * wide(shape) + 3 * d * f + 2 * d);
-};
-const wide = ({ d_model: d, n_heads: heads, n_kv_heads: kept }) => d / heads * kept;
-const flops = (shape, tokens) => 6 * (shape.parameters - (shape.tied ? 0 : shape.vocab_size * shape.d_model))
-  + 6 * shape.n_layers * shape.d_model * tokens;
+const keys = (of) => of.d_model / of.n_heads * of.n_kv_heads;
+const counted = (of) => 2 * of.vocab_size * of.d_model + of.d_model  // parameters
+  + of.n_layers * (2 * of.d_model * (of.d_model + keys(of) + 1) + 3 * of.d_model * of.d_ff);
+const flops = (of, length) => 6 * (of.parameters - (of.tied ? 0 : of.vocab_size * of.d_model))
+  + 6 * of.n_layers * of.d_model * length;
 
 // How much larger each part of one model's memory is than of another's.
 const ratios = (own, known, checkpoint) => {
-  const inputs = (of) => of.n_layers * (checkpoint === "full" ? of.d_model
-    : 12.2 * of.d_model + 4 * of.d_ff + 4 * wide(of));
-  const loss = (of) => of.vocab_size * (of.d_model + 8500), buffers = (of) => of.vocab_size * of.d_model
-    + (of.parameters - 2 * of.vocab_size * of.d_model) / of.n_layers;
   const by = (size) => size(own) / size(known), all = by((of) => of.parameters);
-  return { weights: all, gradients: all, optimizer: all, host: all, activations: by(inputs), loss: by(loss),
-    "FSDP buffers": by(buffers), "kernel scratch": by((of) => of.d_model) };
+  return { weights: all, gradients: all, optimizer: all, activations: by((of) => of.n_layers * (
+    checkpoint === "full" ? of.d_model : 12.2 * of.d_model + 4 * of.d_ff + 4 * keys(of))),  // inputs of a block
+  loss: by((of) => of.vocab_size * (of.d_model + 8500)), "kernel scratch": by((of) => of.d_model),
+  "FSDP buffers": by((of) => of.vocab_size * of.d_model + (of.parameters - 2 * of.vocab_size * of.d_model)
+    / of.n_layers) };
 };
 
 export const draw = (el, data, ask) => {
-  if (!data.rows.length) return;
-  const { models, reference, gpus, parts, states, checkpoints } = data;
-  const lengths = [...new Set(data.rows.map((row) => row.tokens))].sort((a, b) => a - b);
-  const [shortest, longest] = [lengths[0], lengths.at(-1)];
-  const color = (name) => COLORS[parts.indexOf(name)] ?? (name === "libraries" ? "#777777" : "#c8ced6");
-  const families = Map.groupBy(data.rows, ({ model, states, products, checkpoint, offload, fused, gpus }) =>
-    [model, states, products, checkpoint, offload, fused, gpus].join());
-
-  // A technique's memory over tokens and its time, of a model of the table.
-  const line = (model, way, gpus) => {
-    const rows = (n) => families.get([model, way.states, way.products, way.checkpoint, way.offload, way.fused,
-      n].join()) ?? [];
-    const known = GPU_COUNTS.filter((n) => rows(n).length), shared = known.filter((n) => n > 1);
-    if (known.includes(gpus)) return rows(gpus);
-    if (gpus === 1 || way.offload || !way.fused || shared.length < 2) return [];
-    const [few, many] = [shared[0], shared.at(-1)];  // what a GPU keeps of a shared model goes by 1 / GPUs
-    const share = (1 / few - 1 / gpus) / (1 / few - 1 / many);
-    return rows(few).map((row, at) => ({ ...mixed(row, rows(many)[at], share), tokens: row.tokens,
-      seconds: (gpus > 8 ? rows(many) : rows(few))[at].seconds }));
+  const { lengths, models, reference, gpus, counts, parts } = data, longest = lengths.at(-1);
+  if (!data.ways.length) return;
+  const at = (line, tokens) => {  // of a line over the lengths
+    const b = Math.max(1, lengths.findIndex((length) => length >= tokens)), a = b - 1;
+    return line[a] + (tokens - lengths[a]) / (lengths[b] - lengths[a]) * (line[b] - line[a]);
   };
-  // Seconds of a step with several sequences of a length: what is fixed, by token, and by pair of tokens.
-  const time = (points, gpu, length, batch) => {
-    const known = points.map((point) => point.seconds[gpu]);
-    if (known.some((seconds) => !seconds)) return NaN;
-    const [[x, a], [y, b], [z, c]] = points.slice(-3).map((point, place) => [point.tokens, known.slice(-3)[place]]);
-    const bend = ((c - a) / (z - x) - (b - a) / (y - x)) / (z - y), slope = (b - a) / (y - x) - bend * (x + y);
-    const fixed = a - slope * x - bend * x * x;
-    return Math.max(known[0] * Math.min(1, length * batch / points[0].tokens),
-      Math.max(0, fixed) + batch * (slope * length + bend * length ** 2));
+  const room = ({ needs }, usable) => {  // the most tokens that fit
+    const last = needs.findLastIndex((size) => size <= usable);
+    if (last < 0 || last === needs.length - 1) return last < 0 ? 0 : longest;
+    const share = (usable - needs[last]) / (needs[last + 1] - needs[last]);
+    return 1024 * Math.floor((lengths[last] + share * (lengths[last + 1] - lengths[last])) / 1024);
   };
-  const scaled = (row, own, known, checkpoint) => {
-    const by = ratios(own, known, checkpoint);
-    const part = (of) => Object.fromEntries(Object.entries(of).map(([name, size]) => [name, size * (by[name] ?? 1)]));
-    const from = row.moments ?? Object.fromEntries(Object.entries(row.parts).map(([name, size]) => [name, [size]]));
-    const sizes = Array.from({ length: Object.values(from)[0].length }, (_, moment) =>
-      part(Object.fromEntries(Object.entries(from).map(([name, line]) => [name, line[moment]]))));
-    const peak = sizes.reduce((a, b) => total(b) > total(a) ? b : a), times = total(peak) / total(row.parts);
-    return { ...row, parts: peak, needs: row.needs * times, least: row.least * times, host: row.host * by.host };
+  const scaled = (way, own) => {
+    const by = ratios(own, models[reference], way.checkpoint);
+    const peaks = way.needs.map((_, point) => {
+      const moments = way.moments?.[point] ?? every(way.parts, (line) => [line[point]]);
+      return Object.values(moments)[0].map((_, moment) => every(moments, (line, name) => line[moment]
+        * (by[name] ?? 1))).reduce((a, b) => total(b) > total(a) ? b : a);
+    });
+    const larger = (line) => line.map((size, point) => size * total(peaks[point])
+      / total(every(way.parts, (sizes) => sizes[point])));
+    return { ...way, needs: larger(way.needs), least: larger(way.least), host: way.host.map((size) =>
+      size * by.weights), parts: every(peaks[0], (_, name) => peaks.map((peak) => peak[name])) };
   };
-
-  const shapeFields = Object.fromEntries(Object.entries(SHAPE).map(([name, label]) =>
-    [name, { label, entry: true, value: models[reference][name] }]));
   const body = make("tbody"), heads = make("tr"), others = make("table", { className: "rows" });
   const table = make("table", { className: "rows" }, make("thead", {}, heads), body);
-  const inside = make("p", { className: "legend" });
-  const exactly = make("button", { type: "button" }, "Predict this exactly");
+  const inside = make("p", { className: "legend" }), asks = make("button", { type: "button" }, "Predict this exactly");
   let question;
 
   const update = (now, page) => {
-    const own = now.model === OWN, base = own ? reference : now.model;
-    const shape = own ? Object.fromEntries(Object.keys(SHAPE).map((name) => [name, Math.max(1, now[name])]))
-      : models[base];
-    if (own) shape.parameters = counted(shape);
+    const own = now.model === OWN && every(SHAPE, (_, name) => Math.max(1, now[name]));
+    if (own) own.parameters = counted(own);
     for (const name of Object.keys(SHAPE)) page.fields[name].parentElement.hidden = !own;
-    const length = Math.min(longest, 256 * Math.round(2 ** now.tokens / 256));
-    const batch = Math.min(now.batch, Math.floor(longest / length)), most = Number(now.gpus);
+    const length = Math.min(longest, 256 * Math.round(2 ** now.tokens / 256)), most = Number(now.gpus);
+    const batch = Math.min(now.batch, Math.floor(longest / length)), all = length * batch;
     page.set("batch", batch);
-    if (now.states !== "bf16" && now.products === "fp8") page.set("products", now.products = "bf16");
     page.fields.products.disabled = now.states !== "bf16";
-    const ways = [...checkpoints.map((checkpoint) => ({ checkpoint, offload: false, fused: true })),
-      { checkpoint: "full", offload: true, fused: true }, { checkpoint: "none", offload: false, fused: false }]
-      .map((way) => ({ ...way, states: now.states, products: now.products }));
-    const tried = (gpu, limit) => ways.flatMap((way) => GPU_COUNTS.filter((n) => n <= limit).flatMap((n) => {
-      const points = line(base, way, n).map((row) => own ? scaled(row, shape, models[base], way.checkpoint) : row);
-      const { usable, most, fp8 } = gpus[gpu];
-      if (!points.length || (way.products === "fp8" && !fp8)) return [];
-      const row = between(points, length * batch), work = own ? flops(shape, length) / flops(models[base], length) : 1;
-      const rank = row.needs <= usable ? 0 : row.least <= most ? 1 : 2, size = rank === 1 ? row.least : row.needs;
-      let room = 0;
-      for (let more = shortest; more <= longest && between(points, more).needs <= usable; more += 1024) room = more;
-      const speed = n > 1 && Number.isNaN(time(points, gpu, length, batch)) ? NaN
-        : length * batch / (time(points, gpu, length, batch) * work);
-      const causes = { ...row.parts, "unused reserve": Math.max(0, size - total(row.parts)) };
-      const name = `${way.checkpoint === "none" ? "no" : way.checkpoint} checkpointing`
-        + `${way.offload ? ", CPU offload" : way.fused ? "" : ", nothing fused"}${n > 1 ? `, FSDP over ${n} GPUs` : ""}`;
-      return [{ ...way, name, n, rank, size, room, speed, all: speed * n, host: row.host, causes }];
-    }));
-    const fast = (row) => -((now.order === "shortest" ? row.all : row.speed) || 0);
-    const keys = (row) => [row.rank, ...row.rank < 2 ? [now.order === "fewest" ? row.n : 0, Math.sign(row.host),
-      fast(row)] : [row.size]];
-    const order = (a, b) => keys(a).map((key, place) => key - keys(b)[place]).find(Boolean) ?? 0;
-    const rows = tried(now.gpu, most).sort(order), best = rows[0], { memory, usable } = gpus[now.gpu];
-    const billion = now.train * 1e9, hours = (row) => billion / row.all / 3600;
+    const products = page.fields.products.disabled ? "bf16" : now.products;
+    const ways = data.ways.filter((way) => way.model === (own ? reference : now.model) && way.states === now.states
+      && way.products === products).map((way) => own ? scaled(way, own) : way);
+    const work = own ? flops(own, length) / flops(models[reference], length) : 1;
+    const hours = (row) => now.train * 1e9 / row.all / 3600;
     const long = (row) => !(row.all > 0) ? "–" : hours(row) < 48 ? `${digits(hours(row))} hours`
       : `${digits(hours(row) / 24)} days`;
-    const here = `${best.n > 1 ? "each of " : ""}${best.n === 1 ? "one" : best.n} ${now.gpu}${best.n > 1 ? "s" : ""}`;
-    const enough = best.n === 1 ? `One ${now.gpu} is enough: ` : `The fewest ${now.gpu}s that fit are ${best.n}: `;
-    const fit = { fewest: enough, cheapest: "The least GPU time of those that fit takes ",
-      shortest: "The fastest that fits is " }[now.order];
-    const limit = most > 1 ? `up to ${most} ${now.gpu}s` : `one ${now.gpu}`;
-    const told = [fit, "Nothing fits with room to spare. Tight is ", `${count(length * batch)} tokens a GPU do not fit `
-      + `${limit}. The nearest is `][best.rank];
-    const need = best.rank < 2 ? `, ${gib(best.size)} of ${gib(memory)} GiB on ${here}.`
-      : `, which needs ${gib(best.size)} GiB of ${here}; a run may use ${gib(usable)}.`;
-    const host = best.host > 1 ? ` It needs ${gib(best.host)} GiB of the host's memory, too.` : "";
-    const each = best.n > 1 ? ` (${count(best.speed)} a GPU)` : "";
-    const cost = best.n > 1 ? `, ${count(hours(best) * best.n)} GPU-hours` : "";
-    const speed = best.rank < 2 && best.all > 0 ? ` It trains at ${count(best.all)} tokens/s${each}: `
-      + `${digits(now.train)} billion tokens take ${long(best)}${cost}.` : "";
-    const sequences = Math.floor(best.room / length), many = `${count(sequences)} sequence${sequences > 1 ? "s" : ""}`;
-    const room = best.room ? ` It fits up to ${count(best.room)} tokens a GPU`
-      + `${sequences ? `, ${many} of ${count(length)}` : ""}.` : "";
-    page.say(told, make("b", {}, best.name), need + host + speed + room);
-    const widest = 1.5 * memory;
-    heads.replaceChildren(...["technique", `memory (line: ${gib(memory)} GiB)`, "verdict", "GiB needed",
-      "tokens/s, all GPUs", "tokens/s of a GPU", `${digits(now.train)} B tokens`, "room for tokens"].map((head) =>
-      make("th", { scope: "col" }, head)));
-    const explain = (row) => inside.replaceChildren(make("b", {}, row.name, ": "), ...parts.filter((name) =>
-      row.causes[name] >= 0.05).map((name) => {
+    const tried = (gpu, limit) => ways.filter((way) => way.gpus <= limit && (products === "bf16" || gpus[gpu].fp8))
+      .map((way) => {
+        const { usable, most } = gpus[gpu], n = way.gpus, needs = at(way.needs, all), least = at(way.least, all);
+        const rank = needs <= usable ? 0 : least <= most ? 1 : 2, size = rank === 1 ? least : needs;
+        const [floor, fixed, slope, bend] = way.time[gpu] ?? [];  // seconds of a step
+        const speed = all / work / Math.max(floor * Math.min(1, all / lengths[0]), Math.max(0, fixed)
+          + all * (slope + bend * length)), causes = every(way.parts, (line) => at(line, all));
+        const name = `${way.checkpoint === "none" ? "no" : way.checkpoint} checkpointing${way.offload ? ", CPU offload"
+          : ""}${way.fused ? "" : ", nothing fused"}${n > 1 ? `, FSDP over ${n} GPUs` : ""}`;
+        return { way, name, n, rank, size, speed, all: speed * n, host: at(way.host, all), room: room(way, usable),
+          causes: { ...causes, "unused reserve": Math.max(0, size - total(causes)) } };
+      });
+    const order = (wanted) => (a, b) => {
+      const places = (row) => [row.rank, ...row.rank > 1 ? [row.size] : [wanted === "fewest" ? row.n : 0,
+        Math.sign(row.host), -(wanted === "shortest" ? row.all : row.speed) || 0]];
+      return places(a).map((place, at) => place - places(b)[at]).find(Boolean) ?? 0;
+    };
+    const rows = tried(now.gpu, most).sort(order(now.order)), { memory, usable } = gpus[now.gpu], best = rows[0];
+    if (!best) {
+      page.draw();
+      return page.say(products === "fp8" && !gpus[now.gpu].fp8 ? `An ${now.gpu} has no fp8.` : `This model was `
+        + `predicted for ${Math.min(...ways.map((way) => way.gpus))} GPUs and more.`);
+    }
+    const some = (n, gpu) => `${n === 1 ? "one" : n} ${gpu}${n > 1 ? "s" : ""}`;
+    const here = `${best.n > 1 ? "each of " : ""}${some(best.n, now.gpu)}`, sequences = Math.floor(best.room / length);
+    const fit = { fewest: best.n === 1 ? `One ${now.gpu} is enough: ` : `The fewest ${now.gpu}s that fit are ${best.n}: `,
+      cheapest: "The least GPU time of those that fit takes ", shortest: "The fastest that fits is " }[now.order];
+    const told = [fit, "Nothing fits with room to spare. Tight is ", `${count(all)} tokens a GPU do not fit `
+      + `${most > 1 ? "up to " : ""}${some(most, now.gpu)}. The nearest is `][best.rank];
+    const words = [best.rank < 2 ? `, ${gib(best.size)} of ${gib(memory)} GiB on ${here}.`
+      : `, which needs ${gib(best.size)} GiB of ${here}; a run may use ${gib(usable)}.`];
+    if (best.host > 1) words.push(`It needs ${gib(best.host)} GiB of the host's memory, too.`);
+    if (best.rank < 2 && best.all > 0) {
+      words.push(`It trains at ${count(best.all)} tokens/s${best.n > 1 ? ` (${count(best.speed)} a GPU)` : ""}: `
+        + `${digits(now.train)} billion tokens take ${long(best)}`
+        + `${best.n > 1 ? `, ${count(hours(best) * best.n)} GPU-hours` : ""}.`);
+    }
+    if (best.room) words.push(`It fits up to ${count(best.room)} tokens a GPU${sequences ? `, ${count(sequences)} `
+      + `sequence${sequences > 1 ? "s" : ""} of ${count(length)}` : ""}.`);
+    page.say(told, make("b", {}, best.name), words.join(" "));
+    const shown = (row) => parts.filter((name) => row.causes[name] >= 0.05);
+    const color = (name) => COLORS[parts.indexOf(name)] ?? (name === "libraries" ? "#777777" : "#c8ced6");
+    const explain = (row) => inside.replaceChildren(make("b", {}, row.name, ": "), ...shown(row).map((name) => {
       const box = make("i");
       box.style.background = color(name);
       return make("span", {}, box, `${name} ${gib(row.causes[name])}`);
     }));
+    const labels = ["", "GiB", "tokens/s in all", "tokens/s a GPU", "", "room for tokens"];
+    heads.replaceChildren(...["technique", `memory (line: ${gib(memory)} GiB)`, "verdict", "GiB needed",
+      "tokens/s, all GPUs", "tokens/s of a GPU", `${digits(now.train)} B tokens`, "room for tokens"].map((head) =>
+      make("th", { scope: "col" }, head)));
     body.replaceChildren(...rows.map((row) => {
-      const bar = make("div", { className: "bar", role: "img" });
-      let end = 0;
-      const shown = parts.filter((name) => row.causes[name] >= 0.05);
-      const bands = shown.map((name) => `${color(name)} 0 ${Math.min(100, end += row.causes[name] / widest * 100)}%`);
+      const bar = make("div", { className: "bar", role: "img", ariaLabel: shown(row).map((name) =>
+        `${name} ${gib(row.causes[name])} GiB`).join(", ") });
+      let end = 0;  // the bar is as wide as one and a half GPUs
+      const bands = shown(row).map((name) => `${color(name)} 0 ${Math.min(100, end += row.causes[name] / memory / 0.015)}%`);
       bar.style.background = `linear-gradient(90deg, ${bands.join()}, #0000 0)`;
-      bar.setAttribute("aria-label", shown.map((name) => `${name} ${gib(row.causes[name])} GiB`).join(", "));
-      if (row.size > widest) bar.append(make("span", {}, `${gib(row.size)} →`));
-      const verdict = ["fits", "tight", "too large"][row.rank];
+      if (row.size > 1.5 * memory) bar.append(make("span", {}, `${gib(row.size)} →`));
+      const cells = [["fits", "tight", "too large"][row.rank], gib(row.size), count(row.all), count(row.speed),
+        long(row), count(row.room)].map((cell, place) => {
+        const node = make("td", { className: place ? "" : ["fits", "tight", "large"][row.rank] },
+          ["NaN", "0"].includes(cell) ? "–" : cell);
+        node.dataset.label = labels[place];
+        return node;
+      });
       const host = row.host > 1 ? [make("small", {}, `and ${gib(row.host)} GiB of the host`)] : [];
-      const cells = [verdict, gib(row.size), count(row.all), count(row.speed), long(row), count(row.room)];
-      const labels = ["", "GiB", "tokens/s in all", "tokens/s a GPU", "", "room for tokens"];
       return make("tr", { tabIndex: 0, onpointerenter: () => explain(row), onfocus: () => explain(row) },
-        make("th", { scope: "row" }, row.name, ...host), make("td", {}, bar), ...cells.map((cell, place) => {
-          const made = make("td", { className: place ? "" : ["fits", "tight", "large"][row.rank] },
-            cell === "NaN" || cell === "0" ? "–" : cell);
-          made.dataset.label = labels[place];
-          return made;
-        }));
+        make("th", { scope: "row" }, row.name, ...host), make("td", {}, bar), ...cells);
     }));
     explain(best);
-    const each = Object.keys(gpus).map((gpu) => {
-      const [first] = tried(gpu, 64).filter((row) => row.rank === 0).sort((a, b) => a.n - b.n
-        || Math.sign(a.host) - Math.sign(b.host) || b.speed - a.speed);
-      return [gpu, gib(gpus[gpu].memory), first ? String(first.n) : "none", first?.name ?? "nothing up to 64 GPUs",
-        first ? `${gib(first.size)}` : "–", first?.speed ? count(first.all) : "–"];
-    });
-    const cells = (tag, row) => make("tr", {}, ...row.map((cell) => make(tag, {}, cell)));
-    others.replaceChildren(make("caption", {}, "The fewest GPUs of each kind that fit"), make("thead", {}, cells("th",
-      ["GPU", "GiB", "GPUs", "technique", "GiB needed", "tokens/s, all"])), make("tbody", {}, ...each.map((row) =>
-      cells("td", row))));
-    const { checkpoint, offload, fused, n } = best;
-    question = { model: own ? Object.fromEntries(Object.keys(SHAPE).map((name) => [name, shape[name]])) : now.model,
-      states: now.states, products: now.products, checkpoint, offload, fused, gpus: n, tokens: length * batch };
-    page.list(["cause", "GiB"], parts.filter((name) => best.causes[name] >= 0.005).map((name) =>
-      [name, digits(best.causes[name], 4)]));
-    if (el.dataset.address !== undefined && page.started) {
-      location.replace(`#${new URLSearchParams(Object.entries(page.fields).map(([name, field]) => [name, field.value]))}`);
+    const line = (tag, row) => make("tr", {}, ...row.map((cell) => make(tag, {}, cell)));
+    others.replaceChildren(make("caption", {}, "The fewest GPUs of each kind that fit"), make("thead", {}, line("th",
+      ["GPU", "GiB", "GPUs", "technique", "GiB needed", "tokens/s, all"])), make("tbody", {},
+      ...Object.keys(gpus).map((gpu) => {
+        const [first] = tried(gpu, 64).filter((row) => !row.rank).sort(order("fewest"));
+        return line("td", [gpu, gib(gpus[gpu].memory), ...first ? [first.n, first.name, gib(first.size), first.all
+          ? count(first.all) : "–"] : ["none", "nothing up to 64 GPUs", "–", "–"]]);
+      })));
+    const { checkpoint, offload, fused } = best.way, { parameters, ...shape } = own || {};
+    question = { model: own ? shape : now.model, states: now.states, products, checkpoint, offload, fused,
+      gpus: best.n, tokens: all };
+    page.list(["cause", "GiB"], shown(best).map((name) => [name, digits(best.causes[name], 4)]));
+    if (page.started && el.dataset.address !== undefined) {  // the choice stands in the address of its own page
+      location.replace(`#${new URLSearchParams(every(page.fields, (field) => field.value))}`);
     }
     page.started = true;
     page.draw(table, inside, others);
   };
   const asked = new URLSearchParams(el.dataset.address === undefined ? "" : location.hash.slice(1));
-  const choices = (name, known, usual) => known.flat().includes(asked.get(name)) ? asked.get(name) : usual;
-  const within = (name, usual) => asked.get(name) && Number.isFinite(Number(asked.get(name))) ? asked.get(name) : usual;
+  const usual = (name, value, known) => {
+    const given = asked.get(name);
+    return given && (known ? known.map(String).includes(given) : Number(given) >= 0) ? given : value;
+  };
+  const select = (name, label, choices, value) => ({ label, choices, value: usual(name, value, choices.map((choice) =>
+    [choice].flat()[0])) });
   const page = explorable(el, "Will it fit, and how fast?", "Set what you have and what you want.", {
-    model: { label: "model", choices: [...Object.keys(models), OWN], value: choices("model",
-      [...Object.keys(models), OWN], reference) },
-    ...Object.fromEntries(Object.entries(shapeFields).map(([name, field]) => [name, { ...field,
-      value: within(name, field.value) }])),
-    gpu: { label: "GPU", choices: Object.keys(gpus), value: choices("gpu", Object.keys(gpus), "H100") },
-    gpus: { label: "GPUs at most", choices: GPU_COUNTS, value: choices("gpus", GPU_COUNTS.map(String), 1) },
-    tokens: { label: "tokens in a sequence", range: [Math.log2(shortest), Math.log2(longest), 0.25],
-      value: within("tokens", 13), show: (power) => count(256 * Math.round(2 ** power / 256)) },
-    batch: { label: "sequences on a GPU", range: [1, 32, 1], value: within("batch", 1) },
-    states: { label: "weights and states", choices: states, value: choices("states", states, "bf16") },
-    products: { label: "matrix products", choices: ["bf16", "fp8"], value: choices("products", ["bf16", "fp8"], "bf16") },
-    train: { label: "tokens to train (billions)", entry: true, value: within("train", 1) },
-    order: { label: "best is", choices: [["fewest", "the fewest GPUs"], ["cheapest", "the least GPU time"],
-      ["shortest", "the shortest time"]], value: choices("order", ["fewest", "cheapest", "shortest"], "fewest") },
+    model: select("model", "model", [...Object.keys(models), OWN], reference),
+    ...every(SHAPE, (label, name) => ({ label, entry: true, value: usual(name, models[reference][name]) })),
+    gpu: select("gpu", "GPU", Object.keys(gpus), "H100"),
+    gpus: select("gpus", "GPUs at most", counts, 1),
+    tokens: { label: "tokens in a sequence", range: [Math.log2(lengths[0]), Math.log2(longest), 0.25],
+      value: usual("tokens", 13), show: (power) => count(256 * Math.round(2 ** power / 256)) },
+    batch: { label: "sequences on a GPU", range: [1, 32, 1], value: usual("batch", 1) },
+    states: select("states", "weights and states", data.states, "bf16"),
+    products: select("products", "matrix products", ["bf16", "fp8"], "bf16"),
+    train: { label: "tokens to train (billions)", entry: true, value: usual("train", 1) },
+    order: select("order", "best is", [["fewest", "the fewest GPUs"], ["cheapest", "the least GPU time"],
+      ["shortest", "the shortest time"]], "fewest"),
   }, update);
-  if (ask) {
-    page.form.append(exactly);
-    exactly.onclick = async () => {
-      page.say("Predicting, some seconds ...");
-      const found = await ask(question);
-      page.say(found.error ?? `lsai predict: the peak is ${gib(total(found.parts))} GiB, and the allocator needs `
-        + `${gib(found.needs)} GiB.`);
-    };
-  }
+  if (!ask) return;
+  page.form.append(asks);
+  asks.onclick = async () => {
+    page.say("Predicting, some seconds ...");
+    const found = await ask(question);
+    page.say(found.error ?? `lsai predict: the peak is ${gib(total(found.parts))} GiB, and the allocator needs `
+      + `${gib(found.needs)} GiB.`);
+  };
 };

@@ -8,18 +8,21 @@ times by FLOPs. In JupyterLab such a model is predicted when it is asked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from lsai_core.base.errors import UserError
 from lsai_core.config.train import ModelConfig
 from lsai_core.model.transformer import count_parameters
-from lsai_core.prediction.memory import OUTSIDE_GIB, PARTS
+from lsai_core.prediction.memory import PARTS
+from lsai_core.prediction.roofline import NODE
 from lsai_lab.predictions.steps import (
-    CHECKPOINTS,
+    AXES,
+    LENGTHS,
     MODELS,
-    NVLINK_GB_PER_S,
     STATES,
     config_of,
     predicted_step,
@@ -32,24 +35,27 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TITLE = "Will it fit, and how fast will it be?"
+COUNTS = (1, 2, 4, 8, 16, 32, 64)  # GPUs
 MOMENTS = 9  # of a step, in which the scaled model's highest is looked for
 _SHAPE = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "vocab_size")
 
 
 def data(root: Path | None = None) -> dict[str, Any]:
-    """Of the laboratory in `root` the table's rows, the models' shapes and parameters, the GPUs, and the settings' values."""
-    rows = read_steps(root or reading_root())
-    reference = next(iter(MODELS))
+    """Of the laboratory in `root` every way to train a model of the table, the models' shapes and
+    parameters, the GPUs, and the settings' values."""
+    families: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in read_steps(root or reading_root()):
+        families.setdefault(tuple(row[name] for name in AXES[:-1]), []).append(row)
+    ways = [_way(sorted(rows, key=lambda row: row["tokens"])) for rows in families.values()]
     return {
-        "rows": [_small(row, row["model"] == reference) for row in rows],
+        "lengths": list(LENGTHS),
+        "ways": [*ways, *_between_counts(ways)],
         "models": {name: _shape(name) for name in MODELS},
-        "reference": reference,
+        "reference": next(iter(MODELS)),
         "gpus": gpus(),
+        "counts": list(COUNTS),
         "parts": [*PARTS, "unused reserve"],
         "states": list(STATES),
-        "checkpoints": list(CHECKPOINTS),
-        "outside": OUTSIDE_GIB,
-        "nvlink": NVLINK_GB_PER_S,
     }
 
 
@@ -59,19 +65,81 @@ def _shape(name: str) -> dict[str, int]:
     return shape | {"parameters": count_parameters(model).total, "tied": int(model.tie_embeddings)}
 
 
-def _small(row: Mapping[str, Any], moments: bool) -> dict[str, Any]:
-    found = {name: value for name, value in row.items() if name != "timeline"}
-    if not moments or "timeline" not in row:
-        return found
-    lines = row["timeline"]
+def _way(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """One setting over the lengths: `needs`, `least`, `host` and every one of `parts` as lines over
+    them; of each GPU the seconds of a step (`_time`); of the first model, which others are scaled
+    from, every part at some moments of the step."""
+    first = rows[0]
+    found = {name: first[name] for name in AXES[:-1]}
+    found |= {name: [row[name] for row in rows] for name in ("needs", "least", "host")}
+    found["parts"] = _lines([row["parts"] for row in rows])
+    names = [gpu for gpu in first["seconds"] if all(gpu in row["seconds"] for row in rows)]
+    found["time"] = {
+        gpu: _time([row["tokens"] for row in rows], [row["seconds"][gpu] for row in rows])
+        for gpu in names
+    }
+    if "timeline" in first and first["model"] == next(iter(MODELS)):
+        found["moments"] = [_moments(row["timeline"]) for row in rows]
+    return found
+
+
+def _lines(rows: list[dict[str, float]]) -> dict[str, list[float]]:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name, 0.0) for row in rows] for name in names}
+
+
+def _time(tokens: list[int], seconds: list[float]) -> list[float]:
+    """The least time of a step, in which the host decides, and three terms: fixed, for each token,
+    and for each token times the length of its sequence, which is attention's."""
+    bend, slope, fixed = np.polyfit(tokens[-3:], seconds[-3:], 2)
+    return [float(f"{value:.5g}") for value in (seconds[0], fixed, slope, bend)]
+
+
+def _moments(lines: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Every part at the highest moment of each of `MOMENTS` equal parts of the step."""
     totals = [sum(sizes) for sizes in zip(*lines.values(), strict=True)]
     width = len(totals) // MOMENTS
     tops = [
         max(range(first, first + width), key=totals.__getitem__)
         for first in range(0, MOMENTS * width, width)
     ]
-    kept = {name: [sizes[top] for top in tops] for name, sizes in lines.items() if any(sizes)}
-    return found | {"moments": kept}
+    return {name: [sizes[top] for top in tops] for name, sizes in lines.items() if any(sizes)}
+
+
+def _between_counts(ways: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Ways for counts of GPUs that were not predicted: what a GPU keeps of a shared model goes by
+    1 / count; its time is that of the predicted count in one node, or beyond it."""
+    shared = [way for way in ways if way["gpus"] > 1]
+    for few in shared:
+        same = [name for name in AXES[:-1] if name != "gpus"]
+        alike = [way for way in shared if all(way[name] == few[name] for name in same)]
+        many = max(alike, key=lambda way: int(way["gpus"]))
+        if few is many:
+            continue
+        known = {way["gpus"] for way in alike}
+        for count in COUNTS:
+            if count == 1 or count in known:
+                continue
+            share = (1 / few["gpus"] - 1 / count) / (1 / few["gpus"] - 1 / many["gpus"])
+            timed = many if count > NODE else few
+            yield mixed(few, many, share) | {"gpus": count, "time": timed["time"]}
+
+
+def mixed(one: Any, two: Any, share: float) -> Any:
+    """Between `one` and `two`, by `share`: numbers, and lists and dictionaries of numbers; what is
+    neither is as in `one`."""
+    if isinstance(one, dict):
+        names = dict.fromkeys([*one, *two])
+        return {name: mixed(one.get(name, 0), two.get(name, 0), share) for name in names}
+    if isinstance(one, list) or isinstance(two, list):
+        count = len(one or two)
+        return [
+            mixed(a, b, share)
+            for a, b in zip(one or [0] * count, two or [0] * count, strict=True)
+        ]
+    if isinstance(one, bool | str):
+        return one
+    return float(f"{one + share * (two - one):.5g}")
 
 
 def answer(question: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,13 +161,14 @@ def picture(data: dict[str, Any]) -> Figure:
     figure = New(figsize=(6.3, 2.4), layout="constrained")
     axes = figure.subplots()
     asked = {"model": data["reference"], "states": "bf16", "products": "bf16", "gpus": 1}
-    asked |= {"offload": False, "fused": True, "tokens": 8192}
-    rows = [row for row in data["rows"] if asked.items() <= row.items()]
-    for place, row in enumerate(rows):
+    asked |= {"offload": False, "fused": True}
+    ways = [way for way in data["ways"] if asked.items() <= way.items()]
+    for place, way in enumerate(ways):
         end = 0.0
-        for name, size in row["parts"].items():
+        for name, sizes in way["parts"].items():
+            size = sizes[1]
             axes.barh(place, size, left=end, color=PALETTE[data["parts"].index(name) % 8])
             end += size
-    axes.set_yticks(range(len(rows)), [f"{row['checkpoint']} checkpointing" for row in rows])
+    axes.set_yticks(range(len(ways)), [f"{way['checkpoint']} checkpointing" for way in ways])
     axes.set(xlabel="GiB of one GPU at the peak")
     return figure

@@ -1,20 +1,5 @@
 import { COLORS, chart, count, digits, explorable, legend } from "./draw.js";
 
-const FORMATS = { bf16: 2, fp8: 1 };  // bytes of a number that a product reads
-
-// FLOPs and bytes of an operation over `tokens`, fused with what follows it or not.
-const work = (operations, name, tokens, format, fused) => {
-  const at = ([base, more]) => base + more * tokens;
-  const { flop, read, written, product, fused: next } = operations[name];
-  const width = product ? FORMATS[format] : 2, found = { flop: at(flop),
-    bytes: width * at(read) + 2 * at(written) };
-  if (!fused || !next) return found;
-  const other = next[0] === "fused attention" ? { flop: [0, 0], read: [0, 0], written: [0, 0] }
-    : operations[next[0]];
-  return { flop: found.flop + at(other.flop),
-    bytes: found.bytes + 2 * at(other.read) + 2 * at(other.written) - 2 * next[1] * tokens };
-};
-
 const microseconds = (time) => time < 1e3 ? `${digits(time)} µs` : `${digits(time / 1e3)} ms`;
 
 export const draw = (el, data) => {
@@ -22,31 +7,29 @@ export const draw = (el, data) => {
   const page = explorable(el, "The roofline.", "Drag the point, or move the slider. Does arithmetic "
     + "or memory decide?", {
     operation: { label: "operation", choices: Object.keys(operations), value: "gate and up product" },
-    gpu: { label: "GPU", choices: Object.keys(gpus) },
-    format: { label: "format of products", choices: Object.keys(FORMATS) },
+    gpu: { label: "GPU", choices: Object.keys(gpus), value: "H100" },
+    format: { label: "format of products", choices: ["bf16", "fp8"] },
     tokens: { label: "tokens", range: [0, 15, 0.25], value: 13, show: (power) => count(2 ** power) },
     fused: { label: "fuse with what follows", value: false },
   }, (now, page) => {
-    const { operation, gpu } = now, { product, fused: next } = operations[operation];
-    const known = gpus[gpu], format = product && known.fp8 ? now.format : "bf16";
-    page.fields.format.disabled = !product || !known.fp8;
-    page.fields.fused.disabled = !next;
-    page.fields.tokens.disabled = !operations[operation].flop[1];
-    const tokens = Math.round(2 ** now.tokens), fused = now.fused && Boolean(next);
+    const { operation, gpu } = now, alone = operations[operation], known = gpus[gpu];
+    page.fields.format.disabled = !alone.bytes.fp8 || !known.fp8;
+    page.fields.fused.disabled = !alone.fused;
+    page.fields.tokens.disabled = !alone.flop[1];
+    const format = page.fields.format.disabled ? "bf16" : now.format, fused = now.fused && alone.fused;
     const roof = (intensity, way) => Math.min(known[way], intensity * known.copy / 1e3);
-    const cost = (fuse) => {
-      const { flop, bytes } = work(operations, operation, tokens, format, fuse);
-      const arithmetic = flop / known[format] / 1e6, memory = bytes / known.copy / 1e3;  // µs
-      return { flop, bytes, intensity: flop / bytes, arithmetic, memory, least: Math.max(arithmetic, memory) };
+    const cost = ({ flop, bytes }, tokens) => {
+      const at = ([base, each]) => base + each * tokens, work = at(flop), moved = at(bytes[format]);
+      const arithmetic = work / known[format] / 1e6, memory = moved / known.copy / 1e3;  // µs
+      return { work, moved, intensity: work / moved, arithmetic, memory, least: Math.max(arithmetic, memory) };
     };
-    const here = cost(fused), plain = cost(false), limit = here.arithmetic > here.memory;
-    const alone = operations[next?.[0]] && next[0] !== "fused attention"
-      ? work(operations, next[0], tokens, "bf16", false) : { bytes: 0 };
-    const apart = plain.bytes + alone.bytes;
-    page.say(`${operation}${fused ? ` with ${next[0]}` : ""}: ${digits(here.flop / 1e9)} GFLOP and `
-      + `${digits(here.bytes / 1e6)} MB, ${digits(here.intensity)} FLOPs per byte. On one ${gpu} it takes at `
-      + `least ${microseconds(here.least)}; ${limit ? "arithmetic" : "memory"} decides`
-      + `${fused ? `, and ${digits((apart - here.bytes) / 1e6)} MB of ${digits(apart / 1e6)} move no more` : ""}.`);
+    const tokens = Math.round(2 ** now.tokens), chosen = fused || alone, here = cost(chosen, tokens);
+    const limit = here.arithmetic > here.memory ? "arithmetic" : "memory", plain = cost(alone, tokens);
+    const apart = fused && cost({ flop: alone.flop, bytes: alone.apart }, tokens).moved;
+    page.say(`${operation}${fused ? ` with ${alone.with}` : ""}: ${digits(here.work / 1e9)} GFLOP and `
+      + `${digits(here.moved / 1e6)} MB, ${digits(here.intensity)} FLOPs per byte. On one ${gpu} it takes at `
+      + `least ${microseconds(here.least)}; ${limit} decides`
+      + `${fused ? `, and ${digits((apart - here.moved) / 1e6)} MB of ${digits(apart / 1e6)} move no more` : ""}.`);
     const range = [0.1, 20000], top = Math.max(known.fp8 ?? 0, known.bf16);
     const plot = chart(page.width, Math.min(360, page.width * 0.7 + 60), { x: range, y: [0.2, top * 2],
       log: "xy", xlabel: "FLOPs per byte", ylabel: "TFLOP/s", label: `Roof of ${gpu}: ${operation} at `
@@ -64,15 +47,14 @@ export const draw = (el, data) => {
       if (!buttons || page.fields.tokens.disabled) return;
       const box = plot.node.getBoundingClientRect();
       const x = (clientX - box.left) * page.width / box.width;
-      const far = (power) => Math.abs(x - plot.X(Object.values(work(operations, operation, 2 ** power, format,
-        fused)).reduce((flop, bytes) => flop / bytes)));
+      const far = (power) => Math.abs(x - plot.X(cost(chosen, 2 ** power).intensity));
       const powers = Array.from({ length: 61 }, (_, at) => at / 4);
       page.set("tokens", powers.reduce((a, b) => far(b) < far(a) ? b : a));
       page.again();
     };
     page.picture.onpointerdown = page.picture.onpointermove = slide;
     page.draw(legend([["bf16", COLORS[0]], ["fp8", COLORS[5]], ["the operation", COLORS[1]]]), plot.node);
-    page.list(["quantity", "value"], [["FLOPs", count(here.flop)], ["bytes", count(here.bytes)],
+    page.list(["quantity", "value"], [["FLOPs", count(here.work)], ["bytes", count(here.moved)],
       ["FLOPs per byte", digits(here.intensity, 4)], ["by arithmetic (µs)", digits(here.arithmetic, 4)],
       ["by memory (µs)", digits(here.memory, 4)], ["at least (µs)", digits(here.least, 4)],
       ["balance (FLOPs per byte)", digits(known[format] / known.copy * 1e3, 4)]]);

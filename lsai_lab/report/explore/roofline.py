@@ -20,50 +20,52 @@ _SHEET_ONLY = ("A100-80", "RTX 4090")  # beside the GPUs that were measured
 
 def operations(shape: ModelConfig) -> dict[str, dict[str, Any]]:
     """What operations of one block compute and move in the forward pass (AdamW: for the block's
-    parameters), in bf16, `read` in the format of the products where these may run in fp8.
+    parameters), in bf16, products also with fp8 inputs.
 
-    `flop`, `read` and `written` are pairs: at no tokens, and by each token more; FLOPs and numbers.
-    `fused`: the operation that may follow in the same kernel, and the numbers of a token that then
-    move no more: what the first writes (if nothing else needs it) and the second reads.
+    `flop`, and `bytes` by format, are lines over the tokens: the value at none, and that of each
+    token. `fused` are the same of one kernel that does what follows, too (`with`): what the first
+    writes and the second reads then moves no more, if nothing else needs it. `apart`: the bytes of
+    both kernels.
     """
     d, f, size = shape.d_model, shape.d_ff, shape.head_dim
     kv = shape.n_kv_heads * size
     weights = 2 * d * d + 2 * d * kv + 3 * d * f
     scores = shape.n_heads * LENGTH
+    product = _operation((0, 4 * d * f), {"bf16": (4 * d * f, 2 * d + 4 * f)})
+    product["bytes"]["fp8"] = (2 * d * f, d + 4 * f)
+    swiglu = _operation((0, 5 * f), {"bf16": (0, 6 * f)})
+    norm = _operation((0, 4 * d), {"bf16": (0, 4 * d)})
+    residual = _operation((0, d), {"bf16": (0, 6 * d)})
+    attention = _operation((0, 2 * scores * size), {"bf16": (0, 4 * (d + kv))})
+    eager = _operation((0, 2 * scores * size), {"bf16": (0, 8 * scores)})
     return {
-        "gate and up product": {
-            "flop": (0, 4 * d * f),
-            "read": (2 * d * f, d),
-            "written": (0, 2 * f),
-            "product": True,
-            "fused": ("SwiGLU", 4 * f),
-        },
-        "SwiGLU": {"flop": (0, 5 * f), "read": (0, 2 * f), "written": (0, f)},
-        "RMSNorm": {"flop": (0, 4 * d), "read": (0, d), "written": (0, d)},
-        "residual sum": {
-            "flop": (0, d),
-            "read": (0, 2 * d),
-            "written": (0, d),
-            "fused": ("RMSNorm", d),  # the sum itself is needed again
-        },
-        "eager attention": {
-            "flop": (0, 2 * scores * size),
-            "read": (0, 2 * scores),
-            "written": (0, 2 * scores),
-            # the scores stay on the chip; queries, keys, values and the output move
-            "fused": ("fused attention", 4 * scores - 2 * (d + kv)),
-        },
-        "fused attention": {
-            "flop": (0, 2 * scores * size),
-            "read": (0, d + 2 * kv),
-            "written": (0, d),
-        },
-        "AdamW, states in bf16": {
-            "flop": (13 * weights, 0),
-            "read": (4 * weights, 0),
-            "written": (3 * weights, 0),
-        },
+        "gate and up product": product | _fused(product, "SwiGLU", swiglu, 8 * f),
+        "SwiGLU": swiglu,
+        "RMSNorm": norm,
+        "residual sum": residual | _fused(residual, "RMSNorm", norm, 2 * d),
+        "eager attention": eager
+        | {"with": "all of attention", "fused": attention, "apart": eager["bytes"]},
+        "fused attention": attention,
+        "AdamW, states in bf16": _operation((13 * weights, 0), {"bf16": (14 * weights, 0)}),
     }
+
+
+def _operation(flop: tuple[int, int], moved: dict[str, tuple[int, int]]) -> dict[str, Any]:
+    return {"flop": flop, "bytes": moved}
+
+
+def _fused(
+    first: dict[str, Any], name: str, second: dict[str, Any], saved: int
+) -> dict[str, Any]:
+    """`first` in one kernel with `second`, called `name`; `saved`: bytes that a token then moves
+    no more."""
+    flop = tuple(map(sum, zip(first["flop"], second["flop"], strict=True)))
+    apart = {
+        way: tuple(map(sum, zip(line, second["bytes"]["bf16"], strict=True)))
+        for way, line in first["bytes"].items()
+    }
+    moved = {way: (base, each - saved) for way, (base, each) in apart.items()}
+    return {"with": name, "fused": {"flop": flop, "bytes": moved}, "apart": apart}
 
 
 def data() -> dict[str, Any]:

@@ -9,51 +9,24 @@ const bfloat = (value, bits) => {
   return view.getFloat32(0);
 };
 
-// The first words of Philox4x32 with 7 rounds for the counter (group, 0, step, 0), and the 16 bits
-// of the group's 8 elements, as lsai_core/optimizers/rounding.py has them.
-const randomBits = (group, step, seed) => {
-  const low = 0xffffffffn, times = (a, b) => BigInt(a) * BigInt(b);
-  let [c0, c1, c2, c3] = [group, 0, step, 0], [key0, key1] = [seed, 0];
-  for (let round = 0; round < 7; round += 1) {
-    const [one, two] = [times(c0, 0xd2511f53), times(c2, 0xcd9e8d57)];
-    c0 = (Number(two >> 32n) ^ c1 ^ key0) >>> 0;
-    c2 = (Number(one >> 32n) ^ c3 ^ key1) >>> 0;
-    [c1, c3] = [Number(two & low), Number(one & low)];
-    [key0, key1] = [(key0 + 0x9e3779b9) >>> 0, (key1 + 0xbb67ae85) >>> 0];
-  }
-  return [c0, c1, c2, c3].flatMap((word) => [word & 0xffff, word >>> 16]);
-};
-
-const trained = (start, update, steps, seed) => {
+const trained = (start, update, steps, bits) => {
   const f = Math.fround, exact = [start], nearest = [bfloat(start)];
   const random = Array.from({ length: 8 }, () => [bfloat(start)]);
   for (let step = 1; step <= steps; step += 1) {
     exact.push(start - step * update);
     nearest.push(bfloat(f(nearest.at(-1) - f(update))));
-    const bits = randomBits(0, step, seed);
-    random.forEach((line, at) => line.push(bfloat(f(line.at(-1) - f(update)), bits[at])));
+    random.forEach((line, at) => line.push(bfloat(f(line.at(-1) - f(update)), bits[step - 1][at])));
   }
   return { exact, nearest, random };
 };
 
-// All values of a small float format from 0 up: `bits` of mantissa, the least exponent, the largest.
-const values = ({ bits, least, largest }) => {
-  const parts = Array.from({ length: 2 ** bits }, (_, part) => part / 2 ** bits);
-  const found = parts.map((part) => part * 2 ** least);
-  for (let exponent = least; 2 ** exponent <= largest; exponent += 1) {
-    found.push(...parts.map((part) => (1 + part) * 2 ** exponent));
-  }
-  return found.filter((value) => value <= largest);
-};
-
-const stored = (format, value) => {  // to nearest, ties to the even mantissa, beyond the largest: that
-  const all = values(format), above = all.findIndex((known) => known >= value);
-  if (above < 1) return above < 0 ? format.largest : all[0];
+// To nearest, ties to the even mantissa, beyond the largest to that; `all`: the format's numbers from 0.
+const stored = (all, value) => {
+  const above = all.findIndex((known) => known >= value);
+  if (above < 1) return above < 0 ? all.at(-1) : all[0];
   const [a, b] = [all[above - 1], all[above]], part = (value - a) / (b - a);
   return part < 0.5 || (part === 0.5 && (above - 1) % 2 === 0) ? a : b;
 };
-
-const FORMATS = { E4M3: { bits: 3, least: -6, largest: 448 }, E5M2: { bits: 2, least: -14, largest: 57344 } };
 
 export const draw = (el, data) => {
   const weights = make("div"), numbers = make("div");
@@ -62,18 +35,16 @@ export const draw = (el, data) => {
     weight: { label: "weight", choices: data.weights, value: 1 },
     update: { label: "update of a step", range: [-16, -4, 0.25], value: -10,
       show: (power) => digits(2 ** power, 2) },
-    steps: { label: "steps", range: [20, 400, 20], value: 100 },
-    seed: { label: "seed", range: [0, 20, 1], value: 0 },
+    steps: { label: "steps", range: [20, data.bits.length, 20], value: 100 },
   }, (now, page) => {
     const start = Number(now.weight), update = Number(digits(2 ** now.update, 2));
-    const { exact, nearest, random } = trained(start, update, now.steps, now.seed);
-    const gap = 2 ** (Math.floor(Math.log2(start)) - 7);
+    const { exact, nearest, random } = trained(start, update, now.steps, data.bits);
+    const gap = bfloat(start) - bfloat(bfloat(start) * (1 - 2 ** -8), 0);  // to the next smaller number
     const end = (line) => line[now.steps], mean = sum(random.map(end)) / 8;
     const stuck = end(nearest) === nearest[0];
-    page.say(stuck ? "To nearest the weight never moves: the update, " : "To nearest the weight moves: the update, ",
-      `${digits(update, 2)}, is ${digits(update / gap, 2)} of the gap between neighboring bf16 numbers at `
-      + `${start} (${digits(gap)}; half of that just below a power of two). Rounded stochastically, eight `
-      + `weights end at ${digits(mean, 4)} in the mean; exact is ${digits(end(exact), 4)}.`);
+    page.say(`To nearest the weight ${stuck ? "never moves" : "moves"}: the update, ${digits(update, 2)}, is `
+      + `${digits(update / gap, 2)} of the distance to the next smaller bf16 number, ${digits(gap)}. Rounded `
+      + `stochastically, eight weights end at ${digits(mean, 4)} in the mean; exact is ${digits(end(exact), 4)}.`);
     const ends = [start, end(exact), end(nearest), ...random.flat()];
     const [low, high] = [Math.min(...ends) - gap, Math.max(...ends) + gap];
     const lines = chart(page.width, 260, { x: [0, now.steps], y: [low, high], xlabel: "step",
@@ -86,30 +57,30 @@ export const draw = (el, data) => {
     lines.line(points(exact), "currentColor", { "stroke-dasharray": "5 4", "stroke-width": 1.5 });
     lines.line(points(nearest), COLORS[1], { "stroke-width": 2.5 });
     page.draw(legend([["exact (dashed)", "currentColor"], ["to nearest", COLORS[1]],
-      ["stochastically: eight weights and their mean", COLORS[2]]]), lines.node);
+      ["stochastically: eight weights, mean", COLORS[2]]]), lines.node);
     page.list(["way", `after ${now.steps} steps`], [["exact", end(exact)], ["to nearest", end(nearest)],
       ...random.map((line, at) => [`stochastically, weight ${at + 1}`, end(line)])]);
   });
   explorable(numbers, "A number in fp8.", "A scale moves a tensor to where the format has numbers.", {
-    format: { label: "format", choices: Object.keys(FORMATS) },
+    format: { label: "format", choices: Object.keys(data.formats) },
     value: { label: "value", range: [-14, 6, 0.25], value: -3.25, show: (power) => digits(2 ** power, 2) },
     largest: { label: "largest value of the tensor", range: [-6, 8, 0.25], value: 1.25,
       show: (power) => digits(2 ** power, 2) },
     scaled: { label: "scale the tensor", value: true },
   }, (now, page) => {
-    const format = FORMATS[now.format], value = Number(digits(2 ** now.value, 2));
+    const format = data.formats[now.format], top = format.at(-1), value = Number(digits(2 ** now.value, 2));
     if (now.largest < now.value) page.set("largest", now.largest = now.value);
     const largest = Math.max(value, Number(digits(2 ** now.largest, 2)));
-    const scale = now.scaled ? format.largest / largest : 1;
+    const scale = now.scaled ? top / largest : 1;
     const there = Math.fround(value * scale), kept = stored(format, there), back = kept / scale;
     const error = `${digits(100 * Math.abs(back / value - 1))}%`;
-    page.say(`${value} ${now.scaled ? `times the scale ${format.largest} / ${largest} = ${digits(scale, 4)} ` : ""}`
+    page.say(`${value} ${now.scaled ? `times the scale ${top} / ${largest} = ${digits(scale, 4)} ` : ""}`
       + `is ${digits(there, 4)}; ${now.format} keeps ${digits(kept, 6)}, `
       + `which means ${digits(back, 4)}: ${kept ? `${error} off` : "the value is lost"}.`);
     const line = chart(page.width, 150, { x: [2 ** -17, 2 ** 17], y: [0, 1], log: "x", yticks: [],
       xlabel: `numbers that ${now.format} has, and the value (scaled)`,
       label: `Number line of ${now.format}: the value lies at ${digits(there, 4)}, the nearest number is ${kept}` });
-    for (const known of values(format).slice(1)) {
+    for (const known of format.slice(1)) {
       line.add("line", { x1: line.X(known), x2: line.X(known), y1: line.Y(0.05), y2: line.Y(0.4),
         stroke: COLORS[0], "stroke-width": 1 });
     }

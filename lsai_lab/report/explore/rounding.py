@@ -1,5 +1,5 @@
-"""The explorable on rounding: all of it is arithmetic, which its module does itself, bit by bit as
-`lsai_core.optimizers.rounding` and PyTorch's fp8 types do."""
+"""The explorable on rounding: bf16 weights with the random bits of `lsai_core.optimizers.rounding`,
+and the numbers of PyTorch's fp8 types."""
 
 from __future__ import annotations
 
@@ -9,11 +9,31 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TITLE = "A weight in bf16, a number in fp8: what rounding keeps"
+STEPS = 400
 
 
 def data() -> dict[str, Any]:
-    """The weights to choose from."""
-    return {"weights": [0.02, 0.1, 0.5, 1, 1.5, 2]}
+    """The weights to choose from; the random bits of eight weights in each of `STEPS` steps; all
+    numbers of each fp8 format from 0 up."""
+    import torch
+
+    from lsai_core.optimizers.rounding import Noise, random_bits
+
+    host = torch.device("cpu")
+    bits = [random_bits(Noise(0, step, 0), 8, host).tolist() for step in range(1, STEPS + 1)]
+    codes = torch.arange(128, dtype=torch.uint8)
+    formats = {name: codes.view(dtype).float() for name, dtype in _formats().items()}
+    return {
+        "weights": [0.02, 0.1, 0.5, 1, 1.5, 2],
+        "bits": bits,
+        "formats": {name: all_[all_.isfinite()].tolist() for name, all_ in formats.items()},
+    }
+
+
+def _formats() -> dict[str, Any]:
+    import torch
+
+    return {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}
 
 
 def picture(data: dict[str, Any]) -> Figure:
