@@ -12,7 +12,9 @@ from collections.abc import Sequence
 SLICES = {"forward": 24, "backward": 40, "optimizer": 8}  # of the step's phases, in their order
 
 
-def timeline(levels: Sequence[tuple[str, int, Counter[str]]], messages: int) -> dict[str, list[int]]:
+def timeline(
+    levels: Sequence[tuple[str, int, Counter[str]]], messages: int
+) -> dict[str, list[int]]:
     """Bytes of each purpose at the highest moment of each slice (`SLICES`), so that the highest
     sum over the purposes is the step's peak.
 

@@ -24,7 +24,9 @@ def panels(fig: Figure, box: Bbox) -> str:
     crops = []
     for axes, around in found:
         parts = [around]
-        first = min((other for other in found if _beside(other[1], around)), key=_left, default=None)
+        first = min(
+            (other for other in found if _beside(other[1], around)), key=_left, default=None
+        )
         if first is not None and _left(first) < around.x0 and not _has_names(axes):
             names, frame = first[1], first[0].get_window_extent()
             parts.insert(0, Bbox.from_extents(names.x0, around.y0, frame.x0 - 2, around.y1))

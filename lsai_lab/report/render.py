@@ -104,7 +104,8 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
     ]
     texts = ["".join(cell["source"]) for cells in bound for cell in cells]
     for path in filter(
-        Path.exists, map(reports.joinpath, ("book.js", "book.css", "files", "runs", "data", "explore"))
+        Path.exists,
+        map(reports.joinpath, ("book.js", "book.css", "files", "runs", "data", "explore")),
     ):
         shutil.copytree(path, folder / path.name) if path.is_dir() else shutil.copy(path, folder)
     wanted = {"html": ["-Vinclude-after=</main>"], "pdf": ["--include-in-header=book.typ"]}

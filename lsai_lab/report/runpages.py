@@ -131,4 +131,3 @@ def _row(run: Run, name: str, title: str, pairs: dict[str, dict[str, Any]]) -> d
         "minutes": f"{summary.wall_s / 60:.1f}",
         "day": summary.started[:10],
     }
-

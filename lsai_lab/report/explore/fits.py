@@ -1,5 +1,5 @@
-"""The calculator: which technique fits which GPU, how fast, and how many GPUs a model needs; for the
-models of the committed table of predicted steps, and for a shape of the reader's own.
+"""The calculator: which technique fits which GPU, how fast, and how many GPUs a model needs; for
+the models of the committed table of predicted steps, and for a shape of the reader's own.
 
 A model of another shape is scaled from the first of the table: weights, gradients and states by the
 number of parameters, activations by the inputs that a block keeps, the loss by the vocabulary,
@@ -28,7 +28,7 @@ from lsai_lab.predictions.steps import (
     predicted_step,
     read_steps,
 )
-from lsai_lab.project.files import reading_root
+from lsai_lab.project.files import one_line, reading_root
 from lsai_lab.report.explore.memory import gpus
 
 if TYPE_CHECKING:
@@ -46,7 +46,11 @@ def data(root: Path | None = None) -> dict[str, Any]:
     families: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in read_steps(root or reading_root()):
         families.setdefault(tuple(row[name] for name in AXES[:-1]), []).append(row)
-    ways = [_way(sorted(rows, key=lambda row: row["tokens"])) for rows in families.values()]
+    ways = [
+        _way(sorted(rows, key=lambda row: row["tokens"]))
+        for rows in families.values()
+        if len(rows) == len(LENGTHS)
+    ]
     return {
         "lengths": list(LENGTHS),
         "ways": [*ways, *_between_counts(ways)],
@@ -134,8 +138,7 @@ def mixed(one: Any, two: Any, share: float) -> Any:
     if isinstance(one, list) or isinstance(two, list):
         count = len(one or two)
         return [
-            mixed(a, b, share)
-            for a, b in zip(one or [0] * count, two or [0] * count, strict=True)
+            mixed(a, b, share) for a, b in zip(one or [0] * count, two or [0] * count, strict=True)
         ]
     if isinstance(one, bool | str):
         return one
@@ -148,8 +151,8 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
     names = ("model", "states", "products", "checkpoint", "gpus", "offload", "fused", "tokens")
     try:
         return predicted_step(config_of(**{name: question[name] for name in names}))
-    except UserError as error:
-        return {"error": str(error)}
+    except (UserError, ValueError) as error:
+        return {"error": one_line(str(error), 200)}
 
 
 def picture(data: dict[str, Any]) -> Figure:

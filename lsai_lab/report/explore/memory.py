@@ -18,7 +18,7 @@ from lsai_lab.predictions.steps import (
     predicted_step,
     read_steps,
 )
-from lsai_lab.project.files import reading_root
+from lsai_lab.project.files import one_line, reading_root
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,8 +72,8 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
     asked = {name: question[name] for name in names}
     try:
         return _small(asked | predicted_step(config_of(**asked), drawn=True))
-    except UserError as error:
-        return {"error": str(error)}
+    except (UserError, ValueError) as error:
+        return {"error": one_line(str(error), 200)}
 
 
 def picture(data: dict[str, Any]) -> Figure:

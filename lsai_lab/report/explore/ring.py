@@ -45,8 +45,10 @@ def plan_of(method: str, gpus: int) -> dict[str, Any]:
         "groups": pieces,
         "cells": _cells(plan, layout),
         "work": [
-            [sum(t.pairs for task in step for t in task.tiles if task.worker == rank) / whole
-             for rank in range(plan.size)]
+            [
+                sum(t.pairs for task in step for t in task.tiles if task.worker == rank) / whole
+                for rank in range(plan.size)
+            ]
             for step in plan.steps
         ],
         "sent": [

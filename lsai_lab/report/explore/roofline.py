@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lsai_core.config.train import ModelConfig
-from lsai_core.profiling.gpus import GPUS, find_gpu
+from lsai_core.profiling.gpus import GPUS
 from lsai_lab.report.load import load, points
 
 if TYPE_CHECKING:
@@ -54,9 +54,7 @@ def _operation(flop: tuple[int, int], moved: dict[str, tuple[int, int]]) -> dict
     return {"flop": flop, "bytes": moved}
 
 
-def _fused(
-    first: dict[str, Any], name: str, second: dict[str, Any], saved: int
-) -> dict[str, Any]:
+def _fused(first: dict[str, Any], name: str, second: dict[str, Any], saved: int) -> dict[str, Any]:
     """`first` in one kernel with `second`, called `name`; `saved`: bytes that a token then moves
     no more."""
     flop = tuple(map(sum, zip(first["flop"], second["flop"], strict=True)))
