@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 TITLE = "Will it fit, and how fast will it be?"
 COUNTS = (1, 2, 4, 8, 16, 32, 64)  # GPUs
+OWN_SHAPES_WITHIN = 0.06  # of what is predicted for a model of another shape, as far as was tried
 MOMENTS = 9  # of a step, in which the scaled model's highest is looked for
 _SHAPE = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "vocab_size")
 
