@@ -52,12 +52,14 @@ const place = (mark) => {  // over the mark, inside of the window
   Object.assign(told.style, { left: `${x - half + scrollX}px`, top: `${y + scrollY}px` });
 };
 const livens = (figure) => {
-  const marks = all(".tip", figure), series = (mark) => mark?.dataset.tip.split("\n")[0];
+  const marks = all(".tip", figure).filter((mark) => {  // not what a part of the picture cuts off
+    const part = mark.closest(".part")?.getBoundingClientRect(), { left, right, top } = mark.getBoundingClientRect();
+    return !part || (right > part.left && left < part.right && top > part.top - 1 && top < part.bottom);
+  });
   let shown;
   const show = (mark) => {
     shown = mark;
     for (const each of marks) each.classList.toggle("shown", each === mark);
-    for (const each of marks) each.classList.toggle("same", mark && each !== mark && series(each) === series(mark));
     told.hidden = !mark;
     if (!mark) return;
     told.textContent = mark.dataset.tip;
@@ -79,7 +81,7 @@ const livens = (figure) => {
   for (const [name, value] of Object.entries(limits)) figure.setAttribute(name, value);
   figure.onpointermove = (event) => event.pointerType === "mouse" && show(nearest(event));
   figure.onpointerleave = ({ pointerType }) => pointerType === "mouse" && show();
-  figure.onblur = () => show();
+  figure.addEventListener("focusout", ({ relatedTarget }) => figure.contains(relatedTarget) || show());
   figure.onclick = (event) => {  // of fingers the first tap shows, the second opens the run
     const mark = nearest(event), again = mark === shown && mark?.href;
     if (event.target.closest("a.tip")) event.preventDefault();
@@ -90,7 +92,6 @@ const livens = (figure) => {
     const move = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     const at = marks.indexOf(shown), ends = { Home: 0, End: marks.length - 1 }[event.key];
     if (event.key === "Enter" && shown?.href) location.assign(shown.href);
-    if (event.key === "Escape") show();
     if (move === undefined && ends === undefined) return;
     event.preventDefault();
     show(marks[ends ?? Math.max(0, Math.min(marks.length - 1, at + move))]);

@@ -431,6 +431,7 @@ def test_a_figure_tells_its_values_to_pointer_finger_and_keyboard(
     assert "value: 4.5" in phone.locator("#told").inner_text()
     shown = phone.locator("#told").bounding_box()
     assert shown["x"] >= 0 and shown["x"] + shown["width"] <= 390, "inside of the window"
+    phone.locator(".tip").first.evaluate("e => e.scrollIntoView({ inline: 'center' })")
     box = phone.locator(".tip").first.bounding_box()
     for url in (phone.url, "**/runs/index.html"):  # the first tap shows, the second opens
         phone.touchscreen.tap(box["x"] + box["width"] / 2, box["y"])
@@ -461,9 +462,10 @@ def test_panels_beside_each_other_stack_on_a_phone(
     assert len(boxes) == 2 and boxes[1]["y"] >= boxes[0]["y"] + boxes[0]["height"]
     assert all(box["x"] + box["width"] <= 390 and box["height"] > 100 for box in boxes)
     assert page.locator(".panel").last.locator(".part").count() == 2, "its values stand beside it"
-    bar = page.locator(".panel").last.locator(".part").last.locator(".tip").last
-    bar.scroll_into_view_if_needed()
-    bar.hover(force=True)
+    part = page.locator(".panel").last.locator(".part").last
+    part.scroll_into_view_if_needed()
+    box = part.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     assert "right one" in page.locator("#told").inner_text()
     assert visit(tmp_path / "out" / HTML, 1280).locator(".panel").count() == 0
 

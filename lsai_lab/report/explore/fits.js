@@ -114,9 +114,9 @@ export const draw = (el, data, ask) => {
       box.style.background = color(name);
       return make("span", {}, box, `${name} ${gib(row.causes[name])}`);
     }));
-    const labels = ["", "GiB", "tokens/s in all", "tokens/s a GPU", "", "room for tokens"];
-    heads.replaceChildren(...["technique", `memory (line: ${gib(memory)} GiB)`, "verdict", "GiB needed",
-      "tokens/s, all GPUs", "tokens/s of a GPU", `${digits(now.train)} B tokens`, "room for tokens"].map((head) =>
+    const labels = ["verdict", "GiB needed", "tokens/s in all", "tokens/s a GPU", `${digits(now.train)} B tokens`,
+      "room for tokens"];
+    heads.replaceChildren(...["technique", `memory (line: ${gib(memory)} GiB)`, ...labels].map((head) =>
       make("th", { scope: "col" }, head)));
     body.replaceChildren(...rows.map((row) => {
       const bar = make("div", { className: "bar", role: "img", ariaLabel: shown(row).map((name) =>
@@ -127,7 +127,7 @@ export const draw = (el, data, ask) => {
       if (row.size > 1.5 * memory) bar.append(make("span", {}, `${gib(row.size)} →`));
       const cells = [["fits", "tight", "too large"][row.rank], gib(row.size), count(row.all), count(row.speed),
         long(row), count(row.room)].map((cell, place) => {
-        const node = make("td", { className: place ? "" : ["fits", "tight", "large"][row.rank] },
+        const node = make("td", place ? {} : { className: ["fits", "tight", "large"][row.rank] },
           ["NaN", "0"].includes(cell) ? "–" : cell);
         node.dataset.label = labels[place];
         return node;
