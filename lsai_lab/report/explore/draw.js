@@ -59,7 +59,7 @@ export const explorable = (el, title, about, fields, update) => {
   const form = make("form", { onsubmit: () => false }, ...Object.values(made).map(({ node }) => node));
   const answer = make("p", { className: "answer" }), picture = make("div");
   answer.setAttribute("role", "status");
-  const table = make("table"), values = make("details", {}, make("summary", {}, "Values"), table);
+  const table = make("table", { tabIndex: 0 }), values = make("details", {}, make("summary", {}, "Values"), table);
   const heading = make("p", { className: "title" }, make("strong", {}, title), ` ${about}`);
   el.classList.add("explore");
   el.replaceChildren(heading, form, answer, picture, values);

@@ -72,7 +72,7 @@ export const draw = (el, data, ask) => {
     const high = 1.12 * Math.max(memory, ...levels);
     const plot = chart(page.width, Math.min(340, 0.62 * page.width + 60), { x: [0, total - 1], y: [0, high],
       ylabel: "GiB", xticks: Object.keys(slices).map((name, at) => [(bounds[at] + bounds[at + 1] - 1) / 2,
-        page.width > 500 ? words[name] : name]), label: `Memory over a step: the peak is ${gib(peak)} GiB `
+        page.width > 500 ? words[name] : words[name].split(" ")[0]]), label: `Memory over a step: the peak is ${gib(peak)} GiB `
         + `${where}; the GPU has ${gib(memory)} GiB` });
     const height = levels.map(() => 0), fold = (heights) => heights.map((size, at) => [at, size]);
     for (const name of causes) {

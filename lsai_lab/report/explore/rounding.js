@@ -92,7 +92,7 @@ export const draw = (el, data) => {
     at(largest * scale, 0.85, "largest", "currentColor");
     at(there, 0.6, "value", COLORS[1]);
     page.draw(line.node);
-    page.list(["", "value"], [["value", value], ["scale", scale], ["scaled", there], ["stored", kept],
+    page.list(["quantity", "value"], [["value", value], ["scale", scale], ["scaled", there], ["stored", kept],
       ["read back", back], ["error", error]]);
   });
 };
