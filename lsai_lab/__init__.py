@@ -24,6 +24,8 @@ What a reader sees:
     lab.bars, lab.lines, lab.panels      charts; COLORS, GPU_COLORS, name_ends, thousands
     lab.number_map                       a table of numbers coloured by value
     lab.draw(name)                       a drawing of a mechanism
+    lab.explore("memory")                a picture with controls: memory, ring, roofline, step,
+                                         rounding, fits
     lab.run_link(text, run)              a link to the page of a run
     lab.style()                          the report's plot style, for figures of your own
     lab.PALETTE, lab.MARKERS, lab.series_style(n)        its colours and markers; those of series n
@@ -144,6 +146,7 @@ _FACE = {
     "lsai_lab.report.heatmap": ("number_map",),
     "lsai_lab.report.judged": ("judged",),
     "lsai_lab.report.yours": ("own_runs", "own_counts", "own_rates", "own_ratios", "own_chart"),
+    "lsai_lab.report.explore.show": ("explore",),
     "lsai_lab.report.style": ("PALETTE", "MARKERS", "series_style"),
     "lsai_lab.report.predicted": (
         "config",

@@ -71,7 +71,7 @@ def server(folder: Project) -> Iterator[str]:
     environment = {
         **os.environ,
         **folder.env,
-        "PYTHONPATH": str(CHECKOUT),
+        "PYTHONPATH": os.pathsep.join([str(CHECKOUT), os.environ.get("PYTHONPATH", "")]),
         "JUPYTER_CONFIG_DIR": str(folder.root / "runs"),
     }
     process = subprocess.Popen(

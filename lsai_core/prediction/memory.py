@@ -59,6 +59,15 @@ class Prediction:
     _step: Simulated | None = field(default=None, repr=False, compare=False)
     _drawn: Sequence[float] = field(default=(), repr=False, compare=False)
 
+    @property
+    def timeline(self) -> dict[str, list[float]]:
+        """GiB by part in equal slices of the forward pass, the backward pass and the update
+        (`timeline.SLICES`), each at its highest moment."""
+        assert self._step is not None, "predicted for a CPU"
+        found = {name: [size / GIB for size in s] for name, s in self._step.timeline.items()}
+        slices = len(next(iter(found.values())))
+        return found | {"libraries": [self.parts["libraries"]] * slices}
+
     def on_gpu_with(
         self, available_gib: float, after: Prediction | None = None, **settings: Any
     ) -> Replayed:

@@ -13,7 +13,7 @@ import contextlib
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -51,6 +51,7 @@ from lsai_core.prediction.stand_ins import (
     update_on_gpu,
     update_on_host,
 )
+from lsai_core.prediction.timeline import timeline
 from lsai_core.prediction.tracker import PurposeTracker
 from lsai_core.training import step
 
@@ -65,7 +66,8 @@ class Simulated:
 
     `events`: all births and deaths (see `PurposeTracker`); `marks`: how many came before the
     weights, the optimizer's states, the step's input ("activations"), and its phases. `work`: of
-    one or two micro-batches (see `work.py`).
+    one or two micro-batches (see `work.py`). `timeline`: by purpose the bytes at the highest moment
+    of each slice of the step (see `timeline.py`).
     """
 
     phases: dict[str, int]
@@ -74,6 +76,7 @@ class Simulated:
     events: list[int]
     marks: dict[str, int]
     work: dict[str, int]
+    timeline: dict[str, list[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,7 @@ def simulate(
         events=events,
         marks=watched.marks,
         work=dict(watched.work),
+        timeline=timeline(watched.levels or [], messages),
     )
 
 
@@ -166,6 +170,7 @@ class _Simulation:
     def one_step(self) -> tuple[PurposeTracker, list[int]]:
         """What watched the step, and its events up to the end."""
         config, tracker = self._config, self._tracker
+        tracker.levels = []
         model = self._shaped()
         with self._fakes(allow_non_fake_inputs=True):
             model.to_empty(device=CPU)

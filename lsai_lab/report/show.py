@@ -84,6 +84,7 @@ def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
     import matplotlib.pyplot as plt
     from IPython.display import display
 
+    from lsai_lab.report.panels import panels
     from lsai_lab.report.tooltips import tooltips
 
     fig = plt.gcf() if fig is None else getattr(fig, "figure", fig)
@@ -95,6 +96,8 @@ def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
     plt.close(fig)
     width = round(int.from_bytes(png.getvalue()[16:20], "big") * 96 / PNG_DPI)
     over = "" if data is None else tooltips(fig, box, data.map(unmarked))
+    if beside := panels(fig, box):
+        over = f'<desc data-panels="{beside}"></desc>{over}'
     # Hundredths of a point are enough for paths, and half the size.
     drawing = re.sub(
         r'\bd="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), svg.getvalue()
