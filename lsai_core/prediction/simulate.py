@@ -230,7 +230,7 @@ class _Simulation:
         return buffer
 
     def _loss(self) -> Callable[..., Tensor]:
-        whole = named(self._tracker, "loss", torch.nn.functional.cross_entropy)
+        whole = named(self._tracker, "loss", step.loss_of_logits(self._config.loss))
         return self._trainer.loss or functools.partial(step.loss_fn, cross_entropy=whole)
 
     def _shaped(self) -> Transformer:

@@ -14,6 +14,7 @@ from pydantic import AfterValidator
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import deep_merge, nested
+from lsai_core.base.plugins import laboratory
 
 _UNSEEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # categories of Unicode
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
@@ -206,10 +207,11 @@ def repo_root() -> Path:
                 f"LSAI_ROOT={given} holds no params/ folder; set it to the project's folder"
             )
         return Path(given)
-    here = Path.cwd()
-    for folder in (here, *here.parents, Path(__file__).resolve().parents[2]):
-        if (folder / "params").is_dir() and (folder / "notebooks").is_dir():
-            return folder
+    here, checkout = Path.cwd(), Path(__file__).resolve().parents[2]
+    if (found := laboratory()) is not None:
+        return found
+    if (checkout / "params").is_dir() and (checkout / "notebooks").is_dir():
+        return checkout
     make = "`lsai new lab DIR` makes a folder that has them"
     raise UserError(
         f"no params/ and notebooks/ at or above {here}; {make}; change into it or set LSAI_ROOT"
