@@ -151,6 +151,8 @@ class PurposeTracker(LiveTensors):
         self._purposes: dict[int, str] = {}
         self._on_host: set[int] = set()
         self._open = ["other"]
+        # Where somebody asks for them: after each birth and death the phase, and bytes by purpose.
+        self.moments: list[tuple[str, dict[str, int]]] | None = None
 
     @contextlib.contextmanager
     def purpose(self, name: str) -> Iterator[None]:
@@ -291,8 +293,14 @@ class PurposeTracker(LiveTensors):
         self._on_host.discard(key)
         self._died(key)
         super()._freed(key, reference)
+        self._keep_moment()
+
+    def _keep_moment(self) -> None:
+        if self.moments is not None and self._phase:
+            self.moments.append((self._phase, dict(+self._by_purpose)))
 
     def _note(self) -> None:
+        self._keep_moment()
         if self.live > self._level and self._phase:
             self._level, self.highest[self._phase] = self.live, self._by_purpose.copy()
 

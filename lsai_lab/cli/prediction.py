@@ -4,7 +4,7 @@ What imports torch is imported where it is needed: an answer from the disk cache
 """
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,14 +12,16 @@ import typer
 
 from lsai_core.base.disk_cache import cached_on_disk
 from lsai_core.base.errors import UserError
+from lsai_core.config.train import TrainConfig
 from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu
+from lsai_core.training.own_techniques import own_techniques
 from lsai_lab.cli import asked as ask
 from lsai_lab.cli import options as opt
-from lsai_lab.cli.asked import Asked, Source, describe, sizes_that_exist
 from lsai_lab.cli.script import predict_script
 from lsai_lab.cli.tables import say, table
 from lsai_lab.machine.environment import KERNELS, package_version
 from lsai_lab.peers.settings import Peer
+from lsai_lab.predictions.asked import Asked, Source, describe, gpu_called, sizes_that_exist
 
 FileOption = Annotated[
     Path | None,
@@ -57,6 +59,9 @@ def predict(
     installed: ask.InstalledOption = None,
     gpus: ask.GpusOption = None,
     batch_size: opt.BatchOption = None,
+    largest_batch: Annotated[
+        bool, typer.Option("--largest-batch", help="Find the largest batch that fits the GPU.")
+    ] = False,
     as_json: opt.JsonOption = False,
     profile: opt.ProfileOption = None,
     set_: opt.SetOption = None,
@@ -70,7 +75,7 @@ def predict(
 ) -> None:
     if script is not None:
         others = (study, variant, model, hf, toml, trainer, installed, gpus, batch_size, set_)
-        if any(given is not None for given in (*others, profile)):
+        if largest_batch or any(given is not None for given in (*others, profile)):
             raise UserError("--script goes with --gpu, --json and -- ARGS alone")
         if not predict_script(script, arguments or [], find_gpu(gpu or "h100"), as_json):
             raise typer.Exit(1)
@@ -85,10 +90,30 @@ def predict(
     trainer = trainer or ("torchtitan" if toml else None)
     source = Source(study, variant, model, hf, toml, profile)
     asked = source.run(gpu, gpus, opt.overrides_from(set_, batch_size), trainer)
+    if largest_batch:
+        opt.exclude(
+            {"--largest-batch": True, "--as": trainer, "--batch-size": batch_size},
+            "the largest batch is this package's own, and is what is searched for",
+        )
+        targets = [gpu_called(gpu)]
+        asked = _with_largest_batch(asked, targets[0], installed)
     with sizes_that_exist(asked.config):
         fits = _show(asked, targets, as_json, trainer, installed)
     if not fits:
         raise typer.Exit(1)
+
+
+def _with_largest_batch(asked: Asked, gpu: Gpu, installed: str | None) -> Asked:
+    """The run with the largest batch that is predicted to fit `gpu`."""
+    from lsai_lab.predictions.will_fit import expected_kernel, largest_batch
+
+    def kernel_of(config: TrainConfig) -> str | None:
+        return expected_kernel(config, gpu, installed)
+
+    with sizes_that_exist(asked.config):
+        config = largest_batch(asked.config, gpu, kernel_of)
+    found = f"the largest batch that fits {gpu.name} is {config.batch_size:,} sequences a GPU"
+    return replace(asked, config=config, remarks=[found, *asked.remarks])
 
 
 def _show(
@@ -112,6 +137,8 @@ def _show(
 
         return will_fit(config, gpus, trainer, trainer_memory, installed)
 
+    if own := own_techniques(config):
+        question.append(own)
     found = cached_on_disk("lsai_lab.predictions.will_fit", json.dumps(question), answer) | {
         "remarks": asked.remarks
     }

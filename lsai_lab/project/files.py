@@ -13,9 +13,12 @@ import yaml
 from pydantic import AfterValidator
 
 from lsai_core.base.errors import UserError
-from lsai_core.base.files import deep_merge, nested
+from lsai_core.base.files import deep_merge, flatten, nested
 from lsai_core.base.plugins import laboratory
 
+# The environment variable that a notebook has which is executed as a page, with nobody before it:
+# the folder from which its links are seen.
+PAGE_FOLDER = "LSAI_PAGE_FOLDER"
 _UNSEEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # categories of Unicode
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
@@ -182,6 +185,19 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
             )
         overrides = deep_merge(overrides, nested(path, parse_value(text)))
     return overrides
+
+
+def merged(settings: dict[str, Any], shorthands: dict[str, Any]) -> dict[str, Any]:
+    """`--set` and what options stand for. UserError if both say something about one key, and not
+    the same."""
+    given, meant = flatten(settings), flatten(shorthands)
+    for key in given.keys() & meant.keys():
+        if given[key] != meant[key]:
+            raise UserError(
+                f"--set {key}={given[key]} and an option that sets it to {meant[key]}; leave one "
+                f"of them out"
+            )
+    return deep_merge(settings, shorthands)
 
 
 def folder_from_environment(name: str, default: Path) -> Path:

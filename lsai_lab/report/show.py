@@ -19,7 +19,7 @@ from urllib.parse import quote
 import pandas as pd
 from IPython.display import Markdown
 
-from lsai_lab.project.files import reading_root
+from lsai_lab.project.files import PAGE_FOLDER
 from lsai_lab.report.values import Format, cell, digits
 from lsai_lab.runs.plain import as_csv, unmarked
 
@@ -123,9 +123,10 @@ def say(markdown: str, box: str = "") -> None:
 
 
 def run_link(text: object, run: str | Path) -> str:
-    """Markdown link from `text` to the notebook of a run (its folder), seen from a chapter; in the
-    report it leads to the run's page."""
-    return f"[{text}]({quote(os.path.relpath(run, reading_root() / 'notebooks'))}/notebook.ipynb)"
+    """Markdown link from `text` to the notebook of a run (its folder), seen from the notebook's
+    folder, where Jupyter starts it; in the report it leads to the run's page."""
+    here = os.environ.get(PAGE_FOLDER) or os.getcwd()
+    return f"[{text}]({quote(os.path.relpath(run, here))}/notebook.ipynb)"
 
 
 def _is_numeric(column: pd.Series) -> bool:

@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ from lsai_lab.runs.writer import only_writer
 # What a run's notebook imports beside what a command has imported when it begins to run one.
 _NOTEBOOK_NEEDS = ("papermill", "nbclient", "IPython")
 _PAGE_S = 300.0  # of a run's notebook, which only shows what there is
+OnRows = Callable[[list[dict[str, Any]]], None]
 
 
 def run_plan(
@@ -156,12 +158,13 @@ def run_one(
     stop: StopRequest | None = None,
     beside: int = 0,
     again: bool = False,
+    on_rows: OnRows | None = None,
 ) -> Summary:
     """Execute one run and its notebook, and return its summary, whatever happens to it.
 
-    `title` stands before its progress; without one a notebook waits for this run, watches it and is
-    its page. `beside`: runs at the same time. Raises UserError if another process is executing the
-    same run or the folder cannot be written.
+    `title` stands before its progress; without one a notebook waits for this run and watches it.
+    `beside`: runs at the same time. `on_rows` is told the rows of metrics as they come. Raises
+    UserError if another process is executing the same run or the folder cannot be written.
     """
     page = root / "notebooks" / get_kind(run.kind).notebook
     require_notebook(page)
@@ -185,13 +188,20 @@ def run_one(
         }
         live = not title or sys.stderr.isatty()
         progress = Progress(run.kind, run.config, title, shown=not beside, live=live)
+
+        def watch() -> None:
+            new = rows.read()
+            bar.update(new)
+            if on_rows is not None:
+                on_rows(new)
+
         target.unlink(missing_ok=True)  # the page of an earlier attempt is not this one's
         with contextlib.closing(progress) as bar:
             problem = execute_run(
                 run.folder,
                 data_root,
                 timeout_s=run.timeout_s,
-                watch=lambda: bar.update(rows.read()),
+                watch=watch,
                 **options,
             )
         if not (run.folder / "summary.json").exists():
@@ -200,7 +210,7 @@ def run_one(
             outcome, reason = _end_of(run, problem, stop)
             ended = Summary(run.id, run.kind, outcome, reason, when, seconds, command, run.code)
             ended.write(run.folder)
-        if title and stop.number is None:
+        if stop.number is None:
             parameters = {"folder": portable(run.folder, root)}
             if problem := execute_notebook(page, target, parameters, timeout_s=_PAGE_S, **options):
                 print(f"{run.name} has no page: {problem}", file=sys.stderr)
