@@ -71,6 +71,7 @@ Many nodes:
 """
 
 import importlib
+import sys
 from typing import Any
 
 from lsai_core.base.errors import UserError, hint, not_installed
@@ -155,3 +156,22 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def _complete(context: Any) -> dict[str, Any]:
+    """IPython's completer asks here: which names may stand within these quotes."""
+    matched: dict[str, Any] = _imported("lsai_lab.interactive.complete").matcher(context)
+    return matched
+
+
+def _offer_names() -> None:
+    """Where an IPython shell imports this, let its Tab key know the names."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    matchers = getattr(getattr(shell, "Completer", None), "custom_matchers", None)
+    if matchers is not None:
+        _complete.matcher_api_version = 2  # type: ignore[attr-defined]
+        _complete.matcher_identifier = "lsai_lab"  # type: ignore[attr-defined]
+        matchers[:] = [one for one in matchers if one.__name__ != "_complete"] + [_complete]
+
+
+_offer_names()

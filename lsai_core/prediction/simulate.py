@@ -196,6 +196,7 @@ class _Simulation:
                 loss_of=self._loss(),
                 update=self._update(),
             )
+            tracker.moments = None
             return tracker, tracker.events.copy()  # before the model dies
 
     def _optimizer(self, model: Transformer) -> torch.optim.Optimizer:

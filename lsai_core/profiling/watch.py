@@ -168,8 +168,8 @@ class StepWatch:
 
     @property
     def moments(self) -> list[Moment]:
-        """The watched step, moment by moment."""
-        return self._tracker.moments
+        """The watched step, moment by moment; none while it has not ended."""
+        return self._tracker.moments if self.steps > MEMORY_STEP else []
 
     @property
     def phases_gib(self) -> dict[str, float]:
@@ -247,6 +247,7 @@ class StepWatch:
     def _name_gradient(self, parameter: Tensor) -> None:
         if parameter.grad is not None:
             self._tracker.mark(parameter.grad, "gradients")
+            self._tracker.note("accumulate_grad")
 
     def _begin_tracing(self) -> None:
         activities = [ProfilerActivity.CPU]

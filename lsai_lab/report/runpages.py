@@ -18,6 +18,7 @@ from lsai_core.base.files import flatten, write_text
 from lsai_core.prediction import GPUS
 from lsai_core.prediction.memory import OUTSIDE_GIB, PARTS, usable_gib
 from lsai_lab.predictions.recorded import table_path
+from lsai_lab.report.step import SNAPSHOT, TRACE, pictures
 from lsai_lab.report.style import PALETTE
 from lsai_lab.report.values import shown
 from lsai_lab.runs.records import Run, page_name
@@ -57,7 +58,9 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
             head: pd.DataFrame(values.items(), columns=["key", "value"])
             for head, values in {**pairs, "Run": _about(run)}.items()
         }
-        write(f"runs/{name}.html", f"{run.summary.id.study}: {title}", tables | frames)
+        write(
+            f"runs/{name}.html", f"{run.summary.id.study}: {title}", tables | frames, **_step(run)
+        )
         known[name] = {
             head: {key: shown(value) for key, value in values.items() if not _NOISE.search(key)}
             for head, values in pairs.items()
@@ -70,6 +73,18 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
         table = pd.read_csv(path).loc[:, lambda rows: rows.ne(0).any()]
         heading = "All predictions (GiB by cause)"
         write("runs/fits.html", "Will it fit?", {heading: table}, facts=_calculator(table))
+
+
+def _step(run: Run) -> dict[str, Any]:
+    """The timeline of a step, for a run that has a trace or a snapshot of it."""
+    if run.summary.outcome == "damaged" or not any(
+        (run.folder / name).exists() for name in (TRACE, SNAPSHOT)
+    ):
+        return {}
+    try:
+        return {"timeline": [Markup(picture) for picture in pictures(run)]}
+    except UserError as error:
+        return {"timeline": [str(error)]}
 
 
 def _about(run: Run) -> dict[str, Any]:

@@ -117,8 +117,8 @@ class _Plain(pickle.Unpickler):
 
 
 def traced(folder: Path) -> list[KernelEvent]:
-    """The kernels, or without a GPU the innermost operators, of one whole step of the run's trace,
-    from its begin; empty without a trace. UserError if the file is damaged."""
+    """The kernels, or without a GPU the operators, of one whole step of the run's trace; empty
+    without a trace. UserError if the file is damaged."""
     path = folder / TRACE
     if not _is_plain(path):
         return []
@@ -135,7 +135,7 @@ def traced(folder: Path) -> list[KernelEvent]:
 
 def _kernels(events: list[dict[str, Any]]) -> list[KernelEvent]:
     steps = sorted(
-        (float(e["ts"]), float(e["ts"]) + float(e["dur"]))
+        (float(e["ts"]), _end(e))
         for e in events
         if str(e["name"]).startswith("ProfilerStep#") and e.get("cat") == "user_annotation"
     )
@@ -143,42 +143,50 @@ def _kernels(events: list[dict[str, Any]]) -> list[KernelEvent]:
     begin, end = steps[len(steps) // 2] if steps else (float("-inf"), float("inf"))
     wanted = [e for e in events if begin <= float(e["ts"]) < end]
     if on_gpu:
-        return [_event(e, kernel_class(str(e["name"])), True) for e in wanted if _is_gpu(e)]
+        return [
+            _event(e, kernel_class(str(e["name"])), float(e["dur"]), True)
+            for e in wanted
+            if e.get("cat") in _GPU
+        ]
     updates = [
-        (float(e["ts"]), float(e["ts"]) + float(e["dur"]))
-        for e in wanted
-        if re.match(r"Optimizer\.step", str(e["name"]))
+        (float(e["ts"]), _end(e)) for e in wanted if re.match(r"Optimizer\.step", str(e["name"]))
     ]
     found = []
-    for event in _innermost([e for e in wanted if e.get("cat") == "cpu_op"]):
+    for event, own_us in _own_times([e for e in wanted if e.get("cat") == "cpu_op"]):
         at = float(event["ts"])
         updating = any(first <= at < last for first, last in updates)
         label = "optimizer" if updating else kernel_class(str(event["name"]))
-        found.append(_event(event, label, False))
+        found.append(_event(event, label, own_us, False))
     return found
 
 
-def _is_gpu(event: dict[str, Any]) -> bool:
-    return event.get("cat") in _GPU
-
-
-def _innermost(operators: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Operators in which no other ran, thread by thread."""
+def _own_times(operators: list[dict[str, Any]]) -> list[tuple[dict[str, Any], float]]:
+    """Each operator with its own microseconds, without those of operators that ran in it."""
     threads: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for operator in operators:
         threads[operator.get("tid")].append(operator)
     found = []
     for within in threads.values():
         within.sort(key=lambda e: (float(e["ts"]), -float(e["dur"])))
-        for one, after in zip(within, [*within[1:], None], strict=True):
-            if after is None or float(after["ts"]) >= float(one["ts"]) + float(one["dur"]):
-                found.append(one)
+        own = [float(e["dur"]) for e in within]
+        around: list[int] = []  # the operators that are open, by their places
+        for at, operator in enumerate(within):
+            while around and float(operator["ts"]) >= _end(within[around[-1]]):
+                around.pop()
+            if around:
+                own[around[-1]] -= float(operator["dur"])
+            around.append(at)
+        found += zip(within, (max(0.0, us) for us in own), strict=True)
     return found
 
 
-def _event(event: dict[str, Any], label: str, on_gpu: bool) -> KernelEvent:
-    begin, ms = float(event["ts"]) / 1e3, float(event["dur"]) / 1e3
-    return KernelEvent(str(event["name"]), label, ms, begin, begin + ms, on_gpu)
+def _end(event: dict[str, Any]) -> float:
+    return float(event["ts"]) + float(event["dur"])
+
+
+def _event(event: dict[str, Any], label: str, own_us: float, on_gpu: bool) -> KernelEvent:
+    begin, end = float(event["ts"]) / 1e3, _end(event) / 1e3
+    return KernelEvent(str(event["name"]), label, own_us / 1e3, begin, end, on_gpu)
 
 
 def _is_plain(path: Path) -> bool:

@@ -18,6 +18,8 @@ HEIGHT = 260  # of the memory's axes
 LANE = 22
 _BINS = 320  # moments that are drawn; of those that fall together the highest
 _GRAY = "#777777"
+_LOWEST = ("weights", "optimizer", "gradients")  # what a step keeps, at the bottom
+_INNER = 0.5  # of an operator's span must be its own, or it is drawn by those in it
 
 Moments = Sequence[tuple[str, Mapping[str, int]]]
 Curve = Sequence[tuple[float, float]]  # ms and GiB
@@ -37,7 +39,11 @@ def memory_picture(
     ms of the real run, drawn beside in axes of their own, of the same height.
     """
     kept, measured = _highest(moments), measured or {}
-    causes = list(dict.fromkeys(cause for _, sizes in moments for cause in sizes))
+    found = dict.fromkeys(cause for _, sizes in moments for cause in sizes)
+    causes = [
+        *(cause for cause in _LOWEST if cause in found),
+        *(c for c in found if c not in _LOWEST),
+    ]
     totals = [sum(sizes.values()) / GIB for _, sizes in kept]
     top = 1.08 * max([*totals, *measured.values(), *(gib for _, gib in recorded), 1e-9])
     wide = (WIDTH - LEFT - RIGHT) * (0.62 if recorded else 1)
@@ -69,7 +75,8 @@ def lanes(events: Sequence[KernelEvent], title: str = "Kernels of the traced ste
     left = 2 * LEFT + 60
     by_class: dict[str, list[KernelEvent]] = defaultdict(list)
     for event in sorted(events, key=lambda event: event.start_ms):
-        by_class[event.label].append(event)
+        if event.on_gpu or event.ms >= _INNER * (event.end_ms - event.start_ms):
+            by_class[event.label].append(event)
     marks, spent = [], {}
     classes = [name for name in KERNEL_CLASSES if name in by_class]
     for row, name in enumerate(classes):
@@ -91,7 +98,8 @@ def lanes(events: Sequence[KernelEvent], title: str = "Kernels of the traced ste
     for share in (0, 0.25, 0.5, 0.75, 1):
         at = left + wide * (end - begin) * share
         marks.append(_line(at, TOP, at, bottom, 'stroke-opacity="0.25"'))
-        marks.append(_text(at, bottom + 16, f"{(end - begin) * share:,.3g} ms", "middle"))
+        side = "end" if share == 1 else "middle"
+        marks.append(_text(at, bottom + 16, f"{(end - begin) * share:,.3g} ms", side))
     words = ", ".join(f"{name} {ms:,.3g} ms" for name, ms in spent.items())
     return _svg(title, f"Over {end - begin:,.3g} ms: {words}.", bottom + 26, marks)
 
