@@ -23,9 +23,10 @@ IMPORT = "import lsai_lab as lab\n"
 TINY = '"steps": 6, "eval.sequences": 2'
 PYTHON = {
     "two trainings, their curves live and beside each other": f"""
-one = lab.open_run(study="memory", variant="bf16", profile="quick", overrides={{{TINY}}}, name="one")
+words = {{"study": "memory", "profile": "quick", "overrides": {{{TINY}}}}}
+one = lab.open_run(variant="bf16", name="one", **words)
 one.execute()
-two = lab.open_run(study="memory", variant="flash_attn", profile="quick", overrides={{{TINY}}})
+two = lab.open_run(variant="flash_attn", **words)
 two.execute(beside=[one])
 lab.curves(one, two, y=["loss", "tokens_per_s"])
 """,
@@ -39,8 +40,8 @@ run.execute()
 print(run.memory)
 """,
     "a sweep over lengths, and its picture": """
-backends = ["flash_attn", "bf16"]
-found = lab.sweep("memory", backends, {"seq_len": [32, 64]}, profile="quick", overrides={"steps": 4})
+words = {"profile": "quick", "overrides": {"steps": 4}}
+found = lab.sweep("memory", ["flash_attn", "bf16"], {"seq_len": [32, 64]}, **words)
 found.pivot(index="seq_len", columns="label", values="mem_peak_allocated_gib").plot()
 print(found[["label", "seq_len", "tokens_per_s", "mem_peak_allocated_gib"]])
 """,
@@ -72,9 +73,9 @@ print(lab.compare("one", "h100/memory.bf16"))
 lab.compare("one", "h100/memory.bf16").plot("loss")
 rows = lab.load("memory").query("variant == 'bf16' and part == 'train'")
 """,
-    "a traced step: the longest kernels, and its timeline": f"""
-settings = {{"profile.trace": True, "steps": 10, "eval.sequences": 2}}
-run = lab.open_run(study="memory", variant="bf16", profile="quick", overrides=settings, name="traced")
+    "a traced step: the longest kernels, and its timeline": """
+settings = {"profile.trace": True, "steps": 10, "eval.sequences": 2}
+run = lab.open_run(study="memory", variant="bf16", profile="quick", overrides=settings)
 run.execute()
 print(run.kernels.head(3))
 run.timeline()
@@ -203,7 +204,8 @@ def test_own_runs_of_a_named_profile_are_in_the_table(folder: Project) -> None:
     """As the examples say it: a run of profile quick, and then `lab.load`."""
     source = """
 import lsai_lab as lab
-run = lab.open_run(study="memory", variant="window_256", profile="quick", name="mine", tags=["a", "b"])
+words = dict(study="memory", variant="window_256", profile="quick")
+run = lab.open_run(**words, name="mine", tags=["a", "b"])
 run.execute()
 rows = lab.load("memory").query("own and variant == 'window_256'")
 print(rows[["machine", "profile", "name", "tags"]].to_json(orient="records"))

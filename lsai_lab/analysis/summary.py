@@ -2,17 +2,21 @@
 one figure, when two variants are equal, what "best" means. Nothing here displays.
 """
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
 
+from lsai_core.base.errors import UserError, hint
 from lsai_core.config.affects import names_that_affect
 from lsai_core.config.train import TrainConfig
+from lsai_lab.runs.result_names import require_known
 
 # Two sessions of one H200 at identical work differ by this much (torchtitan at 8 B, eager): nothing
 # below it is a difference.
 SESSION_SPREAD = 0.017
+_NEARLY = 0.85  # so like one of the variants' names that it was meant
 VARIANT = ("machine", "variant", "label")
 # 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -31,7 +35,9 @@ def summarize(
     """One row per variant and machine, in the order of `runs`: `by`, `n` (runs that ended ok),
     `outcome` (ok if any did), `reason`, `run` (the first good run's folder), and for each metric
     its figure over the good repeats, `<metric>_low` and `<metric>_high`; missing where no good run
-    has it."""
+    has it. UserError for a metric that no run can have, or a column of `by` that is not there."""
+    require_known(metrics, runs.columns)
+    require_columns(by, runs)
     rows = []
     for names, group in runs.groupby(list(by), sort=False):
         good = group[group["outcome"] == "ok"]
@@ -66,7 +72,13 @@ def half_width(differences: pd.Series) -> float:
 
 def relative(rows: pd.DataFrame, metric: str, baseline: str | None) -> pd.Series:
     """Each row's `metric` over that of variant `baseline` on the same machine; missing where there
-    is none."""
+    is none. UserError for a column that is not there, or a name that is nearly one of the
+    variants'."""
+    require_columns([metric, "variant", "machine"], rows)
+    variants = list(dict.fromkeys(rows["variant"]))
+    if baseline is not None and baseline not in variants:
+        for nearest in difflib.get_close_matches(baseline, variants, n=1, cutoff=_NEARLY):
+            raise UserError(f"there is no variant {baseline!r}; did you mean {nearest}?")
     base = rows[rows["variant"] == baseline].drop_duplicates("machine").set_index("machine")[metric]
     return rows[metric] / rows["machine"].map(base)
 
@@ -79,6 +91,7 @@ def equal_to_best(
     Two rows are equal if their figures differ by less than `within`, or if their repeats overlap
     (`<metric>_low`, `<metric>_high`).
     """
+    require_columns([metric], rows)
     rows = rows.dropna(subset=[metric]).sort_values(metric, ascending=not larger, kind="stable")
     if rows.empty:
         return rows
@@ -96,6 +109,7 @@ def pareto(
 ) -> pd.DataFrame:
     """The rows that no other beats in both `cost` (less is better) and `gain`, by rising cost; of
     two rows whose costs differ by less than `same` only the better one."""
+    require_columns([cost, gain], rows)
     ordered = rows.dropna(subset=[cost, gain]).sort_values(
         [cost, gain], ascending=[True, not larger]
     )
@@ -106,6 +120,13 @@ def pareto(
             front.pop()
         front.append(row)
     return rows.loc[front]
+
+
+def require_columns(names: Iterable[str], frame: pd.DataFrame) -> None:
+    """UserError, with the nearest names, for one that is no column of `frame`."""
+    if unknown := [name for name in names if name not in frame]:
+        columns = list(map(str, frame.columns))
+        raise UserError(f"there is no column {unknown[0]!r}{hint(unknown[0], columns)}")
 
 
 def spread(values: pd.Series) -> float:
@@ -134,6 +155,7 @@ def versus(rows: pd.DataFrame, ours: str, by: Sequence[str], metric: str) -> pd.
     rows with equal `by`: `label`, `run`, `<metric>` of ours, `peer`, `peer_label`, `peer_run`,
     `peer_<metric>`, `ratio` (ours over the peer's), and `equal`: whether the two lie within
     `SESSION_SPREAD`."""
+    require_columns([*by, metric, "framework"], rows)
     found = []
     for recipe, group in rows.dropna(subset=[metric]).groupby(list(by), sort=False):
         best = {

@@ -33,6 +33,8 @@ _WORDS = {
     "lr": "learning rate",
     "mfu": "MFU",
 }
+# Columns that steps can have: a run that lacks one of them has no line there.
+_COLUMNS = (*_WORDS, "step", "tokens_in_step", "steady")
 _EVERY_S, _SHARE = 2.0, 0.05  # of the time, for drawing
 _MARKED = 40  # points: with fewer, each has a marker
 
@@ -75,12 +77,14 @@ def _place(record: Run) -> str:
 
 
 def _drawn(frames: dict[str, pd.DataFrame], columns: list[str], x: str, smooth: int) -> Figure:
-    known = dict.fromkeys(name for frame in frames.values() for name in frame)
-    if not known:
-        raise UserError("the runs have no steps yet")
+    there = {name for frame in frames.values() for name in frame}
     for name in (x, *columns):
-        if name not in known:
-            raise UserError(f"the steps have no column {name!r}{hint(name, known)}")
+        if name not in (*_COLUMNS, *there):
+            known = dict.fromkeys((*_COLUMNS, *there))
+            raise UserError(f"steps have no column {name!r}{hint(name, known)}")
+    columns = [name for name in columns if name in there]
+    if not columns or x not in there:
+        raise UserError("the runs have no such steps yet")
     fig, places = plt.subplots(
         1, len(columns), figsize=(3.3 * max(2, len(columns)), 2.6), squeeze=False
     )

@@ -190,9 +190,8 @@ class Run(Shown):
     def plot(self, *columns: str, x: str = "step") -> None:
         """Draw columns of `steps` (default: the loss and the speed) against the step or another
         column; nothing for a run without steps. UserError for an unknown column."""
-        if not columns and not self._has_steps:
-            return
-        curves(self, y=columns or ("loss", "tokens_per_s"), x=x)
+        if len(self.steps) and self._has_steps:
+            curves(self, y=columns or ("loss", "tokens_per_s"), x=x)
 
     def timeline(self) -> HTML:
         """The memory of a step by cause and its kernels, as far as they were recorded or can be

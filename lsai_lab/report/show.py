@@ -19,6 +19,7 @@ from urllib.parse import quote
 import pandas as pd
 from IPython.display import Markdown
 
+from lsai_core.base.errors import UserError, hint
 from lsai_lab.project.files import PAGE_FOLDER
 from lsai_lab.report.values import Format, cell, digits
 from lsai_lab.runs.plain import as_csv, unmarked
@@ -44,13 +45,14 @@ def table(
     `formats`: column -> format of one value (`".2f"`, `"{:.1f} GiB"`, a function); without one,
     floats get three significant digits of the smallest. A column `run` (folders of runs) is not
     shown: it makes the column `link` (default: the first) a link to each run's page. Strings are
-    Markdown (those of records are `plain`); missing values show as an en dash. Raises KeyError for
+    Markdown (those of records are `plain`); missing values show as an en dash. Raises UserError for
     an unknown column.
     """
     formats = dict(formats or {})
     names = [name for name in frame.columns if name != "run"]
     if unknown := [name for name in [*formats, *([link] if link else [])] if name not in names]:
-        raise KeyError(f"table: no column {unknown[0]!r}; columns: {', '.join(map(str, names))}")
+        near = hint(str(unknown[0]), list(map(str, names)))
+        raise UserError(f"table: there is no column {unknown[0]!r}{near}")
     columns = {
         name: [cell(value, formats.get(name) or digits(frame[name])) for value in frame[name]]
         for name in names

@@ -188,20 +188,13 @@ def run_one(
         }
         live = not title or sys.stderr.isatty()
         progress = Progress(run.kind, run.config, title, shown=not beside, live=live)
-
-        def watch() -> None:
-            new = rows.read()
-            bar.update(new)
-            if on_rows is not None:
-                on_rows(new)
-
         target.unlink(missing_ok=True)  # the page of an earlier attempt is not this one's
         with contextlib.closing(progress) as bar:
             problem = execute_run(
                 run.folder,
                 data_root,
                 timeout_s=run.timeout_s,
-                watch=watch,
+                watch=lambda: _tell(rows.read(), bar.update, on_rows),
                 **options,
             )
         if not (run.folder / "summary.json").exists():
@@ -211,10 +204,21 @@ def run_one(
             ended = Summary(run.id, run.kind, outcome, reason, when, seconds, command, run.code)
             ended.write(run.folder)
         if stop.number is None:
-            parameters = {"folder": portable(run.folder, root)}
-            if problem := execute_notebook(page, target, parameters, timeout_s=_PAGE_S, **options):
-                print(f"{run.name} has no page: {problem}", file=sys.stderr)
+            _make_page(run, page, target, options)
         return Summary.read(run.folder)
+
+
+def _tell(new: list[dict[str, Any]], *listeners: OnRows | None) -> None:
+    for listener in listeners:
+        if listener is not None:
+            listener(new)
+
+
+def _make_page(run: PlannedRun, page: Path, target: Path, options: dict[str, Any]) -> None:
+    """Execute the run's notebook, its page; a line where that goes wrong."""
+    parameters = {"folder": portable(run.folder, options["root"])}
+    if problem := execute_notebook(page, target, parameters, timeout_s=_PAGE_S, **options):
+        print(f"{run.name} has no page: {problem}", file=sys.stderr)
 
 
 def _end_of(run: PlannedRun, problem: str | None, stop: StopRequest) -> tuple[Outcome, str]:
