@@ -67,8 +67,8 @@ lock:  ## refresh envs/constraints.txt with the newest versions that are allowed
 	  grep -viE '^(torch|triton|setuptools|pip|cuda-[a-z]+|nvidia-(cu|nccl|nvjit|nvsh|nvtx)[a-z0-9-]*)(==| @)'; } > .cache/lock/constraints.txt
 	@mv .cache/lock/constraints.txt envs/constraints.txt
 
-# It opens at notebooks/README.md, rendered; lines of cells wrap.
-start = /lab/tree/notebooks/README.md?factory=Markdown%20Preview
+# It opens at notebooks/README.md; envs/jupyterlab says that Markdown is rendered and lines wrap.
+start = /lab/tree/notebooks/README.md
 lab: $(if $(SOURCES),$(VENV)/.lab)  ## JupyterLab with the notebooks and the project's kernel
 	$(BIN)/jupyter lab --notebook-dir=. --LabApp.default_url='$(start)' --LabApp.app_settings_dir=envs/jupyterlab \
 	  --ContentsManager.post_save_hook=lsai_lab.project.strip.saved $(if $(PORT),--port $(PORT)) $(LAB_ARGS)

@@ -192,7 +192,7 @@ def test_what_they_show(shown: dict[str, tuple[bool, str]], folder: Project) -> 
     beside = texts["mine beside the recorded one, on one page"]
     assert "h100" in beside and "settings differ" in beside and "tokens/s" in beside
     assert "own runs not shown" in beside, "runs of other settings are not left out in silence"
-    assert "aten::" in texts["a traced step: the longest kernels, and its timeline"]
+    assert "aten" in texts["a traced step: the longest kernels, and its timeline"]
 
 
 LARGEST = "the largest batch of a 1 B model on a GPU with 24 GB"
@@ -291,7 +291,7 @@ BY_PAPERMILL = ["papermill run-training.ipynb - -p variant bf16 -p overrides '{s
 def test_a_run_notebook_from_top_to_bottom_with_overrides_as_text(folder: Project) -> None:
     words = ["-m", "papermill", "run-training.ipynb", "made.ipynb", "-p", "variant", "bf16"]
     done = subprocess.run(
-        [sys.executable, *words, "-p", "overrides", "{steps: 4, optim.lr: 1e-3}"],
+        [sys.executable, *words, "-p", "overrides", "{steps: 4, optim.lr: 25e-4}"],
         cwd=folder.root / "notebooks",
         env=environment(folder),
         capture_output=True,
@@ -303,7 +303,7 @@ def test_a_run_notebook_from_top_to_bottom_with_overrides_as_text(folder: Projec
     (page,) = {path.parent for path in folder.runs.glob("memory/*/notebook.ipynb")} & {
         path.parent
         for path in folder.runs.glob("memory/*/config.json")
-        if '"lr": 0.001' in path.read_text()
+        if '"lr": 0.0025' in path.read_text()
     }
     assert (page / "summary.json").exists()
 

@@ -2,7 +2,6 @@
 notebook draws while a training goes on."""
 
 import io
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -111,15 +110,15 @@ class _HasFolder(Protocol):
 class LiveCurves:
     """Loss and speed of a run that goes on, drawn anew as rows come, beside those of other runs.
 
-    Use as a context manager around the run. Outside of a Jupyter kernel it draws nothing. Drawing
-    takes at most 5% of the time, and what goes wrong in it ends the drawing, not the run.
+    Use as a context manager around the run, in a Jupyter kernel. Drawing takes at most 5% of the
+    time, and what goes wrong in it ends the drawing, not the run.
     """
 
     def __init__(self, run: _HasFolder, beside: Sequence[_HasFolder]) -> None:
         self._runs = [*beside, run]
         self._handle: Any = None
         self._next = 0.0
-        self._broken = not _in_a_kernel()
+        self._broken = False
 
     def __enter__(self) -> Self:
         return self
@@ -162,9 +161,3 @@ class LiveCurves:
             self._handle = display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]
         else:
             self._handle.update(bundle, raw=True)
-
-
-def _in_a_kernel() -> bool:
-    """Whether a Jupyter kernel shows what is displayed, and can show it anew."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return getattr(shell, "kernel", None) is not None

@@ -1,5 +1,8 @@
-"""One run in a notebook, own or recorded, planned, going on or ended: what `lab.open_run`,
-`lab.find_run` and `lab.sweep` give, and how it shows itself."""
+"""One run in a notebook, own or recorded, planned, going on or ended: what `lab.open_run` and
+`lab.find_run` give, and how it shows itself.
+
+What draws is imported where it is drawn: to open and execute a run takes no plots.
+"""
 
 import contextlib
 import itertools
@@ -10,7 +13,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from IPython.display import HTML
@@ -22,11 +25,9 @@ from lsai_core.base.shown import Part, Shown
 from lsai_core.config.strict import Strict, validated
 from lsai_core.model.transformer import Transformer
 from lsai_core.training.combinations import checked
-from lsai_lab.interactive.curves import LiveCurves, curves
 from lsai_lab.interactive.models import Generated, generate, load_model, load_run_tokenizer
 from lsai_lab.interactive.planning import about, as_mapping, as_nested, first_part
 from lsai_lab.interactive.results import Results, unfolded
-from lsai_lab.interactive.timeline import timeline
 from lsai_lab.launch.stop import stop_requests
 from lsai_lab.machine.environment import environment, fingerprint
 from lsai_lab.project.files import repo_root
@@ -42,6 +43,9 @@ from lsai_lab.runs.records import Outcome, Summary, annotate, is_finished
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import PlannedRun
 from lsai_lab.runs.writer import is_held, require_runs
+
+if TYPE_CHECKING:
+    from lsai_lab.interactive.curves import LiveCurves
 
 _PHASES = ("forward", "backward", "optimizer")
 
@@ -190,12 +194,16 @@ class Run(Shown):
     def plot(self, *columns: str, x: str = "step") -> None:
         """Draw columns of `steps` (default: the loss and the speed) against the step or another
         column; nothing for a run without steps. UserError for an unknown column."""
+        from lsai_lab.interactive.curves import curves
+
         if len(self.steps) and self._has_steps:
             curves(self, y=columns or ("loss", "tokens_per_s"), x=x)
 
     def timeline(self) -> HTML:
         """The memory of a step by cause and its kernels, as far as they were recorded or can be
         simulated."""
+        from lsai_lab.interactive.timeline import timeline
+
         return timeline(self)
 
     @property
@@ -237,7 +245,7 @@ class Run(Shown):
             return finished
         if changed := active.changed("was opened") or self._moved(active):
             raise UserError(f"{changed}; open the run again")
-        drawn = LiveCurves(self, [*map(find_run, beside)]) if self._has_steps else None
+        drawn = self._curves(beside) if self._has_steps and live is not False else None
         with stop_requests(signal.SIGINT) as stop, drawn or contextlib.nullcontext():
             summary = run_one(
                 self._planned(active),
@@ -247,12 +255,22 @@ class Run(Shown):
                 command=self.command,
                 stop=stop,
                 again=again,
-                on_rows=drawn.update if drawn and live is not False else None,
+                on_rows=drawn.update if drawn else None,
             )
         self._say(summary, r"[^\n]*\r[^\n]*\n?")  # the progress was seen
         if stop.number == signal.SIGINT:
             raise KeyboardInterrupt(f"{self.state}; run.steps and run.plot() show what is done")
         return summary
+
+    def _curves(self, beside: Iterable[AnyRun]) -> "LiveCurves | None":
+        """What draws while the run goes on; None where no Jupyter kernel shows it."""
+        others = [find_run(other) for other in beside]
+        shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+        if getattr(shell, "kernel", None) is None:
+            return None
+        from lsai_lab.interactive.curves import LiveCurves
+
+        return LiveCurves(self, others)
 
     def _active(self) -> ActiveRun:
         """What can be executed. UserError for a recorded run."""
