@@ -95,7 +95,7 @@ def server(folder: Project) -> Iterator[str]:
         yield url
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
 
 
 @pytest.mark.slow

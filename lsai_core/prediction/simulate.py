@@ -116,7 +116,7 @@ def simulate(
         config = config.model_copy(update={"compile": False})
     kernel = kernel or expected_kernel(config)
     simulation = _Simulation(config, kernel, on == "gpu", trainer)
-    simulation.tracker.moments = moments
+    simulation.tracker.history = moments
     with _world(config), torch.random.fork_rng(devices=[]):
         watched, events = simulation.one_step()
     messages, highest = held_back(config) if on == "gpu" else 0, watched.highest
@@ -196,7 +196,7 @@ class _Simulation:
                 loss_of=self._loss(),
                 update=self._update(),
             )
-            tracker.moments = None
+            tracker.history = None
             return tracker, tracker.events.copy()  # before the model dies
 
     def _optimizer(self, model: Transformer) -> torch.optim.Optimizer:

@@ -152,7 +152,7 @@ class PurposeTracker(LiveTensors):
         self._on_host: set[int] = set()
         self._open = ["other"]
         # Where somebody asks for them: after each birth and death the phase, and bytes by purpose.
-        self.moments: list[tuple[str, dict[str, int]]] | None = None
+        self.history: list[tuple[str, dict[str, int]]] | None = None
 
     @contextlib.contextmanager
     def purpose(self, name: str) -> Iterator[None]:
@@ -296,8 +296,8 @@ class PurposeTracker(LiveTensors):
         self._keep_moment()
 
     def _keep_moment(self) -> None:
-        if self.moments is not None and self._phase:
-            self.moments.append((self._phase, dict(+self._by_purpose)))
+        if self.history is not None and self._phase:
+            self.history.append((self._phase, dict(+self._by_purpose)))
 
     def _note(self) -> None:
         self._keep_moment()

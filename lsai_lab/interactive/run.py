@@ -5,12 +5,11 @@ What draws is imported where it is drawn: to open and execute a run takes no plo
 """
 
 import contextlib
-import itertools
 import math
 import re
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,11 +21,10 @@ from tokenizers import Tokenizer
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import flatten
 from lsai_core.base.shown import Part, Shown
-from lsai_core.config.strict import Strict, validated
+from lsai_core.config.strict import Strict
 from lsai_core.model.transformer import Transformer
 from lsai_core.training.combinations import checked
 from lsai_lab.interactive.models import Generated, generate, load_model, load_run_tokenizer
-from lsai_lab.interactive.planning import about, as_mapping, as_nested, first_part
 from lsai_lab.interactive.results import Results, unfolded
 from lsai_lab.launch.stop import stop_requests
 from lsai_lab.machine.environment import environment, fingerprint
@@ -35,31 +33,19 @@ from lsai_lab.report import load
 from lsai_lab.report.load import AnyRun, folder_of
 from lsai_lab.runs import records
 from lsai_lab.runs.driver import run_one
-from lsai_lab.runs.execute import ActiveRun, tell, write_plan
+from lsai_lab.runs.execute import ActiveRun, tell
 from lsai_lab.runs.find import going_on, opened
 from lsai_lab.runs.kinds import get_kind
 from lsai_lab.runs.notebook import RUN_LOG
-from lsai_lab.runs.records import Outcome, Summary, annotate, is_finished
+from lsai_lab.runs.records import Outcome, Summary, annotate
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import PlannedRun
-from lsai_lab.runs.writer import is_held, require_runs
+from lsai_lab.runs.writer import is_held
 
 if TYPE_CHECKING:
     from lsai_lab.interactive.curves import LiveCurves
 
 _PHASES = ("forward", "backward", "optimizer")
-
-
-class _Parameters(Strict):
-    """What a run notebook can be given; papermill itself only warns of names that it does not
-    know."""
-
-    folder: str
-    study: str
-    variant: str
-    part: str
-    profile: str | None
-    overrides: dict[str, Any]
 
 
 class Run(Shown):
@@ -315,7 +301,11 @@ class Run(Shown):
 
     def shown(self) -> Iterable[Part]:
         """What it is and how it stands; settings and machine folded."""
-        about = {"state": self.state, "name": self.name, "tags": " ".join(self.tags)}
+        about: dict[str, Any] = {
+            "state": self.state,
+            "name": self.name,
+            "tags": " ".join(self.tags),
+        }
         about |= {"note": self.note, "folder": self.folder, "command": self.command}
         told = [(key, text) for key, text in about.items() if text not in (None, "")]
         yield Part(f"{self.label}: run {self.id.folder} of study {self.id.study}", rows=told)
@@ -346,71 +336,6 @@ def find_run(which: AnyRun) -> Run:
     beginning of it, the name that you gave it, `study.variant`, or with a machine's label a
     recorded one: `lab.find_run("h100/memory.bf16")`. UserError says what there is instead."""
     return which if isinstance(which, Run) else Run(folder_of(which))
-
-
-def open_run(
-    folder: str = "",
-    *,
-    study: str,
-    variant: str,
-    part: str = "",
-    profile: str | None = None,
-    overrides: dict[str, Any] | None = None,
-    name: str | None = None,
-    tags: Sequence[str] = (),
-    note: str | None = None,
-) -> Run:
-    """The run that the driver planned in `folder` (seen from the project's root); with an empty
-    `folder`, one planned here and now.
-
-    `part`: one of the study's; empty: the first that measures `variant`. `profile`: a name in
-    params/profiles, `""` or None for this machine's. `overrides` are settings with dots
-    (`{"optim.lr": 1e-3}`), as `--set` takes them, for a run planned here. `name`, `tags` and `note`
-    are what you call it: `lab.find_run(name)`, columns of `lab.load`. Raises UserError for a wrong
-    name or value, also of a parameter that papermill passed, and if another process is executing
-    the run.
-    """
-    given = {"folder": folder, "study": study, "variant": variant, "part": part, "profile": profile}
-    parameters = validated(_Parameters, {**given, "overrides": as_mapping(overrides)}, "parameters")
-    _refuse_unknown_parameters()
-    require_runs()
-    session = Session(parameters.profile or None)
-    if folder:
-        return Run(repo_root() / folder)
-    described = session.study(study)
-    part, changes = part or first_part(described, [variant]), as_nested(parameters.overrides)
-    plan = session.plan(study, only=[variant], parts=[part], overrides=changes)
-    if not plan:
-        known = ", ".join(described.measured(part))
-        raise UserError(
-            f"part {part} of study {study} does not measure {variant}; it measures {known}"
-        )
-    if not is_finished(plan[0].folder):
-        changed = f", overrides {parameters.overrides}" if parameters.overrides else ""
-        where = (
-            f"study {study}, variant {variant}, part {part}, profile "
-            f"{session.profile.profile}{changed}"
-        )
-        write_plan(plan[0], f"notebook, {where}")
-    if told := about(name, tags, note):
-        annotate(plan[0].folder, **told)
-    return Run(plan[0].folder)
-
-
-def _refuse_unknown_parameters() -> None:
-    """UserError if papermill injected a name that the notebook's parameters cell, the one before
-    it, does not have."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    cells = shell.user_ns.get("In", []) if shell is not None else []
-    for before, cell in itertools.pairwise(cells):
-        if cell.startswith("# Parameters\n"):
-            known, given = (
-                re.findall(r"(?m)^(\w+)\s*(?::[^=]*)?=(?!=)", text) for text in (before, cell)
-            )
-            if unknown := [name for name in given if name not in known]:
-                raise UserError(
-                    f"the notebook has no parameter {unknown[0]!r}{hint(unknown[0], known)}"
-                )
 
 
 def _given(facts: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -156,9 +156,10 @@ def describe(config: TrainConfig) -> str:
     """One line: what is predicted."""
     model, cp, gpus = config.model, config.parallel.cp, config.parallel.world_size
     # The preset's name, if the shape is still the preset's.
-    same = model.preset in PRESETS and all(
-        getattr(model, name) == getattr(ModelConfig(preset=model.preset), name)
-        for name in PRESETS[model.preset]
+    given = {"preset": model.preset}
+    preset = ModelConfig.model_validate(given) if model.preset in PRESETS else None
+    same = preset is not None and all(
+        getattr(model, name) == getattr(preset, name) for name in PRESETS[model.preset]
     )
     fp8 = "" if config.fp8.recipe == "none" else f" with fp8 ({config.fp8.recipe})"
     words = [

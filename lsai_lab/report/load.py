@@ -18,7 +18,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import pandas as pd
 
@@ -52,7 +52,7 @@ class SupportsFolder(Protocol):
 
 
 # A row of `load`, a run object, a folder, or words that mean a run.
-AnyRun = str | Path | Mapping[str, Any] | pd.Series | SupportsFolder
+AnyRun: TypeAlias = str | Path | Mapping[str, Any] | pd.Series | SupportsFolder
 
 
 @functools.cache

@@ -12,12 +12,13 @@ import re
 import zlib
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lsai_core.base.disk_cache import cached_on_disk
 from lsai_core.base.errors import Unavailable, UserError
 from lsai_core.prediction.simulate import simulate
 from lsai_core.profiling.trace import KernelEvent, kernel_class
+from lsai_core.training.own_techniques import own_techniques
 from lsai_lab.predictions.recorded import config_of
 from lsai_lab.report.timelines import Curve, Moments, lanes, memory_picture
 from lsai_lab.runs.records import Run
@@ -61,15 +62,16 @@ def simulated(run: Run) -> Moments:
     if run.summary.kind != "train":
         raise UserError(f"{run.summary.id} is no training run, so it has no step to show")
     config, kernel = config_of(run), run.summary.results.get("attention_kernel")
-    on = "gpu" if run.env.get("gpu") else "cpu"
+    on: Literal["gpu", "cpu"] = "gpu" if run.env.get("gpu") else "cpu"
 
-    def answer() -> list[Any]:
+    def answer() -> dict[str, Any]:
         moments: list[tuple[str, dict[str, int]]] = []
         simulate(config, kernel, on=on, moments=moments)
-        return moments
+        return {"moments": moments}
 
-    question = json.dumps([config.model_dump_json(), kernel, on])
-    return cached_on_disk(__name__, question, answer)
+    question = json.dumps([config.model_dump_json(), kernel, on, own_techniques(config)])
+    found: Moments = cached_on_disk(__name__, question, answer)["moments"]
+    return found
 
 
 def recorded(run: Run) -> Curve:
@@ -165,7 +167,7 @@ def _own_times(operators: list[dict[str, Any]]) -> list[tuple[dict[str, Any], fl
     threads: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for operator in operators:
         threads[operator.get("tid")].append(operator)
-    found = []
+    found: list[tuple[dict[str, Any], float]] = []
     for within in threads.values():
         within.sort(key=lambda e: (float(e["ts"]), -float(e["dur"])))
         own = [float(e["dur"]) for e in within]

@@ -86,9 +86,15 @@ def run_plan(
                 print(f"{title} is the same run as {twin.summary.id}, copied", flush=True)
                 return
             print(title, "started", flush=True)
-            folders = {"root": root, "data_root": data_root}
             summary = run_one(
-                run, title=title, **folders, command=command, stop=stop, beside=beside, again=again
+                run,
+                title=title,
+                root=root,
+                data_root=data_root,
+                command=command,
+                stop=stop,
+                beside=beside,
+                again=again,
             )
             done.add(run.folder)
             reason = f" ({summary.reason})" if summary.reason else ""
