@@ -85,7 +85,8 @@ class CauseTracker(LiveTensors):
 
     def mark(self, tensor: Tensor, cause: str) -> None:
         """Say what a tensor that is known is there for."""
-        key = tensor.untyped_storage()._cdata
+        # of a sharded tensor, this process's part
+        key = getattr(tensor, "_local_tensor", tensor).untyped_storage()._cdata
         if key in self._causes:
             size = self._known[key][1]
             self._by_cause[self._causes[key]] -= size

@@ -179,8 +179,10 @@ def points(runs: pd.DataFrame, keep: Sequence[str] = ()) -> pd.DataFrame:
     """What the benches (attention, context, gemm) measured in `runs` (rows of `load`): one row per
     point, good or not. Columns: `machine`, `own`, `variant`, `repeat`, `run` and those of `keep`
     from the run's row; then the point's own, as the bench describes them, with its own `outcome`
-    and `reason`. Empty if nothing was measured."""
+    and `reason`. Empty if nothing was measured. UserError for an unknown column."""
     names = list(dict.fromkeys(("machine", "own", "variant", "repeat", "run", *keep)))
+    if len(runs) and (unknown := [name for name in names if name not in runs]):
+        raise UserError(f"there is no column {unknown[0]!r}{hint(unknown[0], map(str, runs))}")
     found = [
         _rows(finished_run(row)).assign(**{name: row[name] for name in names})
         for row in runs.to_dict("records")

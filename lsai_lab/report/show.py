@@ -126,9 +126,13 @@ def say(markdown: str, box: str = "") -> None:
 
 def run_link(text: object, run: str | Path) -> str:
     """Markdown link from `text` to the notebook of a run (its folder), seen from the notebook's
-    folder, where Jupyter starts it; in the report it leads to the run's page."""
-    here = os.environ.get(PAGE_FOLDER) or os.getcwd()
-    return f"[{text}]({quote(os.path.relpath(run, here))}/notebook.ipynb)"
+    folder, where Jupyter starts it; in the report it leads to the run's page. A run that was
+    stopped has no notebook: there the link leads to its summary, or to how it was planned."""
+    here, names = os.getcwd(), ("notebook.ipynb", "summary.json", "run.json")
+    name = next((name for name in names if (Path(run) / name).exists()), names[0])
+    if page := os.environ.get(PAGE_FOLDER):  # becomes a page, and each run has one there
+        here, name = page, names[0]
+    return f"[{text}]({quote(os.path.relpath(run, here))}/{name})"
 
 
 def _is_numeric(column: pd.Series) -> bool:
