@@ -2,11 +2,13 @@
 and runs, where a function of `lab` takes them."""
 
 import re
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from lsai_core.config.presets import PRESETS
 from lsai_core.profiling.gpus import GPUS
+from lsai_lab.interactive.run import Run
 from lsai_lab.project.files import reading_root
 from lsai_lab.report.load import session, studies
 from lsai_lab.runs.find import begun, given_name
@@ -16,6 +18,8 @@ from lsai_lab.runs.study import load_study
 _CALL = re.compile(r"\blab\.(\w+)\(([^()]*)$")
 # The keyword whose value, or list of values, is being written.
 _KEYWORD = re.compile(r"(\w+)\s*=\s*[\[(]?(?:\s*[\"'][^\"']*[\"']\s*,)*\s*$")
+# The results of a run, which IPython does not look up by itself.
+_RESULT = re.compile(r"\b(\w+)\.results\[[\"'](\w*)$")
 _STUDY = re.compile(r"(?:\bstudy\s*=\s*|^\s*)[\"']([\w-]+)[\"']")
 
 
@@ -39,13 +43,23 @@ def matcher(context: Any) -> dict[str, Any]:
     from IPython.core.completer import SimpleCompletion
 
     text = context.full_text[: _offset(context)]
-    names = names_for(text)
+    names = names_for(text) or _results(text)
     word = re.search(r"[^\"']*$", text)
     return {
         "completions": [SimpleCompletion(name, type="lab") for name in names],
         "suppress": bool(names),
         "matched_fragment": word[0] if word else "",
     }
+
+
+def _results(text: str) -> list[str]:
+    """The names of results of the run that a variable holds, where one is asked for."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if (found := _RESULT.search(text)) is None or shell is None:
+        return []
+    run = shell.user_ns.get(found[1])
+    ended = isinstance(run, Run) and run.outcome != "unfinished"
+    return [name for name in (run.results if ended else ()) if name.startswith(found[2])]
 
 
 def _offset(context: Any) -> int:

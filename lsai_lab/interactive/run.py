@@ -118,7 +118,7 @@ class Run(Shown):
     def state(self) -> str:
         """Where the run stands, in words."""
         summary, steps = self.record.summary, len(self.steps)
-        of = getattr(self.config, "steps", None) if self._has_steps else None
+        of = self.record.config.get("steps") if self._has_steps else None
         done = f"{steps} of {of} steps are done" if of else f"{steps} points are measured"
         if going_on(self.folder):
             return f"goes on: {done}"
