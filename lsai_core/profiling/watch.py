@@ -126,8 +126,8 @@ class StepWatch:
     `phases_gib`: the peak of each phase. `causes_gib`: what the highest moment was for. `moments`:
     the step by cause, operator by operator. `kernels`: name, class, ms and calls per step, longest
     first. `phase_ms`: of GPU time where there is a GPU, else of the host's own. `step_ms`: median
-    of the timed steps. Each is empty or None while the loop has not come so far; `steps` says how
-    far.
+    of the timed steps. `reserved_gib`: what a GPU's allocator took by the third step. Each is empty
+    or None while the loop has not come so far; `steps` says how far.
     """
 
     def __init__(

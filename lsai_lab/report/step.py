@@ -20,7 +20,7 @@ from lsai_core.prediction.simulate import simulate
 from lsai_core.profiling.trace import KernelEvent, kernel_class
 from lsai_core.training.own_techniques import own_techniques
 from lsai_lab.predictions.recorded import config_of
-from lsai_lab.report.timelines import Curve, Moments, lanes, memory_picture
+from lsai_lab.report.timelines import Curve, Moments, lanes, memory_picture, thinned
 from lsai_lab.runs.records import Run
 
 TRACE, SNAPSHOT = "trace.json.gz", "memory-snapshot.pickle"
@@ -57,8 +57,8 @@ def pictures(run: Run) -> list[str]:
 
 
 def simulated(run: Run) -> Moments:
-    """The phase and bytes by cause after each birth and death in a simulated step of a training
-    run, kept on disk. UserError if it trained nothing or cannot be predicted."""
+    """The phase and bytes by cause in a simulated step of a training run, some hundred moments,
+    kept on disk. UserError if it trained nothing or cannot be predicted."""
     if run.summary.kind != "train":
         raise UserError(f"{run.summary.id} is no training run, so it has no step to show")
     config, kernel = config_of(run), run.summary.results.get("attention_kernel")
@@ -67,7 +67,7 @@ def simulated(run: Run) -> Moments:
     def answer() -> dict[str, Any]:
         moments: list[tuple[str, dict[str, int]]] = []
         simulate(config, kernel, on=on, moments=moments)
-        return {"moments": moments}
+        return {"moments": thinned(moments)}
 
     question = json.dumps([config.model_dump_json(), kernel, on, own_techniques(config)])
     found: Moments = cached_on_disk(__name__, question, answer)["moments"]
@@ -136,6 +136,9 @@ def traced(folder: Path) -> list[KernelEvent]:
 
 
 def _kernels(events: list[dict[str, Any]]) -> list[KernelEvent]:
+    # From the first on: beside the microseconds since 1970 floats have no place for fractions.
+    origin = min(float(event["ts"]) for event in events)
+    events = [{**event, "ts": float(event["ts"]) - origin} for event in events]
     steps = sorted(
         (float(e["ts"]), _end(e))
         for e in events

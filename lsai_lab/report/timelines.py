@@ -38,7 +38,7 @@ def memory_picture(
     `measured`: peaks (GiB) of phases in the real run, drawn as dashed lines. `recorded`: GiB over
     ms of the real run, drawn beside in axes of their own, of the same height.
     """
-    kept, measured = _highest(moments), measured or {}
+    kept, measured = thinned(moments), measured or {}
     found = dict.fromkeys(cause for _, sizes in moments for cause in sizes)
     causes = [
         *(cause for cause in _LOWEST if cause in found),
@@ -104,7 +104,7 @@ def lanes(events: Sequence[KernelEvent], title: str = "Kernels of the traced ste
     return _svg(title, f"Over {end - begin:,.3g} ms: {words}.", bottom + 26, marks)
 
 
-def _highest(moments: Moments) -> list[tuple[str, Mapping[str, int]]]:
+def thinned(moments: Moments) -> list[tuple[str, Mapping[str, int]]]:
     """At most some hundred moments: of each stretch the highest, phases kept apart."""
     size = max(1, -(-len(moments) // _BINS))
     kept = []
