@@ -4,17 +4,33 @@ as lab`. Each name is explained by `help(lab.<name>)` and imported when it is fi
 Runs, as frames:
 
     runs = lab.load("memory")            one row a run: results, config by dotted key, machine,
-                                         label, folder
+                                         label, folder; with mine=True every own run
     runs = lab.recorded("memory")        the committed ones alone, as the chapters tell them
-    lab.steps(run), lab.kernels(run)     one row a training step, a kernel
+    lab.steps(run), lab.kernels(run)     one row a training step, a kernel; also while it goes on
     lab.points(runs)                     one row a measured point of a bench (attention, context,
                                          gemm)
     lab.config(run)                      what a training run trained, as a TrainConfig
     lab.studies(), lab.study(name)       the studies' names; one's title, question, baseline and
                                          variants
     lab.parameters(name)                 the file params/<name>.yaml
-    run = lab.open_run(study=..., variant=..., part=...)    a run of your own: run.execute(),
-                                                            run.results
+
+Runs of your own (a run is a row of `load`, a folder, the name you gave it, its key, or
+`study.variant`; a recorded one `machine/study.variant`):
+
+    run = lab.open_run(study=..., variant=..., overrides={...}, name=...)
+                                         a run object: run.execute(), run.results, run.steps,
+                                         run.plot(), run.memory, run.kernels, run.timeline()
+    lab.find_run("name")                 the same of a run that is there, own or recorded
+    lab.compare(a, b)                    settings that differ, results, and .plot()
+    lab.curves(a, b, y="loss", x="elapsed_s")    columns of the steps of any runs, drawn
+    lab.sweep(study, variants, {"seq_len": [128, 256]})    runs all, one row each
+    lab.load_model(run), lab.generate(run, "text")    the trained model, and what it writes
+
+Memory and time:
+
+    lab.predict("llama3-8b", "24GB")     the peak by cause and a step's time; largest="batch"
+    lab.watch(model, optimizer)          phases, memory by cause and kernels of any training loop
+    lab.timeline(run)                    the memory of a step by cause, and its kernels
 
 What a reader sees:
 
@@ -115,9 +131,10 @@ One sequence on several GPUs:
 """
 
 import importlib
+import sys
 from typing import Any
 
-from lsai_core.base.errors import UserError, not_installed
+from lsai_core.base.errors import UserError, hint, not_installed
 
 _FACE = {
     "lsai_lab.report.load": (
@@ -154,8 +171,16 @@ _FACE = {
         "prediction_table",
         "tried_predictions",
     ),
-    "lsai_lab.runs.interactive": ("open_run",),
     "lsai_lab.analysis.cost": ("with_cost",),
+    "lsai_lab.interactive.comparison": ("compare",),
+    "lsai_lab.interactive.curves": ("curves",),
+    "lsai_lab.interactive.models": ("generate", "load_model"),
+    "lsai_lab.interactive.prediction": ("predict",),
+    "lsai_lab.interactive.opening": ("open_run",),
+    "lsai_lab.interactive.run": ("find_run",),
+    "lsai_lab.interactive.sweep": ("sweep",),
+    "lsai_lab.interactive.timeline": ("timeline",),
+    "lsai_lab.interactive.watch": ("watch",),
     "lsai_lab.analysis.summary": (
         "SESSION_SPREAD",
         "block_times",
@@ -286,8 +311,28 @@ def __getattr__(name: str) -> Any:
     for module, names in _FACE.items():
         if name in names:
             return getattr(_imported(module), name)
-    raise AttributeError(f"module 'lsai_lab' has no attribute {name!r}")
+    meant = hint(name, __all__) if name[:1] != "_" else ""
+    raise AttributeError(f"module 'lsai_lab' has no attribute {name!r}{meant}")
 
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def _complete(context: Any) -> dict[str, Any]:
+    """IPython's completer asks here: which names may stand within these quotes."""
+    matched: dict[str, Any] = _imported("lsai_lab.interactive.complete").matcher(context)
+    return matched
+
+
+def _offer_names() -> None:
+    """Where an IPython shell imports this, let its Tab key know the names."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    matchers = getattr(getattr(shell, "Completer", None), "custom_matchers", None)
+    if matchers is not None:
+        _complete.matcher_api_version = 2  # type: ignore[attr-defined]
+        _complete.matcher_identifier = "lsai_lab"  # type: ignore[attr-defined]
+        matchers[:] = [one for one in matchers if one.__name__ != "_complete"] + [_complete]
+
+
+_offer_names()

@@ -35,6 +35,7 @@ ContextMethod = Literal["ring", "zigzag", "lightseq", "ulysses", "usp", "torch"]
 ParallelKind = Literal["fsdp", "zero2", "zero1", "ddp"]
 
 LARGEST_VOCABULARY = 262_144
+LOSSES = ("fused", "full")
 # Beyond any machine: such a number is a slip, and is refused where it is given.
 MOST_PROCESSES, MOST_STEPS, MOST_TOKENS = 2**17, 2**40, 2**27
 
@@ -48,7 +49,9 @@ class AttentionConfig(Strict):
     full causal attention."""
 
     backend: str = Field(
-        "auto", description="a file of lsai_core/attention/backends, or auto: the fastest known"
+        "auto",
+        description="a file of lsai_core/attention/backends or techniques/attention, or auto: the "
+        "fastest known",
     )
     window: int | None = Field(None, gt=0)
 
@@ -99,7 +102,9 @@ class Fp8Config(Strict):
 class OptimConfig(Strict):
     """The optimizer, with linear warm-up and cosine decay."""
 
-    name: str = Field("adamw", description="a file below lsai_core/optimizers/kinds")
+    name: str = Field(
+        "adamw", description="a file of lsai_core/optimizers/kinds or techniques/optimizers"
+    )
     lr: Annotated[float, RESULT] = Field(3e-4, gt=0)
     min_lr_ratio: Annotated[float, RESULT] = Field(
         0.1, ge=0, le=1, description="final learning rate as a share of lr"
@@ -287,8 +292,9 @@ class TrainConfig(Strict):
     attention: AttentionConfig = AttentionConfig()
     precision: Precision = "fp32"
     fp8: Fp8Config = Fp8Config()
-    loss: Annotated[Literal["fused", "full"], STEP] = Field(
-        "fused", description="full keeps all logits, fused: chunks"
+    loss: str = Field(
+        "fused",
+        description="full keeps all logits, fused: chunks; or a file of techniques/losses",
     )
     blocks: Annotated[Literal["fused", "plain"], STEP] = Field(
         "fused",

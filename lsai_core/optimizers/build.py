@@ -44,7 +44,7 @@ def build_optimizer(
     left out.
     """
     parameters = dict(model.named_parameters()) if parameters is None else parameters
-    declaration: Optimizer = declared(PACKAGE, optim.name, "OPTIMIZER")
+    declaration: Optimizer = declared(PACKAGE, optim.name, "OPTIMIZER", "optimizers")
     optimizer = declaration.build(parameters, optim)
     updated = numbered([optimizer])
     forgotten = [name for name, parameter in parameters.items() if parameter not in updated]

@@ -105,9 +105,11 @@ def simulate(
     *,
     on: Literal["gpu", "cpu"] = "gpu",
     trainer: Trainer = Trainer(),
+    moments: list[tuple[str, dict[str, int]]] | None = None,
 ) -> Simulated:
     """One step of `config` on fake tensors. `kernel`: the attention kernel; what `auto` comes to if
-    not given.
+    not given. `moments`: a list to which the phase and the bytes by purpose are added after each
+    birth and death.
 
     `on="cpu"`: as the run behaves on a CPU, where PyTorch runs compiled code eagerly while memory
     is measured. Raises UserError for an attention backend that cannot run on fake tensors.
@@ -120,6 +122,7 @@ def simulate(
         config = config.model_copy(update={"compile": False})
     kernel = kernel or expected_kernel(config)
     simulation = _Simulation(config, kernel, on == "gpu", trainer)
+    simulation.tracker.history = moments
     with _world(config), torch.random.fork_rng(devices=[]):
         watched, events = simulation.one_step()
     messages, highest = held_back(config) if on == "gpu" else 0, watched.highest
@@ -165,11 +168,11 @@ class _Simulation:
         self._config, self._kernel, self._on_gpu = config, kernel, on_gpu
         self._trainer = trainer
         self._fakes = FakeGpu if on_gpu else FakeTensorMode
-        self._tracker = PurposeTracker(on_gpu)
+        self.tracker = PurposeTracker(on_gpu)
 
     def one_step(self) -> tuple[PurposeTracker, list[int]]:
         """What watched the step, and its events up to the end."""
-        config, tracker = self._config, self._tracker
+        config, tracker = self._config, self.tracker
         tracker.levels = []
         model = self._shaped()
         with self._fakes(allow_non_fake_inputs=True):
@@ -201,6 +204,7 @@ class _Simulation:
                 loss_of=self._loss(),
                 update=self._update(),
             )
+            tracker.history = None
             return tracker, tracker.events.copy()  # before the model dies
 
     def _optimizer(self, model: Transformer) -> torch.optim.Optimizer:
@@ -222,7 +226,7 @@ class _Simulation:
 
     def _watch(self, model: Transformer) -> None:
         """Say what tensors are for as they come to be."""
-        tracker = self._tracker
+        tracker = self.tracker
         name_gradients_and_buffers(model, tracker, self._config.parallel.cpu_offload)
         model.loss = named(tracker, "loss", linear_cross_entropy)
         if not self._trainer.keeps_gradients:
@@ -234,11 +238,11 @@ class _Simulation:
     def _host_buffer(self, like: Tensor) -> Tensor:
         buffer = torch.empty_like(like)
         if self._on_gpu:
-            self._tracker.move_to_host(buffer)
+            self.tracker.move_to_host(buffer)
         return buffer
 
     def _loss(self) -> Callable[..., Tensor]:
-        whole = named(self._tracker, "loss", torch.nn.functional.cross_entropy)
+        whole = named(self.tracker, "loss", step.loss_of_logits(self._config.loss))
         return self._trainer.loss or functools.partial(step.loss_fn, cross_entropy=whole)
 
     def _shaped(self) -> Transformer:
@@ -330,12 +334,12 @@ class _Meter:
     """Stands where `PhaseMemory` does: counts within phases."""
 
     def __init__(self, tracker: PurposeTracker) -> None:
-        self._tracker = tracker
+        self.tracker = tracker
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        with self._tracker, self._tracker.purpose("activations"):
-            self._tracker.enter(name)
+        with self.tracker, self.tracker.purpose("activations"):
+            self.tracker.enter(name)
             yield
 
 

@@ -153,6 +153,8 @@ class PurposeTracker(LiveTensors):
         self._purposes: dict[int, str] = {}
         self._on_host: set[int] = set()
         self._open = ["other"]
+        # Where somebody asks for them: after each birth and death the phase, and bytes by purpose.
+        self.history: list[tuple[str, dict[str, int]]] | None = None
 
     @contextlib.contextmanager
     def purpose(self, name: str) -> Iterator[None]:
@@ -293,10 +295,16 @@ class PurposeTracker(LiveTensors):
         self._on_host.discard(key)
         self._died(key)
         super()._freed(key, reference)
+        self._keep_moment()
+
+    def _keep_moment(self) -> None:
+        if self.history is not None and self._phase:
+            self.history.append((self._phase, dict(+self._by_purpose)))
 
     def _note(self) -> None:
         if self.levels is not None and self._phase:
             self.levels.append((self._phase, len(self.events), self._by_purpose.copy()))
+        self._keep_moment()
         if self.live > self._level and self._phase:
             self._level, self.highest[self._phase] = self.live, self._by_purpose.copy()
 

@@ -27,7 +27,7 @@ import torch
 
 from lsai_core.base.errors import Preempted, UserError
 from lsai_core.config.precision import set_matmul_mode
-from lsai_core.config.train import TrainConfig
+from lsai_core.config.train import LOSSES, TrainConfig
 from lsai_core.model.transformer import Transformer
 from lsai_core.optimizers.build import way_of
 from lsai_core.parallel.world import World
@@ -83,9 +83,12 @@ def validate(
     device: torch.device,
     world: World | None = None,
 ) -> float:
-    """Mean loss (nats per token) over `eval.sequences` of the held-out split, every token weighted
-    the same. Batches go round the readers; how large they are changes no more than rounding."""
+    """Mean cross-entropy (nats per token) over `eval.sequences` of the held-out split, every token
+    weighted the same, whatever loss a laboratory trains with. Batches go round the readers; how
+    large they are changes no more than rounding."""
     world = world or World()
+    if config.loss not in LOSSES:
+        config = config.model_copy(update={"loss": "full"})
     readers, reader = config.parallel.readers, world.rank // config.parallel.members
     total_and_count = torch.zeros(2, dtype=torch.float64)
     tokens = dataset.tokens("validation")

@@ -21,8 +21,9 @@ from lsai_core import fp8
 from lsai_core.attention.choice import resolve
 from lsai_core.base import compiler
 from lsai_core.base.errors import Unavailable
+from lsai_core.base.plugins import declared
 from lsai_core.config.precision import autocast, compute_dtype, weight_dtype
-from lsai_core.config.train import OptimConfig, TrainConfig
+from lsai_core.config.train import LOSSES, OptimConfig, TrainConfig
 from lsai_core.model.loss import Reduction
 from lsai_core.model.saved_inputs import require_host_memory
 from lsai_core.model.transformer import Transformer, build_model
@@ -115,19 +116,29 @@ def own_part(model: Transformer, *tokens_NS: torch.Tensor) -> list[torch.Tensor]
     return [x_NS if model.context is None else model.context.shard(x_NS) for x_NS in tokens_NS]
 
 
+def loss_of_logits(name: str) -> Callable[..., torch.Tensor]:
+    """What a whole tensor of logits goes through, for the `loss` of a config: cross-entropy, or the
+    laboratory's own `LOSS(logits_NV, targets_N)`, in training only, whose mean it is."""
+    if name in LOSSES:
+        return F.cross_entropy
+    own: Callable[..., torch.Tensor] = declared("", name, "LOSS", "losses")
+    return lambda logits_NV, targets_N, reduction: own(logits_NV, targets_N)
+
+
 def loss_fn(
     model: Transformer,
     x_BS: torch.Tensor,
     y_BS: torch.Tensor,
     config: TrainConfig,
     reduction: Reduction = "mean",
-    cross_entropy: Callable[..., torch.Tensor] = F.cross_entropy,
+    cross_entropy: Callable[..., torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Cross-entropy in nats per token (or their sum), an fp32 scalar, by the way that `config.loss`
-    names; `cross_entropy` is that of whole logits."""
+    names; `cross_entropy` is that of whole logits, by default `loss_of_logits`."""
     called = model.wrapper or model
     if config.loss == "fused":
         return called(x_BS, y_BS, reduction)
+    cross_entropy = cross_entropy or loss_of_logits(config.loss)
     logits_BSV = called(x_BS)
     return cross_entropy(logits_BSV.float().flatten(0, 1), y_BS.flatten(), reduction=reduction)
 

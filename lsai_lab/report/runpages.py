@@ -16,6 +16,7 @@ from lsai_core.base.files import flatten, write_text
 from lsai_lab.predictions.recorded import table_path
 from lsai_lab.report.explore import fits
 from lsai_lab.report.explore.scripts import write_page_files
+from lsai_lab.report.step import SNAPSHOT, TRACE, pictures
 from lsai_lab.report.values import shown
 from lsai_lab.runs.records import Run, page_name
 from lsai_lab.runs.study import labels
@@ -54,7 +55,9 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
             head: pd.DataFrame(values.items(), columns=["key", "value"])
             for head, values in {**pairs, "Run": _about(run)}.items()
         }
-        write(f"runs/{name}.html", f"{run.summary.id.study}: {title}", tables | frames)
+        write(
+            f"runs/{name}.html", f"{run.summary.id.study}: {title}", tables | frames, **_step(run)
+        )
         known[name] = {
             head: {key: shown(value) for key, value in values.items() if not _NOISE.search(key)}
             for head, values in pairs.items()
@@ -68,6 +71,18 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
         heading = "All predictions (GiB by cause)"
         write("runs/fits.html", "Will it fit?", {heading: table}, explore="fits")
     write_page_files("fits", fits.data(reports.parent), reports / "explore")
+
+
+def _step(run: Run) -> dict[str, Any]:
+    """The timeline of a step, for a run that has a trace or a snapshot of it."""
+    if run.summary.outcome == "damaged" or not any(
+        (run.folder / name).exists() for name in (TRACE, SNAPSHOT)
+    ):
+        return {}
+    try:
+        return {"timeline": [Markup(picture) for picture in pictures(run)]}
+    except UserError as error:
+        return {"timeline": [str(error)]}
 
 
 def _about(run: Run) -> dict[str, Any]:
