@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import deep_merge, nested
 from lsai_core.config.strict import Strict, validated
+from lsai_core.config.train import Seconds
 from lsai_core.training.combinations import checked
 from lsai_lab.project.files import Name, load_yaml, named
 from lsai_lab.runs.inputs import code_facts, key_config, resolved_paths, run_inputs
@@ -28,9 +29,9 @@ class Part(Strict):
     variants: list[str] = Field(
         [], description="of which it is measured, also patterns like grid_*; empty: all"
     )
-    repeats: int = Field(1, gt=0, description="runs with seeds seed, seed+1, ...")
-    timeout_s: float = Field(
-        3600.0, gt=0, description="a run that takes longer is ended and recorded as timeout"
+    repeats: int = Field(1, gt=0, le=10_000, description="runs with seeds seed, seed+1, ...")
+    timeout_s: Seconds = Field(
+        3600.0, description="a run that takes longer is ended and recorded as timeout"
     )
     settings: dict[str, Any] = {}
 
