@@ -46,6 +46,8 @@ TOGETHER = {
     r"sets it to 4",
     "predict --model lab --gpus 100000000000": r"parallel.fsdp: Input should be less than or equal "
     r"to",
+    "predict --model lab-tiny --gpus 131072 --gpu h100": r"131,072 shards cannot be predicted, at "
+    r"most in 4,096; with parallel.replicate",
     f"predict --model lab --set batch_size={10**12}": r"batch_size: Input should be less than or "
     r"equal to",
     f"predict --model lab --gpu {10**30}GB": r"unknown GPU",

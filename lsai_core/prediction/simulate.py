@@ -54,6 +54,7 @@ from lsai_core.prediction.tracker import PurposeTracker
 from lsai_core.training import step
 
 CPU = torch.device("cpu")
+MOST_SHARDS = 4096  # FSDP2 cuts each parameter into all of them, of which one is kept
 Plan = Callable[..., Any]  # a compiled block: its tensors and its arguments
 
 
@@ -140,6 +141,11 @@ def _world(config: TrainConfig) -> Iterator[None]:
         return
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    if (shards := config.parallel.shards) > MOST_SHARDS:
+        raise UserError(
+            f"a model in {shards:,} shards cannot be predicted, at most in {MOST_SHARDS:,}; "
+            f"with parallel.replicate groups of processes hold a copy each"
+        )
     if dist.is_initialized():
         raise UserError("a prediction for several processes cannot run inside of a distributed run")
     dist.init_process_group(
