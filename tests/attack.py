@@ -1,9 +1,9 @@
 """Faults by the hundred: `make attack`, or `python tests/attack.py --only "record mutations" --seed
 7`.
 
-Each class of faults is a module with one function, `attempts(random, number, folder)`, which yields
-for each of `number` attempts its name and what went wrong, or None if it was survived. What is
-tried follows from the seed alone. A class is one line of `CLASSES`.
+Each class of faults is a function `attempts(random, number, folder)` of a module, which yields for
+each of `number` attempts its name and what went wrong, or None if it was survived. What is tried
+follows from the seed alone. A class is one line of `CLASSES`.
 """
 
 import argparse
@@ -22,22 +22,26 @@ Attempts = Callable[[random.Random, int, Path], Iterator[tuple[str, str | None]]
 
 @dataclass(frozen=True)
 class Class:
-    """`module` holds `attempts`; `number` of them are made, and `bar` is the share that must be
-    survived."""
+    """`function` ("module:name") makes attempts; `number` of them are made, and `bar` is the share
+    that must be survived."""
 
-    module: str
+    function: str
     number: int
     bar: float = 1.0
 
     @property
     def attempts(self) -> Attempts:
-        found: Attempts = importlib.import_module(self.module).attempts
+        module, _, name = self.function.partition(":")
+        found: Attempts = getattr(importlib.import_module(module), name)
         return found
 
 
 CLASSES = {
-    "record mutations": Class("attack_records", 500, 0.995),
-    "report injections": Class("attack_report", 120),
+    "trainer files": Class("attack_files:titan_files", 60),
+    "model configs": Class("attack_files:hf_configs", 60),
+    "record mutations": Class("attack_records:attempts", 500, 0.995),
+    "report injections": Class("attack_report:attempts", 120),
+    "kills": Class("attack_kills:attempts", 100),
 }
 
 
