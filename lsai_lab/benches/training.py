@@ -16,7 +16,7 @@ from lsai_core.profiling import flops
 from lsai_core.training import checkpoint
 from lsai_core.training.batches import BatchStream
 from lsai_core.training.loop import Trained, train
-from lsai_core.training.step import resolve_device
+from lsai_core.training.step import attention_kernel, resolve_device
 from lsai_lab.benches.machine import peak_of_this_machine, rated, speed_summary
 from lsai_lab.data import Dataset, prepare
 from lsai_lab.data.checkpoints import require_same_tokenizer, write_tokenizer
@@ -35,6 +35,7 @@ def require(config: TrainConfig) -> None:
     device = resolve_device(config.device)
     fp8.require(config, device)
     compiler.require(config.compile, device)
+    attention_kernel(config, device)
 
 
 def run(config: TrainConfig, context: Context) -> dict[str, Any]:

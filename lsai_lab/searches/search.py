@@ -65,6 +65,7 @@ def require(config: SearchConfig) -> None:
     device = resolve_device(train.device)
     fp8.require(train, device)
     compiler.require(train.compile, device)
+    attention_kernel(train, device)
     if device.type == "cpu" and sys.platform != "linux":
         raise Unavailable(
             "the search on a CPU limits memory with Linux's RLIMIT_DATA; this is not Linux"
