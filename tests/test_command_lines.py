@@ -125,6 +125,11 @@ def test_folders_that_lead_nowhere(
             with monkeypatch.context() as patch:
                 patch.setitem(shared.environment, name, str(folder))
                 refused(shared.lsai("study", "memory", "--parts", "train"), rf"{name}=.*{message}")
+    with monkeypatch.context() as patch:
+        patch.setitem(shared.environment, "LSAI_RUNS", "/proc/x")
+        patch.setitem(shared.environment, "LSAI_DATA", str(tmp_path / "data"))
+        for words in ("study memory", "train", "find-batch", "report"):
+            refused(shared.lsai(*words.split()), r"LSAI_RUNS=/proc/x: the folder cannot be made")
     for out in ("loop", "loop/x", "x" * 300):
         refused(shared.lsai("report", "--out", tmp_path / out), r"--out .*|File name too long")
     assert [path.name for path in tmp_path.iterdir()] == ["loop"]

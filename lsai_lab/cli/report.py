@@ -67,12 +67,12 @@ def report(
     from lsai_lab.runs.session import Session
     from lsai_lab.runs.writer import require_runs
 
-    if not dry_run:
-        require_runs()
     kinds = _formats(formats, engine)
     what = {"--only": only, "--skip": skip, "--full": full, "--budget": budget}
     _require_sense(no_run, what | {"--dry-run": dry_run}, watch, set_)
     session = Session(profile)
+    if not dry_run:
+        require_runs(session.runs_root)
     full = full or bool(only)  # what is named is run
     seconds = _seconds(budget) if budget else None
     place = out or session.root / "reports" / "_output"

@@ -189,8 +189,8 @@ def open_run(
         _Parameters, {**given, "overrides": {} if overrides is None else overrides}, "parameters"
     )
     _refuse_unknown_parameters()
-    require_runs()
     session = Session(parameters.profile or None)
+    require_runs(session.runs_root)
     if folder:
         return OpenRun(repo_root() / folder, session.data_root)
     changes: dict[str, Any] = {}
