@@ -37,8 +37,8 @@ from lsai_core.prediction import (
     verdict,
 )
 from lsai_core.prediction.inductor import Plan, schema
-from lsai_core.prediction.memory import OUTSIDE_GIB
 from lsai_core.prediction.simulate import held_back, simulate
+from lsai_core.profiling.gpus import OUTSIDE_GIB
 from lsai_core.profiling.memory import PhaseMemory
 from lsai_core.training import step
 from lsai_core.training.combinations import checked

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from lsai_core.attention.registry import HALF, Case
-from lsai_core.base.devices import cuda_capability
+from lsai_core.kernels import cuda_capability
 
 TABLE = Path(__file__).with_name("measured.json")
 

@@ -8,7 +8,6 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lsai_core.base.errors import UserError
-from lsai_core.base.files import deep_merge
 
 
 class Strict(BaseModel):
@@ -16,12 +15,6 @@ class Strict(BaseModel):
     immutable."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    @classmethod
-    def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-        """The keys of this config, given a study's `config` for a variant and the `settings` of the
-        part."""
-        return deep_merge(config, settings)
 
 
 T = TypeVar("T", bound=BaseModel)

@@ -37,7 +37,9 @@ from torch import Tensor
 from lsai_core.config.presets import MOST_WIDTH, ModelConfig
 from lsai_core.config.strict import Strict
 from lsai_core.config.train import Seconds, Tokens
-from lsai_core.fp8 import linear_shapes, missing, tensorwise
+from lsai_core.fp8 import tensorwise
+from lsai_core.fp8.recipes import missing
+from lsai_core.fp8.shapes import linear_shapes
 from lsai_core.training.step import resolve_device
 from lsai_lab.benches.machine import repeated
 from lsai_lab.benches.points import Points, Row, guarded

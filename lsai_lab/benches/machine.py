@@ -16,10 +16,10 @@ import numpy as np
 import psutil
 import torch
 
-from lsai_core.base.devices import cuda_capability
 from lsai_core.config.precision import set_matmul_mode
 from lsai_core.config.strict import Strict
 from lsai_core.config.train import Precision, Seconds
+from lsai_core.kernels import cuda_capability
 from lsai_core.profiling.flops import Flops, Peak, mfu, peak_for
 from lsai_core.profiling.steptime import StepTimer
 from lsai_core.training.step import resolve_device

@@ -311,7 +311,9 @@ def resolve(
     if {"preset", "scaling_factor"} & {*(for_config.get("model") or {})}:
         config = {**config, "model": {}}  # a whole shape: none of the study's keys stay
     config = deep_merge(config, for_config)
-    merged = cls.from_study(config, deep_merge(spec.settings, for_part))
+    # Searches and peers take other keys than a training run has.
+    keys = getattr(cls, "from_study", deep_merge)
+    merged = keys(config, deep_merge(spec.settings, for_part))
     seed = merged.get("seed", 0)
     if "seed" in cls.model_fields and isinstance(seed, int):
         merged["seed"] = seed + repeat

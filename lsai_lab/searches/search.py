@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from lsai_core import fp8
 from lsai_core.base import compiler
 from lsai_core.base.errors import Unavailable
 from lsai_core.base.limits import host_limit_gib
 from lsai_core.config.affects import affecting
 from lsai_core.config.strict import Strict, validated
 from lsai_core.config.train import Seconds, Tokens, TrainConfig
-from lsai_core.prediction.memory import OUTSIDE_GIB, predict
+from lsai_core.fp8 import recipes
+from lsai_core.prediction.memory import predict
+from lsai_core.profiling.gpus import OUTSIDE_GIB
 from lsai_core.training.step import attention_kernel, resolve_device
 from lsai_lab.benches.points import Points, Row
 from lsai_lab.launch.launch import require_devices
@@ -63,7 +64,7 @@ def require(config: SearchConfig) -> None:
     train = config.train
     require_devices(train.device, train.parallel.world_size)
     device = resolve_device(train.device)
-    fp8.require(train, device)
+    recipes.require(train, device)
     compiler.require(train.compile, device)
     attention_kernel(train, device)
     if device.type == "cpu" and sys.platform != "linux":
