@@ -21,8 +21,8 @@ from conftest import CHECKOUT, Project, write_run
 from fits_table import LENGTHS, MODELS, fits, task_of
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from lsai_core.prediction import estimate, find_gpu
-from lsai_core.profiling.gpus import usable_gib
+from lsai_core.prediction.roofline import estimate
+from lsai_core.profiling.gpus import find_gpu, usable_gib
 from lsai_lab.predictions.recorded import table_path
 from lsai_lab.predictions.techniques import TECHNIQUES, compare
 from lsai_lab.report.render import EXECUTED, HTML, PDF, Engine, render

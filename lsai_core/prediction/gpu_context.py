@@ -269,7 +269,7 @@ class SimulatedGpu:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether it fits the GPU: as `lsai_core.prediction.verdict`."""
+        """Whether it fits the GPU: as `lsai_core.prediction.memory.verdict`."""
         if self.peak_reserved_gib <= usable_gib(self.gpu):
             return "fits"
         try:

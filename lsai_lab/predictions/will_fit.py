@@ -8,8 +8,9 @@ from typing import Any
 
 from lsai_core.base.errors import UserError
 from lsai_core.config.train import TrainConfig
-from lsai_core.prediction import Prediction, estimate, predict, verdict
 from lsai_core.prediction.kernel import PACKAGES, kernel_on, packages_here, packages_named
+from lsai_core.prediction.memory import Prediction, predict, verdict
+from lsai_core.prediction.roofline import estimate
 from lsai_core.profiling.gpus import OUTSIDE_GIB, Gpu, usable_gib
 from lsai_lab.peers.settings import Peer
 from lsai_lab.peers.trainer_memory import TrainerMemory, predict_as, trainer_memory_of

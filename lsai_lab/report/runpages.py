@@ -15,9 +15,8 @@ from markupsafe import Markup
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import flatten, write_text
-from lsai_core.prediction import GPUS
 from lsai_core.prediction.memory import PARTS
-from lsai_core.profiling.gpus import OUTSIDE_GIB, usable_gib
+from lsai_core.profiling.gpus import GPUS, OUTSIDE_GIB, usable_gib
 from lsai_lab.predictions.recorded import table_path
 from lsai_lab.report.style import PALETTE
 from lsai_lab.report.values import shown
