@@ -46,13 +46,16 @@ CLASSES = {
 
 
 def tried(name: str, number: int, seed: int) -> list[tuple[str, str | None]]:
-    """What became of each attempt of a class, in a folder of its own; progress goes to stderr."""
+    """What became of each attempt of a class, in a folder of its own; faults are printed as they
+    come, progress goes to stderr."""
     found, begun = list[tuple[str, str | None]](), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="attack-") as folder:
         for attempt in CLASSES[name].attempts(
             random.Random(f"{seed} {name}"), number, Path(folder)
         ):
             found.append(attempt)
+            if attempt[1] is not None:
+                print(f"\n{name}: {attempt[0]}: {attempt[1]}", flush=True)
             bad = sum(fault is not None for _, fault in found)
             line = (
                 f"{name}: {len(found)} of {number}, {bad} not survived, "
@@ -64,7 +67,7 @@ def tried(name: str, number: int, seed: int) -> list[tuple[str, str | None]]:
 
 
 def main() -> int:
-    """Every class, or one: a table, each fault, and 1 if a class is below its bar."""
+    """Every class, or one: each fault, a table, and 1 if a class is below its bar."""
     parser = argparse.ArgumentParser(
         description="Faults by the hundred, and how many are survived."
     )
@@ -78,12 +81,9 @@ def main() -> int:
     for name, kind in CLASSES.items():
         if given.only in (None, name):
             found = tried(name, given.number or kind.number, given.seed)
-            faults = [(attempt, fault) for attempt, fault in found if fault is not None]
-            survived = len(found) - len(faults)
+            survived = sum(fault is None for _, fault in found)
             held = bool(found) and survived >= math.ceil(kind.bar * len(found))
             good &= held
-            for attempt, fault in faults:
-                print(f"{name}: {attempt}: {fault}")
             verdict = "held" if held else "below the bar"
             rows.append(
                 f"{name:20} {len(found):9} {survived:9} {survived / max(1, len(found)):8.1%} "
