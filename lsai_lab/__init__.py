@@ -92,7 +92,7 @@ _FACE = {
         "versus",
         "work_of",
     ),
-    "lsai_lab.analysis.ideal": ("ideal_of",),
+    "lsai_lab.analysis.ideal_step": ("ideal_of",),
     "lsai_lab.analysis.scale": (
         "bytes_per_weight",
         "groupings",

@@ -12,9 +12,9 @@ from conftest import Project, tiny
 from lsai_core.attention.measured import shipped
 from lsai_core.base.errors import UserError
 from lsai_core.config.train import TrainConfig
+from lsai_core.prediction.fake_kernels import FUSED
 from lsai_core.prediction.kernel import PACKAGES, kernel_on, packages_here, packages_named
 from lsai_core.prediction.memory import predict
-from lsai_core.prediction.stand_ins import FUSED
 from lsai_core.profiling.gpus import find_gpu
 from lsai_lab.predictions.will_fit import will_fit
 

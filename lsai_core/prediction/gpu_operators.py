@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from lsai_core.prediction.stand_ins import rms_norm
+from lsai_core.prediction.fake_kernels import rms_norm
 
 aten = torch.ops.aten
 FLASH, EFFICIENT, MATH = "flash", "efficient", "math"

@@ -19,9 +19,9 @@ from lsai_core.config.precision import weight_dtype
 from lsai_core.config.train import TrainConfig
 from lsai_core.optimizers.build import state_bytes
 from lsai_core.prediction.allocator import WORKSPACE, Verdict
+from lsai_core.prediction.fake_kernels import FUSED, expected_kernel, is_usual, repeats
 from lsai_core.prediction.replay import Replayed, replay
 from lsai_core.prediction.simulate import Simulated, simulate
-from lsai_core.prediction.stand_ins import FUSED, expected_kernel, is_usual, repeats
 from lsai_core.profiling.gpus import OUTSIDE_GIB, Gpu, usable_gib
 from lsai_core.training.combinations import require_possible
 
@@ -149,8 +149,8 @@ def _host_gib(config: TrainConfig) -> float:
         return host_gib(config)
     stored = weight_dtype(config.precision)
     weights_and_gradients = 2 * stored.itemsize * count_parameters(config.model).total
-    held = weights_and_gradients + state_bytes(config.model, config.optim, stored)
-    return held / config.parallel.shards / GIB + host_gib(config)
+    kept_bytes = weights_and_gradients + state_bytes(config.model, config.optim, stored)
+    return kept_bytes / config.parallel.shards / GIB + host_gib(config)
 
 
 def verdict(prediction: Prediction, gpu: Gpu) -> Verdict:

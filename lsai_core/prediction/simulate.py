@@ -38,8 +38,7 @@ from lsai_core.optimizers.build import build_optimizer, clip_and_update, kept_st
 from lsai_core.parallel.adapt import adapt
 from lsai_core.parallel.sequence import join, setting
 from lsai_core.prediction.compiled import POLICIES, Policy, compiled
-from lsai_core.prediction.purposes import name_gradients_and_buffers, named
-from lsai_core.prediction.stand_ins import (
+from lsai_core.prediction.fake_kernels import (
     FusedRMSNorm,
     PretendedGpus,
     PretendedRanks,
@@ -50,6 +49,7 @@ from lsai_core.prediction.stand_ins import (
     update_on_gpu,
     update_on_host,
 )
+from lsai_core.prediction.purposes import name_gradients_and_buffers, named
 from lsai_core.prediction.tracker import PurposeTracker
 from lsai_core.training import step
 

@@ -123,8 +123,10 @@ def find_gpu(name: str) -> Gpu:
     if wanted and len(sizes) > 1:
         raise UserError(f"GPU {name!r} is {' or '.join(sizes)}; say which")
     close = [plain[known] for known in difflib.get_close_matches(wanted, plain)]
-    said = f"did you mean {' or '.join(close)}" if close else f"known: {', '.join(plain.values())}"
-    raise UserError(f"unknown GPU {name!r}; {said}, or its memory: 24GB")
+    hinted = (
+        f"did you mean {' or '.join(close)}" if close else f"known: {', '.join(plain.values())}"
+    )
+    raise UserError(f"unknown GPU {name!r}; {hinted}, or its memory: 24GB")
 
 
 def _size(name: str) -> float:

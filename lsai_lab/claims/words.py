@@ -57,8 +57,8 @@ def fallen_claims(runs: pd.DataFrame, *studies: str) -> str:
     told = "; ".join(
         f"{row.claim}: {row.measured}, claimed {row.bound}" for row in rows.itertuples()
     )
-    said = (
+    sentence = (
         f"{len(rows)} of the chapter's {len(judged)} claims **fell**, in the value or in a "
         f"single repeat (@tbl-claims). {told}."
     )
-    return said * bool(told)
+    return sentence * bool(told)

@@ -96,8 +96,8 @@ def _show(found: pd.DataFrame, declared: dict[str, Claim], full: bool) -> None:
     for row, line in zip(found.itertuples(), lines, strict=True):
         console.print(line, style="" if row.held else "bold red")
         if full:
-            said = f"{row.sentence} ({row.note})" if row.note else row.sentence
-            console.print(wrapped(f"  {said}", "  "))
+            sentence = f"{row.sentence} ({row.note})" if row.note else row.sentence
+            console.print(wrapped(f"  {sentence}", "  "))
             console.print(wrapped(f"  runs: {', '.join(row.runs)}", "  "), style="dim")
 
 

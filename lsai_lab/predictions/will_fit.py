@@ -14,7 +14,7 @@ from lsai_core.prediction.roofline import estimate
 from lsai_core.profiling.gpus import OUTSIDE_GIB, Gpu, usable_gib
 from lsai_lab.peers.settings import Peer
 from lsai_lab.peers.trainer_memory import TrainerMemory, predict_as, trainer_memory_of
-from lsai_lab.searches.predicted_start import largest_within
+from lsai_lab.searches.largest_predicted import largest_within
 
 # Tokens: where the search begins, per GPU, and where it ends. Positions up to 2^24 are exact in the
 # fp32 of rotary tables.
@@ -148,7 +148,7 @@ def _answer(
         gpu.memory_gib - OUTSIDE_GIB - found.needs,
         "full" if config.grad_checkpoint == "none" else "none",
     )
-    said = {
+    answer = {
         "fits": f"Fits {gpu.name} with {spare:.1f} GiB to spare",
         "tight": f"May fit {gpu.name}: {spare:.1f} GiB to spare, less than predictions are sure of"
         if spare > 0
@@ -161,7 +161,7 @@ def _answer(
     then = {"fits": "fits", "tight": "may fit", "too large": "does not"}[
         verdict(needed(without), gpu)
     ]
-    return f"{said}; {'with full' if other == 'full' else 'without'} checkpointing it {then}."
+    return f"{answer}; {'with full' if other == 'full' else 'without'} checkpointing it {then}."
 
 
 def longest(

@@ -26,7 +26,7 @@ from lsai_core.training.step import attention_kernel, resolve_device
 from lsai_lab.benches.points import Points, Row
 from lsai_lab.launch.launch import require_devices
 from lsai_lab.runs.kinds import Context
-from lsai_lab.searches.predicted_start import largest_within
+from lsai_lab.searches.largest_predicted import largest_within
 from lsai_lab.searches.tries import GIB, Work, attempt, server
 
 _FIRST_STEP = 1.03  # from the prediction to the second try
