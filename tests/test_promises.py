@@ -108,19 +108,20 @@ def test_fsdp_attention_scaling_and_seed_are_flags(project: Project) -> None:
 def test_every_way_of_sharing_attention_is_timed_traced_and_compared_with_float64(
     project: Project,
 ) -> None:
-    run = ran(project, "study", "context", *QUICK)["gqa64_2.methods"]
+    run = ran(project, "study", "context", "--set", "budget_s=200", *QUICK)["gqa64_2.methods"]
     lines = (run.folder / "metrics.jsonl").read_text().splitlines()
     rows = [row for row in map(json.loads, lines) if row["outcome"] == "ok"]
     timed = [row for row in rows if row["measure"] == "time"]
-    assert {"one", "zigzag", "lightseq", "ulysses", "torch", "ring", "usp"} == {
-        row["method"] for row in timed
-    }
+    methods = {"zigzag", "lightseq", "ulysses", "ring", "usp"}  # torch's own needs GPUs
+    assert {row["method"] for row in timed} == {"one", *methods}
     for row in timed:
         assert row["training_ms"] > row["forward_ms"] > 0 and row["training_tflops"] > 0
         assert (row["sent_training_mib"] > 0) == (row["method"] != "one")
-    assert all(row["sent_gb_per_s"] > 0 for row in rows if row["measure"] == "trace")
-    errors = [row for row in rows if row["measure"] == "error"]
-    assert errors and all(row["error"] < 1e-3 for row in errors)
+    traced = {row["method"] for row in rows if row["measure"] == "trace"}
+    errors = [row for row in rows if row["measure"] == "error" and row["method"] in methods]
+    assert methods <= traced and {row["method"] for row in errors} == methods
+    for row in errors:
+        assert all(row[name] < 1e-5 for name in ("out", "dq", "dk", "dv")), row
 
 
 @pytest.mark.slow
