@@ -35,7 +35,7 @@ def predict_hf_model(
     except Unavailable as error:
         raise UserError(f"{refused}; {error}") from None
     step, remarks = _step_of(model, overrides)
-    question = [path.resolve().as_posix(), str(model.config), asdict(step)]
+    question: list[Any] = [path.resolve().as_posix(), str(model.config), asdict(step)]
     question += [model.remarks, [asdict(gpu) for gpu in gpus]]
     found = cached_on_disk(
         "lsai_lab.predictions.hf_models",
@@ -53,7 +53,7 @@ def predict_hf_model(
 def _step_of(model: HfModel, overrides: Mapping[str, Any]) -> tuple[HfStep, list[str]]:
     """The step that `overrides` ask for, and remarks; UserError for keys and values that it has
     not."""
-    said = flatten(overrides)
+    said = flatten(dict(overrides))
     if strange := [key for key in said if key not in _KEYS]:
         raise UserError(
             f"{strange[0]} is a setting of this package's own models; a step of transformers' code "

@@ -105,7 +105,7 @@ def study(
         {"--dry-run": dry_run, "--again": again}, "one runs nothing, the other finished runs, too"
     )
     if not dry_run:
-        require_runs()
+        require_runs(session.runs_root)
     wanted = {"only": names(only), "skip": names(skip), "overrides": overrides}
     plan = _planned(session, name, names(parts), **wanted)
     if not dry_run:
@@ -165,7 +165,7 @@ def _run_one(
 ) -> None:
     """Run (or show) the first part of this kind that measures `variant`."""
     if not dry_run:
-        require_runs()
+        require_runs(session.runs_root)
     study = session.study(name)
     parts = [part for part, spec in study.parts.items() if spec.kind == kind]
     if not parts:

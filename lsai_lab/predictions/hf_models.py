@@ -56,7 +56,7 @@ class HfStep:
 class HfModel:
     """A model class of transformers, its configuration, what it takes, and remarks."""
 
-    build: Callable[[Any], Any]
+    build: Callable[..., Any]
     config: Any
     takes: str
     remarks: tuple[str, ...]
@@ -134,7 +134,8 @@ def _class_of(
     wanted = data.get("architectures") or []
     order = sorted(_KINDS, key=lambda kind: names[kind] not in wanted)
     for kind in order:
-        name = names[kind][0] if isinstance(names[kind], tuple | list) else names[kind]
+        known = names[kind]
+        name = known[0] if isinstance(known, tuple | list) else known
         if name is not None:
             return getattr(transformers, name)._from_config, _KINDS[kind]
     raise UserError(
