@@ -123,11 +123,11 @@ def _values_of(path: Path) -> Iterator[None]:
 
 def _class_of(
     transformers: Any, config: Any, data: Mapping[str, Any], path: Path
-) -> tuple[Callable[[Any], Any], str]:
+) -> tuple[Callable[..., Any], str]:
     """What builds the model, and what it takes: the kind that the file's `architectures` name, else
     the first in which transformers has one."""
     auto = transformers.models.auto.modeling_auto
-    names = {
+    names: dict[str, Any] = {
         kind: getattr(auto, f"MODEL_FOR_{kind}_MAPPING_NAMES", {}).get(config.model_type)
         for kind in _KINDS
     }
