@@ -300,7 +300,9 @@ def compare(
 
 def _advise(session: Session, runs: list[Run]) -> None:
     """What to take, for each study and machine that has a baseline's run."""
-    frame = runs_frame([run for run in runs if run.summary.outcome == "ok"])
+    if not (good := [run for run in runs if run.summary.outcome == "ok"]):
+        return
+    frame = runs_frame(good)
     for (study_name, machine), rows in frame.groupby(["study", "machine"], sort=False):
         study = session.study(study_name)
         if study.baseline is None or not {SPEED, MEMORY} <= {*rows}:
