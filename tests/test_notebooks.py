@@ -22,7 +22,6 @@ from IPython.core.interactiveshell import InteractiveShell
 import lsai_core
 import lsai_lab as lab
 from lsai_lab.runs.chapters import read_chapters
-from lsai_lab.runs.interactive import open_run
 from lsai_lab.runs.kinds import KINDS
 from lsai_lab.runs.records import find_runs
 
@@ -110,7 +109,7 @@ def test_a_wrong_parameter_is_one_line_below_the_cell(changed: dict[str, Any], s
         "profile": "quick",
     }
     shell = InteractiveShell()
-    shell.user_ns["call"] = lambda: open_run(**words | changed)
+    shell.user_ns["call"] = lambda: lab.open_run(**words | changed)
     with redirect_stdout(StringIO()) as shown:
         shell.run_cell("call()")
     (line,) = shown.getvalue().strip().splitlines()

@@ -43,8 +43,8 @@ from lsai_core.profiling.memory import PhaseMemory
 from lsai_core.training import step
 from lsai_core.training.combinations import checked
 from lsai_lab.cli import prediction as command
-from lsai_lab.cli.asked import describe
 from lsai_lab.launch.launch import launch
+from lsai_lab.predictions.asked import describe
 from lsai_lab.predictions.recorded import (
     config_of,
     measured_gib,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -37,7 +38,10 @@ def available(device: torch.device) -> bool:
 
 class FakeGpu(FakeTensorMode):
     """Fake tensors on the CPU that stand for a GPU's: the fake implementations of the kernels serve
-    them."""
+    them. A copied module's tensors stay in the same mode."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
 
 
 def serves(tensor: Tensor) -> bool:

@@ -23,6 +23,7 @@ from lsai_core.prediction.simulate import Simulated, simulate
 from lsai_core.prediction.stand_ins import FUSED, expected_kernel, is_usual, repeats
 from lsai_core.profiling.gpus import Gpu
 from lsai_core.training.combinations import require_possible
+from lsai_core.training.own_techniques import own_techniques
 
 GIB = 2**30
 LIBRARIES_GIB = 2 * WORKSPACE / GIB
@@ -58,6 +59,15 @@ class Prediction:
     reserved: float  # what the caching allocator takes from a GPU with memory to spare; 0 on a CPU
     _step: Simulated | None = field(default=None, repr=False, compare=False)
     _drawn: Sequence[float] = field(default=(), repr=False, compare=False)
+
+    @property
+    def timeline(self) -> dict[str, list[float]]:
+        """GiB by part in equal slices of the forward pass, the backward pass and the update
+        (`timeline.SLICES`), each at its highest moment."""
+        assert self._step is not None, "predicted for a CPU"
+        found = {name: [size / GIB for size in s] for name, s in self._step.timeline.items()}
+        slices = len(next(iter(found.values())))
+        return found | {"libraries": [self.parts["libraries"]] * slices}
 
     def on_gpu_with(
         self, available_gib: float, after: Prediction | None = None, **settings: Any
@@ -109,13 +119,16 @@ def predict(
         kernel = kernel or expected_kernel(config)
         if is_usual(kernel) and config.parallel.cp == 1:
             kernel, relevant["attention"] = FUSED if repeats(kernel) else kernel, {}
-    return _predicted(json.dumps(relevant), kernel, on)
+    return _predicted(json.dumps(relevant), kernel, on, json.dumps(own_techniques(config)))
 
 
 @functools.lru_cache(maxsize=256)
-def _predicted(relevant: str, kernel: str | None, on: Literal["gpu", "cpu"]) -> Prediction:
+def _predicted(
+    relevant: str, kernel: str | None, on: Literal["gpu", "cpu"], own: str
+) -> Prediction:
+    """`own`: the laboratory's techniques in it, with their hashes; none in most questions."""
     config = TrainConfig.model_validate(json.loads(relevant))
-    question = json.dumps([relevant, kernel, on])
+    question = json.dumps([relevant, kernel, on, *([] if own == "{}" else [own])])
     kept = cached_on_disk(
         simulate.__module__, question, lambda: asdict(simulate(config, kernel, on=on))
     )

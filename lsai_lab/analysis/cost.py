@@ -15,4 +15,3 @@ def with_cost(rows: pd.DataFrame, dollars_per_hour: float) -> pd.DataFrame:
         kwh_per_billion=joules * 1e9 / 3.6e6,
         dollars_per_billion=1e9 / speed / 3600 * dollars_per_hour,
     )
-

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from lsai_lab.analysis.scale import bytes_per_weight
 from lsai_lab.analysis.intervals import half_width
+from lsai_lab.analysis.scale import bytes_per_weight
 from lsai_lab.report.load import steps
 
 PEERS = ("ours", "torchtitan")

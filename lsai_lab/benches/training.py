@@ -28,7 +28,7 @@ from lsai_lab.runs.kinds import Context
 def require(config: TrainConfig) -> None:
     """Raise Unavailable if this machine lacks what the run needs; processes that srun starts
     elsewhere say so themselves."""
-    if config.parallel.sharded:
+    if config.parallel.distributed:
         if srun_command(config.parallel.world_size) is None:
             require_devices(config.device, config.parallel.world_size)
         return
@@ -44,7 +44,7 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
     which launches them, and then in each of them.
     """
     require(config)  # "unavailable" is said before any work is done
-    if config.parallel.sharded and not context.world.launched:
+    if config.parallel.distributed and not context.world.launched:
         nproc = config.parallel.world_size
         command = srun_command(nproc)
         prepare(config.data, context.data_root)  # once, before all need it at the same time

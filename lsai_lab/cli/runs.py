@@ -15,6 +15,7 @@ from lsai_lab.analysis.summary import over_repeats
 from lsai_lab.cli import options as opt
 from lsai_lab.cli.options import names, overrides_from
 from lsai_lab.cli.tables import counts, say, shortened, table
+from lsai_lab.runs.difference import RESULTS
 from lsai_lab.runs.kinds import get_kind
 from lsai_lab.runs.records import Run, annotate, find_runs, is_finished, recorded_runs, runs_frame
 from lsai_lab.runs.session import Session, current_runs, differing_settings
@@ -210,19 +211,6 @@ def _finish(
         raise typer.Exit(1)
     if all(summary.outcome == "unavailable" for summary in summaries):
         raise typer.Exit(2)
-
-
-RESULTS = {
-    "tokens_per_s": "tokens/s",
-    "step_ms": "step ms",
-    "mfu": "MFU %",
-    "mem_forward_peak_gib": "fwd GiB",
-    "mem_backward_peak_gib": "bwd GiB",
-    "mem_peak_allocated_gib": "peak GiB",
-    "largest_batch": "max batch",
-    "validation_loss": "val loss",
-    "validation_perplexity": "val ppl",
-}
 
 
 def show(runs: list[Run], as_json: bool = False, full: bool = False) -> None:

@@ -105,7 +105,7 @@ def render(reports: Path, out: Path, formats: Sequence[str], engine: Engine) -> 
 def _sources(reports: Path, name: str, quarto: str | None, out: Path) -> str:
     """A hash of what a rendering is made of: the bound chapters, what they show, and how; of the
     HTML also the pages of runs."""
-    folders = ("files", "data", "runs") if name == "html" else ("files",)
+    folders = ("files", "data", "runs", "explore") if name == "html" else ("files",)
     paths = [path for path in reports.iterdir() if path.is_file()]
     paths += [path for folder in folders for path in (reports / folder).rglob("*.*")]
     digest = hashlib.sha256(code_hash(closure(["lsai_lab.report.render"])).encode())
@@ -133,7 +133,9 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
         for name in settings["chapters"]
     ]
     texts = ["".join(cell["source"]) for cells in bound for cell in cells]
-    for path in filter(Path.exists, map(reports.joinpath, (*_BESIDE, "files", "runs", "data"))):
+    for path in filter(
+        Path.exists, map(reports.joinpath, (*_BESIDE, "files", "runs", "data", "explore"))
+    ):
         shutil.copytree(path, folder / path.name) if path.is_dir() else shutil.copy(path, folder)
     wanted = {"html": _PAGES, "pdf": ["--include-in-header=book.typ"]}
     before = form.get("include-before-body", {"text": ""})["text"]
@@ -210,7 +212,8 @@ def update_book(session: Session, out: Path, formats: list[str], engine: Engine)
     runs = [
         run for run in find_runs(session.runs_root) if run.folder.parts[-2:] not in known
     ] + committed
-    for old in (reports / "files", reports / "data", *reports.glob("*.ipynb")):
+    folders = (reports / name for name in ("files", "data", "explore"))
+    for old in (*folders, *reports.glob("*.ipynb")):
         shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
     with contextlib.closing(
         execute_chapters(session, chapters, build := reports / "_build", runs, COLLECT)

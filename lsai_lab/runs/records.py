@@ -39,8 +39,11 @@ from lsai_lab.runs.schema import Config, Results, Text, read_as, read_rows
 if TYPE_CHECKING:  # pandas takes longer to import than most commands that read records take
     import pandas as pd
 
-# `damaged` is no end of a run: it is what a record that cannot be read is shown as.
-Outcome = Literal["ok", "oom", "failed", "timeout", "preempted", "unavailable", "damaged"]
+# The last two are no ends of a run: `damaged` is what a record that cannot be read is shown as,
+# `unfinished` one without a summary.
+Outcome = Literal[
+    "ok", "oom", "failed", "timeout", "preempted", "unavailable", "damaged", "unfinished"
+]
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,7 @@ class Run:
     folder: Path
     machine: str
     summary: Summary
+    profile: str | None = None  # of an own run: whose plan it is in, where that is not the usual
 
     @property
     def config(self) -> dict[str, Any]:

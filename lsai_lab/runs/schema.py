@@ -50,6 +50,10 @@ IDENTITY = (
     "started",
     "wall_s",
     "run",
+    "profile",
+    "name",
+    "tags",
+    "note",
 )
 DERIVED = ("gpu", "main", "differs", "path")
 

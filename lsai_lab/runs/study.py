@@ -11,8 +11,9 @@ from typing import Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from lsai_core.base import shown as tables
 from lsai_core.base.errors import UserError, hint
-from lsai_core.base.files import deep_merge, nested
+from lsai_core.base.files import deep_merge, flatten, nested
 from lsai_core.config.strict import Strict, validated
 from lsai_core.training.combinations import checked
 from lsai_lab.project.files import Name, load_yaml, named
@@ -137,10 +138,37 @@ class Study(Strict):
                 )
         return self
 
+    def shown(self) -> list[tables.Part]:
+        """Title and question; the parts; the variants with what each changes."""
+        parts = [
+            (name, part.kind, part.repeats, len(self.measured(name)))
+            for name, part in self.parts.items()
+        ]
+        variants = [
+            (name, spec.label, spec.note, _words(spec.config))
+            for name, spec in self.variants.items()
+        ]
+        told = f"{self.question} Compared with: {self.baseline or 'nothing'}."
+        heads = ("variant", "label", "note", "settings")
+        return [
+            tables.Part(f"{self.study}: {self.title}", note=told),
+            tables.Part("Parts", ("part", "kind", "repeats", "variants"), parts),
+            tables.Part("Variants", heads, variants),
+            tables.Part("Settings of all", ("setting", "value"), _pairs(self.base), folded=True),
+        ]
+
     def measured(self, part: str) -> list[str]:
         """The variants of which `part` is measured."""
         patterns = self.parts[part].variants
         return matching(self.variants, patterns) if patterns else list(self.variants)
+
+
+def _pairs(config: dict[str, Any]) -> list[tuple[str, Any]]:
+    return list(flatten(config).items())
+
+
+def _words(config: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in _pairs(config))
 
 
 class Profile(Strict):

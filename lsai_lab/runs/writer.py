@@ -86,6 +86,16 @@ def _locked(file: IO[str]) -> bool:
     return True
 
 
+def holder_of(folder: Path) -> dict[str, Any]:
+    """Who wrote the run in `folder` last (`pid`, `host`, `since`); empty if nobody has, or it
+    cannot be read."""
+    try:
+        with (folder / ".lock").open(encoding="utf-8") as file:
+            return _holder(file)
+    except OSError:
+        return {}
+
+
 def _holder(file: IO[str]) -> dict[str, Any]:
     file.seek(0)
     try:

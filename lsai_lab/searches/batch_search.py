@@ -28,7 +28,7 @@ class BatchSearchConfig(SearchConfig):
     @classmethod
     def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
         found = super().from_study(config, settings)
-        if TrainConfig.model_validate(config).parallel.sharded:
+        if TrainConfig.model_validate(config).parallel.distributed:
             advice = (
                 "leave out parallel.fsdp and cpu_offload, or measure the other parts alone "
                 "(--parts train)"

@@ -90,7 +90,7 @@ def _one_try(rank: int, argument: tuple[ModelSearchConfig, int]) -> dict[str, fl
     `host_gib` (what all processes have in host memory after it: resident pages)."""
     config, size = argument
     train = config.sized(size)
-    world = connect(step.resolve_device(train.device)) if train.parallel.sharded else World()
+    world = connect(step.resolve_device(train.device)) if train.parallel.distributed else World()
     device = begin_try(train, config.cpu_limit_gib)
     measured = {}
     if config.measure == "load":
@@ -111,8 +111,8 @@ def _train_one_step(
     )
     optimizer = build_optimizer(model, train.optim)
     states = make_states(optimizer)
-    # Processes that share a sequence draw the same.
-    generator = torch.Generator().manual_seed(train.seed + rank // train.parallel.cp)
+    # Processes that share sequences draw the same.
+    generator = torch.Generator().manual_seed(train.seed + rank // train.parallel.members)
     tokens = torch.randint(
         train.model.vocab_size, (train.batch_size, train.seq_len + 1), generator=generator
     )
@@ -136,8 +136,8 @@ def _train_one_step(
 
 def _empty(train: TrainConfig, device: torch.device) -> Transformer:
     """The model with memory and no values in it, sharded if asked."""
-    if train.parallel.sharded:
-        from lsai_core.parallel.fsdp import empty_sharded
+    if train.parallel.distributed:
+        from lsai_core.parallel.build import empty_sharded
 
         return empty_sharded(train, device)
     model = shaped(train.model, train.attention, grad_checkpoint=train.grad_checkpoint)

@@ -20,12 +20,12 @@ from lsai_core.base.limits import host_limit_gib
 from lsai_core.config.affects import affecting
 from lsai_core.config.strict import Strict, validated
 from lsai_core.config.train import TrainConfig
+from lsai_core.prediction.largest import largest_within
 from lsai_core.prediction.memory import OUTSIDE_GIB, predict
 from lsai_core.training.step import attention_kernel, resolve_device
 from lsai_lab.benches.points import Points, Row
 from lsai_lab.launch.launch import require_devices
 from lsai_lab.runs.kinds import Context
-from lsai_lab.searches.predicted_start import largest_within
 from lsai_lab.searches.tries import GIB, Work, attempt, server
 
 _FIRST_STEP = 1.03  # from the prediction to the second try
@@ -100,7 +100,7 @@ class Search:
         self.measured: dict[int, dict[str, float]] = {}  # by size
         (context.folder / "metrics.jsonl").unlink(missing_ok=True)
         self.tries = Points(context.folder / "metrics.jsonl", context.on_rows)
-        modules = [work.__module__, *["lsai_core.parallel.fsdp"] * train.parallel.sharded]
+        modules = [work.__module__, *["lsai_core.parallel.build"] * train.parallel.distributed]
         self._server = server(modules, on_gpu=self.on_gpu)
 
     def run(self, start: int) -> tuple[int, dict[str, Any]]:

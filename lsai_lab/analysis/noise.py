@@ -1,0 +1,125 @@
+"""How far equal work lies apart, and which claims did not hold."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from lsai_lab.analysis.summary import SESSION_SPREAD
+from lsai_lab.claims.declared import load_claims
+from lsai_lab.claims.words import claims_table
+from lsai_lab.project.files import reading_root
+
+_REPEATS = ["machine", "study", "part", "variant"]
+_ACROSS = ["variant", "env.gpu", "batch_size"]
+
+
+def speed_noise(runs: pd.DataFrame) -> pd.DataFrame:
+    """How far the slowest and the fastest of equal runs are apart, one row a kind of equal work:
+    `median`, `largest`, `cases`, and the `rule` by which two speeds differ. Runs that shared a GPU
+    are left out."""
+    good = runs[runs["outcome"] == "ok"].drop_duplicates(
+        ["machine", "started", "wall_s"], keep="last"
+    )
+    good = good.dropna(subset=["tokens_per_s"])
+    beside = good["disturbed"].astype(str).str.contains("processes on the GPU")
+    place = [good[name] for name in ("machine", "study", "part")]
+    good = good[~beside.groupby(place).transform("any")]
+    large = good["parameters"] > 1e9
+    peers = good[(good["study"] == "peers") & (good["part"] != "ours")]
+    no_overlap = "their ranges do not overlap"
+    rows = [
+        ("repeats, over 1 B parameters", *_apart(good[large], _REPEATS, "run"), no_overlap),
+        ("repeats, small models", *_apart(good[~large], _REPEATS, "run"), no_overlap),
+        (
+            "two sessions of one GPU",
+            SESSION_SPREAD,
+            np.nan,
+            1,
+            "their medians are further apart than these sessions",
+        ),
+        ("two GPUs, other trainers", *_apart(peers, _ACROSS, "machine"), "(not compared)"),
+    ]
+    return pd.DataFrame(rows, columns=["equal work", "median", "largest", "cases", "rule"])
+
+
+def _apart(runs: pd.DataFrame, by: Sequence[str], over: str) -> tuple[float, float, int]:
+    """Median, largest and number of the distances of equal runs: of each value of `over` its median
+    speed, and of groups `by` that have several, largest over smallest less one."""
+    speeds = runs.groupby([*by, over])["tokens_per_s"].median()
+    groups = speeds.groupby(level=list(by)).agg(["min", "max", "size"])
+    apart = (groups["max"] / groups["min"] - 1)[groups["size"] > 1]
+    return float(apart.median()), float(apart.max()), len(apart)
+
+
+def one_setting(runs: pd.DataFrame) -> pd.DataFrame:
+    """The 8 B model in bf16 on one H100, one sequence of 4,096 tokens, fused and compiled, rounded
+    to nearest, wherever this report has it: `study`, `part`, `variant`, the attention `kernel`, `n`
+    runs, and their median, `low` and `high` (tokens/s)."""
+    same = (runs["outcome"] == "ok") & (runs["machine"] == "h100") & (runs["blocks"] == "fused")
+    same &= (runs["model.preset"] == "course") & (runs["seq_len"] == 4096)
+    same &= (
+        (runs["parameters"] > 8e9)
+        & (runs["batch_size"] == 1)
+        & (runs["precision"] == "bf16")
+        & (runs["loss"] == "fused")
+    )
+    same &= (runs["fp8_recipe"] == "none") & runs["compile"].eq(True)
+    same &= runs["optim.kernel"].isin(["auto", "triton"])
+    same &= runs["optim.rounding"].fillna("nearest").eq("nearest")
+    groups = runs[same].groupby(["study", "part", "variant", "attention_kernel"], sort=False)
+    speed = groups["tokens_per_s"]
+    found = pd.DataFrame({"n": groups.size(), "median": speed.median()})
+    found["low"], found["high"], found["run"] = speed.min(), speed.max(), groups["run"].first()
+    return found.reset_index().sort_values("median", ascending=False, ignore_index=True)
+
+
+def claims_with(judged: pd.DataFrame, *verdicts: str) -> pd.DataFrame:
+    """The claims of `lab.judged()` with one of `verdicts`: `claim`, `bound`, `measured` in words,
+    `study`, `run` (the first that decides it), and `missed`: by what share of its bound the worst
+    repeat or the far end of the interval misses it."""
+    declared = load_claims()
+    folder = reading_root() / "reports" / "recorded"
+    found = judged[judged["verdict"].isin(verdicts)].reset_index()
+    rows = claims_table(found, declared)[["name", "claim", "bound", "measured"]]
+    rows["study"] = [declared[name].study for name in found["name"]]
+    rows["run"] = [str(folder / runs[0]) for runs in found["runs"]]
+    ends = found[["value", "low", "high"]].astype(float)
+    upper = np.array([declared[name].at_most is not None for name in found["name"]])
+    limits = np.array([declared[name].limit for name in found["name"]], float)
+    worst = np.where(upper, ends.abs().max(axis=1), ends.min(axis=1))
+    return rows.assign(missed=np.abs(worst / limits - 1))
+
+
+def sessions(runs: pd.DataFrame) -> pd.DataFrame:
+    """One row per label of the records (`runs`: all recorded ones): its `GPU`, the most GPUs in a
+    run, the days, and how many runs there are."""
+    labels = runs.groupby("machine")
+    days = pd.to_datetime(runs["started"].str[:10]).dt.strftime("%b %d").str.replace(" 0", " ")
+    ends = runs["started"].groupby(runs["machine"]).agg(["idxmin", "idxmax"])
+    found = labels.agg(GPU=("gpu", "first"), most=("env.gpu_count", "max"))
+    found = found.rename(columns={"most": "most GPUs in a run"})
+    found["days"] = [" to ".join(dict.fromkeys(days[[*pair]])) for pair in ends.to_numpy()]
+    found["runs"] = labels.size()
+    return found.reset_index(names="label")
+
+
+def all_claims(judged: pd.DataFrame, places: Mapping[str, str]) -> pd.DataFrame:
+    """Every claim of `lab.judged()` in words, those that did not hold first, then by `places`
+    (study -> section): `claim`, `verdict` (fallen is said *failed*), `bound`, `measured`,
+    `bound set`, `first run`, `section`, `run`."""
+    declared = load_claims()
+    found = judged.reset_index()
+    rows = claims_table(found, declared)
+    rows = rows.rename(columns={"bound_set": "bound set", "first_run": "first run"})
+    rows["verdict"] = rows["verdict"].str.replace("fallen", "failed")
+    folder = reading_root() / "reports" / "recorded"
+    known = [list(runs) if isinstance(runs, (list, tuple)) else [] for runs in found["runs"]]
+    rows["run"] = [str(folder / runs[0]) if runs else None for runs in known]
+    studies = [declared[name].study for name in found["name"]]
+    rows["section"] = [places.get(str(study), places[""]) for study in studies]
+    states = found["name"].str.startswith("states_")
+    rows["section"] = rows["section"].mask(states, places["states"])
+    order = rows["section"].map([*dict.fromkeys(places.values())].index)
+    rows = rows.assign(held=found["held"], order=order)
+    return rows.sort_values(["held", "order"], kind="stable", ignore_index=True)

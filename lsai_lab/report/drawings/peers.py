@@ -1,0 +1,55 @@
+"""Drawings of what the trainers do."""
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+TRAINERS = ("torchtitan", "HF Trainer", "this package")
+# Of each part of a step: who does it in each trainer, "library", "compiled" or "own", in words.
+PARTS = {
+    "attention": [
+        ("library", "SDPA, cuDNN first"),
+        ("library", "SDPA or FlashAttention-2"),
+        ("library", "fastest that is installed\n(FlashAttention-4, cuDNN)"),
+    ],
+    "norms, rotation,\nSwiGLU": [
+        ("compiled", "torch.compile"),
+        ("compiled", "torch.compile\nor Liger's (not compiled)"),
+        ("own", "own kernels, inside\ntorch.compile"),
+    ],
+    "output layer,\nloss": [
+        ("compiled", "all logits,\ntorch.compile"),
+        ("compiled", "all logits, torch.compile;\nwith Liger in chunks"),
+        ("own", "in chunks,\nlogits never whole"),
+    ],
+    "clipping,\nAdamW": [
+        ("library", "clip the gradients,\nthen torch's fused AdamW"),
+        ("library", "clip the gradients,\nthen torch's fused AdamW"),
+        ("own", "one kernel clips\nand updates"),
+    ],
+    "fp8 products": [
+        ("compiled", "torchao,\ncurrent scales"),
+        ("compiled", "torchao,\ncurrent scales"),
+        ("own", "own layers, current\nor delayed scales"),
+    ],
+}
+SHADES = {"library": "white", "compiled": "#d9eaf6", "own": "#fbe3d0"}
+
+
+def trainers_parts() -> Figure:
+    """Who does each part of a training step in each trainer."""
+    fig, axes = plt.subplots(figsize=(6.3, 2.4))
+    middle = {"ha": "center", "va": "center"}
+    for x, name in enumerate(TRAINERS):
+        axes.text(x + 0.5, -0.28, name, fontsize=9, fontweight="bold", **middle)
+    for y, (part, cells) in enumerate(PARTS.items()):
+        axes.text(-0.06, y + 0.5, part, ha="right", va="center", fontsize=8.5)
+        for x, (kind, text) in enumerate(cells):
+            style = {"facecolor": SHADES[kind], "edgecolor": "#888888", "linewidth": 0.8}
+            axes.add_patch(plt.Rectangle((x + 0.02, y + 0.05), 0.96, 0.9, **style))
+            axes.text(x + 0.5, y + 0.5, text, fontsize=8, linespacing=1.1, **middle)
+    axes.set(xlim=(-0.55, 3), ylim=(len(PARTS), -0.5))
+    axes.axis("off")
+    return fig
+
+
+DRAWINGS = [trainers_parts]
