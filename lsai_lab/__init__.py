@@ -248,7 +248,7 @@ _FACE = {
         "state_bytes",
         "step_traffic",
     ),
-    "lsai_lab.analysis.context": (
+    "lsai_lab.chapters.context": (
         "METHODS",
         "against_one_gpu",
         "best_rate_claims",
@@ -259,7 +259,7 @@ _FACE = {
         "method_times",
         "shared_times",
     ),
-    "lsai_lab.analysis.noise": (
+    "lsai_lab.chapters.noise": (
         "all_claims",
         "claims_with",
         "one_setting",
@@ -267,7 +267,7 @@ _FACE = {
         "speed_noise",
     ),
     "lsai_lab.analysis.peers": ("peer_comparisons", "peer_savings", "peer_settings"),
-    "lsai_lab.analysis.predictions": (
+    "lsai_lab.chapters.predictions": (
         "PARTS",
         "error_summary",
         "host_difference",
@@ -277,7 +277,7 @@ _FACE = {
         "verdicts",
         "what_fits",
     ),
-    "lsai_lab.analysis.sharding": (
+    "lsai_lab.chapters.sharding": (
         "largest_models",
         "changes_by_pair",
         "loss_distance",

@@ -11,18 +11,11 @@ import pandas as pd
 from lsai_lab.analysis.summary import SESSION_SPREAD
 from lsai_lab.claims.declared import load_claims
 from lsai_lab.claims.evaluate import evaluate
+from lsai_lab.report.drawings.context import METHODS
 from lsai_lab.report.load import points
 
 LINK_BYTES_PER_S = 150e9  # of a GPU to the others of its host, assumed by the formula
 STORY = "h200"  # the machine whose runs of one GPU alone serve longer sequences
-METHODS = {
-    "ulysses": "Ulysses",
-    "zigzag": "zigzag ring",
-    "lightseq": "LightSeq",
-    "usp": "USP",
-    "torch": "PyTorch",
-    "ring": "ring",
-}
 HEADS_OF = {"mha128": "Llama-2-7B", "gqa128": "Llama-3-8B", "gqa64": "Llama-3.2-1B"}
 _KERNELS = {"fa4": "", "sdpa_cudnn": ", cuDNN"}
 _COUNTS = {2: "two", 4: "four"}
