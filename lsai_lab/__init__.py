@@ -20,6 +20,7 @@ What a reader sees:
 
     lab.table(frame), lab.figure(fig)    a table, a figure
     speed = lab.number(3.96, "{:.2f}x", run)    a number that the text has as [3.96x](#speed)
+    lab.loss_chart                       losses and their intervals
     lab.bars, lab.lines, lab.panels      charts; COLORS, GPU_COLORS, name_ends, thousands
     lab.number_map                       a table of numbers coloured by value
     lab.draw(name)                       a drawing of a mechanism
@@ -92,7 +93,7 @@ Many nodes:
     recorded_node                        the assumptions with what one node measured
     best_groupings, enough_tokens        the best plans; from how many tokens the network is hidden
     group_size, checkpoint_costs         n*; how often to save, and what it costs
-    loss_distance, loss_changes          of runs that round alike, what sharding does to the loss
+    loss_distance, sharded_losses        of runs that round alike, what sharding does to the loss
     largest_models                       the largest model of each setting, and its bound
     sharded_peers, scaling_grid          Llama-3-8B beside torchtitan; the course's grid
 
@@ -129,6 +130,7 @@ _FACE = {
     ),
     "lsai_lab.report.show": ("table", "figure", "say", "run_link"),
     "lsai_lab.report.numbers": ("number",),
+    "lsai_lab.report.loss_chart": ("loss_chart",),
     "lsai_lab.report.charts": (
         "COLORS",
         "GPU_COLORS",
@@ -247,9 +249,9 @@ _FACE = {
     ),
     "lsai_lab.analysis.sharding": (
         "largest_models",
-        "loss_changes",
         "loss_distance",
         "scaling_grid",
+        "sharded_losses",
         "sharded_peers",
     ),
     "lsai_lab.benches.attention.errors": ("ALLOWED_ERROR",),

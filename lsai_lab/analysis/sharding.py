@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pandas as pd
 
 from lsai_lab.analysis.cost import gaps_by_seed
+from lsai_lab.analysis.intervals import half_width
 from lsai_lab.analysis.scale import bytes_per_weight
-from lsai_lab.analysis.summary import half_width
 from lsai_lab.report.load import steps
 
 PEERS = ("ours", "torchtitan")
@@ -43,7 +43,7 @@ def loss_distance(runs: pd.DataFrame, one: tuple[str, int], other: tuple[str, in
     return (curves[0] - curves[1]).abs()
 
 
-def loss_changes(runs: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> pd.DataFrame:
+def sharded_losses(runs: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> pd.DataFrame:
     """One row per (variant, reference): `seeds`, the largest distance of the training loss in the
     `first_steps` (ten) of any seed, and of the final `train_loss` and `validation_loss` the mean
     change over the seeds with half its 95 % interval (`<metric>_half`; missing for one seed)."""

@@ -1,7 +1,7 @@
 """The memory study: settings that differ in one property only, and what fills the memory."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -51,7 +51,7 @@ def step_memory(row: Mapping[str, Any]) -> pd.DataFrame:
     """The memory of a simulated training step of a run (a row of `lab.load`): `time` (the forward
     pass from 0 to 1, the backward pass to 2.2, the optimizer to 2.9) and `gib`, the largest within
     each hundredth."""
-    on = "cpu" if pd.isna(row["env.gpu"]) else "gpu"
+    on: Literal["cpu", "gpu"] = "cpu" if pd.isna(row["env.gpu"]) else "gpu"
     step = simulate(config(row), row["attention_kernel"], on=on)
     events = np.array(step.events)  # a tensor is born: its bytes; the nth one dies: -n
     change = events // 512 * 512  # as the allocator rounds

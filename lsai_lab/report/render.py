@@ -8,6 +8,7 @@ too little memory, costs the PDF only.
 
 import contextlib
 import datetime
+import hashlib
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from typing import Literal
 import pypandoc
 import yaml
 
+from lsai_core.base.code import closure, code_hash
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import write_text
 from lsai_lab.report.numbers import COLLECT
@@ -67,11 +69,18 @@ def find_quarto(engine: Engine) -> str | None:
 
 
 def render(reports: Path, out: Path, formats: Sequence[str], engine: Engine) -> list[Path]:
-    """Render the chapters bound in `reports` into `out`; returns what was made. Prints it, or why
-    it could not be."""
+    """Render the chapters bound in `reports` into `out`, unless what is there was made of the same;
+    returns what there is then. Prints it, or why it could not be made."""
     quarto, made = find_quarto(engine), []
     write_text(reports / EXECUTED, "project: { type: book }\n")
     for name in sorted(formats):
+        result = out / {"html": HTML, "pdf": PDF}[name]
+        key, stamp = _sources(reports, name, quarto, out), reports / "_build" / f"rendered.{name}"
+        if result.exists() and stamp.exists() and stamp.read_text(encoding="utf-8") == key:
+            made.append(result)
+            print(f"report: {result} (unchanged)", flush=True)
+            continue
+        stamp.unlink(missing_ok=True)
         with tempfile.TemporaryDirectory(dir=reports, prefix="rendering-") as folder:
             try:
                 if quarto:
@@ -87,9 +96,25 @@ def render(reports: Path, out: Path, formats: Sequence[str], engine: Engine) -> 
                 continue
         for warning in re.findall(r"(?im)^.*\bwarn(?:ing)?\b.*(?:\n[ \t]+.*)*", said):
             print("report:", " ".join(warning.split()), flush=True)
-        made.append(out / {"html": HTML, "pdf": PDF}[name])
-        print(f"report: {made[-1]}", flush=True)
+        write_text(stamp, key)
+        made.append(result)
+        print(f"report: {result}", flush=True)
     return made
+
+
+def _sources(reports: Path, name: str, quarto: str | None, out: Path) -> str:
+    """A hash of what a rendering is made of: the bound chapters, what they show, and how; of the
+    HTML also the pages of runs."""
+    folders = ("files", "data", "runs") if name == "html" else ("files",)
+    paths = [path for path in reports.iterdir() if path.is_file()]
+    paths += [path for folder in folders for path in (reports / folder).rglob("*.*")]
+    digest = hashlib.sha256(code_hash(closure(["lsai_lab.report.render"])).encode())
+    for path in sorted(paths):
+        digest.update(f"{path.relative_to(reports)}\0".encode(errors="surrogateescape"))
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    version = _call(quarto, "--version").strip() if quarto else pypandoc.__file__
+    digest.update("\0".join([version, str(out.resolve()), str(datetime.date.today())]).encode())
+    return digest.hexdigest()
 
 
 def _pandoc(reports: Path, folder: Path, name: str) -> str:

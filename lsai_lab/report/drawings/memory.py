@@ -1,5 +1,7 @@
 """Drawings of the chapter on memory."""
 
+from typing import Any
+
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -26,7 +28,7 @@ def allocator_gaps() -> Figure:
     fig, axes = panels(1, height=1.8)
     axes.fill_between(RESERVED_FROM, RESERVED, step="post", color="#dddddd", linewidth=0)
     for name, (born, dies, place, size, meaning) in BOXES.items():
-        look = {"fc": COLORS[meaning], "alpha": 0.75, "ec": "white"}
+        look: dict[str, Any] = {"fc": COLORS[meaning], "alpha": 0.75, "ec": "white"}
         axes.add_patch(Rectangle((born, place), dies - born, size, **look))
         middle = ((born + dies) / 2, place + size / 2)
         axes.text(*middle, name, ha="center", va="center", fontsize=8.5)

@@ -1,5 +1,7 @@
 """Drawings of the chapter on time."""
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -23,7 +25,7 @@ def fusing() -> Figure:
 
 def _kernels(axes: Axes, kernels: list[Kernel], title: str) -> None:
     """Boxes of `kernels` above a bar of memory, an arrow a tensor; dotted: the small vector g."""
-    edge = {"ec": "#444444", "lw": 0.8}
+    edge: dict[str, Any] = {"ec": "#444444", "lw": 0.8}
     width = 3.1 * len(kernels)
     axes.add_patch(plt.Rectangle((0, 0), width - 0.1, 0.5, fc="#fbeed0", **edge))
     axes.text(width / 2, 0.25, "GPU memory", ha="center", va="center", fontsize=8)
