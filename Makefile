@@ -67,8 +67,11 @@ lock:  ## refresh envs/constraints.txt with the newest versions that are allowed
 	  grep -viE '^(torch|triton|setuptools|pip|cuda-[a-z]+|nvidia-(cu|nccl|nvjit|nvsh|nvtx)[a-z0-9-]*)(==| @)'; } > .cache/lock/constraints.txt
 	@mv .cache/lock/constraints.txt envs/constraints.txt
 
+# It opens at notebooks/README.md; envs/jupyterlab says that Markdown is rendered and lines wrap.
+start = /lab/tree/notebooks/README.md
 lab: $(if $(SOURCES),$(VENV)/.lab)  ## JupyterLab with the notebooks and the project's kernel
-	$(BIN)/jupyter lab --notebook-dir=. --ContentsManager.post_save_hook=lsai_lab.project.strip.saved $(if $(PORT),--port $(PORT)) $(LAB_ARGS)
+	$(BIN)/jupyter lab --notebook-dir=. --LabApp.default_url='$(start)' --LabApp.app_settings_dir=envs/jupyterlab \
+	  --ContentsManager.post_save_hook=lsai_lab.project.strip.saved $(if $(PORT),--port $(PORT)) $(LAB_ARGS)
 
 report: setup  ## run the studies for this machine and render the lab report (HTML and PDF); FULL=1 runs everything, NO_RUN=1 nothing
 	@test "$(origin STUDY)" != "command line" || { echo "error: make report takes ONLY=$(STUDY) (STUDY is for run and submit)" >&2; exit 2; }
@@ -97,4 +100,4 @@ lint: $(VENV)/.dev  ## style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/python -m lsai_lab.project.strip notebooks/*.ipynb && $(BIN)/mypy
 
 clean:  ## remove what can be rebuilt: rendered reports, caches (records in runs/ and data/ stay)
-	rm -rf reports/_output reports/_book reports/_build reports/runs reports/data reports/*.ipynb reports/_quarto-executed.yml reports/.quarto .cache .pytest_cache .mypy_cache .ruff_cache build *.egg-info
+	rm -rf reports/_output reports/_book reports/_build reports/runs reports/data reports/explore reports/*.ipynb reports/_quarto-executed.yml reports/.quarto .cache .pytest_cache .mypy_cache .ruff_cache build *.egg-info

@@ -4,17 +4,33 @@ as lab`. Each name is explained by `help(lab.<name>)` and imported when it is fi
 Runs, as frames:
 
     runs = lab.load("memory")            one row a run: results, config by dotted key, machine,
-                                         label, folder
+                                         label, folder; with mine=True every own run
     runs = lab.recorded("memory")        the committed ones alone, as the chapters tell them
-    lab.steps(run), lab.kernels(run)     one row a training step, a kernel
+    lab.steps(run), lab.kernels(run)     one row a training step, a kernel; also while it goes on
     lab.points(runs)                     one row a measured point of a bench (attention, context,
                                          gemm)
     lab.config(run)                      what a training run trained, as a TrainConfig
     lab.studies(), lab.study(name)       the studies' names; one's title, question, baseline and
                                          variants
     lab.parameters(name)                 the file params/<name>.yaml
-    run = lab.open_run(study=..., variant=..., part=...)    a run of your own: run.execute(),
-                                                            run.results
+
+Runs of your own (a run is a row of `load`, a folder, the name you gave it, its key, or
+`study.variant`; a recorded one `machine/study.variant`):
+
+    run = lab.open_run(study=..., variant=..., overrides={...}, name=...)
+                                         a run object: run.execute(), run.results, run.steps,
+                                         run.plot(), run.memory, run.kernels, run.timeline()
+    lab.find_run("name")                 the same of a run that is there, own or recorded
+    lab.compare(a, b)                    settings that differ, results, and .plot()
+    lab.curves(a, b, y="loss", x="elapsed_s")    columns of the steps of any runs, drawn
+    lab.sweep(study, variants, {"seq_len": [128, 256]})    runs all, one row each
+    lab.load_model(run), lab.generate(run, "text")    the trained model, and what it writes
+
+Memory and time:
+
+    lab.predict("llama3-8b", "24GB")     the peak by cause and a step's time; largest="batch"
+    lab.watch(model, optimizer)          phases, memory by cause and kernels of any training loop
+    lab.timeline(run)                    the memory of a step by cause, and its kernels
 
 What a reader sees:
 
@@ -24,6 +40,8 @@ What a reader sees:
     lab.bars, lab.lines, lab.panels      charts; COLORS, GPU_COLORS, name_ends, thousands
     lab.number_map                       a table of numbers coloured by value
     lab.draw(name)                       a drawing of a mechanism
+    lab.explore("memory")                a picture with controls: memory, ring, roofline, step,
+                                         rounding, fits
     lab.run_link(text, run)              a link to the page of a run
     lab.style()                          the report's plot style, for figures of your own
     lab.PALETTE, lab.MARKERS, lab.series_style(n)        its colours and markers; those of series n
@@ -41,15 +59,15 @@ Analysis, from frames to frames and numbers:
     text_read                            tokens of a run, distinct ones, passes over its text
     loss_changes, training_loss, loss_by_pass      training loss beside validation loss
     relative, versus, pareto, equal_to_best        comparisons; the best, and what equals it
-    gaps_by_seed                         differences of a loss, seed by seed
     with_cost                            energy and money for a billion tokens
-    SESSION_SPREAD                       what two sessions of one GPU differ by at equal work
+    SESSION_SPREAD                       closer speeds of one session are called equal
+    session_differences                  how far equal work lies apart between sessions
     work_of                              what a training step of each variant computes
     RATES, machine_rates, tokens_to_fill the measured roof of each GPU
     block_operations, least_times        operations of one block, and their least times
     layer_matmuls, square_matmuls        matmuls timed alone
-    attention_points, kernel_times, kernel_lead    what the attention bench measured; the lead of
-                                         one kernel over the best other one
+    HEADS, attention_points, kernel_times, kernel_lead    what the attention bench measured; the
+                                         lead of one kernel over the best other one
     attention_curves, window_times       rate and memory over the length; times with a window
     kernel_errors, rounding_error        errors against float64; that of one rounding
     kernels_declared                     the kernels as a table
@@ -93,7 +111,7 @@ Many nodes:
     recorded_node                        the assumptions with what one node measured
     best_groupings, enough_tokens        the best plans; from how many tokens the network is hidden
     group_size, checkpoint_costs         n*; how often to save, and what it costs
-    loss_distance, sharded_losses        of runs that round alike, what sharding does to the loss
+    loss_distance, changes_by_pair       of runs that round alike, what sharding does to the loss
     largest_models                       the largest model of each setting, and its bound
     sharded_peers, scaling_grid          Llama-3-8B beside torchtitan; the course's grid
 
@@ -113,9 +131,10 @@ One sequence on several GPUs:
 """
 
 import importlib
+import sys
 from typing import Any
 
-from lsai_core.base.errors import UserError, not_installed
+from lsai_core.base.errors import UserError, hint, not_installed
 
 _FACE = {
     "lsai_lab.report.load": (
@@ -144,6 +163,7 @@ _FACE = {
     "lsai_lab.report.heatmap": ("number_map",),
     "lsai_lab.report.judged": ("judged",),
     "lsai_lab.report.yours": ("own_runs", "own_counts", "own_rates", "own_ratios", "own_chart"),
+    "lsai_lab.report.explore.show": ("explore",),
     "lsai_lab.report.style": ("PALETTE", "MARKERS", "series_style"),
     "lsai_lab.report.predicted": (
         "config",
@@ -151,8 +171,16 @@ _FACE = {
         "prediction_table",
         "tried_predictions",
     ),
-    "lsai_lab.runs.interactive": ("open_run",),
-    "lsai_lab.analysis.cost": ("with_cost", "gaps_by_seed"),
+    "lsai_lab.analysis.cost": ("with_cost",),
+    "lsai_lab.interactive.comparison": ("compare",),
+    "lsai_lab.interactive.curves": ("curves",),
+    "lsai_lab.interactive.models": ("generate", "load_model"),
+    "lsai_lab.interactive.prediction": ("predict",),
+    "lsai_lab.interactive.opening": ("open_run",),
+    "lsai_lab.interactive.run": ("find_run",),
+    "lsai_lab.interactive.sweep": ("sweep",),
+    "lsai_lab.interactive.timeline": ("timeline",),
+    "lsai_lab.interactive.watch": ("watch",),
     "lsai_lab.analysis.summary": (
         "SESSION_SPREAD",
         "block_times",
@@ -167,8 +195,9 @@ _FACE = {
         "with_range",
         "work_of",
     ),
-    "lsai_lab.analysis.ideal": ("ideal_of",),
+    "lsai_lab.analysis.ideal_step": ("ideal_of",),
     "lsai_lab.analysis.attention": (
+        "HEADS",
         "attention_curves",
         "attention_points",
         "auto_shares",
@@ -206,6 +235,7 @@ _FACE = {
         "text_read",
         "training_loss",
     ),
+    "lsai_lab.analysis.sessions": ("session_differences",),
     "lsai_lab.analysis.scale": (
         "best_groupings",
         "bytes_per_weight",
@@ -249,9 +279,9 @@ _FACE = {
     ),
     "lsai_lab.analysis.sharding": (
         "largest_models",
+        "changes_by_pair",
         "loss_distance",
         "scaling_grid",
-        "sharded_losses",
         "sharded_peers",
     ),
     "lsai_lab.benches.attention.errors": ("ALLOWED_ERROR",),
@@ -281,8 +311,28 @@ def __getattr__(name: str) -> Any:
     for module, names in _FACE.items():
         if name in names:
             return getattr(_imported(module), name)
-    raise AttributeError(f"module 'lsai_lab' has no attribute {name!r}")
+    meant = hint(name, __all__) if name[:1] != "_" else ""
+    raise AttributeError(f"module 'lsai_lab' has no attribute {name!r}{meant}")
 
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def _complete(context: Any) -> dict[str, Any]:
+    """IPython's completer asks here: which names may stand within these quotes."""
+    matched: dict[str, Any] = _imported("lsai_lab.interactive.complete").matcher(context)
+    return matched
+
+
+def _offer_names() -> None:
+    """Where an IPython shell imports this, let its Tab key know the names."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    matchers = getattr(getattr(shell, "Completer", None), "custom_matchers", None)
+    if matchers is not None:
+        _complete.matcher_api_version = 2  # type: ignore[attr-defined]
+        _complete.matcher_identifier = "lsai_lab"  # type: ignore[attr-defined]
+        matchers[:] = [one for one in matchers if one.__name__ != "_complete"] + [_complete]
+
+
+_offer_names()

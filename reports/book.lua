@@ -18,20 +18,40 @@ local function link(element)  -- to the web or within the book; in the PDF what 
   return element.classes:includes("csv") and {} or element.content
 end
 
--- The circles that lsai_lab/report/tooltips.py put into an SVG lie over the picture as links: a click opens the run.
-local circle = '<circle cx="([%d.]+%%)" cy="([%d.]+%%)" r="5" fill="none" data%-run="([%w%._/-]*)"><title>([^<>"]*)<'
-local tip = '<a class="tip" tabindex="-1" style="--x:%s;--y:%s" %s data-tip="%s"></a>'
+-- The boxes that lsai_lab/report/tooltips.py put into an SVG lie over the picture as links: a click opens the run.
+local box = '<rect x="([%d.]+%%)" y="([%d.]+%%)" width="([%d.]+%%)" height="([%d.]+%%)" fill="none" '
+  .. 'data%-run="([%w%._/-]*)"><title>([^<>"]*)<'
+local tip = '<a class="tip" tabindex="-1" style="--x:%s;--y:%s;--w:%s;--h:%s" %s data-tip="%s"></a>'
 
 local function image(element)
   if not is_ours(element.src) then return pandoc.Emph("(picture left out)") end
   local file = is_html and element.src:match("%.svg$") and io.open(element.src)
   if not file then return end
-  local over = '<span aria-hidden="true">'
-  for x, y, run, title in file:read("a"):gmatch(circle) do
+  local over, drawing = '<span aria-hidden="true">', file:read("a")
+  for x, y, w, h, run, title in drawing:gmatch(box) do
     local href = run == "" and "" or ('href="runs/%s.html"'):format(run)
-    over = over .. tip:format(x, y, href, title)
+    over = over .. tip:format(x, y, w, h, href, title)
   end
-  return pandoc.Span({ element, pandoc.RawInline("html", over .. "</span>") }, { class = "marked" })
+  local panels = drawing:match('<desc data%-panels="([%d.,;|]*)"')
+  local facts = { class = "marked", ["data-panels"] = panels }
+  return pandoc.Span({ element, pandoc.RawInline("html", over .. "</span>") }, facts)
+end
+
+-- An explorable: its picture, for which its script puts controls.
+local function explorable(name, inside)
+  local head = '<link rel="stylesheet" href="explore/explore.css"><div class="explore" data-explore="%s">'
+  local foot = '</div><script defer src="explore/%s.js"></script>'
+  local blocks = pandoc.Blocks({ pandoc.RawBlock("html", head:format(name)) })
+  blocks:extend(inside)
+  blocks:insert(pandoc.RawBlock("html", foot:format(name)))
+  return blocks
+end
+
+local function div(element)
+  if not element.classes:includes("explore") then return end
+  local name = pandoc.utils.stringify(element.content[1] or ""):match("^%l+$")
+  if not is_html or not name then return {} end
+  return explorable(name, { element.content[2] })
 end
 
 local function as_wide_as_its_words(element)
@@ -86,6 +106,7 @@ end
 local function para(element)  -- a page of ours, linked alone, is shown in place; paper cannot
   local only = #element.content == 1 and element.content[1]
   if not only or only.t ~= "Link" or not only.target:match("^%.?/?runs/[%w/]+%.html$") then return end
+  if is_html and only.target:match("runs/fits%.html$") then return explorable("fits", { element }) end
   local frame = '<iframe loading="lazy" title="%s" src="%s"></iframe>'
   local title = pandoc.utils.stringify(only.content):gsub('[<>&"]', "")
   return is_html and { pandoc.RawBlock("html", frame:format(title, only.target)), element } or {}
@@ -95,7 +116,7 @@ function Pandoc(doc)
   local none = function() return {} end
   doc = doc:walk({ Block = safe, Inline = safe, RawBlock = none, RawInline = none })
   local folds = { BlockQuote = quote, CodeBlock = code }
-  doc = doc:walk({ Para = para }):walk({ Link = link, Image = image, Table = as_wide_as_its_words }):walk(folds)
+  doc = doc:walk({ Para = para }):walk({ Div = div, Link = link, Image = image, Table = as_wide_as_its_words }):walk(folds)
   if not quarto then return doc:walk({ traverse = "topdown", Header = header, Div = float }):walk({ Cite = cite }) end
   if FORMAT == "typst" and doc.meta.date and doc.meta.abstract then  -- for Quarto's cover (layout.typ)
     local _, first = doc.blocks:find_if(function(block) return block.t == "Header" end)

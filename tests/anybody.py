@@ -3,9 +3,11 @@
     python tests/anybody.py                  predict all; needs no GPU
     python tests/anybody.py --measure        measure all on a GPU, and show the errors
     python tests/anybody.py --only llama     those whose names hold a word
+    python tests/anybody.py --into FILE      predictions go there, and are compared from there
 
 Each configuration is a function of a device that builds a model and an optimizer and returns one
-step. Predictions lie in `reports/predictions/anybody.json` before anything is measured. Every
+step. Predictions lie in `reports/predictions/anybody.json` before anything is measured; those of
+`anybody.in_sample.json` were made afterwards, by code that learned from the measured figures. Every
 configuration has a process of its own, for libraries keep workspaces.
 """
 
@@ -562,6 +564,13 @@ def perceptron_with_tables(device: str) -> Step:
     return step_of(torch.optim.Adagrad(parameters), loss, device)
 
 
+def versions() -> dict[str, str]:
+    """Of what decides which operators run."""
+    from importlib.metadata import version
+
+    return {"torch": torch.__version__, "transformers": version("transformers")}
+
+
 def predict(name: str) -> dict[str, Any]:
     """What is predicted of a configuration, in GiB."""
     from lsai_core import simulated_gpu
@@ -579,6 +588,7 @@ def predict(name: str) -> dict[str, Any]:
         "allocated": gpu.peak_allocated_gib,
         "reserved": gpu.peak_reserved_gib,
         "phases": gpu.phases(),
+        **versions(),
         "seconds": round(time.perf_counter() - started, 1),
     }
 
@@ -600,7 +610,7 @@ def measure(name: str) -> dict[str, Any]:
         name: found[f"{name}_bytes.all.peak"] / GIB
         for name in ("allocated", "active", "reserved", "requested")
     }
-    about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    about = {"gpu": torch.cuda.get_device_name(), **versions()}
     return {
         **peaks,
         **about,
@@ -678,15 +688,16 @@ def main() -> None:
     parser.add_argument("--measure", action="store_true")
     parser.add_argument("--only", default="")
     parser.add_argument("--beside", type=int, default=1)
+    parser.add_argument("--into", type=Path, default=TABLE, help="a file of predictions")
     parser.add_argument("--write", type=Path, help="where measured figures go, as JSON")
     asked = parser.parse_args()
 
     names = [name for name in CONFIGURATIONS if asked.only in name]
-    kept = json.loads(TABLE.read_text()) if TABLE.exists() else {}
+    kept = json.loads(asked.into.read_text()) if asked.into.exists() else {}
     if not asked.measure:
         import_once()
         kept |= each(predict, names, asked.beside, "fork")
-        TABLE.write_text(json.dumps(kept, indent=1) + "\n")
+        asked.into.write_text(json.dumps(kept, indent=1) + "\n")
         return
     measured = each(measure, names, asked.beside, "spawn")
     if asked.write:

@@ -242,6 +242,12 @@ class Judge:
         before = bool(started) and bound is not None and bound <= min(started)
         return {"set_after": not before, "first_run": min(started) if started else None}
 
+    def gpu_sets(self):
+        """On how many sets of GPUs the runs were made; None if one does not say."""
+        files = [json.loads((run.folder / "env.json").read_text()) for run in self.used]
+        sets = {tuple(env.get("gpu_uuids") or ()) for env in files}
+        return len(sets) if sets and () not in sets else None
+
     def equal(self):
         for fact in self.claim.get("same", []):
             assert len({str(run.results[fact]) for run in self.used if run.ok}) == 1, fact
@@ -288,7 +294,8 @@ def judged(claim, runs, distinct, recorded, bound):
     judge.equal()
     if claim.get("void"):
         found["verdict"] = "fallen"
-    return found | judge.dates(bound) | {"runs": {run.name for run in judge.used}}
+    runs = {run.name for run in judge.used}
+    return found | judge.dates(bound) | {"gpu_sets": judge.gpu_sets(), "runs": runs}
 
 
 def same(mine, theirs, scale):

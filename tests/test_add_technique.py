@@ -319,13 +319,13 @@ def test_a_variant_is_a_line_of_yaml(tree: Path, corpus: Path) -> None:
 from pathlib import Path
 from lsai_lab.runs.notebook import execute_notebook
 if __name__ == "__main__":
-    source, target = Path("notebooks/10-memory.ipynb"), Path("10.ipynb")
+    source, target = Path("notebooks/65-yours.ipynb"), Path("yours.ipynb")
     print(execute_notebook(source, target, {}, root=Path("."), timeout_s=600))
 """
     (tree / "chapter.py").write_text(program)
     chapter = python(tree, "chapter.py")
     assert chapter.stdout.strip() == "None", chapter.stdout + chapter.stderr
-    cells = nbformat.read(tree / "10.ipynb", as_version=4).cells
+    cells = nbformat.read(tree / "yours.ipynb", as_version=4).cells
     shown = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
     for name in new:
         assert any(f"new {name}" in data.get("image/svg+xml", "") for data in shown), name

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
 import torch
 from conftest import CHECKOUT
@@ -25,7 +24,6 @@ from lsai_lab.benches.attention.clock import Call, random_inputs
 from lsai_lab.benches.attention.config import AttentionBenchConfig, Shape
 from lsai_lab.benches.attention_table import attention_runs, choices_of, recorded_rankings
 from lsai_lab.runs.kinds import Context, get_kind
-from lsai_lab.runs.notebook import execute_notebook
 from lsai_lab.runs.records import Run, RunId, Summary, find_runs, recorded_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -499,21 +497,6 @@ def test_a_finished_call_leaves_no_memory_behind() -> None:
         assert [x() for x in inputs] == [None] * 3
     finally:
         gc.enable()
-
-
-def test_the_chapter_tells_the_recorded_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LSAI_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
-    target, source = tmp_path / "20-attention.ipynb", CHECKOUT / "notebooks" / "20-attention.ipynb"
-    assert execute_notebook(source, target, {}, root=CHECKOUT, timeout_s=100) is None
-    cells = nbformat.read(target, as_version=4).cells
-    outputs = [o for cell in cells if cell.cell_type == "code" for o in cell.outputs if "data" in o]
-    assert sum("lsai" in o.metadata for o in outputs) == 5  # figures
-    assert any("text/markdown" in o.metadata for o in outputs)  # a table
-    text = "\n".join(o.data.get("text/markdown", "") for o in outputs)
-    assert "nan" not in text and "`fa4` is the fastest at 83 of 84 shapes" in text
 
 
 def test_committed_attention_records_pass_the_gate() -> None:

@@ -11,23 +11,22 @@ from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import matplotlib.pyplot as plt
 import nbformat
-import numpy as np
 import pandas as pd
 import pytest
 import yaml
 from conftest import CHECKOUT, Project, write_run
-from fits_table import LENGTHS, MODELS, fits, task_of
+from fits_table import LENGTHS, MODELS, fits
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from lsai_core.prediction import estimate, find_gpu
-from lsai_core.prediction.memory import usable_gib
 from lsai_lab.predictions.recorded import table_path
-from lsai_lab.predictions.techniques import TECHNIQUES, compare
+from lsai_lab.predictions.techniques import TECHNIQUES
 from lsai_lab.report.render import EXECUTED, HTML, PDF, Engine, render
 from lsai_lab.report.runpages import write_run_pages
-from lsai_lab.report.show import table
+from lsai_lab.report.show import figure, table
 from lsai_lab.report.to_markdown import to_markdown
 from lsai_lab.report.tooltips import tooltips
 from lsai_lab.runs.records import find_runs
@@ -40,10 +39,10 @@ SVG = (
     'y="15">loss</text></svg>'
 )
 _MARK = (
-    '<circle cx="{}%" cy="50.0%" r="5" fill="none" data-run="{}"><title>loss\nvalue: '
-    "{}</title></circle>"
+    '<rect x="{}%" y="50.0%" width="{}%" height="0.0%" fill="none" data-run="{}">'
+    "<title>loss\nvalue: {}</title></rect>"
 )
-MARK = _MARK.format("50.0", "index", 3.5) + _MARK.format("80.0", "", 4.5)
+MARK = _MARK.format("30.0", "20.0", "index", 3.5) + _MARK.format("80.0", "0.0", "", 4.5)
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
 ROWS = pd.DataFrame(
     {
@@ -425,39 +424,102 @@ def test_tables_are_worked_by_keyboard(book: Path, visit: Callable[..., Any]) ->
     assert page.get_attribute("#tbl-one-rows th:nth-child(2)", "aria-sort") == "ascending"
 
 
-def test_a_mark_shows_its_value_to_pointer_finger_and_keyboard(
+def test_a_figure_tells_its_values_to_pointer_finger_and_keyboard(
     book: Path, visit: Callable[..., Any]
 ) -> None:
-    shown = "getComputedStyle(document.querySelector('.tip'), '::after').content"
     page = visit(chapter_page(book))
-    assert page.evaluate(shown) == "none"
-    page.hover(".tip")
-    assert "value: 3.5" in page.evaluate(shown)
-    page.mouse.move(0, 0)
-    assert page.evaluate(shown) == "none"
-    page.focus(".marked input")  # the only stop of the figure
-    assert (
-        "value: 3.5" in page.evaluate(shown)
-        and page.locator(".marked :is(a, [tabindex='0'])").first.get_attribute("tabindex") == "-1"
-    )
-    assert page.locator(".marked input").get_attribute("aria-valuetext") == "loss\nvalue: 3.5"
+    told, figure = page.locator("#told"), page.locator(".marked")
+    figure.scroll_into_view_if_needed()
+    box = figure.bounding_box()
+
+    def point(across: float, down: float) -> None:
+        page.mouse.move(box["x"] + across * box["width"], box["y"] + down * box["height"])
+
+    assert told.is_hidden() and page.locator("input[type=range]").count() == 0
+    for across in (0.32, 0.4, 0.49):
+        point(across, 0.5)  # all of the bar
+        assert "value: 3.5" in told.inner_text()
+    point(0.8, 0.55)  # near the point
+    assert "value: 4.5" in told.inner_text()
+    point(0.05, 0.05)
+    assert told.is_hidden()
+    figure.focus()
     page.keyboard.press("ArrowRight")
-    assert page.locator(".marked input").get_attribute("aria-valuetext") == "loss\nvalue: 4.5"
+    assert figure.get_attribute("aria-valuetext") == "loss\nvalue: 3.5"
+    page.keyboard.press("ArrowRight")
+    assert "value: 4.5" in told.inner_text() and figure.get_attribute("aria-valuenow") == "2"
     page.keyboard.press("Tab")
-    assert not page.evaluate("document.activeElement.matches('.marked input')"), "no trap"
-    page.focus(".marked input")
+    assert told.is_hidden() and not figure.evaluate("e => e === document.activeElement"), "no trap"
+    figure.focus()
     page.keyboard.press("Home")
     page.keyboard.press("Enter")
     page.wait_for_url("**/runs/index.html")
     phone = visit(chapter_page(book), 390, has_touch=True)
-    assert phone.locator(".marked").bounding_box()["width"] > 500, (
-        "wide enough to read, and it scrolls"
-    )
+    phone.locator(".marked").scroll_into_view_if_needed()
     assert phone.evaluate("document.documentElement.scrollWidth") <= 390
-    phone.tap(".tip")
-    assert "value: 3.5" in phone.evaluate(shown) and not phone.url.endswith("runs/index.html")
-    phone.tap(".tip")
-    phone.wait_for_url("**/runs/index.html")
+    phone.locator(".tip").last.evaluate("e => e.scrollIntoView({ inline: 'end', block: 'center' })")
+    box = phone.locator(".tip").last.bounding_box()
+    phone.touchscreen.tap(box["x"], box["y"])
+    assert "value: 4.5" in phone.locator("#told").inner_text()
+    shown = phone.locator("#told").bounding_box()
+    assert shown["x"] >= 0 and shown["x"] + shown["width"] <= 390, "inside of the window"
+    phone.locator(".tip").first.evaluate("e => e.scrollIntoView({ inline: 'center' })")
+    box = phone.locator(".tip").first.bounding_box()
+    for url in (phone.url, "**/runs/index.html"):  # the first tap shows, the second opens
+        phone.touchscreen.tap(box["x"] + box["width"] / 2, box["y"])
+        phone.wait_for_url(url)
+
+
+def test_panels_beside_each_other_stack_on_a_phone(
+    tmp_path: Path, visit: Callable[..., Any]
+) -> None:
+    folder = reports(tmp_path)
+    fig, panels = plt.subplots(1, 2, figsize=(6.3, 2), sharey=True)
+    data = pd.DataFrame({"gib": [3.0, 5.0], "name": ["left one", "right one"]})
+    for axes, (_, row) in zip(panels, data.iterrows(), strict=True):
+        axes.bar([row["name"]], [row["gib"]])
+        axes.set(ylabel="memory (GiB)" if row["gib"] == 3 else "")
+    shown: list[dict[str, Any]] = []
+    with mock.patch("IPython.display.display", lambda bundle, **_: shown.append(bundle)):
+        figure(fig, data=data)
+    assert len(re.findall("[;]", re.findall('data-panels="(.*?)"', shown[0]["image/svg+xml"])[0]))
+    bundle = shown[0] | {"image/png": PNG}
+    cell = new_code_cell('#| label: fig-two\n#| fig-cap: "Two."', outputs=[display(bundle)])
+    nbformat.write(new_notebook(cells=[new_markdown_cell("# One"), cell]), tmp_path / "two.ipynb")
+    assert to_markdown(tmp_path / "two.ipynb", folder / "one.ipynb") is None
+    render(folder, tmp_path / "out", ["html"], "pandoc")
+    page = visit(tmp_path / "out" / HTML, 390)
+    page.locator(".panel").first.wait_for()
+    boxes = [panel.bounding_box() for panel in page.locator(".panel").all()]
+    assert len(boxes) == 2 and boxes[1]["y"] >= boxes[0]["y"] + boxes[0]["height"]
+    assert all(box["x"] + box["width"] <= 390 and box["height"] > 100 for box in boxes)
+    assert page.locator(".panel").last.locator(".part").count() == 2, "its values stand beside it"
+    part = page.locator(".panel").last.locator(".part").last
+    part.scroll_into_view_if_needed()
+    box = part.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    assert "right one" in page.locator("#told").inner_text()
+    assert visit(tmp_path / "out" / HTML, 1280).locator(".panel").count() == 0
+
+
+def test_rows_that_lean_on_others_stay_and_links_in_headers_lead(
+    tmp_path: Path, visit: Callable[..., Any]
+) -> None:
+    folder = reports(tmp_path)
+    leaning = "| technique | GiB |\n|:--|--:|\n| eager | 3 |\n| the same, fused | 1 |\n"
+    linked = "| name | [Chapter](#sec-one) |\n|:--|--:|\n| a | 3 |\n| b | 1 |\n"
+    cells = [new_markdown_cell(f"# One {{#sec-one}}\n\n{leaning}\n\n{linked}")]
+    nbformat.write(new_notebook(cells=cells), tmp_path / "tables.ipynb")
+    assert to_markdown(tmp_path / "tables.ipynb", folder / "one.ipynb") is None
+    render(folder, tmp_path / "out", ["html"], "pandoc")
+    page = visit(tmp_path / "out" / HTML)
+    first, second = page.locator("main table").all()
+    assert first.get_by_role("button").count() == 0
+    second.get_by_role("button", name="sort by Chapter").click()
+    assert second.locator("tbody tr").first.inner_text().startswith("b")
+    assert page.locator("th button a").count() == 0
+    second.get_by_role("link", name="Chapter").click()
+    assert page.url.endswith("#sec-one")
 
 
 def test_a_box_is_a_box(book: Path, visit: Callable[..., Any]) -> None:
@@ -539,116 +601,15 @@ def test_the_list_of_runs_says_what_a_reader_looks_for_and_is_chosen_from(
     assert page.locator("[data-run]:checked").count() == 2, "the first makes room for the third"
 
 
-def fits_page(folder: Path, rows: pd.DataFrame | None = None) -> Path:
-    """The page of what fits, from the committed table or from `rows`."""
+def fits_page(folder: Path) -> Path:
+    """The page of what fits, from the committed tables."""
     reports = templates(folder / "reports")
-    table_path(folder).parent.mkdir(parents=True)
-    (pd.read_csv(table_path(CHECKOUT)) if rows is None else rows).to_csv(
-        table_path(folder), index=False
-    )
+    for name in ("fits.csv", "steps.jsonl"):
+        path = table_path(folder).with_name(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(table_path(CHECKOUT).with_name(name), path)
     write_run_pages([], reports)
     return reports / "runs" / "fits.html"
-
-
-def shown_rows(page: Any) -> dict[str, list[str]]:
-    """Of each technique in the calculator its verdict, GiB, room and tokens/s, from top to
-    bottom."""
-    names = page.locator(".fits tbody th").evaluate_all(
-        "heads => heads.map((head) => head.firstChild.data)"
-    )
-    cells = page.locator(".fits tbody tr").evaluate_all(
-        "rows => rows.map((row) => [...row.cells].map((c) => c.innerText))"
-    )
-    return {name: row[2:] for name, row in zip(names, cells, strict=True)}
-
-
-def test_what_fits_is_answered_for_model_length_batch_and_gpu(
-    tmp_path: Path, visit: Callable[..., Any]
-) -> None:
-    page = visit(path := fits_page(tmp_path))
-    answer, rows = page.locator("p[role=status]"), page.locator(".fits tbody tr")
-    table = pd.read_csv(table_path(CHECKOUT)).query("model == 'llama3-8b' and gpus == 1")
-    first, usable = (
-        table[table["tokens"] == 8192].set_index("technique"),
-        usable_gib(find_gpu("H100")),
-    )
-    fitting = first[first["needs"] <= usable]
-    best = fitting["H100"].idxmin()
-    assert (
-        f"On one H100 the fastest that fits is {best}: {first['needs'][best]:.1f} of 79.1 GiB,"
-        in answer.inner_text()
-    )
-    shown = shown_rows(page)
-    assert set(shown) == set(first.index) and next(iter(shown)) == best
-    assert shown[best] == [
-        "fits",
-        f"{first['needs'][best]:.1f}",
-        shown[best][2],
-        f"{8192 / first['H100'][best]:,.0f}",
-    ]
-    # The room is the most tokens that fit, on a straight line between the predictions.
-    line = table[table["technique"] == best].sort_values("tokens")
-    room = int(shown[best][2].replace(",", ""))
-    needed = [np.interp(tokens, line["tokens"], line["needs"]) for tokens in (room, room + 1024)]
-    assert needed[0] <= usable < needed[1] and f"fits up to {room:,} tokens." in answer.inner_text()
-    # Bars are drawn on one scale, one and a half GPUs wide.
-    bands = rows.first.locator("td div").evaluate("bar => bar.style.background")
-    weights = float(re.findall(r"([\d.]+)%", bands)[0])
-    assert weights == pytest.approx(100 / 1.5 * first["weights"][best] / 79.1, rel=1e-3)
-    assert f"weights {first['weights'][best]:.1f} GiB" in rows.first.get_by_role(
-        "img"
-    ).get_attribute("aria-label")
-    page.locator("[name=gpu]").select_option("A100-80")
-    assert "A100-80" in answer.inner_text() and page.url.split("#")[1].count("=") == 5
-    assert not any("fp8" in name for name in shown_rows(page)), "it has no fp8"
-    page.get_by_label("model").select_option("llama3-70b")
-    assert page.get_by_label("GPUs at most").input_value() == "8", "it was predicted for no fewer"
-    assert "tight is FSDP, 8 GPUs, full checkpointing" in answer.inner_text() and rows.count() == 3
-    page.get_by_label("GPUs at most").select_option("64")
-    assert "On several A100-80 the first that fits is FSDP, 64 GPUs" in answer.inner_text()
-    rows.last.focus()
-    assert page.locator(".fits p b").last.inner_text() == list(shown_rows(page))[-1]
-    # What was chosen stands in the address. A batch beyond the longest prediction is cut.
-    page.get_by_label("sequences on a GPU").fill("32")
-    assert page.get_by_label("sequences on a GPU").input_value() == "16" and "batch=16" in page.url
-    said, link = answer.inner_text(), page.url
-    again = visit(path)
-    again.goto(link)
-    assert again.locator("p[role=status]").inner_text() == said
-    again.goto(link.split("#")[0] + "#model=nothing&gpu=none&tokens=7&batch=x")
-    assert "of 23.5 GiB" in again.locator("p[role=status]").inner_text()
-
-
-def test_between_its_predictions_the_calculator_says_nearly_what_is_predicted(
-    tmp_path: Path, visit: Callable[..., Any]
-) -> None:
-    page = visit(fits_page(tmp_path))
-    page.goto(page.url + "#model=llama3.2-1b&tokens=12.5&batch=3&gpu=H200&gpus=2")
-    shown, chosen = (
-        shown_rows(page),
-        ["fused loss and blocks", "fused, full checkpointing", "FSDP, 2 GPUs"],
-    )
-    for row in compare(task_of("llama3.2-1b", 5888, 3), techniques=chosen):
-        verdict, needs, _, speed = shown[row.name]
-        assert verdict == "fits" and float(needs) == pytest.approx(row.prediction.needs, rel=0.05)
-        time = estimate(row.config, find_gpu("H200"))
-        assert time is not None and float(speed.replace(",", "")) == pytest.approx(
-            time.tokens_per_s, rel=0.03
-        )
-
-
-def test_the_calculator_takes_any_table(tmp_path: Path, visit: Callable[..., Any]) -> None:
-    rows = pd.read_csv(table_path(CHECKOUT)).head(3)
-    rows = rows.assign(
-        model="<b>new</b>", tokens=8192, gpus=1, least=[90, 77, 90], needs=[100, 79, 110]
-    )
-    page = visit(fits_page(tmp_path, rows), 390)
-    answer = page.locator("p[role=status]")
-    assert answer.inner_text().startswith("Nothing fits with room to spare; tight is")
-    page.locator("[name=gpu]").select_option("A100-40")
-    assert answer.inner_text().startswith("Nothing fits; nearest is") and len(shown_rows(page)) == 3
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    assert page.get_by_label("model").input_value() == "<b>new</b>"
 
 
 def test_without_scripts_what_fits_is_a_table(tmp_path: Path, browser: Any) -> None:
@@ -799,8 +760,6 @@ def test_the_table_of_what_fits_is_what_is_predicted() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_a_mark_names_its_series_its_values_and_the_run_of_its_row() -> None:
-    import matplotlib.pyplot as plt
-
     rows = pd.DataFrame(
         {
             "label": ["a", "b"],

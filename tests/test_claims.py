@@ -282,6 +282,17 @@ def test_the_committed_dates_of_bounds_are_those_of_git(found: pd.DataFrame) -> 
     assert not kept.keys() - declared.keys()
 
 
+def test_damaged_dates_are_one_clear_line(checkout: Path) -> None:
+    path = checkout / "reports" / "recorded" / "bounds.json"
+    assert read_bounds(checkout) == {}
+    path.parent.mkdir(parents=True)
+    for damaged in ("", "[]", '{"c": {"bound": "= 8", "set": "yesterday", "commit": "1"}}'):
+        path.write_text(damaged)
+        with pytest.raises(UserError, match=r"bounds\.json: damaged; delete it") as caught:
+            read_bounds(checkout)
+        assert "\n" not in str(caught.value)
+
+
 def test_a_bound_is_as_old_as_its_first_commit(checkout: Path) -> None:
     def commit(text: str, day: int) -> None:
         (checkout / "params" / "claims.yaml").write_text(text)

@@ -20,8 +20,9 @@ from conftest import CHECKOUT, Project, write_run
 
 import lsai_core
 import lsai_lab
-from lsai_lab.report.load import IDENTITY
+from lsai_lab.report.load import ABOUT, IDENTITY
 from lsai_lab.runs.chapters import book_settings
+from lsai_lab.runs.result_names import NAMES
 
 PAGE = (CHECKOUT / "notebooks" / "README.md").read_text(encoding="utf-8")
 BEGIN, *SECTIONS = re.split(r"(?m)^### ", PAGE.split("\n## Columns")[0])
@@ -50,7 +51,7 @@ print(json.dumps(found))
 def lab(tmp_path_factory: pytest.TempPathFactory, ceilings: dict[str, Any]) -> Project:
     """A folder made by `lsai new lab`, with two runs of its own and a report of two chapters."""
     folder = tmp_path_factory.mktemp("lab") / "mine"
-    project = Project(folder, {"LSAI_PROFILE": "quick"})
+    project = Project(folder)  # without a profile: as a person has it
     code, said, err = Project(CHECKOUT).lsai("new", "lab", folder)
     assert code == 0 and str(folder) in said, err
     assert Project(CHECKOUT).lsai("new", "lab", folder)[0] == 2, (
@@ -114,11 +115,11 @@ def test_every_public_name_is_there_and_in_the_docstring(face: ModuleType) -> No
         face.no_such_name  # noqa: B018
 
 
-def test_ten_examples_of_at_most_six_statements_or_a_few_commands() -> None:
-    assert len(EXAMPLES) == 10
+def test_examples_of_at_most_six_statements_or_a_few_commands() -> None:
+    assert len(EXAMPLES) == 14
     for title, (language, source) in EXAMPLES.items():
         if language != "python":
-            assert len(source.splitlines()) <= 3, title
+            assert len(source.splitlines()) <= 5, title
             continue
         nodes, imports = ast.walk(ast.parse(source)), (ast.Import, ast.ImportFrom)
         own = [node for node in nodes if isinstance(node, ast.stmt)]
@@ -134,10 +135,11 @@ def test_an_example_in_python_runs(shown: dict[str, tuple[bool, str]], title: st
 
 @pytest.mark.slow
 def test_what_the_examples_show(shown: dict[str, tuple[bool, str]], lab: Project) -> None:
-    differ = shown["Another learning rate, twice, compared"][1]
+    differ = shown["A sweep"][1]
     assert "optim.lr=0.001" in differ and "optim.lr=0.003" in differ
     machines = shown["Your machine beside the H200"][1]
-    assert "h200" in machines and "(this machine)" in machines and "bf16" in machines
+    assert "h200" in machines and "(this machine, quick)" in machines and "bf16" in machines
+    assert "settings differ" in shown["Two runs compared, own or recorded"][1]
     assert (lab.root / "notebooks" / "memory-talk.svg").exists()
 
 
@@ -192,7 +194,8 @@ def test_every_result_and_column_is_documented_with_its_type() -> None:
             types = [types for pattern, types in known if pattern.fullmatch(endings.sub("", name))]
             assert types, f"{name} is not on the page"
             assert value is None or any(words[type(value)] in one for one in types), (name, value)
-    assert all(f"`{name}`" in PAGE for name in IDENTITY)
+    assert all(f"`{name}`" in PAGE for name in (*IDENTITY, *ABOUT))
+    assert [name for names, _ in table for name in re.findall(r"`(.+?)`", names)] == [*NAMES]
 
 
 @pytest.mark.slow

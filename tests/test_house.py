@@ -21,7 +21,7 @@ CORE = (
 )
 LAB = (
     "project machine data launch runs benches searches peers analysis predictions claims report "
-    "cluster cli"
+    "interactive cluster cli"
 )
 ROOMS = {"lsai_core": CORE.split(), "lsai_lab": LAB.split()}
 NOT_FOR_THE_CORE = {

@@ -24,6 +24,8 @@ CELLS = """() => jupyterapp.shell.currentWidget.content.widgets
   .filter(cell => cell.model.type === 'code')
   .map(cell => ({count: cell.model.executionCount,
     state: cell.model.sharedModel.executionState, outputs: cell.model.outputs.toJSON()}))"""
+# What `make lab` opens.
+(START,) = re.findall(r"(?m)^start = (\S+)$", (CHECKOUT / "Makefile").read_text())
 SHOTS = os.environ.get("LSAI_SCREENSHOTS")  # a folder, for whoever wants to look
 
 
@@ -66,12 +68,14 @@ def server(folder: Project) -> Iterator[str]:
         "--IdentityProvider.token=",
         "--ServerApp.password=",
         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+        f"--LabApp.default_url={START}",
+        "--LabApp.app_settings_dir=envs/jupyterlab",
         "--ContentsManager.post_save_hook=lsai_lab.project.strip.saved",
     ]
     environment = {
         **os.environ,
         **folder.env,
-        "PYTHONPATH": str(CHECKOUT),
+        "PYTHONPATH": os.pathsep.join([str(CHECKOUT), os.environ.get("PYTHONPATH", "")]),
         "JUPYTER_CONFIG_DIR": str(folder.root / "runs"),
     }
     process = subprocess.Popen(
@@ -91,7 +95,7 @@ def server(folder: Project) -> Iterator[str]:
         yield url
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
 
 
 @pytest.mark.slow
@@ -115,10 +119,11 @@ def test_a_notebook_runs_in_the_browser(
         timeout=120_000,
     )
     page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells'); }")
-    texts, deadline = set(), time.monotonic() + 400
+    texts, pictures, deadline = set(), set(), time.monotonic() + 400
     while time.monotonic() < deadline:
         cells = page.evaluate(CELLS)
         texts |= {str(output.get("text", "")) for cell in cells for output in cell["outputs"]}
+        pictures |= {str(output.get("data")) for cell in cells for output in cell["outputs"]}
         if all(cell["count"] and cell["state"] == "idle" for cell in cells):
             break
         page.wait_for_timeout(500)
@@ -132,6 +137,7 @@ def test_a_notebook_runs_in_the_browser(
     ):  # the others end too soon to be seen
         assert any("%|" in text for text in texts), "no progress was shown"
         assert name != "run-training" or any("tokens/s" in text for text in texts)
+        assert name != "run-training" or any("loss and speed so far" in text for text in pictures)
     outputs = [output for cell in page.evaluate(CELLS) for output in cell["outputs"]]
     assert all(cell["count"] for cell in page.evaluate(CELLS))
     assert not [output for output in outputs if output["output_type"] == "error"]
@@ -150,7 +156,7 @@ def test_a_notebook_runs_in_the_browser(
     )
     assert page.evaluate(wide) == 0, "a table runs out of its cell"
     links = re.findall(r"\]\(([^)\s]+/notebook\.ipynb)\)", str(outputs))
-    assert links or name != "10-memory"
+    assert links or name != "20-activations"
     assert all((folder.root / "notebooks" / unquote(link)).exists() for link in links), (
         "a link to a run leads nowhere"
     )
@@ -171,3 +177,17 @@ def test_a_notebook_runs_in_the_browser(
         > (CHECKOUT / "notebooks" / f"{name}.ipynb").stat().st_size
     )
     assert complaints == []
+
+
+@pytest.mark.slow
+def test_it_opens_at_the_page_that_explains_the_notebooks(
+    server: str,
+    browser: Any,  # noqa: F811
+) -> None:
+    page = browser.new_page(viewport={"width": 1400, "height": 1000})
+    page.goto(f"{server}/")
+    heading = page.wait_for_selector(".jp-MarkdownViewer h1", timeout=120_000)
+    assert "Exploring by hand" in heading.inner_text()
+    page.click(".jp-MarkdownViewer a:has-text('playground.ipynb')")
+    page.wait_for_selector(".jp-Notebook .jp-CodeCell .cm-lineWrapping", timeout=120_000)
+    page.close()

@@ -24,7 +24,7 @@ LONG = "words " * 60
 LISTS = {
     "runs list": r"^\d+ runs: \d+ ok, 1 failed$",
     "runs list course": r"^\d+ runs: \d+ ok$",
-    "runs compare memory.baseline memory.flash_attn": r"^first:  memory\.baseline, ok, 2026-",
+    "runs compare memory.baseline memory.flash_attn": r"^first:  memory\.baseline, h100, ok, 2026-",
     "study": r"^ablation +Sharded",
     "study memory --dry-run": r"^16 runs: \d+ to run; they are kept in$",
     "study memory --dry-run --only flash_attn --parts train --set fp8.recipe=te_delayed": (
@@ -101,23 +101,31 @@ def test_a_claim_is_one_line_and_full_has_its_sentence_and_runs(lab: Project) ->
     def claims(*options: str) -> str:
         process = lab.start("claims", *options)
         out, err = process.communicate(timeout=100)
-        assert process.returncode == 1, err  # one has fallen
+        assert process.returncode == 1, err  # one has fallen, one is undecided
         return out
 
-    first, _, heading, *lines = lines_at_100(claims())
+    first, late, _, heading, *lines = lines_at_100(claims())
     found = json.loads((CHECKOUT / "reports/recorded/claims.json").read_text())["claims"]
     found = [row for row in found if row["name"] in some]
     held = sum(row["held"] for row in found)
-    assert first == f"4 claims: {held} held, 2 fallen (--full: their sentences and runs)"
+    assert held == 2 and first == (
+        "4 claims: 2 held, 1 fallen, 1 undecided (--full: their sentences and runs)"
+    )
+    assert late == "late: a bound that was set after a run that decides the claim"
     assert heading.split() == ["verdict", "claim", "machine", "measured", "bound"]
     assert [line.split()[0] for line in lines[:3]] == [row["verdict"] for row in found]
     assert [line.split()[1] for line in lines[:3]] == [row["name"] for row in found]
     assert lines[3].split()[:3] == ["fallen", "void_one", "h100"]
+    assert lines[3].endswith(" ≥ 2.2x, late")  # no commit shows this claim's bound
     speed = next(line for line in lines if "bf16_speed" in line)
     assert re.search(r" h100 +2\.62x \(2\.62 to 2\.63, n = 3\) +≥ 1\.8x$", speed), speed
     full = " ".join(" ".join(lines_at_100(claims("--full"))).split())
     for row in found:
         assert " ".join(row["sentence"].split()) in full and all(run in full for run in row["runs"])
+        for name, time in (("bound", row["bound_set"]), ("first run", row["first_run"])):
+            assert f"{name} of {time[:16].replace('T', ' ')}" in full
+    assert "each run read 6.55 M tokens, 1.61 M distinct, 4.1 passes" in full
+    assert "training loss, means of the last 100 steps: " in full
 
 
 def test_full_shows_what_a_list_leaves_out(lab: Project) -> None:

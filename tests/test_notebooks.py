@@ -22,7 +22,6 @@ from IPython.core.interactiveshell import InteractiveShell
 import lsai_core
 import lsai_lab as lab
 from lsai_lab.runs.chapters import read_chapters
-from lsai_lab.runs.interactive import open_run
 from lsai_lab.runs.kinds import KINDS
 from lsai_lab.runs.records import find_runs
 
@@ -110,7 +109,7 @@ def test_a_wrong_parameter_is_one_line_below_the_cell(changed: dict[str, Any], s
         "profile": "quick",
     }
     shell = InteractiveShell()
-    shell.user_ns["call"] = lambda: open_run(**words | changed)
+    shell.user_ns["call"] = lambda: lab.open_run(**words | changed)
     with redirect_stdout(StringIO()) as shown:
         shell.run_cell("call()")
     (line,) = shown.getvalue().strip().splitlines()
@@ -199,7 +198,7 @@ def test_runs_by_hand_are_recorded_like_all_others(executed: dict[str, tuple[Pat
     folder = executed["run-training"][0].parent
     runs = {(run.summary.kind, run.summary.outcome) for run in find_runs(folder / "runs")}
     assert runs >= {("train", "ok"), ("batch_search", "ok"), ("ceilings", "ok")}
-    chapter = read(executed["10-memory"][0])
+    chapter = read(executed["65-yours"][0])
     assert "flash attention" in str(
         [cell.outputs for cell in chapter.cells if cell.cell_type == "code"]
     )

@@ -121,7 +121,7 @@ class CollectiveBytes(TorchDispatchMode):
 
 def one_step(rank: int, argument: tuple[ModelConfig, int, int]) -> dict[str, float]:
     """One process's FSDP2 step: bytes and calls by collective."""
-    from lsai_core.parallel.fsdp import build_sharded
+    from lsai_core.parallel.build import build_sharded
     from lsai_core.parallel.processes import connect
 
     shape, shard, replicate = argument
@@ -148,7 +148,7 @@ def one_step(rank: int, argument: tuple[ModelConfig, int, int]) -> dict[str, flo
 @pytest.mark.parametrize(("shard", "replicas"), [(4, 1), (2, 2)])
 def test_real_processes_send_what_is_predicted(shard: int, replicas: int) -> None:
     small = model(n_layers=1, d_model=64, n_kv_heads=1, d_ff=126, vocab_size=510)
-    workers = tries.server(["lsai_core.parallel.fsdp"], on_gpu=False)
+    workers = tries.server(["lsai_core.parallel.build"], on_gpu=False)
     ended, measured = tries.attempt(
         workers, one_step, (small, shard, replicas), processes=shard * replicas, timeout_s=300
     )

@@ -15,11 +15,18 @@ from conftest import CHECKOUT, Project
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lsai_core import TrainConfig, predict, simulated_gpu
+from lsai_core import (
+    TrainConfig,
+    find_gpu,
+    largest_batch,
+    predict,
+    simulated_gpu,
+    usable_gib,
+)
 from lsai_core.base.errors import UserError
 from lsai_core.config.strict import validated
 from lsai_core.model.transformer import build_model
-from lsai_core.prediction import SimulatedGpu
+from lsai_core.prediction.gpu_context import SimulatedGpu
 
 GIB = 2**30
 MIB = 1 / 1024  # GiB
@@ -241,10 +248,53 @@ def test_a_script_as_it_is(shared: Project, tmp_path: Path) -> None:
         assert code == 2 and said in err and len(err.splitlines()) == 1
 
 
+def wide_step(batch: int) -> None:
+    model = wide().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        model(torch.randn(batch, 64, 1024, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_the_largest_batch_fits_and_the_next_larger_ones_do_not() -> None:
+    found = largest_batch(wide_step, "4GB")
+    limit = usable_gib(find_gpu("4GB"))
+    assert found.limited and 0.97 * limit < found.peaks[found.batch] <= limit
+    with simulated_gpu("4GB") as gpu:
+        wide_step(found.batch * 11 // 10)
+    assert gpu.peak_reserved_gib > limit and len(found.peaks) <= 8
+    assert largest_batch(wide_step, "h100", last=8) == largest_batch(wide_step, "h200", last=8)
+    for step, said in ((lambda _: wide_step(8), "take the same memory"),):
+        with pytest.raises(UserError, match=said):
+            largest_batch(step, "4GB")
+    with pytest.raises(UserError, match="not even a batch of 1"):
+        largest_batch(lambda batch: wide_step(10_000 * batch), "4GB")
+
+
+def test_the_largest_batch_of_a_script(shared: Project, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    script = ("predict", "--script", str(path), "--largest-batch", "--gpu", "4GB")
+    code, out, _ = shared.lsai(*script, "--json", "--", "{}")
+    found = json.loads(out)
+    assert code == 0 and found["limited"] and str(found["batch"]) in found["peaks"]
+    code, out, _ = shared.lsai(*script, "--", "{}")
+    assert code == 0 and f"the largest batch is {found['batch']}" in out
+    for words, said in (
+        ((*script, "--", "8"), "write {} where"),
+        (("predict", "--model", "lab", "--largest-batch"), "goes with --script"),
+    ):
+        code, _, err = shared.lsai(*words)
+        assert code == 2 and said in err and len(err.splitlines()) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["torch_encoder_fp32", "gru_autocast", "mixer_recomputed"])
 def test_committed_predictions_are_those_of_the_code(name: str) -> None:
-    kept_there = json.loads((CHECKOUT / "reports/predictions/anybody.json").read_text())[name]
+    """Those made after the measurement; the earlier ones are what an earlier code said."""
+    path = CHECKOUT / "reports/predictions/anybody.in_sample.json"
+    kept_there = json.loads(path.read_text())[name]
     found = anybody.predict(name)
     for which in ("allocated", "reserved"):
         assert found[which] == pytest.approx(kept_there[which], rel=1e-3)

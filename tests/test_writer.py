@@ -294,6 +294,6 @@ def test_measuring_and_recording_need_no_typesetter_and_no_plots(project: Projec
         name.partition(":")[0] for kind in KINDS.values() for name in (kind.module, kind.config)
     ]
     reached = code.closure(
-        [*kinds, "lsai_lab.runs.interactive", "lsai_lab.runs.notebook", "lsai_lab.cli.runs"]
+        [*kinds, "lsai_lab.runs.execute", "lsai_lab.runs.notebook", "lsai_lab.cli.runs"]
     )
     assert not [path for path in reached if "report" in path.parts]

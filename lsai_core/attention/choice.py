@@ -18,20 +18,28 @@ from torch import Tensor
 
 from lsai_core.attention.measured import Ranking, nearest, rankings_for
 from lsai_core.attention.registry import Backend, Case
-from lsai_core.base.errors import Unavailable, UserError
-from lsai_core.base.plugins import declared, names
+from lsai_core.base.errors import Unavailable, UserError, hint
+from lsai_core.base.plugins import declared, names, own
 
 PACKAGE = "lsai_core.attention.backends.*"
 
-BACKENDS: dict[str, Backend] = {name: declared(PACKAGE, name, "BACKEND") for name in names(PACKAGE)}
+BACKENDS: dict[str, Backend] = {
+    name: declared(PACKAGE, name, "BACKEND", "attention") for name in names(PACKAGE)
+}
+# These and those of the laboratory that were asked for by name.
+_KERNELS = dict(BACKENDS)
 
 
 def get_backend(name: str) -> Backend:
-    """The backend called `name`; `UserError` if there is none (`auto` is not a backend: see
-    `resolve`)."""
-    if name not in BACKENDS:
-        raise UserError(f"unknown attention backend {name!r}; known: auto, {', '.join(BACKENDS)}")
-    return BACKENDS[name]
+    """The backend called `name`, of this package or of the laboratory (`techniques/attention`);
+    `UserError` if there is none (`auto` is not a backend: see `resolve`)."""
+    if name in BACKENDS:
+        return BACKENDS[name]
+    known = ("auto", *BACKENDS, *own("attention"))
+    if name not in known[1:]:
+        raise UserError(f"unknown attention backend {name!r}{hint(name, known)}")
+    _KERNELS[name] = found = declared(PACKAGE, name, "BACKEND", "attention")
+    return found
 
 
 def available_backends(device: torch.device | str, training: bool = True) -> dict[str, str | None]:
@@ -202,7 +210,7 @@ def attention(
         single_token,
         training,
     )
-    return BACKENDS[name].function(q_BSHD, k_BSKD, v_BSKD, window, causal)
+    return _KERNELS[name].function(q_BSHD, k_BSKD, v_BSKD, window, causal)
 
 
 # Asked in every layer of every step, hence cached.

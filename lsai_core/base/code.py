@@ -60,6 +60,11 @@ def code_hash(files: Iterable[Path]) -> str:
     return digest.hexdigest()[:12]
 
 
+def own_hash(path: Path) -> str:
+    """Twelve hex digits over what a file of the laboratory does (`plugins.own`)."""
+    return hashlib.sha256(_normalized(path, _stamp(path)).encode()).hexdigest()[:12]
+
+
 def version_of(module: str) -> str:
     """`code_hash` of all that `module` reaches. Reading that takes 0.3 s, so it is kept until a
     file's size or time changes."""

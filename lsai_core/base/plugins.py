@@ -2,16 +2,28 @@
 
 A package is named with a star behind it, `lsai_core.attention.backends.*`: `lsai_core.base.code`
 then knows that the folder's files are reached, too.
+
+A laboratory can have files of its own beside these: `techniques/<kind>/<name>.py`, where `kind` is
+`attention`, `optimizers` or `losses`. Such a file serves where a config names it. `auto` never
+chooses it, it is imported when it is first needed, and its content is part of the key of a run.
 """
 
 from __future__ import annotations
 
 import functools
-from importlib import import_module
+import os
+import re
+import sys
+from importlib import import_module, util
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from lsai_core.base.errors import UserError
+
 _ROOT = Path(__file__).resolve().parents[2]
+_NAME = re.compile(r"[A-Za-z0-9]\w{0,60}")
+TECHNIQUES = "techniques"  # the folder in a laboratory
 
 
 @functools.cache
@@ -21,6 +33,54 @@ def names(package: str) -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in folder.glob("[!_]*.py")))
 
 
-def declared(package: str, name: str, what: str) -> Any:
-    """What the file `name` of `package` declares under the name `what`; imports the file."""
-    return getattr(import_module(package.replace("*", name)), what)
+def declared(package: str, name: str, what: str, kind: str) -> Any:
+    """What the file `name` of `package`, or of the laboratory's folder `kind`, declares under the
+    name `what`; imports the file. UserError if the laboratory's file cannot be imported, does not
+    declare it or has the name of one of the package's."""
+    path = own(kind).get(name)
+    if name in names(package):
+        if path is not None:
+            raise UserError(f"{path} has the name of one of this package's {kind}; rename it")
+        return getattr(import_module(package.replace("*", name)), what)
+    if path is None:
+        raise UserError(f"there is no file {name}.py in {TECHNIQUES}/{kind}")
+    module = _imported(path, path.stat().st_mtime_ns)
+    if not hasattr(module, what):
+        raise UserError(f"{path} declares no {what}")
+    return getattr(module, what)
+
+
+def laboratory() -> Path | None:
+    """The laboratory's folder: $LSAI_ROOT, else the nearest one at or above the current folder that
+    holds `params/` and `notebooks/`; None without either."""
+    if given := os.environ.get("LSAI_ROOT"):
+        return Path(given)
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "params").is_dir() and (folder / "notebooks").is_dir():
+            return folder
+    return None
+
+
+def own(kind: str) -> dict[str, Path]:
+    """The files of the laboratory's folder `techniques/<kind>`, by name; imports nothing."""
+    root = laboratory()
+    paths = sorted((root / TECHNIQUES / kind).glob("[!_]*.py")) if root else []
+    return {path.stem: path for path in paths if _NAME.fullmatch(path.stem)}
+
+
+@functools.lru_cache(maxsize=64)
+def _imported(path: Path, changed_ns: int) -> ModuleType:
+    """The module of one file of the laboratory, imported again once the file has changed."""
+    name = f"lsai_{TECHNIQUES}.{path.parent.name}.{path.stem}"
+    spec = util.spec_from_file_location(name, path)
+    assert spec and spec.loader
+    module = sys.modules[name] = util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        line = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"{path} cannot be imported ({type(error).__name__}: {line}); mend it"
+        ) from error
+    return module

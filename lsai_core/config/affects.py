@@ -26,6 +26,26 @@ class Affects:
         self.what = frozenset(what)
 
 
+class Later:
+    """An annotation of a field that came when there were records already.
+
+    At its default it stays out of `key_values`, so that a run key is what it was before.
+    """
+
+
+def key_values(config: BaseModel) -> dict[str, Any]:
+    """The values of `config` that a run key is made of, resolved, as plain JSON values."""
+    values = config.model_dump(mode="json")
+    for name, field in type(config).model_fields.items():
+        inner = getattr(config, name)
+        if isinstance(inner, BaseModel):
+            values[name] = key_values(inner)
+        later = any(isinstance(note, Later) for note in field.metadata)
+        if later and inner == field.get_default(call_default_factory=True):
+            del values[name]
+    return values
+
+
 def affects(cls: type[BaseModel], name: str, what: What) -> bool:
     """Whether the field `name` of `cls` affects `what`; a field that is a config affects what any
     of its fields does."""

@@ -8,7 +8,8 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lsai_core.base.errors import UserError
-from lsai_core.base.files import deep_merge
+from lsai_core.base.files import deep_merge, flatten
+from lsai_core.base.shown import Part, as_html, as_text
 
 
 class Strict(BaseModel):
@@ -17,11 +18,38 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
+    def __dir__(self) -> list[str]:
+        """The fields and what this package adds to them, without pydantic's own names."""
+        own = [name for cls in type(self).__mro__ if _is_ours(cls) for name in vars(cls)]
+        return sorted(
+            {*type(self).model_fields, *(name for name in own if name[0] != "_")} - {"model_config"}
+        )
+
+    def shown(self) -> list[Part]:
+        """The settings by dotted key, those that differ from their defaults first."""
+        changed = flatten(self.model_dump(mode="json", exclude_defaults=True))
+        rest = flatten(self.model_dump(mode="json"))
+        usual = [item for item in rest.items() if item[0] not in changed]
+        name = type(self).__name__
+        first = Part(name, ("setting", "value"), list(changed.items()))
+        return [first, Part(f"{len(usual)} defaults", ("setting", "value"), usual, folded=True)]
+
+    def _repr_html_(self) -> str:
+        return as_html(self.shown())
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What IPython shows in a terminal."""
+        printer.text(as_text([part for part in self.shown() if not part.folded]))
+
     @classmethod
     def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
         """The keys of this config, given a study's `config` for a variant and the `settings` of the
         part."""
         return deep_merge(config, settings)
+
+
+def _is_ours(cls: type) -> bool:
+    return issubclass(cls, Strict) and cls is not Strict
 
 
 T = TypeVar("T", bound=BaseModel)

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lsai_core.config.affects import Affects
-from lsai_core.config.presets import ModelConfig
+from lsai_core.config.affects import Affects, Later
+from lsai_core.config.presets import MOST_LAYERS, ModelConfig
 from lsai_core.config.strict import Strict
 
 Precision = Literal["fp32", "tf32", "bf16_autocast", "bf16_residual", "bf16"]
@@ -32,13 +32,20 @@ Fp8Recipe = Literal[
 LinearName = Literal["qkv", "attention_output", "gate_up", "down", "output"]
 Share = Annotated[float, Field(ge=0, lt=1)]
 ContextMethod = Literal["ring", "zigzag", "lightseq", "ulysses", "usp", "torch"]
+ParallelKind = Literal["fsdp", "zero2", "zero1", "ddp"]
 
 LARGEST_VOCABULARY = 262_144
+LOSSES = ("fused", "full")
 # Beyond any machine: such a number is a slip, and is refused where it is given.
 MOST_PROCESSES, MOST_STEPS, MOST_TOKENS = 2**17, 2**40, 2**27
+MOST_SECONDS = 10_000_000.0  # 116 days
+Steps = Annotated[int, Field(gt=0, le=MOST_STEPS)]
+Tokens = Annotated[int, Field(gt=0, le=MOST_TOKENS)]
+Seconds = Annotated[float, Field(gt=0, le=MOST_SECONDS)]
 
 # What fields affect (`lsai_core.config.affects`); a field without such an annotation affects all.
 RESULT, STEP, NOTHING = Affects("result"), Affects("memory", "speed"), Affects()
+LATER = Later()
 
 
 class AttentionConfig(Strict):
@@ -46,9 +53,11 @@ class AttentionConfig(Strict):
     full causal attention."""
 
     backend: str = Field(
-        "auto", description="a file of lsai_core/attention/backends, or auto: the fastest known"
+        "auto",
+        description="a file of lsai_core/attention/backends or techniques/attention, or auto: the "
+        "fastest known",
     )
-    window: int | None = Field(None, gt=0)
+    window: Tokens | None = None
 
 
 class DataConfig(Strict):
@@ -79,7 +88,7 @@ class DataConfig(Strict):
     tokenizer_mb: Annotated[float, RESULT] = Field(
         64.0, gt=0, description="train the BPE on at most so many MB"
     )
-    split_seed: Annotated[int, RESULT] = 0
+    split_seed: Annotated[int, RESULT] = Field(0, ge=0, lt=2**32)
 
 
 class Fp8Config(Strict):
@@ -97,12 +106,14 @@ class Fp8Config(Strict):
 class OptimConfig(Strict):
     """The optimizer, with linear warm-up and cosine decay."""
 
-    name: str = Field("adamw", description="a file below lsai_core/optimizers/kinds")
+    name: str = Field(
+        "adamw", description="a file of lsai_core/optimizers/kinds or techniques/optimizers"
+    )
     lr: Annotated[float, RESULT] = Field(3e-4, gt=0)
     min_lr_ratio: Annotated[float, RESULT] = Field(
         0.1, ge=0, le=1, description="final learning rate as a share of lr"
     )
-    warmup_steps: Annotated[int, RESULT] = Field(20, ge=0)
+    warmup_steps: Annotated[int, RESULT] = Field(20, ge=0, le=MOST_STEPS)
     betas: Annotated[tuple[Share, Share], RESULT] = Field((0.9, 0.95), strict=False)
     eps: Annotated[float, RESULT] = Field(1e-8, gt=0)
     weight_decay: Annotated[float, RESULT] = Field(0.1, ge=0)
@@ -126,18 +137,24 @@ class EvalConfig(Strict):
     """Validation on held-out text: every `every` steps (0: at the end only), over `sequences` of
     `seq_len` tokens, spread over the split (0: all of it). Which ones depends on nothing else."""
 
-    every: Annotated[int, RESULT] = Field(0, ge=0)
-    sequences: Annotated[int, RESULT] = Field(0, ge=0)
+    every: Annotated[int, RESULT] = Field(0, ge=0, le=MOST_STEPS)
+    sequences: Annotated[int, RESULT] = Field(0, ge=0, le=MOST_STEPS)
 
 
 class ProfileConfig(Strict):
     """What is measured beside loss and time."""
 
     memory_steps: Annotated[int, NOTHING] = Field(
-        5, ge=0, description="steps whose forward/backward/optimizer peaks are recorded; 0: none"
+        5,
+        ge=0,
+        le=MOST_STEPS,
+        description="steps whose forward/backward/optimizer peaks are recorded; 0: none",
     )
     skip_steps: Annotated[int, NOTHING] = Field(
-        5, ge=0, description="first steps that speed figures leave out (warm-up, compilation)"
+        5,
+        ge=0,
+        le=MOST_STEPS,
+        description="first steps that speed figures leave out (warm-up, compilation)",
     )
     trace: Annotated[bool, NOTHING] = Field(
         False, description="write a torch profiler trace of three steps"
@@ -149,23 +166,30 @@ class CheckpointConfig(Strict):
     """Exact-resume checkpoints: every `every` steps (0: none), the newest `keep` are kept until the
     run has ended."""
 
-    every: Annotated[int, NOTHING] = Field(0, ge=0)
-    keep: Annotated[int, NOTHING] = Field(1, ge=1)
+    every: Annotated[int, NOTHING] = Field(0, ge=0, le=MOST_STEPS)
+    keep: Annotated[int, NOTHING] = Field(1, ge=1, le=MOST_STEPS)
     export: Annotated[bool, NOTHING] = Field(
         False, description="write a Hugging Face checkpoint with the tokenizer, <run>/model"
     )
 
 
 class ParallelConfig(Strict):
-    """Over how many processes (one per GPU, or CPU processes) the run is sharded, by FSDP2. See
-    `lsai_core.parallel`.
+    """Over how many processes (one per GPU, or CPU processes) the run is spread, and how they share
+    the model. See `lsai_core.parallel`.
 
-    `fsdp * replicate * cp` processes: each group of `fsdp * cp` holds one copy of the weights,
-    gradients and optimizer states, a shard each; the `replicate` groups average their gradients
-    (hybrid sharding, HSDP: one group per node). `cp` processes, neighbours in rank, see the same
-    sequences, a slice each (`lsai_core.context`).
+    `fsdp * replicate * cp * tp * pp` processes: each group of `fsdp * cp` holds one copy of
+    weights, gradients and optimizer states, a shard each; the `replicate` groups average their
+    gradients (hybrid sharding, HSDP: one group per node). `cp` processes, neighbours in rank, see
+    the same sequences, a slice each (`lsai_core.context`); `tp` processes see them whole, and share
+    each matrix (`lsai_core.parallel.tensor`), `pp` processes the blocks
+    (`lsai_core.parallel.pipeline`).
     """
 
+    kind: Annotated[ParallelKind, STEP, LATER] = Field(
+        "fsdp",
+        description="fsdp, zero2 (FSDP2, gathers once a step): shards; ddp, zero1: copies, "
+        "replicate of them",
+    )
     fsdp: int = Field(
         1,
         gt=0,
@@ -178,6 +202,18 @@ class ParallelConfig(Strict):
         gt=0,
         le=MOST_PROCESSES,
         description="processes that share each sequence (context parallelism)",
+    )
+    tp: Annotated[int, LATER] = Field(
+        1,
+        gt=0,
+        le=MOST_PROCESSES,
+        description="processes that share each matrix (tensor and sequence parallelism)",
+    )
+    pp: Annotated[int, LATER] = Field(
+        1, gt=0, le=MOST_PROCESSES, description="processes that share the blocks (pipeline)"
+    )
+    pp_schedule: Annotated[Literal["1f1b", "interleaved"], STEP, LATER] = Field(
+        "1f1b", description="interleaved: two stages a process"
     )
     cp_method: Annotated[ContextMethod, STEP] = Field(
         "zigzag", description="zigzag serves any number of heads"
@@ -203,17 +239,19 @@ class ParallelConfig(Strict):
 
     @model_validator(mode="after")
     def _needs_shards(self) -> Self:
-        if self.shards == 1 and (self.replicate > 1 or not self.reshard_after_forward):
+        copies = self.replicate > 1 and not self.keeps_copies
+        if self.shards == 1 and (copies or not self.reshard_after_forward):
             raise ValueError("replicate and reshard_after_forward need fsdp > 1 (or cp > 1)")
         if self.world_size > MOST_PROCESSES:
             raise ValueError(
-                f"fsdp x replicate x cp = {self.world_size} processes; at most {MOST_PROCESSES}"
+                f"fsdp x replicate x cp x tp x pp = {self.world_size} processes; at most "
+                f"{MOST_PROCESSES}"
             )
         return self
 
     @property
     def shards(self) -> int:
-        """Processes that hold one copy of the model together."""
+        """Processes over which FSDP2 spreads one copy of the model."""
         return self.fsdp * self.cp
 
     @property
@@ -222,15 +260,35 @@ class ParallelConfig(Strict):
         return self.fsdp * self.replicate
 
     @property
+    def members(self) -> int:
+        """Processes that train on the same sequences, neighbours in rank."""
+        return self.cp * self.tp * self.pp
+
+    @property
+    def stages(self) -> int:
+        """Into how many parts the pipeline cuts the blocks."""
+        return self.pp * (2 if self.pp_schedule == "interleaved" else 1)
+
+    @property
     def world_size(self) -> int:
         """How many processes the run has."""
-        return self.readers * self.cp
+        return self.readers * self.members
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether every process that reads a batch of its own keeps whole weights."""
+        return self.kind in ("ddp", "zero1")
+
+    @property
+    def distributed(self) -> bool:
+        """Whether the run's processes form a group: several, and with CPU offload one as well."""
+        return self.world_size > 1 or self.cpu_offload
 
     @property
     def sharded(self) -> bool:
-        """Whether FSDP2 holds the model: for several processes, and for CPU offload, of one as
-        well."""
-        return self.world_size > 1 or self.cpu_offload
+        """Whether FSDP2 holds the model."""
+        spread = self.shards * self.replicate > 1 or self.cpu_offload
+        return spread and not self.keeps_copies
 
 
 class TrainConfig(Strict):
@@ -244,8 +302,9 @@ class TrainConfig(Strict):
     attention: AttentionConfig = AttentionConfig()
     precision: Precision = "fp32"
     fp8: Fp8Config = Fp8Config()
-    loss: Annotated[Literal["fused", "full"], STEP] = Field(
-        "fused", description="full keeps all logits, fused: chunks"
+    loss: str = Field(
+        "fused",
+        description="full keeps all logits, fused: chunks; or a file of techniques/losses",
     )
     blocks: Annotated[Literal["fused", "plain"], STEP] = Field(
         "fused",
@@ -266,10 +325,13 @@ class TrainConfig(Strict):
         description="where the inputs of checkpointed blocks wait; host: in pinned host memory",
     )
     inputs_on_gpu: Annotated[int, STEP] = Field(
-        0, ge=0, description="saved_inputs host: so many of the last blocks keep theirs on the GPU"
+        0,
+        ge=0,
+        le=MOST_LAYERS,
+        description="saved_inputs host: so many of the last blocks keep theirs on the GPU",
     )
-    mlp_chunk: Annotated[int | None, STEP] = Field(
-        None, gt=0, description="tokens that an MLP takes at a time"
+    mlp_chunk: Annotated[Tokens | None, STEP] = Field(
+        None, description="tokens that an MLP takes at a time"
     )
     init_from: Annotated[str | None, RESULT] = Field(
         None,
@@ -286,7 +348,7 @@ class TrainConfig(Strict):
     grad_accum: int = Field(1, gt=0, le=MOST_STEPS, description="micro-batches per optimizer step")
     steps: Annotated[int, RESULT] = Field(100, gt=0, le=MOST_STEPS)
     seed: Annotated[int, RESULT] = Field(0, ge=0, lt=2**32)
-    log_every: Annotated[int, NOTHING] = Field(10, gt=0)
+    log_every: Annotated[Steps, NOTHING] = 10
     optim: OptimConfig = OptimConfig()
     eval: EvalConfig = EvalConfig()
     profile: ProfileConfig = ProfileConfig()

@@ -74,10 +74,10 @@ def refusal(config: TrainConfig) -> str | None:
             "use "
             "grad_checkpoint none, or fp8.recipe tensorwise"
         )
-    if config.parallel.sharded:
+    if config.parallel.distributed:
         return (
             "Transformer Engine's layers are used in a single process only; use fp8.recipe "
-            "tensorwise with parallel.fsdp"
+            "tensorwise with several processes"
         )
     if fp8.recipe == "te_delayed" and config.checkpoint.every:
         return (

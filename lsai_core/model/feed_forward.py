@@ -228,6 +228,7 @@ class MLP(nn.Module):
         super().__init__()
         self.fused = False
         self.chunk: int | None = None
+        self.swiglu_down = swiglu_down  # processes that share the matrices add their results
         self.gate_up = nn.Linear(config.d_model, 2 * config.d_ff, bias=False)
         self.down = nn.Linear(config.d_ff, config.d_model, bias=False)
 
@@ -235,6 +236,6 @@ class MLP(nn.Module):
         if self.chunk is not None:
             return swiglu_mlp(x_BSD, self.gate_up.weight, self.down.weight, self.chunk)
         if self.fused:
-            return swiglu_down(self.gate_up(x_BSD), self.down.weight)
+            return self.swiglu_down(self.gate_up(x_BSD), self.down.weight)
         gate_BSF, up_BSF = self.gate_up(x_BSD).chunk(2, dim=-1)
         return self.down(F.silu(gate_BSF) * up_BSF)

@@ -26,6 +26,7 @@ from lsai_core.base.files import atomic_writer, write_json
 from lsai_core.config.train import AttentionConfig, ModelConfig
 from lsai_core.model.hf_config import CONFIG, KEYS, LLAMA, max_positions, read_config, read_json
 from lsai_core.model.recompute import GradCheckpoint
+from lsai_core.model.rows import row_order
 from lsai_core.model.transformer import Transformer, fill, shaped
 
 __all__ = [
@@ -171,7 +172,8 @@ def fill_from(model: Transformer, folder: Path) -> None:
         )
     for key, parameter in model.named_parameters():
         pieces = [_read(files[name], name) for name, _ in parts[key.replace("_orig_mod.", "")]]
-        fill(parameter, torch.cat(pieces).to(parameter.device, parameter.dtype))
+        values = torch.cat(pieces).to(parameter.device, parameter.dtype)
+        fill(parameter, values, row_order(config, key, model.tp))
 
 
 def find_checkpoint(name: str) -> Path:

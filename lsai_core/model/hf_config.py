@@ -100,6 +100,10 @@ _DROPOUTS = ("resid_pdrop", "embd_pdrop", "hidden_dropout")
 _LARGEST = 16 * 2**20  # bytes of a file that is read
 
 
+class AnotherModel(UserError):
+    """A file that can be read, of a model that this package has not."""
+
+
 @dataclass(frozen=True)
 class Described:
     """The shape, and how far attention looks back (None: to the beginning).
@@ -118,14 +122,14 @@ def describe(path: Path) -> Described:
     """What the config.json at `path`, or in the folder `path`, describes, for a prediction.
 
     Raises UserError, one line, for a file that cannot be read, lacks a key or holds a value that
-    is none, and for another model than a Llama, with the respect in which it is one.
+    is none; AnotherModel for another than a Llama, with the respect in which it is one.
     """
     path = path / CONFIG if path.is_dir() else path
     data = read_json(path)
     if not isinstance(kind := data.get("model_type"), str):
         raise UserError(f"{path}: missing key model_type, which says what model it is")
     if kind not in FAMILIES or (data.get("num_local_experts") and kind == "llama"):
-        raise UserError(
+        raise AnotherModel(
             f"{path}: model_type {kind[:60]!r} {_respect(kind, data)}; this package has Llamas only"
         )
     return _described(FAMILIES[kind] | data, path)
@@ -180,7 +184,7 @@ def _respect(kind: str, data: dict[str, Any]) -> str:
 def _described(data: dict[str, Any], path: Path) -> Described:
     for key, value in LLAMA.items():
         if key != "model_type" and data.get(key, value) != value:
-            raise UserError(
+            raise AnotherModel(
                 f"{path}: {key} is {str(data[key])[:60]!r}; this package's Llama has {value!r}"
             )
     if absent := [theirs for theirs in KEYS.values() if theirs not in data]:
@@ -193,14 +197,16 @@ def _described(data: dict[str, Any], path: Path) -> Described:
     shape |= {"rope_theta": theta, "rope_scaling": scaling}
     config = validated(ModelConfig, shape, str(path))
     if data.get("head_dim") not in (None, config.head_dim):
-        raise UserError(
+        raise AnotherModel(
             f"{path}: head_dim {str(data['head_dim'])[:60]} is not hidden_size / heads = "
             f"{config.head_dim}"
         )
     _max_positions(data, path)
     for key in _DROPOUTS:
         if data.get(key):
-            raise UserError(f"{path}: {key} keeps masks, and this package's Llama has no dropout")
+            raise AnotherModel(
+                f"{path}: {key} keeps masks, and this package's Llama has no dropout"
+            )
     if data.get("quantization_config"):
         remarks.append(
             "quantization_config is left out: this is training of all weights, not quantized"
@@ -222,7 +228,7 @@ def _window(data: dict[str, Any], path: Path) -> int | None:
             f"{path}: sliding_window: expected a number of positions, got {str(window)[:60]!r}"
         )
     if any(kind != "sliding_attention" for kind in kinds):
-        raise UserError(f"{path}: layer_types: a window in some layers only is not predicted")
+        raise AnotherModel(f"{path}: layer_types: a window in some layers only is not predicted")
     return window
 
 

@@ -13,6 +13,7 @@ enabled.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -34,11 +35,13 @@ def linear_cross_entropy(
     targets_BS: Tensor,
     reduction: Reduction = "mean",
     chunk_bytes: int = CHUNK_BYTES,
+    cross_entropy_: Callable[..., Tensor] | None = None,
 ) -> Tensor:
     """Cross-entropy (nats, fp32 scalar) of logits `hidden @ weight.T` against integer targets; mean
     or sum over tokens.
 
-    Under autocast the products run in its dtype, as F.linear would.
+    Under autocast the products run in its dtype, as F.linear would. `cross_entropy_` stands for the
+    one below where the logits are a process's part of all.
     """
     device = hidden_BSD.device.type
     if torch.is_autocast_enabled(device):
@@ -49,7 +52,10 @@ def linear_cross_entropy(
     scale = 1.0 / len(targets_N) if reduction == "mean" else 1.0
     # Asked here, because inside of the function gradients are always off.
     learning = torch.is_grad_enabled() and (hidden_ND.requires_grad or weight_VD.requires_grad)
-    return _LinearCrossEntropy.apply(hidden_ND, weight_VD, targets_N, scale, rows, learning)
+    losses_of = cross_entropy_ or _cross_entropy_
+    return _LinearCrossEntropy.apply(
+        hidden_ND, weight_VD, targets_N, scale, rows, learning, losses_of
+    )
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -62,6 +68,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         scale: float,
         rows: int,
         learning: bool,
+        losses_of: Callable[..., Tensor],
     ) -> Tensor:
         hidden_ND, weight_VD = hidden_ND.detach(), weight_VD.detach()
         total = torch.zeros((), device=hidden_ND.device, dtype=torch.float32)
@@ -70,7 +77,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, len(targets_N), rows):
             part = slice(start, start + rows)
             logits_CV = hidden_ND[part] @ weight_VD.T
-            total += _cross_entropy_(logits_CV, targets_N[part], scale, gradient=learning).sum()
+            total += losses_of(logits_CV, targets_N[part], scale, gradient=learning).sum()
             if grad_hidden_ND is not None:
                 torch.mm(logits_CV, weight_VD, out=grad_hidden_ND[part])
                 grad_weight_VD = products.plus_product(
@@ -87,7 +94,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         # The multi-tensor kernel, because a plain product with a scalar on the device is not
         # vectorized.
         torch._foreach_mul_((grad_hidden_ND, grad_weight_VD), grad_loss.to(grad_hidden_ND.dtype))
-        return grad_hidden_ND, grad_weight_VD, None, None, None, None
+        return grad_hidden_ND, grad_weight_VD, None, None, None, None, None
 
 
 def _cross_entropy_(

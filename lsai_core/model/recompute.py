@@ -43,6 +43,7 @@ KEPT_OPERATIONS = frozenset(
         "baddbmm",
         "_scaled_mm",
         "fp8_product",
+        "reduce_scatter_tensor",
         "context_to_heads",
         "context_to_sequence",
     }

@@ -18,6 +18,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +43,7 @@ from lsai_core.model.recompute import (
     selective_contexts,
 )
 from lsai_core.model.rope import rope_tables, rotate
+from lsai_core.model.rows import in_order, row_order
 
 if TYPE_CHECKING:
     from lsai_core.context.methods import ContextParallel
@@ -156,6 +159,10 @@ class Block(nn.Module):
         return x_BSD + self.mlp(self.mlp_norm(x_BSD))
 
 
+def _alone(last: bool) -> AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
 class Transformer(nn.Module):
     """The decoder. Weights are initialised with seed 0, except on the meta device (see
     `build_model`).
@@ -185,10 +192,19 @@ class Transformer(nn.Module):
             if config.tie_embeddings
             else nn.Linear(config.d_model, config.vocab_size, bias=False)
         )
+        self.tp = 1  # processes that share each matrix (`lsai_core.model.rows`)
         self.context: ContextParallel | None = None
         self._positions_S: Tensor | None = None  # of this rank's slice, on the device
         self.host_inputs: HostInputs | None = None
         self.loss = linear_cross_entropy
+        # What processes that share the model do around a micro-batch, the last of a step or not,
+        # and what they call in its place.
+        self.micro_batch: Callable[[bool], AbstractContextManager[Any]] = _alone
+        self.wrapper: Callable[..., Tensor] | None = None
+        # Where processes share the blocks: the forward and backward passes of a step, from all its
+        # tokens (N, S) and targets to the mean loss; and the processes.
+        self.pipeline: Callable[[Tensor, Tensor], Tensor] | None = None
+        self.pipeline_group: Any = None
         self.bf16_residual = False  # values between blocks in bf16, whatever the weights are
         # of delayed scaling, once layers are converted to fp8 (`lsai_core.fp8`)
         self.fp8_scales: Any = None
@@ -297,22 +313,27 @@ class Transformer(nn.Module):
                 std,
                 f"{seed}/{name.replace('_orig_mod.', '')}",
                 draw_on or parameter.device,
+                row_order(self.config, name, self.tp),
             )
 
 
-def _fill_normal(parameter: Tensor, std: float, key: str, device: torch.device) -> None:
+def _fill_normal(
+    parameter: Tensor, std: float, key: str, device: torch.device, order: Tensor | None
+) -> None:
     """normal(0, std) from a generator seeded by `key`, drawn in float32 on `device`."""
     seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 1
     generator = torch.Generator(device).manual_seed(seed)
     values = torch.empty(parameter.shape, device=device, dtype=torch.float32).normal_(
         0.0, std, generator=generator
     )
-    fill(parameter, values)
+    fill(parameter, values, order)
 
 
 @torch.no_grad()
-def fill(parameter: Tensor, values: Tensor) -> None:
-    """Copy whole `values` into a parameter, of which this process may hold a slice only."""
+def fill(parameter: Tensor, values: Tensor, order: Tensor | None = None) -> None:
+    """Copy whole `values` into a parameter, of which this process may hold a slice only, of rows in
+    another `order` (`row_order`)."""
+    values = in_order(values, order)
     # Imported here: it takes a second, and most who import this module (chapters, predictions,
     # commands) fill no weights.
     from torch.distributed.tensor import DTensor, distribute_tensor

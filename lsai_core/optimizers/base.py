@@ -188,9 +188,17 @@ class Composed(torch.optim.Optimizer):
         self._join()
 
 
+def held_here(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer of what this process keeps states of: itself, unless the states of whole
+    parameters are spread over processes."""
+    held: torch.optim.Optimizer = getattr(optimizer, "held", optimizer)
+    return held
+
+
 def parts_of(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-    """The optimizers that an optimizer consists of: itself, unless it is composed."""
-    return optimizer.parts if isinstance(optimizer, Composed) else [optimizer]
+    """The optimizers that an optimizer consists of here: itself, unless it is composed."""
+    held = held_here(optimizer)
+    return held.parts if isinstance(held, Composed) else [held]
 
 
 def numbered(optimizers: Sequence[torch.optim.Optimizer]) -> dict[Tensor, int]:

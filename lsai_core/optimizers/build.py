@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -17,7 +18,9 @@ from lsai_core.config.train import OptimConfig
 from lsai_core.model.transformer import shaped
 from lsai_core.optimizers.base import (
     FactorOptimizer,
+    Named,
     Optimizer,
+    held_here,
     local,
     numbered,
     parts_of,
@@ -28,16 +31,20 @@ PACKAGE = "lsai_core.optimizers.kinds.*"
 
 
 def build_optimizer(
-    model: torch.nn.Module, optim: OptimConfig, seed: int = 0
+    model: torch.nn.Module,
+    optim: OptimConfig,
+    seed: int = 0,
+    *,
+    parameters: Named | None = None,
 ) -> torch.optim.Optimizer:
-    """The optimizer that `optim` names, over the parameters of `model`. `seed`: of stochastic
-    rounding.
+    """The optimizer that `optim` names, over the parameters of `model`, or over `parameters` of it.
+    `seed`: of stochastic rounding.
 
     Raises Unavailable if a kernel is asked for where it cannot run, and UserError if a parameter is
     left out.
     """
-    parameters = dict(model.named_parameters())
-    declaration: Optimizer = declared(PACKAGE, optim.name, "OPTIMIZER")
+    parameters = dict(model.named_parameters()) if parameters is None else parameters
+    declaration: Optimizer = declared(PACKAGE, optim.name, "OPTIMIZER", "optimizers")
     optimizer = declaration.build(parameters, optim)
     updated = numbered([optimizer])
     forgotten = [name for name, parameter in parameters.items() if parameter not in updated]
@@ -87,7 +94,8 @@ def state_bytes(model: ModelConfig, optim: OptimConfig, dtype: torch.dtype) -> i
 
 def kept_states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """This process's part of what the optimizer keeps, without counts of steps."""
-    values = (value for state in optimizer.state.values() for value in state.values())
+    states = held_here(optimizer).state.values()
+    values = (value for state in states for value in state.values())
     return [local(v) for v in values if isinstance(v, torch.Tensor) and v.ndim]
 
 
@@ -130,39 +138,56 @@ def clip_and_update(optimizer: torch.optim.Optimizer, limit: float) -> torch.Ten
     parameters = [
         p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
     ]
-    norm = gradient_norm([p.grad for p in parameters])
-    if isinstance(optimizer, FactorOptimizer):
-        optimizer.step(factor=torch.clamp(limit / (norm + 1e-6), max=1.0) if limit else None)
+    group = getattr(optimizer, "pipeline_group", None)
+    norm = gradient_norm([p.grad for p in parameters], group)
+    if isinstance(held_here(optimizer), FactorOptimizer):
+        factor = torch.clamp(limit / (norm + 1e-6), max=1.0) if limit else None
+        optimizer.step(factor=factor)  # type: ignore[call-overload]
     else:
         torch.nn.utils.clip_grads_with_norm_(parameters, limit or math.inf, norm, foreach=True)
         optimizer.step()
     return norm
 
 
-def gradient_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """Euclidean norm of all gradients together, over all shards: a plain fp32 scalar on their
-    device.
+def gradient_norm(gradients: list[torch.Tensor], group: Any = None) -> torch.Tensor:
+    """Euclidean norm of all gradients together, over all processes' parts: a plain fp32 scalar on
+    their device. `group`: processes that have gradients of other parameters, if there are.
 
     Squares are summed in fp64 on CPUs (fp32 by the GPUs' kernel), so that neither sharding nor the
     gradients' dtype shows in it.
     """
     # a second, in processes that only describe a run
-    from torch.distributed.tensor import DTensor, Partial, Replicate
+    from torch.distributed.tensor import DTensor, Partial
 
-    parts = [part for gradient in gradients if (part := local(gradient)).numel()]
-    device = local(gradients[0]).device
+    alike: dict[Any, list[torch.Tensor]] = {}
+    for gradient in gradients:
+        where = None
+        if isinstance(gradient, DTensor):
+            where = (gradient.device_mesh, gradient.placements)
+        alike.setdefault(where, []).append(local(gradient))
+    total: torch.Tensor | float = 0.0
+    for where, parts in alike.items():
+        squares = _sum_of_squares(parts)
+        if where is not None:
+            mesh, placements = where
+            summed = [placed if placed.is_replicate() else Partial() for placed in placements]
+            squares = DTensor.from_local(squares, mesh, summed, run_check=False).full_tensor()
+        total = squares + total
+    assert isinstance(total, torch.Tensor)
+    if group is not None:
+        torch.distributed.all_reduce(total, group=group)
+    return total.sqrt().to(local(gradients[0]).device, torch.float32)
+
+
+def _sum_of_squares(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Of all elements: a scalar on their device, fp64 on CPUs, fp32 by the GPUs' kernel."""
+    device = parts[0].device
     fused = kernels.available(device)
-    total = torch.zeros((), dtype=torch.float32 if fused else torch.float64, device=device)
-    if fused and parts:
+    if not (parts := [part for part in parts if part.numel()]):
+        return torch.zeros((), dtype=torch.float32 if fused else torch.float64, device=device)
+    if fused:
         from lsai_core.optimizers.adamw_kernel import total_of_squares
 
-        total = total_of_squares(parts)
-    elif parts:
-        norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]
-        total = torch.stack(norms).square().sum()
-    if isinstance(first := gradients[0], DTensor):
-        summed = [
-            Partial() if placement.is_shard() else Replicate() for placement in first.placements
-        ]
-        total = DTensor.from_local(total, first.device_mesh, summed).full_tensor()
-    return total.sqrt().to(device, torch.float32)
+        return total_of_squares(parts)
+    norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]
+    return torch.stack(norms).square().sum()

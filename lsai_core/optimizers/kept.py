@@ -41,24 +41,24 @@ def kept(optimizer: torch.optim.Optimizer) -> dict[str, int]:
     return {"tensors": len(found), "elements": sum(t.numel() for t in found.values())}
 
 
-def require_same(
-    optimizer: torch.optim.Optimizer,
-    held: dict[str, int] | None,
-    state_dict: dict[str, Any] | None = None,
-) -> None:
+def require_same(held: dict[str, int] | None, found: dict[str, int]) -> None:
     """ValueError if an optimizer that has loaded a checkpoint is not the one that was saved.
 
-    `held`: what `kept` found when it was saved, None in checkpoints that do not say it.
-    `state_dict`: what it has loaded, each state of which it must have now, equal.
+    `held`: what `kept` found when it was saved, None in checkpoints that do not say it; `found`:
+    what it finds now.
     """
-    now = optimizer.state_dict()["state"] if state_dict is not None else {}
-    for number, state in (state_dict or {"state": {}})["state"].items():
+    if held is not None and found != held:
+        raise ValueError(f"the optimizer kept {held} and restored {found}")
+
+
+def require_restored(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+    """ValueError if an optimizer has not each state of the `state_dict` that it has loaded."""
+    now = optimizer.state_dict()["state"]
+    for number, state in state_dict["state"].items():
         for name, value in state.items():
             own = now.get(number, {}).get(name)
             if isinstance(value, Tensor) and not _equal(own, value):
                 raise ValueError(f"the optimizer's {name} of parameter {number} was not restored")
-    if held is not None and (found := kept(optimizer)) != held:
-        raise ValueError(f"the optimizer kept {held} and restored {found}")
 
 
 def _equal(own: Any, saved: Tensor) -> bool:

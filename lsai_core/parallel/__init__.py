@@ -1,10 +1,12 @@
-"""Training over several processes: who they are, how the model is sharded over them, its
-checkpoints.
+"""Training over several processes: who they are, and how they share the model.
 
 world        what the training loop knows of the other processes (nothing, for one)
 processes    a world of real processes, over NCCL or gloo
-fsdp         the model, sharded (FSDP2)
+way          what a way of sharing the model declares
+kinds/       the ways for processes that read batches of their own: ddp, zero1, zero2, fsdp
 sequence     processes that share each sequence (context parallelism)
-checkpoint   distributed checkpoints, readable by another number of processes
-export       the sharded model as one Hugging Face checkpoint
+tensor       processes that share each matrix (tensor and sequence parallelism)
+pipeline     processes that share the blocks
+mesh         all processes, and what each dimension of their mesh shares
+build        a process's part of the model
 """

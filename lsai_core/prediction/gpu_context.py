@@ -36,13 +36,20 @@ from torch.optim.optimizer import (
 
 from lsai_core.base.errors import UserError
 from lsai_core.kernels import FakeGpu
-from lsai_core.prediction.allocator import GAP, Allocator, Block, OutOfMemory
+from lsai_core.prediction.allocator import (
+    GAP,
+    WORKSPACE,
+    Allocator,
+    Block,
+    OutOfMemory,
+    Verdict,
+)
 from lsai_core.prediction.gpu_operators import GpuOperators
-from lsai_core.prediction.memory import MARGIN, OUTSIDE_GIB, Verdict
+from lsai_core.prediction.gpu_scratch import GPU_SCRATCH
 from lsai_core.prediction.presented import OnGpu, capability_of, presented
-from lsai_core.prediction.replay import WORKSPACE
+from lsai_core.prediction.simulated_ranks import one_rank
 from lsai_core.prediction.tracker import ALLOCATION, KERNEL_SCRATCH, PurposeTracker, by_autograd
-from lsai_core.profiling.gpus import Gpu, find_gpu
+from lsai_core.profiling.gpus import OUTSIDE_GIB, Gpu, find_gpu, usable_gib
 
 GIB = 2**30
 SMALL_WORKSPACE = 8320 * 1024  # cuBLAS's before Hopper
@@ -107,6 +114,9 @@ class StepTracker(PurposeTracker):
                 f"simulated_gpu cannot follow the operator {func.name()}: its result's shape "
                 f"depends on values, or it has no fake implementation"
             ) from None
+        name = func.name().partition(".")[0]
+        if name in GPU_SCRATCH:
+            self.scratch(GPU_SCRATCH[name](args, kwargs or {}, result))
         if self._operator == "all":
             result.of_all = True
         if func is torch.ops.aten.native_layer_norm.default:
@@ -185,6 +195,7 @@ class SimulatedGpu:
         for context in (
             torch.random.fork_rng(devices=[]),
             presented(self.gpu, memory),
+            one_rank(),
             GpuOperators(),
             OnGpu(lambda tensor: tracker.move_to_host(tensor)),
             FakeGpu(allow_non_fake_inputs=True),
@@ -264,12 +275,15 @@ class SimulatedGpu:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether it fits the GPU: as `lsai_core.prediction.verdict`."""
-        usable = self.gpu.memory_gib - OUTSIDE_GIB
-        if self.peak_reserved_gib <= usable - MARGIN * self.gpu.memory_gib:
+        """Whether it fits the GPU: as `lsai_core.prediction.memory.verdict`."""
+        return self.verdict_on(self.gpu)
+
+    def verdict_on(self, gpu: Gpu) -> Verdict:
+        """Whether it fits another GPU, on which the same kernels are taken to run."""
+        if self.peak_reserved_gib <= usable_gib(gpu):
             return "fits"
         try:
-            self._replay(int(usable * GIB))
+            self._replay(int((self.gpu.memory_gib - OUTSIDE_GIB) * GIB))
         except OutOfMemory:
             return "too large"
         return "tight"

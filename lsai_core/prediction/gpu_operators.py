@@ -10,6 +10,8 @@ ATen/native/cudnn/RNN.cpp, ATen/autocast_mode.h), PyTorch 2.11 to 2.13.
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -17,14 +19,15 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from lsai_core.prediction.stand_ins import rms_norm
+from lsai_core.prediction.fake_kernels import rms_norm
+from lsai_core.prediction.gpu_recurrent import GRU, PLAIN, lstm, of_gates
 
 aten = torch.ops.aten
 FLASH, EFFICIENT, MATH = "flash", "efficient", "math"
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
-# Of the operators that autocast treats on GPUs alone: those that take fp32 as the result's dtype,
-# and those that become products, which autocast casts, or promote by themselves. All others run in
-# fp32.
+# Of the operators that autocast treats on GPUs (ATen/autocast_mode.h): those that take fp32 as the
+# result's dtype, and those that become products, which autocast casts, or promote by themselves.
+# All others run in fp32.
 _RESULT_FP32 = (
     *("cumprod", "cumsum", "linalg_matrix_norm", "linalg_vector_norm", "log_softmax", "prod"),
     *("softmax", "sum"),
@@ -36,6 +39,8 @@ _AS_THEY_ARE = (
     *("gru_cell", "index_put", "linalg_multi_dot", "lstm_cell", "mv", "rnn_relu_cell"),
     *("rnn_tanh_cell", "scatter_add", "tensordot", "vdot"),
 )
+# What autocast treats on CPUs alone, and a GPU leaves as it is, but for those that become products.
+_PRODUCTS_ON_CPU = ("_addmm_activation", "conv1d", "conv2d", "conv3d")
 
 
 class GpuOperators:
@@ -43,26 +48,55 @@ class GpuOperators:
 
     def __enter__(self) -> Self:
         self._library = torch.library.Library("aten", "IMPL")
-        for name, function in _OVERRIDES.items():
-            self._library.impl(name, function, "AutogradCPU")
-        for name in _autocast_on_gpus_alone():
-            self._library.impl(name, _cast(name), "AutocastCPU")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*[Oo]verrid")
+            for name, function in _OVERRIDES.items():
+                self._library.impl(name, function, "AutogradCPU")
+            for name in _autocast_on_gpus():
+                self._library.impl(name, _cast(name), "AutocastCPU")
+            for name in _autocast_on_cpus_alone():
+                self._library.impl(name, torch.library.fallthrough_kernel, "AutocastCPU")
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._library._destroy()
 
 
-def _autocast_on_gpus_alone() -> list[str]:
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+def _autocast_on_gpus() -> list[str]:
+    """What a GPU runs in fp32, and a CPU not or otherwise."""
     return [
-        name.removeprefix("aten::")
-        for name in names
-        if has(name, "AutocastCUDA")
-        and not has(name, "AutocastCPU")
-        and name.removeprefix("aten::").partition(".")[0] not in _AS_THEY_ARE
+        name
+        for name in _operators()
+        if _base(name) not in _AS_THEY_ARE
+        and _treated(name, "AutocastCUDA")
+        and (_base(name) in _RESULT_FP32 or not _treated(name, "AutocastCPU"))
     ]
+
+
+def _autocast_on_cpus_alone() -> list[str]:
+    return [
+        name
+        for name in _operators()
+        if _base(name) not in _PRODUCTS_ON_CPU
+        and _treated(name, "AutocastCPU")
+        and not _treated(name, "AutocastCUDA")
+    ]
+
+
+@functools.cache
+def _operators() -> list[str]:
+    """The names of aten's operators, those that the simulation has not changed."""
+    names = torch._C._dispatch_get_all_op_names()
+    return [name.removeprefix("aten::") for name in names if name.startswith("aten::")]
+
+
+@functools.cache
+def _treated(name: str, key: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
+
+
+def _base(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def _cast(name: str) -> Callable[..., Any]:
@@ -107,17 +141,21 @@ def _rms_norm(
 
 
 def sdpa_kernel(
-    q: Tensor, k: Tensor, mask: Tensor | None, grouped: bool, v: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, grouped: bool
 ) -> str:
     """The kernel that `scaled_dot_product_attention` takes on a current GPU: flash attention or
-    cuDNN, which keep the same, the memory-efficient one, or plain operations."""
+    cuDNN, which keep the same, the memory-efficient one, or plain operations, which 16-bit heads
+    go through in fp32. ATen/native/transformers/cuda/sdp_utils.cpp."""
     width = q.shape[-1]
-    if q.dim() != 4 or q.dtype == torch.float64 or (v is not None and v.shape[-1] != width):
+    rows = (q, k, v) if mask is None else (q, k, v, mask)
+    if q.dim() != 4 or q.dtype == torch.float64 or any(x.stride(-1) != 1 for x in (q, k, v)):
         return MATH
-    if q.dtype != torch.float32 and mask is None and width <= 256:
+    square = not causal or q.shape[2] == k.shape[2]
+    if q.dtype != torch.float32 and mask is None and width == v.shape[-1] <= 256 and square:
         return FLASH
-    aligned = width * q.element_size() % 16 == 0
-    if not aligned or (grouped and q.shape[1] != k.shape[1]):
+    aligned = all(x.shape[-1] * x.element_size() % 16 == 0 for x in (q, v))
+    several = grouped and q.shape[1] != k.shape[1]
+    if not aligned or several or any(x.stride(-1) != 1 for x in rows):
         return MATH
     return EFFICIENT
 
@@ -133,14 +171,14 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    kernel = sdpa_kernel(q, k, attn_mask, enable_gqa, v)
+    kernel = sdpa_kernel(q, k, v, attn_mask, is_causal, enable_gqa)
     if kernel == MATH:
         options = {"scale": scale, "enable_gqa": enable_gqa}
         math = aten._scaled_dot_product_attention_math
         return math(q, k, v, attn_mask, dropout_p, is_causal, None, **options)[0]
     if attn_mask is not None and attn_mask.dtype == torch.bool:  # added to the scores
         attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(q.dtype)
-    width = q.shape[-1]
+    width = v.shape[-1]
     if kernel == FLASH and width % 8:  # filled up, in copies
         q, k, v = (torch.nn.functional.pad(x, (0, -width % 8)) for x in (q, k, v))
     return fused_attention(q, k, v, attn_mask, kernel)[0][..., :width]
@@ -156,9 +194,10 @@ def fused_attention(
 
 @fused_attention.register_fake
 def _(
-    q_BHSD: Tensor, _k: Tensor, _v: Tensor, bias: Tensor | None, kernel: str
+    q_BHSD: Tensor, _k: Tensor, v_BKTD: Tensor, bias: Tensor | None, kernel: str
 ) -> tuple[Tensor, Tensor]:
-    batch, heads, length, width = q_BHSD.shape
+    batch, heads, length = q_BHSD.shape[:3]
+    width = v_BKTD.shape[-1]
     out_BHSD = torch.empty_like(q_BHSD)
     rows = length
     if kernel == EFFICIENT:
@@ -202,94 +241,42 @@ def _attention_gradients(ctx: Any, dout: Tensor, _dlse: Tensor) -> tuple[Tensor 
 fused_attention.register_autograd(_attention_gradients, setup_context=_keep_attention)
 
 
-def _lstm(
-    x: Tensor,
-    hx: list[Tensor],
-    params: list[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    if batch_first:
-        x = x.transpose(0, 1)
-    out, last, cell, _ = recurrent(x.contiguous(), hx[0], hx[1], params, 4, num_layers)
-    return out.transpose(0, 1) if batch_first else out, last, cell
-
-
-def _simple(gates: int) -> Callable[..., tuple[Tensor, Tensor]]:
-    def run(
-        x: Tensor,
-        hx: Tensor,
-        params: list[Tensor],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-    ) -> tuple[Tensor, Tensor]:
-        if batch_first:
-            x = x.transpose(0, 1)
-        out, last, _, _ = recurrent(x.contiguous(), hx, hx, params, gates, num_layers)
-        return out.transpose(0, 1) if batch_first else out, last
+def _softmax(log: bool) -> Callable[..., Tensor]:
+    def run(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        """`torch.softmax` or `log_softmax`: one kernel reads fp16 and writes fp32; others have a
+        copy in `dtype`. ATen/native/SoftMax.cpp."""
+        if dtype == torch.float32 and x.dtype == torch.float16:
+            return _HalfSoftmax.apply(x, log)
+        operator = aten._log_softmax if log else aten._softmax
+        return operator(x if dtype is None else x.to(dtype), dim, False)
 
     return run
 
 
-@torch.library.custom_op("lsai::recurrent", mutates_args=())
-def recurrent(
-    x_TBD: Tensor, hx: Tensor, cx: Tensor, weights: list[Tensor], gates: int, layers: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """cuDNN's recurrent layers: output, last hidden and cell states, and what it reserves for the
-    backward pass; for fake tensors only."""
-    raise NotImplementedError("exists for fake tensors only")
+class _HalfSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, log: bool) -> Tensor:
+        out = torch.empty_like(x, dtype=torch.float32)
+        ctx.save_for_backward(out)
+        ctx.log = log
+        return out
 
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (out,) = ctx.saved_tensors
+        if not ctx.log:
+            grad = grad * out
+        return torch.empty_like(grad, dtype=torch.float16), None
 
-@recurrent.register_fake
-def _(
-    x_TBD: Tensor, hx: Tensor, cx: Tensor, weights: list[Tensor], gates: int, layers: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    length, batch = x_TBD.shape[:2]
-    directions, width = hx.shape[0] // layers, hx.shape[2]
-    out = x_TBD.new_empty((length, batch, directions * width))
-    # Of every layer and step: its gates, its cell, and what the next layer reads.
-    reserved = length * batch * hx.shape[0] * width * (gates + (2 if gates == 4 else 1))
-    return out, torch.empty_like(hx), torch.empty_like(cx), x_TBD.new_empty(reserved)
-
-
-@torch.library.custom_op("lsai::recurrent_backward", mutates_args=())
-def recurrent_backward(dout: Tensor, x: Tensor, hx: Tensor, weights: list[Tensor]) -> list[Tensor]:
-    """Gradients of the input, both states and all weights; for fake tensors only."""
-    raise NotImplementedError("exists for fake tensors only")
-
-
-@recurrent_backward.register_fake
-def _(dout: Tensor, x: Tensor, hx: Tensor, weights: list[Tensor]) -> list[Tensor]:
-    return [torch.empty_like(t) for t in (x, hx, hx, *weights)]
-
-
-def _keep_recurrent(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, hx, cx, weights, _, _ = inputs
-    ctx.save_for_backward(x, hx, cx, *output, *weights)
-
-
-def _recurrent_gradients(ctx: Any, dout: Tensor, *_others: Tensor) -> tuple[Any, ...]:
-    x, hx, _, _, _, _, _, *weights = ctx.saved_tensors
-    dx, dhx, dcx, *dweights = recurrent_backward(dout, x, hx, weights)
-    return dx, dhx, dcx, dweights, None, None
-
-
-recurrent.register_autograd(_recurrent_gradients, setup_context=_keep_recurrent)
 
 _OVERRIDES: dict[str, Callable[..., Any]] = {
     "dropout": _dropout,
     "rms_norm": _rms_norm,
     "scaled_dot_product_attention": _attention,
-    "lstm.input": _lstm,
-    "gru.input": _simple(3),
-    "rnn_tanh.input": _simple(1),
-    "rnn_relu.input": _simple(1),
+    "softmax.int": _softmax(log=False),
+    "log_softmax.int": _softmax(log=True),
+    "lstm.input": lstm,
+    "gru.input": of_gates(GRU),
+    "rnn_tanh.input": of_gates(PLAIN),
+    "rnn_relu.input": of_gates(PLAIN),
 }

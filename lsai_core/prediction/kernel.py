@@ -87,7 +87,7 @@ def kernel_on(gpu: Gpu, config: TrainConfig, packages: Collection[str]) -> str:
 
 def _missing(gpu: Gpu, name: str, packages: Collection[str]) -> str | None:
     """Why `gpu` cannot run the kernel with `packages`; None if it can."""
-    backend = BACKENDS[name]
+    backend = get_backend(name)
     if "cuda" not in backend.dtypes:
         return "exists for no GPU"
     if name in PACKAGES and name not in packages:

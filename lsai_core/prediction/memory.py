@@ -18,11 +18,13 @@ from lsai_core.config.affects import affecting
 from lsai_core.config.precision import weight_dtype
 from lsai_core.config.train import TrainConfig
 from lsai_core.optimizers.build import state_bytes
-from lsai_core.prediction.replay import WORKSPACE, Replayed, replay
+from lsai_core.prediction.allocator import WORKSPACE, Verdict
+from lsai_core.prediction.fake_kernels import FUSED, expected_kernel, is_usual, repeats
+from lsai_core.prediction.replay import Replayed, replay
 from lsai_core.prediction.simulate import Simulated, simulate
-from lsai_core.prediction.stand_ins import FUSED, expected_kernel, is_usual, repeats
-from lsai_core.profiling.gpus import Gpu
+from lsai_core.profiling.gpus import OUTSIDE_GIB, Gpu, usable_gib
 from lsai_core.training.combinations import require_possible
+from lsai_core.training.own_techniques import own_techniques
 
 GIB = 2**30
 LIBRARIES_GIB = 2 * WORKSPACE / GIB
@@ -37,11 +39,6 @@ PARTS = (
     "kernel scratch",
     "libraries",
 )
-
-OUTSIDE_GIB = 0.6  # the driver's context and the kernels' code
-MARGIN = 0.03  # of a GPU's memory: predictions of reserved memory are that true
-
-Verdict = Literal["fits", "tight", "too large"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +55,15 @@ class Prediction:
     reserved: float  # what the caching allocator takes from a GPU with memory to spare; 0 on a CPU
     _step: Simulated | None = field(default=None, repr=False, compare=False)
     _drawn: Sequence[float] = field(default=(), repr=False, compare=False)
+
+    @property
+    def timeline(self) -> dict[str, list[float]]:
+        """GiB by part in equal slices of the forward pass, the backward pass and the update
+        (`timeline.SLICES`), each at its highest moment."""
+        assert self._step is not None, "predicted for a CPU"
+        found = {name: [size / GIB for size in s] for name, s in self._step.timeline.items()}
+        slices = len(next(iter(found.values())))
+        return found | {"libraries": [self.parts["libraries"]] * slices}
 
     def on_gpu_with(
         self, available_gib: float, after: Prediction | None = None, **settings: Any
@@ -109,13 +115,16 @@ def predict(
         kernel = kernel or expected_kernel(config)
         if is_usual(kernel) and config.parallel.cp == 1:
             kernel, relevant["attention"] = FUSED if repeats(kernel) else kernel, {}
-    return _predicted(json.dumps(relevant), kernel, on)
+    return _predicted(json.dumps(relevant), kernel, on, json.dumps(own_techniques(config)))
 
 
 @functools.lru_cache(maxsize=256)
-def _predicted(relevant: str, kernel: str | None, on: Literal["gpu", "cpu"]) -> Prediction:
+def _predicted(
+    relevant: str, kernel: str | None, on: Literal["gpu", "cpu"], own: str
+) -> Prediction:
+    """`own`: the laboratory's techniques in it, with their hashes; none in most questions."""
     config = TrainConfig.model_validate(json.loads(relevant))
-    question = json.dumps([relevant, kernel, on])
+    question = json.dumps([relevant, kernel, on, *([] if own == "{}" else [own])])
     kept = cached_on_disk(
         simulate.__module__, question, lambda: asdict(simulate(config, kernel, on=on))
     )
@@ -153,8 +162,8 @@ def _host_gib(config: TrainConfig) -> float:
         return host_gib(config)
     stored = weight_dtype(config.precision)
     weights_and_gradients = 2 * stored.itemsize * count_parameters(config.model).total
-    held = weights_and_gradients + state_bytes(config.model, config.optim, stored)
-    return held / config.parallel.shards / GIB + host_gib(config)
+    kept_bytes = weights_and_gradients + state_bytes(config.model, config.optim, stored)
+    return kept_bytes / config.parallel.shards / GIB + host_gib(config)
 
 
 def verdict(prediction: Prediction, gpu: Gpu) -> Verdict:
@@ -166,8 +175,3 @@ def verdict(prediction: Prediction, gpu: Gpu) -> Verdict:
     if prediction.reserved <= usable_gib(gpu) or prediction.needs <= usable_gib(gpu):
         return "fits"
     return "tight" if prediction.on_gpu_with(gpu.memory_gib - OUTSIDE_GIB).fits else "too large"
-
-
-def usable_gib(gpu: Gpu) -> float:
-    """What a run may need and surely fit."""
-    return (1 - MARGIN) * gpu.memory_gib - OUTSIDE_GIB

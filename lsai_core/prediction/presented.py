@@ -71,10 +71,16 @@ def _says_cpu(args: Any, kwargs: Any) -> bool:
 def presented(gpu: Gpu, memory: SimpleNamespace) -> Iterator[None]:
     """While open, torch speaks of `gpu`. `memory`: functions `live`, `peak`, `reserved`, `reset`
     in bytes, for what programs ask of `torch.cuda`."""
+    from torch._dynamo import eval_frame  # a second to import
+    from torch.nn.attention import flex_attention
+
     changed = [
         *((torch.cuda, name, value) for name, value in _answers(gpu, memory).items()),
         (torch.amp.autocast_mode.autocast, "__init__", _autocast()),
         (torch, "compile", _no_compile),
+        # what a function that was compiled before asks when it is called
+        (eval_frame, "_callback_from_stance", _not_compiled(eval_frame._callback_from_stance)),
+        (flex_attention, "_validate_device", _no_flex),
         (nn.Module, "_apply", _apply({})),
         # programs that ask whether a tensor is fake, and would then trace, get no for an answer
         (torch._subclasses, "FakeTensor", _Nothing),
@@ -201,5 +207,16 @@ def _apply(moved: dict[int, tuple[nn.Parameter, nn.Parameter]]) -> Callable[...,
     return apply
 
 
+def _not_compiled(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def ask(callback: Any) -> Any:
+        return _no_compile() if callable(callback) else original(callback)
+
+    return ask
+
+
 def _no_compile(*_arguments: Any, **_options: Any) -> Any:
     raise UserError("simulated_gpu cannot follow torch.compile; predict the eager step without it")
+
+
+def _no_flex(*_arguments: Any, **_options: Any) -> Any:
+    raise UserError("simulated_gpu cannot follow flex_attention; predict with another attention")

@@ -13,7 +13,7 @@ import contextlib
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -36,10 +36,10 @@ from lsai_core.model.transformer import Block, Transformer, shaped
 from lsai_core.optimizers.base import FactorOptimizer, parts_of
 from lsai_core.optimizers.build import build_optimizer, clip_and_update, kept_states, make_states
 from lsai_core.parallel.adapt import adapt
+from lsai_core.parallel.build import share
 from lsai_core.parallel.sequence import join, setting
 from lsai_core.prediction.compiled import POLICIES, Policy, compiled
-from lsai_core.prediction.purposes import name_gradients_and_buffers, named
-from lsai_core.prediction.stand_ins import (
+from lsai_core.prediction.fake_kernels import (
     FusedRMSNorm,
     PretendedGpus,
     PretendedRanks,
@@ -50,10 +50,13 @@ from lsai_core.prediction.stand_ins import (
     update_on_gpu,
     update_on_host,
 )
+from lsai_core.prediction.purposes import name_gradients_and_buffers, named
+from lsai_core.prediction.timeline import timeline
 from lsai_core.prediction.tracker import PurposeTracker
 from lsai_core.training import step
 
 CPU = torch.device("cpu")
+MOST_SHARDS = 4096  # FSDP2 cuts each parameter into all of them, of which one is kept
 Plan = Callable[..., Any]  # a compiled block: its tensors and its arguments
 
 
@@ -64,7 +67,8 @@ class Simulated:
 
     `events`: all births and deaths (see `PurposeTracker`); `marks`: how many came before the
     weights, the optimizer's states, the step's input ("activations"), and its phases. `work`: of
-    one or two micro-batches (see `work.py`).
+    one or two micro-batches (see `work.py`). `timeline`: by purpose the bytes at the highest moment
+    of each slice of the step (see `timeline.py`).
     """
 
     phases: dict[str, int]
@@ -73,6 +77,7 @@ class Simulated:
     events: list[int]
     marks: dict[str, int]
     work: dict[str, int]
+    timeline: dict[str, list[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -101,19 +106,24 @@ def simulate(
     *,
     on: Literal["gpu", "cpu"] = "gpu",
     trainer: Trainer = Trainer(),
+    moments: list[tuple[str, dict[str, int]]] | None = None,
 ) -> Simulated:
     """One step of `config` on fake tensors. `kernel`: the attention kernel; what `auto` comes to if
-    not given.
+    not given. `moments`: a list to which the phase and the bytes by purpose are added after each
+    birth and death.
 
     `on="cpu"`: as the run behaves on a CPU, where PyTorch runs compiled code eagerly while memory
     is measured. Raises UserError for an attention backend that cannot run on fake tensors.
     """
+    if config.parallel.kind != "fsdp" or config.parallel.tp * config.parallel.pp > 1:
+        raise UserError("parallel.kind other than fsdp, parallel.tp and pp are not predicted")
     # From the second micro-batch on all are alike.
     config = config.model_copy(update={"grad_accum": min(2, config.grad_accum)})
     if on == "cpu":
         config = config.model_copy(update={"compile": False})
     kernel = kernel or expected_kernel(config)
     simulation = _Simulation(config, kernel, on == "gpu", trainer)
+    simulation.tracker.history = moments
     with _world(config), torch.random.fork_rng(devices=[]):
         watched, events = simulation.one_step()
     messages, highest = held_back(config) if on == "gpu" else 0, watched.highest
@@ -128,6 +138,7 @@ def simulate(
         events=events,
         marks=watched.marks,
         work=dict(watched.work),
+        timeline=timeline(watched.levels or [], messages),
     )
 
 
@@ -135,11 +146,16 @@ def simulate(
 def _world(config: TrainConfig) -> Iterator[None]:
     """A process group as large as the run's whose communication does nothing, of which this process
     is rank 0."""
-    if not config.parallel.sharded:
+    if not config.parallel.distributed:
         yield
         return
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    if (shards := config.parallel.shards) > MOST_SHARDS:
+        raise UserError(
+            f"a model in {shards:,} shards cannot be predicted, at most in {MOST_SHARDS:,}; "
+            f"with parallel.replicate groups of processes hold a copy each"
+        )
     if dist.is_initialized():
         raise UserError("a prediction for several processes cannot run inside of a distributed run")
     dist.init_process_group(
@@ -158,11 +174,12 @@ class _Simulation:
         self._config, self._kernel, self._on_gpu = config, kernel, on_gpu
         self._trainer = trainer
         self._fakes = FakeGpu if on_gpu else FakeTensorMode
-        self._tracker = PurposeTracker(on_gpu)
+        self.tracker = PurposeTracker(on_gpu)
 
     def one_step(self) -> tuple[PurposeTracker, list[int]]:
         """What watched the step, and its events up to the end."""
-        config, tracker = self._config, self._tracker
+        config, tracker = self._config, self.tracker
+        tracker.levels = []
         model = self._shaped()
         with self._fakes(allow_non_fake_inputs=True):
             model.to_empty(device=CPU)
@@ -193,6 +210,7 @@ class _Simulation:
                 loss_of=self._loss(),
                 update=self._update(),
             )
+            tracker.history = None
             return tracker, tracker.events.copy()  # before the model dies
 
     def _optimizer(self, model: Transformer) -> torch.optim.Optimizer:
@@ -214,7 +232,7 @@ class _Simulation:
 
     def _watch(self, model: Transformer) -> None:
         """Say what tensors are for as they come to be."""
-        tracker = self._tracker
+        tracker = self.tracker
         name_gradients_and_buffers(model, tracker, self._config.parallel.cpu_offload)
         model.loss = named(tracker, "loss", linear_cross_entropy)
         if not self._trainer.keeps_gradients:
@@ -226,11 +244,11 @@ class _Simulation:
     def _host_buffer(self, like: Tensor) -> Tensor:
         buffer = torch.empty_like(like)
         if self._on_gpu:
-            self._tracker.move_to_host(buffer)
+            self.tracker.move_to_host(buffer)
         return buffer
 
     def _loss(self) -> Callable[..., Tensor]:
-        whole = named(self._tracker, "loss", torch.nn.functional.cross_entropy)
+        whole = named(self.tracker, "loss", step.loss_of_logits(self._config.loss))
         return self._trainer.loss or functools.partial(step.loss_fn, cross_entropy=whole)
 
     def _shaped(self) -> Transformer:
@@ -247,10 +265,8 @@ class _Simulation:
             model.share_sequence(join(config, CPU, kind))
         if config.compile:
             self._compile(model)
-        if config.parallel.sharded:
-            from lsai_core.parallel.fsdp import shard
-
-            shard(model, config.parallel, config.precision, CPU)
+        if config.parallel.distributed:
+            share(model, config, CPU)
         return model
 
     def _adapt(self, model: Transformer, dtype: torch.dtype) -> None:
@@ -324,12 +340,12 @@ class _Meter:
     """Stands where `PhaseMemory` does: counts within phases."""
 
     def __init__(self, tracker: PurposeTracker) -> None:
-        self._tracker = tracker
+        self.tracker = tracker
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        with self._tracker, self._tracker.purpose("activations"):
-            self._tracker.enter(name)
+        with self.tracker, self.tracker.purpose("activations"):
+            self.tracker.enter(name)
             yield
 
 

@@ -33,6 +33,8 @@ class LiveTensors(TorchDispatchMode):
     runs in the calling thread.
     """
 
+    device_type = "cpu"  # of the storages that count
+
     def __init__(self) -> None:
         super().__init__()
         self.live = 0
@@ -81,7 +83,7 @@ class LiveTensors(TorchDispatchMode):
         return result
 
     def _see(self, value: Any) -> None:
-        if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
+        if not isinstance(value, torch.Tensor) or value.device.type != self.device_type:
             return
         if is_traceable_wrapper_subclass(value):
             for name in value.__tensor_flatten__()[0]:

@@ -195,9 +195,11 @@ def kernel_breakdown(events: Sequence[KernelEvent]) -> dict[str, float]:
     }
 
 
-def top_kernels(events: Sequence[KernelEvent], count: int, per: int = 1) -> list[dict[str, Any]]:
-    """The `count` names with the most time, longest first: name, class, and of `per` profiled steps
-    the mean ms and calls of one."""
+def top_kernels(
+    events: Sequence[KernelEvent], count: int | None = None, per: int = 1
+) -> list[dict[str, Any]]:
+    """The `count` names with the most time (all, if not given), longest first: name, class, and of
+    `per` profiled steps the mean ms and calls of one."""
     calls = defaultdict[tuple[str, str], list[float]](list)
     for event in events:
         calls[event.name, event.label].append(event.ms)

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import atomic_writer, write_json
-from lsai_core.optimizers.kept import kept, require_same
+from lsai_core.optimizers.kept import kept, require_restored, require_same
 
 
 class _HashingWriter:
@@ -176,7 +176,8 @@ class WholeCheckpoints(Checkpoints):
             done = progress(state, saved[-1])
             model.load_state_dict(state["model"])
             optimizer.load_state_dict(state["optimizer"])
-            require_same(optimizer, state.get("kept"), state["optimizer"])
+            require_restored(optimizer, state["optimizer"])
+            require_same(state.get("kept"), kept(optimizer))
             torch.set_rng_state(state["random"]["torch"])
             if state["random"]["cuda"] and torch.cuda.is_available():
                 torch.cuda.set_rng_state_all(state["random"]["cuda"])

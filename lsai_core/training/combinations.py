@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from lsai_core.base.errors import UserError, hint
-from lsai_core.base.plugins import declared, names
+from lsai_core.base.plugins import declared, names, own
 from lsai_core.config.strict import validated
-from lsai_core.config.train import MOST_TOKENS, OptimConfig, TrainConfig
+from lsai_core.config.train import LOSSES, MOST_TOKENS, OptimConfig, ParallelConfig, TrainConfig
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -24,7 +24,7 @@ T = TypeVar("T", bound=BaseModel)
 def checked(cls: type[T], data: dict[str, Any], where: str) -> T:
     """`cls` from plain data, with every training run in it possible; UserError names `where`."""
     config = validated(cls, data, where)
-    for train in _training_configs(config):
+    for train in training_configs(config):
         require_possible(train, where)
     return config
 
@@ -35,13 +35,14 @@ def require_possible(config: TrainConfig, where: str) -> None:
         raise UserError(f"{where}: {reason}")
 
 
-def _training_configs(config: BaseModel) -> Iterator[TrainConfig]:
+def training_configs(config: BaseModel) -> Iterator[TrainConfig]:
+    """Every training run that `config` is or holds."""
     if isinstance(config, TrainConfig):
         yield config
         return
     for name in type(config).model_fields:
         if isinstance(inner := getattr(config, name), BaseModel):
-            yield from _training_configs(inner)
+            yield from training_configs(inner)
 
 
 def refusal(config: TrainConfig) -> str | None:
@@ -53,7 +54,8 @@ def refusal(config: TrainConfig) -> str | None:
             "use a smaller batch"
         )
     window = config.attention.window
-    if (reason := _refusal_of_attention(config) or _refusal_of_optimizer(config.optim)) is not None:
+    reason = _refusal_of_attention(config) or _refusal_of_optimizer(config.optim)
+    if (reason := reason or _refusal_of_loss(config.loss)) is not None:
         return reason
     if window is not None and window > config.seq_len:
         return (
@@ -73,6 +75,32 @@ def refusal(config: TrainConfig) -> str | None:
             return reason
     if (reason := _refusal_of_activations(config)) is not None:
         return reason
+    if (reason := _refusal_of_sharing(config)) is not None:
+        return reason
+    if config.data.vocab_size > config.model.vocab_size:
+        return (
+            f"data.vocab_size={config.data.vocab_size} does not fit "
+            f"model.vocab_size={config.model.vocab_size}"
+        )
+    return None
+
+
+def _refusal_of_sharing(config: TrainConfig) -> str | None:
+    if config.parallel.kind != ParallelConfig().kind:
+        from lsai_core.parallel.way import way_of
+
+        if (reason := way_of(config.parallel).refusal(config)) is not None:
+            return reason
+    if config.parallel.pp > 1:
+        from lsai_core.parallel.possible import refusal_of_stages
+
+        if (reason := refusal_of_stages(config)) is not None:
+            return reason
+    if config.parallel.tp > 1:
+        from lsai_core.parallel.possible import refusal_of_matrices
+
+        if (reason := refusal_of_matrices(config)) is not None:
+            return reason
     if config.parallel.cp > 1:
         from lsai_core.parallel.sequence import refusal as refusal_of_slices
 
@@ -85,11 +113,6 @@ def refusal(config: TrainConfig) -> str | None:
         )
     if config.parallel.fp8_gather and (config.fp8.recipe != "fused" or config.parallel.shards == 1):
         return "parallel.fp8_gather needs fp8.recipe fused and parallel.fsdp > 1 (or cp > 1)"
-    if config.data.vocab_size > config.model.vocab_size:
-        return (
-            f"data.vocab_size={config.data.vocab_size} does not fit "
-            f"model.vocab_size={config.model.vocab_size}"
-        )
     return None
 
 
@@ -124,15 +147,17 @@ def _refusal_of_attention(config: TrainConfig) -> str | None:
     name = config.attention.backend
     if name == "auto":
         return None
-    from lsai_core.attention.choice import BACKENDS
+    from lsai_core.attention.choice import BACKENDS, get_backend
 
-    if name not in BACKENDS:
-        return f"unknown attention backend {name!r}{hint(name, ('auto', *BACKENDS))}"
-    if config.attention.window is not None and not BACKENDS[name].windowed:
-        able = ", ".join(other for other, backend in BACKENDS.items() if backend.windowed)
+    try:
+        backend = get_backend(name)
+    except UserError as error:
+        return str(error)
+    if config.attention.window is not None and not backend.windowed:
+        able = ", ".join(other for other, each in BACKENDS.items() if each.windowed)
         return f"attention backend {name!r} has no sliding window; use auto, {able}"
-    if config.precision in ("fp32", "tf32") and BACKENDS[name].half_only:
-        others = ", ".join(other for other, backend in BACKENDS.items() if not backend.half_only)
+    if config.precision in ("fp32", "tf32") and backend.half_only:
+        others = ", ".join(other for other, each in BACKENDS.items() if not each.half_only)
         return (
             f"attention backend {name!r} needs 16-bit inputs but precision is "
             f"{config.precision!r}; use precision bf16_autocast or bf16, or backend auto, {others}"
@@ -142,10 +167,16 @@ def _refusal_of_attention(config: TrainConfig) -> str | None:
 
 def _refusal_of_optimizer(optim: OptimConfig) -> str | None:
     package = "lsai_core.optimizers.kinds.*"
-    if optim.name not in (known := names(package)):
+    if optim.name not in (known := (*names(package), *own("optimizers"))):
         return f"unknown optimizer {optim.name!r}{hint(optim.name, known)}"
     usual = OptimConfig().model_dump(include={"name", "kernel", "states", "rounding"})
     if optim.model_dump(include=set(usual)) == usual:
         return None
-    refused: str | None = declared(package, optim.name, "OPTIMIZER").refusal(optim)
+    refused: str | None = declared(package, optim.name, "OPTIMIZER", "optimizers").refusal(optim)
     return refused
+
+
+def _refusal_of_loss(name: str) -> str | None:
+    if name in (known := (*LOSSES, *own("losses"))):
+        return None
+    return f"unknown loss {name!r}{hint(name, known)}"

@@ -1,8 +1,8 @@
 """What a training run measures beside its loss and step times, and which steps that disturbs.
 
 A few early steps run with the memory meter on. If asked for, four later steps run under the
-profiler, whose longest kernels go to `kernels.json`, and the whole run's allocations are recorded
-for a snapshot. The steps that an instrument slows down are left out of the speed figures; in the
+profiler, whose kernels go to `kernels.json`, and the whole run's allocations are recorded for a
+snapshot. The steps that an instrument slows down are left out of the speed figures; in the
 others a clock reads the host's time in each phase, and a thread the GPU's clock and power.
 """
 
@@ -21,7 +21,6 @@ from lsai_core.profiling.memory import PhaseMemory
 from lsai_core.profiling.steptime import PhaseClock, PowerMeter
 
 TRACED_STEPS = 3
-TOP_KERNELS = 25
 
 
 class Instruments:
@@ -102,7 +101,7 @@ class Instruments:
             self._kernels["gpu_busy_ms"] = busy * per_step
         if (exposed := trace.exposed_ms(events, "communication")) is not None:
             self._kernels["exposed_communication_ms"] = exposed * per_step
-        kernels = trace.top_kernels(events, TOP_KERNELS, per=TRACED_STEPS)
+        kernels = trace.top_kernels(events, per=TRACED_STEPS)
         write_json(self.folder / "kernels.json", {"per": "step", "kernels": kernels})
 
     def results(self) -> dict[str, Any]:

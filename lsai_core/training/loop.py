@@ -27,9 +27,10 @@ import torch
 
 from lsai_core.base.errors import Preempted, UserError
 from lsai_core.config.precision import set_matmul_mode
-from lsai_core.config.train import TrainConfig
+from lsai_core.config.train import LOSSES, TrainConfig
 from lsai_core.model.transformer import Transformer
-from lsai_core.optimizers.build import build_optimizer, way_of
+from lsai_core.optimizers.base import held_here
+from lsai_core.optimizers.build import way_of
 from lsai_core.parallel.world import World
 from lsai_core.profiling.steptime import StepTimer
 from lsai_core.training import checkpoint
@@ -45,6 +46,7 @@ from lsai_core.training.step import (
     loss_fn,
     own_part,
     prepare_model,
+    prepare_optimizer,
     resolve_device,
     train_step,
 )
@@ -82,10 +84,13 @@ def validate(
     device: torch.device,
     world: World | None = None,
 ) -> float:
-    """Mean loss (nats per token) over `eval.sequences` of the held-out split, every token weighted
-    the same. Batches go round the readers; how large they are changes no more than rounding."""
+    """Mean cross-entropy (nats per token) over `eval.sequences` of the held-out split, every token
+    weighted the same, whatever loss a laboratory trains with. Batches go round the readers; how
+    large they are changes no more than rounding."""
     world = world or World()
-    readers, reader = config.parallel.readers, world.rank // config.parallel.cp
+    if config.loss not in LOSSES:
+        config = config.model_copy(update={"loss": "full"})
+    readers, reader = config.parallel.readers, world.rank // config.parallel.members
     total_and_count = torch.zeros(2, dtype=torch.float64)
     tokens = dataset.tokens("validation")
     batches = sequential_batches(tokens, config.batch_size, config.seq_len, config.eval.sequences)
@@ -104,7 +109,7 @@ def validate(
 def open_checkpoints(config: TrainConfig, folder: Path, world: World) -> checkpoint.Checkpoints:
     """The checkpoints of a run: sharded ones for a sharded model, or where another number of
     processes left such."""
-    if not config.parallel.sharded and not any(folder.glob("sharded-*")):
+    if not config.parallel.distributed and not any(folder.glob("sharded-*")):
         return checkpoint.WholeCheckpoints(folder, config.checkpoint.keep)
     from lsai_core.training.sharded_checkpoint import ShardedCheckpoints
 
@@ -157,7 +162,7 @@ def train(
             f"parallel asks for {config.parallel.world_size} processes, but {world.size} are "
             f"running"
         )
-    if config.parallel.sharded and not world.launched:
+    if config.parallel.distributed and not world.launched:
         raise UserError(
             "parallel.cpu_offload needs a process group, which `lsai train` and the studies start"
         )
@@ -209,7 +214,7 @@ class _Loop:
         sequences = config.batch_size * config.grad_accum
         self.stream = BatchStream(dataset.tokens("train"), sequences, config.seq_len, config.seed)
         self.model = prepare_model(config, self.device)
-        self.optimizer = build_optimizer(self.model, config.optim, config.seed)
+        self.optimizer = prepare_optimizer(self.model, config)
         self.result = result = Trained(self.model, kernel, way_of(self.optimizer))
         self.checkpoints = open_checkpoints(config, folder, world)
         result.resumed_at, self.earlier_s = self.checkpoints.restore(self.model, self.optimizer)
@@ -217,8 +222,9 @@ class _Loop:
         profile = config.profile.model_copy(
             update={} if world.is_main else {"trace": False, "snapshot": False}
         )
+        held = held_here(self.optimizer)  # what is counted as memory of this process
         self.instruments = Instruments(
-            profile, self.device, folder, (self.model, self.optimizer), result.resumed_at
+            profile, self.device, folder, (self.model, held), result.resumed_at
         )
         # steps of this process whose durations are on disk
         self.timer, self.flushed = StepTimer(self.device), 0
@@ -234,7 +240,7 @@ class _Loop:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         batch = self.stream.batch(
-            step * config.parallel.readers + self.world.rank // config.parallel.cp
+            step * config.parallel.readers + self.world.rank // config.parallel.members
         )
         loss_and_norm = train_step(self.model, self.optimizer, *batch, config, self.device, meter)
         self.timer.mark()

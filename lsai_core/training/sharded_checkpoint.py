@@ -14,6 +14,7 @@ checksums in `complete.json` hold, and no pickle that names anything but what DC
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 import shutil
@@ -31,11 +32,15 @@ from torch.optim import Optimizer
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import write_json
+from lsai_core.config.train import MOST_PROCESSES
 from lsai_core.model.hf import save_hf
+from lsai_core.model.rows import out_of_order, row_order
 from lsai_core.model.transformer import Transformer
+from lsai_core.optimizers.base import held_here
 from lsai_core.optimizers.kept import kept, require_same
 from lsai_core.parallel.world import World
 from lsai_core.training.checkpoint import beginning, checksum, progress
+from lsai_core.training.saved_rows import RowsInOrder
 
 COMPLETE = "complete.json"
 _CLASSES = (
@@ -68,7 +73,7 @@ class _Metadata(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-class _Values(dcp.DefaultLoadPlanner):
+class _Values(RowsInOrder):
     def load_bytes(self, read_item: Any, value: Any) -> None:
         torch.load(value, weights_only=True)
         value.seek(0)
@@ -112,19 +117,27 @@ class ShardedCheckpoints:
         if not saved:
             return 0, 0.0
         facts = self._facts(saved[-1])
-        weights, states = dicts.get_state_dict(model, optimizer)
-        state = {"model": weights, "optimizer": states}
+        state = self._state(model, optimizer)
         try:
             with (saved[-1] / ".metadata").open("rb") as file:
                 _Metadata(file).load()
             with warnings.catch_warnings():  # DCP finds it remarkable that a process is alone
                 warnings.filterwarnings("ignore", "torch.distributed is disabled")
                 where: dict[str, Any] = {"process_group": self._group, "no_dist": self._alone}
-                dcp.load(state, checkpoint_id=saved[-1], planner=_Values(), **where)
+                planner = _Values(getattr(model, "config", None), facts.get("tp", 1), _tp(model))
+                dcp.load(state, checkpoint_id=saved[-1], planner=planner, **where)
+            held = held_here(optimizer)
+            groups = state["optimizer"]["param_groups"]
+            for group, own in zip(groups, held.param_groups, strict=True):
+                if not own["params"]:  # torch looks for a group's parameters by its names
+                    group["params"] = []
             dicts.set_state_dict(
-                model, optimizer, model_state_dict=weights, optim_state_dict=states
+                model,
+                held,
+                model_state_dict=state["model"],
+                optim_state_dict=state["optimizer"],
             )
-            require_same(optimizer, facts.get("kept"))
+            require_same(facts.get("kept"), self._kept(optimizer))
         # whatever a foreign file makes of its reader
         except (dcp.api.CheckpointException, Exception) as error:
             raise UserError(
@@ -136,20 +149,43 @@ class ShardedCheckpoints:
         """Begin to write the checkpoint of `step` completed steps; waits for the one before to be
         on disk."""
         self.finish()
-        weights, states = dicts.get_state_dict(model, optimizer)
         path = self.folder / f"sharded-{step:08d}"
-        state = {"model": weights, "optimizer": states}
         written = dcp.async_save(
-            state, checkpoint_id=path, process_group=self._group, no_dist=self._alone
+            self._state(model, optimizer),
+            checkpoint_id=path,
+            process_group=self._group,
+            no_dist=self._alone,
         )
         facts = {
             "step": step,
             "ranks": self.world.size,
+            "tp": _tp(model),  # the order of rows in its matrices
             "sequences_per_step": self.sequences,
             "train_s": train_s,
-            "kept": kept(optimizer),
+            "kept": self._kept(optimizer),
         }
         self._running = self._writer.submit(self._complete, written, path, facts)
+
+    def _state(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+        """Weights and states of this process, by the names of the whole model's parameters.
+
+        Groups name the parameters of all processes, as each writes them and asks for them.
+        """
+        weights, states = dicts.get_state_dict(model, held_here(optimizer))
+        groups: list[dict[str, Any]] = states["param_groups"]  # type: ignore[assignment]
+        everyone = self.world.gather([group["params"] for group in groups])
+        for group, *others in zip(groups, *everyone, strict=True):
+            group["params"] = list(dict.fromkeys(itertools.chain(*others)))
+        return {"model": weights, "optimizer": states}
+
+    def _kept(self, optimizer: Optimizer) -> dict[str, int]:
+        """What the optimizer of all processes holds on to."""
+        own = kept(held_here(optimizer))
+        piped = getattr(optimizer, "pipeline_group", None) is not None
+        if held_here(optimizer) is optimizer and not piped:  # each process counts whole tensors
+            return own
+        everyone = self.world.gather(own)
+        return {name: sum(each[name] for each in everyone) for name in own}
 
     def check(self) -> None:
         """Raise what went wrong with the last save (a full disk, say), if it is known by now."""
@@ -213,6 +249,11 @@ class ShardedCheckpoints:
         return facts
 
 
+def _tp(model: nn.Module) -> int:
+    """How many processes share each of its matrices."""
+    return model.tp if isinstance(model, Transformer) else 1
+
+
 def _complete_facts(path: Path) -> dict[str, Any]:
     """What `complete.json` of the checkpoint `path` says: of all its slices, and of steps that can
     be.
@@ -221,7 +262,9 @@ def _complete_facts(path: Path) -> dict[str, Any]:
     """
     facts = json.loads((path / COMPLETE).read_text(encoding="utf-8"))
     progress(facts, path)
-    sequences = facts["sequences_per_step"]
+    sequences, tp = facts["sequences_per_step"], facts.get("tp", 1)
+    if type(tp) is not int or not 1 <= tp <= MOST_PROCESSES:
+        raise ValueError(f"tp is {str(tp)[:60]!r}")
     if type(sequences) is not int or sequences < 1:
         raise ValueError(f"sequences_per_step is {str(sequences)[:60]!r}")
     named = set(facts["files"])
@@ -243,11 +286,20 @@ def export_hf(model: Transformer, folder: Path, world: World, *, max_seq_len: in
     """Write `model`, sharded or not, to `folder` (see `save_hf`), gathered tensor by tensor into
     rank 0's host memory; every process must call."""
     options = dicts.StateDictOptions(full_state_dict=True, cpu_offload=True)
-    whole = dicts.get_model_state_dict(model, options=options)
+    whole: dict[str, Any] = dicts.get_model_state_dict(model, options=options)
+    if model.pipeline is not None:  # each process has other parameters
+        own = {name: value.cpu() for name, value in model.state_dict().items()}
+        whole = {name: value for part in world.gather(own) for name, value in part.items()}
     if world.is_main:
         with torch.device("meta"):
             plain = Transformer(model.config, model.attention_config)
         # Without what only training needs (the scales of fp8).
-        plain.load_state_dict({name: whole[name] for name in plain.state_dict()}, assign=True)
+        plain.load_state_dict(
+            {
+                name: out_of_order(whole[name], row_order(model.config, name, model.tp))
+                for name in plain.state_dict()
+            },
+            assign=True,
+        )
         save_hf(plain, folder, max_seq_len=max_seq_len)
     world.barrier()

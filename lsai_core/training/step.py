@@ -9,6 +9,7 @@ business (`loop.py`); searches call the same step.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,17 +17,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from lsai_core import fp8
 from lsai_core.attention.choice import resolve
 from lsai_core.base import compiler
 from lsai_core.base.errors import Unavailable
+from lsai_core.base.plugins import declared
 from lsai_core.config.precision import autocast, compute_dtype, weight_dtype
-from lsai_core.config.train import OptimConfig, TrainConfig
+from lsai_core.config.train import LOSSES, OptimConfig, TrainConfig
+from lsai_core.fp8 import recipes
 from lsai_core.model.loss import Reduction
 from lsai_core.model.saved_inputs import require_host_memory
 from lsai_core.model.transformer import Transformer, build_model
-from lsai_core.optimizers.build import clip_and_update
+from lsai_core.optimizers.build import build_optimizer, clip_and_update
 from lsai_core.parallel.adapt import adapt
+from lsai_core.parallel.way import way_of
 from lsai_core.profiling.memory import PhaseMemory
 from lsai_core.profiling.steptime import PhaseClock
 
@@ -62,12 +65,12 @@ def attention_kernel(config: TrainConfig, device: torch.device) -> str:
 def prepare_model(config: TrainConfig, device: torch.device) -> Transformer:
     """The model of a run, initialized from its seed, on its device, in its weight dtype, compiled
     and sharded if asked. Raises MemoryError where the host cannot hold what is to be kept there."""
-    fp8.require(config, device)
+    recipes.require(config, device)
     require_host_memory(config)
     compiler.require(config.compile, device)
     torch.manual_seed(config.seed)
-    if config.parallel.sharded:
-        from lsai_core.parallel.fsdp import build_sharded
+    if config.parallel.distributed:
+        from lsai_core.parallel.build import build_sharded
 
         model = build_sharded(config, device)
     else:
@@ -87,6 +90,16 @@ def prepare_model(config: TrainConfig, device: torch.device) -> Transformer:
     return model
 
 
+def prepare_optimizer(model: Transformer, config: TrainConfig) -> torch.optim.Optimizer:
+    """The optimizer of a run for the model of `prepare_model`. Raises as `build_optimizer`."""
+    build = functools.partial(build_optimizer, optim=config.optim, seed=config.seed)
+    if not config.parallel.distributed:
+        return build(model)
+    optimizer = way_of(config.parallel).optimizer(build, model)
+    optimizer.pipeline_group = model.pipeline_group  # type: ignore[attr-defined]
+    return optimizer
+
+
 def learning_rate(step: int, steps: int, optim: OptimConfig) -> float:
     """Linear warm-up over `warmup_steps`, then a cosine from lr to lr * min_lr_ratio at the last
     step."""
@@ -103,19 +116,30 @@ def own_part(model: Transformer, *tokens_NS: torch.Tensor) -> list[torch.Tensor]
     return [x_NS if model.context is None else model.context.shard(x_NS) for x_NS in tokens_NS]
 
 
+def loss_of_logits(name: str) -> Callable[..., torch.Tensor]:
+    """What a whole tensor of logits goes through, for the `loss` of a config: cross-entropy, or the
+    laboratory's own `LOSS(logits_NV, targets_N)`, in training only, whose mean it is."""
+    if name in LOSSES:
+        return F.cross_entropy
+    own: Callable[..., torch.Tensor] = declared("", name, "LOSS", "losses")
+    return lambda logits_NV, targets_N, reduction: own(logits_NV, targets_N)
+
+
 def loss_fn(
     model: Transformer,
     x_BS: torch.Tensor,
     y_BS: torch.Tensor,
     config: TrainConfig,
     reduction: Reduction = "mean",
-    cross_entropy: Callable[..., torch.Tensor] = F.cross_entropy,
+    cross_entropy: Callable[..., torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Cross-entropy in nats per token (or their sum), an fp32 scalar, by the way that `config.loss`
-    names; `cross_entropy` is that of whole logits."""
+    names; `cross_entropy` is that of whole logits, by default `loss_of_logits`."""
+    called = model.wrapper or model
     if config.loss == "fused":
-        return model(x_BS, y_BS, reduction)
-    logits_BSV = model(x_BS)
+        return called(x_BS, y_BS, reduction)
+    cross_entropy = cross_entropy or loss_of_logits(config.loss)
+    logits_BSV = called(x_BS)
     return cross_entropy(logits_BSV.float().flatten(0, 1), y_BS.flatten(), reduction=reduction)
 
 
@@ -129,7 +153,7 @@ def compute_context(
     stack = contextlib.ExitStack()
     if not config.parallel.sharded:
         stack.enter_context(autocast(config.precision, device))
-    stack.enter_context(fp8.context(config.fp8))
+    stack.enter_context(recipes.context(config.fp8))
     return stack
 
 
@@ -156,18 +180,37 @@ def train_step(
     x_NS, y_NS = own_part(model, x_NS, y_NS)
     if device.type == "cuda":
         x_NS, y_NS = (t.pin_memory().to(device, non_blocking=True) for t in (x_NS, y_NS))
-    fp8.begin_step(model)
-    total = torch.zeros((), device=device)
-    for x_BS, y_BS in zip(
-        x_NS.split(config.batch_size), y_NS.split(config.batch_size), strict=True
-    ):
-        with phase("forward"), compute_context(config, device):
-            loss = loss_of(model, x_BS, y_BS, config) / config.grad_accum
-        with phase("backward"):
-            loss.backward()
-        total += loss.detach()
-    fp8.end_step(model)
+    recipes.begin_step(model)
+    if model.pipeline is not None:
+        with phase("forward"), compute_context(config, device):  # and backward, by turns
+            total = model.pipeline(x_NS, y_NS)
+    else:
+        total = _forward_and_backward(model, x_NS, y_NS, config, device, phase, loss_of)
+    recipes.end_step(model)
     with phase("optimizer"):
         norm = update(optimizer, config.optim.grad_clip)
         optimizer.zero_grad(set_to_none=True)
     return torch.stack([total.float(), norm.float().to(device)])
+
+
+def _forward_and_backward(
+    model: Transformer,
+    x_NS: torch.Tensor,
+    y_NS: torch.Tensor,
+    config: TrainConfig,
+    device: torch.device,
+    phase: Callable[..., contextlib.AbstractContextManager[Any]],
+    loss_of: Callable[..., torch.Tensor],
+) -> torch.Tensor:
+    """The passes of a step, one micro-batch after the other; returns the mean loss."""
+    total = torch.zeros((), device=device)
+    for number, (x_BS, y_BS) in enumerate(
+        zip(x_NS.split(config.batch_size), y_NS.split(config.batch_size), strict=True), 1
+    ):
+        with model.micro_batch(number == config.grad_accum):
+            with phase("forward"), compute_context(config, device):
+                loss = loss_of(model, x_BS, y_BS, config) / config.grad_accum
+            with phase("backward"):
+                loss.backward()
+        total += loss.detach()
+    return total

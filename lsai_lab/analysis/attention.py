@@ -12,22 +12,22 @@ import torch
 from lsai_core import BACKENDS
 from lsai_lab.analysis.summary import SESSION_SPREAD
 from lsai_lab.benches.attention_table import choices_of
-from lsai_lab.report.load import points
 
+HEADS = ("heads", "kv_heads", "head_dim")
 SHAPE = ("heads of", "mask", "window", "length")
 # The major compute capability of a generation of NVIDIA GPUs.
 GENERATIONS = {8: "Ampere", 9: "Hopper"}
 PARTS = {"out": "output", "dq": "gradient of Q", "dk": "gradient of K", "dv": "gradient of V"}
 
 
-def attention_points(runs: pd.DataFrame, measure: str = "time") -> pd.DataFrame:
-    """The good points of `runs` (rows of `lab.load("attention")`) of one `measure`, a row a
-    measurement; `heads of` names the width of the heads and whether keys and values are shared."""
-    shared = (runs["kv_heads"] < runs["heads"]).map({True: ", grouped", False: ""})
-    named = runs.assign(**{"heads of": runs["head_dim"].map("heads of {:.0f}".format) + shared})
-    found = points(named, ["heads of", "heads", "kv_heads", "head_dim"])
-    found = found[(found["measure"] == measure) & (found["outcome"] == "ok")]
-    return found.assign(window=found["window"].fillna(0))
+def attention_points(points: pd.DataFrame, measure: str = "time") -> pd.DataFrame:
+    """The good ones of `points` of one `measure`, a row a measurement; `heads of` names the width
+    of the heads and whether keys and values are shared. `points`: of the attention bench, with the
+    columns `HEADS` of their runs (`lab.points(runs, lab.HEADS)`)."""
+    found = points[(points["measure"] == measure) & (points["outcome"] == "ok")]
+    shared = (found["kv_heads"] < found["heads"]).map({True: ", grouped", False: ""})
+    named = found["head_dim"].map("heads of {:.0f}".format) + shared
+    return found.assign(**{"heads of": named, "window": found["window"].fillna(0)})
 
 
 def kernel_times(timed: pd.DataFrame) -> pd.DataFrame:

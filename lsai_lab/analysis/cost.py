@@ -15,11 +15,3 @@ def with_cost(rows: pd.DataFrame, dollars_per_hour: float) -> pd.DataFrame:
         kwh_per_billion=joules * 1e9 / 3.6e6,
         dollars_per_billion=1e9 / speed / 3600 * dollars_per_hour,
     )
-
-
-def gaps_by_seed(runs: pd.DataFrame, variant: str, baseline: str, metric: str) -> pd.Series:
-    """The `metric` of `variant` less that of `baseline`, of each seed (`repeat`) that both have:
-    their mean and `half_width` are the interval that a loss is judged by."""
-    good = runs[runs["outcome"] == "ok"].set_index("repeat")
-    gaps = good[good["variant"] == variant][metric] - good[good["variant"] == baseline][metric]
-    return gaps.dropna()

@@ -24,16 +24,18 @@ def text_read(runs: pd.DataFrame) -> pd.DataFrame:
     Missing where a run has no tokens, or where neither its record (`text_tokens`) nor
     `params/datasets.yaml` says how long its text is.
     """
-    known = load_yaml(reading_root() / "params" / "datasets.yaml")
+    path = reading_root() / "params" / "datasets.yaml"
+    known = load_yaml(path) if path.exists() else {}
     if not set(NEEDED) <= {*runs}:
         return pd.DataFrame(
             index=runs.index, columns=["tokens", "distinct_tokens", "passes"], dtype=float
         )
     tokens, length = (pd.to_numeric(runs[name], errors="coerce") for name in NEEDED[:2])
-    text = pd.to_numeric(runs["dataset"].map(known), errors="coerce")
+    text = pd.to_numeric(runs["dataset"].astype(str).map(known), errors="coerce")
     if "text_tokens" in runs:
         text = pd.to_numeric(runs["text_tokens"], errors="coerce").fillna(text)
     in_a_pass = (text - 1) // length * length
+    in_a_pass = in_a_pass.where(in_a_pass > 0)
     return pd.DataFrame(
         {
             "tokens": tokens.where(in_a_pass.notna()),
@@ -45,8 +47,12 @@ def text_read(runs: pd.DataFrame) -> pd.DataFrame:
 
 def training_loss(runs: pd.DataFrame, last: int = LAST_STEPS) -> pd.Series:
     """Of each row of `lab.load`, with its index, the mean training loss of its `last` steps (of
-    all, if it took fewer); missing where it recorded none. Read from `metrics.jsonl`."""
-    found = {place: _losses(run)["loss"].tail(last).mean() for place, run in runs["run"].items()}
+    all, if it took fewer); missing where it recorded none, or one of them is no number. Read from
+    `metrics.jsonl`."""
+    found = {
+        place: _losses(run)["loss"].tail(last).mean(skipna=False)
+        for place, run in runs["run"].items()
+    }
     return pd.Series(found, dtype=float)
 
 
@@ -60,12 +66,12 @@ def loss_by_pass(runs: pd.DataFrame) -> pd.DataFrame:
     for place, run in runs.iterrows():
         losses = _losses(run["run"])
         in_a_pass = read.loc[place, "tokens"] / read.loc[place, "passes"]
-        if losses.empty or pd.isna(in_a_pass):
-            continue
         before = losses["tokens_in_step"].cumsum() - losses["tokens_in_step"]
+        if losses.empty or pd.isna(in_a_pass) or before.isna().any():
+            continue
         for number, steps in losses.groupby((before // in_a_pass).astype(int)):
             row = {name: run[name] for name in ("variant", "repeat", "run")}
-            row |= {"pass": number + 1, "loss": steps["loss"].mean()}
+            row |= {"pass": number + 1, "loss": steps["loss"].mean(skipna=False)}
             rows.append(row | {"first": int(steps["step"].min()), "last": int(steps["step"].max())})
     return pd.DataFrame(rows, columns=["variant", "repeat", "run", "pass", "first", "last", "loss"])
 
@@ -123,4 +129,5 @@ def _losses(run: str | Path) -> pd.DataFrame:
         rows = pd.DataFrame([dict(row) for row in read_run(Path(run)).rows])
     except FileNotFoundError:
         rows = pd.DataFrame()
-    return rows.reindex(columns=["step", "loss", "tokens_in_step"]).dropna(subset="loss")
+    columns = rows.reindex(columns=["step", "loss", "tokens_in_step"])
+    return columns.apply(pd.to_numeric, errors="coerce")

@@ -4,7 +4,6 @@ block take at least."""
 import pandas as pd
 
 from lsai_core import GPUS, ModelConfig, theoretical_peak
-from lsai_lab.report.load import points
 
 # Columns of the machine study and what they measure.
 RATES = {
@@ -85,11 +84,10 @@ def tokens_to_fill(shape: ModelConfig, rate: pd.Series, kind: str) -> float:
     return float(balance * read * inner * outer / (2 * inner * outer - moved_a_token))
 
 
-def layer_matmuls(runs: pd.DataFrame) -> pd.DataFrame:
-    """The matmuls of a model's layers and of squares that were timed alone in bf16 and fp8 (rows of
-    `lab.load("gemm")`), with their `intensity` in FLOPs per byte and `gpu`."""
-    timed = points(runs, ["gpu"])
-    timed = timed[timed["way"].isin(["bf16", "fp8"]) & (timed["outcome"] == "ok")]
+def layer_matmuls(points: pd.DataFrame) -> pd.DataFrame:
+    """Of the `points` of the gemm bench the matmuls in bf16 and fp8 that were timed alone, of a
+    model's layers and of squares, with their `intensity` in FLOPs per byte."""
+    timed = points[points["way"].isin(["bf16", "fp8"]) & (points["outcome"] == "ok")]
     m, n, k = (timed[name].astype(float) for name in "mnk")
     read = timed["way"].map({"bf16": 2, "fp8": 1})
     return timed.assign(intensity=2 * m * n * k / (read * (m + n) * k + 2 * m * n))

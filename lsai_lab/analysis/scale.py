@@ -105,7 +105,7 @@ class Traffic:
 @cache
 def _units(model: ModelConfig) -> list[tuple[list[tuple[int, ...]], int, int]]:
     """(parameter shapes, times gathered per step, how many such units): the units of
-    `parallel.fsdp.shard`."""
+    `parallel.kinds.fsdp.share`."""
     with torch.device("meta"):
         one = Transformer(model.model_copy(update={"n_layers": 1}))
     block = [tuple(p.shape) for p in one.blocks.parameters()]

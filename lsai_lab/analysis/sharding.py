@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from lsai_lab.analysis.cost import gaps_by_seed
 from lsai_lab.analysis.intervals import half_width
 from lsai_lab.analysis.scale import bytes_per_weight
 from lsai_lab.report.load import steps
@@ -43,7 +42,7 @@ def loss_distance(runs: pd.DataFrame, one: tuple[str, int], other: tuple[str, in
     return (curves[0] - curves[1]).abs()
 
 
-def sharded_losses(runs: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> pd.DataFrame:
+def changes_by_pair(runs: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> pd.DataFrame:
     """One row per (variant, reference): `seeds`, the largest distance of the training loss in the
     `first_steps` (ten) of any seed, and of the final `train_loss` and `validation_loss` the mean
     change over the seeds with half its 95 % interval (`<metric>_half`; missing for one seed)."""
@@ -57,10 +56,17 @@ def sharded_losses(runs: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> pd.D
         row = {"variant": variant, "reference": reference, "seeds": len(seeds)}
         row |= {"first_steps": max(first), "run": _run(runs, variant, seeds[0])["run"]}
         for metric in ("train_loss", "validation_loss"):
-            gaps = gaps_by_seed(runs, variant, reference, metric)
+            gaps = _gaps(runs, variant, reference, metric)
             row |= {metric: gaps.mean(), f"{metric}_half": half_width(gaps)}
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _gaps(runs: pd.DataFrame, variant: str, reference: str, metric: str) -> pd.Series:
+    """The differences of a metric, of each seed that both have."""
+    by_seed = runs.set_index("repeat")
+    gaps = by_seed[by_seed["variant"] == variant][metric]
+    return (gaps - by_seed[by_seed["variant"] == reference][metric]).dropna()
 
 
 def largest_models(searches: pd.DataFrame) -> pd.DataFrame:

@@ -6,9 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from lsai_lab.analysis.ideal import ideal_of
+from lsai_lab.analysis.ideal_step import ideal_of
 from lsai_lab.analysis.summary import SESSION_SPREAD
-from lsai_lab.report.load import kernels
 
 CLASSES = {
     "matmul": "matmul",
@@ -59,12 +58,10 @@ def gain_range(row: Mapping[str, Any]) -> str | None:
     return f"{100 * row['gain']:.1f}{between}".replace("-", "−")
 
 
-def same_kernels(
-    before: Mapping[str, Any], after: Mapping[str, Any], classes: Sequence[str]
-) -> float:
-    """The share of the time of `classes` in the trace of the run `before` that its kernels take
-    which the run `after` calls, too, and as often."""
-    traces = [kernels(run) for run in (before, after)]
+def same_kernels(before: pd.DataFrame, after: pd.DataFrame, classes: Sequence[str]) -> float:
+    """The share of the time of `classes` in the trace `before` (of `lab.kernels`) that its kernels
+    take which the trace `after` has, too, called as often."""
+    traces = (before, after)
     old, new = (trace[trace["class"].isin(classes)].set_index("name") for trace in traces)
     both = old.join(new, how="inner", rsuffix="_after").query("calls == calls_after")
     return float(both["ms"].sum() / old["ms"].sum())

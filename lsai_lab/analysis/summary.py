@@ -2,18 +2,23 @@
 one figure, when two variants are equal, what "best" means. Nothing here displays.
 """
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
 
+from lsai_core.base.errors import UserError, hint
 from lsai_core.config.affects import names_that_affect
 from lsai_core.config.train import TrainConfig
+from lsai_lab.runs.result_names import require_known
 
-# Two sessions of one H200 at identical work differ by this much (torchtitan at 8 B, eager): nothing
-# below it is a difference.
+# Speeds of one session that are closer than this are called equal. It is what two H200s differed by
+# at the 8 B model's eager work (`ours_eager` of h200-a and h200). Between sessions equal work of
+# that study lies 0.4 to 4.1 % apart (`lsai_lab.analysis.sessions`): comparing them needs more.
 SESSION_SPREAD = 0.017
 ENDS = ("", "_low", "_high")
+_NEARLY = 0.85  # so like one of the variants' names that it was meant
 VARIANT = ("machine", "variant", "label")
 
 
@@ -30,7 +35,9 @@ def summarize(
     """One row per variant and machine, in the order of `runs`: `by`, `n` (runs that ended ok),
     `outcome` (ok if any did), `reason`, `run` (the first good run's folder), and for each metric
     its figure over the good repeats, `<metric>_low` and `<metric>_high`; missing where no good run
-    has it."""
+    has it. UserError for a metric that no run can have, or a column of `by` that is not there."""
+    require_known(metrics, runs.columns)
+    require_columns(by, runs)
     rows = []
     for names, group in runs.groupby(list(by), sort=False):
         good = group[group["outcome"] == "ok"]
@@ -61,7 +68,13 @@ def with_range(rows: pd.DataFrame, metric: str, over: float, spec: str) -> pd.Se
 
 def relative(rows: pd.DataFrame, metric: str, baseline: str | None) -> pd.Series:
     """Each row's `metric` over that of variant `baseline` on the same machine; missing where there
-    is none."""
+    is none. UserError for a column that is not there, or a name that is nearly one of the
+    variants'."""
+    require_columns([metric, "variant", "machine"], rows)
+    variants = list(dict.fromkeys(rows["variant"]))
+    if baseline is not None and baseline not in variants:
+        for nearest in difflib.get_close_matches(baseline, variants, n=1, cutoff=_NEARLY):
+            raise UserError(f"there is no variant {baseline!r}; did you mean {nearest}?")
     base = rows[rows["variant"] == baseline].drop_duplicates("machine").set_index("machine")[metric]
     return rows[metric] / rows["machine"].map(base)
 
@@ -74,6 +87,7 @@ def equal_to_best(
     Two rows are equal if their figures differ by less than `within`, or if their repeats overlap
     (`<metric>_low`, `<metric>_high`).
     """
+    require_columns([metric], rows)
     rows = rows.dropna(subset=[metric]).sort_values(metric, ascending=not larger, kind="stable")
     if rows.empty:
         return rows
@@ -91,6 +105,7 @@ def pareto(
 ) -> pd.DataFrame:
     """The rows that no other beats in both `cost` (less is better) and `gain`, by rising cost; of
     two rows whose costs differ by less than `same` only the better one."""
+    require_columns([cost, gain], rows)
     ordered = rows.dropna(subset=[cost, gain]).sort_values(
         [cost, gain], ascending=[True, not larger]
     )
@@ -101,6 +116,13 @@ def pareto(
             front.pop()
         front.append(row)
     return rows.loc[front]
+
+
+def require_columns(names: Iterable[str], frame: pd.DataFrame) -> None:
+    """UserError, with the nearest names, for one that is no column of `frame`."""
+    if unknown := [name for name in names if name not in frame]:
+        columns = list(map(str, frame.columns))
+        raise UserError(f"there is no column {unknown[0]!r}{hint(unknown[0], columns)}")
 
 
 def spread(values: pd.Series) -> float:
@@ -129,6 +151,7 @@ def versus(rows: pd.DataFrame, ours: str, by: Sequence[str], metric: str) -> pd.
     rows with equal `by`: `label`, `run`, `<metric>` of ours, `peer`, `peer_label`, `peer_run`,
     `peer_<metric>`, `ratio` (ours over the peer's), and `equal`: whether the two lie within
     `SESSION_SPREAD`."""
+    require_columns([*by, metric, "framework"], rows)
     found = []
     for recipe, group in rows.dropna(subset=[metric]).groupby(list(by), sort=False):
         best = {
@@ -164,9 +187,9 @@ def work_of(runs: pd.DataFrame) -> pd.DataFrame:
             "checkpointing": first["grad_checkpoint"],
         }
     )
-    said = {"precision", "grad_checkpoint", "attention.backend", "attention.window"}
+    named = {"precision", "grad_checkpoint", "attention.backend", "attention.window"}
     others = [
-        key for key in names_that_affect(TrainConfig, "speed") if key in first and key not in said
+        key for key in names_that_affect(TrainConfig, "speed") if key in first and key not in named
     ]
     return work.join(
         first[[key for key in others if first[key].astype(str).nunique() > 1]].astype(str)

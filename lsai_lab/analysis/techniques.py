@@ -1,14 +1,14 @@
 """The memory study: settings that differ in one property only, and what fills the memory."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from lsai_core.config.train import TrainConfig
 from lsai_core.prediction.simulate import simulate
 from lsai_lab.analysis.summary import work_of
-from lsai_lab.report.predicted import config
 
 GIB = 2**30
 
@@ -47,12 +47,11 @@ def single_changes(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found, columns=["change", "from", "to", "speed", "peak"])
 
 
-def step_memory(row: Mapping[str, Any]) -> pd.DataFrame:
-    """The memory of a simulated training step of a run (a row of `lab.load`): `time` (the forward
-    pass from 0 to 1, the backward pass to 2.2, the optimizer to 2.9) and `gib`, the largest within
-    each hundredth."""
-    on: Literal["cpu", "gpu"] = "cpu" if pd.isna(row["env.gpu"]) else "gpu"
-    step = simulate(config(row), row["attention_kernel"], on=on)
+def step_memory(config: TrainConfig, kernel: str) -> pd.DataFrame:
+    """The memory of a training step that is simulated for a GPU, with the attention `kernel`:
+    `time` (the forward pass from 0 to 1, the backward pass to 2.2, the optimizer to 2.9) and `gib`,
+    the largest within each hundredth."""
+    step = simulate(config, kernel, on="gpu")
     events = np.array(step.events)  # a tensor is born: its bytes; the nth one dies: -n
     change = events // 512 * 512  # as the allocator rounds
     dead = events < 0

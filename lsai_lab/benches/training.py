@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from lsai_core import fp8
 from lsai_core.base import compiler
 from lsai_core.base.limits import cpu_cores
 from lsai_core.config.train import TrainConfig
+from lsai_core.fp8 import recipes
 from lsai_core.model.transformer import count_parameters
 from lsai_core.profiling import flops
 from lsai_core.training import checkpoint
 from lsai_core.training.batches import BatchStream
 from lsai_core.training.loop import Trained, train
-from lsai_core.training.step import resolve_device
+from lsai_core.training.step import attention_kernel, resolve_device
 from lsai_lab.benches.machine import peak_of_this_machine, rated, speed_summary
 from lsai_lab.data import Dataset, prepare
 from lsai_lab.data.checkpoints import require_same_tokenizer, write_tokenizer
@@ -28,13 +28,14 @@ from lsai_lab.runs.kinds import Context
 def require(config: TrainConfig) -> None:
     """Raise Unavailable if this machine lacks what the run needs; processes that srun starts
     elsewhere say so themselves."""
-    if config.parallel.sharded:
+    if config.parallel.distributed:
         if srun_command(config.parallel.world_size) is None:
             require_devices(config.device, config.parallel.world_size)
         return
     device = resolve_device(config.device)
-    fp8.require(config, device)
+    recipes.require(config, device)
     compiler.require(config.compile, device)
+    attention_kernel(config, device)
 
 
 def run(config: TrainConfig, context: Context) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
     which launches them, and then in each of them.
     """
     require(config)  # "unavailable" is said before any work is done
-    if config.parallel.sharded and not context.world.launched:
+    if config.parallel.distributed and not context.world.launched:
         nproc = config.parallel.world_size
         command = srun_command(nproc)
         prepare(config.data, context.data_root)  # once, before all need it at the same time
@@ -90,8 +91,9 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
         "attention_kernel": trained.attention_kernel,
         **trained.optimizer,
         "weights": Path(config.init_from).name if config.init_from else "random",
-        **fp8.facts(config),
+        **recipes.facts(config),
         "dataset": dataset.folder.name,
+        "text_tokens": len(dataset.tokens("train")),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         **trained.measured,
         **_idle(speed, trained.measured),

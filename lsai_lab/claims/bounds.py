@@ -42,7 +42,8 @@ def read_bounds(root: Path) -> dict[str, BoundSet]:
     except FileNotFoundError:
         return {}
     except ValidationError:
-        raise UserError(f"{path}: damaged; `lsai claims --write` makes it again") from None
+        again = "delete it, and `lsai claims --write` makes it again"
+        raise UserError(f"{path}: damaged; {again}") from None
 
 
 def date_of_bound(known: dict[str, BoundSet], name: str, claim: Claim) -> datetime | None:

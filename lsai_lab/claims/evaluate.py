@@ -50,6 +50,7 @@ COLUMNS = (
     "bound_set",
     "first_run",
     "set_after",
+    "gpu_sets",
     "held",
     "verdict",
     "note",
@@ -88,7 +89,8 @@ def evaluate(
     interval) are rounded after the verdict; `n` is the number of independent runs behind each
     figure, `runs` every run's `<machine>/<study>/<folder>`. `bound_set` is when the bound was
     committed, `first_run` when the first of those runs began, `set_after` whether it did so before
-    the bound was set, or nothing shows that it did not. Of losses, `READ` says how much text a run
+    the bound was set, or nothing shows that it did not. `gpu_sets`: on how many sets of GPUs the
+    runs were made, by UUID; missing where one has none. Of losses, `READ` says how much text a run
     read, and `TRAINING` from where to where the training loss of the last steps differs, of the
     setting whose validation loss is furthest off. `bounds`: the dates, if not the committed ones.
     """
@@ -101,7 +103,7 @@ def evaluate(
     for name, claim in claims.items():
         judged, used = _judge(name, claim, newest[claim.machine])
         dates = _dates(date_of_bound(bounds, name, claim), used, judged["value"] is not None)
-        found.append(judged | dates | _read(claim, used))
+        found.append(judged | dates | _read(claim, used) | {"gpu_sets": _gpu_sets(used)})
     return pd.DataFrame(found, columns=list(COLUMNS)).assign(
         held=lambda rows: rows["verdict"] == "held"
     )
@@ -183,6 +185,11 @@ def _dates(bound_set: Any, rows: pd.DataFrame, has_value: bool) -> dict[str, Any
     }
 
 
+def _gpu_sets(rows: pd.DataFrame) -> int | None:
+    known = rows.get("env.gpu_uuids", pd.Series(index=rows.index, dtype=object))
+    return None if rows.empty or known.isna().any() else known.astype(str).nunique()
+
+
 def _read(claim: Claim, rows: pd.DataFrame) -> dict[str, Any]:
     """Of a claim on losses how much text each of its runs read, the most, if they differ; and the
     training loss beside it."""
@@ -221,7 +228,8 @@ def _figure(claim: Claim, rows: pd.DataFrame) -> Found:
     _, over, lower, bases = best_of(rows, claim.over, False)
     if over == 0:
         raise NoData("the figure that divides is 0")
-    facts = {"best": name, "of": of, "over": over}
+    kernels = " against ".join(map(_attention_kernels, (used, bases)))
+    facts = {"best": name, "of": of, "over": over, "kernels": kernels}
     if claim.beside is not None:
         facts["beside"] = of / best_of(rows, claim.beside, False)[1]
     shared = sorted(set(upper.index) & set(lower.index))
@@ -231,6 +239,12 @@ def _figure(claim: Claim, rows: pd.DataFrame) -> Found:
         else [of / over]
     )
     return _repeated(claim, of / over, each, pd.concat([used, bases]), facts)
+
+
+def _attention_kernels(rows: pd.DataFrame) -> str:
+    """The attention kernels that these runs say they had."""
+    known = rows.get("attention_kernel", pd.Series(dtype=object)).dropna().unique()
+    return ", ".join(map(str, known)) or "not known"
 
 
 def _interval(claim: Claim, rows: pd.DataFrame) -> Found:

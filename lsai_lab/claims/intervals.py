@@ -69,7 +69,7 @@ def training_interval(claim: Claim, rows: pd.DataFrame, variant: str) -> Interva
     if not metric.startswith("validation_"):
         return None
     used = pd.concat([rows_of(rows, claim.of), rows_of(rows, claim.over)])
-    rows = used[used["variant"].isin([variant, *claim.over.variant])]
+    rows = used[used["variant"].isin([variant, *claim.over.variant]) & (used["outcome"] == "ok")]
     rows = rows.assign(**{name: training_loss(rows)})
     try:
         found = _intervals(claim, rows, name, [variant])

@@ -41,7 +41,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "--variant attention\n\nAnother trainer: "
         "lsai predict --config torchtitan.toml --gpus 8 --gpu h100; lsai predict --hf FOLDER --as "
         "hf --gpu 80GB\n\nAny training script, run on a simulated GPU: lsai predict --script "
-        "train.py --gpu a100 -- --batch-size 8",
+        "train.py --gpu a100 -- --batch-size 8"
+        "\n\nThe largest batch: lsai predict --model llama3.2-1b --gpu 24GB --largest-batch",
     ),
     "techniques": (
         "fitting",
@@ -60,6 +61,12 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "lsai study ablation (the same loss), lsai study fsdp --parts weak (scaling), lsai study "
         "largest --parts train_layers"
         "\n\nThe studies are the files of params/studies.",
+    ),
+    "sweep": (
+        "sweep",
+        "Run variants of a study under every combination of some settings.",
+        "memory bf16,flash_attn --over seq_len=128,256,512\n\n"
+        "lsai sweep memory bf16 --over optim.lr=1e-3,3e-3 --over batch_size=4,8 --dry-run",
     ),
     "runs": (
         "own",

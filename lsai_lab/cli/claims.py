@@ -46,7 +46,7 @@ def claims(
     ] = False,
     full: opt.FullOption = False,
 ) -> None:
-    """Recompute every headline statement of params/claims.yaml; exit 1 if one falls."""
+    """Recompute every headline statement of params/claims.yaml; exit 1 unless all hold."""
     runs, declared, root = load(), load_claims(), repo_root()
     if any(claim.kind == "estimators" for claim in declared.values()):
         _predict_new()
@@ -136,7 +136,8 @@ def _more(row: Any, told: pd.Series) -> list[str]:
         for what, time in (("bound", row.bound_set), ("first run", row.first_run))
         if isinstance(time, str)
     )
-    lines = [f"{', '.join(times)} (UTC)"]
+    sets = "not recorded" if pd.isna(row.gpu_sets) else f"{row.gpu_sets:.0f}"
+    lines = [f"{', '.join(times)} (UTC); sets of GPUs, by UUID: {sets}"]
     if told["text"]:
         lines.append(f"each run read {told['text']}")
     if told["training"]:

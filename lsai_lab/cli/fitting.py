@@ -8,9 +8,9 @@ from lsai_core.config.train import TrainConfig
 from lsai_core.profiling.gpus import Gpu
 from lsai_lab.cli import asked as ask
 from lsai_lab.cli import options as opt
-from lsai_lab.cli.asked import Source, describe, gpu_called, sizes_that_exist
 from lsai_lab.cli.prediction import FORMATS
 from lsai_lab.cli.tables import say, table
+from lsai_lab.predictions.asked import Source, describe, gpu_called, sizes_that_exist
 
 
 def techniques(
@@ -50,7 +50,7 @@ def longest(
 
 
 def _show_techniques(task: TrainConfig, gpu: Gpu) -> None:
-    from lsai_core.prediction import verdict
+    from lsai_core.prediction.memory import verdict
     from lsai_lab.predictions import techniques as known_techniques
     from lsai_lab.predictions.will_fit import timed
 

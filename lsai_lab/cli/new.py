@@ -49,15 +49,24 @@ def chapter(name: Annotated[str, typer.Argument(help="Two digits, a dash, and th
         'runs = lab.load("memory").query("part == \'train\'")\nrows = lab.summarize(runs, '
         '["tokens_per_s"])'
     )
+    drawn = (
+        'axes = sns.barplot(rows, x="tokens_per_s", y="label", hue="machine")\n'
+        'axes.set(xlabel="tokens/s", xscale="log", ylabel="")\nlab.figure(axes, data=rows)'
+    )
     cells = [
         new_markdown_cell(
             f"# {name[3:].replace('-', ' ').capitalize()} {{#sec-{name[3:]}}}\n\nThe question."
         ),  # type: ignore[no-untyped-call]
-        new_code_cell(f"import lsai_lab as lab\n\n{load}"),  # type: ignore[no-untyped-call]
+        new_code_cell(  # type: ignore[no-untyped-call]
+            f"import seaborn as sns\n\nimport lsai_lab as lab\n\nlab.style()\n{load}"
+        ),
         new_code_cell(
-            f'#| label: tbl-{name[3:]}\n#| tbl-cap: "What the table '
-            f'shows."\nlab.table(rows[["label", "tokens_per_s", "n", "run"]])'
+            f'#| label: tbl-{name[3:]}\n#| tbl-cap: "What the table shows."\n'
+            'lab.table(rows[["machine", "label", "tokens_per_s", "n", "run"]], link="label")'
         ),  # type: ignore[no-untyped-call]
+        new_code_cell(  # type: ignore[no-untyped-call]
+            f'#| label: fig-{name[3:]}\n#| fig-cap: "What the figure shows."\n{drawn}'
+        ),
     ]
     nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": KERNEL}), path)  # type: ignore[no-untyped-call]
     write_text(

@@ -5,8 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from lsai_core.base.errors import UserError
-from lsai_core.base.files import deep_merge, flatten
-from lsai_lab.project.files import parse_overrides
+from lsai_lab.project.files import merged, parse_overrides
 
 ProfileOption = Annotated[
     str | None, typer.Option(help="Machine profile in params/profiles; detected if not given.")
@@ -65,19 +64,6 @@ def overrides_from(
     shorthands |= {} if dataset is None else {"data": {"source": dataset}}
     shorthands |= {"profile": {"memory_steps": 0}} if no_memory else {}
     return merged(parse_overrides(pairs or []), shorthands)
-
-
-def merged(settings: dict[str, Any], shorthands: dict[str, Any]) -> dict[str, Any]:
-    """`--set` and what options stand for. UserError if both say something about one key, and not
-    the same."""
-    given, meant = flatten(settings), flatten(shorthands)
-    for key in given.keys() & meant.keys():
-        if given[key] != meant[key]:
-            raise UserError(
-                f"--set {key}={given[key]} and an option that sets it to {meant[key]}; leave one "
-                f"of them out"
-            )
-    return deep_merge(settings, shorthands)
 
 
 def exclude(options: dict[str, Any], why: str) -> None:

@@ -2,7 +2,6 @@
 delete."""
 
 import shutil
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,9 +9,10 @@ import typer
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import flatten
 from lsai_lab.cli.options import AnyStudy, FullOption, JsonOption
-from lsai_lab.cli.runs import RESULTS
 from lsai_lab.cli.tables import counts, say, show_rows, table
 from lsai_lab.project.files import parse_value
+from lsai_lab.runs.difference import Difference, difference
+from lsai_lab.runs.find import find_folder, machine_of, opened
 from lsai_lab.runs.records import Run, find_runs
 from lsai_lab.runs.session import Session, current_runs
 from lsai_lab.runs.writer import only_writer
@@ -21,8 +21,8 @@ app = typer.Typer(no_args_is_help=True)
 RunArgument = Annotated[
     str,
     typer.Argument(
-        help="A run: its key or the beginning of it, its folder, the name you gave it, or "
-        "study.name."
+        help="A run: its key or the beginning of it, its folder, the name you gave it, "
+        "study.name, or machine/study.name of a recorded one."
     ),
 ]
 
@@ -61,44 +61,43 @@ def list_runs(
 def compare_two(
     first: RunArgument, second: RunArgument, as_json: JsonOption = False, full: FullOption = False
 ) -> None:
-    """What two runs differ in: settings, then speed, memory and loss; --full: everything else, too.
+    """What two runs, own or recorded, differ in: settings, then speed, memory and loss; --full:
+    everything else, too.
 
-    Example: lsai runs compare 3f9a 77c0"""
+    Example: lsai runs compare 3f9a h100/memory.bf16"""
     session = Session()
-    one, other = (_facts(_find(session, text)) for text in (first, second))
-    differing = [key for key in one | other if one.get(key) != other.get(key)]
-    rows = [{"what": key, first: one.get(key), second: other.get(key)} for key in differing]
+    reports = session.root / "reports"
+    folders = (find_folder(text, session.runs_root, reports) for text in (first, second))
+    found = difference(*(opened(folder, machine_of(folder)) for folder in folders))
+    rows = [
+        {"what": key, first: found.one.get(key), second: found.other.get(key)} for key in found.keys
+    ]
     if as_json or not rows:
         return show_rows(rows, as_json, "they differ in nothing")
-    settings = [key for key in differing if key.startswith("config.")]
-    results = [key for key in (f"results.{name}" for name in RESULTS) if key in differing]
-    rest = [key for key in differing if key not in {*settings, *results}]
-    say(f"first:  {one['run']}, {one['outcome']}, {one['started'][:16]}")
-    say(f"second: {other['run']}, {other['outcome']}, {other['started'][:16]}")
-    parts = {f"{len(settings)} settings differ": settings, "Results": results}
-    parts |= {"Everything else": rest} if full else {}
+    for which, facts in (("first: ", found.one), ("second:", found.other)):
+        say(
+            f"{which} {facts['run']}, {facts['machine']}, {facts['outcome']}, "
+            f"{facts['started'][:16]}"
+        )
+    parts = {f"{len(found.settings)} settings differ": found.settings, "Results": found.results}
+    parts |= {"Everything else": found.rest} if full else {}
     for title, keys in parts.items():
         print(f"\n{title}" + (":" if keys else ""))
         if keys:
-            print(table([_beside(key, one, other) for key in keys], full=full))
-    if rest and not full:
-        print(f"\n{len(rest)} other facts differ (environment, code, further results): --full")
+            print(table([_beside(found, key) for key in keys], full=full))
+    if found.rest and not full:
+        print(f"\n{len(found.rest)} other facts differ (environment, code, results): --full")
 
 
-def _beside(key: str, one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+def _beside(found: Difference, key: str) -> dict[str, Any]:
     """A line of the comparison: of two numbers the second over the first, too."""
-    name = key.removeprefix("config.").removeprefix("results.")
-    values = [one.get(key), other.get(key)]
-    if name == "mfu":
-        values = [value and 100 * value for value in values]
-    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-    ratio = f"{numbers[1] / numbers[0]:.3g}x" if len(numbers) == 2 and numbers[0] else ""
+    name, *values, ratio = found.beside(key)
     shown = [v if v is None or isinstance(v, float) else str(v) for v in values]
     return {
-        "what": RESULTS.get(name, name),
+        "what": name,
         "first": shown[0],
         "second": shown[1],
-        "second / first": ratio,
+        "second / first": "" if ratio is None else f"{ratio:.3g}x",
     }
 
 
@@ -150,30 +149,6 @@ def _with_setting(runs: list[Run], pair: str) -> list[Run]:
     ]
 
 
-def _facts(run: Run) -> dict[str, Any]:
-    summary = run.summary
-    parts = {"config": run.config, "env": run.env, "code": summary.code, "results": summary.results}
-    return {
-        "run": str(run.summary.id),
-        "outcome": summary.outcome,
-        "started": summary.started,
-    } | flatten(parts)
-
-
 def _find(session: Session, text: str) -> Run:
     """The one own run that `text` means; UserError says what there is instead."""
-    runs = find_runs(session.runs_root)
-    names = {
-        run.folder: (run.folder.name, str(run.summary.id), run.plan.get("name")) for run in runs
-    }
-    found = [
-        run for run in runs if text in names[run.folder] or run.folder == Path(text).absolute()
-    ]
-    found = found or [run for run in runs if len(text) >= 3 and run.summary.id.key.startswith(text)]
-    if len(found) > 1:
-        keys = ", ".join(run.summary.id.key for run in found)
-        raise UserError(f"{text!r} means several runs; choose one by its key: {keys}")
-    if not found:
-        known = [name for some in names.values() for name in some if name]
-        raise UserError(f"no run {text!r}{hint(text, known)}")
-    return found[0]
+    return opened(find_folder(text, session.runs_root))

@@ -4,7 +4,7 @@ What imports torch is imported where it is needed: an answer from the disk cache
 """
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,14 +12,18 @@ import typer
 
 from lsai_core.base.disk_cache import cached_on_disk
 from lsai_core.base.errors import UserError
+from lsai_core.config.train import TrainConfig
+from lsai_core.model.hf_config import AnotherModel
 from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu
+from lsai_core.training.own_techniques import own_techniques
 from lsai_lab.cli import asked as ask
 from lsai_lab.cli import options as opt
-from lsai_lab.cli.asked import Asked, Source, describe, sizes_that_exist
-from lsai_lab.cli.script import predict_script
+from lsai_lab.cli.hf_model import predict_hf_model
+from lsai_lab.cli.script import largest_batch_of, predict_script
 from lsai_lab.cli.tables import say, table
 from lsai_lab.machine.environment import KERNELS, package_version
 from lsai_lab.peers.settings import Peer
+from lsai_lab.predictions.asked import Asked, Source, describe, gpu_called, sizes_that_exist
 
 FileOption = Annotated[
     Path | None,
@@ -64,6 +68,12 @@ def predict(
         Path | None,
         typer.Option(help="A training script of any kind, run on a simulated GPU; see -- ARGS."),
     ] = None,
+    largest_batch: Annotated[
+        bool,
+        typer.Option(
+            help="Find the largest batch that fits the GPU; of --script: for {} in its arguments."
+        ),
+    ] = False,
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="-- ARGS", help="The script's own arguments.")
     ] = None,
@@ -72,8 +82,7 @@ def predict(
         others = (study, variant, model, hf, toml, trainer, installed, gpus, batch_size, set_)
         if any(given is not None for given in (*others, profile)):
             raise UserError("--script goes with --gpu, --json and -- ARGS alone")
-        if not predict_script(script, arguments or [], find_gpu(gpu or "h100"), as_json):
-            raise typer.Exit(1)
+        _of_script(script, arguments or [], find_gpu(gpu or "h100"), as_json, largest_batch)
         return
     if arguments:
         raise UserError(f"{arguments[0]!r} belongs to a script; add --script, or leave it out")
@@ -84,11 +93,54 @@ def predict(
         )
     trainer = trainer or ("torchtitan" if toml else None)
     source = Source(study, variant, model, hf, toml, profile)
-    asked = source.run(gpu, gpus, opt.overrides_from(set_, batch_size), trainer)
-    with sizes_that_exist(asked.config):
-        fits = _show(asked, targets, as_json, trainer, installed)
+    overrides = opt.overrides_from(set_, batch_size)
+    try:
+        asked = source.run(gpu, gpus, overrides, trainer)
+    except AnotherModel as error:
+        if trainer not in (None, "hf") or gpus not in (None, 1) or installed or hf is None:
+            raise _for_one_gpu(error) from None
+        fits = predict_hf_model(hf, targets, overrides, as_json, error)
+    else:
+        if largest_batch:
+            opt.exclude(
+                {"--largest-batch": True, "--as": trainer, "--batch-size": batch_size},
+                "the largest batch is this package's own, and is what is searched for",
+            )
+            targets = [gpu_called(gpu)]
+            asked = _with_largest_batch(asked, targets[0], installed)
+        with sizes_that_exist(asked.config):
+            fits = _show(asked, targets, as_json, trainer, installed)
     if not fits:
         raise typer.Exit(1)
+
+
+def _of_script(
+    script: Path, arguments: list[str], gpu: Gpu, as_json: bool, largest_batch: bool
+) -> None:
+    if largest_batch:
+        largest_batch_of(script, arguments, gpu, as_json)
+    elif not predict_script(script, arguments, gpu, as_json):
+        raise typer.Exit(1)
+
+
+def _for_one_gpu(error: AnotherModel) -> UserError:
+    return UserError(
+        f"{error}; a step of transformers' own code is predicted for one GPU, without --installed, "
+        "and with no other --as than hf"
+    )
+
+
+def _with_largest_batch(asked: Asked, gpu: Gpu, installed: str | None) -> Asked:
+    """The run with the largest batch that is predicted to fit `gpu`."""
+    from lsai_lab.predictions.will_fit import expected_kernel, largest_batch
+
+    def kernel_of(config: TrainConfig) -> str | None:
+        return expected_kernel(config, gpu, installed)
+
+    with sizes_that_exist(asked.config):
+        config = largest_batch(asked.config, gpu, kernel_of)
+    found = f"the largest batch that fits {gpu.name} is {config.batch_size:,} sequences a GPU"
+    return replace(asked, config=config, remarks=[found, *asked.remarks])
 
 
 def _show(
@@ -112,6 +164,8 @@ def _show(
 
         return will_fit(config, gpus, trainer, trainer_memory, installed)
 
+    if own := own_techniques(config):
+        question.append(own)
     found = cached_on_disk("lsai_lab.predictions.will_fit", json.dumps(question), answer) | {
         "remarks": asked.remarks
     }

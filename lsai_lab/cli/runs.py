@@ -15,6 +15,7 @@ from lsai_lab.analysis.summary import over_repeats
 from lsai_lab.cli import options as opt
 from lsai_lab.cli.options import names, overrides_from
 from lsai_lab.cli.tables import counts, say, shortened, table
+from lsai_lab.runs.difference import RESULTS
 from lsai_lab.runs.kinds import get_kind
 from lsai_lab.runs.records import Run, annotate, find_runs, is_finished, recorded_runs, runs_frame
 from lsai_lab.runs.session import Session, current_runs, differing_settings
@@ -104,7 +105,7 @@ def study(
         {"--dry-run": dry_run, "--again": again}, "one runs nothing, the other finished runs, too"
     )
     if not dry_run:
-        require_runs()
+        require_runs(session.runs_root)
     wanted = {"only": names(only), "skip": names(skip), "overrides": overrides}
     plan = _planned(session, name, names(parts), **wanted)
     if not dry_run:
@@ -164,7 +165,7 @@ def _run_one(
 ) -> None:
     """Run (or show) the first part of this kind that measures `variant`."""
     if not dry_run:
-        require_runs()
+        require_runs(session.runs_root)
     study = session.study(name)
     parts = [part for part, spec in study.parts.items() if spec.kind == kind]
     if not parts:
@@ -210,19 +211,6 @@ def _finish(
         raise typer.Exit(1)
     if all(summary.outcome == "unavailable" for summary in summaries):
         raise typer.Exit(2)
-
-
-RESULTS = {
-    "tokens_per_s": "tokens/s",
-    "step_ms": "step ms",
-    "mfu": "MFU %",
-    "mem_forward_peak_gib": "fwd GiB",
-    "mem_backward_peak_gib": "bwd GiB",
-    "mem_peak_allocated_gib": "peak GiB",
-    "largest_batch": "max batch",
-    "validation_loss": "val loss",
-    "validation_perplexity": "val ppl",
-}
 
 
 def show(runs: list[Run], as_json: bool = False, full: bool = False) -> None:
@@ -312,7 +300,9 @@ def compare(
 
 def _advise(session: Session, runs: list[Run]) -> None:
     """What to take, for each study and machine that has a baseline's run."""
-    frame = runs_frame([run for run in runs if run.summary.outcome == "ok"])
+    if not (good := [run for run in runs if run.summary.outcome == "ok"]):
+        return
+    frame = runs_frame(good)
     for (study_name, machine), rows in frame.groupby(["study", "machine"], sort=False):
         study = session.study(study_name)
         if study.baseline is None or not {SPEED, MEMORY} <= {*rows}:

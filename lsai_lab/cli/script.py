@@ -6,6 +6,7 @@ import json
 import runpy
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from lsai_core.base.errors import UserError
 from lsai_core.profiling.gpus import Gpu
 
 SHOWN = 12  # causes
+BATCH = "{}"
 
 
 def predict_script(path: Path, arguments: Sequence[str], gpu: Gpu, as_json: bool) -> bool:
@@ -21,8 +23,7 @@ def predict_script(path: Path, arguments: Sequence[str], gpu: Gpu, as_json: bool
     The script's own errors are its own: they end it with their traceback. UserError where it made
     no tensor, and for what cannot be simulated.
     """
-    if not path.is_file():
-        raise UserError(f"--script {path}: no such file")
+    _require(path)
     found = _run(path, arguments, gpu)
     if not found.by_cause():
         raise UserError(
@@ -35,21 +36,53 @@ def predict_script(path: Path, arguments: Sequence[str], gpu: Gpu, as_json: bool
     return found.fits
 
 
+def largest_batch_of(path: Path, arguments: Sequence[str], gpu: Gpu, as_json: bool) -> None:
+    """Print the largest batch with which the script fits `gpu`: it runs with numbers in the place
+    of `{}` in its arguments. UserError as `predict_script`, and where no argument is one."""
+    from lsai_core.prediction.largest import largest_batch
+
+    _require(path)
+    if not any(BATCH in argument for argument in arguments):
+        raise UserError(
+            f"--largest-batch: write {BATCH} where the script's arguments have the batch, as in "
+            f"-- --batch-size {BATCH}"
+        )
+
+    def run(batch: int) -> None:
+        _execute(path, [argument.replace(BATCH, str(batch)) for argument in arguments])
+
+    found = largest_batch(run, gpu)
+    if as_json:
+        print(json.dumps({"gpu": gpu.name, **asdict(found)}, indent=1))
+        return
+    end = "" if found.limited else ", the largest that is tried"
+    print(f"{gpu.name} ({gpu.memory_gib:.0f} GiB): the largest batch is {found.batch}{end}")
+    print("Reserved, GiB: " + ", ".join(f"{b}: {p:.2f}" for b, p in sorted(found.peaks.items())))
+
+
+def _require(path: Path) -> None:
+    if not path.is_file():
+        raise UserError(f"--script {path}: no such file")
+
+
 def _run(path: Path, arguments: Sequence[str], gpu: Gpu) -> Any:
     from lsai_core.prediction.gpu_context import SimulatedGpu
 
+    with SimulatedGpu(gpu) as found:
+        _execute(path, arguments)
+    return found
+
+
+def _execute(path: Path, arguments: Sequence[str]) -> None:
     before = sys.argv, sys.path[0]
     sys.argv, sys.path[0] = [str(path), *arguments], str(path.resolve().parent)
     try:
-        with SimulatedGpu(gpu) as found:
-            try:
-                runpy.run_path(str(path), run_name="__main__")
-            except SystemExit as end:
-                if end.code not in (None, 0):
-                    raise UserError(f"--script {path} ended with {end.code}") from None
+        runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise UserError(f"--script {path} ended with {end.code}") from None
     finally:
         sys.argv, sys.path[0] = before
-    return found
 
 
 def _figures(found: Any) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def run(config: PeerConfig, context: Context) -> dict[str, Any]:
     measured = watched(
         words, folder.parent, nproc=nproc, on_rows=context.on_rows, variables=variables
     )
-    per_token = flops.flops_per_token(config.model, config.seq_len)
+    per_token = flops.flops_per_token(config.model, config.seq_len)  # peers have no windows
     peak = peak_of_this_machine(
         torch.device("cuda" if on_gpu else "cpu"), config.precision, context.runs_root
     )
@@ -73,6 +73,7 @@ def run(config: PeerConfig, context: Context) -> dict[str, Any]:
         **rated(measured.get("tokens_per_s"), per_token, peak, nproc, on_gpu),
         "parameters_non_embedding": count_parameters(config.model).non_embedding,
         "dataset": dataset.folder.name,
+        "text_tokens": len(dataset.tokens("train")),
         "framework": config.framework,
         "command": command,
         "versions": ", ".join(

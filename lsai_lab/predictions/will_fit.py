@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lsai_core.base.errors import UserError
-from lsai_core.config.train import TrainConfig
-from lsai_core.prediction import Prediction, estimate, predict, verdict
+from lsai_core.config.train import MOST_TOKENS, TrainConfig
 from lsai_core.prediction.kernel import PACKAGES, kernel_on, packages_here, packages_named
-from lsai_core.prediction.memory import OUTSIDE_GIB, usable_gib
-from lsai_core.profiling.gpus import Gpu
+from lsai_core.prediction.largest import largest_within
+from lsai_core.prediction.memory import Prediction, predict, verdict
+from lsai_core.prediction.roofline import estimate
+from lsai_core.profiling.gpus import OUTSIDE_GIB, Gpu, usable_gib
 from lsai_lab.peers.settings import Peer
 from lsai_lab.peers.trainer_memory import TrainerMemory, predict_as, trainer_memory_of
-from lsai_lab.searches.predicted_start import largest_within
 
 # Tokens: where the search begins, per GPU, and where it ends. Positions up to 2^24 are exact in the
 # fp32 of rotary tables.
@@ -148,7 +148,7 @@ def _answer(
         gpu.memory_gib - OUTSIDE_GIB - found.needs,
         "full" if config.grad_checkpoint == "none" else "none",
     )
-    said = {
+    answer = {
         "fits": f"Fits {gpu.name} with {spare:.1f} GiB to spare",
         "tight": f"May fit {gpu.name}: {spare:.1f} GiB to spare, less than predictions are sure of"
         if spare > 0
@@ -161,7 +161,7 @@ def _answer(
     then = {"fits": "fits", "tight": "may fit", "too large": "does not"}[
         verdict(needed(without), gpu)
     ]
-    return f"{said}; {'with full' if other == 'full' else 'without'} checkpointing it {then}."
+    return f"{answer}; {'with full' if other == 'full' else 'without'} checkpointing it {then}."
 
 
 def longest(
@@ -192,3 +192,27 @@ def longest(
         sizes = f"{seen[smallest]:.1f} GiB, and {limit:.1f} of {gpu.memory_gib:g} GiB may be used"
         raise UserError(f"not even {smallest * unit:,} tokens fit {gpu.name}: {sizes}")
     return at(fits), predict(at(fits), kernel_of(at(fits))), fits < largest
+
+
+def largest_batch(
+    config: TrainConfig, gpu: Gpu, kernel_of: Callable[[TrainConfig], str | None] = lambda _: None
+) -> TrainConfig:
+    """`config` with the largest `batch_size` whose peak fits each of its GPUs. UserError if not
+    even one sequence does. `kernel_of`: the attention kernel of a config, if it is known."""
+    limit, last = usable_gib(gpu), MOST_TOKENS // config.seq_len
+
+    def at(sequences: int) -> TrainConfig:
+        return config.model_copy(update={"batch_size": sequences})
+
+    fits, seen = largest_within(
+        lambda sequences: predict(at(sequences), kernel_of(at(sequences))).needs,
+        limit,
+        first=1,
+        last=last,
+        begin=max(1, FIRST // 16 // config.seq_len),
+        stride=_STRIDE,
+    )
+    if fits < 1:
+        sizes = f"{seen[1]:.1f} GiB, and {limit:.1f} of {gpu.memory_gib:g} GiB may be used"
+        raise UserError(f"not even one sequence of {config.seq_len:,} fits {gpu.name}: {sizes}")
+    return at(fits)

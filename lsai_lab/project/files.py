@@ -13,8 +13,12 @@ import yaml
 from pydantic import AfterValidator
 
 from lsai_core.base.errors import UserError
-from lsai_core.base.files import deep_merge, nested
+from lsai_core.base.files import deep_merge, flatten, nested
+from lsai_core.base.plugins import laboratory
 
+# The environment variable that a notebook has which is executed as a page, with nobody before it:
+# the folder from which its links are seen.
+PAGE_FOLDER = "LSAI_PAGE_FOLDER"
 _UNSEEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # categories of Unicode
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
@@ -183,6 +187,19 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
     return overrides
 
 
+def merged(settings: dict[str, Any], shorthands: dict[str, Any]) -> dict[str, Any]:
+    """`--set` and what options stand for. UserError if both say something about one key, and not
+    the same."""
+    given, meant = flatten(settings), flatten(shorthands)
+    for key in given.keys() & meant.keys():
+        if given[key] != meant[key]:
+            raise UserError(
+                f"--set {key}={given[key]} and an option that sets it to {meant[key]}; leave one "
+                f"of them out"
+            )
+    return deep_merge(settings, shorthands)
+
+
 def folder_from_environment(name: str, default: Path) -> Path:
     """The folder that the environment variable `name` gives, else `default`; UserError if there can
     be no such folder."""
@@ -206,10 +223,11 @@ def repo_root() -> Path:
                 f"LSAI_ROOT={given} holds no params/ folder; set it to the project's folder"
             )
         return Path(given)
-    here = Path.cwd()
-    for folder in (here, *here.parents, Path(__file__).resolve().parents[2]):
-        if (folder / "params").is_dir() and (folder / "notebooks").is_dir():
-            return folder
+    here, checkout = Path.cwd(), Path(__file__).resolve().parents[2]
+    if (found := laboratory()) is not None:
+        return found
+    if (checkout / "params").is_dir() and (checkout / "notebooks").is_dir():
+        return checkout
     make = "`lsai new lab DIR` makes a folder that has them"
     raise UserError(
         f"no params/ and notebooks/ at or above {here}; {make}; change into it or set LSAI_ROOT"

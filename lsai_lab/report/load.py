@@ -1,8 +1,12 @@
 """Records as frames: one row a run, one row a step, one row a kernel.
 
-`load` gives the runs of the current plan on this machine and the committed ones, so that a run by
-hand with other settings never slips into a table. `load(study, mine=True)` gives every own run
-instead, with a column that says in which settings it differs.
+`load` gives the runs of a current plan on this machine and the committed ones, so that a run by
+hand with other settings never slips into a table. It says how many own runs it leaves out.
+`load(study, mine=True)` gives every own run instead, with a column that says in which settings it
+differs.
+
+Wherever one run is asked for, it can be a row of `load`, a run object, its folder, or words that
+mean it (`lsai_lab.runs.find`).
 
 Text of a record is made fit for Markdown where it becomes part of a frame (`plain`): a record may
 come from anywhere.
@@ -10,17 +14,19 @@ come from anywhere.
 
 import functools
 import os
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import pandas as pd
 
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import flatten
 from lsai_core.profiling.gpus import GPUS
-from lsai_lab.project.files import load_yaml, reading_root
+from lsai_lab.project.files import PAGE_FOLDER, load_yaml, reading_root
+from lsai_lab.runs.find import begun, find_folder, opened
 from lsai_lab.runs.plain import plain
 from lsai_lab.runs.records import (
     Run,
@@ -30,12 +36,23 @@ from lsai_lab.runs.records import (
     read_run,
     recorded_runs,
 )
-from lsai_lab.runs.schema import DERIVED, IDENTITY
-from lsai_lab.runs.session import Session, current_runs, differing_settings
+from lsai_lab.runs.schema import ABOUT, DERIVED, IDENTITY
+from lsai_lab.runs.session import Session, current_runs, differing_settings, planned_profile
 from lsai_lab.runs.study import Study, labels, load_study, study_names
 
 OWN = "this machine"
 _GPU = {gpu.driver_name: gpu.name for gpu in GPUS}
+
+
+class SupportsFolder(Protocol):
+    """A run object: it knows its folder."""
+
+    @property
+    def folder(self) -> Path: ...
+
+
+# A row of `load`, a run object, a folder, or words that mean a run.
+AnyRun: TypeAlias = str | Path | Mapping[str, Any] | pd.Series | SupportsFolder
 
 
 @functools.cache
@@ -44,11 +61,15 @@ def session() -> Session:
     return Session(os.environ.get("LSAI_PROFILE") or None, reading_root())
 
 
-def load(*studies: str, mine: bool = False) -> pd.DataFrame:
+def load(*studies: str | Sequence[str], mine: bool = False) -> pd.DataFrame:
     """The runs of `studies` (none: of all), one row each: own runs first, each machine's in the
     order of the study.
 
-    Columns: `IDENTITY`; every result by its name, with the unit in it (`tokens_per_s`,
+    Own runs of every profile are there; one that is not this machine's usual stands in the name of
+    the machine, so that runs of two sizes never count as repeats. With $LSAI_PROFILE own runs of
+    that profile only. How many own runs are left out is printed.
+
+    Columns: `IDENTITY` and `ABOUT`; every result by its name, with the unit in it (`tokens_per_s`,
     `mem_peak_allocated_gib`); every config key with its dots (`optim.lr`, `model.n_layers`;
     `config.steps` where a result has the same name); the environment as `env.gpu`, `env.torch`.
     `main`: whether the run is one of those that tell the story: of each part of a study the
@@ -58,20 +79,23 @@ def load(*studies: str, mine: bool = False) -> pd.DataFrame:
     whatever its settings, no committed ones, and a column `differs`. Raises UserError for an
     unknown study.
     """
-    names = _known(studies)
+    asked = [name for one in studies for name in ([one] if isinstance(one, str) else one)]
+    names = _known(asked)
+    every_profile = session().profile_name is None
     own = (
         find_runs(session().runs_root)
         if mine
-        else [run for name in names for run in current_runs(session(), name)]
+        else [run for name in names for run in current_runs(session(), name, every_profile)]
     )
-    own = [run for run in own if not studies or run.summary.id.study in studies]
+    own = [run for run in own if not asked or run.summary.id.study in asked]
+    _say_what_is_left_out(asked, {run.folder for run in own}, mine)
     committed = [run for name in names for run in _committed(name)] if not mine else []
     there = {(run.summary.id.study, run.folder.name) for run in committed}
     own = [run for run in own if (run.summary.id.study, run.folder.name) not in there]
     rows = [_row(run, True) for run in own] + sorted(
         (_row(run, False) for run in committed), key=_place
     )
-    frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=list(IDENTITY))
+    frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=[*IDENTITY, *ABOUT])
     differs = (
         {str(folder): plain(settings) for folder, settings in differing_settings(own).items()}
         if mine
@@ -91,12 +115,25 @@ def recorded(*studies: str) -> pd.DataFrame:
     return frame.assign(main=_main(frame))
 
 
-def _known(studies: tuple[str, ...]) -> tuple[str | None, ...]:
+def _known(studies: Sequence[str]) -> Sequence[str | None]:
     """The names as given, or (None,) for all studies; UserError for one that there is not."""
     known = study_names(session().root)
     if unknown := [name for name in studies if name not in known]:
         raise UserError(f"there is no study {unknown[0]!r}{hint(unknown[0], known)}")
     return studies or (None,)
+
+
+def _say_what_is_left_out(asked: Sequence[str], shown: set[Path], mine: bool) -> None:
+    """Print how many own runs are not among `shown`, and where they are; not where a notebook is
+    executed as a page."""
+    left = [folder for folder in begun(session().runs_root) if folder not in shown]
+    left = [folder for folder in left if not asked or folder.parent.name in asked]
+    ended = sum((folder / "summary.json").exists() for folder in left)
+    parts = [f"{ended} ended with other settings, code or machine (mine=True)"] * bool(ended)
+    parts += [f"{len(left) - ended} have not ended"] * (ended < len(left))
+    if left and PAGE_FOLDER not in os.environ:
+        where = sys.stdout if "IPython" in sys.modules else sys.stderr
+        print(f"own runs not shown: {'; '.join(parts)}; lab.find_run(...) opens one", file=where)
 
 
 def _main(frame: pd.DataFrame) -> pd.Series:
@@ -137,12 +174,12 @@ def study(name: str) -> Study:
     return session().study(name)
 
 
-def steps(run: str | Path | Mapping[str, Any]) -> pd.DataFrame:
-    """One row per training step of a run (a row of `load`, or its folder; one that goes on or was
-    stopped has the rows so far): loss, step_ms, tokens_per_s, memory; `tokens` and `elapsed_s`,
+def steps(run: AnyRun) -> pd.DataFrame:
+    """One row per training step of a run (one that goes on or was stopped has the rows so far):
+    loss, step_ms, tokens_per_s, memory; `tokens` and `elapsed_s`,
     both up to the end of the step (the sum of the steps' own times, without validation). Empty if
     the run took no training steps."""
-    folder = _folder(run, "run.json", "summary.json")
+    folder = folder_of(run)
     ended = (folder / "summary.json").exists()
     frame = _rows(read_run(folder)) if ended else read_metrics(folder)
     if not {"tokens_in_step", "step_ms"} <= {*frame}:
@@ -156,8 +193,10 @@ def points(runs: pd.DataFrame, keep: Sequence[str] = ()) -> pd.DataFrame:
     """What the benches (attention, context, gemm) measured in `runs` (rows of `load`): one row per
     point, good or not. Columns: `machine`, `own`, `variant`, `repeat`, `run` and those of `keep`
     from the run's row; then the point's own, as the bench describes them, with its own `outcome`
-    and `reason`. Empty if nothing was measured."""
+    and `reason`. Empty if nothing was measured. UserError for an unknown column."""
     names = list(dict.fromkeys(("machine", "own", "variant", "repeat", "run", *keep)))
+    if len(runs) and (unknown := [name for name in names if name not in runs]):
+        raise UserError(f"there is no column {unknown[0]!r}{hint(unknown[0], map(str, runs))}")
     found = [
         _rows(finished_run(row)).assign(**{name: row[name] for name in names})
         for row in runs.to_dict("records")
@@ -168,11 +207,17 @@ def points(runs: pd.DataFrame, keep: Sequence[str] = ()) -> pd.DataFrame:
     return frame[[*names, *(name for name in frame.columns if name not in names)]]
 
 
-def kernels(run: str | Path | Mapping[str, Any]) -> pd.DataFrame:
-    """The kernels with the most time of a traced run: name, class, ms and calls per step, longest
-    first."""
-    found = finished_run(run).kernels
-    return found.map(plain) if len(found) else found
+def kernels(run: AnyRun) -> pd.DataFrame:
+    """The kernels of a traced run: name, class, ms and calls per step, longest first. Records of
+    before 27 November 2026 have the 25 with the most time: their classes sum up to less. Empty for
+    a row of `load` that was not traced; UserError for a run that was named."""
+    found = finished_run(run)
+    if len(found.kernels):
+        return found.kernels.map(plain)
+    if not isinstance(run, Mapping):
+        how = 'overrides={"profile.trace": True}, or --set profile.trace=true'
+        raise UserError(f"{found.summary.id} was not traced, so no kernels are known; use {how}")
+    return pd.DataFrame(columns=["name", "class", "ms", "calls"])
 
 
 def _rows(run: Run) -> pd.DataFrame:
@@ -190,8 +235,9 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
     if own:  # a profile may name variants of its own
         here = labels(session().root, name.study, session().profile.profile)
         label = here.get(name.variant, label)
+    place = f"{OWN}, {run.profile}" if run.profile else OWN
     identity = (
-        f"{run.machine} ({OWN})" if own else run.machine,
+        f"{run.machine} ({place})" if own else run.machine,
         own,
         name.study,
         name.variant,
@@ -205,14 +251,27 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
         summary.started,
         summary.wall_s,
         str(run.folder),
+        planned_profile(run),
+        run.plan.get("name"),
+        " ".join(run.plan.get("tags", [])),
+        run.plan.get("note"),
     )
     gpu = run.env.get("gpu") or "CPU"
-    row = {"gpu": _GPU.get(gpu, gpu)} | summary.results | dict(zip(IDENTITY, identity, strict=True))
+    row = (
+        {"gpu": _GPU.get(gpu, gpu)}
+        | summary.results
+        | dict(zip((*IDENTITY, *ABOUT), identity, strict=True))
+    )
     for key, value in flatten(run.config).items():
         row[f"config.{key}" if key in row or key in DERIVED else key] = value
     row |= {f"env.{key}": value for key, value in run.env.items() if key != "packages"}
     # The label is ours; a folder's name can be anything, and a frame holds UTF-8 only.
     return plain(row) | {"label": label, "run": os.fsencode(run.folder).decode(errors="replace")}
+
+
+def rows_of(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """Own runs in these folders as rows of `load`."""
+    return [_row(opened(folder), True) for folder in folders]
 
 
 def _place(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -226,18 +285,30 @@ def _place(row: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def finished_run(run: str | Path | Mapping[str, Any]) -> Run:
-    """A run (a row of `load`, or its folder) as it was recorded. UserError if it has not ended."""
+def finished_run(run: AnyRun) -> Run:
+    """A run as it was recorded. UserError if it has not ended."""
     if isinstance(run, Mapping) and run.get("outcome") == "damaged":
         return damaged_run(Path(run["run"]), str(run.get("reason")))
-    return read_run(_folder(run, "summary.json"))
+    folder = folder_of(run)
+    if not (folder / "summary.json").exists():
+        raise UserError(f"{folder} is no finished run; lab.steps shows what is done")
+    return read_run(folder)
 
 
-def _folder(run: str | Path | Mapping[str, Any], *one_of: str) -> Path:
-    """The folder of `run`; UserError if none of the files `one_of` is there."""
-    folder = Path(run if isinstance(run, (str, Path)) else run["run"])
-    if not any((folder / name).exists() for name in one_of):
-        what = "run" if len(one_of) > 1 else "finished run"
+def folder_of(run: AnyRun) -> Path:
+    """The folder of a run, ended or not. UserError if there is none like it."""
+    found = getattr(run, "folder", None) or run
+    if isinstance(found, (Mapping, pd.Series)):
+        if "run" not in found:
+            raise UserError("a run's row has a column `run`; take a row of lab.load(...)")
+        found = found["run"]
+    if not isinstance(found, (str, Path)):
+        kind = type(found).__name__
+        raise UserError(f"a run is a row of lab.load(...), a folder or a name, not {kind}")
+    folder = Path(found)
+    if any((folder / name).exists() for name in ("run.json", "summary.json")):
+        return folder
+    if isinstance(found, Path) or (os.sep in found and folder.exists()):
         words = "take a row of lab.load(...), or its column `run`"
-        raise UserError(f"{folder} is no {what}; {words}")
-    return folder
+        raise UserError(f"{folder} is no run; {words}")
+    return find_folder(found, session().runs_root, session().root / "reports")

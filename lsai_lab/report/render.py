@@ -85,16 +85,16 @@ def render(reports: Path, out: Path, formats: Sequence[str], engine: Engine) -> 
             try:
                 if quarto:
                     to = name.replace("pdf", "typst")
-                    said = _call(quarto, "render", reports, "--to", to, "--output-dir", folder)
+                    output = _call(quarto, "render", reports, "--to", to, "--output-dir", folder)
                 else:
-                    said = _pandoc(reports, Path(folder), name)
+                    output = _pandoc(reports, Path(folder), name)
                 shutil.copytree(
                     folder, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.typ")
                 )
             except RuntimeError as error:
                 print(f"report: the {name.upper()} could not be made: {error}", flush=True)
                 continue
-        for warning in re.findall(r"(?im)^.*\bwarn(?:ing)?\b.*(?:\n[ \t]+.*)*", said):
+        for warning in re.findall(r"(?im)^.*\bwarn(?:ing)?\b.*(?:\n[ \t]+.*)*", output):
             print("report:", " ".join(warning.split()), flush=True)
         write_text(stamp, key)
         made.append(result)
@@ -105,7 +105,7 @@ def render(reports: Path, out: Path, formats: Sequence[str], engine: Engine) -> 
 def _sources(reports: Path, name: str, quarto: str | None, out: Path) -> str:
     """A hash of what a rendering is made of: the bound chapters, what they show, and how; of the
     HTML also the pages of runs."""
-    folders = ("files", "data", "runs") if name == "html" else ("files",)
+    folders = ("files", "data", "runs", "explore") if name == "html" else ("files",)
     paths = [path for path in reports.iterdir() if path.is_file()]
     paths += [path for folder in folders for path in (reports / folder).rglob("*.*")]
     digest = hashlib.sha256(code_hash(closure(["lsai_lab.report.render"])).encode())
@@ -133,7 +133,9 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
         for name in settings["chapters"]
     ]
     texts = ["".join(cell["source"]) for cells in bound for cell in cells]
-    for path in filter(Path.exists, map(reports.joinpath, (*_BESIDE, "files", "runs", "data"))):
+    for path in filter(
+        Path.exists, map(reports.joinpath, (*_BESIDE, "files", "runs", "data", "explore"))
+    ):
         shutil.copytree(path, folder / path.name) if path.is_dir() else shutil.copy(path, folder)
     wanted = {"html": _PAGES, "pdf": ["--include-in-header=book.typ"]}
     before = form.get("include-before-body", {"text": ""})["text"]
@@ -141,7 +143,7 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
     # Beside the text, in which no line is metadata; in a file of its own, whose texts may be
     # Markdown.
     write_text(folder / _FACTS, yaml.safe_dump(facts))
-    said = _call(
+    output = _call(
         pandoc,
         "--defaults=pandoc.yml",
         f"--toc-depth={form['toc-depth']}",
@@ -155,12 +157,12 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
     )
     (folder / _FACTS).unlink()
     if name == "pdf":
-        return said + _call(sys.executable, "-c", _TYPST, "book.typ", PDF, ".", cwd=folder)
+        return output + _call(sys.executable, "-c", _TYPST, "book.typ", PDF, ".", cwd=folder)
     shutil.rmtree(folder / target / "files", ignore_errors=True)  # pandoc's copy of what is there
     shutil.copytree(folder / target, folder, dirs_exist_ok=True)
     shutil.rmtree(folder / target)
     finish_pages(folder, settings["chapters"], _title(facts))
-    return said
+    return output
 
 
 def _title(facts: dict[str, object]) -> str:
@@ -192,13 +194,13 @@ def _call(*command: object, input: str | None = None, cwd: Path | None = None) -
             if isinstance(error, subprocess.TimeoutExpired):
                 raise RuntimeError(f"{program} did not end within {LIMIT_S:.0f} s") from None
             raise
-    said = re.sub(r"\x1b\[[0-9;]*m", "", err + out)
+    output = re.sub(r"\x1b\[[0-9;]*m", "", err + out)
     if process.returncode:
         raise RuntimeError(
             f"{program} ended with {process.returncode}: "
-            f"{said.strip()[-2000:] or 'no memory left?'}"
+            f"{output.strip()[-2000:] or 'no memory left?'}"
         )
-    return said
+    return output
 
 
 def update_book(session: Session, out: Path, formats: list[str], engine: Engine) -> bool:
@@ -210,7 +212,8 @@ def update_book(session: Session, out: Path, formats: list[str], engine: Engine)
     runs = [
         run for run in find_runs(session.runs_root) if run.folder.parts[-2:] not in known
     ] + committed
-    for old in (reports / "files", reports / "data", *reports.glob("*.ipynb")):
+    folders = (reports / name for name in ("files", "data", "explore"))
+    for old in (*folders, *reports.glob("*.ipynb")):
         shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
     with contextlib.closing(
         execute_chapters(session, chapters, build := reports / "_build", runs, COLLECT)

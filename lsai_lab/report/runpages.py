@@ -1,11 +1,9 @@
 """Each run's own page, the list of all, and what fits: by one template (`reports/run.html`),
 escaped."""
 
-import json
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,10 @@ from markupsafe import Markup
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import flatten, write_text
-from lsai_core.prediction import GPUS
-from lsai_core.prediction.memory import OUTSIDE_GIB, PARTS, usable_gib
 from lsai_lab.predictions.recorded import table_path
-from lsai_lab.report.style import PALETTE
+from lsai_lab.report.explore import fits
+from lsai_lab.report.explore.scripts import write_page_files
+from lsai_lab.report.step import SNAPSHOT, TRACE, pictures
 from lsai_lab.report.values import shown
 from lsai_lab.runs.records import Run, page_name
 from lsai_lab.runs.study import labels
@@ -57,7 +55,9 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
             head: pd.DataFrame(values.items(), columns=["key", "value"])
             for head, values in {**pairs, "Run": _about(run)}.items()
         }
-        write(f"runs/{name}.html", f"{run.summary.id.study}: {title}", tables | frames)
+        write(
+            f"runs/{name}.html", f"{run.summary.id.study}: {title}", tables | frames, **_step(run)
+        )
         known[name] = {
             head: {key: shown(value) for key, value in values.items() if not _NOISE.search(key)}
             for head, values in pairs.items()
@@ -69,7 +69,20 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
     if (path := table_path(reports.parent)).exists():
         table = pd.read_csv(path).loc[:, lambda rows: rows.ne(0).any()]
         heading = "All predictions (GiB by cause)"
-        write("runs/fits.html", "Will it fit?", {heading: table}, facts=_calculator(table))
+        write("runs/fits.html", "Will it fit?", {heading: table}, explore="fits")
+    write_page_files("fits", fits.data(reports.parent), reports / "explore")
+
+
+def _step(run: Run) -> dict[str, Any]:
+    """The timeline of a step, for a run that has a trace or a snapshot of it."""
+    if run.summary.outcome == "damaged" or not any(
+        (run.folder / name).exists() for name in (TRACE, SNAPSHOT)
+    ):
+        return {}
+    try:
+        return {"timeline": [Markup(picture) for picture in pictures(run)]}
+    except UserError as error:
+        return {"timeline": [str(error)]}
 
 
 def _about(run: Run) -> dict[str, Any]:
@@ -133,11 +146,3 @@ def _row(run: Run, name: str, title: str, pairs: dict[str, dict[str, Any]]) -> d
         "minutes": f"{summary.wall_s / 60:.1f}",
         "day": summary.started[:10],
     }
-
-
-def _calculator(table: pd.DataFrame) -> dict[str, Any]:
-    """What the page "Will it fit?" computes from."""
-    known = json.loads(table.to_json(orient="split", index=False))
-    gpus = {gpu.name: asdict(gpu) | {"usable": usable_gib(gpu)} for gpu in GPUS}
-    causes = dict(zip([*PARTS, "unused reserve"], (*PALETTE, "#777777", "#d3d9e0"), strict=True))
-    return {**known, "gpus": gpus, "causes": causes, "outside": OUTSIDE_GIB}

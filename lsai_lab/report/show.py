@@ -19,7 +19,8 @@ from urllib.parse import quote
 import pandas as pd
 from IPython.display import Markdown
 
-from lsai_lab.project.files import reading_root
+from lsai_core.base.errors import UserError, hint
+from lsai_lab.project.files import PAGE_FOLDER
 from lsai_lab.report.values import Format, cell, digits
 from lsai_lab.runs.plain import as_csv, unmarked
 
@@ -44,13 +45,14 @@ def table(
     `formats`: column -> format of one value (`".2f"`, `"{:.1f} GiB"`, a function); without one,
     floats get three significant digits of the smallest. A column `run` (folders of runs) is not
     shown: it makes the column `link` (default: the first) a link to each run's page. Strings are
-    Markdown (those of records are `plain`); missing values show as an en dash. Raises KeyError for
+    Markdown (those of records are `plain`); missing values show as an en dash. Raises UserError for
     an unknown column.
     """
     formats = dict(formats or {})
     names = [name for name in frame.columns if name != "run"]
     if unknown := [name for name in [*formats, *([link] if link else [])] if name not in names]:
-        raise KeyError(f"table: no column {unknown[0]!r}; columns: {', '.join(map(str, names))}")
+        near = hint(str(unknown[0]), list(map(str, names)))
+        raise UserError(f"table: there is no column {unknown[0]!r}{near}")
     columns = {
         name: [cell(value, formats.get(name) or digits(frame[name])) for value in frame[name]]
         for name in names
@@ -84,6 +86,7 @@ def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
     import matplotlib.pyplot as plt
     from IPython.display import display
 
+    from lsai_lab.report.panels import panels
     from lsai_lab.report.tooltips import tooltips
 
     fig = plt.gcf() if fig is None else getattr(fig, "figure", fig)
@@ -95,6 +98,8 @@ def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
     plt.close(fig)
     width = round(int.from_bytes(png.getvalue()[16:20], "big") * 96 / PNG_DPI)
     over = "" if data is None else tooltips(fig, box, data.map(unmarked))
+    if beside := panels(fig, box):
+        over = f'<desc data-panels="{beside}"></desc>{over}'
     # Hundredths of a point are enough for paths, and half the size.
     drawing = re.sub(
         r'\bd="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), svg.getvalue()
@@ -123,9 +128,14 @@ def say(markdown: str, box: str = "") -> None:
 
 
 def run_link(text: object, run: str | Path) -> str:
-    """Markdown link from `text` to the notebook of a run (its folder), seen from a chapter; in the
-    report it leads to the run's page."""
-    return f"[{text}]({quote(os.path.relpath(run, reading_root() / 'notebooks'))}/notebook.ipynb)"
+    """Markdown link from `text` to the notebook of a run (its folder), seen from the notebook's
+    folder, where Jupyter starts it; in the report it leads to the run's page. A run that was
+    stopped has no notebook: there the link leads to its summary, or to how it was planned."""
+    here, names = os.getcwd(), ("notebook.ipynb", "summary.json", "run.json")
+    name = next((name for name in names if (Path(run) / name).exists()), names[0])
+    if page := os.environ.get(PAGE_FOLDER):  # becomes a page, and each run has one there
+        here, name = page, names[0]
+    return f"[{text}]({quote(os.path.relpath(run, here))}/{name})"
 
 
 def _is_numeric(column: pd.Series) -> bool:

@@ -18,6 +18,8 @@ import yaml
 
 from lsai_core.base.files import write_json, write_text
 from lsai_lab.project.strip import KERNEL
+from lsai_lab.report.explore.scripts import MIME as EXPLORE_MIME
+from lsai_lab.report.explore.scripts import NAMES, write_page_files
 from lsai_lab.report.numbers import Number, bound, collected
 from lsai_lab.report.pictures import readable_png, safe_svg
 from lsai_lab.runs.records import page_name
@@ -127,6 +129,11 @@ def _markdown(output: Any, picture: Path, alt: str) -> str:
             )
         )
     data, alt = output.data, re.sub(r"[\\\"*`{}\[\]$@]", "", alt) or "output of the cell above"
+    shown = data.get(EXPLORE_MIME)
+    explored = isinstance(shown, dict) and shown.get("name") in NAMES
+    if explored:
+        write_page_files(shown["name"], shown.get("data"), picture.parents[1] / "explore")
+        alt = str(shown["name"])
     if "text/markdown" in data:
         text = "\n".join(data["text/markdown"].splitlines())  # also at CR, form feeds and U+2028
         text = re.sub(r"(?m)^[> \t]*(:{3,})", r"\\\1", text.replace("{{<", "{{ <"))
@@ -140,4 +147,5 @@ def _markdown(output: Any, picture: Path, alt: str) -> str:
     picture = picture.with_suffix(".svg" if drawing else ".png")
     picture.parent.mkdir(parents=True, exist_ok=True)
     picture.write_bytes(content)
-    return f'![](files/{picture.name}){{fig-alt="{alt}" alt="{alt}"}}'
+    shown_as = f'![](files/{picture.name}){{fig-alt="{alt}" alt="{alt}"}}'
+    return f"::: {{.explore}}\n{alt}\n\n{shown_as}\n:::" if explored else shown_as

@@ -1,6 +1,6 @@
-"""Tooltips of a figure: an invisible circle over each point or bar of a matplotlib figure, whose
-title a browser shows under the pointer. The title has the values of the point, and the text of its
-row of the data.
+"""Tooltips of a figure: an invisible box over each bar, and at each point, of a matplotlib figure,
+whose title the report's page shows where the pointer is. The title has the values of the point, and
+the text of its row of the data.
 
 A point belongs to the row that holds both of its values (or its category and its value), in the
 unit of the axis or that unit times a power of ten. If no row does, or several rows do, the tooltip
@@ -25,15 +25,15 @@ from matplotlib.transforms import Bbox
 from lsai_lab.report.values import shown
 from lsai_lab.runs.records import page_name
 
-MOST = 300  # circles of a figure; if there are more points, evenly spread ones
+MOST = 300  # boxes of a figure; if there are more points, evenly spread ones
 
 
 def tooltips(fig: Figure, box: Bbox, data: pd.DataFrame) -> str:
-    """SVG circles over the points and bars of `fig`, as text for its `<svg>` element.
+    """SVG boxes over the bars and at the points of `fig`, as text for its `<svg>` element.
 
-    `fig` was drawn already; `box` (inches) is the part of it that the picture shows, and the
-    circles stand at percentages of that part. `data` is what is drawn; from its column `run`
-    (folders of runs) a circle gets `data-run`, the run's page.
+    `fig` was drawn already; `box` (inches) is the part of it that the picture shows, and the boxes
+    stand at percentages of that part; that of a point has no size. `data` is what is drawn; from
+    its column `run` (folders of runs) a box gets `data-run`, the run's page.
     """
     found = [
         (axes, *point)
@@ -41,10 +41,10 @@ def tooltips(fig: Figure, box: Bbox, data: pd.DataFrame) -> str:
         for point in _points(axes)
         if np.isfinite(point[2]).all()
     ]
-    circles = []
-    for axes, label, value, (x, y) in found[:: math.ceil(len(found) / MOST) or 1]:
-        cx, cy = (x / fig.dpi - box.x0) / box.width, (box.y1 - y / fig.dpi) / box.height
-        if not (0 < cx < 1 and 0 < cy < 1):
+    boxes = []
+    for axes, label, value, places in found[:: math.ceil(len(found) / MOST) or 1]:
+        left, top, width, height = _inside(np.atleast_2d(places) / fig.dpi, box)
+        if not (width >= 0 and height >= 0):
             continue
         row = _row(data, [label, *value])
         run = "" if row is None or "run" not in row else page_name(row["run"])
@@ -67,16 +67,26 @@ def tooltips(fig: Figure, box: Bbox, data: pd.DataFrame) -> str:
             run.rpartition("-")[0] or run,
         ]
         text = "\n".join(filter(None, [label, *map(_line, names, value), *more]))
-        circles.append(
-            f'<circle cx="{cx:.1%}" cy="{cy:.1%}" r="5" fill="none" '
-            f'data-run="{escape(run)}"><title>{escape(text[:400])}</title></circle>'
+        boxes.append(
+            f'<rect x="{left:.1%}" y="{top:.1%}" width="{width:.1%}" height="{height:.1%}" '
+            f'fill="none" data-run="{escape(run)}"><title>{escape(text[:400])}</title></rect>'
         )
-    return "".join(circles)
+    return "".join(boxes)
+
+
+def _inside(corners: np.ndarray, box: Bbox) -> tuple[float, float, float, float]:
+    """Left, top, width and height of the rectangle around `corners` (inches), as shares of `box`
+    and cut by it; a negative size if it lies outside."""
+    (left, low), (right, high) = corners.min(axis=0), corners.max(axis=0)
+    left, right = (left - box.x0) / box.width, (right - box.x0) / box.width
+    top, bottom = (box.y1 - high) / box.height, (box.y1 - low) / box.height
+    left, top, right, bottom = max(0.0, left), max(0.0, top), min(1.0, right), min(1.0, bottom)
+    return left, top, right - left, bottom - top
 
 
 def _points(axes: Axes) -> Iterator[tuple[str, tuple[Any, Any], np.ndarray]]:
     """The label, the two values and the place in pixels of each point of lines (at most some 40 of
-    each, and none of straight lines without markers), of scatters, and of each bar's end."""
+    each, and none of straight lines without markers), of scatters, and two corners of each bar."""
     # the caps of error bars
     for line in (each for each in axes.lines if each.get_marker() not in ("_", "|")):
         xy = np.asarray(line.get_xydata(), dtype=float)
@@ -95,16 +105,11 @@ def _points(axes: Axes) -> Iterator[tuple[str, tuple[Any, Any], np.ndarray]]:
         for bar in bars:
             (left, low), (right, high) = bar.get_bbox().get_points()
             if bars.orientation == "horizontal":
-                value, end = (
-                    (right - left, _tick(axes, 1, (low + high) / 2)),
-                    (right, (low + high) / 2),
-                )
+                value = (right - left, _tick(axes, 1, (low + high) / 2))
             else:
-                value, end = (
-                    (_tick(axes, 0, (left + right) / 2), high - low),
-                    ((left + right) / 2, high),
-                )
-            yield _label(bars), value, bar.axes.transData.transform(end)
+                value = (_tick(axes, 0, (left + right) / 2), high - low)
+            corners = ((left, low), (right, high))
+            yield _label(bars), value, bar.axes.transData.transform(corners)
 
 
 def _line(name: str, value: Any) -> str:

@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ from lsai_lab.runs.writer import only_writer
 # What a run's notebook imports beside what a command has imported when it begins to run one.
 _NOTEBOOK_NEEDS = ("papermill", "nbclient", "IPython")
 _PAGE_S = 300.0  # of a run's notebook, which only shows what there is
+OnRows = Callable[[list[dict[str, Any]]], None]
 
 
 def run_plan(
@@ -84,9 +86,15 @@ def run_plan(
                 print(f"{title} is the same run as {twin.summary.id}, copied", flush=True)
                 return
             print(title, "started", flush=True)
-            folders = {"root": root, "data_root": data_root}
             summary = run_one(
-                run, title=title, **folders, command=command, stop=stop, beside=beside, again=again
+                run,
+                title=title,
+                root=root,
+                data_root=data_root,
+                command=command,
+                stop=stop,
+                beside=beside,
+                again=again,
             )
             done.add(run.folder)
             reason = f" ({summary.reason})" if summary.reason else ""
@@ -156,12 +164,13 @@ def run_one(
     stop: StopRequest | None = None,
     beside: int = 0,
     again: bool = False,
+    on_rows: OnRows | None = None,
 ) -> Summary:
     """Execute one run and its notebook, and return its summary, whatever happens to it.
 
-    `title` stands before its progress; without one a notebook waits for this run, watches it and is
-    its page. `beside`: runs at the same time. Raises UserError if another process is executing the
-    same run or the folder cannot be written.
+    `title` stands before its progress; without one a notebook waits for this run and watches it.
+    `beside`: runs at the same time. `on_rows` is told the rows of metrics as they come. Raises
+    UserError if another process is executing the same run or the folder cannot be written.
     """
     page = root / "notebooks" / get_kind(run.kind).notebook
     require_notebook(page)
@@ -191,7 +200,7 @@ def run_one(
                 run.folder,
                 data_root,
                 timeout_s=run.timeout_s,
-                watch=lambda: bar.update(rows.read()),
+                watch=lambda: _tell(rows.read(), bar.update, on_rows),
                 **options,
             )
         if not (run.folder / "summary.json").exists():
@@ -200,11 +209,22 @@ def run_one(
             outcome, reason = _end_of(run, problem, stop)
             ended = Summary(run.id, run.kind, outcome, reason, when, seconds, command, run.code)
             ended.write(run.folder)
-        if title and stop.number is None:
-            parameters = {"folder": portable(run.folder, root)}
-            if problem := execute_notebook(page, target, parameters, timeout_s=_PAGE_S, **options):
-                print(f"{run.name} has no page: {problem}", file=sys.stderr)
+        if stop.number is None:
+            _make_page(run, page, target, options)
         return Summary.read(run.folder)
+
+
+def _tell(new: list[dict[str, Any]], *listeners: OnRows | None) -> None:
+    for listener in listeners:
+        if listener is not None:
+            listener(new)
+
+
+def _make_page(run: PlannedRun, page: Path, target: Path, options: dict[str, Any]) -> None:
+    """Execute the run's notebook, its page; a line where that goes wrong."""
+    parameters = {"folder": portable(run.folder, options["root"])}
+    if problem := execute_notebook(page, target, parameters, timeout_s=_PAGE_S, **options):
+        print(f"{run.name} has no page: {problem}", file=sys.stderr)
 
 
 def _end_of(run: PlannedRun, problem: str | None, stop: StopRequest) -> tuple[Outcome, str]:

@@ -42,8 +42,18 @@ def write_plan(run: PlannedRun, command: str) -> None:
         "code": run.code,
     }
     with only_writer(run.folder, run.name):
+        plan = _called(run.folder) | plan | {"machine": run.machine, "inputs": run.inputs}
         write_json(run.folder / "config.json", run.config.model_dump(mode="json"))
-        write_json(run.folder / "run.json", plan | {"machine": run.machine, "inputs": run.inputs})
+        write_json(run.folder / "run.json", plan)
+
+
+def _called(folder: Path) -> dict[str, Any]:
+    """What a person called the run in `folder` before, if it was planned before."""
+    try:
+        plan = json.loads((folder / "run.json").read_bytes())
+        return {key: plan[key] for key in ("name", "note", "tags") if key in plan}
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 class ActiveRun:

@@ -18,8 +18,10 @@ from typing import Any
 import lsai_core
 from lsai_core.base.code import code_hash
 from lsai_core.base.errors import Unavailable
+from lsai_core.config.affects import key_values
 from lsai_core.config.strict import Strict
 from lsai_core.config.train import DataConfig
+from lsai_core.training.own_techniques import own_techniques
 from lsai_lab.project.files import content_hash, matching_paths
 
 
@@ -68,7 +70,7 @@ def _seen_from(root: Path, pattern: str) -> str:
 def key_config(config: Strict) -> dict[str, Any]:
     """The config as the run key sees it: without the places of inputs, whose content the key has
     anyway."""
-    value = config.model_dump(mode="json")
+    value = key_values(config)
     if isinstance(data := value.get("data"), dict):
         kind, _, _ = str(data.get("source")).partition(":")
         value["data"] = {**data, "source": kind} if kind in ("file", "tokens") else data
@@ -81,10 +83,11 @@ def key_config(config: Strict) -> dict[str, Any]:
 def run_inputs(
     config: Strict, uses_data: bool, dataset_id: Callable[[DataConfig], str]
 ) -> dict[str, str]:
-    """The ids of what a run reads: its text, as `dataset_id` tells, and the weights it begins from;
-    `""` for what is not there."""
+    """The ids of what a run reads: its text, as `dataset_id` tells, the laboratory's own techniques
+    that it names, and the weights it begins from; `""` for what is not there."""
     data, weights = getattr(config, "data", None), getattr(config, "init_from", None)
     found = {"data": dataset_id(data)} if uses_data and isinstance(data, DataConfig) else {}
+    found |= own_techniques(config)
     return found | ({"weights": _weights_id(weights)} if weights else {})
 
 

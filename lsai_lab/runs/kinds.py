@@ -106,6 +106,12 @@ KINDS: dict[str, Kind] = {
         "run-context.ipynb",
         over_nodes=True,
     ),
+    "collectives": Kind(
+        "lsai_lab.benches.collectives",
+        ":CollectivesConfig",
+        "run-collectives.ipynb",
+        over_nodes=True,
+    ),
     "peer": Kind(
         "lsai_lab.peers.run", "lsai_lab.peers.config:PeerConfig", "run-peer.ipynb", uses_data=True
     ),

@@ -28,6 +28,7 @@ from lsai_core.base.errors import UserError
 from lsai_core.base.limits import threads_wanted
 from lsai_lab.launch.stop import StopRequest
 from lsai_lab.launch.watch import end_family
+from lsai_lab.project.files import PAGE_FOLDER
 from lsai_lab.runs.writer import inherit, require_runs
 
 _POLL_S = 0.25
@@ -48,7 +49,9 @@ def execute_notebook(
     """
     require_notebook(source)
     log, paths = target.with_suffix(".log"), (portable(source, root), portable(target, root))
-    problem = _execute(_papermill, (*paths, parameters), "notebook", log, root=root, **options)
+    page = {**options.pop("environment", {}), PAGE_FOLDER: str(source.parent.resolve())}
+    options |= {"root": root, "environment": page}
+    problem = _execute(_papermill, (*paths, parameters), "notebook", log, **options)
     if problem is None:
         log.unlink()
     return problem

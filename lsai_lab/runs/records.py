@@ -3,7 +3,8 @@
     runs/<study>/<name>-<key>/config.json     the resolved config (what was asked)
                               env.json        machine and software (where it ran)
                               metrics.jsonl   one line per step (how it went)
-                              kernels.json    the kernels with the most time (traced runs)
+                              kernels.json    all kernels of a step (traced runs; until 27 November
+                                              2026 the 25 with the most time)
                               summary.json    outcome and results (what came out); written last
                               notebook.ipynb  the executed run notebook: this run's own page
 
@@ -38,8 +39,11 @@ from lsai_lab.runs.schema import Config, Results, Text, read_as, read_rows
 if TYPE_CHECKING:  # pandas takes longer to import than most commands that read records take
     import pandas as pd
 
-# `damaged` is no end of a run: it is what a record that cannot be read is shown as.
-Outcome = Literal["ok", "oom", "failed", "timeout", "preempted", "unavailable", "damaged"]
+# The last two are no ends of a run: `damaged` is what a record that cannot be read is shown as,
+# `unfinished` one without a summary.
+Outcome = Literal[
+    "ok", "oom", "failed", "timeout", "preempted", "unavailable", "damaged", "unfinished"
+]
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,7 @@ class Run:
     folder: Path
     machine: str
     summary: Summary
+    profile: str | None = None  # of an own run: whose plan it is in, where that is not the usual
 
     @property
     def config(self) -> dict[str, Any]:

@@ -51,6 +51,9 @@ IDENTITY = (
     "wall_s",
     "run",
 )
+# What a run was planned with, and what a person calls it: columns, too, before a result of the
+# same name.
+ABOUT = ("profile", "name", "tags", "note")
 DERIVED = ("gpu", "main", "differs", "path")
 
 _NUMBER = re.compile(

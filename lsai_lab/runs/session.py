@@ -3,6 +3,7 @@ and which runs belong to its plan."""
 
 import contextlib
 import functools
+import re
 import shlex
 import sys
 from collections import defaultdict
@@ -109,30 +110,62 @@ class Session:
         )
 
 
-def current_runs(session: Session, study: str | None = None) -> list[Run]:
+def planned_profile(run: Run) -> str | None:
+    """The profile under which a run was planned, as its command names it."""
+    found = re.search(r"(?:--profile[ =]|\bprofile )([\w.-]+)", run.plan.get("command") or "")
+    return found[1] if found else None
+
+
+def current_runs(
+    session: Session, study: str | None = None, every_profile: bool = False
+) -> list[Run]:
     """The own finished runs of `study` (None: of every study) whose key is in the current plan, in
     the plan's order.
 
     The plan is that of the machine that executed a run (a compute node's, where this is the login
-    node): its fingerprint, the profile of its GPU or the session's, if it was named. Nothing is
-    prepared: of a data set that is not there no run can be. Raises UserError for an unknown study
-    or a wrong parameter file.
+    node): its fingerprint, the profile of its GPU or the session's, if it was named. With
+    `every_profile` it may also be that of the profile that the run itself was planned with. Nothing
+    is prepared: of a data set that is not there no run can be. Raises UserError for an unknown
+    study or a wrong parameter file.
     """
-    found: list[Run] = []
+    found: dict[Path, Run] = {}
     for name in (
         studies.study_names(session.root) if study is None else [session.study(study).study]
     ):
-        machines: dict[tuple[str, str], dict[Path, Run]] = defaultdict(dict)
-        for run in find_runs(session.runs_root, study=name):
-            profile = session.profile_name or studies.detect_profile(
-                session.root, run.env.get("gpu")
-            )
-            machines[profile, run.plan.get("machine", "")][run.folder] = run
-        for (profile, machine), runs in machines.items():
+        for (profile, machine), runs in _by_plan(session, name, every_profile).items():
             there = Session(profile, session.root)
             plan = there.plan(name, fingerprint=machine, dataset_id=session.prepared_id)
-            found += [runs[planned.folder] for planned in plan if planned.folder in runs]
-    return found
+            for folder in (planned.folder for planned in plan):
+                if folder in runs and folder not in found:
+                    found[folder] = runs[folder]
+                    usual = _usual_profile(session, runs[folder])
+                    found[folder].profile = profile if profile != usual else None
+    return list(found.values())
+
+
+def _usual_profile(session: Session, run: Run) -> str:
+    """The profile that is expected of a run: the session's, if it was named, else its GPU's."""
+    return session.profile_name or studies.detect_profile(session.root, run.env.get("gpu"))
+
+
+def _by_plan(
+    session: Session, study: str, every_profile: bool
+) -> dict[tuple[str, str], dict[Path, Run]]:
+    """Own finished runs by the plans in which they may be: a profile and a machine's fingerprint,
+    the usual profiles first."""
+    known = {path.stem for path in (session.root / "params" / "profiles").glob("*.yaml")}
+    usual: dict[tuple[str, str], dict[Path, Run]] = defaultdict(dict)
+    others: dict[tuple[str, str], dict[Path, Run]] = defaultdict(dict)
+    for run in find_runs(session.runs_root, study=study):
+        profile, own = _usual_profile(session, run), planned_profile(run)
+        machine = run.plan.get("machine", "")
+        usual[profile, machine][run.folder] = run
+        if every_profile and own in known and own != profile:
+            others[str(own), machine][run.folder] = run
+    plans = dict(usual)
+    for place, runs in others.items():
+        plans[place] = plans.get(place, {}) | runs
+    return plans
 
 
 def differing_settings(runs: Iterable[Run]) -> dict[Path, str]:

@@ -14,9 +14,6 @@ root. With `fp8_gather` the weights of fp8 layers travel in fp8 (`lsai_core.fp8.
 Precision: `bf16_autocast` keeps fp32 shards, gathers and computes in bf16 and sums gradients in
 fp32. Unlike autocast in a single process it also carries the residual stream between blocks in
 bf16. `bf16` keeps bf16 shards, and sums gradients in fp32.
-
-The model is shaped on the meta device, sharded, and only then given memory and values: it never
-exists whole anywhere.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from __future__ import annotations
 import logging
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -34,10 +31,10 @@ from torch.distributed.fsdp import (
 )
 
 from lsai_core.config.precision import compute_dtype, weight_dtype
-from lsai_core.config.train import ParallelConfig, Precision, TrainConfig
-from lsai_core.model.saved_inputs import require_host_memory
-from lsai_core.model.transformer import Transformer, shaped
-from lsai_core.parallel.adapt import adapt
+from lsai_core.config.train import Precision, TrainConfig
+from lsai_core.model.transformer import Transformer
+from lsai_core.parallel.mesh import data_mesh
+from lsai_core.parallel.way import Way
 
 # The loss multiplies by the output layer's weight itself, so that layer's `forward` never runs. It
 # is gathered with the norm before it and stays whole until its gradient is there, which PyTorch up
@@ -45,48 +42,6 @@ from lsai_core.parallel.adapt import adapt
 logging.getLogger("torch.distributed.fsdp.fully_shard").addFilter(
     lambda record: "did not run forward before backward" not in record.getMessage()
 )
-
-
-def build_sharded(config: TrainConfig, device: torch.device) -> Transformer:
-    """This process's slices of the run's model, initialized from its seed (the same values as in
-    one process).
-
-    Parameters are DTensors in the weight dtype, on `device`, or on the host with `cpu_offload`.
-    """
-    model = empty_sharded(config, device)
-    model.init_weights(config.seed, draw_on=device)
-    if model.fp8_scales is not None:
-        model.fp8_scales.reset()
-    return model
-
-
-def empty_sharded(config: TrainConfig, device: torch.device) -> Transformer:
-    """The same with memory and no values in it. Raises MemoryError as `require_host_memory`."""
-    require_host_memory(config)
-    model = shaped(config.model, config.attention, grad_checkpoint=config.grad_checkpoint)
-    model.to(weight_dtype(config.precision))
-    adapt(model, config)
-    shard(model, config.parallel, config.precision, device)
-    model.to_empty(device="cpu" if config.parallel.cpu_offload else device)
-    if config.parallel.cp > 1:
-        from lsai_core.parallel.sequence import join
-
-        model.share_sequence(join(config, device))
-    if config.parallel.fp8_gather:
-        from lsai_core.fp8.gather import gather_in_fp8
-
-        gather_in_fp8(model, config.parallel.shards)
-    return model
-
-
-def mesh_of(parallel: ParallelConfig, device: torch.device) -> DeviceMesh:
-    """(shard,), or (replicate, shard) where neighbours in rank, which share a node, shard and the
-    nodes replicate."""
-    if parallel.replicate == 1:
-        return init_device_mesh(device.type, (parallel.shards,), mesh_dim_names=("shard",))
-    return init_device_mesh(
-        device.type, (parallel.replicate, parallel.shards), mesh_dim_names=("replicate", "shard")
-    )
 
 
 def mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
@@ -101,14 +56,13 @@ def mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 
-def shard(
-    model: Transformer, parallel: ParallelConfig, precision: Precision, device: torch.device
-) -> None:
+def share(model: Transformer, config: TrainConfig, mesh: DeviceMesh) -> None:
     """Turn the parameters of `model` (on the meta device) into sharded ones, in place."""
-    mesh, policy = mesh_of(parallel, device), mixed_precision(precision)
+    parallel, precision = config.parallel, config.precision
+    data, policy = data_mesh(mesh), mixed_precision(precision)
     # Pinned memory exists for copies to a GPU only.
     offload = (
-        CPUOffloadPolicy(pin_memory=device.type == "cuda")
+        CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
         if parallel.cpu_offload
         else OffloadPolicy()
     )
@@ -116,7 +70,7 @@ def shard(
     def unit(modules: torch.nn.Module | list[torch.nn.Module], reshard: bool) -> None:
         fully_shard(
             modules,
-            mesh=mesh,
+            mesh=data,
             mp_policy=policy,
             offload_policy=offload,
             reshard_after_forward=reshard,
@@ -129,7 +83,18 @@ def shard(
         model.embedding.set_unshard_in_backward(False)  # type: ignore[operator]  # its gradient needs no table
         unit([model.norm, model.output], False)
     unit(model, False)
-    if device.type == "cpu":  # gloo sums, but cannot average while it sums
+    if mesh.device_type == "cpu":  # gloo sums, but cannot average while it sums
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_force_sum_reduction_for_comms(True)
+
+
+def gather_narrow(model: Transformer, config: TrainConfig) -> None:
+    """Let the weights of fp8 layers travel in fp8 if `fp8_gather` asks for it."""
+    if config.parallel.fp8_gather:
+        from lsai_core.fp8.gather import gather_in_fp8
+
+        gather_in_fp8(model, config.parallel.shards)
+
+
+WAY = Way(share, gather_narrow)

@@ -11,6 +11,12 @@ predicted.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+
+from lsai_core.base.errors import UserError
+from lsai_core.prediction.gpu_context import SimulatedGpu
+from lsai_core.prediction.memory import usable_gib
+from lsai_core.profiling.gpus import Gpu, find_gpu
 
 CLOSE = 0.01  # of the limit: nearer than predictions are true
 
@@ -44,3 +50,46 @@ def _next(seen: dict[int, float], limit: float, fits: int, stride: float) -> int
     if len(near) < 2 or (rise := seen[near[1]] - seen[near[0]]) / (near[1] - near[0]) <= 0:
         return int(stride * max(seen)) if fits in seen else int(min(seen) / stride)
     return int(near[0] + (limit - seen[near[0]]) * (near[1] - near[0]) / rise)
+
+
+@dataclass(frozen=True)
+class LargestBatch:
+    """`batch`: the largest that fits, or one within 1 % of the memory that may be used; `limited`:
+    whether memory ended it there; `peaks`: reserved GiB of every batch that was simulated."""
+
+    batch: int
+    limited: bool
+    peaks: dict[int, float]
+
+
+def largest_batch(
+    run: Callable[[int], object], gpu: str | Gpu = "h100", *, last: int = 2**16
+) -> LargestBatch:
+    """The largest batch, up to `last`, with which `run` fits `gpu` with what `usable_gib` spares.
+
+    `run(batch)` builds a model and an optimizer and makes at least two steps, as in
+    `simulated_gpu`; nothing is allocated. Three to six batches are simulated.
+
+    Raises UserError if not even one sequence fits, if the batch changes nothing, and as
+    `simulated_gpu`.
+    """
+    where = find_gpu(gpu) if isinstance(gpu, str) else gpu
+    limit = usable_gib(where)
+
+    def peak(batch: int) -> float:
+        with SimulatedGpu(where) as found:
+            run(batch)
+        return found.peak_reserved_gib
+
+    batch, peaks = largest_within(peak, limit, first=1, last=last, begin=1, stride=4)
+    if batch < 1:
+        raise UserError(
+            f"not even a batch of 1 fits {where.name}: {peaks[1]:.1f} GiB, and {limit:.1f} of "
+            f"{where.memory_gib:g} GiB may be used"
+        )
+    if len(peaks) > 1 and len(set(peaks.values())) == 1:
+        raise UserError(
+            f"a batch of {min(peaks)} and one of {max(peaks)} take the same memory, "
+            f"{peaks[min(peaks)]:.2f} GiB: does the step use its batch?"
+        )
+    return LargestBatch(batch, batch < last, peaks)

@@ -1,0 +1,68 @@
+"""Two runs beside each other: the settings in which they differ, their results, their curves."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from lsai_core.base.shown import Part, Shown, as_text
+from lsai_lab.interactive.curves import curves
+from lsai_lab.report.load import AnyRun, folder_of
+from lsai_lab.runs.difference import Difference, difference
+from lsai_lab.runs.find import machine_of, opened
+from lsai_lab.runs.records import Run
+
+_HEADS = ("what", "first", "second", "second / first")
+
+
+class Comparison(Shown):
+    """What two runs differ in, as frames (`settings`, `results`, `rest`: what, first, second and
+    the ratio), and `plot()`, their curves."""
+
+    def __init__(self, first: Run, second: Run) -> None:
+        self._runs = (first, second)
+        self._found: Difference = difference(first, second)
+        self.settings = self._frame(self._found.settings)
+        self.results = self._frame(self._found.results)
+        self.rest = self._frame(self._found.rest)
+
+    def _frame(self, keys: list[str]) -> pd.DataFrame:
+        return pd.DataFrame([self._found.beside(key) for key in keys], columns=list(_HEADS))
+
+    def plot(self, y: str | Sequence[str] = ("loss", "tokens_per_s"), x: str = "step") -> None:
+        """Draw both runs' curves: see `lab.curves`."""
+        curves(*(run.folder for run in self._runs), y=y, x=x)
+
+    def shown(self) -> list[Part]:
+        """The two runs; settings; results; the rest folded."""
+        names = [("first", *_who(self._runs[0])), ("second", *_who(self._runs[1]))]
+        parts = [Part("", ("", "run", "machine", "outcome"), names)]
+        for title, frame, folded in (
+            (f"{len(self.settings)} settings differ", self.settings, False),
+            ("Results", self.results, False),
+            (f"{len(self.rest)} other facts differ", self.rest, True),
+        ):
+            rows = frame.astype(object).where(frame.notna(), None).values.tolist()
+            parts.append(Part(title, _HEADS, [_with_ratio(row) for row in rows], folded))
+        return parts
+
+    def __repr__(self) -> str:
+        return as_text([part for part in self.shown() if not part.folded])
+
+
+def _with_ratio(row: list[object]) -> list[object]:
+    *values, ratio = row
+    return [*values, f"{ratio:.3g}x" if isinstance(ratio, float) else ""]
+
+
+def _who(run: Run) -> tuple[str, str, str]:
+    called = run.plan.get("name")
+    name = f"{run.summary.id.study}.{run.summary.id.name}"
+    return f"{called} ({name})" if called else name, run.machine, run.summary.outcome
+
+
+def compare(first: AnyRun, second: AnyRun) -> Comparison:
+    """What two runs differ in, own or recorded, also while they go on: settings, results, and with
+    `.plot()` their curves. UserError for a run that is not there."""
+    folders = [folder_of(first), folder_of(second)]
+    one, other = (opened(folder, machine_of(folder)) for folder in folders)
+    return Comparison(one, other)

@@ -1,0 +1,163 @@
+"""Curves of runs beside each other, recorded ones and such that go on, and the picture that a
+notebook draws while a training goes on."""
+
+import io
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+
+from lsai_core.base.errors import UserError, hint
+from lsai_lab.report.load import AnyRun, folder_of, steps
+from lsai_lab.report.show import figure
+from lsai_lab.report.style import series_style
+from lsai_lab.runs.find import opened
+from lsai_lab.runs.records import Run
+
+# How an axis is called; a column without an entry has its own name.
+_WORDS = {
+    "loss": "loss (nats per token)",
+    "validation_loss": "validation loss (nats)",
+    "tokens_per_s": "tokens/s",
+    "step_ms": "ms per step",
+    "elapsed_s": "seconds",
+    "tokens": "tokens",
+    "memory_allocated_gib": "GiB allocated",
+    "memory_reserved_gib": "GiB reserved",
+    "grad_norm": "gradient norm",
+    "lr": "learning rate",
+    "mfu": "MFU",
+}
+# Columns that steps can have: a run that lacks one of them has no line there.
+_COLUMNS = (*_WORDS, "step", "tokens_in_step", "steady")
+_EVERY_S, _SHARE = 2.0, 0.05  # of the time, for drawing
+_MARKED = 40  # points: with fewer, each has a marker
+
+
+def curves(
+    *runs: AnyRun, y: str | Sequence[str] = "loss", x: str = "step", smooth: int = 1
+) -> None:
+    """Draw columns of `lab.steps` of the runs over `x` (`step`, `tokens`, `elapsed_s`), one plot a
+    column, one line a run; also of runs that go on.
+
+    `smooth`: a running mean over so many steps. UserError for an unknown column, with the nearest
+    names, or if no run has one.
+    """
+    if not runs:
+        raise UserError("lab.curves wants runs: rows of lab.load(...), names, folders")
+    frames = {_label(run, runs): steps(run) for run in runs}
+    columns = [y] if isinstance(y, str) else list(y)
+    drawn = _drawn(frames, columns, x, smooth)
+    data = [frame.assign(series=label) for label, frame in frames.items() if len(frame)]
+    shown = [name for name in ("series", x, *columns) if any(name in frame for frame in data)]
+    figure(drawn, data=pd.concat(data)[shown] if data and len(data) * len(data[0]) < 2000 else None)
+
+
+def _label(run: AnyRun, among: Sequence[AnyRun]) -> str:
+    """What the run is called in the legend: its given name, or its label with what tells it from
+    the others."""
+    record = opened(folder_of(run))
+    names = [opened(folder_of(other)).summary.id.name for other in among]
+    given, label = record.plan.get("name"), record.plan.get("label") or record.summary.id.variant
+    if given:
+        return str(given)
+    if len(among) > 1 and names.count(record.summary.id.name) > 1:
+        return f"{label} ({_place(record)})"
+    return str(label)
+
+
+def _place(record: Run) -> str:
+    recorded = "recorded" in record.folder.parts
+    return record.folder.parts[-3] if recorded else record.summary.id.key
+
+
+def _drawn(frames: dict[str, pd.DataFrame], columns: list[str], x: str, smooth: int) -> Figure:
+    there = {name for frame in frames.values() for name in frame}
+    for name in (x, *columns):
+        if name not in (*_COLUMNS, *there):
+            known = dict.fromkeys((*_COLUMNS, *there))
+            raise UserError(f"steps have no column {name!r}{hint(name, known)}")
+    columns = [name for name in columns if name in there]
+    if not columns or x not in there:
+        raise UserError("the runs have no such steps yet")
+    fig, places = plt.subplots(
+        1, len(columns), figsize=(3.3 * max(2, len(columns)), 2.6), squeeze=False
+    )
+    for axes, column in zip(places[0], columns, strict=True):
+        for number, (label, frame) in enumerate(frames.items()):
+            if column not in frame or x not in frame:
+                continue
+            rows = frame[[x, column]].dropna()
+            values = rows[column].rolling(smooth, min_periods=1).mean()
+            style = series_style(number) | ({} if len(rows) <= _MARKED else {"marker": ""})
+            axes.plot(rows[x], values, label=label, **style)
+        axes.set(xlabel=_WORDS.get(x, x), ylabel=_WORDS.get(column, column))
+    if len(frames) > 1:
+        places[0][-1].legend()
+    fig.set_layout_engine("constrained")
+    return fig
+
+
+class _HasFolder(Protocol):
+    @property
+    def folder(self) -> Path: ...
+
+
+class LiveCurves:
+    """Loss and speed of a run that goes on, drawn anew as rows come, beside those of other runs.
+
+    Use as a context manager around the run, in a Jupyter kernel. Drawing takes at most 5% of the
+    time, and what goes wrong in it ends the drawing, not the run.
+    """
+
+    def __init__(self, run: _HasFolder, beside: Sequence[_HasFolder]) -> None:
+        self._runs = [*beside, run]
+        self._handle: Any = None
+        self._next = 0.0
+        self._broken = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._handle is not None:
+            self._draw()
+
+    def update(self, rows: list[dict[str, Any]]) -> None:
+        """New rows have come."""
+        if rows and time.monotonic() >= self._next:
+            self._draw()
+
+    def _draw(self) -> None:
+        if self._broken:
+            return
+        began = time.monotonic()
+        try:
+            self._show()
+        except Exception as error:  # the run goes on without a picture
+            self._broken = True
+            print(f"the live curves end here: {error}")
+        took = time.monotonic() - began
+        self._next = time.monotonic() + max(_EVERY_S, took / _SHARE)
+
+    def _show(self) -> None:
+        from IPython.display import display
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+        folders = [run.folder for run in self._runs]
+        frames = {_label(folder, folders): steps(folder) for folder in folders}
+        if not any(len(frame) for frame in frames.values()):
+            return
+        with plt.ioff():
+            fig = _drawn(frames, ["loss", "tokens_per_s"], "step", 1)
+            FigureCanvasAgg(fig).print_png(picture := io.BytesIO())
+            plt.close(fig)
+        bundle = {"image/png": picture.getvalue(), "text/plain": "loss and speed so far"}
+        if self._handle is None:
+            self._handle = display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._handle.update(bundle, raw=True)

@@ -1,0 +1,94 @@
+"""`lab.open_run`: a run of one's own, planned here and now, or the one that a driver planned."""
+
+import itertools
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from lsai_core.base.errors import UserError, hint
+from lsai_core.config.strict import Strict, validated
+from lsai_lab.interactive.planning import about, as_mapping, as_nested, first_part
+from lsai_lab.interactive.run import Run
+from lsai_lab.project.files import repo_root
+from lsai_lab.runs.execute import write_plan
+from lsai_lab.runs.records import annotate, is_finished
+from lsai_lab.runs.session import Session
+from lsai_lab.runs.writer import require_runs
+
+
+class _Parameters(Strict):
+    """What a run notebook can be given; papermill itself only warns of names that it does not
+    know."""
+
+    folder: str
+    study: str
+    variant: str
+    part: str
+    profile: str | None
+    overrides: dict[str, Any]
+
+
+def open_run(
+    folder: str = "",
+    *,
+    study: str,
+    variant: str,
+    part: str = "",
+    profile: str | None = None,
+    overrides: dict[str, Any] | None = None,
+    name: str | None = None,
+    tags: Sequence[str] = (),
+    note: str | None = None,
+) -> Run:
+    """The run that the driver planned in `folder` (seen from the project's root); with an empty
+    `folder`, one planned here and now.
+
+    `part`: one of the study's; empty: the first that measures `variant`. `profile`: a name in
+    params/profiles, `""` or None for this machine's. `overrides` are settings with dots
+    (`{"optim.lr": 1e-3}`), as `--set` takes them, for a run planned here. `name`, `tags` and `note`
+    are what you call it: `lab.find_run(name)`, columns of `lab.load`. Raises UserError for a wrong
+    name or value, also of a parameter that papermill passed, and if another process is executing
+    the run.
+    """
+    given = {"folder": folder, "study": study, "variant": variant, "part": part, "profile": profile}
+    parameters = validated(_Parameters, {**given, "overrides": as_mapping(overrides)}, "parameters")
+    _refuse_unknown_parameters()
+    session = Session(parameters.profile or None)
+    require_runs(session.runs_root)
+    if folder:
+        return Run(repo_root() / folder)
+    described = session.study(study)
+    part, changes = part or first_part(described, [variant]), as_nested(parameters.overrides)
+    plan = session.plan(study, only=[variant], parts=[part], overrides=changes)
+    if not plan:
+        known = ", ".join(described.measured(part))
+        raise UserError(
+            f"part {part} of study {study} does not measure {variant}; it measures {known}"
+        )
+    if not is_finished(plan[0].folder):
+        changed = f", overrides {parameters.overrides}" if parameters.overrides else ""
+        where = (
+            f"study {study}, variant {variant}, part {part}, profile "
+            f"{session.profile.profile}{changed}"
+        )
+        write_plan(plan[0], f"notebook, {where}")
+    if told := about(name, tags, note):
+        annotate(plan[0].folder, **told)
+    return Run(plan[0].folder)
+
+
+def _refuse_unknown_parameters() -> None:
+    """UserError if papermill injected a name that the notebook's parameters cell, the one before
+    it, does not have."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    cells = shell.user_ns.get("In", []) if shell is not None else []
+    for before, cell in itertools.pairwise(cells):
+        if cell.startswith("# Parameters\n"):
+            known, given = (
+                re.findall(r"(?m)^(\w+)\s*(?::[^=]*)?=(?!=)", text) for text in (before, cell)
+            )
+            if unknown := [name for name in given if name not in known]:
+                raise UserError(
+                    f"the notebook has no parameter {unknown[0]!r}{hint(unknown[0], known)}"
+                )

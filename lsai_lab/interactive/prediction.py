@@ -1,0 +1,119 @@
+"""`lab.predict`: memory and time of a training run on any GPU, as `lsai predict` computes them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+
+from lsai_core.base.errors import UserError, hint
+from lsai_core.base.files import deep_merge
+from lsai_core.base.shown import Part, Shown
+from lsai_core.config.train import TrainConfig
+from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu
+from lsai_core.training.combinations import checked
+from lsai_lab.interactive.planning import as_nested
+from lsai_lab.predictions.asked import Source, describe, gpu_called, sizes_that_exist
+from lsai_lab.predictions.will_fit import expected_kernel, largest_batch, longest, will_fit
+from lsai_lab.report.load import AnyRun
+from lsai_lab.report.predicted import config as config_of_run
+
+_LARGEST = ("batch", "length")
+
+
+class Predicted(Shown):
+    """A prediction: `answer` in words, `config`, and in GiB `peak_gib`, `needs_gib` (what the
+    allocator must have), `parts` (the peak by cause) and `phases`; `gpus`: one row a GPU."""
+
+    def __init__(self, config: TrainConfig, found: Mapping[str, Any]) -> None:
+        self.config = config
+        self.answer: str = found["answer"]
+        self.peak_gib: float = found["peak_gib"]
+        self.needs_gib: float = found["needs_gib"]
+        self.host_gib: float = found["host_gib"]
+        self.parts = pd.Series(found["parts_gib"], name="GiB")
+        self.phases = pd.Series(found["phases_gib"], name="GiB")
+        self.gpus = pd.DataFrame(found["gpus"])
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences per GPU and micro-batch."""
+        return self.config.batch_size
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of a sequence."""
+        return self.config.seq_len
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits one of the GPUs."""
+        return bool((self.gpus["verdict"] != "too large").any())
+
+    def shown(self) -> list[Part]:
+        """The answer, the peak by cause, the GPUs."""
+        about = describe(self.config)
+        parts = [(name, size) for name, size in self.parts.items() if size]
+        rows = self.gpus.astype(object).where(self.gpus.notna(), None).values.tolist()
+        return [
+            Part(self.answer, note=about),
+            Part(f"Peak of {self.peak_gib:.2f} GiB", ("cause", "GiB"), parts),
+            Part("", list(self.gpus.columns), rows),
+        ]
+
+
+def predict(
+    what: str | TrainConfig | AnyRun | None = None,
+    gpu: str | None = None,
+    *,
+    study: str | None = None,
+    variant: str | None = None,
+    hf: str | Path | None = None,
+    gpus: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    profile: str | None = None,
+    largest: Literal["batch", "length"] | None = None,
+) -> Predicted:
+    """Peak memory by cause and time of a step, computed without a GPU.
+
+    `what`: a preset (`"llama3-8b"`, in bf16 and compiled), a TrainConfig, or a training run; or
+    name a `study` and `variant`, or the folder of a Hugging Face config with `hf`. `gpu`: a name
+    as in `lsai predict`, or its memory ("24GB"); None: all known ones. `gpus`: sharded over so
+    many. `overrides`: settings with dots. `largest`: the largest batch, or longest sequence, that
+    fits one GPU, this machine's if none is named. Raises UserError for what cannot be predicted.
+    """
+    if largest is not None and largest not in _LARGEST:
+        raise UserError(
+            f"largest is batch or length, not {largest!r}{hint(str(largest), _LARGEST)}"
+        )
+    changes = as_nested(overrides or {})
+    if what is None or isinstance(what, str):
+        source = Source(study, variant, what, None if hf is None else Path(hf), profile=profile)
+        config = source.run(gpu, gpus, changes).config
+    else:
+        config = _changed(_config_of(what), gpus, changes)
+    with sizes_that_exist(config):
+        targets = list(GPUS) if gpu is None else [find_gpu(gpu)]
+        if largest is not None:
+            targets = [gpu_called(gpu)]
+            config = _largest(config, targets[0], largest)
+        return Predicted(config, will_fit(config, targets))
+
+
+def _config_of(what: Any) -> TrainConfig:
+    return what if isinstance(what, TrainConfig) else config_of_run(what)
+
+
+def _changed(config: TrainConfig, gpus: int | None, changes: dict[str, Any]) -> TrainConfig:
+    sharded = {"parallel": {"fsdp": gpus}} if gpus else {}
+    data = deep_merge(deep_merge(config.model_dump(), sharded), changes)
+    return checked(TrainConfig, data, "the run")
+
+
+def _largest(config: TrainConfig, gpu: Gpu, what: str) -> TrainConfig:
+    def kernel_of(asked: TrainConfig) -> str | None:
+        return expected_kernel(asked, gpu, None)
+
+    if what == "batch":
+        return largest_batch(config, gpu, kernel_of)
+    return longest(config, gpu, kernel_of)[0]

@@ -1,0 +1,94 @@
+"""The results of a run as a mapping that shows itself: ten that people look for first, the rest
+folded."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from lsai_core.base.errors import UserError, hint
+from lsai_core.base.shown import Part, as_html, as_text, value
+from lsai_lab.runs.records import Summary
+
+# What people look for first, of every kind of run, in this order; so many are shown.
+HEADLINES = (
+    "tokens_per_s",
+    "step_ms",
+    "mfu",
+    "train_loss",
+    "validation_loss",
+    "validation_perplexity",
+    "mem_peak_allocated_gib",
+    "mem_peak_reserved_gib",
+    "largest_batch",
+    "largest_size",
+    "points_ok",
+    "matmul_bf16_tflops",
+    "copy_gb_per_s",
+    "attention_kernel",
+    "parameters",
+    "steps",
+    "train_s",
+    "disturbed",
+)
+SHOWN = 10
+
+
+class Results(dict[str, Any]):
+    """Results by name, and `outcome`, `reason`, `started` and `wall_s`; a table is a list of
+    mappings. UserError for an unknown name."""
+
+    def __init__(self, summary: Summary) -> None:
+        end = {name: getattr(summary, name) for name in ("outcome", "reason", "started", "wall_s")}
+        super().__init__({**end, **summary.results})
+
+    def __missing__(self, name: str) -> Any:
+        raise UserError(f"the run has no result {name!r}{hint(str(name), self)}")
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
+
+    def shown(self) -> Iterable[Part]:
+        """How it ended, if not well; the headlines; the tables; the rest."""
+        if self["outcome"] != "ok":
+            yield Part(f"This run ended as {self['outcome']}", note=str(self["reason"] or ""))
+        single = {k: v for k, v in self.items() if not isinstance(v, list) and v is not None}
+        first = [name for name in HEADLINES if name in single][:SHOWN]
+        more = [name for name in single if name not in (*HEADLINES, "outcome", "reason")]
+        first += more[: SHOWN - len(first)]
+        yield Part("", ("result", "value"), [(name, single[name]) for name in first])
+        rest = [(name, value) for name, value in single.items() if name not in first]
+        yield Part(f"{len(rest)} more", ("result", "value"), rest, folded=True)
+        for name, rows in self.items():
+            if isinstance(rows, list) and rows and isinstance(rows[0], dict):
+                heads = list(dict.fromkeys(key for row in rows for key in row))
+                cells = [[row.get(head) for head in heads] for row in rows]
+                yield Part(name, heads, cells, folded=len(rows) > SHOWN)
+
+    def _repr_html_(self) -> str:
+        return as_html(self.shown())
+
+    def _repr_markdown_(self) -> str:
+        return unfolded(self.shown())
+
+    def __repr__(self) -> str:
+        return as_text([part for part in self.shown() if not part.folded])
+
+
+def unfolded(parts: Iterable[Part]) -> str:
+    """The parts as Markdown, for readers without HTML; nothing in them is markup."""
+    return "\n\n".join(filter(None, map(_markdown, parts))) + "\n"
+
+
+def _markdown(part: Part) -> str:
+    title = f"**{_text(part.title)}**" if part.title else ""
+    heads = part.heads or [""] * max(map(len, part.rows), default=0)
+    lines = [heads, ["---"] * len(heads)] if part.rows else []
+    cells = [[_text(cell) if cell != "---" else cell for cell in line] for line in lines]
+    cells += [[_text(value(cell)) for cell in row] for row in part.rows]
+    rows = "\n".join(f"| {' | '.join(line)} |" for line in cells)
+    return "\n\n".join(filter(None, (title, rows, _text(part.note))))
+
+
+def _text(given: Any) -> str:
+    """One cell of a Markdown table; nothing in it is markup."""
+    return re.sub(r"([\\`*_{}\[\]<>#|$@~^])", r"\\\1", " ".join(str(given).split())[:200])

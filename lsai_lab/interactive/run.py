@@ -1,0 +1,342 @@
+"""One run in a notebook, own or recorded, planned, going on or ended: what `lab.open_run` and
+`lab.find_run` give, and how it shows itself.
+
+What draws is imported where it is drawn: to open and execute a run takes no plots.
+"""
+
+import contextlib
+import math
+import re
+import signal
+import sys
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from IPython.display import HTML
+from tokenizers import Tokenizer
+
+from lsai_core.base.errors import UserError, hint
+from lsai_core.base.files import flatten
+from lsai_core.base.shown import Part, Shown
+from lsai_core.config.strict import Strict
+from lsai_core.model.transformer import Transformer
+from lsai_core.training.combinations import checked
+from lsai_lab.interactive.models import Generated, generate, load_model, load_run_tokenizer
+from lsai_lab.interactive.results import Results, unfolded
+from lsai_lab.launch.stop import stop_requests
+from lsai_lab.machine.environment import environment, fingerprint
+from lsai_lab.project.files import repo_root
+from lsai_lab.report import load
+from lsai_lab.report.load import AnyRun, folder_of
+from lsai_lab.runs import records
+from lsai_lab.runs.driver import run_one
+from lsai_lab.runs.execute import ActiveRun, tell
+from lsai_lab.runs.find import going_on, opened
+from lsai_lab.runs.kinds import get_kind
+from lsai_lab.runs.notebook import RUN_LOG
+from lsai_lab.runs.records import Outcome, Summary, annotate
+from lsai_lab.runs.session import Session
+from lsai_lab.runs.study import PlannedRun
+from lsai_lab.runs.writer import is_held
+
+if TYPE_CHECKING:
+    from lsai_lab.interactive.curves import LiveCurves
+
+_PHASES = ("forward", "backward", "optimizer")
+
+
+class Run(Shown):
+    """A run: shown as its settings and machine, with `steps` as far as it came and `results` once
+    it has ended.
+
+    What it is: `folder`, `id` (study, variant, part, repeat, key), `label`, `kind`, `name`, `tags`,
+    `note`, `config`, `env`. How it went: `outcome`, `reason`, `state`, `steps`, `kernels`,
+    `memory`, `results`, `plot()`, `timeline()`. What came out: `model`, `generate()`. To do it:
+    `execute()`.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        found = opened(self.folder)
+        self.id, self.kind = found.summary.id, found.summary.kind
+        plan = found.plan
+        self.label: str = plan.get("label") or self.id.variant
+        self.command: str = plan.get("command") or found.summary.command
+
+    @property
+    def record(self) -> records.Run:
+        """All files of the run as they are now; without an end its outcome is `unfinished`."""
+        return opened(self.folder)
+
+    @cached_property
+    def config(self) -> Strict:
+        """The settings of the run, with their defaults. UserError if today's words cannot say
+        them."""
+        where = str(self.folder / "config.json")
+        return checked(get_kind(self.kind).config_class(), self.record.config, where)
+
+    @property
+    def env(self) -> dict[str, Any]:
+        """The machine and the software that the run had; of one that has not begun, these here."""
+        return self.record.env or environment()
+
+    @property
+    def name(self) -> str | None:
+        """What a person called it: `lab.find_run(name)` opens it."""
+        return self.record.plan.get("name")
+
+    @property
+    def tags(self) -> list[str]:
+        """A person's tags."""
+        return list(self.record.plan.get("tags", []))
+
+    @property
+    def note(self) -> str | None:
+        """A person's note."""
+        return self.record.plan.get("note")
+
+    def annotate(self, **about: Any) -> None:
+        """Set `name`, `tags` or `note`. UserError for anything else."""
+        if unknown := [key for key in about if key not in ("name", "tags", "note")]:
+            raise UserError(f"a run has no {unknown[0]!r} to set{hint(unknown[0], _ABOUT)}")
+        annotate(self.folder, **about)
+
+    @property
+    def outcome(self) -> Outcome:
+        """`ok`, `oom`, `failed`, ...; `unfinished` if it has not ended."""
+        return self.record.summary.outcome
+
+    @property
+    def reason(self) -> str | None:
+        """Why it did not end well, or has not ended."""
+        return self.record.summary.reason
+
+    @property
+    def state(self) -> str:
+        """Where the run stands, in words."""
+        summary, steps = self.record.summary, len(self.steps)
+        of = self.record.config.get("steps") if self._has_steps else None
+        done = f"{steps} of {of} steps are done" if of else f"{steps} points are measured"
+        if going_on(self.folder):
+            return f"goes on: {done}"
+        if summary.outcome == "ok":
+            return "ok"
+        why = f" ({summary.reason})" if summary.reason else ""
+        kept = sorted(self.folder.glob("checkpoint-*")) or sorted(self.folder.glob("sharded-*"))
+        rest = ""
+        if steps and summary.outcome in ("unfinished", "preempted", "failed", "timeout"):
+            begins = (
+                "from its checkpoint" if kept else "from the beginning, for it has no checkpoint"
+            )
+            rest = f"; execute() goes on {begins}"
+        return f"{summary.outcome}{why}; {done}{rest}"
+
+    @property
+    def _has_steps(self) -> bool:
+        return self.kind in ("train", "peer")
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """One row for each step, as `lab.steps` gives it, or for each point of a measurement, that
+        is done; while the run goes on, too."""
+        frame = load.steps(self)
+        return frame if len(frame) else records.read_metrics(self.folder)
+
+    @property
+    def kernels(self) -> pd.DataFrame:
+        """The kernels with the most time. UserError if nothing was traced."""
+        return load.kernels(self.folder)
+
+    @property
+    def memory(self) -> pd.DataFrame:
+        """Peak memory (GiB) of each phase of a step and of the whole step. UserError if none was
+        measured."""
+        results = self.results
+        rows = [
+            (phase, results[f"mem_{phase}_peak_gib"])
+            for phase in _PHASES
+            if f"mem_{phase}_peak_gib" in results
+        ]
+        if not rows:
+            raise UserError(
+                f"{self.id.folder} measured no memory; set profile.memory_steps above 0"
+            )
+        whole = ("whole step", results["mem_peak_allocated_gib"])
+        return pd.DataFrame([*rows, whole], columns=["phase", "peak_gib"])
+
+    @property
+    def results(self) -> Results:
+        """What came out, by name, with `outcome`, `reason`, `started` and `wall_s`; the notebook
+        shows it as a table. UserError if the run has not ended."""
+        try:
+            return Results(Summary.read(self.folder))
+        except FileNotFoundError:
+            words = "has no results yet: run.execute() does the work"
+            raise UserError(f"{self.id.folder} {words}, run.steps shows what is done") from None
+
+    def plot(self, *columns: str, x: str = "step") -> None:
+        """Draw columns of `steps` (default: the loss and the speed) against the step or another
+        column; nothing for a run without steps. UserError for an unknown column."""
+        from lsai_lab.interactive.curves import curves
+
+        if len(self.steps) and self._has_steps:
+            curves(self, y=columns or ("loss", "tokens_per_s"), x=x)
+
+    def timeline(self) -> HTML:
+        """The memory of a step by cause and its kernels, as far as they were recorded or can be
+        simulated."""
+        from lsai_lab.interactive.timeline import timeline
+
+        return timeline(self)
+
+    @property
+    def model(self) -> Transformer:
+        """The trained model. UserError if the run exported none (`checkpoint.export`)."""
+        return load_model(self)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that was exported with the model."""
+        return load_run_tokenizer(self)
+
+    def generate(self, prompt: str, tokens: int = 40, **options: Any) -> Generated:
+        """Text that the trained model writes after `prompt`; see `lab.generate`."""
+        return generate(self, prompt, tokens, **options)
+
+    def execute(
+        self, again: bool = False, live: bool | None = None, beside: Iterable[AnyRun] = ()
+    ) -> Summary:
+        """Do the work unless it is already done, in a process of its own; returns the summary that
+        is on disk afterwards.
+
+        That process reads the code from the files that the run's key names. What this one imported
+        before an edit, or changed in its modules, has no part in it. The stop button (Ctrl-C) ends
+        a training at its next step, with a checkpoint; pressed twice, at once.
+
+        `live`: draw loss and speed while a training goes on (default: where a notebook can show
+        it), with the curves of the runs `beside`. `again` repeats a finished run; what it had found
+        moves into `earlier/`. Raises UserError if another process is executing the run, it is a
+        recorded one, or something changed since it was opened, and KeyboardInterrupt once it was
+        stopped.
+        """
+        active = self._active()
+        if is_held(self.folder):  # by the driver, which did the work and makes the run's page
+            summary = Summary.read(self.folder)
+            self._say(summary, r"[^\n]*\r")  # of a progress bar the last state
+            return summary
+        if not again and (finished := active.finished()):
+            return finished
+        if changed := active.changed("was opened") or self._moved(active):
+            raise UserError(f"{changed}; open the run again")
+        drawn = self._curves(beside) if self._has_steps and live is not False else None
+        with stop_requests(signal.SIGINT) as stop, drawn or contextlib.nullcontext():
+            summary = run_one(
+                self._planned(active),
+                title="",
+                root=repo_root(),
+                data_root=active.data_root,
+                command=self.command,
+                stop=stop,
+                again=again,
+                on_rows=drawn.update if drawn else None,
+            )
+        self._say(summary, r"[^\n]*\r[^\n]*\n?")  # the progress was seen
+        if stop.number == signal.SIGINT:
+            raise KeyboardInterrupt(f"{self.state}; run.steps and run.plot() show what is done")
+        return summary
+
+    def _curves(self, beside: Iterable[AnyRun]) -> "LiveCurves | None":
+        """What draws while the run goes on; None where no Jupyter kernel shows it."""
+        others = [find_run(other) for other in beside]
+        shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+        if getattr(shell, "kernel", None) is None:
+            return None
+        from lsai_lab.interactive.curves import LiveCurves
+
+        return LiveCurves(self, others)
+
+    def _active(self) -> ActiveRun:
+        """What can be executed. UserError for a recorded run."""
+        if not (self.folder / "run.json").exists() or "recorded" in self.folder.parts[-4:-2]:
+            raise UserError(
+                f"{self.folder} is a recorded run; to do it here, open one with its settings: "
+                f"lab.open_run(study={self.id.study!r}, variant={self.id.variant!r})"
+            )
+        return self._opened
+
+    @cached_property
+    def _opened(self) -> ActiveRun:
+        return ActiveRun(self.folder, Session().data_root)
+
+    def _planned(self, active: ActiveRun) -> PlannedRun:
+        return PlannedRun(
+            self.id,
+            self.kind,
+            active.config,
+            self.label,
+            math.inf,
+            self.folder,
+            active.code,
+            active.machine,
+            active.inputs,
+        )
+
+    def _say(self, summary: Summary, hidden: str) -> None:
+        """Print what the run's process printed, without what matches `hidden`, and how it ended."""
+        with contextlib.suppress(OSError):
+            text = (self.folder / RUN_LOG).read_bytes().decode(errors="replace")
+            print(said := re.sub(hidden, "", text), end="")
+            if "outcome: " in said:
+                return
+        tell(summary)  # it was killed before it could say so
+
+    def _moved(self, active: ActiveRun) -> str | None:
+        """One line if the process of its own would not find the machine that the key names."""
+        now = fingerprint(environment())
+        same = now == active.machine or not active.machine
+        return None if same else f"the machine was {active.machine} and is {now}"
+
+    def shown(self) -> Iterable[Part]:
+        """What it is and how it stands; settings and machine folded."""
+        about: dict[str, Any] = {
+            "state": self.state,
+            "name": self.name,
+            "tags": " ".join(self.tags),
+        }
+        about |= {"note": self.note, "folder": self.folder, "command": self.command}
+        told = [(key, text) for key, text in about.items() if text not in (None, "")]
+        yield Part(f"{self.label}: run {self.id.folder} of study {self.id.study}", rows=told)
+        settings = self._settings()
+        yield Part(f"{len(settings)} settings", ("setting", "value"), settings, folded=True)
+        facts = _given(flatten({k: v for k, v in self.env.items() if k != "packages"}))
+        yield Part("The machine", ("fact", "value"), facts, folded=True)
+
+    def _settings(self) -> list[tuple[str, Any]]:
+        """The settings that differ from their defaults; all, where today's words differ."""
+        try:
+            return _given(flatten(self.config.model_dump(mode="json", exclude_defaults=True)))
+        except UserError:
+            return _given(flatten(self.record.config))
+
+    def __repr__(self) -> str:
+        return f"{self.id.study}.{self.id.name} ({self.label}), {self.state}, {self.folder}"
+
+    def _repr_markdown_(self) -> str:
+        return unfolded(self.shown())
+
+
+_ABOUT = ("name", "tags", "note")
+
+
+def find_run(which: AnyRun) -> Run:
+    """The one run that `which` means: a row of `lab.load`, a run, a folder, its key or the
+    beginning of it, the name that you gave it, `study.variant`, or with a machine's label a
+    recorded one: `lab.find_run("h100/memory.bf16")`. UserError says what there is instead."""
+    return which if isinstance(which, Run) else Run(folder_of(which))
+
+
+def _given(facts: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [(key, value) for key, value in facts.items() if value not in (None, "", [])]

@@ -1,0 +1,92 @@
+"""A sweep by hand: variants of a study under every combination of some settings."""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lsai_core.base.errors import UserError
+from lsai_core.base.files import deep_merge
+from lsai_lab.interactive.planning import about, as_nested, first_part
+from lsai_lab.report.load import rows_of
+from lsai_lab.runs.records import annotate
+from lsai_lab.runs.session import Session
+from lsai_lab.runs.study import PlannedRun
+
+MOST = 1000  # runs: more are a slip
+
+
+def sweep(
+    study: str,
+    variants: str | Sequence[str],
+    over: Mapping[str, Iterable[Any]],
+    *,
+    part: str = "",
+    profile: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    tags: Sequence[str] = (),
+    note: str | None = None,
+) -> pd.DataFrame:
+    """Run the variants under every combination of settings, `over={"seq_len": [128, 256]}`, what is
+    finished being reused, and return one row a run: those settings first, then the columns of
+    `lab.load`.
+
+    `variants`: one, several, or patterns of them. The other arguments are those of `lab.open_run`,
+    for all. All settings are checked before the first run begins; a run that fails is a row with
+    its outcome. Raises UserError for a wrong name or value.
+    """
+    session, wanted = (
+        Session(profile or None),
+        [variants] if isinstance(variants, str) else variants,
+    )
+    planned = plan_sweep(session, study, wanted, over, part, overrides or {})
+    plan, told = [run for run, _ in planned], about(name, tags, note)
+    try:
+        session.run(plan)
+    finally:
+        for run in plan if told else []:
+            annotate(run.folder, **told)
+    return frame_of(planned)
+
+
+def plan_sweep(
+    session: Session,
+    study: str,
+    variants: Sequence[str],
+    over: Mapping[str, Iterable[Any]],
+    part: str,
+    overrides: Mapping[str, Any],
+) -> list[tuple[PlannedRun, dict[str, Any]]]:
+    """The planned runs, each with the settings that were varied; of combinations that come to the
+    same run the first. UserError for a wrong setting."""
+    axes = {key: list(values) for key, values in over.items()}
+    if not axes or not all(axes.values()):
+        raise UserError('a sweep wants settings with values, such as {"seq_len": [128, 256]}')
+    if (number := math.prod(map(len, axes.values()))) > MOST:
+        raise UserError(f"that is {number:,} combinations; a sweep takes at most {MOST:,}")
+    part = part or first_part(session.study(study), variants)
+    planned: dict[Path, tuple[PlannedRun, dict[str, Any]]] = {}
+    for values in itertools.product(*axes.values()):
+        varied = dict(zip(axes, values, strict=True))
+        changes = deep_merge(as_nested(overrides), as_nested(varied))
+        for run in session.plan(study, only=list(variants), parts=[part], overrides=changes):
+            planned.setdefault(run.folder, (run, varied))
+    if not planned:
+        raise UserError(f"part {part} of study {study} measures none of {', '.join(variants)}")
+    return list(planned.values())
+
+
+def frame_of(planned: Sequence[tuple[PlannedRun, dict[str, Any]]]) -> pd.DataFrame:
+    """One row a run: its label, what was varied, then the columns of `lab.load`."""
+    rows = rows_of([run.folder for run, _ in planned])
+    frame = pd.DataFrame(rows)
+    for key in reversed(planned[0][1]):
+        values = [varied[key] for _, varied in planned]
+        frame = frame.drop(columns=key, errors="ignore")
+        frame.insert(0, key, pd.Series(values))
+    frame.insert(0, "label", frame.pop("label"))
+    return frame

@@ -1,0 +1,94 @@
+"""`lab.watch`: the phases, memory and kernels of any training loop, in a notebook."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+import torch
+from IPython.display import HTML
+
+from lsai_core.base.errors import UserError
+from lsai_core.base.shown import Part, Shown
+from lsai_core.profiling.watch import CAUSES, GIB, PHASES, STEPS, StepWatch
+from lsai_lab.report.timelines import lanes, memory_picture
+
+_TOP = 10  # kernels that are shown
+
+
+class Watched(StepWatch, Shown):
+    """What `lab.watch` gives: a context manager around a training loop, and afterwards `phases`
+    (peak GiB and ms), `memory` (GiB by cause at the highest moment), `timeline` (GiB by cause after
+    each operator), `kernels_frame` and pictures: `plot()`."""
+
+    @property
+    def phases(self) -> pd.DataFrame:
+        """One row a phase: the peak of live tensors, and the time of its operators or kernels."""
+        peaks = self.phases_gib
+        rows = [(phase, peaks.get(phase), self.phase_ms.get(phase)) for phase in PHASES]
+        return pd.DataFrame(rows, columns=["phase", "peak_gib", "ms"])
+
+    @property
+    def memory(self) -> pd.Series:
+        """GiB by cause at the highest moment of the step."""
+        return pd.Series(self.causes_gib, name="GiB", dtype=float)
+
+    @property
+    def timeline(self) -> pd.DataFrame:
+        """One row a moment of the step: `phase`, `operator`, and GiB by cause."""
+        rows = [
+            {"phase": moment.phase, "operator": moment.operator}
+            | {cause: moment.bytes_of.get(cause, 0) / GIB for cause in CAUSES}
+            for moment in self.moments
+        ]
+        return pd.DataFrame(rows, columns=["phase", "operator", *CAUSES])
+
+    @property
+    def top_kernels(self) -> pd.DataFrame:
+        """The kernels, or operators on a CPU, with the most time: name, class, ms and calls."""
+        return pd.DataFrame(self.kernels, columns=["name", "class", "ms", "calls"])
+
+    def plot(self) -> HTML:
+        """The memory of the step by cause, and its kernels as lanes. UserError without a step."""
+        if not self.moments:
+            raise UserError(_FAR.format(self.steps))
+        moments = [(moment.phase, moment.bytes_of) for moment in self.moments]
+        pictures = [memory_picture(moments)]
+        if self.events:
+            pictures.append(lanes(self.events))
+        return HTML("".join(pictures))
+
+    def shown(self) -> list[Part]:
+        """Phases, memory by cause, kernels; how far the loop has come."""
+        said = f"a step takes {self.step_ms:,.2f} ms" if self.step_ms else _FAR.format(self.steps)
+        causes = [(name, float(size)) for name, size in self.memory.items()]
+        kernels = [tuple(row) for row in self.top_kernels.head(_TOP).itertuples(index=False)]
+        phases = [tuple(row) for row in self.phases.itertuples(index=False)]
+        return [
+            Part(f"{self.steps} steps watched", note=said),
+            Part("Phases", ("phase", "peak GiB", "ms"), phases if self.moments else []),
+            Part("At the highest moment", ("cause", "GiB"), causes),
+            Part("Kernels of a step", ("name", "class", "ms", "calls"), kernels),
+        ]
+
+
+_FAR = f"{{}} steps were seen; memory takes 2, kernels and times {STEPS}"
+
+
+def watch(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer | Sequence[Any], top: int = 25
+) -> Watched:
+    """Watch a training loop of your own: any module, any loop that calls `optimizer.step()`.
+
+        with lab.watch(model, optimizer) as seen:
+            for batch in batches[:8]:
+                model(batch).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        seen
+
+    `optimizer`: one, or several of which the last ends the step. `top`: kernels that are kept.
+    Memory is that of live tensors in the second step, compiled code run eagerly there; kernels are
+    those of the fourth and fifth, the time the median of the others. UserError for a model without
+    parameters.
+    """
+    return Watched(model, optimizer, top)

@@ -1,0 +1,175 @@
+"""Which run a question about memory and time is asked of: a study's variant, a preset, a Hugging
+Face configuration or another trainer's file as a `TrainConfig`."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lsai_core.base.errors import UserError
+from lsai_core.base.files import deep_merge
+from lsai_core.config.presets import PRESETS, ModelConfig
+from lsai_core.config.train import TrainConfig
+from lsai_core.model import hf_config
+from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu
+from lsai_core.training.combinations import checked
+from lsai_lab.machine.environment import gpu_facts
+from lsai_lab.peers.settings import PLAIN, Peer
+from lsai_lab.peers.trainer_file import read_trainer_file
+from lsai_lab.project.files import merged, repo_root
+
+# Of the text nothing matters; the smallest vocabulary fits any model.
+_DEFAULTS: dict[str, Any] = {
+    "precision": "bf16",
+    "compile": True,
+    "seq_len": 4096,
+    "batch_size": 1,
+    "data": {"vocab_size": 257},
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be predicted: the run, the fields of `TrainerMemory` that a trainer's file sets,
+    and remarks."""
+
+    config: TrainConfig
+    trainer_memory: dict[str, Any] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the run stands, of which one is given: a study, a preset, a Hugging Face configuration
+    or another trainer's file."""
+
+    study: str | None = None
+    variant: str | None = None
+    model: str | None = None
+    hf: Path | None = None
+    toml: Path | None = None
+    profile: str | None = None
+
+    def run(
+        self,
+        gpu: str | None,
+        gpus: int | None,
+        overrides: dict[str, Any],
+        trainer: Peer | None = None,
+    ) -> Asked:
+        """The run on GPUs called `gpu`, with `overrides`; in the plain setting that `trainer`
+        knows, if there is one. UserError for options that do not fit."""
+        if sum(given is not None for given in (self.study, self.model, self.hf, self.toml)) != 1:
+            raise UserError(
+                "say what to predict, in one way: --study with --variant, or --model, or --hf (or "
+                "--config of `lsai predict`)"
+            )
+        for name, value in {"variant": self.variant, "profile": self.profile}.items():
+            if value is not None and self.study is None:
+                raise UserError(f"--{name} belongs to a study; add --study, or leave it out")
+        if self.toml is not None:  # needs no checkout, as --hf and --model
+            return _of_file(self.toml, gpus, overrides)
+        overrides = merged(overrides, {"parallel": {"fsdp": gpus}} if gpus else {})
+        target = None if gpu is None else find_gpu(gpu)
+        if self.study is not None:
+            settings = deep_merge(PLAIN if trainer else {}, overrides)
+            return Asked(_of_study(self.study, self.variant, settings, target, self.profile))
+        if self.hf is not None:
+            return _of_hf(self.hf, bool(trainer), overrides)
+        data = _DEFAULTS | {"model": {"preset": self.model}} | (PLAIN if trainer else {})
+        return Asked(checked(TrainConfig, deep_merge(data, overrides), f"--model {self.model}"))
+
+
+def _of_file(path: Path, gpus: int | None, overrides: dict[str, Any]) -> Asked:
+    """The run of another trainer's configuration file."""
+    run = read_trainer_file(path, gpus)
+    return Asked(
+        checked(TrainConfig, deep_merge(run.config, overrides), f"--config {path}"),
+        run.trainer_memory,
+        run.remarks,
+    )
+
+
+def _of_hf(path: Path, by_trainer: bool, overrides: dict[str, Any]) -> Asked:
+    """The run of a Hugging Face config.json, with its window where that is shorter than the
+    sequence."""
+    found = hf_config.describe(path)
+    shape = {"model": found.model.model_dump(exclude={"preset"})}
+    data = deep_merge(_DEFAULTS | shape | (PLAIN if by_trainer else {}), overrides)
+    remarks = [*found.differs, *found.notes]
+    length = data["seq_len"]
+    if found.window is not None and isinstance(length, int) and found.window < length:
+        data = deep_merge({"attention": {"window": found.window}}, data)
+        remarks.append(f"attention looks back {found.window} positions (sliding_window)")
+    return Asked(checked(TrainConfig, data, f"--hf {path}"), remarks=remarks)
+
+
+def _of_study(
+    study: str, variant: str | None, overrides: Any, target: Gpu | None, profile: str | None
+) -> TrainConfig:
+    """A variant of a study as the GPU would run it, not as this machine would, unless a profile is
+    named."""
+    from lsai_lab.runs.session import Session
+    from lsai_lab.runs.study import detect_profile, resolve, select_variants
+    from lsai_lab.searches.model_search import ModelSearchConfig
+
+    name = target.driver_name if target else gpu_facts()["gpu"] or "any GPU"
+    loaded = Session(profile or detect_profile(repo_root(), name)).study(study)
+    chosen = select_variants(loaded, [variant or next(iter(loaded.variants))], [])[0]
+    for part, spec in loaded.parts.items():
+        if spec.kind not in ("train", "model_search") or chosen not in loaded.measured(part):
+            continue
+        config = resolve(loaded, chosen, part, 0, overrides)
+        if isinstance(config, ModelSearchConfig) and config.measure == "train":
+            return config.train  # with the study's model, from which the search lets it grow
+        if isinstance(config, TrainConfig):
+            return config
+    raise UserError(f"study {study} trains no variant {chosen} with this package's trainer")
+
+
+def gpu_called(name: str | None) -> Gpu:
+    """The GPU of that name; None: this machine's. UserError if there is none."""
+    if name is not None:
+        return find_gpu(name)
+    found = gpu_facts()["gpu"]
+    if found is None:
+        raise UserError(
+            f"this machine has no GPU; say which one with --gpu: "
+            f"{', '.join(gpu.name for gpu in GPUS)}"
+        )
+    return find_gpu(str(found))
+
+
+@contextlib.contextmanager
+def sizes_that_exist(config: TrainConfig) -> Iterator[None]:
+    """UserError instead of an overflow where a tensor of `config` would be larger than any."""
+    try:
+        yield
+    except (RuntimeError, OverflowError) as error:
+        if "overflow" not in str(error) and not isinstance(error, OverflowError):
+            raise
+        raise UserError(f"{describe(config)}: larger than any tensor can be ({error})") from None
+
+
+def describe(config: TrainConfig) -> str:
+    """One line: what is predicted."""
+    model, cp, gpus = config.model, config.parallel.cp, config.parallel.world_size
+    # The preset's name, if the shape is still the preset's.
+    given = {"preset": model.preset}
+    preset = ModelConfig.model_validate(given) if model.preset in PRESETS else None
+    same = preset is not None and all(
+        getattr(model, name) == getattr(preset, name) for name in PRESETS[model.preset]
+    )
+    fp8 = "" if config.fp8.recipe == "none" else f" with fp8 ({config.fp8.recipe})"
+    words = [
+        f"{model.preset if same else 'custom'} ({model.n_layers} layers, width {model.d_model})",
+        f"{config.batch_size} x {config.seq_len} tokens "
+        + ("a GPU" if cp == 1 else f"over {cp} GPUs"),
+        f"{config.precision}{fp8}, loss {config.loss}, blocks {config.blocks}",
+        "compiled" if config.compile else "eager",
+        f"checkpointing {config.grad_checkpoint}"
+        + " with inputs on the host" * (config.saved_inputs == "host"),
+        f"{gpus} GPU{'s' if gpus > 1 else ''}",
+    ]
+    return ", ".join(words)

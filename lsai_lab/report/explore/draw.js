@@ -1,0 +1,195 @@
+// What all explorables share: controls, charts, an answer in words, a table of the values, and the
+// two places where they are shown: a page of the report, and a widget in JupyterLab.
+export const COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#4D4D4D",
+  "#882255"];
+
+export const make = (tag, facts = {}, ...children) => {
+  const node = Object.assign(document.createElement(tag), facts);
+  node.append(...children);
+  return node;
+};
+
+export const svg = (tag, facts = {}, ...children) => {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(facts)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+};
+
+export const count = (value) => Math.round(value).toLocaleString("en");
+export const gib = (size) => size.toFixed(Math.abs(size) < 99.95 ? 1 : 0);
+export const digits = (value, most = 3) => !value ? "0" : Math.abs(value) >= 10 ** most
+  ? count(value) : String(Number(value.toPrecision(most)));
+export const sum = (values) => values.reduce((a, b) => a + b, 0);
+
+// One control: `choices` make a select, `range` ([least, most, step]) a slider, `entry` a field for a
+// number, else a checkbox. `show` says a slider's value in words.
+const control = (name, { label, choices, range, entry, value, show = String }) => {
+  if (choices) {
+    const options = choices.map((choice) => [choice].flat());
+    const field = make("select", { name }, ...options.map(([of, words]) => new Option(words ?? of, of)));
+    field.value = value ?? options[0][0];
+    return { field, node: make("label", {}, label, field), read: () => field.value };
+  }
+  if (entry) {
+    const field = make("input", { type: "number", name, min: 0, step: "any", value });
+    return { field, node: make("label", {}, label, field), read: () => Number(field.value) || 0 };
+  }
+  if (!range) {
+    const field = make("input", { type: "checkbox", name, checked: Boolean(value) });
+    return { field, node: make("label", { className: "tick" }, field, label), read: () => field.checked };
+  }
+  const [min, max, step] = range;
+  const field = make("input", { type: "range", name, min, max, step });
+  field.value = value;
+  const said = make("output"), read = () => Number(field.value);
+  const tell = () => {
+    said.textContent = show(read());
+    field.setAttribute("aria-valuetext", said.textContent);
+  };
+  return { field, tell, read, node: make("label", {}, make("span", {}, `${label}: `, said), field) };
+};
+
+// Builds an explorable in `el`. `fields`: its controls by name. `update(values, view)` is called
+// with what they say, at first, after each change, and when the width changes. The view has the
+// `width`, `draw(...nodes)`, `say(...words)`, `list(heads, rows)`, `set(name, value)` and the fields.
+export const explorable = (el, title, about, fields, update) => {
+  const made = Object.fromEntries(Object.entries(fields).map(([name, field]) =>
+    [name, control(name, field)]));
+  const form = make("form", { onsubmit: () => false }, ...Object.values(made).map(({ node }) => node));
+  const answer = make("p", { className: "answer" }), picture = make("div");
+  answer.setAttribute("role", "status");
+  const table = make("table", { tabIndex: 0 }), values = make("details", {}, make("summary", {}, "Values"), table);
+  const heading = make("p", { className: "title" }, make("strong", {}, title), ` ${about}`);
+  el.classList.add("explore");
+  el.replaceChildren(heading, form, answer, picture, values);
+  const view = {
+    form, width: 0, picture,
+    fields: Object.fromEntries(Object.entries(made).map(([name, { field }]) => [name, field])),
+    draw: (...nodes) => picture.replaceChildren(...nodes),
+    say: (...words) => answer.replaceChildren(...words),
+    list: (heads, rows) => {
+      const cells = (tag, row) => row.map((cell) => make(tag, {}, cell ?? "–"));
+      const line = (row) => make("tr", {}, ...cells("td", row));
+      table.replaceChildren(make("thead", {}, make("tr", {}, ...cells("th", heads))),
+        make("tbody", {}, ...rows.map(line)));
+    },
+    set: (name, value) => { made[name].field[made[name].field.type === "checkbox" ? "checked" : "value"] = value; },
+  };
+  view.again = () => {
+    for (const { tell } of Object.values(made)) tell?.();
+    const said = Object.entries(made).map(([name, { read }]) => [name, read()]);
+    update(Object.fromEntries(said), view);
+    for (const { tell } of Object.values(made)) tell?.();
+  };
+  form.oninput = view.again;
+  const measure = () => {
+    const width = Math.max(280, Math.min(920, Math.floor(el.clientWidth || 700)) - 2);
+    if (Math.abs(width - view.width) < 2) return;
+    view.width = width;
+    view.again();
+  };
+  measure();
+  new ResizeObserver(measure).observe(el);
+  return view;
+};
+
+// Between two rows, by a share: numbers, and objects and arrays of numbers.
+export const mixed = (a, b, share) => {
+  const known = a ?? b;
+  if (typeof known === "number") return (a ?? 0) + share * ((b ?? 0) - (a ?? 0));
+  if (typeof known !== "object") return b ?? a;
+  const keys = [...new Set([...Object.keys(a ?? {}), ...Object.keys(b ?? {})])];
+  const pairs = keys.map((key) => [key, mixed(a?.[key], b?.[key], share)]);
+  return Array.isArray(known) ? pairs.map(([, value]) => value) : Object.fromEntries(pairs);
+};
+
+// What rows in the order of their tokens say of a number of tokens: on a straight line between two.
+export const between = (rows, tokens) => {
+  const above = Math.max(1, rows.findIndex((row) => row.tokens >= tokens)), [a, b] = rows.slice(above - 1);
+  return mixed(a, b, (tokens - a.tokens) / (b.tokens - a.tokens));
+};
+
+// A number on an axis: 10,000 as 10K.
+const tick = (value) => value >= 1e4 ? `${digits(value / 1e3)}K` : digits(value);
+
+const ticksOf = ([low, high], log, wanted) => {
+  if (log) {
+    const powers = Math.ceil(Math.log10(low)), all = Math.floor(Math.log10(high)) - powers + 1;
+    return Array.from({ length: all }, (_, at) => 10 ** (powers + at))
+      .filter((_, at) => at % Math.ceil(all / wanted) === 0);
+  }
+  const rough = (high - low) / wanted, unit = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].find((times) => times * unit >= rough) * unit;
+  return Array.from({ length: Math.floor(high / step + 1e-9) - Math.ceil(low / step) + 1 },
+    (_, at) => (Math.ceil(low / step) + at) * step);
+};
+
+// A chart with axes. `x` and `y` are [low, high]; `log` names the logarithmic axes ("x", "xy").
+// Returns its node, the scales `X` and `Y`, and functions that add marks.
+export const chart = (width, height, { x, y, log = "", xlabel = "", ylabel = "", xticks, label,
+  yticks }) => {
+  const left = 46, bottom = 34, top = 18, right = 12;
+  const scale = ([low, high], [from, to], name) => (value) => {
+    const of = log.includes(name) ? Math.log : (number) => number;
+    return from + (of(value) - of(low)) / (of(high) - of(low)) * (to - from);
+  };
+  const X = scale(x, [left, width - right], "x"), Y = scale(y, [height - bottom, top], "y");
+  const node = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img",
+    "aria-label": label });
+  const add = (tag, facts, ...children) => {
+    const made = svg(tag, facts, ...children);
+    node.append(made);
+    return made;
+  };
+  const text = (at, up, words, facts = {}) => add("text", { x: at, y: up, ...facts }, words);
+  const wanted = Math.max(3, Math.floor(width / 90));
+  for (const [value, words] of yticks ?? ticksOf(y, log.includes("y"), 5).map((v) => [v, tick(v)])) {
+    add("line", { x1: left, x2: width - right, y1: Y(value), y2: Y(value), class: "grid" });
+    text(left - 5, Y(value) + 4, words, { "text-anchor": "end" });
+  }
+  for (const [value, words] of xticks ?? ticksOf(x, log.includes("x"), wanted).map((v) => [v, tick(v)])) {
+    text(X(value), height - bottom + 15, words, { "text-anchor": "middle" });
+  }
+  text((left + width - right) / 2, height - 4, xlabel, { "text-anchor": "middle" });
+  text(4, 11, ylabel);
+  const path = (points) => points.map(([a, b], at) =>
+    `${at ? "L" : "M"}${X(a).toFixed(1)} ${Y(b).toFixed(1)}`).join("");
+  return {
+    node, X, Y, add, text,
+    line: (points, color, facts = {}) => add("path", { d: path(points), fill: "none", stroke: color,
+      "stroke-width": 2, ...facts }),
+    area: (upper, lower, color) => add("path", { fill: color, stroke: "none",
+      d: `${path([...upper, ...[...lower].reverse()])}Z` }),
+    dot: (a, b, color, facts = {}) => add("circle", { cx: X(a), cy: Y(b), r: 5, fill: color, ...facts }),
+  };
+};
+
+// Names of colors, as a line of text.
+export const legend = (pairs) => make("p", { className: "legend" }, ...pairs.map(([name, color]) => {
+  const box = make("i");
+  box.style.background = color;
+  return make("span", {}, box, name);
+}));
+
+// In JupyterLab. `ask(question)` is answered by Python.
+export const widget = (draw) => ({
+  render: ({ model, el }) => {
+    const waiting = new Map();
+    model.on("msg:custom", ({ number, answer }) => {
+      waiting.get(number)?.(answer);
+      waiting.delete(number);
+    });
+    const ask = (question) => new Promise((resolve) => {
+      const number = Math.random();
+      waiting.set(number, resolve);
+      model.send({ number, question });
+    });
+    draw(el, model.get("data"), ask);
+  },
+});
+
+// On a page of the report: in every place that is meant for it and has it not yet.
+export const onPage = (name, draw, data) => {
+  for (const el of document.querySelectorAll(`[data-explore="${name}"]:not(:has(form))`)) draw(el, data);
+};

@@ -1,0 +1,187 @@
+import { COLORS, count, digits, explorable, gib, make, sum } from "./draw.js";
+
+const OWN = "a model of your own", SHAPE = { n_layers: "layers", d_model: "width", n_heads: "heads",
+  n_kv_heads: "key-value heads", d_ff: "feed-forward width", vocab_size: "vocabulary" };
+const total = (of) => sum(Object.values(of));
+const every = (of, change) => Object.fromEntries(Object.entries(of).map(([name, value]) =>
+  [name, change(value, name)]));
+
+const keys = (of) => of.d_model / of.n_heads * of.n_kv_heads;
+const counted = (of) => 2 * of.vocab_size * of.d_model + of.d_model  // parameters
+  + of.n_layers * (2 * of.d_model * (of.d_model + keys(of) + 1) + 3 * of.d_model * of.d_ff);
+const flops = (of, length) => 6 * (of.parameters - (of.tied ? 0 : of.vocab_size * of.d_model))
+  + 6 * of.n_layers * of.d_model * length;
+
+// How much larger each part of one model's memory is than of another's.
+const ratios = (own, known, checkpoint) => {
+  const by = (size) => size(own) / size(known), all = by((of) => of.parameters);
+  return { weights: all, gradients: all, optimizer: all, activations: by((of) => of.n_layers * (
+    checkpoint === "full" ? of.d_model : 12.2 * of.d_model + 4 * of.d_ff + 4 * keys(of))),  // inputs of a block
+  loss: by((of) => of.vocab_size * (of.d_model + 8500)), "kernel scratch": by((of) => of.d_model),
+  "FSDP buffers": by((of) => of.vocab_size * of.d_model + (of.parameters - 2 * of.vocab_size * of.d_model)
+    / of.n_layers) };
+};
+
+export const draw = (el, data, ask) => {
+  const { lengths, models, reference, gpus, counts, parts } = data, longest = lengths.at(-1);
+  if (!data.ways.length) return;
+  const at = (line, tokens) => {  // of a line over the lengths
+    const b = Math.max(1, lengths.findIndex((length) => length >= tokens)), a = b - 1;
+    return line[a] + (tokens - lengths[a]) / (lengths[b] - lengths[a]) * (line[b] - line[a]);
+  };
+  const room = ({ needs }, usable) => {  // the most tokens that fit
+    const last = needs.findLastIndex((size) => size <= usable);
+    if (last < 0 || last === needs.length - 1) return last < 0 ? 0 : longest;
+    const share = (usable - needs[last]) / (needs[last + 1] - needs[last]);
+    return 1024 * Math.floor((lengths[last] + share * (lengths[last + 1] - lengths[last])) / 1024);
+  };
+  const scaled = (way, own) => {
+    const by = ratios(own, models[reference], way.checkpoint);
+    const peaks = way.needs.map((_, point) => {
+      const moments = way.moments?.[point] ?? every(way.parts, (line) => [line[point]]);
+      return Object.values(moments)[0].map((_, moment) => every(moments, (line, name) => line[moment]
+        * (by[name] ?? 1))).reduce((a, b) => total(b) > total(a) ? b : a);
+    });
+    const larger = (line) => line.map((size, point) => size * total(peaks[point])
+      / total(every(way.parts, (sizes) => sizes[point])));
+    return { ...way, needs: larger(way.needs), least: larger(way.least), host: way.host.map((size) =>
+      size * by.weights), parts: every(peaks[0], (_, name) => peaks.map((peak) => peak[name])) };
+  };
+  const body = make("tbody"), heads = make("tr"), others = make("table", { className: "rows" });
+  const table = make("table", { className: "rows" }, make("thead", {}, heads), body);
+  const inside = make("p", { className: "legend" }), asks = make("button", { type: "button" }, "Predict this exactly");
+  let question;
+
+  const update = (now, page) => {
+    const own = now.model === OWN && every(SHAPE, (_, name) => Math.max(1, now[name]));
+    if (own) own.parameters = counted(own);
+    for (const name of Object.keys(SHAPE)) page.fields[name].parentElement.hidden = !own;
+    const length = Math.min(longest, 256 * Math.round(2 ** now.tokens / 256)), most = Number(now.gpus);
+    const batch = Math.min(now.batch, Math.floor(longest / length)), all = length * batch;
+    page.set("batch", batch);
+    page.fields.products.disabled = now.states !== "bf16";
+    const products = page.fields.products.disabled ? "bf16" : now.products;
+    const ways = data.ways.filter((way) => way.model === (own ? reference : now.model) && way.states === now.states
+      && way.products === products).map((way) => own ? scaled(way, own) : way);
+    const work = own ? flops(own, length) / flops(models[reference], length) : 1;
+    const hours = (row) => now.train * 1e9 / row.all / 3600;
+    const long = (row) => !(row.all > 0) ? "–" : hours(row) < 48 ? `${digits(hours(row))} hours`
+      : `${digits(hours(row) / 24)} days`;
+    const tried = (gpu, limit) => ways.filter((way) => way.gpus <= limit && (products === "bf16" || gpus[gpu].fp8))
+      .map((way) => {
+        const { usable, most } = gpus[gpu], n = way.gpus, needs = at(way.needs, all), least = at(way.least, all);
+        const rank = needs <= usable ? 0 : least <= most ? 1 : 2, size = rank === 1 ? least : needs;
+        const [floor, fixed, slope, bend] = way.time[gpu] ?? [];  // seconds of a step
+        const speed = all / work / Math.max(floor * Math.min(1, all / lengths[0]), Math.max(0, fixed)
+          + all * (slope + bend * length)), causes = every(way.parts, (line) => at(line, all));
+        const name = `${way.checkpoint === "none" ? "no" : way.checkpoint} checkpointing${way.offload ? ", CPU offload"
+          : ""}${way.fused ? "" : ", nothing fused"}${n > 1 ? `, FSDP over ${n} GPUs` : ""}`;
+        return { way, name, n, rank, size, speed, all: speed * n, host: at(way.host, all), room: room(way, usable),
+          causes: { ...causes, "unused reserve": Math.max(0, size - total(causes)) } };
+      });
+    const order = (wanted) => (a, b) => {
+      const places = (row) => [row.rank, ...row.rank > 1 ? [row.size] : [wanted === "fewest" ? row.n : 0,
+        Math.sign(row.host), -(wanted === "shortest" ? row.all : row.speed) || 0]];
+      return places(a).map((place, at) => place - places(b)[at]).find(Boolean) ?? 0;
+    };
+    const rows = tried(now.gpu, most).sort(order(now.order)), { memory, usable } = gpus[now.gpu], best = rows[0];
+    if (!best) {
+      page.draw();
+      return page.say(products === "fp8" && !gpus[now.gpu].fp8 ? `An ${now.gpu} has no fp8.` : `This model was `
+        + `predicted for ${Math.min(...ways.map((way) => way.gpus))} GPUs and more.`);
+    }
+    const some = (n, gpu) => `${n === 1 ? "one" : n} ${gpu}${n > 1 ? "s" : ""}`;
+    const here = `${best.n > 1 ? "each of " : ""}${some(best.n, now.gpu)}`, sequences = Math.floor(best.room / length);
+    const fit = { fewest: best.n === 1 ? `One ${now.gpu} is enough: ` : `The fewest ${now.gpu}s that fit are ${best.n}: `,
+      cheapest: "The least GPU time of those that fit takes ", shortest: "The fastest that fits is " }[now.order];
+    const told = [fit, "Nothing fits with room to spare. Tight is ", `${count(all)} tokens a GPU do not fit `
+      + `${most > 1 ? "up to " : ""}${some(most, now.gpu)}. The nearest is `][best.rank];
+    const words = [best.rank < 2 ? `, ${gib(best.size)} of ${gib(memory)} GiB on ${here}.`
+      : `, which needs ${gib(best.size)} GiB of ${here}; a run may use ${gib(usable)}.`];
+    if (best.host > 1) words.push(`It needs ${gib(best.host)} GiB of the host's memory, too.`);
+    if (best.rank < 2 && best.all > 0) {
+      words.push(`It trains at ${count(best.all)} tokens/s${best.n > 1 ? ` (${count(best.speed)} a GPU)` : ""}: `
+        + `${digits(now.train)} billion tokens take ${long(best)}`
+        + `${best.n > 1 ? `, ${count(hours(best) * best.n)} GPU-hours` : ""}.`);
+    }
+    if (best.room) words.push(`It fits up to ${count(best.room)} tokens a GPU${sequences ? `, ${count(sequences)} `
+      + `sequence${sequences > 1 ? "s" : ""} of ${count(length)}` : ""}.`);
+    page.say(told, make("b", {}, best.name), words.join(" "));
+    const shown = (row) => parts.filter((name) => row.causes[name] >= 0.05);
+    const color = (name) => COLORS[parts.indexOf(name)] ?? (name === "libraries" ? "#777777" : "#c8ced6");
+    const explain = (row) => inside.replaceChildren(make("b", {}, row.name, ": "), ...shown(row).map((name) => {
+      const box = make("i");
+      box.style.background = color(name);
+      return make("span", {}, box, `${name} ${gib(row.causes[name])}`);
+    }));
+    const labels = ["verdict", "GiB needed", "tokens/s in all", "tokens/s a GPU", `${digits(now.train)} B tokens`,
+      "room for tokens"];
+    heads.replaceChildren(...["technique", `memory (line: ${gib(memory)} GiB)`, ...labels].map((head) =>
+      make("th", { scope: "col" }, head)));
+    body.replaceChildren(...rows.map((row) => {
+      const bar = make("div", { className: "bar", role: "img", ariaLabel: shown(row).map((name) =>
+        `${name} ${gib(row.causes[name])} GiB`).join(", ") });
+      let end = 0;  // the bar is as wide as one and a half GPUs
+      const bands = shown(row).map((name) => `${color(name)} 0 ${Math.min(100, end += row.causes[name] / memory / 0.015)}%`);
+      bar.style.background = `linear-gradient(90deg, ${bands.join()}, #0000 0)`;
+      if (row.size > 1.5 * memory) bar.append(make("span", {}, `${gib(row.size)} →`));
+      const cells = [["fits", "tight", "too large"][row.rank], gib(row.size), count(row.all), count(row.speed),
+        long(row), count(row.room)].map((cell, place) => {
+        const node = make("td", place ? {} : { className: ["fits", "tight", "large"][row.rank] },
+          ["NaN", "0"].includes(cell) ? "–" : cell);
+        node.dataset.label = labels[place];
+        return node;
+      });
+      const host = row.host > 1 ? [make("small", {}, `and ${gib(row.host)} GiB of the host`)] : [];
+      return make("tr", { tabIndex: 0, onpointerenter: () => explain(row), onfocus: () => explain(row) },
+        make("th", { scope: "row" }, row.name, ...host), make("td", {}, bar), ...cells);
+    }));
+    explain(best);
+    const line = (tag, row) => make("tr", {}, ...row.map((cell) => make(tag, {}, cell)));
+    others.replaceChildren(make("caption", {}, "The fewest GPUs of each kind that fit"), make("thead", {}, line("th",
+      ["GPU", "GiB", "GPUs", "technique", "GiB needed", "tokens/s, all"])), make("tbody", {},
+      ...Object.keys(gpus).map((gpu) => {
+        const [first] = tried(gpu, 64).filter((row) => !row.rank).sort(order("fewest"));
+        return line("td", [gpu, gib(gpus[gpu].memory), ...first ? [first.n, first.name, gib(first.size), first.all
+          ? count(first.all) : "–"] : ["none", "nothing up to 64 GPUs", "–", "–"]]);
+      })));
+    const { checkpoint, offload, fused } = best.way, { parameters, ...shape } = own || {};
+    question = { model: own ? shape : now.model, states: now.states, products, checkpoint, offload, fused,
+      gpus: best.n, tokens: all };
+    page.list(["cause", "GiB"], shown(best).map((name) => [name, digits(best.causes[name], 4)]));
+    if (page.started && el.dataset.address !== undefined) {  // the choice stands in the address of its own page
+      location.replace(`#${new URLSearchParams(every(page.fields, (field) => field.value))}`);
+    }
+    page.started = true;
+    page.draw(table, inside, others);
+  };
+  const asked = new URLSearchParams(el.dataset.address === undefined ? "" : location.hash.slice(1));
+  const usual = (name, value, known) => {
+    const given = asked.get(name);
+    return given && (known ? known.map(String).includes(given) : Number(given) >= 0) ? given : value;
+  };
+  const select = (name, label, choices, value) => ({ label, choices, value: usual(name, value, choices.map((choice) =>
+    [choice].flat()[0])) });
+  const page = explorable(el, "Will it fit, and how fast?", "Set what you have and what you want.", {
+    model: select("model", "model", [...Object.keys(models), OWN], reference),
+    ...every(SHAPE, (label, name) => ({ label, entry: true, value: usual(name, models[reference][name]) })),
+    gpu: select("gpu", "GPU", Object.keys(gpus), "H100"),
+    gpus: select("gpus", "GPUs at most", counts, 1),
+    tokens: { label: "tokens in a sequence", range: [Math.log2(lengths[0]), Math.log2(longest), 0.25],
+      value: usual("tokens", 13), show: (power) => count(256 * Math.round(2 ** power / 256)) },
+    batch: { label: "sequences on a GPU", range: [1, 32, 1], value: usual("batch", 1) },
+    states: select("states", "weights and states", data.states, "bf16"),
+    products: select("products", "matrix products", ["bf16", "fp8"], "bf16"),
+    train: { label: "tokens to train (billions)", entry: true, value: usual("train", 1) },
+    order: select("order", "best is", [["fewest", "the fewest GPUs"], ["cheapest", "the least GPU time"],
+      ["shortest", "the shortest time"]], "fewest"),
+  }, update);
+  if (!ask) return;
+  page.form.append(asks);
+  asks.onclick = async () => {
+    page.say("Predicting, some seconds ...");
+    const found = await ask(question);
+    page.say(found.error ?? `lsai predict: the peak is ${gib(total(found.parts))} GiB, and the allocator needs `
+      + `${gib(found.needs)} GiB.`);
+  };
+};

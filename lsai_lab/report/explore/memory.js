@@ -1,0 +1,92 @@
+import { COLORS, between, chart, count, digits, explorable, gib, legend, mixed, sum } from "./draw.js";
+
+export const draw = (el, data, ask) => {
+  const { rows, gpus, parts, slices, models, states, checkpoints } = data;
+  const lengths = [...new Set(rows.map((row) => row.tokens))].sort((a, b) => a - b), last = lengths.at(-1);
+  const first = Math.log2(lengths[0]), color = (name) => COLORS[parts.indexOf(name)] ?? "#9aa0a6";
+  const whole = (row) => {  // a cause that does not change is one number
+    for (const [name, line] of Object.entries(row.timeline)) {
+      if (!line.length) row.timeline[name] = Array(total).fill(line);
+    }
+    return row;
+  };
+  const answers = new Map();  // what Python predicted, by question
+  const total = sum(Object.values(slices));
+  for (const row of rows) whole(row);
+  let waiting;
+  const lookup = (asked) => {
+    const kept = answers.get(JSON.stringify(asked));
+    if (kept) return [kept, "predicted"];
+    const line = (gpus) => {
+      const points = rows.filter((row) => ["model", "states", "checkpoint", "fused"].every((name) =>
+        row[name] === asked[name]) && row.gpus === gpus).sort((a, b) => a.tokens - b.tokens);
+      return between(points, asked.tokens);
+    };
+    const shared = [4, 64];  // what a GPU keeps of a shared model goes by 1 / GPUs
+    const found = asked.gpus === 1 ? line(1) : mixed(line(4), line(64),
+      (1 / 4 - 1 / asked.gpus) / (1 / 4 - 1 / 64));
+    return [found, lengths.includes(asked.tokens) && [1, ...shared].includes(asked.gpus) ? "predicted"
+      : "between predictions"];
+  };
+  explorable(el, "The memory of a training step.", "Change it until it fits.", {
+    model: { label: "model", choices: models },
+    gpu: { label: "GPU", choices: Object.keys(gpus), value: "H100" },
+    tokens: { label: "tokens in a sequence", range: [first, Math.log2(last), 0.25], value: 13,
+      show: (power) => count(256 * Math.round(2 ** power / 256)) },
+    batch: { label: "sequences on a GPU", range: [1, 16, 1], value: 1 },
+    states: { label: "weights and states", choices: states, value: "bf16" },
+    checkpoint: { label: "checkpointing", choices: checkpoints },
+    gpus: { label: "GPUs that share it (FSDP)", choices: [1, 2, 4, 8, 16, 32, 64] },
+    fused: { label: "fused kernels", value: true },
+  }, (now, page) => {
+    const length = 256 * Math.round(2 ** now.tokens / 256);
+    const batch = Math.min(now.batch, Math.floor(last / length));
+    page.set("batch", batch);
+    const plain = now.gpus === "1" && now.checkpoint === "none";
+    page.fields.fused.disabled = !plain;  // of what else was predicted, all is fused
+    const asked = { model: now.model, states: now.states, checkpoint: now.checkpoint, gpus: Number(now.gpus),
+      fused: !plain || now.fused, tokens: length * batch };
+    if (!asked.fused && !rows.some((row) => !row.fused && row.states === asked.states)) asked.fused = true;
+    const [found, how] = lookup(asked), { memory, usable, most } = gpus[now.gpu];
+    if (ask && how !== "predicted") {
+      clearTimeout(waiting);
+      waiting = setTimeout(() => ask(asked).then((answer) => {
+        if (answer.error) return page.say(answer.error);
+        answers.set(JSON.stringify(asked), whole(answer));
+        page.again();
+      }), 400);
+    }
+    const causes = parts.filter((name) => found.timeline[name]?.some((size) => size > 0.4));
+    const levels = Array.from({ length: total }, (_, at) => sum(Object.values(found.timeline).map((line) =>
+      line[at]))).map((tenths) => tenths / 10);
+    const peak = sum(Object.values(found.parts)), top = levels.indexOf(Math.max(...levels));
+    const bounds = Object.values(slices).reduce((ends, part) => [...ends, ends.at(-1) + part], [0]);
+    const phase = Object.keys(slices)[bounds.findIndex((end, at) => top < bounds[at + 1])];
+    const words = { forward: "forward pass", backward: "backward pass", optimizer: "update" };
+    const verdict = found.needs <= usable ? `It fits one ${now.gpu} with ${gib(most - found.needs)} GiB to spare.`
+      : found.least <= most ? `It is tight on one ${now.gpu}: try it.`
+        : `It is too large for one ${now.gpu}: ${gib(found.least - most)} GiB are missing.`;
+    const where = top === bounds[1] - 1 || top === bounds[1] ? "at the loss" : `in the ${words[phase]}`;
+    page.say(`${verdict} The peak is ${gib(peak)} GiB ${where}, and the allocator needs ${gib(found.needs)} GiB `
+      + `of ${gib(memory)} (${how}).`);
+    const high = 1.12 * Math.max(memory, ...levels);
+    const plot = chart(page.width, Math.min(340, 0.62 * page.width + 60), { x: [0, total - 1], y: [0, high],
+      ylabel: "GiB", xticks: Object.keys(slices).map((name, at) => [(bounds[at] + bounds[at + 1] - 1) / 2,
+        page.width > 500 ? words[name] : words[name].split(" ")[0]]), label: `Memory over a step: the peak is ${gib(peak)} GiB `
+        + `${where}; the GPU has ${gib(memory)} GiB` });
+    const height = levels.map(() => 0), fold = (heights) => heights.map((size, at) => [at, size]);
+    for (const name of causes) {
+      const lower = [...height];
+      found.timeline[name].forEach((size, at) => height[at] += size / 10);
+      plot.area(fold(height), fold(lower), color(name));
+    }
+    for (const end of bounds.slice(1, -1)) plot.line([[end - 0.5, 0], [end - 0.5, high]], "#8888",
+      { "stroke-width": 1, "stroke-dasharray": "2 3" });
+    plot.line([[0, memory], [total - 1, memory]], "currentColor", { "stroke-dasharray": "7 4" });
+    plot.text(plot.X(total - 1), plot.Y(memory) - 5, `${now.gpu}: ${gib(memory)} GiB`, { "text-anchor": "end" });
+    plot.dot(top, levels[top], "currentColor", { r: 4 });
+    page.draw(legend(causes.map((name) => [name, color(name)])), plot.node);
+    page.list(["at the peak", "GiB"], [...parts.filter((name) => found.parts[name] >= 0.005).map((name) =>
+      [name, digits(found.parts[name], 4)]), ["sum", digits(peak, 4)], ["needs", digits(found.needs, 4)]]);
+  });
+};

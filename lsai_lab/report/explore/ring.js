@@ -1,0 +1,103 @@
+import { COLORS, chart, count, digits, explorable, legend, make, sum, svg } from "./draw.js";
+
+// The causal triangle of each group of heads: who computes a pair of chunks, and in which step.
+const triangles = ({ groups, cells, work }, gpus, step, width) => {
+  const chunks = 2 * work[0].length, side = Math.min(230, width / Math.min(groups, 4) - 14);
+  const rows = Math.ceil(groups / 4), cell = side / chunks;
+  const node = svg("svg", { width: Math.min(groups, 4) * (side + 14), height: rows * (side + 24), role: "img",
+    "aria-label": `Queries by keys, colored by GPU; ${groups} group${groups > 1 ? "s" : ""} of heads` });
+  for (let group = 0; group < groups; group += 1) {
+    const left = (group % 4) * (side + 14), top = Math.floor(group / 4) * (side + 24) + 16;
+    node.append(svg("text", { x: left, y: top - 4 }, groups > 1 ? `heads, part ${group + 1}` : "keys →"));
+    for (const [query, key, worker, at] of cells) {
+      const facts = { fill: COLORS[worker * groups + group], opacity: at < step ? 0.45 : at > step ? 0.12 : 1 };
+      const [x, y] = [left + key * cell, top + query * cell];
+      node.append(query === key  // half of it: a query has no later keys
+        ? svg("path", { ...facts, d: `M${x} ${y}v${cell}h${cell}z` })
+        : svg("rect", { ...facts, x, y, width: cell + 0.3, height: cell + 0.3 }));
+    }
+  }
+  return node;
+};
+
+// What each GPU computes in this step, and how long it waits for the slowest.
+const bars = ({ groups, work, sent }, gpus, step, width) => {
+  const most = Math.max(...work.flat()), row = 24, left = 56, right = 118;
+  const node = svg("svg", { width, height: gpus * row + 20, role: "img",
+    "aria-label": `Work and messages of each GPU in step ${step + 1}` });
+  const scale = (width - left - right) / most, slowest = Math.max(...work[step]);
+  const text = (x, y, words) => node.append(svg("text", { x, y }, words));
+  text(left, 12, "computes (gray: waits)");
+  text(width - right + 8, 12, "sends");
+  for (let gpu = 0; gpu < gpus; gpu += 1) {
+    const rank = Math.floor(gpu / groups), share = work[step][rank], y = 18 + gpu * row;
+    text(0, y + 15, `GPU ${gpu + 1}`);
+    const bar = (from, length, fill) => node.append(svg("rect", { x: left + from * scale, y: y + 2,
+      width: Math.max(0, length * scale), height: row - 6, fill }));
+    bar(0, share, COLORS[gpu]);
+    bar(share, slowest - share, "#8886");
+    const last = step === work.length - 1 ? sent.at(-1)[rank] : 0;
+    text(width - right + 8, y + 15, `${digits(sent[step + 1][rank] + (step ? 0 : sent[0][rank]) + last)} MiB`);
+  }
+  return node;
+};
+
+const speeds = (measured, methods, now, width) => {
+  const known = measured.filter(({ gpus }) => gpus === Number(now.gpus));
+  if (!known.length) return make("p", {}, `Nothing was measured with ${now.gpus} GPUs.`);
+  const lengths = known.map(({ length }) => length);
+  const plot = chart(width, 240, { x: [Math.min(...lengths), Math.max(...lengths)],
+    y: [0, 1.1 * Math.max(...known.map(({ tflops }) => tflops))], log: "x", xlabel: "tokens of the sequence",
+    ylabel: `TFLOP/s of one of ${now.gpus} ${known[0].gpu}s, measured`,
+    xticks: [2048, 8192, 32768, 131072].map((length) => [length, `${length / 1024}K`]),
+    label: `Measured speed over the length: ${methods[now.method]} and the other methods` });
+  for (const method of [...Object.keys(methods).filter((name) => name !== now.method), "one", now.method]) {
+    const points = known.filter((row) => row.method === method).map((row) => [row.length, row.tflops]);
+    const facts = method === now.method ? { "stroke-width": 3 } : { opacity: 0.5,
+      ...method === "one" && { "stroke-dasharray": "5 4" } };
+    plot.line(points, method === now.method ? COLORS[1] : "currentColor", facts);
+  }
+  return make("div", {}, legend([[methods[now.method], COLORS[1]], ["others (dashed: one GPU alone)",
+    "currentColor"]]), plot.node);
+};
+
+export const draw = (el, { plans, methods, measured, length }) => {
+  let playing;
+  const stop = () => playing = clearInterval(playing);
+  const button = make("button", { type: "button" }, "Play");
+  const page = explorable(el, "Attention over several GPUs.", "A color is a GPU. Step through it.", {
+    method: { label: "method", choices: Object.entries(methods) },
+    gpus: { label: "GPUs", choices: [2, 4, 8], value: 4 },
+    step: { label: "step", range: [1, 8, 1], value: 1 },
+  }, (now, page) => {
+    const plan = plans[now.method][now.gpus], gpus = Number(now.gpus), { work, sent, groups } = plan;
+    page.fields.step.max = work.length;
+    const step = Math.min(now.step, work.length) - 1;
+    page.set("step", step + 1);
+    const slowest = sum(work.map((step) => Math.max(...step))), ring = work[0].length;
+    const efficient = sum(work.flat()) / (ring * slowest);
+    const waiting = work[step].filter((share) => share < Math.max(...work[step]) - 1e-4).length * groups;
+    const most = Math.max(...Array.from({ length: ring }, (_, rank) => sum(sent.map((step) => step[rank]))));
+    page.say(`Step ${step + 1} of ${work.length}: ${waiting ? `${waiting} of ${gpus} GPUs wait` : "no GPU waits"}. `
+      + `Over all steps the GPUs compute ${digits(100 * efficient)}% of the time if each step waits for `
+      + `its slowest. A GPU sends up to ${count(most)} MiB in a forward pass over ${count(length)} tokens.`);
+    const half = page.width < 640 ? page.width : page.width / 2 - 8;
+    page.draw(make("div", { className: "beside" }, triangles(plan, gpus, step, half),
+      bars(plan, gpus, step, half)), speeds(measured, methods, now, page.width));
+    page.list(["step", ...Array.from({ length: ring }, (_, rank) => `GPU ${rank + 1}: work (%), sent (MiB)`)],
+      work.map((shares, at) => [at + 1, ...shares.map((share, rank) =>
+        `${digits(100 * share)}, ${digits(sent[at + 1][rank])}`)]));
+  });
+  button.onclick = () => {
+    button.textContent = playing ? "Play" : "Stop";
+    if (playing) return stop();
+    const next = () => {
+      if (!el.isConnected) return stop();
+      const { step } = page.fields;
+      page.set("step", step.value === step.max ? 1 : Number(step.value) + 1);
+      page.again();
+    };
+    playing = setInterval(next, 900);
+  };
+  page.form.append(button);
+};

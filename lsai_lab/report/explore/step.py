@@ -1,0 +1,90 @@
+"""The explorable that builds a training step, change by change: time by class of kernel, clock,
+power, speed, energy and memory, as they were measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lsai_lab.report.load import load
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TITLE = "Build the step: predict before you look"
+CLASSES = {
+    "matmul": "matrix products",
+    "attention": "attention",
+    "norm_pointwise": "norms, pointwise",
+    "optimizer": "optimizer",
+    "fp8_cast": "fp8 casts",
+    "loss": "loss",
+}
+# What each change is, in the order in which they were made; each keeps those before it.
+CHANGES = {
+    "eager": ("eager", "PyTorch's operators one by one"),
+    "compiled": ("compiled blocks", "torch.compile fuses the pointwise kernels"),
+    "fused_loss": ("fused loss", "loss in chunks, never all logits"),
+    "fused_blocks": ("fused blocks", "own kernels for SwiGLU and RMSNorm"),
+    "fused_optimizer": ("fused optimizer", "one kernel clips and updates"),
+    "fp8": ("fp8 products", "matrix products in fp8 with delayed scales"),
+}
+
+
+def data() -> dict[str, Any]:
+    """The changes in their order, medians over repeats: `classes` (ms of a step), `step_ms`,
+    `clock_mhz`, `watts`, `tokens_per_s`, `joules_per_token`, `peak_gib`, and the range of the
+    speed."""
+    runs = load("speed")
+    runs = runs[runs["main"] & (runs["part"] == "levers") & (runs["outcome"] == "ok")]
+    steps = []
+    for variant, (name, about) in CHANGES.items():
+        rows = runs[runs["variant"] == variant]
+        if not len(rows):
+            continue
+        middle = rows.median(numeric_only=True)
+        classes = {
+            shown: round(float(middle.get(f"kernel_{key}_ms", 0) or 0), 2)
+            for key, shown in CLASSES.items()
+            if middle.get(f"kernel_{key}_ms", 0) > 0
+        }
+        step_ms, speed = float(middle["step_ms"]), float(middle["tokens_per_s"])
+        steps.append(
+            {
+                "name": name,
+                "about": about,
+                "classes": classes | {"other, idle": round(step_ms - sum(classes.values()), 2)},
+                "step_ms": round(step_ms, 2),
+                "tokens_per_s": round(speed, 1),
+                "range": [float(rows["tokens_per_s"].min()), float(rows["tokens_per_s"].max())],
+                "clock_mhz": float(middle["gpu_clock_mhz"]),
+                "watts": round(float(middle["gpu_power_w"]), 1),
+                "joules_per_token": round(float(middle["gpu_power_w"]) / speed, 5),
+                "peak_gib": round(float(middle["mem_peak_allocated_gib"]), 2),
+            }
+        )
+    first = runs.iloc[0]
+    about = f"one {first['gpu']}, batch {first['batch_size']:.0f} x {first['seq_len']:,.0f} tokens"
+    return {"steps": steps, "about": f"{first['parameters'] / 1e9:.2f} B parameters, {about}"}
+
+
+def picture(data: dict[str, Any]) -> Figure:
+    """Stacked milliseconds of every step."""
+    from matplotlib.figure import Figure as New
+
+    from lsai_lab.report.style import PALETTE
+
+    figure = New(figsize=(6.3, 2.4), layout="constrained")
+    axes = figure.subplots()
+    for place, step in enumerate(data["steps"]):
+        end = 0.0
+        names = [*CLASSES.values(), "other, idle"]
+        for name, color in zip(names, (*PALETTE[:6], "#bbbbbb"), strict=True):
+            label = name if place == len(data["steps"]) - 1 else None
+            size = step["classes"].get(name, 0.0)
+            axes.barh(place, size, left=end, color=color, label=label)
+            end += size
+    axes.set_yticks(range(len(data["steps"])), [step["name"] for step in data["steps"]])
+    axes.invert_yaxis()
+    axes.set(xlabel="milliseconds per step")
+    figure.legend(loc="outside lower center", ncols=4)
+    return figure

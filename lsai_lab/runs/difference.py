@@ -1,0 +1,69 @@
+"""What two runs differ in: settings, then results, then everything else. For notebooks and for the
+command line."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from lsai_core.base.files import flatten
+from lsai_lab.runs.records import Run
+
+# The results that people compare, and what they are called.
+RESULTS = {
+    "tokens_per_s": "tokens/s",
+    "step_ms": "step ms",
+    "mfu": "MFU %",
+    "mem_forward_peak_gib": "fwd GiB",
+    "mem_backward_peak_gib": "bwd GiB",
+    "mem_peak_allocated_gib": "peak GiB",
+    "largest_batch": "max batch",
+    "validation_loss": "val loss",
+    "validation_perplexity": "val ppl",
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Facts of two runs by dotted key, and the keys in which they differ, by kind."""
+
+    one: dict[str, Any]
+    other: dict[str, Any]
+    settings: list[str]
+    results: list[str]
+    rest: list[str]
+
+    @property
+    def keys(self) -> list[str]:
+        """All keys in which the two differ."""
+        return [key for key in self.one | self.other if self.one.get(key) != self.other.get(key)]
+
+    def beside(self, key: str) -> tuple[str, Any, Any, float | None]:
+        """A line of the comparison: what it is, both values, and of two numbers the second over
+        the first."""
+        name = key.removeprefix("config.").removeprefix("results.")
+        values = [self.one.get(key), self.other.get(key)]
+        if name == "mfu":
+            values = [value and 100 * value for value in values]
+        numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+        ratio = numbers[1] / numbers[0] if len(numbers) == 2 and numbers[0] else None
+        return RESULTS.get(name, name), values[0], values[1], ratio
+
+
+def difference(one: Run, other: Run) -> Difference:
+    """What the two runs differ in; of a run that has not ended the settings."""
+    first, second = _facts(one), _facts(other)
+    differing = [key for key in first | second if first.get(key) != second.get(key)]
+    settings = [key for key in differing if key.startswith("config.")]
+    results = [key for key in (f"results.{name}" for name in RESULTS) if key in differing]
+    rest = [key for key in differing if key not in {*settings, *results}]
+    return Difference(first, second, settings, results, rest)
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    summary = run.summary
+    parts = {"config": run.config, "env": run.env, "code": summary.code, "results": summary.results}
+    return {
+        "run": str(summary.id),
+        "machine": run.machine,
+        "outcome": summary.outcome,
+        "started": summary.started,
+    } | flatten(parts)

@@ -1,0 +1,137 @@
+"""Which run a person means: by its folder, its key, the name that it was given, or `study.variant`;
+own runs first, then the recorded ones, which a machine's label tells apart (`h100/memory.bf16`).
+
+A run that goes on, or was stopped before it could end, is found, too; its outcome is `unfinished`.
+"""
+
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lsai_core.base.errors import UserError, hint
+from lsai_lab.project.files import one_line
+from lsai_lab.runs import schema
+from lsai_lab.runs.records import Run, RunId, Summary, damaged_run, read_run
+from lsai_lab.runs.schema import read_as
+from lsai_lab.runs.writer import holder_of
+
+SHORTEST_KEY = 3  # so many letters of a key, at least
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run's folder and the words that mean it."""
+
+    folder: Path
+    names: tuple[str, ...]
+    key: str
+
+
+def find_folder(text: str, runs_root: Path, reports: Path | None = None) -> Path:
+    """The folder of the one run that `text` means; `reports`: also among the committed ones there.
+    UserError says what there is instead."""
+    own = [_own(folder) for folder in begun(runs_root)]
+    if (found := _only(text, own)) is not None:
+        return found
+    recorded = [] if reports is None else [*_recorded(reports)]
+    if (found := _only(text, recorded)) is not None:
+        return found
+    known = [name for one in [*own, *recorded] for name in one.names]
+    raise UserError(f"no run {text!r}{hint(text, dict.fromkeys(known))}")
+
+
+def begun(runs_root: Path) -> list[Path]:
+    """The folders of all own runs that were planned or have ended, sorted."""
+    names = ("run.json", "summary.json")
+    return sorted({path.parent for name in names for path in runs_root.glob(f"*/*/{name}")})
+
+
+def opened(folder: Path, machine: str | None = None) -> Run:
+    """The record in `folder` as far as it is there: without a summary its outcome is
+    `unfinished`."""
+    try:
+        return read_run(folder, machine)
+    except FileNotFoundError:
+        pass
+    try:
+        plan = read_as(folder / "run.json", schema.Plan).model_dump()
+        known = schema.read_as(folder / "run.json", _Begun)
+    except FileNotFoundError:
+        raise UserError(f"{one_line(str(folder))} is no run: there is no run.json") from None
+    except UserError as error:
+        return damaged_run(folder, str(error))
+    summary = Summary(
+        known.id, known.kind, "unfinished", _reason(folder), "", 0.0, plan["command"], {}
+    )
+    return Run(folder, machine or "this machine", summary)
+
+
+@dataclass
+class _Begun:
+    """What `run.json` says of which run it is."""
+
+    id: RunId
+    kind: str
+
+
+def machine_of(folder: Path) -> str | None:
+    """The label of the machine whose recorded run this is; None for an own run."""
+    return folder.parts[-3] if "recorded" in folder.parts[-4:-3] else None
+
+
+def going_on(folder: Path) -> bool:
+    """Whether a process on this machine is writing the run in `folder`."""
+    if (folder / "summary.json").exists():
+        return False
+    holder = holder_of(folder)
+    pid = holder.get("pid")
+    if holder.get("host") != platform.node() or type(pid) is not int:
+        return False
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
+def _reason(folder: Path) -> str:
+    return "it goes on" if going_on(folder) else "it was planned, or stopped before it could end"
+
+
+def given_name(folder: Path) -> str | None:
+    """What a person called the run in `folder`."""
+    try:
+        return read_as(folder / "run.json", schema.Plan).name
+    except (FileNotFoundError, UserError):
+        return None
+
+
+def _own(folder: Path) -> Found:
+    name, _, key = folder.name.rpartition("-")
+    names = (given_name(folder), f"{folder.parent.name}.{name}", folder.name)
+    return Found(folder, tuple(one for one in names if one), key)
+
+
+def _recorded(reports: Path) -> Iterator[Found]:
+    for path in sorted((reports / "recorded").glob("*/*/*/summary.json")):
+        folder = path.parent
+        (machine, study), (name, _, key) = folder.parts[-3:-1], folder.name.rpartition("-")
+        yield Found(folder, (f"{machine}/{study}.{name}", f"{study}.{name}", folder.name), key)
+
+
+def _only(text: str, runs: list[Found]) -> Path | None:
+    """The run that `text` names, else the one whose key begins so; UserError if several do."""
+    here = Path(text).absolute()
+    found = [run for run in runs if text in run.names or run.folder.absolute() == here]
+    if not found and len(text) >= SHORTEST_KEY:
+        found = [run for run in runs if run.key.startswith(text)]
+    if len(found) > 1:
+        others: dict[str, Any] = dict.fromkeys(
+            run.names[0] if "/" in run.names[0] else run.key for run in found
+        )
+        by = "its machine" if any("/" in name for name in others) else "its key"
+        raise UserError(f"{text!r} means several runs; choose one by {by}: {', '.join(others)}")
+    return found[0].folder if found else None

@@ -1,0 +1,46 @@
+"""The table of claims that the book ends with: one notation, every range, dates."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from conftest import CHECKOUT
+
+import lsai_lab as lab
+
+
+def test_the_table_of_claims_has_one_notation_and_shows_every_range(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
+    found = lab.judged()
+    words = lab.claims_table(found.reset_index(), lab.load_claims()).set_index("name")
+    # a claim that was withdrawn has no value
+    assert len(words) >= found["value"].notna().sum() >= len(found) - 1
+    assert words["claim"].str.len().between(8, 46).all()
+    assert words.loc["hopper_fp8_gain", "bound":"measured"].tolist() == [
+        "≥ 1.3x",
+        "1.43x (1.43 to 1.44, n = 3)",
+    ]
+    assert (
+        words.loc["hopper_bf16_titan", "measured"] == "1.061x (1.060 to 1.063, n = 3)"
+    )  # three digits would hide the range
+    assert words.loc["hopper_bf16_memory", "bound":"measured"].tolist() == [
+        "≤ 100%",
+        "90.5% (n = 3)",
+    ]  # of equal repeats
+    assert words.loc["sharded_loss", "bound":"measured"].tolist() == [
+        "≤ 0.01%, late",
+        "0.000067% (n = 1)",
+    ]
+    assert words.loc["states_bf16_loss", "bound":"verdict"].tolist() == [
+        "≤ 0.02",
+        "+0.1550 ± 0.0074 (n = 5)",
+        "**fallen**",
+    ]
+    for row in found[found["low"] < found["high"]].itertuples():
+        assert re.search(
+            r" \([\d.,]+ to [\d.,]+, n = \d\)$|^[+−][\d.]+%? ± [\d.]+%? \(n = \d\)$",
+            words.loc[row.Index, "measured"],
+        ), row.Index

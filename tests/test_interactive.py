@@ -1,0 +1,171 @@
+"""What a person sees and types in a notebook beside the runs themselves: tables instead of dumps,
+names that complete, one line for a name that is nearly right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from conftest import CHECKOUT, write_run
+from IPython.core.completer import provisionalcompleter
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.lib.pretty import pretty
+
+import lsai_lab as lab
+from lsai_core.base.errors import UserError
+from lsai_core.base.shown import Part, as_html, as_text
+from lsai_lab.report import load
+
+RECORDED = "h100/memory.bf16"
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """No own runs, in the checkout's laboratory, without a profile."""
+    monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
+    monkeypatch.setenv("LSAI_RUNS", str(tmp_path / "runs"))
+    monkeypatch.delenv("LSAI_PROFILE", raising=False)
+    load.session.cache_clear()
+    yield tmp_path / "runs"
+    load.session.cache_clear()
+
+
+def test_runs_studies_configs_and_predictions_show_tables(empty: Path) -> None:
+    run = lab.find_run(RECORDED)
+    assert repr(run).startswith("memory.bf16 (bf16 autocast), ok, ")
+    assert "<details>" in run._repr_html_() and "precision" in run._repr_html_()
+    config = lab.config(RECORDED)
+    assert re.search(r"(?m)^precision +bf16_autocast$", pretty(config))
+    assert "<table>" in config._repr_html_() and "defaults" in config._repr_html_()
+    study = lab.study("memory")
+    assert "Memory-efficient training" in pretty(study) and len(pretty(study)) < 4000
+    assert "flash attention" in study._repr_html_()
+    results = run.results
+    first, _, rest = results._repr_html_().partition("<details>")
+    assert first.count("<tr>") == 11 and "tokens_per_s" in first and "mfu_peak_source" in rest
+    assert repr(results).count("\n") == 10
+    both = lab.compare(RECORDED, "h200/memory.bf16")
+    assert "tokens/s" in repr(both) and "<details>" in both._repr_html_()
+
+
+def test_nothing_that_is_shown_is_markup() -> None:
+    part = Part("<b>", ("<i>",), [("<script>", 1.0)], note="<u>")
+    text = as_html([part])
+    assert not re.search(r"<(script|i|u)>", text) and "<b>&lt;b&gt;</b>" in text
+    assert as_text([Part("", (), [("a\nb", None)])]) == "a b  –"
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        (lambda: lab.lod, "no attribute 'lod'; did you mean load"),
+        (lambda: lab.load("memry"), "there is no study 'memry'; did you mean memory"),
+        (lambda: lab.find_run("h100/memory.bf61"), "did you mean h100/memory.bf16"),
+        (lambda: lab.steps("memory.bf16"), "means several runs; choose one by its machine: h100/"),
+        (lambda: lab.kernels(RECORDED), "memory.bf16 was not traced"),
+        (lambda: lab.find_run(RECORDED).results["tokens_per_sec"], "did you mean tokens_per_s"),
+        (lambda: lab.curves(RECORDED, y="los"), "steps have no column 'los'; did you mean loss"),
+        (lambda: lab.curves(), "lab.curves wants runs"),
+        (lambda: lab.compare(RECORDED, 3), "a run is a row of lab.load"),
+        (lambda: lab.predict("llama3-8", "24GB"), "unknown preset 'llama3-8'"),
+        (
+            lambda: lab.predict("lab", "24GB", overrides={"seq_length": 1}),
+            "unknown key 'seq_length'",
+        ),
+        (lambda: lab.predict("lab", "24GB", largest="bach"), "largest is batch or length"),
+        (lambda: lab.sweep("memory", "bf16", {}), "a sweep wants settings with values"),
+        (lambda: lab.load_model(RECORDED), "exported no model; run it with"),
+        (lambda: lab.find_run(RECORDED).execute(), "is a recorded run; to do it here"),
+        (lambda: lab.find_run(RECORDED).annotate(nam="x"), "no 'nam' to set; did you mean name"),
+    ],
+)
+def test_what_is_nearly_right_is_one_line_with_the_nearest_name(
+    empty: Path, wrong: Any, said: str
+) -> None:
+    with pytest.raises((UserError, AttributeError)) as error:
+        wrong()
+    assert said in str(error.value)
+
+
+def test_a_misspelt_column_or_variant_is_no_missing_value(empty: Path) -> None:
+    runs = lab.load(["memory"]).query("part == 'train' and machine == 'h100'")
+    with pytest.raises(UserError, match="'tokens_per_sec'; did you mean tokens_per_s"):
+        lab.summarize(runs, ["tokens_per_sec"])
+    rows = lab.summarize(runs, ["tokens_per_s", "largest_batch"])
+    assert rows["largest_batch"].isna().all(), "a result that no run has is missing"
+    with pytest.raises(UserError, match="no variant 'baselin'; did you mean baseline"):
+        lab.relative(rows, "tokens_per_s", "baselin")
+    with pytest.raises(UserError, match="no column 'token_per_s'"):
+        lab.relative(rows, "token_per_s", "baseline")
+    with pytest.raises(UserError, match="no column 'memory_peak'"):
+        lab.pareto(rows, "memory_peak", "tokens_per_s")
+    assert lab.relative(rows, "tokens_per_s", "no_such").isna().all(), "one that was not run"
+    assert list(lab.kernels(runs.iloc[0].to_dict())) == ["name", "class", "ms", "calls"]
+
+
+@pytest.mark.parametrize(
+    "text, wanted",
+    [
+        ('lab.load("mem', "memory"),
+        ('lab.study("spe', "speed"),
+        ('lab.open_run(study="memory", variant="flash_g', "flash_gradcp"),
+        ('lab.open_run(study="memory", variant="bf16", profile="qu', "quick"),
+        ('lab.sweep("memory", ["bf16", "window_2', "window_256"),
+        ("lab.compare('memory.x', 'h100/memory.bf16_g", "h100/memory.bf16_gradcp"),
+        ('lab.predict("llama3.2', "llama3.2-1b"),
+        ('lab.predict("llama3-8b", gpu="h20', "H200"),
+        ('run.results["tokens_per_s_per', "tokens_per_s_per_gpu"),
+    ],
+)
+def test_names_complete(empty: Path, text: str, wanted: str) -> None:
+    shell = InteractiveShell.instance()
+    shell.user_ns["run"] = lab.find_run(RECORDED)
+    shell.Completer.custom_matchers.append(lab._complete)
+    lab._complete.matcher_api_version = 2
+    lab._complete.matcher_identifier = "lsai_lab"
+    with provisionalcompleter():
+        found = {completion.text for completion in shell.Completer.completions(text, len(text))}
+    assert any(wanted == name.strip("'\"]") for name in found), found
+
+
+def test_a_config_offers_its_fields_without_pydantics_own(empty: Path) -> None:
+    offered = dir(lab.config(RECORDED))
+    assert {"batch_size", "tokens_per_step", "optim"} <= {*offered}
+    assert not [name for name in offered if name.startswith(("model_", "_"))]
+
+
+def test_own_runs_of_other_settings_are_counted(
+    empty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(empty, "memory", "bf16")
+    rows = lab.load("memory")
+    assert not rows["own"].any()
+    assert "own runs not shown: 1 ended with other settings" in "".join(capsys.readouterr())
+    assert len(lab.load("memory", mine=True)) == 1
+    assert "not shown" not in "".join(capsys.readouterr())
+    assert len(lab.load("speed")) and "not shown" not in "".join(capsys.readouterr())
+
+
+def test_curves_of_runs_of_two_machines_lie_in_one_picture(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lsai_lab.interactive import curves
+
+    drawn: list[Any] = []
+    monkeypatch.setattr(curves, "figure", lambda fig, data=None: drawn.append((fig, data)))
+    lab.curves(RECORDED, "h200/memory.bf16", y=["loss", "mfu"], x="elapsed_s", smooth=5)
+    (fig, data), *_ = drawn
+    loss, mfu = fig.axes
+    assert [line.get_label() for line in loss.lines] == [
+        "bf16 autocast (h100)",
+        "bf16 autocast (h200)",
+    ]
+    assert loss.get_xlabel() == "seconds" and loss.get_ylabel() == "loss (nats per token)"
+    steps = lab.steps(RECORDED)
+    smooth = steps["loss"].rolling(5, min_periods=1).mean()
+    assert list(loss.lines[0].get_ydata()) == pytest.approx(list(smooth))
+    assert len(mfu.lines) == 2 and isinstance(data, pd.DataFrame | None)

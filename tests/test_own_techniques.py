@@ -1,0 +1,122 @@
+"""A technique in a laboratory's own folder: one file, named by a config, hashed into the run's key;
+and what is refused in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Project
+
+SIGN = '''"""Steps of equal length along the sign of the gradient."""
+
+import torch
+
+from lsai_core.optimizers.base import Optimizer, decayed
+
+
+class Sign(torch.optim.Optimizer):
+    def __init__(self, groups, lr):
+        super().__init__(groups, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(parameter.grad.sign(), alpha=-group["lr"])
+
+
+OPTIMIZER = Optimizer(lambda parameters, optim: Sign(decayed(parameters, optim), optim.lr))
+'''
+SMOOTH = """
+import torch.nn.functional as F
+
+def LOSS(logits_NV, targets_N):
+    return F.cross_entropy(logits_NV, targets_N, label_smoothing=0.5)
+"""
+PLAIN = """
+import torch
+from lsai_core.attention.registry import FLOATING, Backend, band_mask, repeat_kv
+
+def plain(q, k, v, window, causal):
+    k, v = (repeat_kv(x, q.shape[2]) for x in (k, v))
+    scores = torch.einsum("bshd,bthd->bhst", q, k) * q.shape[3] ** -0.5
+    if causal:
+        scores = scores.masked_fill(~band_mask(q.shape[1], window, q.device), float("-inf"))
+    return torch.einsum("bhst,bthd->bshd", scores.softmax(-1).to(v.dtype), v)
+
+BACKEND = Backend("plain", plain, dtypes={"cpu": FLOATING, "cuda": FLOATING})
+"""
+FILES = {"optimizers/sign": SIGN, "losses/smooth": SMOOTH, "attention/plain": PLAIN}
+
+
+@pytest.fixture
+def project(new_project: Callable[..., Project]) -> Project:
+    made = new_project()
+    for name, text in FILES.items():
+        write(made, name, text)
+    return made
+
+
+def write(project: Project, name: str, text: str) -> Path:
+    path = project.root / "techniques" / f"{name}.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def folders(project: Project, *settings: str) -> list[str]:
+    """The folder of the run that these settings plan."""
+    pairs = [word for setting in settings for word in ("--set", setting)]
+    code, out, err = project.lsai(
+        "study", "memory", "--parts", "train", "--dry-run", "--json", *pairs
+    )
+    assert code == 0, err
+    return [Path(row["folder"]).name for row in json.loads(out)]
+
+
+def refused(project: Project, *settings: str) -> str:
+    pairs = [word for setting in settings for word in ("--set", setting)]
+    program = project.start("train", *pairs)
+    _, err = program.communicate(timeout=120)
+    assert program.returncode == 2 and "Traceback" not in err, err
+    return err.strip()
+
+
+def test_all_three_train_and_are_predicted_and_stand_in_the_record(project: Project) -> None:
+    settings = ["optim.name=sign", "optim.lr=1e-3", "loss=smooth", "attention.backend=plain"]
+    pairs = [word for setting in settings for word in ("--set", setting)]
+    code, _, err = project.lsai("train", *pairs)
+    assert code == 0, err
+    run = project.found()["baseline"]
+    results = run.summary.results
+    assert results["attention_kernel"] == "plain"
+    assert set(run.plan["inputs"]) == {"data", *FILES}
+    # half of the smoothed loss is the mean over all words, far above the cross-entropy
+    assert results["train_loss"] > results["validation_loss"] + 0.02
+    code, out, err = project.lsai("predict", "--study", "memory", *pairs, "--gpu", "24GB", "--json")
+    assert code == 0, err
+    assert json.loads(out)["parts_gib"]["optimizer"] == 0  # it keeps nothing
+
+
+def test_the_content_is_in_the_key_and_a_comment_is_not(project: Project) -> None:
+    first, without = folders(project, "loss=smooth"), folders(project)
+    write(project, "losses/smooth", "# softer\n" + SMOOTH)
+    assert folders(project, "loss=smooth") == first
+    write(project, "losses/smooth", SMOOTH.replace("0.5", "0.25"))
+    assert folders(project, "loss=smooth") != first
+    assert folders(project) == without, "what a run does not name has no part in its key"
+
+
+def test_what_cannot_serve_is_refused_in_one_line(project: Project) -> None:
+    assert "unknown optimizer 'sgn'; did you mean sign?" in refused(project, "optim.name=sgn")
+    assert "unknown loss 'smoth'; did you mean smooth?" in refused(project, "loss=smoth")
+    said = refused(project, "attention.backend=plane")
+    assert "unknown attention backend 'plane'; did you mean plain?" in said
+    write(project, "attention/broken", "import no_such_package")
+    said = refused(project, "attention.backend=broken")
+    assert "broken.py cannot be imported (ModuleNotFoundError: No module" in said
+    write(project, "attention/empty", "")
+    assert "empty.py declares no BACKEND" in refused(project, "attention.backend=empty")
