@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from lsai_core.attention.choice import BACKENDS
     from lsai_core.config.train import AttentionConfig, ModelConfig, TrainConfig
     from lsai_core.context.methods import ContextSetting
-    from lsai_core.fp8 import available_recipes
+    from lsai_core.fp8.recipes import available_recipes
     from lsai_core.model.rope import rope_tables, rotate
     from lsai_core.model.transformer import Transformer, count_parameters
     from lsai_core.parallel.build import build_sharded
     from lsai_core.parallel.processes import connect
     from lsai_core.prediction.gpu_context import simulated_gpu
     from lsai_core.prediction.largest import largest_batch
-    from lsai_core.prediction.memory import MARGIN, predict, usable_gib
+    from lsai_core.prediction.memory import predict
     from lsai_core.prediction.simulate import simulate
     from lsai_core.profiling.flops import theoretical_peak
-    from lsai_core.profiling.gpus import GPUS, find_gpu
+    from lsai_core.profiling.gpus import GPUS, MARGIN, find_gpu, usable_gib
     from lsai_core.profiling.live_tensors import LiveTensors
     from lsai_core.training.loop import train
 
@@ -75,17 +75,17 @@ _WHERE = {
     "lsai_core.attention.choice": ("BACKENDS",),
     "lsai_core.config.train": ("AttentionConfig", "ModelConfig", "TrainConfig"),
     "lsai_core.context.methods": ("ContextSetting",),
-    "lsai_core.fp8": ("available_recipes",),
+    "lsai_core.fp8.recipes": ("available_recipes",),
     "lsai_core.model.rope": ("rope_tables", "rotate"),
     "lsai_core.model.transformer": ("Transformer", "count_parameters"),
     "lsai_core.parallel.build": ("build_sharded",),
     "lsai_core.parallel.processes": ("connect",),
-    "lsai_core.prediction.memory": ("MARGIN", "predict", "usable_gib"),
+    "lsai_core.prediction.memory": ("predict",),
     "lsai_core.prediction.simulate": ("simulate",),
     "lsai_core.prediction.gpu_context": ("simulated_gpu",),
     "lsai_core.prediction.largest": ("largest_batch",),
     "lsai_core.profiling.flops": ("theoretical_peak",),
-    "lsai_core.profiling.gpus": ("GPUS", "find_gpu"),
+    "lsai_core.profiling.gpus": ("GPUS", "MARGIN", "find_gpu", "usable_gib"),
     "lsai_core.profiling.live_tensors": ("LiveTensors",),
     "lsai_core.training.loop": ("train",),
 }

@@ -195,7 +195,7 @@ _FACE = {
         "with_range",
         "work_of",
     ),
-    "lsai_lab.analysis.ideal": ("ideal_of",),
+    "lsai_lab.analysis.ideal_step": ("ideal_of",),
     "lsai_lab.analysis.attention": (
         "HEADS",
         "attention_curves",

@@ -1,9 +1,9 @@
 """Faults by the hundred: `make attack`, or `python tests/attack.py --only "record mutations" --seed
 7`.
 
-Each class of faults is a module with one function, `attempts(random, number, folder)`, which yields
-for each of `number` attempts its name and what went wrong, or None if it was survived. What is
-tried follows from the seed alone. A class is one line of `CLASSES`.
+Each class of faults is a function `attempts(random, number, folder)` of a module, which yields for
+each of `number` attempts its name and what went wrong, or None if it was survived. What is tried
+follows from the seed alone. A class is one line of `CLASSES`.
 """
 
 import argparse
@@ -22,33 +22,40 @@ Attempts = Callable[[random.Random, int, Path], Iterator[tuple[str, str | None]]
 
 @dataclass(frozen=True)
 class Class:
-    """`module` holds `attempts`; `number` of them are made, and `bar` is the share that must be
-    survived."""
+    """`function` ("module:name") makes attempts; `number` of them are made, and `bar` is the share
+    that must be survived."""
 
-    module: str
+    function: str
     number: int
     bar: float = 1.0
 
     @property
     def attempts(self) -> Attempts:
-        found: Attempts = importlib.import_module(self.module).attempts
+        module, _, name = self.function.partition(":")
+        found: Attempts = getattr(importlib.import_module(module), name)
         return found
 
 
 CLASSES = {
-    "record mutations": Class("attack_records", 500, 0.995),
-    "report injections": Class("attack_report", 120),
+    "trainer files": Class("attack_files:titan_files", 60),
+    "model configs": Class("attack_files:hf_configs", 60),
+    "record mutations": Class("attack_records:attempts", 500, 0.995),
+    "report injections": Class("attack_report:attempts", 120),
+    "kills": Class("attack_kills:attempts", 100),
 }
 
 
 def tried(name: str, number: int, seed: int) -> list[tuple[str, str | None]]:
-    """What became of each attempt of a class, in a folder of its own; progress goes to stderr."""
+    """What became of each attempt of a class, in a folder of its own; faults are printed as they
+    come, progress goes to stderr."""
     found, begun = list[tuple[str, str | None]](), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="attack-") as folder:
         for attempt in CLASSES[name].attempts(
             random.Random(f"{seed} {name}"), number, Path(folder)
         ):
             found.append(attempt)
+            if attempt[1] is not None:
+                print(f"\n{name}: {attempt[0]}: {attempt[1]}", flush=True)
             bad = sum(fault is not None for _, fault in found)
             line = (
                 f"{name}: {len(found)} of {number}, {bad} not survived, "
@@ -60,7 +67,7 @@ def tried(name: str, number: int, seed: int) -> list[tuple[str, str | None]]:
 
 
 def main() -> int:
-    """Every class, or one: a table, each fault, and 1 if a class is below its bar."""
+    """Every class, or one: each fault, a table, and 1 if a class is below its bar."""
     parser = argparse.ArgumentParser(
         description="Faults by the hundred, and how many are survived."
     )
@@ -74,12 +81,9 @@ def main() -> int:
     for name, kind in CLASSES.items():
         if given.only in (None, name):
             found = tried(name, given.number or kind.number, given.seed)
-            faults = [(attempt, fault) for attempt, fault in found if fault is not None]
-            survived = len(found) - len(faults)
+            survived = sum(fault is None for _, fault in found)
             held = bool(found) and survived >= math.ceil(kind.bar * len(found))
             good &= held
-            for attempt, fault in faults:
-                print(f"{name}: {attempt}: {fault}")
             verdict = "held" if held else "below the bar"
             rows.append(
                 f"{name:20} {len(found):9} {survived:9} {survived / max(1, len(found)):8.1%} "

@@ -1,21 +1,17 @@
 """Random files of other trainers and of Hugging Face, thrown at what reads them.
 
-Each function draws `total` files from `seed` and returns (survived, total, failures). A file
+Each function draws `number` files and yields of each its name and what went wrong, or None. A file
 survives where it ends in a prediction's settings that say what the file says, or in one line that
-names the file. A traceback, several lines, or settings that do not follow a key are failures.
+names the file. A traceback, several lines, or settings that do not follow a key are faults.
 """
 
 from __future__ import annotations
 
 import json
 import random
-import sys
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from lsai_core.base.errors import UserError
 from lsai_core.config.strict import validated
@@ -25,7 +21,7 @@ from lsai_lab.peers.titan_file import TitanRun
 from lsai_lab.peers.titan_keys import BOOL, INT, KEYS, NUMBER, READ, TEXT, TEXTS
 from lsai_lab.peers.trainer_file import read_trainer_file
 
-Result = tuple[int, int, list[str]]
+Attempts = Iterator[tuple[str, str | None]]
 
 # Values that the right run of a key may have, and values that are wrong for any key.
 _SIZES = (1, 2, 3, 4, 8, 16, 64)
@@ -74,40 +70,35 @@ _GOOD = {
 }
 
 
-def titan_files(seed: int = 0, total: int = 60) -> Result:
+def titan_files(chance: random.Random, number: int, folder: Path) -> Attempts:
     """TOML files: right ones of random keys, and ones with wrong types, keys, tables and bytes."""
-    return _attack(seed, total, _toml, _read_titan, "run.toml")
+    return _attempts(chance, number, _toml, _read_titan, folder / "run.toml")
 
 
-def hf_configs(seed: int = 0, total: int = 60) -> Result:
+def hf_configs(chance: random.Random, number: int, folder: Path) -> Attempts:
     """config.json files: right ones of several families, and ones with wrong values and bytes."""
-    return _attack(seed, total, _config, _read_hf, "config.json")
+    return _attempts(chance, number, _config, _read_hf, folder / "config.json")
 
 
-def _attack(
-    seed: int,
-    total: int,
+def _attempts(
+    chance: random.Random,
+    number: int,
     draw: Callable[[random.Random], tuple[bytes, Any]],
     read: Callable[[Path, Any], str | None],
-    name: str,
-) -> Result:
-    drawn, failures = random.Random(seed), []
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(total):
-            content, told = draw(drawn)
-            path = Path(folder) / name
-            path.write_bytes(content)
-            try:
-                wrong = read(path, told)
-            except UserError as error:
-                line = str(error)
-                fine = len(line.splitlines()) == 1 and str(path) in line and len(line) < 1200
-                wrong = None if fine else f"said {line[:200]!r}"
-            except BaseException as error:  # whatever it is, a user would see it
-                wrong = f"{type(error).__name__}: {str(error)[:200]}"
-            if wrong is not None:
-                failures.append(f"{name} {number} of seed {seed}: {wrong}; {content[:300]!r}")
-    return total - len(failures), total, failures
+    path: Path,
+) -> Attempts:
+    for at in range(number):
+        content, told = draw(chance)
+        path.write_bytes(content)
+        try:
+            wrong = read(path, told)
+        except UserError as error:
+            line = str(error)
+            fine = len(line.splitlines()) == 1 and str(path) in line and len(line) < 1200
+            wrong = None if fine else f"ends in {line[:200]!r}"
+        except BaseException as error:  # whatever it is, a user would see it
+            wrong = f"{type(error).__name__}: {str(error)[:200]}"
+        yield f"{path.name} {at}", wrong and f"{wrong}; {content[:300]!r}"
 
 
 def _right(path: str, drawn: random.Random) -> str:
@@ -295,11 +286,3 @@ def _read_hf(path: Path, told: dict[str, Any]) -> str | None:
         if told.get("quantization_config") and not getattr(found, "differs", ()):
             wrong = "a quantization was dropped"
     return wrong
-
-
-if __name__ == "__main__":
-    for attack in (titan_files, hf_configs):
-        survived, total, failures = attack(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
-        print(f"{attack.__name__}: {survived} of {total} survived")
-        for failure in failures:
-            print(f"  {failure}")

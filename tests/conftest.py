@@ -284,6 +284,71 @@ class Project:
         return {run.summary.id.name: run for run in find_runs(self.runs)}
 
 
+def make_project(
+    root: Path,
+    corpus: Path,
+    ceilings: dict[str, Any],
+    variants: dict[str, dict[str, Any]] | None = None,
+    **base: Any,
+) -> Project:
+    """A project in the folder `root`, whose memory study trains the tiny model of `tiny()` on
+    `corpus`, with the given variants; `ceilings` are this machine's."""
+    shutil.copytree(CHECKOUT / "notebooks", root / "notebooks", ignore=shutil.ignore_patterns(".*"))
+    shutil.copytree(CHECKOUT / "params", root / "params")
+    for path in [
+        *(root / "params" / "studies").glob("*"),
+        *(root / "params" / "profiles").glob("*"),
+    ]:
+        path.unlink()
+    project = Project(root)
+    config = tiny().model_dump(mode="json", include={*tiny().model_fields_set} - {"model"})
+    config |= {"model": TINY_MODEL, "data": {"source": f"file:{corpus}", "vocab_size": 320}}
+    search = {
+        "kind": "batch_search",
+        "timeout_s": 200,
+        "settings": {"cpu_limit_gib": 0.1, "resolution": 0.5},
+    }
+    study = {
+        "study": "memory",
+        "title": "Memory",
+        "question": "Which?",
+        "baseline": "baseline",
+        "parts": {"train": {"timeout_s": 200}, "batch": search},
+        "base": deep_merge(config, base),
+        "variants": {
+            name: {"label": name, **v} for name, v in (variants or {"baseline": {}}).items()
+        },
+    }
+    project.write_yaml("params/studies/memory.yaml", study)
+    machine: dict[str, Any] = {"study": "machine", "title": "Machine", "question": "How fast?"}
+    machine |= {
+        "parts": {"ceilings": {"kind": "ceilings"}},
+        "base": {"budget_s": 0.2, "device": "cpu"},
+    }
+    project.write_yaml(
+        "params/studies/machine.yaml", {**machine, "variants": {"machine": {"label": "this"}}}
+    )
+    write_run(project.runs, "machine", "machine", "ceilings", kind="ceilings", results=ceilings)
+    # the shipped claims speak of the shipped study
+    (root / "params" / "claims.yaml").write_text("{}\n")
+    (root / "reports").mkdir()
+    for path in (
+        path
+        for path in (CHECKOUT / "reports").iterdir()
+        if path.is_file() and path.suffix != ".ipynb"
+    ):
+        shutil.copy(path, root / "reports")
+    report = yaml.safe_load((root / "reports" / "_quarto.yml").read_text())
+    # of the studies that this project has
+    report["book"]["chapters"] = ["index.ipynb", "10-memory.ipynb"]
+    project.write_yaml("reports/_quarto.yml", report)
+    project.write_yaml("params/profiles/cpu.yaml", {"profile": "cpu", "description": "test"})
+    project.write_yaml(
+        "params/profiles/gpu.yaml", {"profile": "gpu", "description": "test", "gpu": "*"}
+    )
+    return project
+
+
 @pytest.fixture(scope="session")
 def ceilings() -> dict[str, Any]:
     """Measured once, so that not every run of a tiny model measures this machine for two
@@ -295,67 +360,11 @@ def ceilings() -> dict[str, Any]:
 def new_project(
     corpus: Path, ceilings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Project]:
-    """Makes a project whose memory study trains the tiny model of `tiny()`, with the given
-    variants."""
+    """Makes a project, see `make_project`."""
 
     def make(variants: dict[str, dict[str, Any]] | None = None, **base: Any) -> Project:
         root = tmp_path_factory.mktemp("project")
-        shutil.copytree(
-            CHECKOUT / "notebooks", root / "notebooks", ignore=shutil.ignore_patterns(".*")
-        )
-        shutil.copytree(CHECKOUT / "params", root / "params")
-        for path in [
-            *(root / "params" / "studies").glob("*"),
-            *(root / "params" / "profiles").glob("*"),
-        ]:
-            path.unlink()
-        project = Project(root)
-        config = tiny().model_dump(mode="json", include={*tiny().model_fields_set} - {"model"})
-        config |= {"model": TINY_MODEL, "data": {"source": f"file:{corpus}", "vocab_size": 320}}
-        search = {
-            "kind": "batch_search",
-            "timeout_s": 200,
-            "settings": {"cpu_limit_gib": 0.1, "resolution": 0.5},
-        }
-        study = {
-            "study": "memory",
-            "title": "Memory",
-            "question": "Which?",
-            "baseline": "baseline",
-            "parts": {"train": {"timeout_s": 200}, "batch": search},
-            "base": deep_merge(config, base),
-            "variants": {
-                name: {"label": name, **v} for name, v in (variants or {"baseline": {}}).items()
-            },
-        }
-        project.write_yaml("params/studies/memory.yaml", study)
-        machine: dict[str, Any] = {"study": "machine", "title": "Machine", "question": "How fast?"}
-        machine |= {
-            "parts": {"ceilings": {"kind": "ceilings"}},
-            "base": {"budget_s": 0.2, "device": "cpu"},
-        }
-        project.write_yaml(
-            "params/studies/machine.yaml", {**machine, "variants": {"machine": {"label": "this"}}}
-        )
-        write_run(project.runs, "machine", "machine", "ceilings", kind="ceilings", results=ceilings)
-        # the shipped claims speak of the shipped study
-        (root / "params" / "claims.yaml").write_text("{}\n")
-        (root / "reports").mkdir()
-        for path in (
-            path
-            for path in (CHECKOUT / "reports").iterdir()
-            if path.is_file() and path.suffix != ".ipynb"
-        ):
-            shutil.copy(path, root / "reports")
-        report = yaml.safe_load((root / "reports" / "_quarto.yml").read_text())
-        # of the studies that this project has
-        report["book"]["chapters"] = ["index.ipynb", "10-memory.ipynb"]
-        project.write_yaml("reports/_quarto.yml", report)
-        project.write_yaml("params/profiles/cpu.yaml", {"profile": "cpu", "description": "test"})
-        project.write_yaml(
-            "params/profiles/gpu.yaml", {"profile": "gpu", "description": "test", "gpu": "*"}
-        )
-        return project
+        return make_project(root, corpus, ceilings, variants, **base)
 
     return make
 

@@ -20,7 +20,8 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from lsai_core.config.train import TrainConfig
-from lsai_core.prediction import GPUS, estimate
+from lsai_core.prediction.roofline import estimate
+from lsai_core.profiling.gpus import GPUS
 from lsai_lab.predictions.recorded import table_path
 from lsai_lab.predictions.techniques import TECHNIQUES, compare
 

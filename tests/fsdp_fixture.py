@@ -10,7 +10,7 @@ import numpy as np
 
 from lsai_core.base.files import deep_merge
 from lsai_core.config.train import TrainConfig
-from lsai_core.prediction import predict
+from lsai_core.prediction.memory import predict
 from lsai_core.training.combinations import checked
 from lsai_lab.data import Dataset, prepare
 from lsai_lab.runs.execute import write_plan

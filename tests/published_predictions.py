@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from lsai_core.base.files import deep_merge
 from lsai_core.config.train import TrainConfig
-from lsai_core.prediction import find_gpu
-from lsai_core.prediction.memory import GIB, OUTSIDE_GIB
+from lsai_core.prediction.memory import GIB
+from lsai_core.profiling.gpus import OUTSIDE_GIB, find_gpu
 from lsai_core.training.combinations import checked
 from lsai_lab.peers.settings import PLAIN
 from lsai_lab.peers.trainer_memory import TrainerMemory, predict_as, trainer_memory_of

@@ -27,8 +27,9 @@ from conftest import CHECKOUT
 from test_book import browser, templates, visit  # noqa: F401
 from test_explore import listed, numbers, put
 
-from lsai_core.prediction import estimate, find_gpu, predict
-from lsai_core.prediction.memory import usable_gib
+from lsai_core.prediction.memory import predict, usable_gib
+from lsai_core.prediction.roofline import estimate
+from lsai_core.profiling.gpus import find_gpu
 from lsai_lab.predictions.steps import config_of
 from lsai_lab.report.explore.fits import OWN_SHAPES_WITHIN
 from lsai_lab.report.runpages import write_run_pages

@@ -309,3 +309,16 @@ def test_plans_and_datasets_are_there_for_scripts(shared: Project, dataset: Data
     found = json.loads(shared.lsai("data", "list", "--json", "--root", root)[1])
     assert found["datasets"][dataset.folder.name] == dataset.meta and "stdlib" in found["sources"]
     assert json.loads(shared.lsai("data", "info", dataset.folder, "--json")[1]) == dataset.meta
+
+
+def test_a_report_s_dry_run_says_what_cannot_be_done_here(
+    new_project: Callable[..., Project],
+) -> None:
+    fa2 = {"attention": {"backend": "fa2"}, "precision": "bf16", "device": "cpu"}
+    project = new_project({"baseline": {}, "fa2": {"config": fa2}})
+    code, out, err = project.lsai("report", "--full", "--dry-run", "--skip", "machine")
+    assert code == 0, err
+    assert re.search(
+        r"memory: 4 runs, 2 to do, about 16 s\n  2 unavailable: attention backend fa2", out
+    ), out
+    assert "in all about 16 s" in out

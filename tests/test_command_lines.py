@@ -46,6 +46,8 @@ TOGETHER = {
     r"sets it to 4",
     "predict --model lab --gpus 100000000000": r"parallel.fsdp: Input should be less than or equal "
     r"to",
+    "predict --model lab-tiny --gpus 131072 --gpu h100": r"131,072 shards cannot be predicted, at "
+    r"most in 4,096; with parallel.replicate",
     f"predict --model lab --set batch_size={10**12}": r"batch_size: Input should be less than or "
     r"equal to",
     f"predict --model lab --gpu {10**30}GB": r"unknown GPU",
@@ -123,6 +125,11 @@ def test_folders_that_lead_nowhere(
             with monkeypatch.context() as patch:
                 patch.setitem(shared.environment, name, str(folder))
                 refused(shared.lsai("study", "memory", "--parts", "train"), rf"{name}=.*{message}")
+    with monkeypatch.context() as patch:
+        patch.setitem(shared.environment, "LSAI_RUNS", "/proc/x")
+        patch.setitem(shared.environment, "LSAI_DATA", str(tmp_path / "data"))
+        for words in ("study memory", "train", "find-batch", "report"):
+            refused(shared.lsai(*words.split()), r"LSAI_RUNS=/proc/x: the folder cannot be made")
     for out in ("loop", "loop/x", "x" * 300):
         refused(shared.lsai("report", "--out", tmp_path / out), r"--out .*|File name too long")
     assert [path.name for path in tmp_path.iterdir()] == ["loop"]

@@ -24,8 +24,8 @@ from lsai_core.base.errors import UserError
 from lsai_core.config.train import ModelConfig
 from lsai_core.context.methods import ContextSetting
 from lsai_core.optimizers.rounding import Noise, rounded
-from lsai_core.prediction import find_gpu, predict
-from lsai_core.prediction.memory import usable_gib
+from lsai_core.prediction.memory import predict, usable_gib
+from lsai_core.profiling.gpus import find_gpu
 from lsai_lab.predictions.steps import config_of
 from lsai_lab.report.explore import ring
 from lsai_lab.report.explore.scripts import FOLDER, NAMES, page_script, write_page_files

@@ -20,7 +20,7 @@ from conftest import CHECKOUT, Project, write_run
 
 import lsai_core
 import lsai_lab
-from lsai_lab.report.load import IDENTITY
+from lsai_lab.report.load import ABOUT, IDENTITY
 from lsai_lab.runs.chapters import book_settings
 from lsai_lab.runs.result_names import NAMES
 
@@ -140,7 +140,6 @@ def test_what_the_examples_show(shown: dict[str, tuple[bool, str]], lab: Project
     machines = shown["Your machine beside the H200"][1]
     assert "h200" in machines and "(this machine, quick)" in machines and "bf16" in machines
     assert "settings differ" in shown["Two runs compared, own or recorded"][1]
-    assert "activations" in shown["Any training loop, watched"][1]
     assert (lab.root / "notebooks" / "memory-talk.svg").exists()
 
 
@@ -195,7 +194,7 @@ def test_every_result_and_column_is_documented_with_its_type() -> None:
             types = [types for pattern, types in known if pattern.fullmatch(endings.sub("", name))]
             assert types, f"{name} is not on the page"
             assert value is None or any(words[type(value)] in one for one in types), (name, value)
-    assert all(f"`{name}`" in PAGE for name in IDENTITY)
+    assert all(f"`{name}`" in PAGE for name in (*IDENTITY, *ABOUT))
     assert [name for names, _ in table for name in re.findall(r"`(.+?)`", names)] == [*NAMES]
 
 

@@ -12,11 +12,11 @@ from conftest import TINY_MODEL, tiny
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
-from lsai_core import fp8
 from lsai_core.base.errors import Unavailable, UserError
 from lsai_core.config.strict import validated
 from lsai_core.config.train import Fp8Config, ModelConfig, TrainConfig
 from lsai_core.fp8 import packages
+from lsai_core.fp8 import recipes as fp8
 from lsai_core.fp8.recipes import RECIPES, linear_names
 from lsai_core.fp8.tensorwise import (
     GRAD_DTYPE,

@@ -13,10 +13,10 @@ from safetensors import safe_open
 from test_checkpoint import Interrupted, stop_at, weights
 from torch import Tensor
 
-from lsai_core import fp8
 from lsai_core.base.errors import UserError
 from lsai_core.config.strict import validated
 from lsai_core.config.train import Fp8Config, ModelConfig, TrainConfig
+from lsai_core.fp8 import recipes as fp8
 from lsai_core.fp8 import scales
 from lsai_core.fp8.fused import FusedFp8Linear, FusedFp8MLP
 from lsai_core.fp8.gather import GatheredWeight

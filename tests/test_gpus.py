@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lsai_core.base.errors import UserError
-from lsai_core.prediction import estimate
+from lsai_core.prediction.roofline import estimate
 from lsai_core.profiling.flops import theoretical_peak
 from lsai_core.profiling.gpus import ALL_GPUS, GPUS, find_gpu
 

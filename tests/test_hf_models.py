@@ -53,8 +53,10 @@ OWN: dict[str, dict[str, Any]] = {
 }
 FAST = ("qwen2", "qwen3", "gemma2", "olmo2", "gpt2", "gpt_neox", "mixtral", "qwen3_moe", "t5")
 # The step of the recurrent kinds is long; the others need parts that are described by themselves.
-LEFT_OUT = ("mamba", "rwkv", "mamba2", "gemma3", "llama4", "dbrx", "deepseek_v2", "llava", "mllama")
-LEFT_OUT += ("qwen2_vl", "qwen2_5_vl", "gpt_neo")
+LEFT_OUT = (
+    *("mamba", "rwkv", "mamba2", "gemma3", "llama4", "dbrx", "deepseek_v2", "llava", "mllama"),
+    *("qwen2_vl", "qwen2_5_vl", "gpt_neo"),
+)
 H100 = find_gpu("h100")
 
 

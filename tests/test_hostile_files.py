@@ -338,6 +338,7 @@ FACTS: dict[str, Any] = {
     **{f"step {value}": {"step": value} for value in (-5, "x", 7, 1.0, True, None)},
     **{f"sequences {value}": {"sequences_per_step": value} for value in (0, -8, "8", None)},
     **{f"seconds {value}": {"train_s": value} for value in (-1, "x", float("nan"), float("inf"))},
+    **{f"tp {value}": {"tp": value} for value in (0, -1, "x", 1.5, 2**40)},
     "list": "[]",
     "deep": "[" * 100_000,
     "no step": '{"files": {}, "sequences_per_step": 8, "train_s": 0.0}',

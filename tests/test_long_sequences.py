@@ -21,7 +21,7 @@ from lsai_core.model.feed_forward import swiglu_down, swiglu_mlp
 from lsai_core.model.saved_inputs import HostInputs
 from lsai_core.model.transformer import Transformer, build_model
 from lsai_core.optimizers.build import build_optimizer
-from lsai_core.prediction import predict
+from lsai_core.prediction.memory import predict
 from lsai_core.profiling.live_tensors import LiveTensors
 from lsai_core.training import step
 

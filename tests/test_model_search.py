@@ -13,7 +13,7 @@ from conftest import tiny
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import deep_merge, read_jsonl
 from lsai_core.model.transformer import count_parameters
-from lsai_core.prediction import predict
+from lsai_core.prediction.memory import predict
 from lsai_lab.runs.kinds import Context
 from lsai_lab.searches.model_search import ModelSearchConfig, first_size, run
 from lsai_lab.searches.tries import attempt, limit_allocations, server

@@ -24,21 +24,12 @@ from lsai_core.config.train import ParallelConfig, TrainConfig
 from lsai_core.context import METHODS
 from lsai_core.model.transformer import count_parameters
 from lsai_core.optimizers.build import build_optimizer
-from lsai_core.prediction import (
-    GPUS,
-    Gpu,
-    Prediction,
-    compiled,
-    estimate,
-    find_gpu,
-    memory,
-    predict,
-    roofline,
-    verdict,
-)
+from lsai_core.prediction import compiled, memory, roofline
 from lsai_core.prediction.inductor import Plan, schema
-from lsai_core.prediction.memory import OUTSIDE_GIB
+from lsai_core.prediction.memory import Prediction, predict, verdict
+from lsai_core.prediction.roofline import estimate
 from lsai_core.prediction.simulate import held_back, simulate
+from lsai_core.profiling.gpus import GPUS, OUTSIDE_GIB, Gpu, find_gpu
 from lsai_core.profiling.memory import PhaseMemory
 from lsai_core.training import step
 from lsai_core.training.combinations import checked

@@ -19,10 +19,9 @@ from verify_predictions import table
 
 from lsai_core.base.files import read_jsonl
 from lsai_core.config.train import TrainConfig
-from lsai_core.prediction import predict
 from lsai_core.prediction import tracker as tracking
 from lsai_core.prediction.allocator import GAP, Allocator, Block, OutOfMemory
-from lsai_core.prediction.memory import GIB
+from lsai_core.prediction.memory import GIB, predict
 from lsai_core.prediction.replay import replay
 from lsai_core.prediction.simulate import Simulated, simulate
 from lsai_core.prediction.tracker import FIRST, SCRATCH, PurposeTracker

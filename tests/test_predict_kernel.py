@@ -12,9 +12,9 @@ from conftest import Project, tiny
 from lsai_core.attention.measured import shipped
 from lsai_core.base.errors import UserError
 from lsai_core.config.train import TrainConfig
-from lsai_core.prediction import predict
+from lsai_core.prediction.fake_kernels import FUSED
 from lsai_core.prediction.kernel import PACKAGES, kernel_on, packages_here, packages_named
-from lsai_core.prediction.stand_ins import FUSED
+from lsai_core.prediction.memory import predict
 from lsai_core.profiling.gpus import find_gpu
 from lsai_lab.predictions.will_fit import will_fit
 
@@ -37,6 +37,9 @@ def run(**changes: Any) -> TrainConfig:
     [
         ("h100", "none", {"attention": {"window": 384}}, "sdpa_efficient"),
         ("h200", "fa2", {"attention": {"window": 384}}, "fa2"),
+        # measured without it, where torch alone masks
+        ("h100", "fa2", {"attention": {"window": 384}}, "fa2"),
+        ("h100", "fa2", {}, "sdpa_cudnn"),
         ("h100", "fa2,fa4", {"attention": {"window": 384}}, "fa4"),
         ("h100", "fa4", {"attention": {"window": 4096}, "seq_len": 4096}, "fa4"),
         ("rtx4090", "none", {}, "sdpa_cudnn"),

@@ -13,6 +13,7 @@ from conftest import CHECKOUT, Project
 from speakleash_server import SpeakleashServer
 
 from lsai_lab.runs.records import Run
+from lsai_lab.runs.session import Session
 
 EIGHT = ["baseline", "bf16", "flash_attn", "window_512", "window_256"]
 EIGHT += ["grad_checkpoint", "bf16_gradcp", "flash_gradcp"]
@@ -68,6 +69,74 @@ def test_the_course_is_jobs_of_a_cluster_in_its_container(project: Project) -> N
     assert "#SBATCH --array=0-2\n" in out and "(baseline flash_attn fp8)" in out
     assert "--environment=" in out and "  study course\n" in out
     assert "--dependency" in out and "report" in out  # the report follows
+
+
+def test_fsdp_and_fused_attention_are_a_grid_over_models_of_two_kinds(project: Project) -> None:
+    project.write_yaml("params/profiles/whole.yaml", {"profile": "whole", "description": "all"})
+    study = Session("whole", project.root).study("fsdp")
+    grid = {
+        f"{strategy}_{factor}_{attention}_{processes}"
+        for strategy in ("all", "layers")
+        for factor in range(1, 15)
+        for attention in ("eager", "auto")
+        for processes in (1, 2, 4, 8)
+    }
+    assert set(study.measured("grid")) == grid
+
+
+@pytest.mark.slow
+def test_fsdp_attention_scaling_and_seed_are_flags(project: Project) -> None:
+    flags = {
+        "model.scaling_factor": 2,
+        "model.scaling_strategy": "n_layers",
+        "attention.backend": "eager",
+        "seed": 3,
+        "steps": 4,
+        "log_every": 1,
+    }
+    settings = [word for name, value in flags.items() for word in ("--set", f"{name}={value}")]
+    runs = ran(
+        project, "train", "--study", "fsdp", "--technique", "all_1_auto_2", *settings, *QUICK
+    )
+    run = runs["all_1_auto_2.grid"]
+    assert run.config["model"]["n_layers"] == 16 and run.config["seed"] == 3
+    assert run.summary.results["attention_kernel"] == "eager"
+    assert run.summary.results["world_size"] == 2 and run.config["parallel"]["fsdp"] == 2
+
+
+@pytest.mark.slow
+def test_every_way_of_sharing_attention_is_timed_traced_and_compared_with_float64(
+    project: Project,
+) -> None:
+    run = ran(project, "study", "context", "--set", "budget_s=200", *QUICK)["gqa64_2.methods"]
+    lines = (run.folder / "metrics.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if row["outcome"] == "ok"]
+    timed = [row for row in rows if row["measure"] == "time"]
+    methods = {"zigzag", "lightseq", "ulysses", "ring", "usp"}  # torch's own needs GPUs
+    assert {row["method"] for row in timed} == {"one", *methods}
+    for row in timed:
+        assert row["training_ms"] > row["forward_ms"] > 0 and row["training_tflops"] > 0
+        assert (row["sent_training_mib"] > 0) == (row["method"] != "one")
+    traced = {row["method"] for row in rows if row["measure"] == "trace"}
+    errors = [row for row in rows if row["measure"] == "error" and row["method"] in methods]
+    assert methods <= traced and {row["method"] for row in errors} == methods
+    for row in errors:
+        assert all(row[name] < 1e-5 for name in ("out", "dq", "dk", "dv")), row
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["load_all", "load_layers", "train_all", "train_layers"])
+def test_the_largest_model_is_searched_by_really_making_it(project: Project, part: str) -> None:
+    [run] = [
+        run
+        for run in ran(project, "study", "largest", "--parts", part, *QUICK).values()
+        if (run.summary.id.study, run.summary.id.part) == ("largest", part)
+    ]
+    results = run.summary.results
+    tries = {row["size"]: row["outcome"] for row in results["tries"]}
+    assert results["largest_size"] >= 1 and results["parameters"] > 0
+    assert tries[results["largest_size"]] == "ok" and not results["search_capped"]
+    assert "oom" in tries.values()
 
 
 @pytest.mark.slow

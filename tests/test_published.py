@@ -15,8 +15,8 @@ from published_predictions import NAMES, predicted, rows
 
 from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import count_parameters
-from lsai_core.prediction import find_gpu, predict
-from lsai_core.prediction.memory import GIB
+from lsai_core.prediction.memory import GIB, predict
+from lsai_core.profiling.gpus import find_gpu
 from lsai_lab.peers.settings import PLAIN
 from lsai_lab.peers.trainer_memory import TrainerMemory, predict_as, trainer_memory_of
 from lsai_lab.predictions import will_fit

@@ -26,7 +26,7 @@ from lsai_core import (
 from lsai_core.base.errors import UserError
 from lsai_core.config.strict import validated
 from lsai_core.model.transformer import build_model
-from lsai_core.prediction import SimulatedGpu
+from lsai_core.prediction.gpu_context import SimulatedGpu
 
 GIB = 2**30
 MIB = 1 / 1024  # GiB

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from lsai_core.attention.registry import HALF, Case
-from lsai_core.base.devices import cuda_capability
+from lsai_core.kernels import cuda_capability
 
 TABLE = Path(__file__).with_name("measured.json")
 
@@ -75,13 +75,15 @@ def select_rankings(
     capability: str,
     available: Mapping[str, str | None] | None = None,
 ) -> tuple[Ranking, ...]:
-    """The rankings of this GPU, else those of its architecture. A GPU that was measured without a
-    backend that is `available` (see `choose`) and the fastest somewhere on the architecture counts
-    for less: else `auto` would never take that one."""
+    """The rankings of this GPU, else those of its architecture.
+
+    A GPU that was measured without a backend that is `available` (see `choose`) and, of those that
+    are, the fastest somewhere on the architecture counts for less: else `auto` would never take
+    that one, and with a window mask S x S values where FlashAttention-2 alone is installed.
+    """
     alike = [ranking for ranking in rankings if ranking.capability == capability]
-    winners = {next(iter(r.training)) for r in alike} & {
-        n for n, reason in (available or {}).items() if reason is None
-    }
+    usable = {name for name, reason in (available or {}).items() if reason is None}
+    winners = {name for r in alike for name in [n for n in r.training if n in usable][:1]}
     known: dict[str, set[str]] = defaultdict(set)
     for ranking in alike:
         known[ranking.gpu] |= winners & ranking.training.keys()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lsai_core.base.devices import AMPERE, NOT_NVIDIA, cuda_capability, on_rocm
+from lsai_core.kernels import AMPERE, NOT_NVIDIA, cuda_capability, on_rocm
 
 HALF = frozenset({torch.float16, torch.bfloat16})
 FLOATING = HALF | {torch.float32, torch.float64}

@@ -15,6 +15,10 @@ from pydantic import Field, model_validator
 from lsai_core.base.errors import UserError
 from lsai_core.config.strict import Strict
 
+MOST_LAYERS, MOST_WIDTH = 10_000, 2**20  # beyond any model: such a number is a slip
+_LAYERS_OF_FACTOR = 8
+LARGEST_FACTOR = MOST_LAYERS // _LAYERS_OF_FACTOR
+
 PRESETS: dict[str, dict[str, Any]] = {
     "lab": dict(
         n_layers=6,
@@ -95,7 +99,7 @@ def scaled_shape(factor: int, strategy: str) -> dict[str, Any]:
     width = factor if strategy == "all" else 1
     d_model = 256 * width
     return dict(
-        n_layers=8 * factor,
+        n_layers=_LAYERS_OF_FACTOR * factor,
         d_model=d_model,
         n_heads=8 * width,
         n_kv_heads=8 * width,
@@ -136,7 +140,7 @@ class RopeScaling(Strict):
     factor: float = Field(gt=0)
     low_freq_factor: float = Field(1.0, gt=0)
     high_freq_factor: float = Field(4.0, gt=0)
-    original_max_position_embeddings: int = Field(8192, gt=0)
+    original_max_position_embeddings: int = Field(8192, gt=0, lt=2**32)
 
     @model_validator(mode="after")
     def _band_not_empty(self) -> Self:
@@ -152,10 +156,10 @@ class ModelConfig(Strict):
     """Shape of a Llama-style decoder. `preset` fills what is not given."""
 
     preset: str = Field("custom", description="name of the preset this shape came from")
-    n_layers: int = Field(gt=0, le=10_000)
-    d_model: int = Field(gt=0, le=2**20)
-    n_heads: int = Field(gt=0)
-    n_kv_heads: int = Field(gt=0)
+    n_layers: int = Field(gt=0, le=MOST_LAYERS)
+    d_model: int = Field(gt=0, le=MOST_WIDTH)
+    n_heads: int = Field(gt=0, le=MOST_WIDTH)
+    n_kv_heads: int = Field(gt=0, le=MOST_WIDTH)
     d_ff: int = Field(gt=0, le=2**22)
     vocab_size: int = Field(gt=0, le=2**24)
     rope_theta: float = Field(1e4, gt=0)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from lsai_core.config.affects import Affects, Later
-from lsai_core.config.presets import ModelConfig
+from lsai_core.config.presets import MOST_LAYERS, ModelConfig
 from lsai_core.config.strict import Strict
 
 Precision = Literal["fp32", "tf32", "bf16_autocast", "bf16_residual", "bf16"]
@@ -38,6 +38,10 @@ LARGEST_VOCABULARY = 262_144
 LOSSES = ("fused", "full")
 # Beyond any machine: such a number is a slip, and is refused where it is given.
 MOST_PROCESSES, MOST_STEPS, MOST_TOKENS = 2**17, 2**40, 2**27
+MOST_SECONDS = 10_000_000.0  # 116 days
+Steps = Annotated[int, Field(gt=0, le=MOST_STEPS)]
+Tokens = Annotated[int, Field(gt=0, le=MOST_TOKENS)]
+Seconds = Annotated[float, Field(gt=0, le=MOST_SECONDS)]
 
 # What fields affect (`lsai_core.config.affects`); a field without such an annotation affects all.
 RESULT, STEP, NOTHING = Affects("result"), Affects("memory", "speed"), Affects()
@@ -53,7 +57,7 @@ class AttentionConfig(Strict):
         description="a file of lsai_core/attention/backends or techniques/attention, or auto: the "
         "fastest known",
     )
-    window: int | None = Field(None, gt=0)
+    window: Tokens | None = None
 
 
 class DataConfig(Strict):
@@ -84,7 +88,7 @@ class DataConfig(Strict):
     tokenizer_mb: Annotated[float, RESULT] = Field(
         64.0, gt=0, description="train the BPE on at most so many MB"
     )
-    split_seed: Annotated[int, RESULT] = 0
+    split_seed: Annotated[int, RESULT] = Field(0, ge=0, lt=2**32)
 
 
 class Fp8Config(Strict):
@@ -109,7 +113,7 @@ class OptimConfig(Strict):
     min_lr_ratio: Annotated[float, RESULT] = Field(
         0.1, ge=0, le=1, description="final learning rate as a share of lr"
     )
-    warmup_steps: Annotated[int, RESULT] = Field(20, ge=0)
+    warmup_steps: Annotated[int, RESULT] = Field(20, ge=0, le=MOST_STEPS)
     betas: Annotated[tuple[Share, Share], RESULT] = Field((0.9, 0.95), strict=False)
     eps: Annotated[float, RESULT] = Field(1e-8, gt=0)
     weight_decay: Annotated[float, RESULT] = Field(0.1, ge=0)
@@ -133,18 +137,24 @@ class EvalConfig(Strict):
     """Validation on held-out text: every `every` steps (0: at the end only), over `sequences` of
     `seq_len` tokens, spread over the split (0: all of it). Which ones depends on nothing else."""
 
-    every: Annotated[int, RESULT] = Field(0, ge=0)
-    sequences: Annotated[int, RESULT] = Field(0, ge=0)
+    every: Annotated[int, RESULT] = Field(0, ge=0, le=MOST_STEPS)
+    sequences: Annotated[int, RESULT] = Field(0, ge=0, le=MOST_STEPS)
 
 
 class ProfileConfig(Strict):
     """What is measured beside loss and time."""
 
     memory_steps: Annotated[int, NOTHING] = Field(
-        5, ge=0, description="steps whose forward/backward/optimizer peaks are recorded; 0: none"
+        5,
+        ge=0,
+        le=MOST_STEPS,
+        description="steps whose forward/backward/optimizer peaks are recorded; 0: none",
     )
     skip_steps: Annotated[int, NOTHING] = Field(
-        5, ge=0, description="first steps that speed figures leave out (warm-up, compilation)"
+        5,
+        ge=0,
+        le=MOST_STEPS,
+        description="first steps that speed figures leave out (warm-up, compilation)",
     )
     trace: Annotated[bool, NOTHING] = Field(
         False, description="write a torch profiler trace of three steps"
@@ -156,8 +166,8 @@ class CheckpointConfig(Strict):
     """Exact-resume checkpoints: every `every` steps (0: none), the newest `keep` are kept until the
     run has ended."""
 
-    every: Annotated[int, NOTHING] = Field(0, ge=0)
-    keep: Annotated[int, NOTHING] = Field(1, ge=1)
+    every: Annotated[int, NOTHING] = Field(0, ge=0, le=MOST_STEPS)
+    keep: Annotated[int, NOTHING] = Field(1, ge=1, le=MOST_STEPS)
     export: Annotated[bool, NOTHING] = Field(
         False, description="write a Hugging Face checkpoint with the tokenizer, <run>/model"
     )
@@ -315,10 +325,13 @@ class TrainConfig(Strict):
         description="where the inputs of checkpointed blocks wait; host: in pinned host memory",
     )
     inputs_on_gpu: Annotated[int, STEP] = Field(
-        0, ge=0, description="saved_inputs host: so many of the last blocks keep theirs on the GPU"
+        0,
+        ge=0,
+        le=MOST_LAYERS,
+        description="saved_inputs host: so many of the last blocks keep theirs on the GPU",
     )
-    mlp_chunk: Annotated[int | None, STEP] = Field(
-        None, gt=0, description="tokens that an MLP takes at a time"
+    mlp_chunk: Annotated[Tokens | None, STEP] = Field(
+        None, description="tokens that an MLP takes at a time"
     )
     init_from: Annotated[str | None, RESULT] = Field(
         None,
@@ -335,7 +348,7 @@ class TrainConfig(Strict):
     grad_accum: int = Field(1, gt=0, le=MOST_STEPS, description="micro-batches per optimizer step")
     steps: Annotated[int, RESULT] = Field(100, gt=0, le=MOST_STEPS)
     seed: Annotated[int, RESULT] = Field(0, ge=0, lt=2**32)
-    log_every: Annotated[int, NOTHING] = Field(10, gt=0)
+    log_every: Annotated[Steps, NOTHING] = 10
     optim: OptimConfig = OptimConfig()
     eval: EvalConfig = EvalConfig()
     profile: ProfileConfig = ProfileConfig()

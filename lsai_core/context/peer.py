@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from lsai_core.base.devices import NOT_NVIDIA, on_rocm
+from lsai_core.kernels import NOT_NVIDIA, on_rocm
 
 
 @functools.cache

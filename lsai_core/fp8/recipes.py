@@ -28,7 +28,6 @@ from typing import Any, get_args
 
 import torch
 
-from lsai_core.base.devices import NOT_NVIDIA, cuda_capability, on_rocm
 from lsai_core.base.errors import Unavailable
 from lsai_core.config.train import Fp8Config, Fp8Recipe, TrainConfig
 from lsai_core.fp8 import packages
@@ -36,6 +35,7 @@ from lsai_core.fp8.fused import FusedFp8Linear, FusedFp8MLP
 from lsai_core.fp8.scales import Scales
 from lsai_core.fp8.shapes import parameters_in
 from lsai_core.fp8.tensorwise import Fp8Linear
+from lsai_core.kernels import NOT_NVIDIA, cuda_capability, on_rocm
 from lsai_core.model.transformer import Transformer, matmul_parameters
 
 RECIPES: tuple[str, ...] = tuple(name for name in get_args(Fp8Recipe) if name != "none")

@@ -2,7 +2,9 @@
 
 They exist for NVIDIA's GPUs of compute capability 8.0 and newer, where torch brings Triton with it.
 Callers ask `available(device)` first and have a plain torch path beside each kernel, which is also
-what the tests compare them with.
+what the tests compare them with. PyTorch for AMD's GPUs (ROCm) answers to the name of `torch.cuda`
+and numbers its GPUs otherwise: a capability of 9.4 is no Hopper. Nothing of this package has been
+tried there, so what was written for NVIDIA's GPUs refuses, and PyTorch's own operations run.
 
 A kernel whose caller is no custom operator is one itself, so that it has a fake implementation: the
 shapes of its results. Callers ask `serves(tensor)`, which is also true of fake tensors that stand
@@ -19,7 +21,23 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lsai_core.base.devices import AMPERE, cuda_capability
+NOT_NVIDIA = (
+    "is for NVIDIA's GPUs, and this PyTorch is built for AMD's (ROCm), where it is untested"
+)
+AMPERE = (8, 0)
+
+
+def on_rocm() -> bool:
+    """Whether `torch.cuda` means AMD's GPUs here."""
+    return torch.version.hip is not None
+
+
+def cuda_capability(device: torch.device | str | None = None) -> tuple[int, int]:
+    """Compute capability of the GPU `device`; (0, 0) without an NVIDIA GPU that torch can use.
+    Initializes CUDA."""
+    if on_rocm() or not torch.cuda.is_available():
+        return (0, 0)
+    return torch.cuda.get_device_capability(device)
 
 
 @functools.cache

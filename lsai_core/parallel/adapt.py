@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lsai_core import fp8
 from lsai_core.config.train import Fp8Config, TrainConfig
+from lsai_core.fp8.recipes import convert as convert_to_fp8
 from lsai_core.model.saved_inputs import HostInputs, blocks_on_host
 from lsai_core.model.transformer import Transformer
 
@@ -14,7 +14,7 @@ from lsai_core.model.transformer import Transformer
 def adapt(
     model: Transformer,
     config: TrainConfig,
-    convert: Callable[[Transformer, Fp8Config], None] = fp8.convert,
+    convert: Callable[[Transformer, Fp8Config], None] = convert_to_fp8,
 ) -> None:
     """Convert, fuse and mark for compilation, in place; before the model is sharded.
 

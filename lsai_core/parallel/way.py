@@ -57,7 +57,7 @@ class Way:
 
 def way_of(parallel: ParallelConfig) -> Way:
     """The way that `parallel.kind` names."""
-    found: Way = declared(PACKAGE, parallel.kind, "WAY")
+    found: Way = declared(PACKAGE, parallel.kind, "WAY", "parallel")
     return found
 
 

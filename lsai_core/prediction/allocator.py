@@ -21,12 +21,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
+from typing import Literal
 
 ROUND = 512
 SMALL, SMALL_SEGMENT = 2**20, 2 * 2**20
 LARGE, LARGE_SEGMENT, ROUND_LARGE = 10 * 2**20, 20 * 2**20, 2 * 2**20
 RESERVATION, GAP = 32 * 2**20, 288 * 2**20
 _ADDRESSES = 2**20 * LARGE_SEGMENT  # of one range: more than any GPU has
+WORKSPACE = 32 * 2**20  # cuBLAS's on a Hopper GPU
+
+Verdict = Literal["fits", "tight", "too large"]
 
 
 class OutOfMemory(Exception):

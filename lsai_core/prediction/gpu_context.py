@@ -36,15 +36,20 @@ from torch.optim.optimizer import (
 
 from lsai_core.base.errors import UserError
 from lsai_core.kernels import FakeGpu
-from lsai_core.prediction.allocator import GAP, Allocator, Block, OutOfMemory
+from lsai_core.prediction.allocator import (
+    GAP,
+    WORKSPACE,
+    Allocator,
+    Block,
+    OutOfMemory,
+    Verdict,
+)
 from lsai_core.prediction.gpu_operators import GpuOperators
 from lsai_core.prediction.gpu_scratch import GPU_SCRATCH
-from lsai_core.prediction.memory import MARGIN, OUTSIDE_GIB, Verdict
 from lsai_core.prediction.presented import OnGpu, capability_of, presented
-from lsai_core.prediction.replay import WORKSPACE
 from lsai_core.prediction.simulated_ranks import one_rank
 from lsai_core.prediction.tracker import ALLOCATION, KERNEL_SCRATCH, PurposeTracker, by_autograd
-from lsai_core.profiling.gpus import Gpu, find_gpu
+from lsai_core.profiling.gpus import OUTSIDE_GIB, Gpu, find_gpu, usable_gib
 
 GIB = 2**30
 SMALL_WORKSPACE = 8320 * 1024  # cuBLAS's before Hopper
@@ -270,16 +275,15 @@ class SimulatedGpu:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether it fits the GPU: as `lsai_core.prediction.verdict`."""
+        """Whether it fits the GPU: as `lsai_core.prediction.memory.verdict`."""
         return self.verdict_on(self.gpu)
 
     def verdict_on(self, gpu: Gpu) -> Verdict:
         """Whether it fits another GPU, on which the same kernels are taken to run."""
-        usable = gpu.memory_gib - OUTSIDE_GIB
-        if self.peak_reserved_gib <= usable - MARGIN * gpu.memory_gib:
+        if self.peak_reserved_gib <= usable_gib(gpu):
             return "fits"
         try:
-            self._replay(int(usable * GIB))
+            self._replay(int((self.gpu.memory_gib - OUTSIDE_GIB) * GIB))
         except OutOfMemory:
             return "too large"
         return "tight"

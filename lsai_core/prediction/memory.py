@@ -18,10 +18,11 @@ from lsai_core.config.affects import affecting
 from lsai_core.config.precision import weight_dtype
 from lsai_core.config.train import TrainConfig
 from lsai_core.optimizers.build import state_bytes
-from lsai_core.prediction.replay import WORKSPACE, Replayed, replay
+from lsai_core.prediction.allocator import WORKSPACE, Verdict
+from lsai_core.prediction.fake_kernels import FUSED, expected_kernel, is_usual, repeats
+from lsai_core.prediction.replay import Replayed, replay
 from lsai_core.prediction.simulate import Simulated, simulate
-from lsai_core.prediction.stand_ins import FUSED, expected_kernel, is_usual, repeats
-from lsai_core.profiling.gpus import Gpu
+from lsai_core.profiling.gpus import OUTSIDE_GIB, Gpu, usable_gib
 from lsai_core.training.combinations import require_possible
 from lsai_core.training.own_techniques import own_techniques
 
@@ -38,11 +39,6 @@ PARTS = (
     "kernel scratch",
     "libraries",
 )
-
-OUTSIDE_GIB = 0.6  # the driver's context and the kernels' code
-MARGIN = 0.03  # of a GPU's memory: predictions of reserved memory are that true
-
-Verdict = Literal["fits", "tight", "too large"]
 
 
 @dataclass(frozen=True)
@@ -166,8 +162,8 @@ def _host_gib(config: TrainConfig) -> float:
         return host_gib(config)
     stored = weight_dtype(config.precision)
     weights_and_gradients = 2 * stored.itemsize * count_parameters(config.model).total
-    held = weights_and_gradients + state_bytes(config.model, config.optim, stored)
-    return held / config.parallel.shards / GIB + host_gib(config)
+    kept_bytes = weights_and_gradients + state_bytes(config.model, config.optim, stored)
+    return kept_bytes / config.parallel.shards / GIB + host_gib(config)
 
 
 def verdict(prediction: Prediction, gpu: Gpu) -> Verdict:
@@ -179,8 +175,3 @@ def verdict(prediction: Prediction, gpu: Gpu) -> Verdict:
     if prediction.reserved <= usable_gib(gpu) or prediction.needs <= usable_gib(gpu):
         return "fits"
     return "tight" if prediction.on_gpu_with(gpu.memory_gib - OUTSIDE_GIB).fits else "too large"
-
-
-def usable_gib(gpu: Gpu) -> float:
-    """What a run may need and surely fit."""
-    return (1 - MARGIN) * gpu.memory_gib - OUTSIDE_GIB

@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from lsai_core.prediction.allocator import GAP, Allocator, Block, OutOfMemory
+from lsai_core.prediction.allocator import GAP, WORKSPACE, Allocator, Block, OutOfMemory
 from lsai_core.prediction.simulate import Simulated
 from lsai_core.prediction.tracker import FIRST
 
-WORKSPACE = 32 * 2**20  # cuBLAS's on a Hopper GPU
 STEPS = 3
 
 

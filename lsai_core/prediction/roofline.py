@@ -35,8 +35,8 @@ from lsai_core.config.precision import compute_dtype, weight_dtype
 from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import count_parameters
 from lsai_core.optimizers.build import state_bytes
+from lsai_core.prediction.fake_kernels import FUSED
 from lsai_core.prediction.memory import predict
-from lsai_core.prediction.stand_ins import FUSED
 from lsai_core.profiling.flops import flops_per_token, theoretical_peak
 from lsai_core.profiling.gpus import Gpu, find_gpu
 

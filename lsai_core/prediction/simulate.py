@@ -39,8 +39,7 @@ from lsai_core.parallel.adapt import adapt
 from lsai_core.parallel.build import share
 from lsai_core.parallel.sequence import join, setting
 from lsai_core.prediction.compiled import POLICIES, Policy, compiled
-from lsai_core.prediction.purposes import name_gradients_and_buffers, named
-from lsai_core.prediction.stand_ins import (
+from lsai_core.prediction.fake_kernels import (
     FusedRMSNorm,
     PretendedGpus,
     PretendedRanks,
@@ -51,11 +50,13 @@ from lsai_core.prediction.stand_ins import (
     update_on_gpu,
     update_on_host,
 )
+from lsai_core.prediction.purposes import name_gradients_and_buffers, named
 from lsai_core.prediction.timeline import timeline
 from lsai_core.prediction.tracker import PurposeTracker
 from lsai_core.training import step
 
 CPU = torch.device("cpu")
+MOST_SHARDS = 4096  # FSDP2 cuts each parameter into all of them, of which one is kept
 Plan = Callable[..., Any]  # a compiled block: its tensors and its arguments
 
 
@@ -150,6 +151,11 @@ def _world(config: TrainConfig) -> Iterator[None]:
         return
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    if (shards := config.parallel.shards) > MOST_SHARDS:
+        raise UserError(
+            f"a model in {shards:,} shards cannot be predicted, at most in {MOST_SHARDS:,}; "
+            f"with parallel.replicate groups of processes hold a copy each"
+        )
     if dist.is_initialized():
         raise UserError("a prediction for several processes cannot run inside of a distributed run")
     dist.init_process_group(

@@ -17,6 +17,9 @@ from pathlib import Path
 
 from lsai_core.base.errors import UserError
 
+OUTSIDE_GIB = 0.6  # of a GPU's memory: the driver's context and the kernels' code
+MARGIN = 0.03  # a share of a GPU's memory: predictions of reserved memory are that true
+
 
 @dataclass(frozen=True)
 class Tflops:
@@ -120,8 +123,10 @@ def find_gpu(name: str) -> Gpu:
     if wanted and len(sizes) > 1:
         raise UserError(f"GPU {name!r} is {' or '.join(sizes)}; say which")
     close = [plain[known] for known in difflib.get_close_matches(wanted, plain)]
-    said = f"did you mean {' or '.join(close)}" if close else f"known: {', '.join(plain.values())}"
-    raise UserError(f"unknown GPU {name!r}; {said}, or its memory: 24GB")
+    hinted = (
+        f"did you mean {' or '.join(close)}" if close else f"known: {', '.join(plain.values())}"
+    )
+    raise UserError(f"unknown GPU {name!r}; {hinted}, or its memory: 24GB")
 
 
 def _size(name: str) -> float:
@@ -164,3 +169,8 @@ def _slice(whole: str, processors: int, gb: int, name: str) -> Gpu:
         memory_gb_per_s=gpu.memory_gb_per_s * share,
         tflops=Tflops(**peaks),
     )
+
+
+def usable_gib(gpu: Gpu) -> float:
+    """What a run may need and surely fit."""
+    return (1 - MARGIN) * gpu.memory_gib - OUTSIDE_GIB

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, Protocol, cast
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import atomic_writer, write_json
-from lsai_core.model.transformer import Transformer
 from lsai_core.optimizers.kept import kept, require_restored, require_same
 
 
@@ -144,11 +144,11 @@ class Checkpoints(Protocol):
     """What the training loop asks of a run's checkpoints (`WholeCheckpoints`,
     `parallel.checkpoint.ShardedCheckpoints`)."""
 
-    def restore(self, model: Transformer, optimizer: Optimizer) -> tuple[int, float]:
+    def restore(self, model: nn.Module, optimizer: Optimizer) -> tuple[int, float]:
         """Load the newest; (steps done, seconds trained), (0, 0.0) where there is none. UserError
         if it cannot be used."""
 
-    def save(self, step: int, model: Transformer, optimizer: Optimizer, train_s: float) -> None:
+    def save(self, step: int, model: nn.Module, optimizer: Optimizer, train_s: float) -> None:
         """Save after `step` completed steps, possibly behind the caller's back."""
 
     def check(self) -> None:
@@ -167,7 +167,7 @@ class WholeCheckpoints(Checkpoints):
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder, self.keep = folder, keep
 
-    def restore(self, model: Transformer, optimizer: Optimizer) -> tuple[int, float]:
+    def restore(self, model: nn.Module, optimizer: Optimizer) -> tuple[int, float]:
         saved = checkpoints(self.folder)
         if not saved:
             return 0, 0.0
@@ -186,7 +186,7 @@ class WholeCheckpoints(Checkpoints):
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"{saved[-1]} does not fit this run's model: {reason}") from None
 
-    def save(self, step: int, model: Transformer, optimizer: Optimizer, train_s: float) -> None:
+    def save(self, step: int, model: nn.Module, optimizer: Optimizer, train_s: float) -> None:
         state = {
             "model": model.state_dict(),
             "optimizer": optimizer.state_dict(),

@@ -29,6 +29,7 @@ from lsai_core.base.errors import Preempted, UserError
 from lsai_core.config.precision import set_matmul_mode
 from lsai_core.config.train import LOSSES, TrainConfig
 from lsai_core.model.transformer import Transformer
+from lsai_core.optimizers.base import held_here
 from lsai_core.optimizers.build import way_of
 from lsai_core.parallel.world import World
 from lsai_core.profiling.steptime import StepTimer
@@ -221,8 +222,9 @@ class _Loop:
         profile = config.profile.model_copy(
             update={} if world.is_main else {"trace": False, "snapshot": False}
         )
+        held = held_here(self.optimizer)  # what is counted as memory of this process
         self.instruments = Instruments(
-            profile, self.device, folder, (self.model, self.optimizer), result.resumed_at
+            profile, self.device, folder, (self.model, held), result.resumed_at
         )
         # steps of this process whose durations are on disk
         self.timer, self.flushed = StepTimer(self.device), 0

@@ -32,13 +32,13 @@ class RowsInOrder(dcp.DefaultLoadPlanner):
     """Plans what a process reads: `saved` processes shared each matrix of a model of shape `config`
     when it was saved, `tp` do now."""
 
-    def __init__(self, config: ModelConfig, saved: int, tp: int, **options: Any) -> None:
+    def __init__(self, config: ModelConfig | None, saved: int, tp: int, **options: Any) -> None:
         super().__init__(**options)
         self._config, self._saved, self._tp = config, saved, tp
 
     def create_local_plan(self) -> LoadPlan:
         plan = super().create_local_plan()
-        if self._saved == self._tp:
+        if self._saved == self._tp or self._config is None:
             return plan
         items: list[ReadItem] = []
         done: set[Any] = set()
@@ -54,6 +54,7 @@ class RowsInOrder(dcp.DefaultLoadPlanner):
     def _rows_of(self, item: ReadItem) -> Tensor | None:
         """The row in the checkpoint of each row of what `item` is a part of; None where they are
         the same."""
+        assert self._config is not None
         found = _PARAMETER.search(item.dest_index.fqn)
         if found is None or len(item.lengths) != 2:
             return None

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch import nn
 from torch.distributed.checkpoint import state_dict as dicts
 from torch.optim import Optimizer
 
@@ -100,7 +101,7 @@ class ShardedCheckpoints:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._running: Future[None] | None = None
 
-    def restore(self, model: Transformer, optimizer: Optimizer) -> tuple[int, float]:
+    def restore(self, model: nn.Module, optimizer: Optimizer) -> tuple[int, float]:
         """Load the newest complete checkpoint; (steps done, seconds trained), (0, 0.0) where there
         is none.
 
@@ -123,7 +124,7 @@ class ShardedCheckpoints:
             with warnings.catch_warnings():  # DCP finds it remarkable that a process is alone
                 warnings.filterwarnings("ignore", "torch.distributed is disabled")
                 where: dict[str, Any] = {"process_group": self._group, "no_dist": self._alone}
-                planner = _Values(model.config, facts.get("tp", 1), model.tp)
+                planner = _Values(getattr(model, "config", None), facts.get("tp", 1), _tp(model))
                 dcp.load(state, checkpoint_id=saved[-1], planner=planner, **where)
             held = held_here(optimizer)
             groups = state["optimizer"]["param_groups"]
@@ -144,7 +145,7 @@ class ShardedCheckpoints:
             ) from error
         return progress(facts, saved[-1])
 
-    def save(self, step: int, model: Transformer, optimizer: Optimizer, train_s: float) -> None:
+    def save(self, step: int, model: nn.Module, optimizer: Optimizer, train_s: float) -> None:
         """Begin to write the checkpoint of `step` completed steps; waits for the one before to be
         on disk."""
         self.finish()
@@ -158,14 +159,14 @@ class ShardedCheckpoints:
         facts = {
             "step": step,
             "ranks": self.world.size,
-            "tp": model.tp,  # the order of rows in its matrices
+            "tp": _tp(model),  # the order of rows in its matrices
             "sequences_per_step": self.sequences,
             "train_s": train_s,
             "kept": self._kept(optimizer),
         }
         self._running = self._writer.submit(self._complete, written, path, facts)
 
-    def _state(self, model: Transformer, optimizer: Optimizer) -> dict[str, Any]:
+    def _state(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
         """Weights and states of this process, by the names of the whole model's parameters.
 
         Groups name the parameters of all processes, as each writes them and asks for them.
@@ -246,6 +247,11 @@ class ShardedCheckpoints:
                 "choose batch_size so that batch_size x grad_accum x processes stays the same"
             )
         return facts
+
+
+def _tp(model: nn.Module) -> int:
+    """How many processes share each of its matrices."""
+    return model.tp if isinstance(model, Transformer) else 1
 
 
 def _complete_facts(path: Path) -> dict[str, Any]:

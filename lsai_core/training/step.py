@@ -17,13 +17,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from lsai_core import fp8
 from lsai_core.attention.choice import resolve
 from lsai_core.base import compiler
 from lsai_core.base.errors import Unavailable
 from lsai_core.base.plugins import declared
 from lsai_core.config.precision import autocast, compute_dtype, weight_dtype
 from lsai_core.config.train import LOSSES, OptimConfig, TrainConfig
+from lsai_core.fp8 import recipes
 from lsai_core.model.loss import Reduction
 from lsai_core.model.saved_inputs import require_host_memory
 from lsai_core.model.transformer import Transformer, build_model
@@ -65,7 +65,7 @@ def attention_kernel(config: TrainConfig, device: torch.device) -> str:
 def prepare_model(config: TrainConfig, device: torch.device) -> Transformer:
     """The model of a run, initialized from its seed, on its device, in its weight dtype, compiled
     and sharded if asked. Raises MemoryError where the host cannot hold what is to be kept there."""
-    fp8.require(config, device)
+    recipes.require(config, device)
     require_host_memory(config)
     compiler.require(config.compile, device)
     torch.manual_seed(config.seed)
@@ -153,7 +153,7 @@ def compute_context(
     stack = contextlib.ExitStack()
     if not config.parallel.sharded:
         stack.enter_context(autocast(config.precision, device))
-    stack.enter_context(fp8.context(config.fp8))
+    stack.enter_context(recipes.context(config.fp8))
     return stack
 
 
@@ -180,13 +180,13 @@ def train_step(
     x_NS, y_NS = own_part(model, x_NS, y_NS)
     if device.type == "cuda":
         x_NS, y_NS = (t.pin_memory().to(device, non_blocking=True) for t in (x_NS, y_NS))
-    fp8.begin_step(model)
+    recipes.begin_step(model)
     if model.pipeline is not None:
         with phase("forward"), compute_context(config, device):  # and backward, by turns
             total = model.pipeline(x_NS, y_NS)
     else:
         total = _forward_and_backward(model, x_NS, y_NS, config, device, phase, loss_of)
-    fp8.end_step(model)
+    recipes.end_step(model)
     with phase("optimizer"):
         norm = update(optimizer, config.optim.grad_clip)
         optimizer.zero_grad(set_to_none=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from lsai_lab.analysis.ideal import ideal_of
+from lsai_lab.analysis.ideal_step import ideal_of
 from lsai_lab.analysis.summary import SESSION_SPREAD
 
 CLASSES = {

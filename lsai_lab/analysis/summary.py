@@ -187,9 +187,9 @@ def work_of(runs: pd.DataFrame) -> pd.DataFrame:
             "checkpointing": first["grad_checkpoint"],
         }
     )
-    said = {"precision", "grad_checkpoint", "attention.backend", "attention.window"}
+    named = {"precision", "grad_checkpoint", "attention.backend", "attention.window"}
     others = [
-        key for key in names_that_affect(TrainConfig, "speed") if key in first and key not in said
+        key for key in names_that_affect(TrainConfig, "speed") if key in first and key not in named
     ]
     return work.join(
         first[[key for key in others if first[key].astype(str).nunique() > 1]].astype(str)

@@ -15,12 +15,11 @@ from typing import Any, Literal
 import numpy as np
 import psutil
 import torch
-from pydantic import Field
 
-from lsai_core.base.devices import cuda_capability
 from lsai_core.config.precision import set_matmul_mode
 from lsai_core.config.strict import Strict
-from lsai_core.config.train import Precision
+from lsai_core.config.train import Precision, Seconds
+from lsai_core.kernels import cuda_capability
 from lsai_core.profiling.flops import Flops, Peak, mfu, peak_for
 from lsai_core.profiling.steptime import StepTimer
 from lsai_core.training.step import resolve_device
@@ -43,7 +42,7 @@ class CeilingsConfig(Strict):
     """How long to measure, in seconds, and on what."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    budget_s: float = Field(8.0, gt=0)
+    budget_s: Seconds = 8.0
 
 
 def run(config: CeilingsConfig, context: Context) -> dict[str, Any]:

@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from lsai_core import fp8
 from lsai_core.base import compiler
 from lsai_core.base.limits import cpu_cores
 from lsai_core.config.train import TrainConfig
+from lsai_core.fp8 import recipes
 from lsai_core.model.transformer import count_parameters
 from lsai_core.profiling import flops
 from lsai_core.training import checkpoint
 from lsai_core.training.batches import BatchStream
 from lsai_core.training.loop import Trained, train
-from lsai_core.training.step import resolve_device
+from lsai_core.training.step import attention_kernel, resolve_device
 from lsai_lab.benches.machine import peak_of_this_machine, rated, speed_summary
 from lsai_lab.data import Dataset, prepare
 from lsai_lab.data.checkpoints import require_same_tokenizer, write_tokenizer
@@ -33,8 +33,9 @@ def require(config: TrainConfig) -> None:
             require_devices(config.device, config.parallel.world_size)
         return
     device = resolve_device(config.device)
-    fp8.require(config, device)
+    recipes.require(config, device)
     compiler.require(config.compile, device)
+    attention_kernel(config, device)
 
 
 def run(config: TrainConfig, context: Context) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
         "attention_kernel": trained.attention_kernel,
         **trained.optimizer,
         "weights": Path(config.init_from).name if config.init_from else "random",
-        **fp8.facts(config),
+        **recipes.facts(config),
         "dataset": dataset.folder.name,
         "text_tokens": len(dataset.tokens("train")),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",

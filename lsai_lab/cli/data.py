@@ -43,8 +43,8 @@ def list_(
                 {"sources": KINDS, "datasets": found, **offered}, indent=1, ensure_ascii=False
             )
         )
-    held = ", ".join(found and [f"{len(found)} in {place / 'datasets'}"]) or "none"
-    print(f"prepared datasets: {held}")
+    prepared = ", ".join(found and [f"{len(found)} in {place / 'datasets'}"]) or "none"
+    print(f"prepared datasets: {prepared}")
     if found:
         print(table([_row(name, meta) for name, meta in found.items()], full=True))
     print("\nsources, for `lsai data prepare SOURCE` and `--dataset SOURCE`")

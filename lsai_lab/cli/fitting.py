@@ -50,7 +50,7 @@ def longest(
 
 
 def _show_techniques(task: TrainConfig, gpu: Gpu) -> None:
-    from lsai_core.prediction import verdict
+    from lsai_core.prediction.memory import verdict
     from lsai_lab.predictions import techniques as known_techniques
     from lsai_lab.predictions.will_fit import timed
 

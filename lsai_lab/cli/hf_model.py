@@ -23,7 +23,7 @@ _SEQ_LEN, _FORMATS = 4096, {"memory GiB": ".1f", "share": ".0%"}
 
 
 def predict_hf_model(
-    path: Path, gpus: list[Gpu], overrides: Mapping[str, Any], as_json: bool, refused: AnotherModel
+    path: Path, gpus: list[Gpu], overrides: dict[str, Any], as_json: bool, refused: AnotherModel
 ) -> bool:
     """Print what a step of the model of the config.json at `path` takes. False if it fits none of
     `gpus`. `refused`: why it is none of this package's models.
@@ -35,8 +35,13 @@ def predict_hf_model(
     except Unavailable as error:
         raise UserError(f"{refused}; {error}") from None
     step, remarks = _step_of(model, overrides)
-    question = [path.resolve().as_posix(), str(model.config), asdict(step)]
-    question += [model.remarks, [asdict(gpu) for gpu in gpus]]
+    question = [
+        path.resolve().as_posix(),
+        str(model.config),
+        asdict(step),
+        model.remarks,
+        [asdict(gpu) for gpu in gpus],
+    ]
     found = cached_on_disk(
         "lsai_lab.predictions.hf_models",
         json.dumps(question),
@@ -50,7 +55,7 @@ def predict_hf_model(
     return any(row["verdict"] != "too large" for row in found["gpus"])
 
 
-def _step_of(model: HfModel, overrides: Mapping[str, Any]) -> tuple[HfStep, list[str]]:
+def _step_of(model: HfModel, overrides: dict[str, Any]) -> tuple[HfStep, list[str]]:
     """The step that `overrides` ask for, and remarks; UserError for keys and values that it has
     not."""
     said = flatten(overrides)

@@ -18,7 +18,6 @@ from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu
 from lsai_core.training.own_techniques import own_techniques
 from lsai_lab.cli import asked as ask
 from lsai_lab.cli import options as opt
-from lsai_lab.cli.asked import Asked, Source, describe, sizes_that_exist
 from lsai_lab.cli.hf_model import predict_hf_model
 from lsai_lab.cli.script import largest_batch_of, predict_script
 from lsai_lab.cli.tables import say, table

@@ -9,6 +9,7 @@ import os
 import re
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -66,12 +67,12 @@ def report(
     from lsai_lab.runs.session import Session
     from lsai_lab.runs.writer import require_runs
 
-    if not dry_run:
-        require_runs()
     kinds = _formats(formats, engine)
     what = {"--only": only, "--skip": skip, "--full": full, "--budget": budget}
     _require_sense(no_run, what | {"--dry-run": dry_run}, watch, set_)
     session = Session(profile)
+    if not dry_run:
+        require_runs(session.runs_root)
     full = full or bool(only)  # what is named is run
     seconds = _seconds(budget) if budget else None
     place = out or session.root / "reports" / "_output"
@@ -132,15 +133,28 @@ def _require_sense(
 
 
 def _show_plans(session: Session, plans: Plans) -> None:
-    """How many runs each study has, how many are to do, and how long they should take."""
+    """How many runs each study has, how many are to do, how long they should take, and which
+    cannot be done here."""
+    from lsai_lab.cli.tables import say
     from lsai_lab.runs.campaign import about, expected_seconds
+    from lsai_lab.runs.kinds import get_kind
 
-    expected = expected_seconds(session, plans)
+    expected, total = expected_seconds(session, plans), 0.0
     for name, plan in plans:
-        todo = [expected[run.name] for run in plan if run.name in expected]
+        todo, reasons = [], Counter[str]()
+        for run in plan:
+            if run.name not in expected:
+                continue
+            if (reason := get_kind(run.kind).unavailable(run.config)) is not None:
+                reasons[reason] += 1
+            else:
+                todo.append(expected[run.name])
+        total += sum(todo)
         time_left = f", {about(sum(todo))}" if todo else ""
         print(f"{name}: {len(plan)} runs, {len(todo)} to do{time_left}")
-    print(f"in all {about(sum(expected.values()))}")
+        for reason, number in reasons.items():
+            say(f"  {number} unavailable: {reason}", "    ")
+    print(f"in all {about(total)}")
 
 
 def _make(

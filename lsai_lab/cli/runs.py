@@ -105,7 +105,7 @@ def study(
         {"--dry-run": dry_run, "--again": again}, "one runs nothing, the other finished runs, too"
     )
     if not dry_run:
-        require_runs()
+        require_runs(session.runs_root)
     wanted = {"only": names(only), "skip": names(skip), "overrides": overrides}
     plan = _planned(session, name, names(parts), **wanted)
     if not dry_run:
@@ -165,7 +165,7 @@ def _run_one(
 ) -> None:
     """Run (or show) the first part of this kind that measures `variant`."""
     if not dry_run:
-        require_runs()
+        require_runs(session.runs_root)
     study = session.study(name)
     parts = [part for part, spec in study.parts.items() if spec.kind == kind]
     if not parts:
@@ -300,7 +300,9 @@ def compare(
 
 def _advise(session: Session, runs: list[Run]) -> None:
     """What to take, for each study and machine that has a baseline's run."""
-    frame = runs_frame([run for run in runs if run.summary.outcome == "ok"])
+    if not (good := [run for run in runs if run.summary.outcome == "ok"]):
+        return
+    frame = runs_frame(good)
     for (study_name, machine), rows in frame.groupby(["study", "machine"], sort=False):
         study = session.study(study_name)
         if study.baseline is None or not {SPEED, MEMORY} <= {*rows}:

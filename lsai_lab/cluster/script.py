@@ -178,12 +178,12 @@ def _sharing(job: Job, cluster: Cluster, needs: list[Need]) -> Job:
 def _with_costs(job: Job, cluster: Cluster, needs: list[Need]) -> Job:
     """`job` with what it may cost at most, the GPUs that it leaves idle, and what cannot run."""
     told = [_cost(job)]
-    held = job.nodes * (cluster.gpus_per_node if cluster.whole_nodes else job.gpus)
-    if held and job.shared:
-        told[0] += f" {job.shared} of {held} GPUs work on what is no timing, 1 on each timing."
-    elif held:
-        largest = max(need.gpus for need in needs if need.over_nodes or need.gpus <= held)
-        told[0] += f" The largest run works on {largest} of {held} GPUs."
+    gpus = job.nodes * (cluster.gpus_per_node if cluster.whole_nodes else job.gpus)
+    if gpus and job.shared:
+        told[0] += f" {job.shared} of {gpus} GPUs work on what is no timing, 1 on each timing."
+    elif gpus:
+        largest = max(need.gpus for need in needs if need.over_nodes or need.gpus <= gpus)
+        told[0] += f" The largest run works on {largest} of {gpus} GPUs."
     if cluster.gpus_per_node and (never := impossible(needs, 1 if job.shared else job.gpus)):
         told.append(f"Recorded as unavailable: {_wanted(never)} of one node.")
     return dataclasses.replace(job, told=told)

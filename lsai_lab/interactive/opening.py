@@ -54,8 +54,8 @@ def open_run(
     given = {"folder": folder, "study": study, "variant": variant, "part": part, "profile": profile}
     parameters = validated(_Parameters, {**given, "overrides": as_mapping(overrides)}, "parameters")
     _refuse_unknown_parameters()
-    require_runs()
     session = Session(parameters.profile or None)
+    require_runs(session.runs_root)
     if folder:
         return Run(repo_root() / folder)
     described = session.study(study)

@@ -24,9 +24,9 @@ from packaging.version import Version
 
 import lsai_core.attention
 from lsai_core.base import compiler
-from lsai_core.base.devices import AMPERE, cuda_capability, on_rocm
 from lsai_core.base.errors import UserError
 from lsai_core.base.limits import cpu_cores, memory_gib
+from lsai_core.kernels import AMPERE, cuda_capability, on_rocm
 from lsai_lab.machine.environment import cpu_model, gpu_facts, package_version
 from lsai_lab.machine.platforms import refusal, standing
 from lsai_lab.project.files import repo_root
@@ -222,7 +222,7 @@ def check_gpu() -> Iterator[Check]:
 
 def check_fp8() -> Iterator[Check]:
     """The hardware, then every recipe, asked of the GPU where there is one."""
-    from lsai_core.fp8 import available_recipes
+    from lsai_core.fp8.recipes import available_recipes
 
     device, capability = _device(), cuda_capability()
     capable = capability >= (8, 9)

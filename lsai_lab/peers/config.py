@@ -8,7 +8,16 @@ from pydantic import Field, model_validator
 from lsai_core.base.files import deep_merge
 from lsai_core.config.affects import affects
 from lsai_core.config.strict import Strict
-from lsai_core.config.train import DataConfig, ModelConfig, OptimConfig, ParallelConfig
+from lsai_core.config.train import (
+    MOST_STEPS,
+    MOST_TOKENS,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    ParallelConfig,
+    Steps,
+    Tokens,
+)
 from lsai_lab.machine.environment import package_version
 
 # What a peer's process executes.
@@ -36,11 +45,14 @@ class PeerConfig(Strict):
     grad_checkpoint: Literal["none", "selective", "full"] = "none"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     data: DataConfig = DataConfig()
-    seq_len: int = Field(512, gt=1)
-    batch_size: int = Field(8, gt=0)
-    steps: int = Field(60, gt=0)
+    seq_len: int = Field(512, gt=1, le=MOST_TOKENS)
+    batch_size: Tokens = 8
+    steps: Steps = 60
     skip_steps: int = Field(
-        5, ge=1, description="first steps that speed figures leave out (warm-up, compilation)"
+        5,
+        ge=1,
+        le=MOST_STEPS,
+        description="first steps that speed figures leave out (warm-up, compilation)",
     )
     seed: int = Field(0, ge=0, lt=2**32)
     optim: OptimConfig = OptimConfig()

@@ -126,11 +126,13 @@ def train(job: Job) -> None:
     class Steps(TrainerCallback):
         def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
             model, optimizer = kwargs["model"], kwargs["optimizer"]
-            held = {
+            optimized = {
                 id(parameter) for group in optimizer.param_groups for parameter in group["params"]
             }
             if lost := sum(
-                parameter.numel() for parameter in model.parameters() if id(parameter) not in held
+                parameter.numel()
+                for parameter in model.parameters()
+                if id(parameter) not in optimized
             ):
                 raise RuntimeError(
                     f"the Trainer's optimizer does not hold {lost:,} of the model's parameters"

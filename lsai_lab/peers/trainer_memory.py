@@ -35,9 +35,9 @@ from lsai_core.model import transformer as decoder
 from lsai_core.model.recompute import keep_expensive
 from lsai_core.model.rope import rotate
 from lsai_core.optimizers.base import FactorOptimizer
+from lsai_core.prediction.fake_kernels import FusedRMSNorm
 from lsai_core.prediction.memory import Prediction, prediction_of
 from lsai_core.prediction.simulate import Simulated, Trainer, simulate
-from lsai_core.prediction.stand_ins import FusedRMSNorm
 from lsai_core.prediction.tracker import PurposeTracker
 from lsai_lab.peers.settings import Peer
 

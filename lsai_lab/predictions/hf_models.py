@@ -56,7 +56,7 @@ class HfStep:
 class HfModel:
     """A model class of transformers, its configuration, what it takes, and remarks."""
 
-    build: Callable[[Any], Any]
+    build: Callable[..., Any]
     config: Any
     takes: str
     remarks: tuple[str, ...]
@@ -123,18 +123,19 @@ def _values_of(path: Path) -> Iterator[None]:
 
 def _class_of(
     transformers: Any, config: Any, data: Mapping[str, Any], path: Path
-) -> tuple[Callable[[Any], Any], str]:
+) -> tuple[Callable[..., Any], str]:
     """What builds the model, and what it takes: the kind that the file's `architectures` name, else
     the first in which transformers has one."""
     auto = transformers.models.auto.modeling_auto
-    names = {
+    names: dict[str, Any] = {
         kind: getattr(auto, f"MODEL_FOR_{kind}_MAPPING_NAMES", {}).get(config.model_type)
         for kind in _KINDS
     }
     wanted = data.get("architectures") or []
     order = sorted(_KINDS, key=lambda kind: names[kind] not in wanted)
     for kind in order:
-        name = names[kind][0] if isinstance(names[kind], tuple | list) else names[kind]
+        known = names[kind]
+        name = known[0] if isinstance(known, tuple | list) else known
         if name is not None:
             return getattr(transformers, name)._from_config, _KINDS[kind]
     raise UserError(

@@ -20,8 +20,9 @@ from lsai_core.base.errors import Unavailable, UserError
 from lsai_core.base.files import deep_merge
 from lsai_core.config.strict import validated
 from lsai_core.config.train import TrainConfig
-from lsai_core.prediction import estimate, find_gpu, predict
-from lsai_core.prediction.roofline import measured
+from lsai_core.prediction.memory import predict
+from lsai_core.prediction.roofline import estimate, measured
+from lsai_core.profiling.gpus import find_gpu
 from lsai_lab.project.files import load_yaml, one_line, repo_root
 from lsai_lab.runs.plain import plain
 from lsai_lab.runs.records import Run, recorded_runs

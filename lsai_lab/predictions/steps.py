@@ -16,7 +16,9 @@ from typing import Any
 
 from lsai_core.base.files import write_text
 from lsai_core.config.train import TrainConfig
-from lsai_core.prediction import GPUS, estimate, predict
+from lsai_core.prediction.memory import predict
+from lsai_core.prediction.roofline import estimate
+from lsai_core.profiling.gpus import GPUS
 from lsai_core.training.combinations import refusal
 from lsai_lab.predictions.recorded import table_path
 

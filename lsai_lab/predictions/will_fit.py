@@ -8,11 +8,11 @@ from typing import Any
 
 from lsai_core.base.errors import UserError
 from lsai_core.config.train import MOST_TOKENS, TrainConfig
-from lsai_core.prediction import Prediction, estimate, predict, verdict
 from lsai_core.prediction.kernel import PACKAGES, kernel_on, packages_here, packages_named
 from lsai_core.prediction.largest import largest_within
-from lsai_core.prediction.memory import OUTSIDE_GIB, usable_gib
-from lsai_core.profiling.gpus import Gpu
+from lsai_core.prediction.memory import Prediction, predict, verdict
+from lsai_core.prediction.roofline import estimate
+from lsai_core.profiling.gpus import OUTSIDE_GIB, Gpu, usable_gib
 from lsai_lab.peers.settings import Peer
 from lsai_lab.peers.trainer_memory import TrainerMemory, predict_as, trainer_memory_of
 
@@ -148,7 +148,7 @@ def _answer(
         gpu.memory_gib - OUTSIDE_GIB - found.needs,
         "full" if config.grad_checkpoint == "none" else "none",
     )
-    said = {
+    answer = {
         "fits": f"Fits {gpu.name} with {spare:.1f} GiB to spare",
         "tight": f"May fit {gpu.name}: {spare:.1f} GiB to spare, less than predictions are sure of"
         if spare > 0
@@ -161,7 +161,7 @@ def _answer(
     then = {"fits": "fits", "tight": "may fit", "too large": "does not"}[
         verdict(needed(without), gpu)
     ]
-    return f"{said}; {'with full' if other == 'full' else 'without'} checkpointing it {then}."
+    return f"{answer}; {'with full' if other == 'full' else 'without'} checkpointing it {then}."
 
 
 def longest(

@@ -36,7 +36,7 @@ from lsai_lab.runs.records import (
     read_run,
     recorded_runs,
 )
-from lsai_lab.runs.schema import DERIVED, IDENTITY
+from lsai_lab.runs.schema import ABOUT, DERIVED, IDENTITY
 from lsai_lab.runs.session import Session, current_runs, differing_settings, planned_profile
 from lsai_lab.runs.study import Study, labels, load_study, study_names
 
@@ -69,7 +69,7 @@ def load(*studies: str | Sequence[str], mine: bool = False) -> pd.DataFrame:
     the machine, so that runs of two sizes never count as repeats. With $LSAI_PROFILE own runs of
     that profile only. How many own runs are left out is printed.
 
-    Columns: `IDENTITY`; every result by its name, with the unit in it (`tokens_per_s`,
+    Columns: `IDENTITY` and `ABOUT`; every result by its name, with the unit in it (`tokens_per_s`,
     `mem_peak_allocated_gib`); every config key with its dots (`optim.lr`, `model.n_layers`;
     `config.steps` where a result has the same name); the environment as `env.gpu`, `env.torch`.
     `main`: whether the run is one of those that tell the story: of each part of a study the
@@ -95,7 +95,7 @@ def load(*studies: str | Sequence[str], mine: bool = False) -> pd.DataFrame:
     rows = [_row(run, True) for run in own] + sorted(
         (_row(run, False) for run in committed), key=_place
     )
-    frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=list(IDENTITY))
+    frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=[*IDENTITY, *ABOUT])
     differs = (
         {str(folder): plain(settings) for folder, settings in differing_settings(own).items()}
         if mine
@@ -257,7 +257,11 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
         run.plan.get("note"),
     )
     gpu = run.env.get("gpu") or "CPU"
-    row = {"gpu": _GPU.get(gpu, gpu)} | summary.results | dict(zip(IDENTITY, identity, strict=True))
+    row = (
+        {"gpu": _GPU.get(gpu, gpu)}
+        | summary.results
+        | dict(zip((*IDENTITY, *ABOUT), identity, strict=True))
+    )
     for key, value in flatten(run.config).items():
         row[f"config.{key}" if key in row or key in DERIVED else key] = value
     row |= {f"env.{key}": value for key, value in run.env.items() if key != "packages"}

@@ -85,16 +85,16 @@ def render(reports: Path, out: Path, formats: Sequence[str], engine: Engine) -> 
             try:
                 if quarto:
                     to = name.replace("pdf", "typst")
-                    said = _call(quarto, "render", reports, "--to", to, "--output-dir", folder)
+                    output = _call(quarto, "render", reports, "--to", to, "--output-dir", folder)
                 else:
-                    said = _pandoc(reports, Path(folder), name)
+                    output = _pandoc(reports, Path(folder), name)
                 shutil.copytree(
                     folder, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.typ")
                 )
             except RuntimeError as error:
                 print(f"report: the {name.upper()} could not be made: {error}", flush=True)
                 continue
-        for warning in re.findall(r"(?im)^.*\bwarn(?:ing)?\b.*(?:\n[ \t]+.*)*", said):
+        for warning in re.findall(r"(?im)^.*\bwarn(?:ing)?\b.*(?:\n[ \t]+.*)*", output):
             print("report:", " ".join(warning.split()), flush=True)
         write_text(stamp, key)
         made.append(result)
@@ -143,7 +143,7 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
     # Beside the text, in which no line is metadata; in a file of its own, whose texts may be
     # Markdown.
     write_text(folder / _FACTS, yaml.safe_dump(facts))
-    said = _call(
+    output = _call(
         pandoc,
         "--defaults=pandoc.yml",
         f"--toc-depth={form['toc-depth']}",
@@ -157,12 +157,12 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
     )
     (folder / _FACTS).unlink()
     if name == "pdf":
-        return said + _call(sys.executable, "-c", _TYPST, "book.typ", PDF, ".", cwd=folder)
+        return output + _call(sys.executable, "-c", _TYPST, "book.typ", PDF, ".", cwd=folder)
     shutil.rmtree(folder / target / "files", ignore_errors=True)  # pandoc's copy of what is there
     shutil.copytree(folder / target, folder, dirs_exist_ok=True)
     shutil.rmtree(folder / target)
     finish_pages(folder, settings["chapters"], _title(facts))
-    return said
+    return output
 
 
 def _title(facts: dict[str, object]) -> str:
@@ -194,13 +194,13 @@ def _call(*command: object, input: str | None = None, cwd: Path | None = None) -
             if isinstance(error, subprocess.TimeoutExpired):
                 raise RuntimeError(f"{program} did not end within {LIMIT_S:.0f} s") from None
             raise
-    said = re.sub(r"\x1b\[[0-9;]*m", "", err + out)
+    output = re.sub(r"\x1b\[[0-9;]*m", "", err + out)
     if process.returncode:
         raise RuntimeError(
             f"{program} ended with {process.returncode}: "
-            f"{said.strip()[-2000:] or 'no memory left?'}"
+            f"{output.strip()[-2000:] or 'no memory left?'}"
         )
-    return said
+    return output
 
 
 def update_book(session: Session, out: Path, formats: list[str], engine: Engine) -> bool:

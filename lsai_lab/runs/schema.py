@@ -50,11 +50,10 @@ IDENTITY = (
     "started",
     "wall_s",
     "run",
-    "profile",
-    "name",
-    "tags",
-    "note",
 )
+# What a run was planned with, and what a person calls it: columns, too, before a result of the
+# same name.
+ABOUT = ("profile", "name", "tags", "note")
 DERIVED = ("gpu", "main", "differs", "path")
 
 _NUMBER = re.compile(

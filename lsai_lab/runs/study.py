@@ -15,6 +15,7 @@ from lsai_core.base import shown as tables
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import deep_merge, flatten, nested
 from lsai_core.config.strict import Strict, validated
+from lsai_core.config.train import Seconds
 from lsai_core.training.combinations import checked
 from lsai_lab.project.files import Name, load_yaml, named
 from lsai_lab.runs.inputs import code_facts, key_config, resolved_paths, run_inputs
@@ -29,9 +30,9 @@ class Part(Strict):
     variants: list[str] = Field(
         [], description="of which it is measured, also patterns like grid_*; empty: all"
     )
-    repeats: int = Field(1, gt=0, description="runs with seeds seed, seed+1, ...")
-    timeout_s: float = Field(
-        3600.0, gt=0, description="a run that takes longer is ended and recorded as timeout"
+    repeats: int = Field(1, gt=0, le=10_000, description="runs with seeds seed, seed+1, ...")
+    timeout_s: Seconds = Field(
+        3600.0, description="a run that takes longer is ended and recorded as timeout"
     )
     settings: dict[str, Any] = {}
 
@@ -338,7 +339,9 @@ def resolve(
     if {"preset", "scaling_factor"} & {*(for_config.get("model") or {})}:
         config = {**config, "model": {}}  # a whole shape: none of the study's keys stay
     config = deep_merge(config, for_config)
-    merged = cls.from_study(config, deep_merge(spec.settings, for_part))
+    # Searches and peers take other keys than a training run has.
+    keys = getattr(cls, "from_study", deep_merge)
+    merged = keys(config, deep_merge(spec.settings, for_part))
     seed = merged.get("seed", 0)
     if "seed" in cls.model_fields and isinstance(seed, int):
         merged["seed"] = seed + repeat

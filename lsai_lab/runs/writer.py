@@ -21,11 +21,18 @@ from lsai_lab.machine.platforms import no_runs_here
 _held: set[Path] = set()
 
 
-def require_runs() -> None:
+def require_runs(folder: Path | None = None) -> None:
     """Raise UserError where nothing can be executed: it takes signals, process groups and locks of
-    a Unix."""
+    a Unix, and the `folder` of all records, which is made here."""
     if (reason := no_runs_here()) is not None:
         raise UserError(reason)
+    try:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"LSAI_RUNS={folder}: the folder cannot be made: {error.strerror}; set it to another"
+        ) from None
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from lsai_core.base.errors import UserError
-from lsai_core.config.train import TrainConfig
+from lsai_core.config.train import Steps, Tokens, TrainConfig
 from lsai_core.optimizers.build import build_optimizer
 from lsai_core.training import step
 from lsai_lab.runs.kinds import Context
@@ -22,8 +22,8 @@ from lsai_lab.searches.tries import begin_try, gpu_peaks
 class BatchSearchConfig(SearchConfig):
     """How far to search."""
 
-    max_size: int = Field(1 << 16, gt=0, description="largest batch size tried")
-    steps: int = Field(2, gt=0, description="optimizer steps per try")
+    max_size: Tokens = Field(1 << 16, description="largest batch size tried")
+    steps: Steps = Field(2, description="optimizer steps per try")
 
     @classmethod
     def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:

@@ -13,15 +13,15 @@ import bisect
 import math
 import os
 import time
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import psutil
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch.distributed.tensor import DTensor
 
 from lsai_core.config.precision import weight_dtype
-from lsai_core.config.presets import scaled_shape
+from lsai_core.config.presets import LARGEST_FACTOR, MOST_LAYERS, scaled_shape
 from lsai_core.config.train import ModelConfig, TrainConfig
 from lsai_core.model.transformer import Transformer, count_parameters, shaped
 from lsai_core.optimizers.build import build_optimizer, make_states, state_bytes
@@ -49,13 +49,32 @@ class ModelSearchConfig(SearchConfig):
         description="all: the scaling factor; n_layers: the layers of the given model"
     )
     max_size: int = Field(
-        4096, gt=0, description="largest scaling factor or number of layers tried"
+        MOST_LAYERS,
+        gt=0,
+        le=MOST_LAYERS,
+        description="largest scaling factor or number of layers tried",
     )
     expandable_segments: bool = Field(
         False,
         description="on a GPU: the allocator's setting under which free pieces of memory serve any "
         "size",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_far_as_there_are_shapes(cls, data: Any) -> Any:
+        """What grows by the scaling factor ends earlier than what grows by layers."""
+        if isinstance(data, dict) and data.get("grow") == "all":
+            return {"max_size": LARGEST_FACTOR, **data}
+        return data
+
+    @model_validator(mode="after")
+    def _largest_has_a_shape(self) -> Self:
+        if self.grow == "all" and self.max_size > LARGEST_FACTOR:
+            raise ValueError(
+                f"max_size={self.max_size}, and a scaling factor is at most {LARGEST_FACTOR}"
+            )
+        return self
 
     def sized(self, size: int) -> TrainConfig:
         return grown(self.train, self.grow, size)

@@ -13,15 +13,16 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from lsai_core import fp8
 from lsai_core.base import compiler
 from lsai_core.base.errors import Unavailable
 from lsai_core.base.limits import host_limit_gib
 from lsai_core.config.affects import affecting
 from lsai_core.config.strict import Strict, validated
-from lsai_core.config.train import TrainConfig
+from lsai_core.config.train import Seconds, Tokens, TrainConfig
+from lsai_core.fp8 import recipes
 from lsai_core.prediction.largest import largest_within
-from lsai_core.prediction.memory import OUTSIDE_GIB, predict
+from lsai_core.prediction.memory import predict
+from lsai_core.profiling.gpus import OUTSIDE_GIB
 from lsai_core.training.step import attention_kernel, resolve_device
 from lsai_lab.benches.points import Points, Row
 from lsai_lab.launch.launch import require_devices
@@ -35,14 +36,14 @@ class SearchConfig(Strict):
     """What every search is told: which training run, and how far and how finely to search."""
 
     train: TrainConfig
-    max_size: int = Field(gt=0, description="largest size tried")
+    max_size: Tokens = Field(description="largest size tried")
     resolution: float = Field(
         0.0, ge=0, lt=1, description="stop at this relative width; 0 finds the exact size"
     )
-    try_timeout_s: float = Field(120.0, gt=0)
-    budget_s: float = Field(600.0, gt=0, description="no try but the first begins later than this")
+    try_timeout_s: Seconds = 120.0
+    budget_s: Seconds = Field(600.0, description="no try but the first begins later than this")
     cpu_limit_gib: float = Field(
-        1.0, gt=0, description="on a CPU: what one process of a try may allocate"
+        1.0, gt=0, le=2**20, description="on a CPU: what one process of a try may allocate"
     )
 
     @classmethod
@@ -63,8 +64,9 @@ def require(config: SearchConfig) -> None:
     train = config.train
     require_devices(train.device, train.parallel.world_size)
     device = resolve_device(train.device)
-    fp8.require(train, device)
+    recipes.require(train, device)
     compiler.require(train.compile, device)
+    attention_kernel(train, device)
     if device.type == "cpu" and sys.platform != "linux":
         raise Unavailable(
             "the search on a CPU limits memory with Linux's RLIMIT_DATA; this is not Linux"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lsai_core.attention import Case, available_backends, get_backend
-from lsai_core.base.devices import cuda_capability, on_rocm
+from lsai_core.kernels import cuda_capability, on_rocm
 from lsai_core.training.step import resolve_device
 from lsai_lab.benches.attention.clock import Call, Clock, measure, random_inputs
 from lsai_lab.benches.attention.config import AttentionBenchConfig, Shape

@@ -12,7 +12,9 @@ import torch
 from pydantic import AfterValidator, Field, model_validator
 
 from lsai_core.attention.choice import BACKENDS
+from lsai_core.config.presets import MOST_WIDTH
 from lsai_core.config.strict import Strict
+from lsai_core.config.train import MOST_SECONDS, MOST_TOKENS, Seconds, Tokens
 
 BACKWARD_FLOPS = 2.5  # of the forward pass's: five products instead of two
 
@@ -30,7 +32,7 @@ def _known(names: list[str]) -> list[str]:
 
 
 # In ascending order the shorter ones tell what the longer ones will take.
-Lengths = Annotated[list[int], Field(min_length=1), AfterValidator(_ascending)]
+Lengths = Annotated[list[Tokens], Field(min_length=1), AfterValidator(_ascending)]
 Backends = Annotated[list[str], AfterValidator(_known)]
 
 
@@ -38,7 +40,7 @@ class Sweep(Strict):
     """One mask at several lengths by every backend: timed, or compared with float64."""
 
     measure: Literal["time", "error"] = "time"
-    mask: Literal["causal", "full"] | int = Field(
+    mask: Literal["causal", "full"] | Annotated[int, Field(le=MOST_TOKENS)] = Field(
         description="an integer is a causal window of so many positions"
     )
     lengths: Lengths
@@ -57,21 +59,22 @@ class BenchConfig(Strict):
     """Which heads, in which number format, where and how long: the part that every bench of
     attention has."""
 
-    heads: int = Field(gt=0)
-    kv_heads: int = Field(gt=0)
-    head_dim: int = Field(gt=0)
+    heads: int = Field(gt=0, le=MOST_WIDTH)
+    kv_heads: int = Field(gt=0, le=MOST_WIDTH)
+    head_dim: int = Field(gt=0, le=MOST_WIDTH)
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int = Field(0, ge=0, lt=2**32)
     point_ms: float = Field(
-        50.0, gt=0, description="time to repeat one point in; short calls three times at least"
+        50.0,
+        gt=0,
+        le=1e3 * MOST_SECONDS,
+        description="time to repeat one point in; short calls three times at least",
     )
-    max_call_s: float = Field(
-        4.0, gt=0, description="no forward plus backward expected to take longer is started"
+    max_call_s: Seconds = Field(
+        4.0, description="no forward plus backward expected to take longer is started"
     )
-    budget_s: float = Field(
-        300.0, gt=0, description="after so much measuring no new point is started"
-    )
+    budget_s: Seconds = Field(300.0, description="after so much measuring no new point is started")
 
     @model_validator(mode="after")
     def _groups(self) -> Self:
@@ -109,7 +112,7 @@ class Shape:
 
 
 class AttentionBenchConfig(BenchConfig):
-    tokens: int = Field(16384, gt=0, description="of a batch: max(1, tokens // length) sequences")
+    tokens: Tokens = Field(16384, description="of a batch: max(1, tokens // length) sequences")
     backends: Backends = Field(list(BACKENDS), min_length=1)
     sweeps: list[Sweep] = Field(
         description="in this order, so that what matters most is measured first"

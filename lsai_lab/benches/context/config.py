@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from lsai_core.base.errors import hint
 from lsai_core.config.strict import Strict
+from lsai_core.config.train import MOST_PROCESSES, Seconds, Tokens
 from lsai_core.context import METHODS
 from lsai_lab.benches.attention.config import BenchConfig, Lengths, Shape
 
@@ -39,9 +40,11 @@ class Sweep(Strict):
 
 class ContextBenchConfig(BenchConfig):
     processes: int = Field(
-        gt=0, description="one GPU each; with one, only `one` and `one_torch` are measured"
+        gt=0,
+        le=MOST_PROCESSES,
+        description="one GPU each; with one, only `one` and `one_torch` are measured",
     )
-    batch: int = Field(1, gt=0)
+    batch: Tokens = 1
     kernel: str = Field(
         "auto",
         description="of one tile, see lsai_core.attention; torch's method brings its own",
@@ -50,8 +53,8 @@ class ContextBenchConfig(BenchConfig):
     sweeps: list[Sweep] = Field(
         min_length=1, description="in this order, so that what matters most is measured first"
     )
-    point_timeout_s: float = Field(
-        60.0, gt=0, description="a point that takes longer failed; its processes are ended"
+    point_timeout_s: Seconds = Field(
+        60.0, description="a point that takes longer failed; its processes are ended"
     )
 
     @model_validator(mode="after")

@@ -49,8 +49,9 @@ def _owners(method: str) -> np.ndarray:
             queries = layout.ring_positions(task.q_owner)
             keys = layout.ring_positions(task.k_owner)
             for tile in task.tiles:
-                cells = np.ix_(queries[tile.q0 : tile.q1], keys[tile.k0 : tile.k1])
-                owners[cells] = task.worker
+                rows = np.asarray(queries[tile.q0 : tile.q1], dtype=np.intp)
+                columns = np.asarray(keys[tile.k0 : tile.k1], dtype=np.intp)
+                owners[np.ix_(rows, columns)] = task.worker
     hidden = np.tile(np.triu(np.ones((side, side), bool), 1), (SIZE // side, SIZE // side))
     return np.where(hidden, np.nan, owners)
 

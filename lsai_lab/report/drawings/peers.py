@@ -1,5 +1,7 @@
 """Drawings of what the trainers do."""
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
@@ -38,13 +40,17 @@ SHADES = {"library": "white", "compiled": "#d9eaf6", "own": "#fbe3d0"}
 def trainers_parts() -> Figure:
     """Who does each part of a training step in each trainer."""
     fig, axes = plt.subplots(figsize=(6.3, 2.4))
-    middle = {"ha": "center", "va": "center"}
+    middle: dict[str, Any] = {"ha": "center", "va": "center"}
     for x, name in enumerate(TRAINERS):
         axes.text(x + 0.5, -0.28, name, fontsize=9, fontweight="bold", **middle)
     for y, (part, cells) in enumerate(PARTS.items()):
         axes.text(-0.06, y + 0.5, part, ha="right", va="center", fontsize=8.5)
         for x, (kind, text) in enumerate(cells):
-            style = {"facecolor": SHADES[kind], "edgecolor": "#888888", "linewidth": 0.8}
+            style: dict[str, Any] = {
+                "facecolor": SHADES[kind],
+                "edgecolor": "#888888",
+                "linewidth": 0.8,
+            }
             axes.add_patch(plt.Rectangle((x + 0.02, y + 0.05), 0.96, 0.9, **style))
             axes.text(x + 0.5, y + 0.5, text, fontsize=8, linespacing=1.1, **middle)
     axes.set(xlim=(-0.55, 3), ylim=(len(PARTS), -0.5))

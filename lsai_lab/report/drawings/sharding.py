@@ -1,5 +1,7 @@
 """Drawings of the chapter on sharding."""
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -63,7 +65,12 @@ def fsdp_step() -> Figure:
 
 def _box(axes: Axes, box: Box, y: float, color: str) -> None:
     left, width, text = box
-    style = {"facecolor": color, "alpha": 0.55, "edgecolor": "#444444", "linewidth": 0.6}
+    style: dict[str, Any] = {
+        "facecolor": color,
+        "alpha": 0.55,
+        "edgecolor": "#444444",
+        "linewidth": 0.6,
+    }
     axes.add_patch(plt.Rectangle((left, y), width, 0.8, **style))
     axes.text(left + width / 2, y + 0.4, text, ha="center", va="center", fontsize=8)
 

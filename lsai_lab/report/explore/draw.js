@@ -189,7 +189,7 @@ export const widget = (draw) => ({
   },
 });
 
-// On a page of the report: in every place that is meant for it.
+// On a page of the report: in every place that is meant for it and has it not yet.
 export const onPage = (name, draw, data) => {
-  for (const el of document.querySelectorAll(`[data-explore="${name}"]`)) draw(el, data);
+  for (const el of document.querySelectorAll(`[data-explore="${name}"]:not(:has(form))`)) draw(el, data);
 };

@@ -65,7 +65,7 @@ def data(root: Path | None = None) -> dict[str, Any]:
 
 
 def _shape(name: str) -> dict[str, int]:
-    model = ModelConfig(preset=name)
+    model = ModelConfig.model_validate({"preset": name})
     shape = {key: int(getattr(model, key)) for key in _SHAPE}
     return shape | {"parameters": count_parameters(model).total, "tied": int(model.tie_embeddings)}
 

@@ -83,7 +83,7 @@ def data() -> dict[str, Any]:
         }
     return {
         "gpus": gpus,
-        "operations": operations(ModelConfig(preset="course")),
+        "operations": operations(ModelConfig.model_validate({"preset": "course"})),
         "measured": _measured_products(),
     }
 

@@ -31,7 +31,7 @@ from lsai_core.base.errors import UserError
 from lsai_core.config.precision import compute_dtype
 from lsai_core.config.train import Fp8Config, TrainConfig
 from lsai_core.context.methods import ContextParallel, ContextSetting
-from lsai_core.fp8 import convert
+from lsai_core.fp8.recipes import convert
 from lsai_core.fp8.scales import Scales
 from lsai_core.model.transformer import Transformer
 from lsai_core.optimizers.base import FactorOptimizer, parts_of, pieces
