@@ -683,16 +683,17 @@ def import_once() -> None:
         getattr(transformers, f"AutoModelFor{name}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(configurations: list[str], table_path: Path) -> None:
+    """The command line over `configurations`, whose predictions lie in `table_path`."""
+    parser = argparse.ArgumentParser()
     parser.add_argument("--measure", action="store_true")
     parser.add_argument("--only", default="")
     parser.add_argument("--beside", type=int, default=1)
-    parser.add_argument("--into", type=Path, default=TABLE, help="a file of predictions")
+    parser.add_argument("--into", type=Path, default=table_path, help="a file of predictions")
     parser.add_argument("--write", type=Path, help="where measured figures go, as JSON")
     asked = parser.parse_args()
 
-    names = [name for name in CONFIGURATIONS if asked.only in name]
+    names = [name for name in configurations if asked.only in name]
     kept = json.loads(asked.into.read_text()) if asked.into.exists() else {}
     if not asked.measure:
         import_once()
@@ -706,4 +707,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(list(CONFIGURATIONS), TABLE)

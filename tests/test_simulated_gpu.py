@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import anybody
+import anybody_more
 import pytest
 import torch
 import torch.nn.functional as F
@@ -287,6 +288,16 @@ def test_the_largest_batch_of_a_script(shared: Project, tmp_path: Path) -> None:
     ):
         code, _, err = shared.lsai(*words)
         assert code == 2 and said in err and len(err.splitlines()) == 1
+
+
+def test_every_configuration_was_predicted_before_it_is_measured() -> None:
+    for configurations, name in (
+        (set(anybody.CONFIGURATIONS) - set(anybody_more.MORE), "anybody.json"),
+        (set(anybody_more.MORE), "anybody_more.json"),
+    ):
+        found = json.loads((CHECKOUT / "reports/predictions" / name).read_text())
+        assert set(found) == configurations
+        assert not [key for key, said in found.items() if "error" in said]
 
 
 @pytest.mark.slow

@@ -320,6 +320,7 @@ def simulated_gpu(gpu: str = "h100") -> SimulatedGpu:
     Everything that happens inside counts, from the first tensor on: build the model and the
     optimizer there, and run three steps, for states come with the first. Values do not exist:
     `.item()` gives 0. Raises UserError, with the operator's name, where the program cannot be
-    followed without values, and for torch.compile.
+    followed without values, and for what is not simulated: torch.compile, flex_attention, FSDP
+    and device meshes. DistributedDataParallel is, as one of its processes (`simulated_ranks.py`).
     """
     return SimulatedGpu(find_gpu(gpu))
