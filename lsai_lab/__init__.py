@@ -40,6 +40,7 @@ What a reader sees:
     lab.bars, lab.lines, lab.panels      charts; COLORS, GPU_COLORS, name_ends, thousands
     lab.number_map                       a table of numbers coloured by value
     lab.draw(name)                       a drawing of a mechanism
+    lab.say("...")                       a sentence with computed numbers, in notebooks of your own
     lab.explore("memory")                a picture with controls: memory, ring, roofline, step,
                                          rounding, fits
     lab.run_link(text, run)              a link to the page of a run

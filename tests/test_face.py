@@ -116,7 +116,7 @@ def test_every_public_name_is_there_and_in_the_docstring(face: ModuleType) -> No
 
 
 def test_examples_of_at_most_six_statements_or_a_few_commands() -> None:
-    assert len(EXAMPLES) == 14
+    assert len(EXAMPLES) == 15
     for title, (language, source) in EXAMPLES.items():
         if language != "python":
             assert len(source.splitlines()) <= 5, title

@@ -25,6 +25,12 @@ from lsai_lab.machine.environment import KERNELS, package_version
 from lsai_lab.peers.settings import Peer
 from lsai_lab.predictions.asked import Asked, Source, describe, gpu_called, sizes_that_exist
 
+LargestOption = Annotated[
+    bool,
+    typer.Option(
+        help="Find the largest batch that fits the GPU; of --script: for {} in its arguments."
+    ),
+]
 FileOption = Annotated[
     Path | None,
     typer.Option(
@@ -68,12 +74,7 @@ def predict(
         Path | None,
         typer.Option(help="A training script of any kind, run on a simulated GPU; see -- ARGS."),
     ] = None,
-    largest_batch: Annotated[
-        bool,
-        typer.Option(
-            help="Find the largest batch that fits the GPU; of --script: for {} in its arguments."
-        ),
-    ] = False,
+    largest_batch: LargestOption = False,
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="-- ARGS", help="The script's own arguments.")
     ] = None,
