@@ -335,11 +335,14 @@ def test_in_a_notebook_outside_a_laboratory_the_packaged_records_are_read(
 ) -> None:
     program = """
 import sys, lsai_lab as lab
+from pathlib import Path
 from lsai_core.base.errors import UserError
 runs = lab.load("memory")
 row = runs[runs["part"] == "train"].iloc[0]
 print(len(runs), set(runs["machine"]), len(lab.steps(row)), lab.study("memory").title)
-assert lab.run_link("a run", row["run"]).startswith("[a run](../reports/recorded/h200/memory/")
+link = lab.run_link("a run", row["run"])
+assert link.startswith("[a run](") and "reports/recorded/h200/memory/" in link
+assert Path(link.removeprefix("[a run](").removesuffix(")")).is_file()
 try:
     lab.open_run(study="memory", variant="bf16", part="train")
 except UserError as error:

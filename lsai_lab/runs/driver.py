@@ -76,6 +76,8 @@ def run_plan(
         print(f"{reused} (same config, code, data and machine)", flush=True)
     done: set[Path] = set()
     with stop_requests() as stop:
+        common: dict[str, Any] = {"root": root, "data_root": data_root, "command": command}
+        common["stop"] = stop
 
         def execute(run: PlannedRun, beside: int) -> None:
             if stop.number is not None:
@@ -86,16 +88,7 @@ def run_plan(
                 print(f"{title} is the same run as {twin.summary.id}, copied", flush=True)
                 return
             print(title, "started", flush=True)
-            summary = run_one(
-                run,
-                title=title,
-                root=root,
-                data_root=data_root,
-                command=command,
-                stop=stop,
-                beside=beside,
-                again=again,
-            )
+            summary = run_one(run, title=title, beside=beside, again=again, **common)
             done.add(run.folder)
             reason = f" ({summary.reason})" if summary.reason else ""
             print(f"{title} {summary.outcome}{reason}, {summary.wall_s:.0f} s", flush=True)
