@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lsai_core.context.layout import Layout
 from lsai_core.context.methods import ContextSetting
 from lsai_core.context.plan import Plan, Task
-from lsai_lab.report.load import load, points
+from lsai_lab.report.load import points, recorded
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -112,7 +112,7 @@ def data() -> dict[str, Any]:
 def _measured() -> list[dict[str, Any]]:
     """TFLOP/s of a GPU, forward and backward (medians), by `gpus`, `method` and `length`, on the
     machine with the most points for these heads."""
-    runs = load("context")
+    runs = recorded("context")
     found = points(
         runs[runs["main"] & (runs["outcome"] == "ok")], ["heads", "kv_heads", "processes", "gpu"]
     )

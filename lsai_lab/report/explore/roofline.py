@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lsai_core.config.train import ModelConfig
 from lsai_core.profiling.gpus import GPUS
-from lsai_lab.report.load import load, points
+from lsai_lab.report.load import points, recorded
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,7 +68,7 @@ def _fused(first: dict[str, Any], name: str, second: dict[str, Any], saved: int)
 
 def data() -> dict[str, Any]:
     """The GPUs' rates (TFLOP/s, GB/s), the operations, and measured products and attention."""
-    machines = load("machine").query("outcome == 'ok' and not own").sort_values("started")
+    machines = recorded("machine").query("outcome == 'ok'").sort_values("started")
     machines = machines.drop_duplicates("gpu", keep="last").set_index("gpu")
     gpus = {
         str(name): {key: float(row[column]) for key, column in _RATES.items()}
@@ -90,7 +90,7 @@ def data() -> dict[str, Any]:
 
 def _measured_products() -> list[dict[str, Any]]:
     """Products that were timed alone: `gpu`, `way`, FLOPs per byte and TFLOP/s."""
-    runs = load("gemm")
+    runs = recorded("gemm")
     timed = points(runs[~runs["own"].astype(bool)], ["gpu"])
     timed = timed[timed["way"].isin(["bf16", "fp8"]) & (timed["outcome"] == "ok")]
     rows = []

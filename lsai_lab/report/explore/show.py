@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,7 +35,7 @@ def explore(name: str) -> None:
     bundle["text/plain"] = module.TITLE if widget is not None else f"{module.TITLE}. {MISSING}"
     display(bundle, raw=True)  # type: ignore[no-untyped-call]
     if widget is None:
-        print(MISSING)
+        print(MISSING, file=sys.stderr)  # which the book leaves out
 
 
 def module_of(name: str) -> Any:

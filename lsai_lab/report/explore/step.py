@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lsai_lab.report.load import load
+from lsai_lab.report.load import recorded
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,7 +34,7 @@ def data() -> dict[str, Any]:
     """The changes in their order, medians over repeats: `classes` (ms of a step), `step_ms`,
     `clock_mhz`, `watts`, `tokens_per_s`, `joules_per_token`, `peak_gib`, and the range of the
     speed."""
-    runs = load("speed")
+    runs = recorded("speed")
     runs = runs[runs["main"] & (runs["part"] == "levers") & (runs["outcome"] == "ok")]
     steps = []
     for variant, (name, about) in CHANGES.items():
