@@ -129,6 +129,12 @@ def _execute(
         for file in sorted(run.folder.glob("*.json*"))
     ]
     files += sorted((session.root / "params").rglob("*.yaml"))
+    reports = session.root / "reports"
+    files += sorted(
+        path
+        for folder in (reports / "predictions", reports / "recorded" / "predictions")
+        for path in folder.glob("*.*")
+    )
     code = code_hash(closure(["lsai_lab", *re.findall(r"(?:from|import) (lsai_[\w.]+)", cells)]))
     key = run_key(
         {str(file): _content(file) for file in files},
