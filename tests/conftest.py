@@ -340,7 +340,7 @@ def make_project(
         shutil.copy(path, root / "reports")
     report = yaml.safe_load((root / "reports" / "_quarto.yml").read_text())
     # of the studies that this project has
-    report["book"]["chapters"] = ["index.ipynb", "10-memory.ipynb"]
+    report["book"]["chapters"] = ["index.ipynb", "15-memory.ipynb"]
     project.write_yaml("reports/_quarto.yml", report)
     project.write_yaml("params/profiles/cpu.yaml", {"profile": "cpu", "description": "test"})
     project.write_yaml(

@@ -350,7 +350,7 @@ def test_a_read_only_disk(new_project: Callable[..., Project], tmp_path: Path) -
         project = new_project()
         project.environment["LSAI_RUNS"] = str(disk / "runs")
         refused(
-            project.lsai("study", "memory"), r"cannot write the records .*Read-only file system"
+            project.lsai("study", "memory"), r"the folder cannot be made: Read-only file system"
         )
 
 

@@ -488,7 +488,7 @@ def test_panels_beside_each_other_stack_on_a_phone(
     nbformat.write(new_notebook(cells=[new_markdown_cell("# One"), cell]), tmp_path / "two.ipynb")
     assert to_markdown(tmp_path / "two.ipynb", folder / "one.ipynb") is None
     render(folder, tmp_path / "out", ["html"], "pandoc")
-    page = visit(tmp_path / "out" / HTML, 390)
+    page = visit(tmp_path / "out" / "one.html", 390)
     page.locator(".panel").first.wait_for()
     boxes = [panel.bounding_box() for panel in page.locator(".panel").all()]
     assert len(boxes) == 2 and boxes[1]["y"] >= boxes[0]["y"] + boxes[0]["height"]
@@ -499,7 +499,7 @@ def test_panels_beside_each_other_stack_on_a_phone(
     box = part.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     assert "right one" in page.locator("#told").inner_text()
-    assert visit(tmp_path / "out" / HTML, 1280).locator(".panel").count() == 0
+    assert visit(tmp_path / "out" / "one.html", 1280).locator(".panel").count() == 0
 
 
 def test_rows_that_lean_on_others_stay_and_links_in_headers_lead(
@@ -512,7 +512,7 @@ def test_rows_that_lean_on_others_stay_and_links_in_headers_lead(
     nbformat.write(new_notebook(cells=cells), tmp_path / "tables.ipynb")
     assert to_markdown(tmp_path / "tables.ipynb", folder / "one.ipynb") is None
     render(folder, tmp_path / "out", ["html"], "pandoc")
-    page = visit(tmp_path / "out" / HTML)
+    page = visit(tmp_path / "out" / "one.html")
     first, second = page.locator("main table").all()
     assert first.get_by_role("button").count() == 0
     second.get_by_role("button", name="sort by Chapter").click()
@@ -697,7 +697,7 @@ def test_only_what_changed_is_executed_again(new_project: Callable[..., Project]
     load = (
         'import lsai_lab as lab\nlab.table(lab.load("memory")[["variant", "tokens_per_s", "run"]])'
     )
-    write_notebook(project.root / "notebooks" / "10-memory.ipynb", load)
+    write_notebook(project.root / "notebooks" / "15-memory.ipynb", load)
     folder = write_run(
         project.root / "reports" / "recorded" / "box",
         "memory",
@@ -721,7 +721,7 @@ def test_only_what_changed_is_executed_again(new_project: Callable[..., Project]
         )
 
     build = project.root / "reports" / "_build"
-    assert executed() == ["10-memory", "index"]
+    assert executed() == ["15-memory", "index"]
     html = (project.root / "out" / HTML).read_text()
     assert "1234" in html and f"runs/box/memory/{folder.name}.html" in html
     assert (project.root / "out" / "runs" / "box" / "memory" / f"{folder.name}.html").exists()
@@ -731,10 +731,10 @@ def test_only_what_changed_is_executed_again(new_project: Callable[..., Project]
     nbformat.write(notebook, project.root / "notebooks" / "00-summary.ipynb")
     assert executed() == [], "outputs saved in a notebook change nothing"
     (folder / "metrics.jsonl").write_text('{"step": 0, "loss": 1.0}\n')
-    assert executed() == ["10-memory"]
+    assert executed() == ["15-memory"]
     with (project.root / "params" / "studies" / "memory.yaml").open("a") as file:
         file.write("\n")
-    assert executed() == ["10-memory", "index"], "any chapter may read a file of parameters"
+    assert executed() == ["15-memory", "index"], "any chapter may read a file of parameters"
 
 
 def test_the_table_of_what_fits_is_what_is_predicted() -> None:

@@ -31,6 +31,8 @@ ONE_NODE = {
     ("slurm", "ablation"): "variants fsdp2, fsdp4, fsdp8, bf16_fsdp4,",
     ("slurm", "context"): "variants mha128_2, mha128_4, mha128_8,",
     ("slurm", "fsdp"): "variants all_1_eager_2, all_1_eager_4,",
+    ("slurm", "messages"): "variants between_2, between_4 want 2 to 4 GPUs",
+    ("slurm", "sharing"): "variants hsdp_4, tp_2, tp_4, tpfsdp_4,",
     ("slurm", "longcontext"): "variants llama2_7b_128k_4, llama1b_128k_4,",
 }
 # What no number of nodes serves: the others of the study run.

@@ -79,9 +79,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory, ceilings: dict[str, Any]) -> P
     front = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# Front {#sec-front}")])
     nbformat.write(front, folder / "notebooks" / "00-summary.ipynb")
     book = folder / "reports" / "_quarto.yml"
-    shown = re.sub(r"(?m)^    - (?!index|01-)\S+\.ipynb\n", "", book.read_text())
+    shown = re.sub(r"(?m)^    - (?!index|10-)\S+\.ipynb\n", "", book.read_text())
     book.write_text(shown)
-    (folder / "notebooks" / "01-machine.ipynb").write_bytes(
+    (folder / "notebooks" / "10-machine.ipynb").write_bytes(
         (folder / "notebooks" / "00-summary.ipynb").read_bytes()
     )
     return project

@@ -22,7 +22,7 @@ WORDS = "# Try\n\nIt makes [{}](#speed) tokens a second. It loses [−0.25](#los
 
 
 def chapter(project: Project, speed: str) -> Path:
-    path = project.root / "notebooks" / "10-memory.ipynb"
+    path = project.root / "notebooks" / "15-memory.ipynb"
     words = new_markdown_cell(WORDS.format(speed))
     nbformat.write(new_notebook(cells=[words, new_code_cell(CODE)]), path)
     return path
@@ -49,7 +49,7 @@ def measured_again(project: Project, speed: float) -> Path:
 def test_a_changed_record_names_the_sentence_and_is_written(project: Project) -> None:
     path = chapter(project, "1,234")
     readme = project.root / "README.md"
-    readme.write_text("Fast: [1,234](notebooks/10-memory.ipynb#speed) tokens/s.")
+    readme.write_text("Fast: [1,234](notebooks/15-memory.ipynb#speed) tokens/s.")
     code, out, err = project.lsai("numbers")
     assert code == 0, (out, err)
 
@@ -60,7 +60,7 @@ def test_a_changed_record_names_the_sentence_and_is_written(project: Project) ->
     assert "README.md: the text says '1,234'" in out
     code, _, _ = project.lsai("numbers", "--write")
     assert code == 0 and "[1,300](#speed)" in path.read_text()
-    assert "[1,300](notebooks/10-memory.ipynb#speed)" in readme.read_text()
+    assert "[1,300](notebooks/15-memory.ipynb#speed)" in readme.read_text()
     assert project.lsai("numbers")[0] == 0
 
     out_folder = project.root / "out"

@@ -28,14 +28,15 @@ class Norm(torch.nn.RMSNorm):
     summed: tuple[Any, ...] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.normalized_shape, self.whole_weight.to(x.dtype), self.eps)
+        return F.rms_norm(x, self.normalized_shape, whole_weight(self).to(x.dtype), self.eps)
 
-    @property
-    def whole_weight(self) -> Tensor:
-        """The weight as a plain tensor."""
-        if self.summed is None:
-            return self.weight
-        return self.weight.to_local(grad_placements=self.summed)  # type: ignore[attr-defined, no-any-return]
+
+def whole_weight(norm: torch.nn.RMSNorm) -> Tensor:
+    """The weight of a norm as a plain tensor; `Norm.summed` says how its gradient is summed."""
+    summed = getattr(norm, "summed", None)
+    if summed is None:
+        return norm.weight
+    return norm.weight.to_local(grad_placements=summed)  # type: ignore[attr-defined, no-any-return]
 
 
 @torch.library.custom_op("lsai::rms_norm_backward", mutates_args=())
@@ -93,8 +94,8 @@ class _NormAndResidual(torch.autograd.Function):
         return dx_ND.view(x_BSD.shape), dweight_D, None
 
 
-def norm_and_residual(x_BSD: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+def norm_and_residual(x_BSD: Tensor, norm: torch.nn.RMSNorm) -> tuple[Tensor, Tensor]:
     """(norm(x), x), both (B, S, D) in the dtype of x, with one gradient kernel for the two;
     statistics in fp32."""
     assert norm.eps is not None
-    return _NormAndResidual.apply(x_BSD, norm.whole_weight, norm.eps)
+    return _NormAndResidual.apply(x_BSD, whole_weight(norm), norm.eps)

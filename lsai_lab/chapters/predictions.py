@@ -61,7 +61,7 @@ def program_errors() -> pd.DataFrame:
     the errors of `active` and `reserved` memory."""
     folder = reading_root() / "reports" / "predictions"
     said, seen = (
-        json.loads((folder / name).read_text())
+        json.loads((folder / name).read_text(encoding="utf-8"))
         for name in ("anybody.json", "anybody.measured.json")
     )
     rows = [

@@ -26,8 +26,12 @@ def finish_pages(folder: Path, names: list[str], title: str) -> None:
     wanted = [name.replace(".ipynb", ".html") for name in names]
     # what no notebook wrote is the list of references
     wanted += ["references.html"] * (len(paths) - len(wanted))
+    if len(wanted) != len(paths):  # a chapter without a heading is part of the page before it
+        wanted = paths
     renamed = dict(zip(paths, wanted, strict=True))
     pages = {renamed[path]: (folder / path).read_text(encoding="utf-8") for path in paths}
+    if _FRONT not in pages:
+        pages = {_FRONT: (folder / _FRONT).read_text(encoding="utf-8"), **pages}
     for path in [*paths, _FRONT, "sitemap.json"]:
         (folder / path).unlink(missing_ok=True)
 
@@ -36,7 +40,7 @@ def finish_pages(folder: Path, names: list[str], title: str) -> None:
         if name == _FRONT:
             page = re.sub(r'<a rel="prev".*?</a>', "", page, count=1)
         index += _sections(page, name)
-        contents = _contents(chapters, dict(zip(wanted, chapters, strict=True))[name])
+        contents = _contents(chapters, dict(zip(wanted, chapters, strict=True)).get(name))
         page = page.replace("<!--contents-->", contents, 1)
         page = page.replace("<!--title-->", title if name == _FRONT else "", 1)
         write_text(folder / name, _relinked(page, renamed))
@@ -44,13 +48,13 @@ def finish_pages(folder: Path, names: list[str], title: str) -> None:
     write_text(folder / "search.js", f"window.searchIndex = {words};\n")
 
 
-def _contents(chapters: list[dict[str, Any]], here: dict[str, Any]) -> str:
+def _contents(chapters: list[dict[str, Any]], here: dict[str, Any] | None) -> str:
     """The list of chapters; of the one that is `here`, its sections, too."""
     lines = ["<details open><summary>Contents</summary>", "<ul>"]
     for chapter in chapters:
         is_here = chapter is here
         lines.append(f"<li>{_entry(chapter['section'], is_here)}")
-        if is_here and chapter["subsections"]:
+        if here is not None and is_here and chapter["subsections"]:
             sections = [f"<li>{_entry(each['section'])}</li>" for each in chapter["subsections"]]
             lines += ["<ul>", *sections, "</ul>"]
         lines.append("</li>")

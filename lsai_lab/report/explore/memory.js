@@ -11,10 +11,9 @@ export const draw = (el, data, ask) => {
     }
     return row;
   };
-  const answers = new Map();  // what Python predicted, by question
+  let waiting; const answers = new Map();  // what Python predicted, by question
   const total = sum(Object.values(slices));
   for (const row of rows) whole(row);
-  let waiting;
   const lookup = (asked) => {
     const kept = answers.get(JSON.stringify(asked));
     if (kept) return [kept, "predicted"];
