@@ -282,10 +282,7 @@ def test_the_largest_batch_of_a_script(shared: Project, tmp_path: Path) -> None:
     assert code == 0 and found["limited"] and str(found["batch"]) in found["peaks"]
     code, out, _ = shared.lsai(*script, "--", "{}")
     assert code == 0 and f"the largest batch is {found['batch']}" in out
-    for words, said in (
-        ((*script, "--", "8"), "write {} where"),
-        (("predict", "--model", "lab", "--largest-batch"), "goes with --script"),
-    ):
+    for words, said in (((*script, "--", "8"), "write {} where"),):
         code, _, err = shared.lsai(*words)
         assert code == 2 and said in err and len(err.splitlines()) == 1
 
