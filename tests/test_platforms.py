@@ -134,7 +134,8 @@ KERNELS = """
 import importlib.util, sys, types, torch
 sys.modules["triton"] = types.ModuleType("triton")
 sys.modules["triton"].__spec__ = importlib.util.spec_from_loader("triton", None)
-from lsai_core import attention, fp8, kernels
+from lsai_core import attention, kernels
+from lsai_core.fp8 import recipes as fp8
 cuda = torch.device("cuda")
 answer = dict(triton=kernels.available(cuda), fp8=fp8.available_recipes(cuda),
               attention=attention.available_backends(cuda))
