@@ -12,7 +12,6 @@ from conftest import Project, write_run
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from lsai_lab.report.numbers import Number, bound, compared, number, rewritten
-from lsai_lab.report.render import HTML
 
 CODE = """import lsai_lab as lab
 runs = lab.recorded("memory")
@@ -67,7 +66,7 @@ def test_a_changed_record_names_the_sentence_and_is_written(project: Project) ->
     words = ("--no-run", "--engine", "pandoc", "--formats", "html", "--out", out_folder)
     code, out, err = project.lsai("report", *words)
     assert code == 0, (out, err)
-    html = (out_folder / HTML).read_text()
+    html = (out_folder / "15-memory.html").read_text()
     assert f'href="runs/box/memory/{folder.name}.html"' in html and ">1,300</a>" in html
     assert "loses −0.25 nats" in html
 

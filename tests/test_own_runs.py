@@ -34,6 +34,8 @@ def write_own_runs(session: Session, gpu: str | None) -> None:
     for study in STUDIES:
         plan = there.plan(study, fingerprint="", dataset_id=session.prepared_id)
         for place, planned in enumerate(plan):
+            if planned.folder.exists():  # of a study that both profiles plan alike
+                continue
             like = known.get((study, planned.id.variant, planned.id.part))
             results = {
                 name: value * FACTOR[gpu] if isinstance(value, float) else value
