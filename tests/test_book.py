@@ -722,7 +722,7 @@ def test_only_what_changed_is_executed_again(new_project: Callable[..., Project]
 
     build = project.root / "reports" / "_build"
     assert executed() == ["15-memory", "index"]
-    html = (project.root / "out" / HTML).read_text()
+    html = (project.root / "out" / "15-memory.html").read_text()
     assert "1234" in html and f"runs/box/memory/{folder.name}.html" in html
     assert (project.root / "out" / "runs" / "box" / "memory" / f"{folder.name}.html").exists()
     assert executed() == []

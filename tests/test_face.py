@@ -166,7 +166,7 @@ def test_a_chapter_of_ones_own_is_in_the_report_and_made_again(lab: Project) -> 
     try:
         lines = iter(watcher.stdout.readline, "")
         assert any("reload the page" in line for line in lines)
-        page = lab.root / "reports" / "_output" / "index.html"
+        page = lab.root / "reports" / "_output" / "70-mine.html"
         text = " ".join(page.read_text().split())
         assert "What the table shows." in text and "bf16" in text
         path = lab.root / "notebooks" / "70-mine.ipynb"
