@@ -3,6 +3,7 @@ browser, hostile outputs, reuse."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -730,7 +731,8 @@ def test_only_what_changed_is_executed_again(new_project: Callable[..., Project]
     notebook.cells[1].outputs = [new_output("stream", text="run and saved in an editor")]
     nbformat.write(notebook, project.root / "notebooks" / "00-summary.ipynb")
     assert executed() == [], "outputs saved in a notebook change nothing"
-    (folder / "metrics.jsonl").write_text('{"step": 0, "loss": 1.0}\n')
+    row = {"step": 0, "loss": 1.0, "step_ms": 9.0, "tokens_in_step": 900, "tokens_per_s": 1e5}
+    (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     assert executed() == ["15-memory"]
     with (project.root / "params" / "studies" / "memory.yaml").open("a") as file:
         file.write("\n")
