@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lsai_core.base.errors import UserError
-from lsai_core.base.files import deep_merge, flatten
+from lsai_core.base.files import flatten
 from lsai_core.base.shown import Part, as_html, as_text
 
 
@@ -40,12 +40,6 @@ class Strict(BaseModel):
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """What IPython shows in a terminal."""
         printer.text(as_text([part for part in self.shown() if not part.folded]))
-
-    @classmethod
-    def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-        """The keys of this config, given a study's `config` for a variant and the `settings` of the
-        part."""
-        return deep_merge(config, settings)
 
 
 def _is_ours(cls: type) -> bool:
