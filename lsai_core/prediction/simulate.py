@@ -52,7 +52,7 @@ from lsai_core.prediction.fake_kernels import (
 )
 from lsai_core.prediction.purposes import name_gradients_and_buffers, named
 from lsai_core.prediction.timeline import timeline
-from lsai_core.prediction.tracker import PurposeTracker
+from lsai_core.prediction.tracker import Moment, PurposeTracker
 from lsai_core.training import step
 
 CPU = torch.device("cpu")
@@ -123,9 +123,10 @@ def simulate(
         config = config.model_copy(update={"compile": False})
     kernel = kernel or expected_kernel(config)
     simulation = _Simulation(config, kernel, on == "gpu", trainer)
-    simulation.tracker.history = moments
     with _world(config), torch.random.fork_rng(devices=[]):
-        watched, events = simulation.one_step()
+        watched, events, seen = simulation.one_step()
+    if moments is not None:
+        moments += [(moment.phase, dict(+moment.bytes_of)) for moment in seen]
     messages, highest = held_back(config) if on == "gpu" else 0, watched.highest
     for phase, bytes_of in highest.items():
         if phase != "optimizer":
@@ -138,7 +139,7 @@ def simulate(
         events=events,
         marks=watched.marks,
         work=dict(watched.work),
-        timeline=timeline(watched.levels or [], messages),
+        timeline=timeline(seen, messages),
     )
 
 
@@ -174,12 +175,12 @@ class _Simulation:
         self._config, self._kernel, self._on_gpu = config, kernel, on_gpu
         self._trainer = trainer
         self._fakes = FakeGpu if on_gpu else FakeTensorMode
-        self.tracker = PurposeTracker(on_gpu)
+        self._tracker = PurposeTracker(on_gpu)
 
-    def one_step(self) -> tuple[PurposeTracker, list[int]]:
-        """What watched the step, and its events up to the end."""
-        config, tracker = self._config, self.tracker
-        tracker.levels = []
+    def one_step(self) -> tuple[PurposeTracker, list[int], list[Moment]]:
+        """What watched the step, its events and its moments, both up to the end."""
+        config, tracker = self._config, self._tracker
+        tracker.levels = levels = list[Moment]()
         model = self._shaped()
         with self._fakes(allow_non_fake_inputs=True):
             model.to_empty(device=CPU)
@@ -210,8 +211,8 @@ class _Simulation:
                 loss_of=self._loss(),
                 update=self._update(),
             )
-            tracker.history = None
-            return tracker, tracker.events.copy()  # before the model dies
+            # before the model dies
+            return tracker, tracker.events.copy(), levels.copy()
 
     def _optimizer(self, model: Transformer) -> torch.optim.Optimizer:
         """With the states that it has in every step but the first."""
@@ -232,7 +233,7 @@ class _Simulation:
 
     def _watch(self, model: Transformer) -> None:
         """Say what tensors are for as they come to be."""
-        tracker = self.tracker
+        tracker = self._tracker
         name_gradients_and_buffers(model, tracker, self._config.parallel.cpu_offload)
         model.loss = named(tracker, "loss", linear_cross_entropy)
         if not self._trainer.keeps_gradients:
@@ -244,11 +245,11 @@ class _Simulation:
     def _host_buffer(self, like: Tensor) -> Tensor:
         buffer = torch.empty_like(like)
         if self._on_gpu:
-            self.tracker.move_to_host(buffer)
+            self._tracker.move_to_host(buffer)
         return buffer
 
     def _loss(self) -> Callable[..., Tensor]:
-        whole = named(self.tracker, "loss", step.loss_of_logits(self._config.loss))
+        whole = named(self._tracker, "loss", step.loss_of_logits(self._config.loss))
         return self._trainer.loss or functools.partial(step.loss_fn, cross_entropy=whole)
 
     def _shaped(self) -> Transformer:
@@ -340,12 +341,12 @@ class _Meter:
     """Stands where `PhaseMemory` does: counts within phases."""
 
     def __init__(self, tracker: PurposeTracker) -> None:
-        self.tracker = tracker
+        self._tracker = tracker
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        with self.tracker, self.tracker.purpose("activations"):
-            self.tracker.enter(name)
+        with self._tracker, self._tracker.purpose("activations"):
+            self._tracker.enter(name)
             yield
 
 

@@ -9,21 +9,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from lsai_core.prediction.tracker import Moment
+
 SLICES = {"forward": 24, "backward": 40, "optimizer": 8}  # of the step's phases, in their order
 
 
-def timeline(
-    levels: Sequence[tuple[str, int, Counter[str]]], messages: int
-) -> dict[str, list[int]]:
+def timeline(moments: Sequence[Moment], messages: int) -> dict[str, list[int]]:
     """Bytes of each purpose at the highest moment of each slice (`SLICES`), so that the highest
     sum over the purposes is the step's peak.
 
-    `levels`: phase, number of events so far and bytes by purpose (`PurposeTracker.levels`).
-    `messages`: bytes that are on their way in the forward and the backward pass.
+    `moments`: `PurposeTracker.levels`. `messages`: bytes that are on their way in the forward and
+    the backward pass.
     """
     highest: list[Counter[str]] = []
     for phase, slices in SLICES.items():
-        found = [(at, bytes_of) for name, at, bytes_of in levels if name == phase]
+        risen = [moment for moment in moments if moment.phase == phase and moment.rose]
+        found = [(moment.events, moment.bytes_of) for moment in risen]
         first, last = (found[0][0], found[-1][0]) if found else (0, 0)
         best = [Counter[str]() for _ in range(slices)]
         for at, bytes_of in found:

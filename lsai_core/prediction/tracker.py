@@ -15,7 +15,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -123,6 +123,16 @@ MEASURING: dict[str, Callable[[tuple[Any, ...]], list[int]]] = {
 }
 
 
+class Moment(NamedTuple):
+    """How things stand at a phase's begin or after a birth (`rose`), or after a death: the number
+    of `events` so far, and the living bytes by purpose."""
+
+    phase: str
+    events: int
+    bytes_of: Counter[str]
+    rose: bool
+
+
 class PurposeTracker(LiveTensors):
     """`LiveTensors` over fake tensors, in allocator bytes, by purpose. `on_gpu=False`: plain bytes,
     no scratch.
@@ -130,8 +140,8 @@ class PurposeTracker(LiveTensors):
     `highest`: bytes by purpose of the highest moment of each phase. `events`: size plus stream
     number (sizes are multiples of 512) of each birth, and -n for the death of what was born as the
     nth. `marks`: how many events came before each phase, and before its first matrix product.
-    `levels`: phase, number of events so far and bytes by purpose after each birth, if a list is
-    there to be filled. `work`: see `work.py`.
+    `levels`: after each birth and death in a phase, if a list is there to be filled. `work`: see
+    `work.py`.
     """
 
     active: ClassVar[PurposeTracker | None] = None
@@ -143,7 +153,7 @@ class PurposeTracker(LiveTensors):
         self.events: list[int] = []
         self.marks: dict[str, int] = {}
         self.work: Counter[str] = Counter()
-        self.levels: list[tuple[str, int, Counter[str]]] | None = None
+        self.levels: list[Moment] | None = None
         self._births = 0
         self._numbers: dict[int, int] = {}  # of living storages
         self._streams: dict[Any, int] = {torch.cpu.current_stream(): 0}
@@ -153,8 +163,6 @@ class PurposeTracker(LiveTensors):
         self._purposes: dict[int, str] = {}
         self._on_host: set[int] = set()
         self._open = ["other"]
-        # Where somebody asks for them: after each birth and death the phase, and bytes by purpose.
-        self.history: list[tuple[str, dict[str, int]]] | None = None
 
     @contextlib.contextmanager
     def purpose(self, name: str) -> Iterator[None]:
@@ -295,16 +303,15 @@ class PurposeTracker(LiveTensors):
         self._on_host.discard(key)
         self._died(key)
         super()._freed(key, reference)
-        self._keep_moment()
+        self._keep_moment(rose=False)
 
-    def _keep_moment(self) -> None:
-        if self.history is not None and self._phase:
-            self.history.append((self._phase, dict(+self._by_purpose)))
+    def _keep_moment(self, rose: bool) -> None:
+        if self.levels is not None and self._phase:
+            bytes_of = self._by_purpose.copy()
+            self.levels.append(Moment(self._phase, len(self.events), bytes_of, rose))
 
     def _note(self) -> None:
-        if self.levels is not None and self._phase:
-            self.levels.append((self._phase, len(self.events), self._by_purpose.copy()))
-        self._keep_moment()
+        self._keep_moment(rose=True)
         if self.live > self._level and self._phase:
             self._level, self.highest[self._phase] = self.live, self._by_purpose.copy()
 
