@@ -59,13 +59,12 @@ def _executed(
     import nbformat
 
     from lsai_lab.report.numbers import COLLECT, collected
-    from lsai_lab.runs.chapters import execute_chapters
-    from lsai_lab.runs.records import find_runs, recorded_runs
+    from lsai_lab.runs.chapters import book_runs, execute_chapters
     from lsai_lab.runs.session import Session
 
     session, build = Session(None), root / "reports" / "_build"
-    runs = [*find_runs(session.runs_root), *recorded_runs(root / "reports")]
-    with contextlib.closing(execute_chapters(session, chapters, build, runs, COLLECT)) as ends:
+    ends = execute_chapters(session, chapters, build, book_runs(session), COLLECT)
+    with contextlib.closing(ends):
         for name, problem in ends:
             notebook = nbformat.read(build / name, as_version=4)  # type: ignore[no-untyped-call]
             yield name, problem, collected(notebook)

@@ -5,7 +5,7 @@ import pandas as pd
 from lsai_core.base.errors import UserError, hint
 from lsai_lab.claims.declared import load_claims
 from lsai_lab.claims.evaluate import evaluate
-from lsai_lab.report.load import recorded
+from lsai_lab.report.load import recorded, studies
 
 
 def judged(*names: str) -> pd.DataFrame:
@@ -15,4 +15,6 @@ def judged(*names: str) -> pd.DataFrame:
     if unknown := [name for name in names if name not in declared]:
         raise UserError(f"there is no claim {unknown[0]!r}{hint(unknown[0], list(declared))}")
     asked = {name: declared[name] for name in names} or declared
-    return evaluate(recorded(), asked).set_index("name")
+    terms = [each for claim in asked.values() for each in (claim.of, claim.over, claim.beside)]
+    wanted = {term.study for term in terms if term is not None} & {*studies()}
+    return evaluate(recorded(*sorted(wanted)), asked).set_index("name")

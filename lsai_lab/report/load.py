@@ -89,12 +89,10 @@ def load(*studies: str | Sequence[str], mine: bool = False) -> pd.DataFrame:
     )
     own = [run for run in own if not asked or run.summary.id.study in asked]
     _say_what_is_left_out(asked, {run.folder for run in own}, mine)
-    committed = [run for name in names for run in _committed(name)] if not mine else []
-    there = {(run.summary.id.study, run.folder.name) for run in committed}
+    committed = [] if mine else _committed_rows(names)
+    there = {(row["study"], Path(row["run"]).name) for row in committed}
     own = [run for run in own if (run.summary.id.study, run.folder.name) not in there]
-    rows = [_row(run, True) for run in own] + sorted(
-        (_row(run, False) for run in committed), key=_place
-    )
+    rows = [_row(run, True) for run in own] + committed
     frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=[*IDENTITY, *ABOUT])
     differs = (
         {str(folder): plain(settings) for folder, settings in differing_settings(own).items()}
@@ -109,8 +107,7 @@ def load(*studies: str | Sequence[str], mine: bool = False) -> pd.DataFrame:
 def recorded(*studies: str) -> pd.DataFrame:
     """The committed runs of `studies` (none: of all), as `load` has them, and no run of yours: what
     the chapters tell, the same on every machine."""
-    runs = [run for name in _known(studies) for run in _committed(name)]
-    rows = sorted((_row(run, False) for run in runs), key=_place)
+    rows = _committed_rows(_known(studies))
     frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=list(IDENTITY))
     return frame.assign(main=_main(frame))
 
@@ -224,9 +221,15 @@ def _rows(run: Run) -> pd.DataFrame:
     return pd.DataFrame([plain(row) for row in run.rows])
 
 
+def _committed_rows(names: Sequence[str | None]) -> list[dict[str, Any]]:
+    """The rows of the committed runs of these studies, each machine's in the order of the study."""
+    return sorted((row for name in names for row in _committed(name)), key=_place)
+
+
 @functools.cache
-def _committed(study: str | None = None) -> list[Run]:
-    return recorded_runs(session().root / "reports", study or "*")
+def _committed(study: str | None = None) -> list[dict[str, Any]]:
+    runs = recorded_runs(session().root / "reports", study or "*")
+    return [_row(run, False) for run in runs]
 
 
 def _row(run: Run, own: bool) -> dict[str, Any]:

@@ -32,8 +32,7 @@ from lsai_lab.report.numbers import COLLECT
 from lsai_lab.report.pages import finish_pages
 from lsai_lab.report.runpages import write_run_pages
 from lsai_lab.report.to_markdown import to_markdown
-from lsai_lab.runs.chapters import book_settings, execute_chapters, read_chapters
-from lsai_lab.runs.records import find_runs, recorded_runs
+from lsai_lab.runs.chapters import book_runs, book_settings, execute_chapters, read_chapters
 from lsai_lab.runs.session import Session
 
 Engine = Literal["auto", "quarto", "pandoc"]
@@ -207,11 +206,7 @@ def update_book(session: Session, out: Path, formats: list[str], engine: Engine)
     """Execute what changed, and render. False if a chapter did not complete or a format could not
     be made."""
     reports, chapters, good = session.root / "reports", read_chapters(session.root), True
-    committed = recorded_runs(reports)
-    known = {run.folder.parts[-2:] for run in committed}
-    runs = [
-        run for run in find_runs(session.runs_root) if run.folder.parts[-2:] not in known
-    ] + committed
+    runs = book_runs(session)
     folders = (reports / name for name in ("files", "data", "explore"))
     for old in (*folders, *reports.glob("*.ipynb")):
         shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)

@@ -21,7 +21,7 @@ from lsai_lab.project.files import load_yaml
 from lsai_lab.project.strip import stripped
 from lsai_lab.runs.driver import cores_shared_by
 from lsai_lab.runs.notebook import execute_notebook
-from lsai_lab.runs.records import Run, run_key
+from lsai_lab.runs.records import Run, find_runs, recorded_runs, run_key
 from lsai_lab.runs.schema import content
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import study_names
@@ -67,6 +67,15 @@ def read_chapters(root: Path) -> dict[str, Path]:
             what = f"{found[name]}, a chapter of reports/_quarto.yml, cannot be read as a notebook"
             raise UserError(f"{what}: {' '.join(str(error).split())[:200]}") from None
     return found
+
+
+def book_runs(session: Session) -> list[Run]:
+    """The runs that a book is made of: the reader's, without those that were committed since, and
+    the committed ones."""
+    committed = recorded_runs(session.root / "reports")
+    known = {run.folder.parts[-2:] for run in committed}
+    own = [run for run in find_runs(session.runs_root) if run.folder.parts[-2:] not in known]
+    return own + committed
 
 
 def report_studies(root: Path) -> list[str]:
