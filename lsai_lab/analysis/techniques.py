@@ -56,6 +56,9 @@ def step_memory(config: TrainConfig, kernel: str) -> pd.DataFrame:
     change = events // 512 * 512  # as the allocator rounds
     dead = events < 0
     change[dead] = -change[~dead][-events[dead] - 1]
+    # Tensors that die together die in any order: here the youngest first.
+    together = np.cumsum(np.r_[0, dead[1:] != dead[:-1]])
+    change = change[np.lexsort((np.where(dead, events, 0), together))]
     start = step.marks["forward"]
     begins = [start, step.marks["backward"], step.marks["optimizer"], len(events) - 1]
     time = np.interp(range(start, len(events)), begins, [0, 1, 2.2, 2.9])
