@@ -5,22 +5,13 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from lsai_core.prediction import memory
 from lsai_lab.predictions.recorded import step_errors
 from lsai_lab.project.files import reading_root
 from lsai_lab.report.predicted import prediction_table, tried_predictions
 
+PARTS = list(memory.PARTS)
 RECORDED, NEW = "recorded runs", "new configurations"
-PARTS = [
-    "weights",
-    "gradients",
-    "optimizer",
-    "activations",
-    "loss",
-    "FSDP buffers",
-    "messages",
-    "kernel scratch",
-    "libraries",
-]
 
 
 def prediction_errors(recorded: pd.DataFrame) -> pd.DataFrame:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from lsai_lab.analysis.intervals import half_width
+from lsai_lab.analysis.losses import paired
 from lsai_lab.analysis.scale import bytes_per_weight
 from lsai_lab.report.load import steps
 
@@ -55,18 +55,12 @@ def changes_by_pair(runs: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> pd.
         ]
         row = {"variant": variant, "reference": reference, "seeds": len(seeds)}
         row |= {"first_steps": max(first), "run": _run(runs, variant, seeds[0])["run"]}
+        both = runs[runs["variant"].isin([variant, reference])]
         for metric in ("train_loss", "validation_loss"):
-            gaps = _gaps(runs, variant, reference, metric)
-            row |= {metric: gaps.mean(), f"{metric}_half": half_width(gaps)}
+            change = paired(both[metric], both, reference).loc[variant]
+            row |= {metric: change["mean"], f"{metric}_half": change["half"]}
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-def _gaps(runs: pd.DataFrame, variant: str, reference: str, metric: str) -> pd.Series:
-    """The differences of a metric, of each seed that both have."""
-    by_seed = runs.set_index("repeat")
-    gaps = by_seed[by_seed["variant"] == variant][metric]
-    return (gaps - by_seed[by_seed["variant"] == reference][metric]).dropna()
 
 
 def largest_models(searches: pd.DataFrame) -> pd.DataFrame:

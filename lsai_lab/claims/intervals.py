@@ -45,11 +45,6 @@ def claim_interval(claim: Claim, rows: pd.DataFrame) -> Interval:
     return max(_intervals(claim, rows), key=lambda found: found.reach)
 
 
-def furthest_difference(claim: Claim, rows: pd.DataFrame) -> pd.Series:
-    """By seed, how far that setting (the name of the series) lies from the base."""
-    return _differences(claim, rows, claim.of.metric[0], [claim_interval(claim, rows).variant])[0]
-
-
 def interval_verdict(claim: Claim, rows: pd.DataFrame) -> str:
     """`held`, `fallen`, `undecided` or `incomplete`, whatever else stands against the claim."""
     found = _intervals(claim, rows)

@@ -7,8 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from lsai_lab.claims.declared import INTERVALS, Claim, load_claims
-from lsai_lab.claims.evaluate import evaluate
+from lsai_lab.claims.declared import INTERVALS, Claim
 
 LATE = ", late"  # set after a run that decides it
 
@@ -108,30 +107,3 @@ def _around(claim: Claim, low: float, high: float) -> str:
     places = max(0, 1 - math.floor(math.log10(half))) if half > 0 else 1
     sign = "−" if round(mean, places) < 0 else "+"
     return f"{sign}{abs(mean):.{places}f}{unit} ± {half:.{places}f}{unit}"
-
-
-def fallen_claims(runs: pd.DataFrame, *studies: str) -> str:
-    """Which claims about `studies` have fallen by the committed `runs` (rows of `lab.load`), and
-    which are not decided, in sentences; empty if all hold."""
-    declared = {
-        name: claim
-        for name, claim in load_claims().items()
-        if claim.study in studies and claim.kind != "withdrawn"
-    }
-    judged = evaluate(runs[~runs["own"].astype(bool)], declared)
-    said = []
-    for verdicts, words in (
-        (["fallen"], "**fell**, in the value or in a single repeat (@tbl-claims)."),
-        (
-            ["undecided", "incomplete"],
-            "are **not decided**: an interval reaches beyond the bound, "
-            "or runs are missing (@tbl-claims).",
-        ),
-    ):
-        rows = claims_table(judged[judged["verdict"].isin(verdicts)], declared)
-        told = "; ".join(
-            f"{row.claim}: {row.measured}, claimed {row.bound}" for row in rows.itertuples()
-        )
-        if told:
-            said.append(f"{len(rows)} of the chapter's {len(judged)} claims {words} {told}.")
-    return " ".join(said)
