@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from conftest import Project
 from test_book import browser  # noqa: F401
-from test_jupyterlab import SHOTS, folder, server  # noqa: F401
+from test_jupyterlab import SHOTS, folder, run_all_cells, server  # noqa: F401
 
 from lsai_lab.report.explore.scripts import NAMES
 
@@ -31,13 +31,7 @@ def test_explorables_open_and_answer_in_jupyterlab(
     page = browser.new_page(viewport={"width": 1400, "height": 1000})
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.goto(f"{server}/lab/tree/notebooks/explore.ipynb?reset")
-    page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=120_000)
-    page.wait_for_function(
-        "() => jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'",
-        timeout=120_000,
-    )
-    page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells'); }")
+    run_all_cells(page, f"{server}/lab/tree/notebooks/explore.ipynb?reset")
     for number, name in enumerate(NAMES):
         cell = page.locator(".jp-CodeCell").nth(number)
         cell.scroll_into_view_if_needed()

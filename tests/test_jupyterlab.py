@@ -98,6 +98,17 @@ def server(folder: Project) -> Iterator[str]:
         process.wait(120)
 
 
+def run_all_cells(page: Any, url: str) -> None:
+    """Open a notebook, wait for its kernel, and run it from top to bottom."""
+    page.goto(url)
+    page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=120_000)
+    page.wait_for_function(
+        "() => jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'",
+        timeout=120_000,
+    )
+    page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells'); }")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", sorted(path.stem for path in (CHECKOUT / "notebooks").glob("*.ipynb"))
@@ -112,13 +123,7 @@ def test_a_notebook_runs_in_the_browser(
     complaints: list[str] = []
     page.on("console", lambda message: message.type == "error" and complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.goto(f"{server}/lab/tree/notebooks/{name}.ipynb?reset")
-    page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=120_000)
-    page.wait_for_function(
-        "() => jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'",
-        timeout=120_000,
-    )
-    page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells'); }")
+    run_all_cells(page, f"{server}/lab/tree/notebooks/{name}.ipynb?reset")
     texts, pictures, deadline = set(), set(), time.monotonic() + 400
     while time.monotonic() < deadline:
         cells = page.evaluate(CELLS)

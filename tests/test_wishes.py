@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from conftest import CHECKOUT, Project, write_corpus, write_run
+from test_own_techniques import SIGN
 
 LINES = 6
 IMPORT = "import lsai_lab as lab\n"
@@ -92,25 +93,6 @@ CONSOLE = {
         "predict --model llama3.2-1b --gpu 24GB --largest-batch",
     ],
 }
-SIGN = """
-import torch
-
-from lsai_core.optimizers.base import Optimizer, decayed
-
-
-class Sign(torch.optim.Optimizer):
-    def __init__(self, groups, lr):
-        super().__init__(groups, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.add_(parameter.grad.sign(), alpha=-group["lr"])
-
-
-OPTIMIZER = Optimizer(lambda parameters, optim: Sign(decayed(parameters, optim), optim.lr))
-"""
 # Runs every wish in a namespace of its own and prints what each showed, or its error.
 RUNNER = """
 import contextlib, io, json, sys
