@@ -76,6 +76,7 @@ Analysis, from frames to frames and numbers:
     memory_terms, step_memory            what fills the memory, by formula; a simulated step's
     single_changes                       pairs of settings that differ in one property
     levers, gain_range, compile_pays     what each change gains; from which step compiling pays
+    TensorTraffic                        the large tensors that eager operators read and write
     class_times, waterfall               a step's time by class of kernel, down to the ideal step
     matmul_rates, same_kernels           the matmuls of a step: their speed; whether two runs share
     ideal_of                             the least time that a run's step could take
@@ -88,10 +89,8 @@ Claims:
     judged                               claims by name, judged by the recorded runs
     load_claims, evaluate                what is claimed, and how runs judge it
     claims_table, claim_value            judged claims as a table; a number in a claim's unit
-    fallen_claims                        those that fell, as a sentence
     claim_interval                       of a claim on losses: the setting whose interval reaches
                                          furthest, with mean, half the joint interval and seeds
-    furthest_difference                  of the same setting the differences, seed by seed
 
 Predictions:
 
@@ -219,6 +218,7 @@ _FACE = {
         "tokens_to_fill",
     ),
     "lsai_lab.analysis.techniques": ("memory_terms", "single_changes", "step_memory"),
+    "lsai_lab.analysis.tensor_traffic": ("TensorTraffic",),
     "lsai_lab.analysis.step_time": (
         "class_times",
         "compile_pays",
@@ -289,8 +289,8 @@ _FACE = {
     "lsai_lab.benches.attention_table": ("choices_of",),
     "lsai_lab.claims.declared": ("load_claims",),
     "lsai_lab.claims.evaluate": ("evaluate",),
-    "lsai_lab.claims.intervals": ("claim_interval", "furthest_difference"),
-    "lsai_lab.claims.words": ("claim_value", "claims_table", "fallen_claims"),
+    "lsai_lab.claims.intervals": ("claim_interval",),
+    "lsai_lab.claims.words": ("claim_value", "claims_table"),
     "lsai_lab.predictions.recorded": ("estimator_errors", "step_errors"),
 }
 __all__ = ["style", *(name for names in _FACE.values() for name in names)]
