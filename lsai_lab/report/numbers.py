@@ -115,11 +115,11 @@ def rewritten(text: str, numbers: Mapping[str, str], file: str = "") -> str:
 
 
 def bound(text: str, numbers: Mapping[str, Number]) -> str:
-    """`text` as the book has it: each number as it was computed, a link to its run if it has
-    one."""
+    """`text` as the book has it: each number as it was computed, a link to its run if it has one;
+    as it is written where nothing was computed."""
     for link in reversed(list(_links(text))):
-        computed = numbers.get(link["name"])
-        if link["file"] or computed is None:
+        computed = numbers.get(link["name"], Number(link["text"]))
+        if link["file"]:
             continue
         shown = f"[{computed}](runs/{computed.run}.html)" if computed.run else str(computed)
         text = text[: link.start()] + shown + text[link.end() :]
