@@ -49,7 +49,8 @@ What a reader sees:
 
 Your machine:
 
-    own_runs, own_counts, own_rates      your runs; how they ended; the rates of your machine
+    own_runs, own_counts, own_ends       your runs; how they ended, and why
+    own_rates                            the rates of your machine
     own_ratios, own_chart                your ratios beside the recorded ones
 
 Analysis, from frames to frames and numbers:
@@ -162,7 +163,14 @@ _FACE = {
     "lsai_lab.report.drawings": ("draw",),
     "lsai_lab.report.heatmap": ("number_map",),
     "lsai_lab.report.judged": ("judged",),
-    "lsai_lab.report.yours": ("own_runs", "own_counts", "own_rates", "own_ratios", "own_chart"),
+    "lsai_lab.report.yours": (
+        "own_runs",
+        "own_counts",
+        "own_ends",
+        "own_rates",
+        "own_ratios",
+        "own_chart",
+    ),
     "lsai_lab.report.explore.show": ("explore",),
     "lsai_lab.report.style": ("PALETTE", "MARKERS", "series_style"),
     "lsai_lab.report.predicted": (

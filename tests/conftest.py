@@ -30,11 +30,13 @@ from typing import Any
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
 
+import nbformat
 import numpy as np
 import psutil
 import pytest
 import torch
 import yaml
+from nbformat.v4 import new_markdown_cell, new_notebook
 
 from lsai_core.base.files import deep_merge, read_jsonl
 from lsai_core.base.limits import cpu_cores
@@ -300,6 +302,8 @@ def make_project(
         *(root / "params" / "profiles").glob("*"),
     ]:
         path.unlink()
+    front = new_notebook(cells=[new_markdown_cell("# Front {#sec-summary}")])
+    nbformat.write(front, root / "notebooks" / "00-summary.ipynb")
     project = Project(root)
     config = tiny().model_dump(mode="json", include={*tiny().model_fields_set} - {"model"})
     config |= {"model": TINY_MODEL, "data": {"source": f"file:{corpus}", "vocab_size": 320}}
@@ -339,8 +343,8 @@ def make_project(
     ):
         shutil.copy(path, root / "reports")
     report = yaml.safe_load((root / "reports" / "_quarto.yml").read_text())
-    # of the studies that this project has
-    report["book"]["chapters"] = ["index.ipynb", "15-memory.ipynb"]
+    # no chapter tells records, which this project has none of
+    report["book"]["chapters"] = ["index.ipynb", "65-yours.ipynb"]
     project.write_yaml("reports/_quarto.yml", report)
     project.write_yaml("params/profiles/cpu.yaml", {"profile": "cpu", "description": "test"})
     project.write_yaml(

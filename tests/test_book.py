@@ -698,7 +698,7 @@ def test_only_what_changed_is_executed_again(new_project: Callable[..., Project]
     load = (
         'import lsai_lab as lab\nlab.table(lab.load("memory")[["variant", "tokens_per_s", "run"]])'
     )
-    write_notebook(project.root / "notebooks" / "15-memory.ipynb", load)
+    write_notebook(project.root / "notebooks" / "65-yours.ipynb", load)
     folder = write_run(
         project.root / "reports" / "recorded" / "box",
         "memory",
@@ -722,8 +722,8 @@ def test_only_what_changed_is_executed_again(new_project: Callable[..., Project]
         )
 
     build = project.root / "reports" / "_build"
-    assert executed() == ["15-memory", "index"]
-    html = (project.root / "out" / "15-memory.html").read_text()
+    assert executed() == ["65-yours", "index"]
+    html = (project.root / "out" / "65-yours.html").read_text()
     assert "1234" in html and f"runs/box/memory/{folder.name}.html" in html
     assert (project.root / "out" / "runs" / "box" / "memory" / f"{folder.name}.html").exists()
     assert executed() == []
@@ -733,10 +733,10 @@ def test_only_what_changed_is_executed_again(new_project: Callable[..., Project]
     assert executed() == [], "outputs saved in a notebook change nothing"
     row = {"step": 0, "loss": 1.0, "step_ms": 9.0, "tokens_in_step": 900, "tokens_per_s": 1e5}
     (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    assert executed() == ["15-memory"]
+    assert executed() == ["65-yours"]
     with (project.root / "params" / "studies" / "memory.yaml").open("a") as file:
         file.write("\n")
-    assert executed() == ["15-memory", "index"], "any chapter may read a file of parameters"
+    assert executed() == ["65-yours", "index"], "any chapter may read a file of parameters"
 
 
 def test_the_table_of_what_fits_is_what_is_predicted() -> None:

@@ -117,7 +117,7 @@ def test_each_run_has_a_page_that_shows_how_it_ended(hazards: Hazards) -> None:
         text = str([cell.outputs for cell in notebook.cells if cell.cell_type == "code"])
         assert f"outcome: {run.summary.outcome}" in text
         if run.summary.outcome != "ok":
-            assert f"This run ended as **{run.summary.outcome}**" in text
+            assert f"This run ended as {run.summary.outcome}" in text
         assert str(hazards.project.root) not in str([cell.source for cell in notebook.cells])
 
 
@@ -134,6 +134,7 @@ def test_a_report_without_running_shows_how_every_run_ended(hazards: Hazards) ->
     # Quarto makes one of each chapter
     pages = "".join(path.read_text() for path in folder.glob("*.html"))
     page = html.unescape(re.sub(r"<[^>]+>", "", pages)).replace("’", "'")
+    page = " ".join(page.split())  # lines are broken anywhere
     for name, run in hazards.after_second.items():
         if run.summary.outcome != "ok":
             reason = str(run.summary.reason).split("(")[0].split(";")[0][:20]

@@ -201,7 +201,7 @@ def test_the_report_is_rendered_when_the_study_has_ended(
     jobs, job, report, _ = preempted
     state = ended(report)
     assert state.exit_code == "0:0", jobs.log(report)
-    assert "long" in (jobs.project.root / "reports/_output/index.html").read_text()
+    assert "long" in (jobs.project.root / "reports/_output/65-yours.html").read_text()
     row = jobs.rows()[report]
     assert (row["what"], row["state"], row["outcome"]) == ("report", "COMPLETED", "ok")
     row = jobs.rows()[job]

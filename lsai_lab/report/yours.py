@@ -25,16 +25,22 @@ def own_runs() -> pd.DataFrame:
 
 
 def own_counts(own: pd.DataFrame) -> pd.DataFrame:
-    """A row a study: how many runs there are, how they ended, and why the first that did not end
-    well did not."""
+    """A row a study: how many runs there are, and how they ended."""
     rows = []
     for name, runs in own.groupby("study", sort=False):
-        bad = runs[~runs["outcome"].isin(["ok", "oom"])]
-        row = {"study": name, "runs": len(runs), "ended well": int((runs["outcome"] == "ok").sum())}
-        row |= {"out of memory": int((runs["outcome"] == "oom").sum()), "others": len(bad)}
-        rows.append(row | {"the first reason": bad["reason"].iloc[0] if len(bad) else None})
-    columns = ["study", "runs", "ended well", "out of memory", "others", "the first reason"]
-    return pd.DataFrame(rows, columns=columns)
+        ends = runs["outcome"].value_counts()
+        good, oom = (int(ends.get(end, 0)) for end in ("ok", "oom"))
+        row = {"study": name, "runs": len(runs), "ended well": good, "out of memory": oom}
+        rows.append(row | {"others": len(runs) - good - oom})
+    return pd.DataFrame(rows, columns=["study", "runs", "ended well", "out of memory", "others"])
+
+
+def own_ends(own: pd.DataFrame) -> pd.DataFrame:
+    """A row a run that did not end well: `study`, `run` (its setting, a link), how it `ended`."""
+    bad = own[own["outcome"] != "ok"].fillna({"reason": "no reason is known"})
+    ended = "ended as " + bad["outcome"] + ": " + bad["reason"]
+    rows = pd.DataFrame({"study": bad["study"], "setting": bad["label"], "part": bad["part"]})
+    return rows.assign(ended=ended, run=bad["run"])
 
 
 def own_rates() -> pd.DataFrame:
