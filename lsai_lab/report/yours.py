@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lsai_core.base.errors import UserError
-from lsai_lab.analysis.summary import summarize
+from lsai_lab.analysis.summary import relative, summarize
 from lsai_lab.report.charts import COLORS, panels
 from lsai_lab.report.load import load, recorded, study
 
@@ -36,7 +36,7 @@ def own_counts(own: pd.DataFrame) -> pd.DataFrame:
 
 
 def own_ends(own: pd.DataFrame) -> pd.DataFrame:
-    """A row a run that did not end well: `study`, `run` (its setting, a link), how it `ended`."""
+    """A row a run that did not end well: `study`, `setting`, `part`, how it `ended`, `run`."""
     bad = own[own["outcome"] != "ok"].fillna({"reason": "no reason is known"})
     ended = "ended as " + bad["outcome"] + ": " + bad["reason"]
     rows = pd.DataFrame({"study": bad["study"], "setting": bad["label"], "part": bad["part"]})
@@ -93,12 +93,11 @@ def _baseline(name: str) -> str | None:
 
 def _relative(runs: pd.DataFrame, baseline: str | None) -> pd.DataFrame:
     """A row a setting, with its speed and memory over those of `baseline` on the same machine."""
-    if runs.empty or baseline is None:
+    if runs.empty or baseline not in set(runs["variant"]):
         return pd.DataFrame(columns=["variant", *_METRICS])
     rows = summarize(runs, list(_METRICS.values()))
-    base = rows[rows["variant"] == baseline].drop_duplicates("machine").set_index("machine")
     for what, metric in _METRICS.items():
-        rows[what] = rows[metric] / rows["machine"].map(base[metric])
+        rows[what] = relative(rows, metric, baseline)
     return rows.dropna(subset=list(_METRICS), how="all")
 
 
