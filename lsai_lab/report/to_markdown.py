@@ -8,6 +8,8 @@ settings, an included file or the end of a box. What Markdown itself can carry (
 both engines run over the parsed text.
 """
 
+import contextlib
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -132,7 +134,9 @@ def _markdown(output: Any, picture: Path, alt: str) -> str:
     shown = data.get(EXPLORE_MIME)
     explored = isinstance(shown, dict) and shown.get("name") in NAMES
     if explored:
-        write_page_files(shown["name"], shown.get("data"), picture.parents[1] / "explore")
+        with contextlib.suppress(TypeError, ValueError):  # of a damaged one the picture stays
+            kept = json.loads(shown.get("data"))
+            write_page_files(shown["name"], kept, picture.parents[1] / "explore")
         alt = str(shown["name"])
     if "text/markdown" in data:
         text = "\n".join(data["text/markdown"].splitlines())  # also at CR, form feeds and U+2028

@@ -2,7 +2,6 @@ import { COLORS, between, chart, count, digits, explorable, gib, legend, mixed, 
 
 export const draw = (el, data, ask) => {
   const { rows, gpus, parts, slices, models, states, checkpoints } = data;
-  const phases = ["forward", "backward", "optimizer"];  // keys of the data may come sorted
   const lengths = [...new Set(rows.map((row) => row.tokens))].sort((a, b) => a - b), last = lengths.at(-1);
   const first = Math.log2(lengths[0]), color = (name) => COLORS[parts.indexOf(name)] ?? "#9aa0a6";
   const whole = (row) => {  // a cause that does not change is one number
@@ -11,9 +10,10 @@ export const draw = (el, data, ask) => {
     }
     return row;
   };
-  let waiting; const answers = new Map();  // what Python predicted, by question
+  const answers = new Map();  // what Python predicted, by question
   const total = sum(Object.values(slices));
   for (const row of rows) whole(row);
+  let waiting;
   const lookup = (asked) => {
     const kept = answers.get(JSON.stringify(asked));
     if (kept) return [kept, "predicted"];
@@ -60,8 +60,8 @@ export const draw = (el, data, ask) => {
     const levels = Array.from({ length: total }, (_, at) => sum(Object.values(found.timeline).map((line) =>
       line[at]))).map((tenths) => tenths / 10);
     const peak = sum(Object.values(found.parts)), top = levels.indexOf(Math.max(...levels));
-    const bounds = phases.map((name) => slices[name]).reduce((ends, part) => [...ends, ends.at(-1) + part], [0]);
-    const phase = phases[bounds.findIndex((end, at) => top < bounds[at + 1])];
+    const bounds = Object.values(slices).reduce((ends, part) => [...ends, ends.at(-1) + part], [0]);
+    const phase = Object.keys(slices)[bounds.findIndex((end, at) => top < bounds[at + 1])];
     const words = { forward: "forward pass", backward: "backward pass", optimizer: "update" };
     const verdict = found.needs <= usable ? `It fits one ${now.gpu} with ${gib(most - found.needs)} GiB to spare.`
       : found.least <= most ? `It is tight on one ${now.gpu}: try it.`
@@ -71,7 +71,7 @@ export const draw = (el, data, ask) => {
       + `of ${gib(memory)} (${how}).`);
     const high = 1.12 * Math.max(memory, ...levels);
     const plot = chart(page.width, Math.min(340, 0.62 * page.width + 60), { x: [0, total - 1], y: [0, high],
-      ylabel: "GiB", xticks: phases.map((name, at) => [(bounds[at] + bounds[at + 1] - 1) / 2,
+      ylabel: "GiB", xticks: Object.keys(slices).map((name, at) => [(bounds[at] + bounds[at + 1] - 1) / 2,
         page.width > 500 ? words[name] : words[name].split(" ")[0]]), label: `Memory over a step: the peak is ${gib(peak)} GiB `
         + `${where}; the GPU has ${gib(memory)} GiB` });
     const height = levels.map(() => 0), fold = (heights) => heights.map((size, at) => [at, size]);

@@ -13,7 +13,8 @@ from typing import Any
 
 from lsai_core.base.files import write_text
 
-MIME = "application/vnd.lsai.explore+json"  # of a notebook's output: {"name", "title", "data"}
+# Of a notebook's output: {"name", "title", "data"}, the data as a text of JSON.
+MIME = "application/vnd.lsai.explore+json"
 FOLDER = Path(__file__).parent
 NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.js") if path.stem != "draw"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import json
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,7 +29,8 @@ def explore(name: str) -> None:
     module = module_of(name)
     data = module.data()
     picture = _drawn(module.picture(data))
-    bundle = {MIME: {"name": name, "title": module.TITLE, "data": data}, **picture}
+    kept = json.dumps(data, allow_nan=False)  # as a text: notebooks sort the keys of a mapping
+    bundle = {MIME: {"name": name, "title": module.TITLE, "data": kept}, **picture}
     widget = _widget(name, data, getattr(module, "answer", None))
     if widget is not None:
         bundle |= widget._repr_mimebundle_()[0]
