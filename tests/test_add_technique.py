@@ -301,6 +301,8 @@ def test_a_variant_is_a_line_of_yaml(tree: Path, corpus: Path) -> None:
             tree / name,
             ignore=shutil.ignore_patterns("recorded", "_output", "_build", ".*"),
         )
+    bounds = "reports/recorded/bounds.json"  # a tree without git's history has its dates from here
+    link(CHECKOUT / bounds, tree / bounds)
     studies = list((CHECKOUT / "reports/recorded").glob("*/*"))
     for folder in (folder for folder in studies if folder.name != "memory"):
         link(folder, tree / folder.relative_to(CHECKOUT))

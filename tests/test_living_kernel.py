@@ -208,7 +208,7 @@ def test_an_edit_between_opening_and_executing_is_refused_in_one_line(kernel: Ke
 
 @pytest.mark.slow
 def test_settings_that_the_kernel_imported_before_an_edit_are_refused(kernel: Kernel) -> None:
-    path = kernel.project.root / "lsai_core" / "config.py"
+    path = kernel.project.root / "lsai_core" / "config" / "train.py"
     text, field = path.read_text(), "    grad_accum: int = "
     kernel.run("run = opened(seed=5)")  # the kernel knows the settings as they were
     try:
