@@ -32,6 +32,7 @@ from lsai_lab.report.numbers import COLLECT
 from lsai_lab.report.pages import finish_pages
 from lsai_lab.report.runpages import write_run_pages
 from lsai_lab.report.to_markdown import to_markdown
+from lsai_lab.report.unchanged import book_state, is_as
 from lsai_lab.runs.chapters import book_runs, book_settings, execute_chapters, read_chapters
 from lsai_lab.runs.session import Session
 
@@ -205,6 +206,21 @@ def _call(*command: object, input: str | None = None, cwd: Path | None = None) -
 def update_book(session: Session, out: Path, formats: list[str], engine: Engine) -> bool:
     """Execute what changed, and render. False if a chapter did not complete or a format could not
     be made."""
+    results = [out / {"html": HTML, "pdf": PDF}[name] for name in sorted(formats)]
+    state = book_state(session, out.resolve(), results, find_quarto(engine), pypandoc.__file__)
+    stamp = session.root / "reports" / "_build" / f"made.{'.'.join(sorted(formats))}"
+    if is_as(stamp, state, results):
+        for result in results:
+            print(f"report: {result} (unchanged)", flush=True)
+        return True
+    good = _execute_and_render(session, out, formats, engine)
+    if good:
+        write_text(stamp, state)
+    return good
+
+
+def _execute_and_render(session: Session, out: Path, formats: list[str], engine: Engine) -> bool:
+    """The same, whether or not anything changed."""
     reports, chapters, good = session.root / "reports", read_chapters(session.root), True
     runs = book_runs(session)
     folders = (reports / name for name in ("files", "data", "explore"))

@@ -17,6 +17,7 @@ from lsai_lab.predictions.recorded import table_path
 from lsai_lab.report.explore import fits
 from lsai_lab.report.explore.scripts import write_page_files
 from lsai_lab.report.step import SNAPSHOT, TRACE, pictures
+from lsai_lab.report.unchanged import code_files, files_state, is_as
 from lsai_lab.report.values import shown
 from lsai_lab.runs.records import Run, page_name
 from lsai_lab.runs.study import labels
@@ -35,8 +36,16 @@ _LINK = Markup('<a href="{}.html">{}</a>')
 
 
 def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
-    """Write `runs/index.html`, `runs/fits.html` and each run's page anew; a run with a damaged
-    record is listed as that."""
+    """Write `runs/index.html`, `runs/fits.html` and each run's page, all anew if anything of them
+    changed; a run with a damaged record is listed as that."""
+    of_runs = [file for run in runs for file in run.folder.iterdir()]
+    params = (reports.parent / "params").rglob("*.yaml")
+    predicted = (reports / "recorded" / "predictions").glob("*.*")
+    others = [reports / "run.html", *params, *predicted, *code_files()]
+    state = files_state([*of_runs, *others], [str(run.folder) for run in runs])
+    stamp = reports / "_build" / "made.runs"
+    if is_as(stamp, state, [reports / "runs" / "index.html"]):
+        return write_page_files("fits", fits.data(reports.parent), reports / "explore")
     environment = jinja2.Environment(autoescape=True, loader=jinja2.FileSystemLoader(reports))
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}  # in the order given
     template = environment.get_template("run.html")
@@ -71,6 +80,7 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
         heading = "All predictions (GiB by cause)"
         write("runs/fits.html", "Will it fit?", {heading: table}, explore="fits")
     write_page_files("fits", fits.data(reports.parent), reports / "explore")
+    write_text(stamp, state)
 
 
 def _step(run: Run) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import nbformat
 import yaml
 
 from lsai_core.base.files import write_json, write_text
@@ -39,6 +38,8 @@ def to_markdown(executed: Path, target: Path, problem: str | None = None) -> str
     `problem` says why the chapter did not complete; it is shown below the title. Returns `problem`,
     or why the notebook cannot be read, or None.
     """
+    import nbformat  # takes a second, which a report that changed nothing can do without
+
     texts, codes = list[str](), list[str]()
     try:
         notebook = nbformat.read(executed, as_version=4)  # type: ignore[no-untyped-call]

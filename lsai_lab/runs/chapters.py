@@ -5,6 +5,8 @@ A chapter is executed again when its cells, the parameters, a record of a study 
 the code that it imports has changed.
 """
 
+import functools
+import hashlib
 import json
 import re
 from collections.abc import Generator
@@ -109,13 +111,19 @@ def execute_chapters(
             stop.deadline = 0.0  # ends those that are running
 
 
-def _content(file: Path) -> bytes | str:
-    """What a file holds; of one that nobody reads, because it is no plain file or too large, only
-    that."""
+def _digest(file: Path) -> str:
+    """A hash of what a file holds; of one that nobody reads, because it is no plain file or too
+    large, only that."""
     try:
-        return content(file)
-    except (UserError, FileNotFoundError) as error:
+        found = file.stat()
+        return _digest_at(file, found.st_size, found.st_mtime_ns)
+    except (OSError, UserError) as error:
         return str(error)
+
+
+@functools.lru_cache(maxsize=100_000)  # a run is shown by several chapters
+def _digest_at(file: Path, size: int, changed: int) -> str:
+    return hashlib.sha256(content(file)).hexdigest()
 
 
 def _execute(
@@ -146,7 +154,7 @@ def _execute(
     )
     code = code_hash(closure(["lsai_lab", *re.findall(r"(?:from|import) (lsai_[\w.]+)", cells)]))
     key = run_key(
-        {str(file): _content(file) for file in files},
+        {str(file): _digest(file) for file in files},
         cells + last_cell,
         code,
         str(session.profile_name),
