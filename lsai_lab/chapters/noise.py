@@ -106,7 +106,7 @@ def sessions(runs: pd.DataFrame) -> pd.DataFrame:
 
 def all_claims(judged: pd.DataFrame, places: Mapping[str, str]) -> pd.DataFrame:
     """Every claim of `lab.judged()` in words, those that did not hold first, then by `places`
-    (study -> section): `claim`, `verdict` (fallen is said *failed*), `bound`, `measured`,
+    (claim or study -> section): `claim`, `verdict` (fallen is said *failed*), `bound`, `measured`,
     `bound set`, `first run`, `section`, `run`."""
     declared = load_claims()
     found = judged.reset_index()
@@ -116,8 +116,10 @@ def all_claims(judged: pd.DataFrame, places: Mapping[str, str]) -> pd.DataFrame:
     folder = reading_root() / "reports" / "recorded"
     known = [list(runs) if isinstance(runs, (list, tuple)) else [] for runs in found["runs"]]
     rows["run"] = [str(folder / runs[0]) if runs else None for runs in known]
-    studies = [declared[name].study for name in found["name"]]
-    rows["section"] = [places.get(str(study), places[""]) for study in studies]
+    studies = {name: str(declared[name].study) for name in found["name"]}
+    rows["section"] = [
+        places.get(name, places.get(study, places[""])) for name, study in studies.items()
+    ]
     states = found["name"].str.startswith("states_")
     rows["section"] = rows["section"].mask(states, places["states"])
     order = rows["section"].map([*dict.fromkeys(places.values())].index)
