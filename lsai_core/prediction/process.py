@@ -53,6 +53,17 @@ def one_of(config: TrainConfig, rank: int) -> Iterator[None]:
             yield
     finally:
         dist.destroy_process_group()
+        _forget()
+
+
+def _forget() -> None:
+    """Clear what DTensor keeps of a mesh, which holds for one process and its groups alone."""
+    from torch.distributed.tensor import _redistribute
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    _clear_sharding_prop_cache()
+    for name in ("_gen_transform_infos",):
+        getattr(getattr(_redistribute, name, None), "cache_clear", lambda: None)()
 
 
 def _unseen(shapes_of: Any) -> Any:
@@ -103,11 +114,29 @@ def _reduced(_state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch
     return future
 
 
-@contextlib.contextmanager
-def named_messages(tracker: PurposeTracker) -> Iterator[None]:
-    """While it is open, what a pipeline receives in is named so."""
-    from torch.distributed.pipelining import stage
+class _Sent(list[Any]):
+    """Work of a process group, which holds what it sends and receives until nobody waits for it."""
 
-    name = "_make_tensor_from_meta"
-    with patch.object(stage, name, named(tracker, "messages", getattr(stage, name))):
+    tensors: list[torch.Tensor]
+
+
+def _holding(send: Any) -> Any:
+    def call(operations: list[dist.P2POp], *others: Any, **options: Any) -> _Sent:
+        work = _Sent(send(operations, *others, **options))
+        work.tensors = [operation.tensor for operation in operations]
+        return work
+
+    return call
+
+
+@contextlib.contextmanager
+def messages_between_stages(tracker: PurposeTracker) -> Iterator[None]:
+    """While it is open, what a pipeline receives in is named so, and what is on its way lives."""
+    from torch.distributed.pipelining import schedules, stage
+
+    buffer, send = "_make_tensor_from_meta", "_batch_p2p"
+    with (
+        patch.object(stage, buffer, named(tracker, "messages", getattr(stage, buffer))),
+        patch.object(schedules, send, _holding(getattr(schedules, send))),
+    ):
         yield

@@ -49,7 +49,7 @@ from lsai_core.prediction.fake_kernels import (
     update_on_gpu,
     update_on_host,
 )
-from lsai_core.prediction.process import SharingTracker, connect_alone, named_messages, one_of
+from lsai_core.prediction.process import SharingTracker, connect_alone, messages_between_stages, one_of
 from lsai_core.prediction.purposes import name_gradients_and_buffers, named
 from lsai_core.prediction.timeline import timeline
 from lsai_core.prediction.tracker import Moment, PurposeTracker
@@ -178,7 +178,7 @@ class _Simulation:
                 for tensor in (*model.parameters(), *kept_states(optimizer)):
                     tracker.move_to_host(tensor)
             self._watch(model)
-            with named_messages(tracker):
+            with messages_between_stages(tracker):
                 step.train_step(
                     model,
                     optimizer,
