@@ -64,8 +64,9 @@ class Simulated:
     """Bytes of one process: the peak of each phase, the largest of them, and how that one divides
     over purposes.
 
-    `events`: all births and deaths (see `PurposeTracker`); `marks`: how many came before the
-    weights, the optimizer's states, the step's input ("activations"), and its phases. `work`: of
+    `events`: all births and deaths (see `PurposeTracker`); `marks`: how many births came before
+    buckets for gradients, the optimizer's states and the step's input ("activations") were made,
+    and how many events before the phases. `work`: of
     one or two micro-batches (see `work.py`). `timeline`: by purpose the bytes at the highest moment
     of each slice of the step (see `timeline.py`).
     """
@@ -157,10 +158,9 @@ class _Simulation:
         model, mesh = self._shaped()
         with self._fakes(allow_non_fake_inputs=True):
             model.to_empty(device=CPU)
-            tracker.marks["weights made"] = 0
             with tracker.purpose("weights"):
                 tracker.add([model])
-            tracker.marks["gradients made"] = len(tracker.events)
+            tracker.marks["gradients made"] = tracker.births
             if mesh is not None:
                 connect_alone(model, config, mesh, tracker)
             optimizer = self._optimizer(model)
@@ -171,7 +171,7 @@ class _Simulation:
             states = kept_states(optimizer) if self._on_gpu else [optimizer]
             seeds = {"optimizer": states, "activations": [tokens]}
             for purpose, kept in seeds.items():
-                tracker.marks[f"{purpose} made"] = len(tracker.events)
+                tracker.marks[f"{purpose} made"] = tracker.births
                 with tracker.purpose(purpose):
                     tracker.add(kept)
             if config.parallel.cpu_offload:
@@ -187,7 +187,7 @@ class _Simulation:
                     # The layers are converted, and no package's context is needed around them.
                     config.model_copy(update={"fp8": Fp8Config()}),
                     CPU,
-                    _Meter(tracker),  # type: ignore[arg-type]
+                    _Meter(tracker, model),  # type: ignore[arg-type]
                     loss_of=self._loss(),
                     update=self._update(),
                 )
@@ -329,11 +329,13 @@ def _contexts(policy: Callable[[], Policy]) -> Any:
 class _Meter:
     """Stands where `PhaseMemory` does: counts within phases."""
 
-    def __init__(self, tracker: PurposeTracker) -> None:
-        self._tracker = tracker
+    def __init__(self, tracker: PurposeTracker, model: Transformer) -> None:
+        self._tracker, self._model = tracker, model
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        for parameter in self._model.parameters():
+            self._tracker.mark(parameter, "weights")  # FSDP2 pads slices when a step begins
         with self._tracker, self._tracker.purpose("activations"):
             self._tracker.enter(name)
             yield

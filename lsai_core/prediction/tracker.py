@@ -174,6 +174,11 @@ class PurposeTracker(LiveTensors):
         finally:
             self._open.pop()
 
+    @property
+    def births(self) -> int:
+        """How many there were so far."""
+        return self._births
+
     @contextlib.contextmanager
     def unseen(self) -> Iterator[None]:
         """What runs inside does not count."""
@@ -332,8 +337,11 @@ class PurposeTracker(LiveTensors):
 
 def by_autograd(frame: Any) -> bool:
     """Whether the backward pass's C++ called, not a Python function in it; torch wraps a dispatch
-    mode's methods."""
-    while frame.f_code.co_filename.endswith(("/eval_frame.py", "/_compile.py")):
+    mode's methods, and one may call its base class's."""
+    wrapped = ("/eval_frame.py", "/_compile.py")
+    while frame.f_code.co_filename.endswith(wrapped) or (
+        frame.f_code.co_name == "__torch_dispatch__"
+    ):
         frame = frame.f_back
     return frame.f_code.co_name == "_engine_run_backward"
 

@@ -11,7 +11,7 @@ from lsai_core.config.train import MOST_TOKENS, TrainConfig
 from lsai_core.prediction.kernel import PACKAGES, kernel_on, packages_here, packages_named
 from lsai_core.prediction.largest import largest_within
 from lsai_core.prediction.memory import Prediction, predict, verdict
-from lsai_core.prediction.roofline import estimate
+from lsai_core.prediction.roofline import estimate, untimed
 from lsai_core.profiling.gpus import OUTSIDE_GIB, Gpu, usable_gib
 from lsai_lab.peers.settings import Peer
 from lsai_lab.peers.trainer_memory import TrainerMemory, predict_as, trainer_memory_of
@@ -136,7 +136,8 @@ def timed(config: TrainConfig, gpu: Gpu, kernel: str | None = None) -> dict[str,
     the fastest."""
     named = config.attention.backend
     time = estimate(config, gpu, kernel or (None if named == "auto" else named))
-    known = (time.step_s, time.tokens_per_s, time.source) if time else (None, None, "none known")
+    unknown = (None, None, untimed(config) or "none known")
+    known = (time.step_s, time.tokens_per_s, time.source) if time else unknown
     return dict(zip(("step s", "tokens/s", "rates"), known, strict=True))
 
 
