@@ -92,16 +92,15 @@ MATRICES, NORMS = 4 * D * D + 3 * D * F, 2 * D  # of a block
 
 
 def test_copies_keep_weights_and_gradients_whole_and_zero1_shares_states() -> None:
-    for kind, states in {"ddp": 2 * N, "zero1": N}.items():
-        shares = []
+    for kind, of_all in {"ddp": 2 * 2 * N, "zero1": 2 * N}.items():
+        states = []
         for rank in (0, 1):
             found = parts_before_update(of(parallel={"kind": kind, "replicate": 2}), rank)
             assert (found["weights"], found["gradients"]) == (4 * N, 4 * N)
-            shares.append(found["optimizer"] // 4)
+            states.append(found["optimizer"])
+        assert 0 <= sum(states) - 4 * of_all <= 2 * SCALARS
         # whole parameters are spread, so that shares differ by the largest at most
-        wanted = states * (1 if kind == "zero1" else 2)
-        assert 0 <= sum(shares) - 2 * wanted // (2 if kind == "zero1" else 2) <= SCALARS
-        assert max(shares) - min(shares) <= 2 * V * D
+        assert max(states) - min(states) <= 2 * 4 * V * D
 
 
 def test_several_micro_batches_hold_gradients_beside_their_buckets() -> None:
@@ -159,7 +158,7 @@ def test_a_process_of_a_pipeline_keeps_its_stages_layers() -> None:
 def test_earlier_stages_keep_more_micro_batches() -> None:
     config = of(model={"n_layers": 4}, parallel={"pp": 4}, grad_accum=8)
     kept = [simulate(config, on="cpu", rank=rank).parts["activations"] for rank in (1, 2)]
-    assert kept[0] > 1.4 * kept[1]
+    assert kept[0] > 1.3 * kept[1]
 
 
 def test_rank_0_and_the_largest_are_told() -> None:

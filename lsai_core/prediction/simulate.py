@@ -334,8 +334,9 @@ class _Meter:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        for parameter in self._model.parameters():
-            self._tracker.mark(parameter, "weights")  # FSDP2 pads slices when a step begins
+        if name == "optimizer":  # FSDP2 padded its slices, which are elsewhere now
+            for parameter in self._model.parameters():
+                self._tracker.mark(parameter, "weights")
         with self._tracker, self._tracker.purpose("activations"):
             self._tracker.enter(name)
             yield
