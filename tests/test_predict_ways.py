@@ -23,7 +23,7 @@ from lsai_core.training.combinations import checked
 from lsai_lab.launch.launch import on_this_machine, torchrun
 
 Facts = dict[str, list[dict[str, Any]]]
-SCALARS = 256  # bytes: counts of steps, what processes ask one another
+SCALARS = 1024  # bytes: counts of steps, what processes ask one another
 
 
 @pytest.fixture(scope="module")
