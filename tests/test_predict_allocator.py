@@ -317,6 +317,7 @@ def test_the_feed_forward_layer_is_followed_chunk_by_chunk(
 
 def test_what_only_the_first_step_takes_stays_reserved() -> None:
     marks = dict.fromkeys(("forward product", "backward product", "optimizer"), 99) | {
+        "gradients made": 1,
         "optimizer made": 1,
         "activations made": 1,
         "forward": 1,

@@ -41,17 +41,7 @@ def empty_sharded(config: TrainConfig, device: torch.device) -> Transformer:
         from lsai_core.parallel.sequence import join
 
         model.share_sequence(join(config, device))
-    if config.parallel.tp > 1 and not config.parallel.sharded:
-        from lsai_core.parallel.tensor import sum_gradients
-
-        sum_gradients(model)
-    if config.parallel.pp > 1:
-        from lsai_core.parallel.pipeline import Pipeline
-
-        pipeline = Pipeline(model, config, mesh["pp"])
-        model.pipeline, model.wrapper = pipeline.step, pipeline.evaluate
-        model.pipeline_group = pipeline.group
-    way_of(config.parallel).wrap(model, config)
+    connect(model, config, mesh)
     return model
 
 
@@ -70,3 +60,18 @@ def share(model: Transformer, config: TrainConfig, device: torch.device) -> Devi
 
         pipeline.keep_own(model, config, mesh["pp"])
     return mesh
+
+
+def connect(model: Transformer, config: TrainConfig, mesh: DeviceMesh) -> None:
+    """Let the passes of a shared model, which has memory by now, go over all its processes."""
+    if config.parallel.tp > 1 and not config.parallel.sharded:
+        from lsai_core.parallel.tensor import sum_gradients
+
+        sum_gradients(model)
+    if config.parallel.pp > 1:
+        from lsai_core.parallel.pipeline import Pipeline
+
+        pipeline = Pipeline(model, config, mesh["pp"])
+        model.pipeline, model.wrapper = pipeline.step, pipeline.evaluate
+        model.pipeline_group = pipeline.group
+    way_of(config.parallel).wrap(model, config)

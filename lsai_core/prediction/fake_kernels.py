@@ -33,6 +33,7 @@ from lsai_core.config.train import Fp8Config, TrainConfig
 from lsai_core.context.methods import ContextParallel, ContextSetting
 from lsai_core.fp8.recipes import convert
 from lsai_core.fp8.scales import Scales
+from lsai_core.model.norm import Norm, whole_weight
 from lsai_core.model.transformer import Transformer
 from lsai_core.optimizers.base import FactorOptimizer, parts_of, pieces
 from lsai_core.prediction.tracker import PurposeTracker
@@ -162,12 +163,12 @@ def _as_it_runs(backend: Backend, *request: Any) -> Tensor:
         ) from None
 
 
-class FusedRMSNorm(nn.RMSNorm):
+class FusedRMSNorm(Norm):
     """torch's own kernel for GPUs, which runs outside of compiled code: keeps the input and one
     fp32 number per row."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight)
+        return rms_norm(x, whole_weight(self))
 
 
 def rms_norm(x_BSD: Tensor, weight_D: Tensor) -> Tensor:

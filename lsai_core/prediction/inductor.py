@@ -26,6 +26,7 @@ from lsai_core.prediction.work import PRODUCTS
 READS, ROW = 4, 1024
 
 _INTO = {name for name in PRODUCTS if "aten" in name}  # operators that write where Inductor says
+_SAME = ("_unsafe_view", "wait_tensor")
 _NOTHING = torch.empty(0)
 
 
@@ -60,7 +61,8 @@ def is_part(node: fx.Node) -> bool:
 def _is_view(node: fx.Node) -> bool:
     if (overload := _overload(node)) is None:
         return is_part(node) and _is_view(node.args[0])  # type: ignore[arg-type]
-    return overload.is_view or "_unsafe_view" in overload.name()
+    # a collective's result is the memory that its kernel was given
+    return overload.is_view or any(name in overload.name() for name in _SAME)
 
 
 def _is_fused(node: fx.Node) -> bool:

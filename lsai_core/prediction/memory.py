@@ -17,14 +17,18 @@ from lsai_core.base.disk_cache import cached_on_disk
 from lsai_core.config.affects import affecting
 from lsai_core.config.precision import weight_dtype
 from lsai_core.config.train import TrainConfig
+from lsai_core.model.transformer import count_parameters, shaped
 from lsai_core.optimizers.build import state_bytes
+from lsai_core.parallel.kinds.zero1 import SpreadOptimizer
 from lsai_core.prediction.allocator import WORKSPACE, Verdict
 from lsai_core.prediction.fake_kernels import FUSED, expected_kernel, is_usual, repeats
+from lsai_core.prediction.process import one_of
 from lsai_core.prediction.replay import Replayed, replay
 from lsai_core.prediction.simulate import Simulated, simulate
 from lsai_core.profiling.gpus import OUTSIDE_GIB, Gpu, usable_gib
 from lsai_core.training.combinations import require_possible
 from lsai_core.training.own_techniques import own_techniques
+from lsai_core.training.step import prepare_optimizer
 
 GIB = 2**30
 LIBRARIES_GIB = 2 * WORKSPACE / GIB
@@ -53,6 +57,7 @@ class Prediction:
     host: float
     work: dict[str, int]  # of one or two micro-batches (`work.py`)
     reserved: float  # what the caching allocator takes from a GPU with memory to spare; 0 on a CPU
+    rank: int = 0  # of the process
     _step: Simulated | None = field(default=None, repr=False, compare=False)
     _drawn: Sequence[float] = field(default=(), repr=False, compare=False)
 
@@ -99,14 +104,55 @@ class Prediction:
 
 
 def predict(
-    config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu", "cpu"] = "gpu"
+    config: TrainConfig,
+    kernel: str | None = None,
+    *,
+    on: Literal["gpu", "cpu"] = "gpu",
+    rank: int | None = None,
 ) -> Prediction:
-    """Predicted memory of `config` on each of its GPUs; nothing is allocated and no GPU is needed.
+    """Predicted memory of `config` on the GPU of process `rank`, by default the one that needs the
+    most; nothing is allocated and no GPU is needed.
 
     `kernel`: the attention kernel, if known; otherwise what `auto` comes to on a current GPU.
     `on="cpu"`: live tensor bytes of a run on a CPU. Raises UserError inside of a distributed run.
     """
     require_possible(config, "predict")
+    ranks = differing_ranks(config) if rank is None else [rank]
+    found = [_of_rank(config, kernel, on, rank) for rank in ranks]
+    return max(found, key=lambda prediction: prediction.peak)
+
+
+def predict_ranks(config: TrainConfig, kernel: str | None = None) -> list[Prediction]:
+    """`predict` for rank 0 and every process that may need another amount."""
+    require_possible(config, "predict")
+    return [_of_rank(config, kernel, "gpu", rank) for rank in differing_ranks(config)]
+
+
+def differing_ranks(config: TrainConfig) -> list[int]:
+    """Rank 0, and the processes that may need more: the stages of a pipeline, the one that keeps
+    the most states. Where tensors are cut into slices, rank 0 has the largest of each."""
+    if config.parallel.pp > 1:
+        return list(range(config.parallel.pp))
+    if config.parallel.kind != "zero1":
+        return [0]
+    asked = {"model": config.model, "optim": config.optim, "parallel": config.parallel}
+    sizes = _shares(json.dumps({name: part.model_dump() for name, part in asked.items()}))
+    return sorted({0, sizes.index(max(sizes))})
+
+
+@functools.lru_cache(maxsize=256)
+def _shares(asked: str) -> list[int]:
+    """How many numbers each process of ZeRO-1 updates."""
+    config = TrainConfig.model_validate(json.loads(asked))
+    with one_of(config, 0):
+        optimizer = prepare_optimizer(shaped(config.model), config)
+    assert isinstance(optimizer, SpreadOptimizer)
+    return optimizer.sizes
+
+
+def _of_rank(
+    config: TrainConfig, kernel: str | None, on: Literal["gpu", "cpu"], rank: int
+) -> Prediction:
     # Reduced to what affects memory, so that runs which differ in the rest are predicted once.
     relevant = affecting(config, "memory")
     # `on` stands for the one, and the other is a name
@@ -115,33 +161,35 @@ def predict(
         kernel = kernel or expected_kernel(config)
         if is_usual(kernel) and config.parallel.cp == 1:
             kernel, relevant["attention"] = FUSED if repeats(kernel) else kernel, {}
-    return _predicted(json.dumps(relevant), kernel, on, json.dumps(own_techniques(config)))
+    own = json.dumps(own_techniques(config))
+    return _predicted(json.dumps(relevant), kernel, on, own, rank)
 
 
 @functools.lru_cache(maxsize=256)
 def _predicted(
-    relevant: str, kernel: str | None, on: Literal["gpu", "cpu"], own: str
+    relevant: str, kernel: str | None, on: Literal["gpu", "cpu"], own: str, rank: int
 ) -> Prediction:
     """`own`: the laboratory's techniques in it, with their hashes; none in most questions."""
     config = TrainConfig.model_validate(json.loads(relevant))
-    question = json.dumps([relevant, kernel, on, *([] if own == "{}" else [own])])
+    question = json.dumps([relevant, kernel, on, rank, *([] if own == "{}" else [own])])
     kept = cached_on_disk(
-        simulate.__module__, question, lambda: asdict(simulate(config, kernel, on=on))
+        simulate.__module__, question, lambda: asdict(simulate(config, kernel, on=on, rank=rank))
     )
-    return prediction_of(config, Simulated(**kept), on)
+    return prediction_of(config, Simulated(**kept), on, rank)
 
 
 def prediction_of(
-    config: TrainConfig, result: Simulated, on: Literal["gpu", "cpu"] = "gpu"
+    config: TrainConfig, result: Simulated, on: Literal["gpu", "cpu"] = "gpu", rank: int = 0
 ) -> Prediction:
-    """What a simulated step of `config` comes to."""
+    """What a simulated step of `config` in process `rank` comes to."""
     libraries = LIBRARIES_GIB if on == "gpu" else 0.0
     known = {name: size / GIB for name, size in result.parts.items()}
     parts = dict.fromkeys(PARTS, 0.0) | known | {"libraries": libraries}
     # Initial values are drawn in fp32, whole, also where a process keeps a slice, which it cuts out
     # before it casts it.
     share = 4 / weight_dtype(config.precision).itemsize
-    drawn = [share * config.parallel.shards, share] if config.parallel.shards > 1 else [share]
+    slices = config.parallel.shards * config.parallel.tp
+    drawn = [share * slices, share] if slices > 1 else [share]
     return Prediction(
         peak=result.peak / GIB + libraries,
         phases={name: size / GIB + libraries for name, size in result.phases.items()},
@@ -149,6 +197,7 @@ def prediction_of(
         host=_host_gib(config),
         work=result.work,
         reserved=replay(result, drawn).reserved / GIB + parts["messages"] if on == "gpu" else 0.0,
+        rank=rank,
         _step=result if on == "gpu" else None,
         _drawn=drawn,
     )
@@ -156,8 +205,6 @@ def prediction_of(
 
 def _host_gib(config: TrainConfig) -> float:
     from lsai_core.model.saved_inputs import host_gib
-    from lsai_core.model.transformer import count_parameters
-
     if not config.parallel.cpu_offload:
         return host_gib(config)
     stored = weight_dtype(config.precision)

@@ -9,6 +9,7 @@ which measures what fused fp8 casts; then steps that are alike.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -66,10 +67,8 @@ def _steps(
     dead = {-event for event in steps[0].events[: marks["forward"]] if event < 0}  # on the host
     before = [event for event in steps[0].events[: marks["forward"]] if event > 0]
     numbered = list(enumerate(before, 1))
-    weights, states = (
-        numbered[: marks["optimizer made"]],
-        numbered[marks["optimizer made"] : marks["activations made"]],
-    )
+    made = [0, *(marks[f"{name} made"] for name in ("gradients", "optimizer", "activations"))]
+    weights, buckets, states = (numbered[a:b] for a, b in itertools.pairwise(made))
 
     def make(which: list[tuple[int, int]]) -> None:
         for number, event in which:
@@ -77,6 +76,7 @@ def _steps(
                 lasting[number] = allocator.malloc(event)
 
     make(weights)
+    make(buckets)
     for _, event in weights:
         for block in reversed([allocator.malloc(int(event * share)) for share in drawn]):
             allocator.free(block)

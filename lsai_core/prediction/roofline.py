@@ -73,10 +73,13 @@ class Estimate:
 
 
 def estimate(config: TrainConfig, gpu: Gpu, kernel: str | None = None) -> Estimate | None:
-    """The estimate of a step's time on `gpu`; None if no rates are known for its dtypes.
+    """The estimate of a step's time on `gpu`; None if no rates are known for its dtypes, or for
+    what its processes exchange (`untimed`).
 
     `kernel`: the attention kernel, where it is known; otherwise the fastest one measured.
     """
+    if untimed(config) is not None:
+        return None
     speed, parallel, (products, count) = Speed(gpu), config.parallel, counted(config, kernel)
     try:
         products_s = sum(
@@ -109,6 +112,24 @@ def estimate(config: TrainConfig, gpu: Gpu, kernel: str | None = None) -> Estima
         tokens=config.batch_size * config.grad_accum * config.seq_len // parallel.cp,
         source="measured rates" if speed.like == gpu else "data sheet",
     )
+
+
+def untimed(config: TrainConfig) -> str | None:
+    """Why the time of a step by this way of sharing the model is not predicted, or None.
+
+    FSDP gathers weights behind products, so that the rate matters little. What other ways exchange
+    lies open, or goes at a rate that nobody has measured.
+    """
+    parallel = config.parallel
+    ways = {
+        f"parallel.kind {parallel.kind}": parallel.kind != "fsdp",
+        "tensor parallelism": parallel.tp > 1,
+        "pipelines": parallel.pp > 1,
+    }
+    for way, asked in ways.items():
+        if asked:
+            return f"not predicted: rates of the collectives of {way} are not measured"
+    return None
 
 
 def counted(

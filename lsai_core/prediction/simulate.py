@@ -17,12 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-from lsai_core.base.errors import UserError
 from lsai_core.config.precision import compute_dtype, residual_dtype, weight_dtype
 from lsai_core.config.train import Fp8Config, TrainConfig
 from lsai_core.context.exchange import IN_FLIGHT_BYTES
@@ -30,14 +29,14 @@ from lsai_core.context.heads import key_heads
 from lsai_core.context.methods import get_method
 from lsai_core.fp8.recipes import linear_names
 from lsai_core.kernels import FakeGpu
-from lsai_core.model.loss import linear_cross_entropy
 from lsai_core.model.recompute import BlockCheckpoint
 from lsai_core.model.transformer import Block, Transformer, shaped
 from lsai_core.optimizers.base import FactorOptimizer, parts_of
-from lsai_core.optimizers.build import build_optimizer, clip_and_update, kept_states, make_states
+from lsai_core.optimizers.build import clip_and_update, kept_states, make_states
 from lsai_core.parallel.adapt import adapt
 from lsai_core.parallel.build import share
 from lsai_core.parallel.sequence import join, setting
+from lsai_core.parallel.tensor import share as share_matrices
 from lsai_core.prediction.compiled import POLICIES, Policy, compiled
 from lsai_core.prediction.fake_kernels import (
     FusedRMSNorm,
@@ -50,13 +49,13 @@ from lsai_core.prediction.fake_kernels import (
     update_on_gpu,
     update_on_host,
 )
+from lsai_core.prediction.process import SharingTracker, connect_alone, messages_between_stages, one_of
 from lsai_core.prediction.purposes import name_gradients_and_buffers, named
 from lsai_core.prediction.timeline import timeline
 from lsai_core.prediction.tracker import Moment, PurposeTracker
 from lsai_core.training import step
 
 CPU = torch.device("cpu")
-MOST_SHARDS = 4096  # FSDP2 cuts each parameter into all of them, of which one is kept
 Plan = Callable[..., Any]  # a compiled block: its tensors and its arguments
 
 
@@ -65,8 +64,9 @@ class Simulated:
     """Bytes of one process: the peak of each phase, the largest of them, and how that one divides
     over purposes.
 
-    `events`: all births and deaths (see `PurposeTracker`); `marks`: how many came before the
-    weights, the optimizer's states, the step's input ("activations"), and its phases. `work`: of
+    `events`: all births and deaths (see `PurposeTracker`); `marks`: how many births came before
+    buckets for gradients, the optimizer's states and the step's input ("activations") were made,
+    and how many events before the phases. `work`: of
     one or two micro-batches (see `work.py`). `timeline`: by purpose the bytes at the highest moment
     of each slice of the step (see `timeline.py`).
     """
@@ -105,6 +105,7 @@ def simulate(
     kernel: str | None = None,
     *,
     on: Literal["gpu", "cpu"] = "gpu",
+    rank: int = 0,
     trainer: Trainer = Trainer(),
     moments: list[tuple[str, dict[str, int]]] | None = None,
 ) -> Simulated:
@@ -115,15 +116,13 @@ def simulate(
     `on="cpu"`: as the run behaves on a CPU, where PyTorch runs compiled code eagerly while memory
     is measured. Raises UserError for an attention backend that cannot run on fake tensors.
     """
-    if config.parallel.kind != "fsdp" or config.parallel.tp * config.parallel.pp > 1:
-        raise UserError("parallel.kind other than fsdp, parallel.tp and pp are not predicted")
-    # From the second micro-batch on all are alike.
-    config = config.model_copy(update={"grad_accum": min(2, config.grad_accum)})
+    if config.parallel.pp == 1:  # from the second micro-batch on all are alike
+        config = config.model_copy(update={"grad_accum": min(2, config.grad_accum)})
     if on == "cpu":
         config = config.model_copy(update={"compile": False})
     kernel = kernel or expected_kernel(config)
     simulation = _Simulation(config, kernel, on == "gpu", trainer)
-    with _world(config), torch.random.fork_rng(devices=[]):
+    with one_of(config, rank), torch.random.fork_rng(devices=[]):
         watched, events, seen = simulation.one_step()
     if moments is not None:
         moments += [(moment.phase, dict(+moment.bytes_of)) for moment in seen]
@@ -143,31 +142,6 @@ def simulate(
     )
 
 
-@contextlib.contextmanager
-def _world(config: TrainConfig) -> Iterator[None]:
-    """A process group as large as the run's whose communication does nothing, of which this process
-    is rank 0."""
-    if not config.parallel.distributed:
-        yield
-        return
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    if (shards := config.parallel.shards) > MOST_SHARDS:
-        raise UserError(
-            f"a model in {shards:,} shards cannot be predicted, at most in {MOST_SHARDS:,}; "
-            f"with parallel.replicate groups of processes hold a copy each"
-        )
-    if dist.is_initialized():
-        raise UserError("a prediction for several processes cannot run inside of a distributed run")
-    dist.init_process_group(
-        "fake", rank=0, world_size=config.parallel.world_size, store=FakeStore()
-    )
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
 class _Simulation:
     """One step's model, optimizer and batch on fake tensors, and what watches them."""
 
@@ -175,49 +149,58 @@ class _Simulation:
         self._config, self._kernel, self._on_gpu = config, kernel, on_gpu
         self._trainer = trainer
         self._fakes = FakeGpu if on_gpu else FakeTensorMode
-        self._tracker = PurposeTracker(on_gpu)
+        self._tracker = SharingTracker(on_gpu)
 
     def one_step(self) -> tuple[PurposeTracker, list[int], list[Moment]]:
         """What watched the step, its events and its moments, both up to the end."""
         config, tracker = self._config, self._tracker
         tracker.levels = levels = list[Moment]()
-        model = self._shaped()
+        model, mesh = self._shaped()
         with self._fakes(allow_non_fake_inputs=True):
             model.to_empty(device=CPU)
+            with tracker.purpose("weights"):
+                tracker.add([model])
+            tracker.marks["gradients made"] = tracker.births
+            if mesh is not None:
+                connect_alone(model, config, mesh, tracker)
             optimizer = self._optimizer(model)
             tokens = torch.empty(
                 config.batch_size * config.grad_accum, config.seq_len + 1, dtype=torch.int64
             )
             # The counts of steps lie on the host, as the project's own optimizer has them.
             states = kept_states(optimizer) if self._on_gpu else [optimizer]
-            seeds = {"weights": [model], "optimizer": states, "activations": [tokens]}
+            seeds = {"optimizer": states, "activations": [tokens]}
             for purpose, kept in seeds.items():
-                tracker.marks[f"{purpose} made"] = len(tracker.events)
+                tracker.marks[f"{purpose} made"] = tracker.births
                 with tracker.purpose(purpose):
                     tracker.add(kept)
             if config.parallel.cpu_offload:
                 for tensor in (*model.parameters(), *kept_states(optimizer)):
                     tracker.move_to_host(tensor)
             self._watch(model)
-            step.train_step(
-                model,
-                optimizer,
-                tokens[:, :-1],
-                tokens[:, 1:],
-                # The layers are converted, and no package's context is needed around them.
-                config.model_copy(update={"fp8": Fp8Config()}),
-                CPU,
-                _Meter(tracker),  # type: ignore[arg-type]
-                loss_of=self._loss(),
-                update=self._update(),
-            )
+            with messages_between_stages(tracker):
+                step.train_step(
+                    model,
+                    optimizer,
+                    tokens[:, :-1],
+                    tokens[:, 1:],
+                    # The layers are converted, and no package's context is needed around them.
+                    config.model_copy(update={"fp8": Fp8Config()}),
+                    CPU,
+                    _Meter(tracker, model),  # type: ignore[arg-type]
+                    loss_of=self._loss(),
+                    update=self._update(),
+                )
             # before the model dies
             return tracker, tracker.events.copy(), levels.copy()
 
     def _optimizer(self, model: Transformer) -> torch.optim.Optimizer:
         """With the states that it has in every step but the first."""
-        make = self._trainer.optimizer or (lambda m: build_optimizer(m, self._config.optim))
-        optimizer = make(model)
+        config = self._config
+        if self._trainer.optimizer is not None:
+            optimizer = self._trainer.optimizer(model)
+        else:
+            optimizer = step.prepare_optimizer(model, config)
         make_states(optimizer, update=False)
         for part in parts_of(optimizer):
             if isinstance(part, FactorOptimizer):
@@ -235,7 +218,7 @@ class _Simulation:
         """Say what tensors are for as they come to be."""
         tracker = self._tracker
         name_gradients_and_buffers(model, tracker, self._config.parallel.cpu_offload)
-        model.loss = named(tracker, "loss", linear_cross_entropy)
+        model.loss = named(tracker, "loss", model.loss)
         if not self._trainer.keeps_gradients:
             for parameter in model.parameters():
                 parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
@@ -252,7 +235,7 @@ class _Simulation:
         whole = named(self._tracker, "loss", step.loss_of_logits(self._config.loss))
         return self._trainer.loss or functools.partial(step.loss_fn, cross_entropy=whole)
 
-    def _shaped(self) -> Transformer:
+    def _shaped(self) -> tuple[Transformer, DeviceMesh | None]:
         """The run's model on the meta device: fp8 layers, fused blocks, sharded; not yet
         compiled."""
         config = self._config
@@ -264,11 +247,10 @@ class _Simulation:
         if config.parallel.cp > 1:
             kind = PretendedGpus if self._on_gpu else PretendedRanks
             model.share_sequence(join(config, CPU, kind))
+        mesh = share(model, config, CPU) if config.parallel.distributed else None
         if config.compile:
-            self._compile(model)
-        if config.parallel.distributed:
-            share(model, config, CPU)
-        return model
+            self._compile(model, mesh)
+        return model, mesh
 
     def _adapt(self, model: Transformer, dtype: torch.dtype) -> None:
         trainer, config = self._trainer, self._config
@@ -282,17 +264,18 @@ class _Simulation:
             if trainer.policy is not None:
                 block.selective_contexts = functools.partial(_contexts, trainer.policy)
 
-    def _compile(self, model: Transformer) -> None:
+    def _compile(self, model: Transformer, mesh: DeviceMesh | None) -> None:
         """Let every block run by the plan that the partitioner makes for one with its
         checkpointing."""
         policy = self._trainer.policy
         policies = POLICIES if policy is None else POLICIES | {"selective": policy()}
         plans: dict[BlockCheckpoint, Plan] = {}
         for block in model.blocks:
-            assert isinstance(block, Block)
+            if not isinstance(block, Block):  # of another process
+                continue
             mode = block.grad_checkpoint
             if mode not in plans:
-                plans[mode] = self._plan(model, mode, policies)
+                plans[mode] = self._plan(model, mesh, mode, policies)
 
             def run(
                 x_BSD: Tensor,
@@ -306,22 +289,28 @@ class _Simulation:
             block.forward = run  # type: ignore[method-assign]
 
     def _plan(
-        self, model: Transformer, mode: BlockCheckpoint, policies: dict[BlockCheckpoint, Policy]
+        self,
+        model: Transformer,
+        mesh: DeviceMesh | None,
+        mode: BlockCheckpoint,
+        policies: dict[BlockCheckpoint, Policy],
     ) -> Plan:
-        config = self._config
+        config, tp = self._config, self._config.parallel.tp
         plain = shaped(config.model.model_copy(update={"n_layers": 1}), config.attention)
         sharded = config.parallel.sharded
         # FSDP casts weights as it gathers them
         self._adapt(plain, (compute_dtype if sharded else weight_dtype)(config.precision))
         if model.context is not None:
             plain.share_sequence(model.context)
+        if mesh is not None and tp > 1:
+            share_matrices(plain, mesh["tp"])
         block, length = plain.blocks[0], config.seq_len // config.parallel.cp
         with self._fakes(allow_non_fake_inputs=True):
             block.to_empty(device=CPU)
             plan = compiled(block, mode, policies)
             x_BSD = torch.empty(
                 config.batch_size,
-                length,
+                length // tp,
                 config.model.d_model,
                 dtype=residual_dtype(config),
                 requires_grad=True,
@@ -340,11 +329,14 @@ def _contexts(policy: Callable[[], Policy]) -> Any:
 class _Meter:
     """Stands where `PhaseMemory` does: counts within phases."""
 
-    def __init__(self, tracker: PurposeTracker) -> None:
-        self._tracker = tracker
+    def __init__(self, tracker: PurposeTracker, model: Transformer) -> None:
+        self._tracker, self._model = tracker, model
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        if name == "optimizer":  # FSDP2 padded its slices, which are elsewhere now
+            for parameter in self._model.parameters():
+                self._tracker.mark(parameter, "weights")
         with self._tracker, self._tracker.purpose("activations"):
             self._tracker.enter(name)
             yield

@@ -163,6 +163,7 @@ class PurposeTracker(LiveTensors):
         self._purposes: dict[int, str] = {}
         self._on_host: set[int] = set()
         self._open = ["other"]
+        self._blind = False
 
     @contextlib.contextmanager
     def purpose(self, name: str) -> Iterator[None]:
@@ -172,6 +173,20 @@ class PurposeTracker(LiveTensors):
             yield
         finally:
             self._open.pop()
+
+    @property
+    def births(self) -> int:
+        """How many there were so far."""
+        return self._births
+
+    @contextlib.contextmanager
+    def unseen(self) -> Iterator[None]:
+        """What runs inside does not count."""
+        before, self._blind = self._blind, True
+        try:
+            yield
+        finally:
+            self._blind = before
 
     def enter(self, phase: str) -> None:
         """From now on moments belong to `phase`, which may be entered again."""
@@ -186,8 +201,10 @@ class PurposeTracker(LiveTensors):
         self, name: str, arguments: Any, read: Sequence[Any], made: Sequence[Any], where: str = ""
     ) -> None:
         """An operator's kernel has run, and its result has its memory (see `work.add`)."""
-        if name in PRODUCTS:
-            self.marks.setdefault(f"{self._phase} product", len(self.events))
+        if name in PRODUCTS:  # a pipeline goes both ways in one phase
+            backward = torch._C._current_graph_task_id() >= 0
+            phase = "backward" if backward else self._phase
+            self.marks.setdefault(f"{phase} product", len(self.events))
         add(self.work, name, arguments, read, made, where)
 
     def measure(self, name: str, arguments: tuple[Any, ...]) -> None:
@@ -248,6 +265,8 @@ class PurposeTracker(LiveTensors):
             self.events.append(-number)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._blind:
+            return func(*args, **(kwargs or {}))
         # Fake tensors are counted here; other subclasses (a sharded DTensor) unpack themselves, as
         # in the base class.
         if self._on_gpu and func is torch.ops.aten.add.Tensor and by_autograd(sys._getframe(1)):
@@ -318,8 +337,11 @@ class PurposeTracker(LiveTensors):
 
 def by_autograd(frame: Any) -> bool:
     """Whether the backward pass's C++ called, not a Python function in it; torch wraps a dispatch
-    mode's methods."""
-    while frame.f_code.co_filename.endswith(("/eval_frame.py", "/_compile.py")):
+    mode's methods, and one may call its base class's."""
+    wrapped = ("/eval_frame.py", "/_compile.py")
+    while frame.f_code.co_filename.endswith(wrapped) or (
+        frame.f_code.co_name == "__torch_dispatch__"
+    ):
         frame = frame.f_back
     return frame.f_code.co_name == "_engine_run_backward"
 

@@ -20,6 +20,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
+from lsai_core.optimizers.base import held_here
+
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 Seed = torch.nn.Module | torch.optim.Optimizer | torch.Tensor
 
@@ -118,7 +120,7 @@ def _tensors_of(seed: Seed) -> Iterator[torch.Tensor]:
     elif isinstance(seed, torch.optim.Optimizer):
         yield from (
             leaf
-            for leaf in tree_leaves(list(seed.state.values()))
+            for leaf in tree_leaves(list(held_here(seed).state.values()))
             if isinstance(leaf, torch.Tensor)
         )
     else:

@@ -43,6 +43,16 @@ TrainerOption = Annotated[
         "--as", help="What that trainer would need, beside this package; of --config torchtitan."
     ),
 ]
+# What is printed of each process; --json has more.
+_OF_RANKS = (
+    "rank",
+    "peak GiB",
+    "weights GiB",
+    "gradients GiB",
+    "optimizer GiB",
+    "activations GiB",
+    "needs GiB",
+)
 # How the columns of a prediction's table are written.
 FORMATS = {
     "memory GiB": ".1f",
@@ -52,7 +62,16 @@ FORMATS = {
     "peak GiB": ".1f",
     "host GiB": ".1f",
     "needs GiB": ".2f",
+    **dict.fromkeys(_OF_RANKS, ".2f"),
+    "rank": "d",
 }
+_TIMED = ("step s", "tokens/s", "rates")
+_COLUMNS = (
+    "share: of the least that the allocator needs. tokens/s of one GPU: a whole step's "
+    "products, attention, memory traffic and kernel starts at measured rates, or the host's "
+    "work where that takes longer; communication is hidden behind them; over 8 GPUs, one "
+    "400 Gb/s adapter each. Loading data and waiting are left out."
+)
 _LESS = ("rates", "share")  # what goes first where the screen is too narrow
 
 
@@ -183,6 +202,12 @@ def _show(
     return any(row["verdict"] != "too large" for row in found["gpus"])
 
 
+def _untimed(row: dict[str, Any]) -> str | None:
+    """Why the time of a step is not predicted, where that is for the way of sharing the model."""
+    said = str(row.get("rates"))
+    return said if said.startswith("not predicted") else None
+
+
 def _print(found: dict[str, Any], run: str, trainer: Peer | None) -> None:
     parts, ours, rows = found["parts_gib"], found["ours_gib"], found["gpus"]
     beside = f", by {trainer} (this package: {sum(ours.values()):.2f} GiB)" if trainer else ""
@@ -197,19 +222,26 @@ def _print(found: dict[str, Any], run: str, trainer: Peer | None) -> None:
         f"The allocator needs {needs:.2f} GiB of a GPU, and takes {reserved:.2f} where it can have "
         f"them."
     )
-    print(f"\nPredicted peak per GPU: {found['peak_gib']:.2f} GiB, at that moment")
+    whose = f"of rank {found['rank']}" if found["ranks"] else "per GPU"
+    print(f"\nPredicted peak {whose}: {found['peak_gib']:.2f} GiB, at that moment")
     for name, size in parts.items():
         print(f"  {name:18}{size:9.2f}" + (f"{ours[name]:9.2f}" if trainer else ""))
     phases = ", ".join(f"{name} {size:.2f}" for name, size in found["phases_gib"].items())
     say(f"Peaks of the phases: {phases}")
     if found["host_gib"]:
         print(f"In host memory, per GPU: {found['host_gib']:.2f} GiB")
+    untimed = next((why for row in rows if (why := _untimed(row))), None)
+    if untimed:
+        rows = [{name: row[name] for name in row if name not in _TIMED} for row in rows]
     print(f"\n{table(rows, _LESS, formats=FORMATS)}")
+    if found["ranks"]:
+        print("\nBy process (the figures above are those of the one that needs the most):")
+        told = [{name: row[name] for name in _OF_RANKS} for row in found["ranks"]]
+        print(table(told, formats=FORMATS))
     say(
-        "share: of the least that the allocator needs. tokens/s of one GPU: a whole step's "
-        "products, attention, memory traffic and kernel starts at measured rates, or the host's "
-        "work where that takes longer; communication is hidden behind them; over 8 GPUs, one "
-        "400 Gb/s adapter each. Loading data and waiting are left out."
+        f"share: of the least that the allocator needs. Time of a step: {untimed}."
+        if untimed
+        else _COLUMNS
     )
     if found["otherwise"]:
         print("\nWith other packages of attention kernels (--installed):")

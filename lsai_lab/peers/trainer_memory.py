@@ -32,6 +32,7 @@ from lsai_core.config.strict import Strict
 from lsai_core.config.train import TrainConfig
 from lsai_core.fp8.recipes import linear_names
 from lsai_core.model import transformer as decoder
+from lsai_core.model.norm import Norm, whole_weight
 from lsai_core.model.recompute import keep_expensive
 from lsai_core.model.rope import rotate
 from lsai_core.optimizers.base import FactorOptimizer
@@ -123,10 +124,10 @@ class _MLP(decoder.MLP):
         return self.down(_Kept.apply("swiglu", gate, up) if self.liger else F.silu(gate) * up)
 
 
-class _Fp32Norm(nn.RMSNorm):
+class _Fp32Norm(Norm):
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
-        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(
+        return whole_weight(self) * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(
             x.dtype
         )
 

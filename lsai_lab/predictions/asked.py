@@ -10,7 +10,7 @@ from typing import Any
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import deep_merge
 from lsai_core.config.presets import PRESETS, ModelConfig
-from lsai_core.config.train import TrainConfig
+from lsai_core.config.train import ParallelConfig, TrainConfig
 from lsai_core.model import hf_config
 from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu
 from lsai_core.training.combinations import checked
@@ -152,9 +152,21 @@ def sizes_that_exist(config: TrainConfig) -> Iterator[None]:
         raise UserError(f"{describe(config)}: larger than any tensor can be ({error})") from None
 
 
+def _ways(parallel: ParallelConfig) -> str:
+    """How the GPUs share the model, where that is not by FSDP alone: ` (tp 2, fsdp 2)`."""
+    sizes = {name: getattr(parallel, name) for name in ("pp", "tp", "cp", "fsdp", "replicate")}
+    words = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+    if parallel.kind != "fsdp":
+        words = [parallel.kind, *words]
+    if parallel.pp > 1:
+        words.append(parallel.pp_schedule)
+    return "" if words in ([], [f"fsdp {parallel.fsdp}"]) else f" ({', '.join(words)})"
+
+
 def describe(config: TrainConfig) -> str:
     """One line: what is predicted."""
-    model, cp, gpus = config.model, config.parallel.cp, config.parallel.world_size
+    model, parallel = config.model, config.parallel
+    members, gpus = parallel.members, parallel.world_size
     # The preset's name, if the shape is still the preset's.
     given = {"preset": model.preset}
     preset = ModelConfig.model_validate(given) if model.preset in PRESETS else None
@@ -165,11 +177,11 @@ def describe(config: TrainConfig) -> str:
     words = [
         f"{model.preset if same else 'custom'} ({model.n_layers} layers, width {model.d_model})",
         f"{config.batch_size} x {config.seq_len} tokens "
-        + ("a GPU" if cp == 1 else f"over {cp} GPUs"),
+        + ("a GPU" if members == 1 else f"over {members} GPUs"),
         f"{config.precision}{fp8}, loss {config.loss}, blocks {config.blocks}",
         "compiled" if config.compile else "eager",
         f"checkpointing {config.grad_checkpoint}"
         + " with inputs on the host" * (config.saved_inputs == "host"),
-        f"{gpus} GPU{'s' if gpus > 1 else ''}",
+        f"{gpus} GPU{'s' if gpus > 1 else ''}{_ways(parallel)}",
     ]
     return ", ".join(words)

@@ -10,8 +10,8 @@ from lsai_core.base.errors import UserError
 from lsai_core.config.train import MOST_TOKENS, TrainConfig
 from lsai_core.prediction.kernel import PACKAGES, kernel_on, packages_here, packages_named
 from lsai_core.prediction.largest import largest_within
-from lsai_core.prediction.memory import Prediction, predict, verdict
-from lsai_core.prediction.roofline import estimate
+from lsai_core.prediction.memory import Prediction, predict, predict_ranks, verdict
+from lsai_core.prediction.roofline import estimate, untimed
 from lsai_core.profiling.gpus import OUTSIDE_GIB, Gpu, usable_gib
 from lsai_lab.peers.settings import Peer
 from lsai_lab.peers.trainer_memory import TrainerMemory, predict_as, trainer_memory_of
@@ -77,12 +77,30 @@ def will_fit(
         "reserved_gib": found.reserved,
         "phases_gib": found.phases,
         "parts_gib": found.parts,
+        "rank": found.rank,
+        "ranks": [] if trainer else _ranks(config, kernels[0]),
         "ours_gib": ours.parts,
         "host_gib": found.host,
         "attention": attention,
         "otherwise": otherwise,
         "gpus": rows,
     }
+
+
+def _ranks(config: TrainConfig, kernel: str | None) -> list[dict[str, Any]]:
+    """A row per process that differs from others in memory, rank 0 first; none if all are alike."""
+    found = predict_ranks(config, kernel)
+    return [
+        {
+            "rank": one.rank,
+            "peak GiB": one.peak,
+            "needs GiB": one.needs,
+            "reserved GiB": one.reserved,
+            **{f"{name} GiB": size for name, size in one.parts.items()},
+        }
+        for one in found
+        if len(found) > 1
+    ]
 
 
 def _row(found: Prediction, gpu: Gpu) -> dict[str, Any]:
@@ -136,7 +154,8 @@ def timed(config: TrainConfig, gpu: Gpu, kernel: str | None = None) -> dict[str,
     the fastest."""
     named = config.attention.backend
     time = estimate(config, gpu, kernel or (None if named == "auto" else named))
-    known = (time.step_s, time.tokens_per_s, time.source) if time else (None, None, "none known")
+    unknown = (None, None, untimed(config) or "none known")
+    known = (time.step_s, time.tokens_per_s, time.source) if time else unknown
     return dict(zip(("step s", "tokens/s", "rates"), known, strict=True))
 
 

@@ -25,6 +25,12 @@ class SpreadOptimizer(ZeroRedundancyOptimizer):
     def held(self) -> torch.optim.Optimizer:
         return self.optim
 
+    @property
+    def sizes(self) -> list[int]:
+        """How many numbers each process updates."""
+        shares = self._partition_parameters()
+        return [sum(p.numel() for group in own for p in group["params"]) for own in shares]
+
 
 def spread(build: Build, model: Transformer) -> torch.optim.Optimizer:
     """What `build` makes of all parameters, its states spread over the processes.

@@ -1,0 +1,191 @@
+"""The memory of every way of sharing a model as it is predicted, against formulas, and against what
+real processes hold."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ways_memory_job import BASE, WAYS, run_of
+
+from lsai_core.base.files import deep_merge
+from lsai_core.config.train import TrainConfig
+from lsai_core.model.transformer import count_parameters
+from lsai_core.prediction.memory import differing_ranks, predict, predict_ranks
+from lsai_core.prediction.simulate import simulate
+from lsai_core.training.combinations import checked
+from lsai_lab.launch.launch import on_this_machine, torchrun
+
+Facts = dict[str, list[dict[str, Any]]]
+SCALARS = 1024  # bytes: counts of steps, what processes ask one another
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Facts]:
+    """What so many real processes held, by the name of their way; each number starts once."""
+    folder, found = tmp_path_factory.mktemp("held"), dict[int, Facts]()
+
+    def of(size: int) -> Facts:
+        if size not in found:
+            script, path = Path(__file__).parent / "ways_memory_job.py", folder / f"{size}.json"
+            environment = {
+                **on_this_machine(),
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": str(Path(__file__).parent.parent),
+            }
+            words = [*torchrun(size), str(script), str(path), ",".join(WAYS[size])]
+            done = subprocess.run(words, env=environment, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr[-6000:]
+            found[size] = json.loads(path.read_text())
+        return found[size]
+
+    return of
+
+
+EVERY = [
+    pytest.param(size, name, marks=[pytest.mark.slow] if size > 2 else [])
+    for size, ways in WAYS.items()
+    for name in ways
+]
+
+
+@pytest.mark.parametrize(("size", "name"), EVERY)
+def test_each_process_holds_what_was_predicted(
+    held: Callable[[int], Facts], size: int, name: str
+) -> None:
+    config = run_of(name)
+    for rank, real in enumerate(held(size)[name]):
+        moments: list[tuple[str, dict[str, int]]] = []
+        found = simulate(config, on="cpu", rank=rank, moments=moments)
+        before_update = next(parts for phase, parts in moments if phase == "optimizer")
+        assert before_update["weights"] == real["weights"]
+        assert before_update["gradients"] == real["gradients"]
+        assert 0 <= before_update["optimizer"] - real["states"] <= SCALARS
+        assert found.phases.keys() == real["peaks"].keys()
+        for phase, peak in real["peaks"].items():
+            # Exchanged slices of a sequence, and a part that four processes gather at a time.
+            inexact = config.parallel.cp > 1 or config.parallel.tp > 1
+            near = 0.03 * peak if inexact and phase == "backward" else SCALARS
+            assert abs(found.phases[phase] - peak) <= near, (rank, phase)
+
+
+def of(**changes: Any) -> TrainConfig:
+    return checked(TrainConfig, deep_merge(BASE, changes), "test")
+
+
+def parts_before_update(config: TrainConfig, rank: int = 0) -> dict[str, int]:
+    moments: list[tuple[str, dict[str, int]]] = []
+    simulate(config, on="cpu", rank=rank, moments=moments)
+    return next(parts for phase, parts in moments if phase == "optimizer")
+
+
+N = count_parameters(run_of("ddp").model).total
+D, F, V, LAYERS = (BASE["model"][key] for key in ("d_model", "d_ff", "vocab_size", "n_layers"))
+MATRICES, NORMS = 4 * D * D + 3 * D * F, 2 * D  # of a block
+
+
+def test_copies_keep_weights_and_gradients_whole_and_zero1_shares_states() -> None:
+    for kind, of_all in {"ddp": 2 * 2 * N, "zero1": 2 * N}.items():
+        states = []
+        for rank in (0, 1):
+            found = parts_before_update(of(parallel={"kind": kind, "replicate": 2}), rank)
+            assert (found["weights"], found["gradients"]) == (4 * N, 4 * N)
+            states.append(found["optimizer"])
+        assert 0 <= sum(states) - 4 * of_all <= 2 * SCALARS
+        # whole parameters are spread, so that shares differ by the largest at most
+        assert max(states) - min(states) <= 2 * 4 * V * D
+
+
+def test_several_micro_batches_hold_gradients_beside_their_buckets() -> None:
+    one, several = (
+        simulate(of(parallel={"kind": "ddp", "replicate": 2}, grad_accum=n), on="cpu")
+        for n in (1, 3)
+    )
+    assert one.parts["gradients"] == 4 * N
+    assert several.parts["gradients"] == 8 * N
+
+
+def test_sharded_ways_keep_a_slice_of_everything() -> None:
+    slices = {n: 4 * sum(math.ceil(rows / n) * rest for rows, rest in _shapes()) for n in (2, 4)}
+    for parallel, n in (
+        ({"fsdp": 2}, 2),
+        ({"kind": "zero2", "fsdp": 4}, 4),
+        ({"fsdp": 2, "replicate": 2}, 2),
+        ({"cp": 2}, 2),
+        ({"cp": 2, "fsdp": 2}, 4),
+    ):
+        found = parts_before_update(of(parallel=parallel))
+        assert found["weights"] == found["gradients"] == slices[n]
+        assert 0 <= found["optimizer"] - 2 * slices[n] <= SCALARS
+
+
+def _shapes() -> list[tuple[int, int]]:
+    """Rows of every parameter, and the numbers of a row."""
+    block = [(D, 1), (D, 1), (3 * D, D), (D, D), (2 * F, D), (D, F)]
+    return [(V, D), *block * LAYERS, (D, 1), (V, D)]
+
+
+def test_tensor_parallelism_shares_matrices_and_keeps_norms() -> None:
+    for tp in (2, 4):
+        words, norms = math.ceil(V / tp), D * (2 * LAYERS + 1)
+        found = parts_before_update(of(parallel={"tp": tp}))
+        assert found["weights"] == 4 * (LAYERS * MATRICES // tp + 2 * words * D + norms)
+        sharded = parts_before_update(of(parallel={"tp": tp, "fsdp": 2}))
+        blocks = LAYERS * (MATRICES // tp + NORMS) // 2
+        assert sharded["weights"] == 4 * (blocks + 2 * math.ceil(words / 2) * D + D // 2)
+
+
+def test_a_process_of_a_pipeline_keeps_its_stages_layers() -> None:
+    block = MATRICES + NORMS
+    own = {0: 3 * block + V * D, 1: 2 * block + D + V * D}
+    config = of(parallel={"pp": 2}, grad_accum=2)
+    for rank, numbers in own.items():
+        found = parts_before_update(config, rank)
+        assert (found["weights"], found["gradients"]) == (4 * numbers, 4 * numbers)
+    # a tensor (B, S, D) for each micro-batch that arrives
+    four = of(parallel={"pp": 2}, grad_accum=4)
+    more = parts_before_update(four)["messages"] - parts_before_update(config)["messages"]
+    assert more == 2 * 4 * BASE["batch_size"] * BASE["seq_len"] * D
+
+
+def test_earlier_stages_keep_more_micro_batches() -> None:
+    config = of(model={"n_layers": 4}, parallel={"pp": 4}, grad_accum=8)
+    kept = [simulate(config, on="cpu", rank=rank).parts["activations"] for rank in (1, 2)]
+    assert kept[0] > 1.3 * kept[1]
+
+
+def test_rank_0_and_the_largest_are_told() -> None:
+    assert differing_ranks(of(parallel={"fsdp": 4})) == [0]
+    assert differing_ranks(of(parallel={"pp": 4}, grad_accum=4)) == [0, 1, 2, 3]
+    spread = of(parallel={"kind": "zero1", "replicate": 4})
+    ranks = [parts_before_update(spread, rank)["optimizer"] for rank in range(4)]
+    assert ranks[differing_ranks(spread)[-1]] // 4096 == max(ranks) // 4096
+    pipeline = of(parallel={"pp": 2}, grad_accum=4)
+    found = predict_ranks(pipeline)
+    assert [one.rank for one in found] == [0, 1]
+    assert predict(pipeline).peak == max(one.peak for one in found)
+    assert predict(pipeline, rank=1).peak == found[1].peak != found[0].peak
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("name", ["ddp", "zero1", "zero2", "tp", "tp_fsdp", "pp", "cp"])
+def test_a_gpus_memory_is_predicted_for_every_way(name: str, compile: bool) -> None:
+    config = run_of(name).model_copy(update={"compile": compile, "precision": "bf16"})
+    found = predict(config)
+    assert found.reserved >= found.peak > sum(found.parts.values()) - 1e-9
+    assert found.needs <= found.reserved * 1.003
+
+
+def test_one_prediction_does_not_disturb_another() -> None:
+    """Ranks and meshes of one process after the other."""
+    first = simulate(run_of("tp"), on="cpu", rank=1)
+    for name in ("tp_4", "tp_fsdp", "tp"):
+        simulate(run_of(name), on="cpu")
+    assert simulate(run_of("tp"), on="cpu", rank=1) == first
