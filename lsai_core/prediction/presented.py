@@ -13,7 +13,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -24,34 +24,57 @@ from lsai_core.profiling.gpus import Gpu
 
 CPU = torch.device("cpu")
 GIB = 2**30
-_STAY = {torch.Tensor.cuda, torch.Tensor.pin_memory, torch.Tensor.record_stream}
+_MOVES = (torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu)
 
 
 class OnGpu(TorchFunctionMode):
-    """Turns `cuda` into where tensors are. `on_host` is told of results that a GPU's program has on
-    the host."""
+    """Turns `cuda` into where tensors are, and tells `tracker` what a program has on the host: what
+    it sends there, makes of numbers, or makes with the device "cpu", in words."""
 
-    def __init__(self, on_host: Callable[[Tensor], None]) -> None:
+    def __init__(self, tracker: Places) -> None:
         super().__init__()
-        self._on_host = on_host
+        self._tracker = tracker
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = {name: _here(value) for name, value in (kwargs or {}).items()}
+        given = kwargs or {}
+        kwargs = {name: _here(value) for name, value in given.items()}
         kwargs.pop("pin_memory", None)
-        if func in _STAY:
+        if func in (torch.Tensor.pin_memory, torch.Tensor.record_stream):
             return args[0]
         if func is torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
             return True
-        leaving = func is torch.Tensor.cpu or (func is torch.Tensor.to and _says_cpu(args, kwargs))
+        if func in _MOVES:
+            return self._moved(func, args, given, kwargs)
+        if _is_cpu(given.get("device")) or (func is torch.tensor and "device" not in given):
+            with self._tracker.at("host"):
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _moved(self, func: Any, args: Any, given: dict[str, Any], kwargs: dict[str, Any]) -> Any:
+        """The result of `Tensor.to` and its kind; a copy where it goes to the other memory."""
+        devices = [value for value in (*args[1:2], given.get("device")) if _is_device(value)]
+        to_host = func is torch.Tensor.cpu or any(map(_is_cpu, devices))
+        to_gpu = func is torch.Tensor.cuda or (devices and not to_host)
+        source = args[0]
         if func is torch.Tensor.to:
-            args = tuple(_here(value) for value in args)
-        result = func(*args, **kwargs)
-        if leaving and isinstance(result, Tensor):
-            result = result.clone() if result is args[0] else result
-            self._on_host(result)
-        elif func is torch.tensor and "device" not in kwargs:
-            self._on_host(result)
-        return result
+            source = func(*(_here(value) for value in args), **kwargs)
+        if not isinstance(source, Tensor) or source.is_meta:
+            return source
+        if to_host and not self._tracker.lies_on_host(source):
+            with self._tracker.at("host"):
+                return source.clone()
+        if to_gpu and self._tracker.lies_on_host(source):
+            with self._tracker.at("GPU"):
+                return source.clone()
+        return source
+
+
+class Places(Protocol):
+    """Knows where tensors are."""
+
+    def at(self, place: Literal["GPU", "host"]) -> contextlib.AbstractContextManager[None]: ...
+
+    def lies_on_host(self, tensor: Tensor) -> bool: ...
 
 
 def _here(value: Any) -> Any:
@@ -60,11 +83,13 @@ def _here(value: Any) -> Any:
     return CPU if isinstance(value, torch.device) and value.type == "cuda" else value
 
 
-def _says_cpu(args: Any, kwargs: Any) -> bool:
-    # A device that was read off a tensor is no string.
-    return "cpu" in (args[1] if len(args) > 1 and isinstance(args[1], str) else None,) or (
-        isinstance(kwargs.get("device"), str) and kwargs["device"] == "cpu"
-    )
+def _is_device(value: Any) -> bool:
+    return isinstance(value, torch.device) or (isinstance(value, str) and value != "")
+
+
+def _is_cpu(value: Any) -> bool:
+    """Whether a program names the host. A device that was read off a tensor is no string."""
+    return isinstance(value, str) and value == "cpu"
 
 
 @contextlib.contextmanager
@@ -77,6 +102,7 @@ def presented(gpu: Gpu, memory: SimpleNamespace) -> Iterator[None]:
     changed = [
         *((torch.cuda, name, value) for name, value in _answers(gpu, memory).items()),
         (torch.amp.autocast_mode.autocast, "__init__", _autocast()),
+        (torch, "Generator", _Generator),
         (torch, "compile", _no_compile),
         # what a function that was compiled before asks when it is called
         (eval_frame, "_callback_from_stance", _not_compiled(eval_frame._callback_from_stance)),
@@ -108,6 +134,13 @@ def capability_of(gpu: Gpu) -> tuple[int, int]:
 
 class _Nothing:
     """A class of which nothing is."""
+
+
+class _Generator(torch.Generator):
+    """A random generator, which a GPU's fake values do not need."""
+
+    def __new__(cls, device: Any = "cpu") -> Self:
+        return super().__new__(cls, _here(device))
 
 
 class _Event:
