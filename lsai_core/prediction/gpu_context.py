@@ -51,6 +51,7 @@ from lsai_core.prediction.gpu_operators import GpuOperators
 from lsai_core.prediction.gpu_scratch import GPU_SCRATCH
 from lsai_core.prediction.presented import OnGpu, capability_of, presented
 from lsai_core.prediction.purposes import name_sharding
+from lsai_core.prediction.simulated_compile import compiling
 from lsai_core.prediction.simulated_ranks import one_rank
 from lsai_core.prediction.tracker import (
     ALLOCATION,
@@ -216,7 +217,7 @@ class SimulatedGpu:
         self._replayed: Allocator | None = None
 
     def __enter__(self) -> Self:
-        tracker = self._tracker
+        tracker, fakes = self._tracker, FakeGpu(allow_non_fake_inputs=True)
         memory = SimpleNamespace(
             live=lambda: tracker.live,
             peak=lambda: tracker.peak,
@@ -234,9 +235,10 @@ class SimulatedGpu:
             torch.random.fork_rng(devices=[]),
             presented(self.gpu, memory),
             one_rank(),
+            compiling(fakes, tracker),
             GpuOperators(),
             OnGpu(tracker),
-            FakeGpu(allow_non_fake_inputs=True),
+            fakes,
             tracker,
         ):
             self._stack.enter_context(context)  # type: ignore[arg-type]
@@ -247,9 +249,14 @@ class SimulatedGpu:
         self._replayed = self._replay()
 
     def _name_weights(self, module: nn.Module, _inputs: Any) -> None:
-        if id(module) in self._seen:
+        if torch.compiler.is_compiling() or id(module) in self._seen:
             return
-        self._seen.add(id(module))
+        for part in module.modules():
+            if id(part) not in self._seen:
+                self._seen.add(id(part))
+                self._name_own_weights(part)
+
+    def _name_own_weights(self, module: nn.Module) -> None:
         name_sharding(module, self._tracker)
         for parameter in module.parameters(recurse=False):
             self._tracker.mark(parameter, "weights")

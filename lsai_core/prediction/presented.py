@@ -1,9 +1,8 @@
 """What PyTorch answers while CPU tensors stand for a GPU's: `cuda` is where all tensors are.
 
 Device arguments are turned by a mode of torch's own (`TorchFunctionMode`). For the rest there is no
-such way: the functions of `torch.cuda` below, the device of `torch.autocast`,
-`torch.compile`, and how a module converts its parameters are attributes of torch that are others
-while `presented` is open.
+such way: the functions of `torch.cuda` below, the device of `torch.autocast`, and how a module
+converts its parameters are attributes of torch that are others while `presented` is open.
 """
 
 from __future__ import annotations
@@ -96,16 +95,12 @@ def _is_cpu(value: Any) -> bool:
 def presented(gpu: Gpu, memory: SimpleNamespace) -> Iterator[None]:
     """While open, torch speaks of `gpu`. `memory`: functions `live`, `peak`, `reserved`, `reset`
     in bytes, for what programs ask of `torch.cuda`."""
-    from torch._dynamo import eval_frame  # a second to import
     from torch.nn.attention import flex_attention
 
     changed = [
         *((torch.cuda, name, value) for name, value in _answers(gpu, memory).items()),
         (torch.amp.autocast_mode.autocast, "__init__", _autocast()),
         (torch, "Generator", _Generator),
-        (torch, "compile", _no_compile),
-        # what a function that was compiled before asks when it is called
-        (eval_frame, "_callback_from_stance", _not_compiled(eval_frame._callback_from_stance)),
         (flex_attention, "_validate_device", _no_flex),
         (nn.Module, "_apply", _apply({})),
         # programs that ask whether a tensor is fake, and would then trace, get no for an answer
@@ -168,6 +163,8 @@ def _answers(gpu: Gpu, memory: SimpleNamespace) -> dict[str, Callable[..., Any]]
     return {
         **dict.fromkeys(silent, nothing),
         "Event": _Event,
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "set_rng_state": nothing,
         "reset_peak_memory_stats": lambda *_: memory.reset(),
         "is_available": lambda: True,
         "is_bf16_supported": lambda *_, **__: True,
@@ -238,17 +235,6 @@ def _apply(moved: dict[int, tuple[nn.Parameter, nn.Parameter]]) -> Callable[...,
         return module
 
     return apply
-
-
-def _not_compiled(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def ask(callback: Any) -> Any:
-        return _no_compile() if callable(callback) else original(callback)
-
-    return ask
-
-
-def _no_compile(*_arguments: Any, **_options: Any) -> Any:
-    raise UserError("simulated_gpu cannot follow torch.compile; predict the eager step without it")
 
 
 def _no_flex(*_arguments: Any, **_options: Any) -> Any:
