@@ -18,7 +18,6 @@ from lsai_core.base.errors import UserError
 from lsai_core.prediction.simulated_ranks import assigned
 
 LAYERS, MATRIX, MIB = 8, 4 * 2048**2, 2**20
-compiled_before = torch.compile(lambda x: x + 1)
 
 
 def layers() -> nn.Module:
@@ -102,8 +101,6 @@ def flexible(x: Any) -> None:
         (sharded_as_before, "FullyShardedDataParallel"),
         (lambda _: nn.DataParallel(nn.Linear(2, 2)), "DataParallel"),
         (lambda _: DistributedDataParallel(nn.Linear(2, 2)), "init_process_group first"),
-        (compiled_before, "torch.compile"),
-        (lambda _: nn.Linear(2, 2).compile(), "torch.compile"),
         (flexible, "flex_attention"),
     ],
 )

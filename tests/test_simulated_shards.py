@@ -22,11 +22,11 @@ BATCH, LENGTH = 4, 1024
 LAYERS, MATRIX = 4, 4 * 2048**2
 
 
-def config_of(ranks: int, precision: str, **parallel: Any) -> TrainConfig:
+def config_of(ranks: int, precision: str, compiled: bool, **parallel: Any) -> TrainConfig:
     shape = {"n_layers": 4, "d_model": 1024, "n_heads": 8, "n_kv_heads": 2, "d_ff": 2816}
     data = {"model": {**shape, "vocab_size": 8192}, "data": {"vocab_size": 400}}
     settings = {"seq_len": LENGTH, "batch_size": BATCH, "precision": precision, "blocks": "plain"}
-    settings |= {"parallel": {"fsdp": ranks, **parallel}}
+    settings |= {"compile": compiled, "parallel": {"fsdp": ranks, **parallel}}
     return validated(TrainConfig, {**data, **settings}, "test")
 
 
@@ -44,6 +44,8 @@ def as_anybody_writes_it(config: TrainConfig, offload: bool) -> SimulatedGpu:
         dist.init_process_group("nccl", world_size=ranks, rank=0)
         model: Any = shaped(config.model, config.attention)
         model.to(torch.bfloat16 if bf16 else torch.float32)
+        for block in model.blocks if config.compile else ():
+            block.compile()
         for block in model.blocks[:-1]:
             fully_shard(block, reshard_after_forward=reshard, **options)
         fully_shard(model.blocks[-1], reshard_after_forward=False, **options)
@@ -72,12 +74,13 @@ def as_anybody_writes_it(config: TrainConfig, offload: bool) -> SimulatedGpu:
         (2, "bf16_autocast", {}),
         (4, "bf16_autocast", {"reshard_after_forward": False}),
         (2, "bf16", {"cpu_offload": True}),
+        (2, "bf16", {"compiled": True}),
     ],
 )
 def test_both_ways_to_predict_a_sharded_run_agree(
     ranks: int, precision: str, parallel: dict[str, Any]
 ) -> None:
-    config = config_of(ranks, precision, **parallel)
+    config = config_of(ranks, precision, **{"compiled": False, **parallel})
     own = predict(config)
     found = as_anybody_writes_it(config, config.parallel.cpu_offload)
     active = own.on_gpu_with(80).allocated / GIB

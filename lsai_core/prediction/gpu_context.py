@@ -233,9 +233,9 @@ class SimulatedGpu:
             self._stack.callback(handle.remove)
         for context in (
             torch.random.fork_rng(devices=[]),
+            compiling(fakes, tracker, self._name_weights),
             presented(self.gpu, memory),
             one_rank(),
-            compiling(fakes, tracker),
             GpuOperators(),
             OnGpu(tracker),
             fakes,
@@ -248,7 +248,7 @@ class SimulatedGpu:
         self._stack.close()
         self._replayed = self._replay()
 
-    def _name_weights(self, module: nn.Module, _inputs: Any) -> None:
+    def _name_weights(self, module: nn.Module, *_inputs: Any) -> None:
         if torch.compiler.is_compiling() or id(module) in self._seen:
             return
         for part in module.modules():
@@ -366,8 +366,9 @@ def simulated_gpu(gpu: str = "h100") -> SimulatedGpu:
     Everything that happens inside counts, from the first tensor on: build the model and the
     optimizer there, and run three steps, for states come with the first. Values do not exist:
     `.item()` gives 0. Raises UserError, with the operator's name, where the program cannot be
-    followed without values, and for what is not simulated: torch.compile, flex_attention, tensor
-    parallelism. DistributedDataParallel and FSDP2 are, as one of their processes
+    followed without values, and for what is not simulated: flex_attention, tensor parallelism,
+    torch.compile in other modes than its default or where it makes no single graph
+    (`simulated_compile.py`). DistributedDataParallel and FSDP2 are, as one of their processes
     (`simulated_ranks.py`, `simulated_shards.py`).
     """
     return SimulatedGpu(find_gpu(gpu))

@@ -148,8 +148,8 @@ class _Event:
 
 
 def _answers(gpu: Gpu, memory: SimpleNamespace) -> dict[str, Callable[..., Any]]:
-    def nothing(*_arguments: Any, **_options: Any) -> None:
-        return None
+    def nothing() -> Callable[..., None]:  # one for each, for Dynamo tells them apart
+        return lambda *_arguments, **_options: None
 
     silent = ("synchronize", "empty_cache", "set_device", "manual_seed", "manual_seed_all", "init")
     capability = capability_of(gpu)
@@ -161,10 +161,10 @@ def _answers(gpu: Gpu, memory: SimpleNamespace) -> dict[str, Callable[..., Any]]
         multi_processor_count=132,
     )
     return {
-        **dict.fromkeys(silent, nothing),
+        **{name: nothing() for name in silent},
         "Event": _Event,
         "get_rng_state": lambda *_: torch.get_rng_state(),
-        "set_rng_state": nothing,
+        "set_rng_state": nothing(),
         "reset_peak_memory_stats": lambda *_: memory.reset(),
         "is_available": lambda: True,
         "is_bf16_supported": lambda *_, **__: True,

@@ -1,6 +1,6 @@
 """torch.compile (default mode) on a simulated GPU.
 
-PyTorch's own front end (Dynamo) makes graphs of what a program compiles, and its partitioner decides
+PyTorch's own front end (Dynamo) makes graphs of what a program compiles, and its partitioner says
 what they keep for the backward pass; what Inductor would make of a graph is planned (`inductor.py`)
 and replayed (`compiled.Replay`), not compiled. Dynamo looks at no function that runs inside of a
 mode, so the simulation's modes are off while it runs, and on again for the replay.
@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lsai_core.base.errors import UserError
@@ -48,12 +49,14 @@ class Watch(Protocol):
 
 
 @contextlib.contextmanager
-def compiling(fakes: FakeTensorMode, watch: Watch) -> Iterator[None]:
+def compiling(
+    fakes: FakeTensorMode, watch: Watch, meet: Callable[[nn.Module], None]
+) -> Iterator[None]:
     """A context in which `torch.compile` plans instead of compiling; `fakes` and `watch` are on
-    while what it plans is replayed."""
-    from torch._dynamo import eval_frame  # a second to import
+    while what it plans is replayed. `meet` is told of compiled modules before they run."""
+    from torch._dynamo import eval_frame, trace_rules  # a second to import
 
-    world = _World(fakes, watch)
+    world = _World(fakes, watch, meet)
     before = torch.compile, eval_frame._callback_from_stance
     torch.compile = functools.partial(_compile, world, before[0])  # type: ignore[assignment]
     # what a function that was compiled before asks when it is called
@@ -62,15 +65,18 @@ def compiling(fakes: FakeTensorMode, watch: Watch) -> Iterator[None]:
         yield
     finally:
         torch.compile, eval_frame._callback_from_stance = before  # type: ignore[assignment]
-        if world.used:  # Dynamo keeps few graphs of a function
+        if world.used:  # Dynamo keeps few graphs of a function, and has seen the simulation's torch
             torch._dynamo.reset()
+            trace_rules.clear_lru_cache()
 
 
 class _World:
     """The simulation's modes, which are off while Dynamo runs, and on during a replay."""
 
-    def __init__(self, fakes: FakeTensorMode, watch: Watch) -> None:
-        self._fakes, self._watch = fakes, watch
+    def __init__(
+        self, fakes: FakeTensorMode, watch: Watch, meet: Callable[[nn.Module], None]
+    ) -> None:
+        self._fakes, self._watch, self.meet = fakes, watch, meet
         self._own = self.used = False
 
     def callback(self, original: Callable[[Any], Any], callback: Any) -> Any:
@@ -168,6 +174,11 @@ def _compile(
         return functools.partial(_compile, world, original, disable=disable, **asked)
     if disable:
         return model
+    if isinstance(model, DistributedDataParallel):
+        raise UserError(
+            "simulated_gpu cannot follow torch.compile of DistributedDataParallel, which splits "
+            "graphs; compile the module inside of it"
+        )
     usual = {"dynamic": (None, False), "backend": ("inductor",), "mode": (None, "default")}
     for name, value in asked.items():
         if value not in usual.get(name, (None, {})):
@@ -178,19 +189,22 @@ def _compile(
     with world.left():
         compiled = original(model, backend=world.backend, fullgraph=True, dynamic=dynamic)
     if isinstance(model, nn.Module):
-        compiled.forward = _outside(world, compiled.forward)
+        compiled.forward = _outside(world, compiled.forward, model)
         return compiled
-    return functools.wraps(model)(_outside(world, compiled))
+    return functools.wraps(model)(_outside(world, compiled, getattr(model, "__self__", None)))
 
 
-def _outside(world: _World, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, compiled, as the simulation calls it; errors in one line."""
+def _outside(world: _World, function: Callable[..., Any], module: Any) -> Callable[..., Any]:
+    """`function`, compiled of `module` (or of none), as the simulation calls it; errors in one
+    line."""
 
     def call(*arguments: Any, **options: Any) -> Any:
         from torch._dynamo import exc
 
         if torch.compiler.is_compiling():
             return function(*arguments, **options)
+        if isinstance(module, nn.Module):
+            world.meet(module)
         try:
             with world.left():
                 return function(*arguments, **options)
