@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal, Self
@@ -33,6 +34,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
 
 from lsai_core.base.errors import UserError
 from lsai_core.kernels import FakeGpu
@@ -47,13 +50,22 @@ from lsai_core.prediction.allocator import (
 from lsai_core.prediction.gpu_operators import GpuOperators
 from lsai_core.prediction.gpu_scratch import GPU_SCRATCH
 from lsai_core.prediction.presented import OnGpu, capability_of, presented
+from lsai_core.prediction.purposes import name_sharding
+from lsai_core.prediction.simulated_compile import compiling
 from lsai_core.prediction.simulated_ranks import one_rank
-from lsai_core.prediction.tracker import ALLOCATION, KERNEL_SCRATCH, PurposeTracker, by_autograd
+from lsai_core.prediction.tracker import (
+    ALLOCATION,
+    OTHER,
+    PurposeTracker,
+    by_autograd,
+    storage_of,
+)
 from lsai_core.profiling.gpus import OUTSIDE_GIB, Gpu, find_gpu, usable_gib
 
 GIB = 2**30
 SMALL_WORKSPACE = 8320 * 1024  # cuBLAS's before Hopper
 Phase = Literal["forward", "backward", "optimizer"]
+Place = Literal["GPU", "host"]
 # Whose update has a multi-tensor form that is not its default on a GPU.
 _ONE_BY_ONE = ("Adafactor",)
 
@@ -76,6 +88,7 @@ class StepTracker(PurposeTracker):
     def __init__(self) -> None:
         super().__init__(on_gpu=True)
         self.moments: list[tuple[Phase, str, int]] = []
+        self._place: Place | None = None
         self.updating = False
         self._operator = ""
         self._entered: Phase | None = None
@@ -91,8 +104,8 @@ class StepTracker(PurposeTracker):
 
     def cause(self) -> str:
         """Why a tensor is born now: the optimizer, the gradients' way, or an operator's result."""
-        if self._open[-1] == KERNEL_SCRATCH:
-            return KERNEL_SCRATCH
+        if self._open[-1] != OTHER:
+            return self._open[-1]
         phase = self.running
         return phase if phase == "optimizer" else f"{phase}: {self._operator}"
 
@@ -102,6 +115,9 @@ class StepTracker(PurposeTracker):
         if func is torch.ops.aten.add.Tensor and by_autograd(sys._getframe(1)):
             func = torch.ops.aten.add_.Tensor  # as in the base class, which this method calls
         self._operator = func.name().partition("::")[2].partition(".")[0]
+        if self._place is None and self._on_host and self._reads_host(args, kwargs):
+            with self.at("host"):
+                return self.__torch_dispatch__(func, types, args, kwargs)
         if (phase := self.running) != self._entered:
             self._entered = phase
             self.enter(phase)
@@ -114,6 +130,8 @@ class StepTracker(PurposeTracker):
                 f"simulated_gpu cannot follow the operator {func.name()}: its result's shape "
                 f"depends on values, or it has no fake implementation"
             ) from None
+        if result is NotImplemented:  # a sharded tensor, whose parts come by here
+            return result
         name = func.name().partition(".")[0]
         if name in GPU_SCRATCH:
             self.scratch(GPU_SCRATCH[name](args, kwargs or {}, result))
@@ -131,13 +149,34 @@ class StepTracker(PurposeTracker):
         self.peak = max(self.peak, self.live)
 
     def _see(self, value: Any) -> None:
-        # Others are data on the host.
-        if isinstance(value, FakeTensor):
+        # Others are data on the host, but for sharded tensors.
+        if isinstance(value, FakeTensor) or is_traceable_wrapper_subclass(value):
             super()._see(value)
+
+    @contextlib.contextmanager
+    def at(self, place: Place) -> Iterator[None]:
+        """Tensors that are born inside lie there. Elsewhere the results of what lies on the host
+        lie there, too, and all others on the GPU."""
+        before, self._place = self._place, place
+        try:
+            yield
+        finally:
+            self._place = before
+
+    def lies_on_host(self, tensor: Tensor) -> bool:
+        """Whether `tensor` is not on the GPU."""
+        return storage_of(tensor)._cdata in self._on_host
+
+    def _reads_host(self, args: Any, kwargs: Any) -> bool:
+        read = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        return bool(read) and all(self.lies_on_host(value) for value in read)
 
     def _see_storage(self, storage: torch.UntypedStorage) -> None:
         if storage._cdata in self._known:
             super()._see_storage(storage)
+            return
+        if self._place == "host":
+            self.keep_on_host(storage)
             return
         with self.purpose(self.cause()):
             super()._see_storage(storage)
@@ -178,7 +217,7 @@ class SimulatedGpu:
         self._replayed: Allocator | None = None
 
     def __enter__(self) -> Self:
-        tracker = self._tracker
+        tracker, fakes = self._tracker, FakeGpu(allow_non_fake_inputs=True)
         memory = SimpleNamespace(
             live=lambda: tracker.live,
             peak=lambda: tracker.peak,
@@ -194,11 +233,12 @@ class SimulatedGpu:
             self._stack.callback(handle.remove)
         for context in (
             torch.random.fork_rng(devices=[]),
+            compiling(fakes, tracker, self._name_weights),
             presented(self.gpu, memory),
             one_rank(),
             GpuOperators(),
-            OnGpu(lambda tensor: tracker.move_to_host(tensor)),
-            FakeGpu(allow_non_fake_inputs=True),
+            OnGpu(tracker),
+            fakes,
             tracker,
         ):
             self._stack.enter_context(context)  # type: ignore[arg-type]
@@ -208,10 +248,16 @@ class SimulatedGpu:
         self._stack.close()
         self._replayed = self._replay()
 
-    def _name_weights(self, module: nn.Module, _inputs: Any) -> None:
-        if id(module) in self._seen:
+    def _name_weights(self, module: nn.Module, *_inputs: Any) -> None:
+        if torch.compiler.is_compiling() or id(module) in self._seen:
             return
-        self._seen.add(id(module))
+        for part in module.modules():
+            if id(part) not in self._seen:
+                self._seen.add(id(part))
+                self._name_own_weights(part)
+
+    def _name_own_weights(self, module: nn.Module) -> None:
+        name_sharding(module, self._tracker)
         for parameter in module.parameters(recurse=False):
             self._tracker.mark(parameter, "weights")
             if parameter.requires_grad and id(parameter) not in self._seen:
@@ -320,7 +366,9 @@ def simulated_gpu(gpu: str = "h100") -> SimulatedGpu:
     Everything that happens inside counts, from the first tensor on: build the model and the
     optimizer there, and run three steps, for states come with the first. Values do not exist:
     `.item()` gives 0. Raises UserError, with the operator's name, where the program cannot be
-    followed without values, and for what is not simulated: torch.compile, flex_attention, FSDP
-    and device meshes. DistributedDataParallel is, as one of its processes (`simulated_ranks.py`).
+    followed without values, and for what is not simulated: flex_attention, tensor parallelism,
+    torch.compile in other modes than its default or where it makes no single graph
+    (`simulated_compile.py`). DistributedDataParallel and FSDP2 are, as one of their processes
+    (`simulated_ranks.py`, `simulated_shards.py`).
     """
     return SimulatedGpu(find_gpu(gpu))

@@ -56,10 +56,24 @@ class GpuOperators:
                 self._library.impl(name, _cast(name), "AutocastCPU")
             for name in _autocast_on_cpus_alone():
                 self._library.impl(name, torch.library.fallthrough_kernel, "AutocastCPU")
+        _forget_kernels()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._library._destroy()
+        _forget_kernels()
+
+
+def _forget_kernels() -> None:
+    """Let what traces compiled code ask again which implementations an operator has."""
+    for operator in torch._ops.get_cached_ops():
+        operator._dispatch_cache.clear()
+    torch._ops.reset_cached_ops()
+
+
+def _traced() -> bool:
+    """Whether this call becomes part of a graph, where plain operators are fused."""
+    return torch._guards.TracingContext.try_get() is not None
 
 
 def _autocast_on_gpus() -> list[str]:
@@ -135,6 +149,12 @@ def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
 def _rms_norm(
     x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
+    if _traced():
+        dims = list(range(-len(shape), 0))
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        small = torch.finfo(x.dtype).eps if eps is None else eps
+        normed = (wide * (wide.pow(2).mean(dims, keepdim=True) + small).rsqrt()).type_as(x)
+        return normed if weight is None else normed * weight
     if weight is None:
         weight = x.new_ones(shape)
     return rms_norm(x, weight)
@@ -245,7 +265,7 @@ def _softmax(log: bool) -> Callable[..., Tensor]:
     def run(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
         """`torch.softmax` or `log_softmax`: one kernel reads fp16 and writes fp32; others have a
         copy in `dtype`. ATen/native/SoftMax.cpp."""
-        if dtype == torch.float32 and x.dtype == torch.float16:
+        if dtype == torch.float32 and x.dtype == torch.float16 and not _traced():
             return _HalfSoftmax.apply(x, log)
         operator = aten._log_softmax if log else aten._softmax
         return operator(x if dtype is None else x.to(dtype), dim, False)

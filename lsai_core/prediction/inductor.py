@@ -25,6 +25,11 @@ from lsai_core.prediction.work import PRODUCTS
 # a value of more reads is kept in memory, if a sum of longer rows and something else read it
 READS, ROW = 4, 1024
 
+# Operators whose kernels add to memory at places that values say: their results are memory.
+_SCATTERS = (
+    *("aten::_unsafe_masked_index_put_accumulate", "aten::_unsafe_index_put", "aten::index_put"),
+    *("aten::scatter_add", "aten::scatter_reduce"),
+)
 _INTO = {name for name in PRODUCTS if "aten" in name}  # operators that write where Inductor says
 _SAME = ("_unsafe_view", "wait_tensor")
 _NOTHING = torch.empty(0)
@@ -117,8 +122,9 @@ class Plan:
         self.taken = self._reused(levels)
 
     def _materialized(self, nodes: list[fx.Node]) -> dict[fx.Node, None]:
-        """Nodes whose results are memory, in Inductor's order: those of opaque operators, and fused
-        ones from when something opaque reads them; what stands before that repeats them."""
+        """Nodes whose results are memory, in Inductor's order: those of opaque operators and of
+        scatters, and fused ones from when something opaque reads them; what stands before that
+        repeats them."""
         real: dict[fx.Node, None] = {}
         for node in nodes:
             sources = [root(source) for source in node.all_input_nodes]
@@ -136,6 +142,7 @@ class Plan:
             if (
                 node.op == "placeholder"
                 or opaque
+                or schema(node) in _SCATTERS
                 or (_summed_and_read(node) and len(self.reads[node]) > READS)
             ):
                 real[node] = None

@@ -1,9 +1,8 @@
 """What PyTorch answers while CPU tensors stand for a GPU's: `cuda` is where all tensors are.
 
 Device arguments are turned by a mode of torch's own (`TorchFunctionMode`). For the rest there is no
-such way: the functions of `torch.cuda` below, the device of `torch.autocast`,
-`torch.compile`, and how a module converts its parameters are attributes of torch that are others
-while `presented` is open.
+such way: the functions of `torch.cuda` below, the device of `torch.autocast`, and how a module
+converts its parameters are attributes of torch that are others while `presented` is open.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -24,34 +23,57 @@ from lsai_core.profiling.gpus import Gpu
 
 CPU = torch.device("cpu")
 GIB = 2**30
-_STAY = {torch.Tensor.cuda, torch.Tensor.pin_memory, torch.Tensor.record_stream}
+_MOVES = (torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu)
 
 
 class OnGpu(TorchFunctionMode):
-    """Turns `cuda` into where tensors are. `on_host` is told of results that a GPU's program has on
-    the host."""
+    """Turns `cuda` into where tensors are, and tells `tracker` what a program has on the host: what
+    it sends there, makes of numbers, or makes with the device "cpu", in words."""
 
-    def __init__(self, on_host: Callable[[Tensor], None]) -> None:
+    def __init__(self, tracker: Places) -> None:
         super().__init__()
-        self._on_host = on_host
+        self._tracker = tracker
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = {name: _here(value) for name, value in (kwargs or {}).items()}
+        given = kwargs or {}
+        kwargs = {name: _here(value) for name, value in given.items()}
         kwargs.pop("pin_memory", None)
-        if func in _STAY:
+        if func in (torch.Tensor.pin_memory, torch.Tensor.record_stream):
             return args[0]
         if func is torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
             return True
-        leaving = func is torch.Tensor.cpu or (func is torch.Tensor.to and _says_cpu(args, kwargs))
+        if func in _MOVES:
+            return self._moved(func, args, given, kwargs)
+        if _is_cpu(given.get("device")) or (func is torch.tensor and "device" not in given):
+            with self._tracker.at("host"):
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _moved(self, func: Any, args: Any, given: dict[str, Any], kwargs: dict[str, Any]) -> Any:
+        """The result of `Tensor.to` and its kind; a copy where it goes to the other memory."""
+        devices = [value for value in (*args[1:2], given.get("device")) if _is_device(value)]
+        to_host = func is torch.Tensor.cpu or any(map(_is_cpu, devices))
+        to_gpu = func is torch.Tensor.cuda or (devices and not to_host)
+        source = args[0]
         if func is torch.Tensor.to:
-            args = tuple(_here(value) for value in args)
-        result = func(*args, **kwargs)
-        if leaving and isinstance(result, Tensor):
-            result = result.clone() if result is args[0] else result
-            self._on_host(result)
-        elif func is torch.tensor and "device" not in kwargs:
-            self._on_host(result)
-        return result
+            source = func(*(_here(value) for value in args), **kwargs)
+        if not isinstance(source, Tensor) or source.is_meta:
+            return source
+        if to_host and not self._tracker.lies_on_host(source):
+            with self._tracker.at("host"):
+                return source.clone()
+        if to_gpu and self._tracker.lies_on_host(source):
+            with self._tracker.at("GPU"):
+                return source.clone()
+        return source
+
+
+class Places(Protocol):
+    """Knows where tensors are."""
+
+    def at(self, place: Literal["GPU", "host"]) -> contextlib.AbstractContextManager[None]: ...
+
+    def lies_on_host(self, tensor: Tensor) -> bool: ...
 
 
 def _here(value: Any) -> Any:
@@ -60,26 +82,25 @@ def _here(value: Any) -> Any:
     return CPU if isinstance(value, torch.device) and value.type == "cuda" else value
 
 
-def _says_cpu(args: Any, kwargs: Any) -> bool:
-    # A device that was read off a tensor is no string.
-    return "cpu" in (args[1] if len(args) > 1 and isinstance(args[1], str) else None,) or (
-        isinstance(kwargs.get("device"), str) and kwargs["device"] == "cpu"
-    )
+def _is_device(value: Any) -> bool:
+    return isinstance(value, torch.device) or (isinstance(value, str) and value != "")
+
+
+def _is_cpu(value: Any) -> bool:
+    """Whether a program names the host. A device that was read off a tensor is no string."""
+    return isinstance(value, str) and value == "cpu"
 
 
 @contextlib.contextmanager
 def presented(gpu: Gpu, memory: SimpleNamespace) -> Iterator[None]:
     """While open, torch speaks of `gpu`. `memory`: functions `live`, `peak`, `reserved`, `reset`
     in bytes, for what programs ask of `torch.cuda`."""
-    from torch._dynamo import eval_frame  # a second to import
     from torch.nn.attention import flex_attention
 
     changed = [
         *((torch.cuda, name, value) for name, value in _answers(gpu, memory).items()),
         (torch.amp.autocast_mode.autocast, "__init__", _autocast()),
-        (torch, "compile", _no_compile),
-        # what a function that was compiled before asks when it is called
-        (eval_frame, "_callback_from_stance", _not_compiled(eval_frame._callback_from_stance)),
+        (torch, "Generator", _Generator),
         (flex_attention, "_validate_device", _no_flex),
         (nn.Module, "_apply", _apply({})),
         # programs that ask whether a tensor is fake, and would then trace, get no for an answer
@@ -110,6 +131,13 @@ class _Nothing:
     """A class of which nothing is."""
 
 
+class _Generator(torch.Generator):
+    """A random generator, which a GPU's fake values do not need."""
+
+    def __new__(cls, device: Any = "cpu") -> Self:
+        return super().__new__(cls, _here(device))
+
+
 class _Event:
     """`torch.cuda.Event`, for which no time passes."""
 
@@ -120,8 +148,8 @@ class _Event:
 
 
 def _answers(gpu: Gpu, memory: SimpleNamespace) -> dict[str, Callable[..., Any]]:
-    def nothing(*_arguments: Any, **_options: Any) -> None:
-        return None
+    def nothing() -> Callable[..., None]:  # one for each, for Dynamo tells them apart
+        return lambda *_arguments, **_options: None
 
     silent = ("synchronize", "empty_cache", "set_device", "manual_seed", "manual_seed_all", "init")
     capability = capability_of(gpu)
@@ -133,8 +161,10 @@ def _answers(gpu: Gpu, memory: SimpleNamespace) -> dict[str, Callable[..., Any]]
         multi_processor_count=132,
     )
     return {
-        **dict.fromkeys(silent, nothing),
+        **{name: nothing() for name in silent},
         "Event": _Event,
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "set_rng_state": nothing(),
         "reset_peak_memory_stats": lambda *_: memory.reset(),
         "is_available": lambda: True,
         "is_bf16_supported": lambda *_, **__: True,
@@ -205,17 +235,6 @@ def _apply(moved: dict[int, tuple[nn.Parameter, nn.Parameter]]) -> Callable[...,
         return module
 
     return apply
-
-
-def _not_compiled(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def ask(callback: Any) -> Any:
-        return _no_compile() if callable(callback) else original(callback)
-
-    return ask
-
-
-def _no_compile(*_arguments: Any, **_options: Any) -> Any:
-    raise UserError("simulated_gpu cannot follow torch.compile; predict the eager step without it")
 
 
 def _no_flex(*_arguments: Any, **_options: Any) -> Any:

@@ -25,7 +25,13 @@ def name_gradients_and_buffers(
     leave the GPU."""
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda p: tracker.mark(p.grad, "gradients"))
-    for group in _parameter_groups(model):
+    for module in model.modules():
+        name_sharding(module, tracker, cpu_offload)
+
+
+def name_sharding(module: nn.Module, tracker: PurposeTracker, cpu_offload: bool = False) -> None:
+    """From now on tensors that FSDP2 makes for `module` itself are named so, if it is sharded."""
+    for group in _parameter_groups(module):
         for name in _SHARDING:
             setattr(group, name, _sharding_method(tracker, group, name, cpu_offload))
 
@@ -41,19 +47,16 @@ def named(tracker: PurposeTracker, purpose: str, function: Any) -> Any:
     return call
 
 
-def _parameter_groups(model: nn.Module) -> list[Any]:
+def _parameter_groups(module: nn.Module) -> list[Any]:
     from torch.distributed.fsdp import FSDPModule
 
-    groups: dict[int, Any] = {}
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            state = module._get_fsdp_state()
-            # until PyTorch 2.11 a state has one group, or none
-            several = getattr(state, "_fsdp_param_groups", None)
-            for group in [state._fsdp_param_group] if several is None else several:
-                if group is not None:
-                    groups[id(group)] = group
-    return list(groups.values())
+    if not isinstance(module, FSDPModule):
+        return []
+    state = module._get_fsdp_state()
+    # until PyTorch 2.11 a state has one group, or none
+    several = getattr(state, "_fsdp_param_groups", None)
+    groups = [state._fsdp_param_group] if several is None else several
+    return [group for group in groups if group is not None and "unshard" not in vars(group)]
 
 
 def _sharding_method(tracker: PurposeTracker, group: Any, name: str, cpu_offload: bool) -> Any:
@@ -72,7 +75,7 @@ def _sharding_method(tracker: PurposeTracker, group: Any, name: str, cpu_offload
         if name == "post_backward":
             for parameter in group.fsdp_params:
                 gradient = parameter.sharded_param.grad
-                if gradient is not None and cpu_offload:
+                if gradient is not None and parameter.offload_to_cpu:
                     tracker.move_to_host(gradient)
                 elif gradient is not None:
                     tracker.mark(gradient, "gradients")

@@ -5,8 +5,7 @@ While `one_rank` is open, every process group is torch's `fake` one, of the size
 `WORLD_SIZE` says, and `DistributedDataParallel` holds what its reducer would
 (torch/csrc/distributed/c10d/reducer.cpp): first one bucket of all gradients, from the second
 forward pass on those that are rebuilt in the order of the backward pass. NCCL's own buffers lie
-outside of PyTorch's allocator. What shares parameters among processes (FSDP, device meshes) is
-refused.
+outside of PyTorch's allocator. What shares parameters among processes is in `simulated_shards.py`.
 """
 
 from __future__ import annotations
@@ -14,18 +13,23 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import device_mesh
+from torch.distributed.distributed_c10d import init_process_group
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from lsai_core.base.errors import UserError
+from lsai_core.prediction import simulated_shards
+from lsai_core.prediction.simulated_shards import refusing
 
 MIB = 2**20
 FIRST_BUCKET, BUCKET, BROADCAST = MIB, 25 * MIB, 250 * MIB
+_OPENING = (dist, dist.distributed_c10d, device_mesh)  # which open the first process group
 IN_FLIGHT = 2  # flat copies of parameters that are broadcast at a time
 
 
@@ -37,10 +41,10 @@ def one_rank() -> Iterator[None]:
         (DistributedDataParallel, "__init__", _begin),
         (DistributedDataParallel, "forward", _forward),
         (DistributedDataParallel, "no_sync", lambda _self: contextlib.nullcontext()),
-        (DataParallel, "__init__", _refuse("DataParallel")),
-        (dist, "init_process_group", _init_process_group),
+        (DataParallel, "__init__", refusing("DataParallel")),
+        *((owner, "init_process_group", _init_process_group) for owner in _OPENING),
         (dist, "barrier", lambda *_, **__: None),
-        *((owner, "__init__", _refuse(said)) for owner, said in _sharing()),
+        *simulated_shards.attributes(),
     ]
     kept = [(owner, name, getattr(owner, name)) for owner, name, _ in changed]
     try:
@@ -52,28 +56,6 @@ def one_rank() -> Iterator[None]:
             setattr(owner, name, value)
         if dist.is_available() and dist.is_initialized() and not before:
             dist.destroy_process_group()
-
-
-def _sharing() -> list[tuple[type, str]]:
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import FullyShardedDataParallel
-    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
-
-    return [
-        (FSDPState, "fully_shard (FSDP2)"),
-        (FullyShardedDataParallel, "FullyShardedDataParallel"),
-        (DeviceMesh, "device meshes (FSDP2, tensor parallelism)"),
-    ]
-
-
-def _refuse(said: str) -> Callable[..., None]:
-    def begin(*_arguments: Any, **_options: Any) -> None:
-        raise UserError(
-            f"simulated_gpu cannot follow {said}; predict one process without it, or this "
-            f"package's own models with --gpus"
-        )
-
-    return begin
 
 
 def _init_process_group(
@@ -89,9 +71,7 @@ def _init_process_group(
 
     size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
     rank = rank if rank >= 0 else int(os.environ.get("RANK", "0"))
-    dist.distributed_c10d.init_process_group(
-        "fake", rank=rank, world_size=max(size, rank + 1), store=FakeStore()
-    )
+    init_process_group("fake", rank=rank, world_size=max(size, rank + 1), store=FakeStore())
 
 
 def _begin(

@@ -30,7 +30,7 @@ from lsai_core.profiling.live_tensors import LiveTensors
 ALLOCATION = 512
 FIRST = ALLOCATION - 1  # stands for a stream's number: stream 0, in the first step alone
 PROGRAMS = 4 * 132  # of the norm's gradient on a Hopper GPU, each with its part of the weight's
-KERNEL_SCRATCH = "kernel scratch"
+KERNEL_SCRATCH, OTHER = "kernel scratch", "other"
 
 
 def _attention_backward(arguments: tuple[Any, ...], repeats: bool = False) -> list[int]:
@@ -162,7 +162,7 @@ class PurposeTracker(LiveTensors):
         self._by_purpose: Counter[str] = Counter()
         self._purposes: dict[int, str] = {}
         self._on_host: set[int] = set()
-        self._open = ["other"]
+        self._open = [OTHER]
         self._blind = False
 
     @contextlib.contextmanager
@@ -219,7 +219,7 @@ class PurposeTracker(LiveTensors):
 
     def mark(self, tensor: Tensor, name: str) -> None:
         """Say what an existing tensor is for, for instance that it has become a gradient."""
-        if (key := _storage(tensor)._cdata) in self._purposes:
+        if (key := storage_of(tensor)._cdata) in self._purposes:
             size = self._known[key][1]
             self._by_purpose[self._purposes[key]] -= size
             self._by_purpose[name] += size
@@ -228,12 +228,19 @@ class PurposeTracker(LiveTensors):
     def move_to_host(self, tensor: Tensor) -> None:
         """Stop counting `tensor`: it lies in host memory from now on."""
         self._see(tensor)
-        key = _storage(tensor)._cdata
+        key = storage_of(tensor)._cdata
         reference, size = self._known[key]
         self._known[key] = (reference, 0)
         self._died(key)
         self.live -= size
         self._by_purpose[self._purposes[key]] -= size
+        self._on_host.add(key)
+
+    def keep_on_host(self, storage: torch.UntypedStorage) -> None:
+        """Never count `storage`, which is new: it lies in host memory."""
+        key = storage._cdata
+        self._known[key] = (weakref.ref(storage, functools.partial(self._freed, key)), 0)
+        self._purposes[key] = OTHER
         self._on_host.add(key)
 
     def scratch(self, sizes: list[int], purpose: str = KERNEL_SCRATCH) -> None:
@@ -346,5 +353,6 @@ def by_autograd(frame: Any) -> bool:
     return frame.f_code.co_name == "_engine_run_backward"
 
 
-def _storage(tensor: Tensor) -> torch.UntypedStorage:
+def storage_of(tensor: Tensor) -> torch.UntypedStorage:
+    """The memory of a tensor, or of what this process has of a sharded one."""
     return getattr(tensor, "_local_tensor", tensor).untyped_storage()

@@ -1,0 +1,227 @@
+"""torch.compile (default mode) on a simulated GPU.
+
+PyTorch's own front end (Dynamo) makes graphs of what a program compiles, and its partitioner says
+what they keep for the backward pass; what Inductor would make of a graph is planned (`inductor.py`)
+and replayed (`compiled.Replay`), not compiled. Dynamo looks at no function that runs inside of a
+mode, so the simulation's modes are off while it runs, and on again for the replay.
+
+One graph for each compiled function: what would break it, or be compiled for shapes that vary, is
+refused with Dynamo's reason. So are convolutions, whose tensors Inductor lays out anew, and other
+modes and back ends than the default. Compiled blocks agree with recorded runs; of larger graphs
+(a loss, an embedding's gradient) none is recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import _disable_current_modes
+
+from lsai_core.base.errors import UserError
+from lsai_core.prediction.compiled import Replay
+from lsai_core.prediction.inductor import schema
+
+# Of what `presented` changes, what Dynamo itself must see as it is.
+_REAL: list[tuple[Any, str, Any]] = [
+    (torch._subclasses, "FakeTensor", FakeTensor),
+    (torch, "is_autocast_enabled", torch.is_autocast_enabled),
+    (torch, "get_autocast_dtype", torch.get_autocast_dtype),
+]
+_REFUSED = ("aten::convolution", "aten::convolution_backward")
+
+
+class Watch(Protocol):
+    """What counts tensors: names those born inside by `purpose`, and sees what a function makes."""
+
+    running: Any
+
+    def purpose(self, name: str) -> contextlib.AbstractContextManager[None]: ...
+
+    def inside(self, function: Callable[..., Any], *arguments: Any) -> Any: ...
+
+
+@contextlib.contextmanager
+def compiling(
+    fakes: FakeTensorMode, watch: Watch, meet: Callable[[nn.Module], None]
+) -> Iterator[None]:
+    """A context in which `torch.compile` plans instead of compiling; `fakes` and `watch` are on
+    while what it plans is replayed. `meet` is told of compiled modules before they run."""
+    from torch._dynamo import eval_frame, trace_rules  # a second to import
+
+    world = _World(fakes, watch, meet)
+    before = torch.compile, eval_frame._callback_from_stance
+    torch.compile = functools.partial(_compile, world, before[0])  # type: ignore[assignment]
+    # what a function that was compiled before asks when it is called
+    eval_frame._callback_from_stance = functools.partial(world.callback, before[1])
+    try:
+        yield
+    finally:
+        torch.compile, eval_frame._callback_from_stance = before  # type: ignore[assignment]
+        if world.used:  # Dynamo keeps few graphs of a function, and has seen the simulation's torch
+            torch._dynamo.reset()
+            trace_rules.clear_lru_cache()
+
+
+class _World:
+    """The simulation's modes, which are off while Dynamo runs, and on during a replay."""
+
+    def __init__(
+        self, fakes: FakeTensorMode, watch: Watch, meet: Callable[[nn.Module], None]
+    ) -> None:
+        self._fakes, self._watch, self.meet = fakes, watch, meet
+        self._own = self.used = False
+
+    def callback(self, original: Callable[[Any], Any], callback: Any) -> Any:
+        """What Dynamo does with a frame."""
+        if callable(callback) and not self._own:
+            raise UserError(
+                "simulated_gpu cannot follow what was compiled before it began; call torch.compile "
+                "inside"
+            )
+        return original(callback)
+
+    @contextlib.contextmanager
+    def left(self) -> Iterator[None]:
+        """While open, the simulation's modes are off."""
+        functions: list[Any] = []
+        changed = [(owner, name, getattr(owner, name)) for owner, name, _ in _REAL]
+        own, self._own, self.used = self._own, True, True
+        try:
+            while torch._C._len_torch_function_stack():
+                functions.append(torch._C._pop_torch_function_stack())
+            for owner, name, value in _REAL:
+                setattr(owner, name, value)
+            with _disable_current_modes(), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*global hooks on modules")
+                yield
+        finally:
+            self._own = own
+            for owner, name, value in changed:
+                setattr(owner, name, value)
+            for mode in reversed(functions):
+                torch._C._push_on_torch_function_stack(mode)
+
+    def backend(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        """Dynamo's back end: the graph's two passes as they would use memory."""
+        from torch._dynamo.backends.common import aot_autograd
+        from torch._functorch.partitioners import min_cut_rematerialization_partition
+        from torch._inductor.decomposition import select_decomp_table
+
+        if any(_varies(value) for value in inputs):
+            raise UserError(
+                "simulated_gpu cannot follow torch.compile for shapes that vary; give every step "
+                "inputs of one shape"
+            )
+        plan = aot_autograd(
+            fw_compiler=self._planned,
+            bw_compiler=self._planned,
+            inference_compiler=self._planned,
+            partition_fn=functools.partial(
+                min_cut_rematerialization_partition, compiler="inductor"
+            ),
+            decompositions=select_decomp_table(),
+            keep_inference_input_mutations=True,
+        )
+        return plan(graph, inputs)
+
+    def _planned(self, graph: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+        for node in graph.graph.nodes:
+            if schema(node) in _REFUSED:
+                raise UserError(
+                    f"simulated_gpu cannot follow {schema(node)} in compiled code; predict the "
+                    f"step without torch.compile"
+                )
+        replay = Replay(graph)
+
+        def run(inputs: list[Any]) -> list[Any]:
+            watch = self._watch
+            with self._fakes, watch.purpose(f"{watch.running}: compiled code"):
+                return watch.inside(replay, inputs)  # type: ignore[no-any-return]
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+
+def _varies(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return any(isinstance(size, torch.SymInt) for size in value.shape)
+    return isinstance(value, (torch.SymInt, torch.SymFloat))
+
+
+def _compile(
+    world: _World,
+    original: Callable[..., Any],
+    model: Callable[..., Any] | None = None,
+    *,
+    dynamic: bool | None = None,
+    backend: Any = "inductor",
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    disable: bool = False,
+    **_others: Any,
+) -> Any:
+    """`torch.compile`."""
+    asked = {"dynamic": dynamic, "backend": backend, "mode": mode, "options": options}
+    if model is None:
+        return functools.partial(_compile, world, original, disable=disable, **asked)
+    if disable:
+        return model
+    if isinstance(model, DistributedDataParallel):
+        raise UserError(
+            "simulated_gpu cannot follow torch.compile of DistributedDataParallel, which splits "
+            "graphs; compile the module inside of it"
+        )
+    usual = {"dynamic": (None, False), "backend": ("inductor",), "mode": (None, "default")}
+    for name, value in asked.items():
+        if value not in usual.get(name, (None, {})):
+            raise UserError(
+                f"simulated_gpu cannot follow torch.compile({name}={str(value)[:60]}), the "
+                f"default only"
+            )
+    with world.left():
+        compiled = original(model, backend=world.backend, fullgraph=True, dynamic=dynamic)
+    if isinstance(model, nn.Module):
+        compiled.forward = _outside(world, compiled.forward, model)
+        return compiled
+    return functools.wraps(model)(_outside(world, compiled, getattr(model, "__self__", None)))
+
+
+def _outside(world: _World, function: Callable[..., Any], module: Any) -> Callable[..., Any]:
+    """`function`, compiled of `module` (or of none), as the simulation calls it; errors in one
+    line."""
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        from torch._dynamo import exc
+
+        if torch.compiler.is_compiling():
+            return function(*arguments, **options)
+        if isinstance(module, nn.Module):
+            world.meet(module)
+        try:
+            with world.left():
+                return function(*arguments, **options)
+        except exc.TorchDynamoException as error:
+            raise _said(error) from None
+
+    return call
+
+
+def _said(error: BaseException) -> UserError:
+    """One line: a refusal of this file that Dynamo has wrapped, or Dynamo's own reason."""
+    inner: BaseException | None = error
+    while inner is not None:
+        if isinstance(inner, UserError):
+            return inner
+        inner = getattr(inner, "inner_exception", None) or inner.__cause__
+    reason = str(error).strip().partition("\n")[0][:200]
+    return UserError(
+        f"simulated_gpu cannot follow torch.compile, which makes no single graph here: {reason}"
+    )

@@ -1,0 +1,174 @@
+"""torch.compile on a simulated GPU: as this package's own compiled runs are predicted, by hand, and
+what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lsai_core import TrainConfig, predict, simulated_gpu
+from lsai_core.base.errors import UserError
+from lsai_core.config.precision import autocast, weight_dtype
+from lsai_core.config.strict import validated
+from lsai_core.model.transformer import build_model
+
+GIB = 2**30
+CUDA = torch.device("cuda")
+compiled_before = torch.compile(lambda x: x + 1)
+
+
+@pytest.mark.parametrize(
+    ("precision", "checkpointing"),
+    [("bf16", "none"), ("bf16_autocast", "none"), ("bf16", "full"), ("bf16", "selective")],
+)
+def test_compiled_blocks_come_to_what_predict_says(precision: str, checkpointing: str) -> None:
+    shape = {"n_layers": 3, "d_model": 512, "n_heads": 8, "n_kv_heads": 2, "d_ff": 1408}
+    data = {"model": {**shape, "vocab_size": 8192}, "data": {"vocab_size": 400}}
+    settings = {"precision": precision, "grad_checkpoint": checkpointing, "blocks": "plain"}
+    settings |= {"compile": True, "seq_len": 1024, "batch_size": 4}
+    config = validated(TrainConfig, {**data, **settings}, "test")
+    with simulated_gpu("h100") as gpu:
+        model = build_model(
+            config.model,
+            config.attention,
+            grad_checkpoint=config.grad_checkpoint,
+            device="cuda",
+            dtype=weight_dtype(config.precision),
+        )
+        for block in model.blocks:
+            block.compile()
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        ids = torch.randint(400, (4, 1025), device="cuda")
+        for _ in range(3):
+            with autocast(config.precision, CUDA):
+                loss = model(ids[:, :-1], ids[:, 1:])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    own = predict(config)
+    active = own.on_gpu_with(80).allocated / GIB
+    assert gpu.peak_active_gib == pytest.approx(active, rel=0.01)
+    assert gpu.peak_reserved_gib == pytest.approx(own.reserved, rel=0.02)
+
+
+def kept(function: Callable[..., Tensor], *tensors: Tensor) -> int:
+    """Bytes that wait for the backward pass of `function`, its result included."""
+    before = torch.cuda.memory_allocated()
+    result = function(*tensors)
+    return torch.cuda.memory_allocated() - before - 0 * result.numel()
+
+
+def test_fused_values_are_never_made() -> None:
+    def many(x: Tensor) -> Tensor:
+        return (x.sin() * 2).exp().tanh() + x
+
+    with simulated_gpu("h100"):
+        x = torch.randn(2**20, device="cuda", requires_grad=True)
+        eager, compiled = kept(many, x), kept(torch.compile(many), x)
+        assert torch.compile(many, disable=True) is many
+    assert eager == 3 * x.nbytes and compiled == x.nbytes
+
+
+class Tied(nn.Module):
+    """An embedding, a normalization with dropout, and a loss over all words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(50_000, 256), nn.RMSNorm(256)
+        self.out = nn.Linear(256, 50_000, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits = self.out(F.dropout(self.norm(self.table(ids)), 0.1))
+        return F.cross_entropy(logits.float().flatten(0, 1), ids.flatten())
+
+
+@pytest.mark.parametrize("how", ["module", "method", "function"])
+def test_a_whole_model(how: str) -> None:
+    def step(compiled: bool) -> Any:
+        with simulated_gpu("h100") as gpu:
+            model = call = Tied().to(torch.bfloat16).cuda()
+            if compiled and how == "method":
+                model.compile()
+            elif compiled:
+                call = torch.compile(model if how == "module" else lambda ids: model(ids))
+            loss = call(torch.randint(100, (4, 1024), device="cuda"))
+            loss.backward()
+        return gpu
+
+    eager, found = step(False), step(True)
+    logits = 2 * 4 * 1024 * 50_000 / GIB
+    # logits in bf16 alone: not in fp32, nor their logarithms; their gradient is written over them
+    assert eager.phases()["backward"] > 5 * logits
+    assert logits < found.phases()["forward"] < 1.2 * logits
+    assert logits < found.phases()["backward"] < 1.4 * logits
+    if how != "function":  # whose module is not seen
+        assert found.by_cause()["weights"] == eager.by_cause()["weights"]
+
+
+def test_an_embeddings_gradient_is_summed_in_fp32() -> None:
+    def step(table: Tensor, ids: Tensor) -> Tensor:
+        return F.embedding(ids, table).sum()
+
+    with simulated_gpu("h100"):
+        table = torch.randn(2**15, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        loss = torch.compile(step)(table, torch.randint(100, (2048,), device="cuda"))
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        loss.backward()
+        peak = torch.cuda.max_memory_allocated() - before
+    assert 3 * table.nbytes <= peak < 3.1 * table.nbytes  # the sums, and they in bf16
+
+
+def breaks(x: Tensor) -> Tensor:
+    print("here")
+    return x + 1
+
+
+def of_two_shapes(x: Tensor) -> Tensor:
+    function = torch.compile(lambda y: y * 2)
+    return function(x) + function(x[:4]).sum()
+
+
+def split_by_buckets(_: Tensor) -> None:
+    dist.init_process_group("nccl", world_size=2, rank=0)
+    torch.compile(DistributedDataParallel(nn.Linear(2, 2).cuda()))
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (compiled_before, "compiled before it began"),
+        (lambda x: torch.compile(breaks)(x), "no single graph"),
+        (of_two_shapes, "shapes that vary"),
+        (lambda x: torch.compile(breaks, mode="reduce-overhead"), "mode=reduce-overhead"),
+        (lambda x: torch.compile(breaks, dynamic=True), "dynamic=True"),
+        (lambda x: torch.compile(breaks, backend="eager"), "backend=eager"),
+        (lambda x: torch.compile(nn.Conv1d(8, 8, 3).cuda())(x), "aten::convolution"),
+        (split_by_buckets, "DistributedDataParallel"),
+    ],
+)
+def test_what_is_not_simulated_is_refused_in_one_line(
+    call: Callable[[Any], Any], said: str
+) -> None:
+    with pytest.raises(UserError, match=said) as found, simulated_gpu("h100"):
+        call(torch.randn(8, 8, device="cuda", requires_grad=True))
+    assert len(str(found.value).splitlines()) == 1
+
+
+def test_torch_compiles_as_before_afterwards() -> None:
+    original = torch.compile
+    with simulated_gpu("h100"):
+        torch.compile(lambda x: x * 2)(torch.randn(8, device="cuda"))
+    assert torch.compile is original
+    norm = torch.compile(nn.RMSNorm(8), backend="aot_eager")
+    x = torch.randn(4, 8, requires_grad=True)
+    norm(x).sum().backward()
+    assert x.grad is not None and norm.weight.grad is not None
+    assert torch.allclose(norm(x), F.rms_norm(x, (8,)))
