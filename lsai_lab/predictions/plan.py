@@ -1,0 +1,297 @@
+"""What should I run? The fastest setting whose predicted step fits, found with few predictions.
+
+A kind of step (`plan_space.py`) is fastest in one micro-batch, and within a chain of kinds each is
+slower than the one before. So the time of the whole step as one micro-batch bounds a kind from
+below, and so does the bound of the kind before. The kind with the lowest bound is looked at first:
+its bound is predicted, then the largest micro-batch that fits. Once enough kinds are known that are
+faster than every bound left, the others are never predicted.
+
+Times are not true to `TIE`. Settings within it count as equally fast, and of these the one is
+chosen whose numerics are nearest to fp32.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from lsai_core.config.train import TrainConfig
+from lsai_core.prediction.memory import predict
+from lsai_core.prediction.roofline import estimate
+from lsai_core.profiling.gpus import MARGIN, OUTSIDE_GIB, Gpu, find_gpu
+from lsai_lab.predictions.plan_space import (
+    OFFLOADS,
+    Chain,
+    Numerics,
+    Settings,
+    batch_words,
+    batches,
+    chains,
+    kind_words,
+    with_batch,
+)
+from lsai_lab.predictions.will_fit import expected_kernel
+
+TIE = 0.02  # a share of a step's time: nearer than estimates of different settings are true
+KNOWN = 4  # settings that are told: the fastest, and the three next best
+USUAL = "h100"  # whose speeds compare settings, where the GPU's own are not known
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a run may take: `budget_gib` of the allocator's reserved memory on `gpu`, or all of it;
+    a share `margin` stays free."""
+
+    gpu: Gpu
+    budget_gib: float | None = None
+    margin: float = MARGIN
+
+    @property
+    def given_gib(self) -> float:
+        """What is shared out: the budget, or the GPU's memory."""
+        memory = self.gpu.memory_gib
+        return memory if self.budget_gib is None else min(self.budget_gib, memory)
+
+    @property
+    def usable_gib(self) -> float:
+        """What a step may be predicted to reserve."""
+        usable = (1 - self.margin) * self.gpu.memory_gib - OUTSIDE_GIB
+        if self.budget_gib is None:
+            return usable
+        return min(usable, (1 - self.margin) * self.budget_gib)
+
+    def budget_for(self, reserved_gib: float) -> float:
+        """The smallest budget with which so much would be usable."""
+        return reserved_gib / (1 - self.margin)
+
+    def memory_for(self, reserved_gib: float) -> float:
+        """The smallest GPU's memory with which so much would be usable."""
+        return (reserved_gib + OUTSIDE_GIB) / (1 - self.margin)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A setting that was predicted: GiB of one GPU (and its host), seconds of a step."""
+
+    config: TrainConfig
+    rank: int
+    peak_gib: float
+    reserved_gib: float
+    host_gib: float
+    step_s: float
+    attention: str | None
+    rates: str
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all GPUs together."""
+        return self.config.tokens_per_step / self.step_s
+
+    @property
+    def words(self) -> str:
+        """The setting in words."""
+        return f"{batch_words(self.config)}, {kind_words(self.config)}"
+
+
+@dataclass
+class Search:
+    """One question: settings of `sequences` a step in micro-batches `sizes`, within `room`.
+
+    `packages` of attention kernels as in `will_fit`. `on_next` is told each setting before it is
+    predicted, which takes a second or two.
+    """
+
+    room: Room
+    sizes: Sequence[int]
+    sequences: int
+    packages: str | None = None
+    on_next: Callable[[str], object] = lambda words: None
+    tried: dict[str, Tried] = field(default_factory=dict)
+
+    def look(self, kind: TrainConfig, batch: int, rank: int) -> Tried:
+        """The prediction of `kind` in micro-batches of `batch` sequences."""
+        config = with_batch(kind, batch, self.sequences)
+        key = config.model_dump_json()
+        if key not in self.tried:
+            self.on_next(f"{batch_words(config)}, {kind_words(config)}")
+            self.tried[key] = self._predicted(config, rank)
+        return self.tried[key]
+
+    def _predicted(self, config: TrainConfig, rank: int) -> Tried:
+        gpu = self.room.gpu
+        kernel = expected_kernel(config, gpu, self.packages)
+        named = None if config.attention.backend == "auto" else config.attention.backend
+        found = predict(config, kernel)
+        time = estimate(config, gpu, kernel or named)
+        if time is None:
+            time = estimate(config, find_gpu(USUAL), kernel or named)
+            rates = f"of an {find_gpu(USUAL).name}"
+        else:
+            rates = time.source
+        assert time is not None, "the usual GPU has rates for every dtype"
+        return Tried(
+            config, rank, found.peak, found.reserved, found.host, time.step_s, kernel, rates
+        )
+
+    def fits(self, tried: Tried) -> bool:
+        """Whether its predicted reserved memory is usable."""
+        return tried.reserved_gib <= self.room.usable_gib
+
+    def fastest(self, kind: TrainConfig, rank: int) -> Tried | None:
+        """`kind` in the largest micro-batch that fits: in one, or the largest of several."""
+        *several, whole = self.sizes
+        if self.fits(found := self.look(kind, whole, rank)):
+            return found
+        # With several micro-batches gradients wait from one to the next, so that one in the middle
+        # may take more memory than the whole step at once.
+        fits, too_large = -1, len(several)
+        while too_large - fits > 1:
+            middle = self._aim(kind, several, fits, too_large, rank)
+            if self.fits(self.look(kind, several[middle], rank)):
+                fits = middle
+            else:
+                too_large = middle
+        return self.look(kind, several[fits], rank) if fits >= 0 else None
+
+    def _aim(self, kind: TrainConfig, sizes: list[int], low: int, high: int, rank: int) -> int:
+        """Where between `low` and `high` the line through what is known meets the limit."""
+        bounds = [sizes[low]] * (low >= 0) + [self.sizes[high]]
+        known = [(b, self.look(kind, b, rank).reserved_gib) for b in bounds]
+        if low < 0:
+            return 0
+        (b0, m0), (b1, m1) = known
+        meets = b0 + (self.room.usable_gib - m0) * (b1 - b0) / max(m1 - m0, 1e-9)
+        inside = [index for index in range(low + 1, high) if sizes[index] <= meets]
+        return inside[-1] if inside else low + 1
+
+    def possible(self, chain: Chain) -> bool:
+        """Whether the smallest kind of `chain` fits in any micro-batch."""
+        if chain.kept_gib > self.room.usable_gib:
+            return False
+        last = chain.kinds[-1]
+        return any(self.fits(self.look(last, b, chain.rank)) for b in _ends(self.sizes))
+
+
+def _ends(sizes: Sequence[int]) -> list[int]:
+    return list(dict.fromkeys((sizes[0], sizes[-1])))
+
+
+@dataclass(order=True)
+class _Open:
+    """A kind in the queue: no faster than `bound_s`. `at`: its place in its chain; `state`: what is
+    known of it."""
+
+    bound_s: float
+    number: int
+    chain: Chain = field(compare=False)
+    at: int = field(compare=False)
+    state: str = field(compare=False)
+    found: Tried | None = field(compare=False, default=None)
+
+
+def best(search: Search, of: Sequence[Chain]) -> list[Tried]:
+    """The fastest kinds that fit, each in its best micro-batch, the fastest first: `KNOWN` of them
+    (or all there are), and those that are as fast as the first."""
+    numbers = itertools.count()
+    possible = _with_fast_losses(search, [chain for chain in of if search.possible(chain)])
+    queue = [_Open(0.0, next(numbers), chain, 0, "new") for chain in possible]
+    known: list[Tried] = []
+    while queue:
+        one = heapq.heappop(queue)
+        if len(known) >= KNOWN and one.bound_s > known[0].step_s * (1 + TIE):
+            break
+        if one.state == "solved" and one.found is not None:
+            known.append(one.found)
+            continue
+        for more in _looked_at(search, one, numbers):
+            heapq.heappush(queue, more)
+    return known
+
+
+def _with_fast_losses(search: Search, of: list[Chain]) -> list[Chain]:
+    """Without the losses that take longer than the first one, which takes least memory."""
+    if not of:
+        return []
+    first = of[0]
+    whole_s = {
+        chain.loss: search.look(chain.kinds[0], search.sizes[-1], chain.rank).step_s
+        for chain in of
+        if chain.rank == first.rank
+    }
+    return [chain for chain in of if whole_s.get(chain.loss, 0.0) <= whole_s[first.loss]]
+
+
+def _looked_at(search: Search, one: _Open, numbers: Iterator[int]) -> Iterator[_Open]:
+    """What is known once one more thing about `one` is predicted."""
+    chain, kind = one.chain, one.chain.kinds[one.at]
+    if one.state == "new":
+        whole = search.look(kind, search.sizes[-1], chain.rank)
+        yield _Open(whole.step_s, next(numbers), chain, one.at, "bound")
+        if one.at + 1 < len(chain.kinds):
+            yield _Open(whole.step_s, next(numbers), chain, one.at + 1, "new")
+    elif (found := search.fastest(kind, chain.rank)) is not None:
+        yield _Open(found.step_s, next(numbers), chain, one.at, "solved", found)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was found for `asked`: `known`, the fastest first (none: nothing fits), of which `chosen`
+    is one; `offloaded`: whether nothing fits without host memory; `all_tried` by what they reserve.
+    """
+
+    asked: TrainConfig
+    search: Search
+    known: list[Tried]
+    offloaded: bool
+    allowed: Numerics
+    fixed: Settings
+
+    @property
+    def room(self) -> Room:
+        return self.search.room
+
+    @property
+    def chosen(self) -> Tried | None:
+        """Of those as fast as the fastest, the one nearest to fp32."""
+        if not self.known:
+            return None
+        as_fast = [t for t in self.known if t.step_s <= self.known[0].step_s * (1 + TIE)]
+        return min(as_fast, key=lambda tried: (tried.rank, tried.step_s))
+
+    @property
+    def others(self) -> list[Tried]:
+        """The three next best."""
+        return [tried for tried in self.known if tried is not self.chosen][: KNOWN - 1]
+
+    @property
+    def nearest(self) -> Tried:
+        """Of all that was predicted, what takes least."""
+        return min(self.search.tried.values(), key=lambda tried: tried.reserved_gib)
+
+
+def make_plan(
+    asked: TrainConfig,
+    tokens: int,
+    room: Room,
+    *,
+    allowed: Numerics = "harmless",
+    fixed: Settings | None = None,
+    packages: str | None = None,
+    on_next: Callable[[str], object] = lambda words: None,
+) -> Plan:
+    """The fastest setting of `asked` within `room`, with `tokens` in an optimizer step.
+
+    `fixed`: settings (nested) that are no choice. `allowed`: how far numerics may go. `packages`:
+    of attention kernels, as in `will_fit`. `on_next` is told each setting before it is predicted.
+    UserError for tokens that cannot be cut into sequences, and for a run that nothing can predict.
+    """
+    fixed = fixed or {}
+    sizes, sequences = batches(asked, tokens, fixed)
+    search = Search(room, sizes, sequences, packages, on_next)
+    known = best(search, chains(asked, fixed, allowed, fp8=room.gpu.fp8))
+    offloaded = not known
+    if offloaded:
+        known = best(search, chains(asked, fixed, allowed, OFFLOADS, room.gpu.fp8))
+    return Plan(asked, search, known, offloaded and bool(known), allowed, fixed)
