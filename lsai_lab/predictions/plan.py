@@ -29,6 +29,7 @@ from lsai_lab.predictions.plan_space import (
     batch_words,
     batches,
     chains,
+    kept_gib,
     kind_words,
     with_batch,
 )
@@ -139,30 +140,60 @@ class Search:
         """Whether its predicted reserved memory is usable."""
         return tried.reserved_gib <= self.room.usable_gib
 
+    def surely_beyond(self, kind: TrainConfig, batch: int) -> float | None:
+        """The time that `kind` takes at the least, if it is known without a prediction that it does
+        not fit; otherwise None.
+
+        It is known where the same with 8-bit states was predicted: those of another size are kept
+        all the time, and are read and written once a step.
+        """
+        twin = self._twin(kind, batch)
+        if twin is None or twin[0] <= (1 + TIE) * self.room.usable_gib:
+            return None
+        return twin[1]
+
+    def _twin(self, kind: TrainConfig, batch: int) -> tuple[float, float] | None:
+        """GiB and seconds of `kind`, by what was predicted of it with 8-bit states."""
+        states = kind.optim.model_copy(update={"states": "8bit"})
+        smaller = kind.model_copy(update={"optim": states})
+        known = self.tried.get(with_batch(smaller, batch, self.sequences).model_dump_json())
+        if kind.optim.states == "8bit" or known is None:
+            return None
+        return known.reserved_gib + kept_gib(kind) - kept_gib(smaller), known.step_s
+
+    def fits_in(self, kind: TrainConfig, batch: int, rank: int) -> bool:
+        """Whether `kind` fits in micro-batches of `batch`; predicted, if it must be."""
+        if self.surely_beyond(kind, batch) is not None:
+            return False
+        return self.fits(self.look(kind, batch, rank))
+
     def fastest(self, kind: TrainConfig, rank: int) -> Tried | None:
         """`kind` in the largest micro-batch that fits: in one, or the largest of several."""
         *several, whole = self.sizes
-        if self.fits(found := self.look(kind, whole, rank)):
-            return found
+        if self.fits_in(kind, whole, rank):
+            return self.look(kind, whole, rank)
         # With several micro-batches gradients wait from one to the next, so that one in the middle
         # may take more memory than the whole step at once.
         fits, too_large = -1, len(several)
         while too_large - fits > 1:
             middle = self._aim(kind, several, fits, too_large, rank)
-            if self.fits(self.look(kind, several[middle], rank)):
+            if self.fits_in(kind, several[middle], rank):
                 fits = middle
             else:
                 too_large = middle
         return self.look(kind, several[fits], rank) if fits >= 0 else None
 
     def _aim(self, kind: TrainConfig, sizes: list[int], low: int, high: int, rank: int) -> int:
-        """Where between `low` and `high` the line through what is known meets the limit."""
-        bounds = [sizes[low]] * (low >= 0) + [self.sizes[high]]
-        known = [(b, self.look(kind, b, rank).reserved_gib) for b in bounds]
-        if low < 0:
-            return 0
-        (b0, m0), (b1, m1) = known
-        meets = b0 + (self.room.usable_gib - m0) * (b1 - b0) / max(m1 - m0, 1e-9)
+        """Which size between `low` and `high` is the last on this side of where the line through
+        these two meets the limit. Below the first size there is what the step keeps anyway."""
+        top = self.sizes[high]
+        beyond = self._twin(kind, top) if self.surely_beyond(kind, top) is not None else None
+        top_gib = beyond[0] if beyond else self.look(kind, top, rank).reserved_gib
+        start, start_gib = 0, kept_gib(kind)
+        if low >= 0:
+            start, start_gib = sizes[low], self.look(kind, sizes[low], rank).reserved_gib
+        slope = max(top_gib - start_gib, 1e-9) / (top - start)
+        meets = start + (self.room.usable_gib - start_gib) / slope
         inside = [index for index in range(low + 1, high) if sizes[index] <= meets]
         return inside[-1] if inside else low + 1
 
@@ -170,12 +201,11 @@ class Search:
         """Whether the smallest kind of `chain` fits in any micro-batch."""
         if chain.kept_gib > self.room.usable_gib:
             return False
-        last = chain.kinds[-1]
-        return any(self.fits(self.look(last, b, chain.rank)) for b in _ends(self.sizes))
-
-
-def _ends(sizes: Sequence[int]) -> list[int]:
-    return list(dict.fromkeys((sizes[0], sizes[-1])))
+        last, ends = chain.kinds[-1], list(dict.fromkeys((self.sizes[0], self.sizes[-1])))
+        twins = [twin[0] for batch in ends if (twin := self._twin(last, batch)) is not None]
+        if twins and min(twins) < (1 - TIE) * self.room.usable_gib:
+            return True
+        return any(self.fits_in(last, batch, chain.rank) for batch in ends)
 
 
 @dataclass(order=True)
@@ -195,8 +225,10 @@ def best(search: Search, of: Sequence[Chain]) -> list[Tried]:
     """The fastest kinds that fit, each in its best micro-batch, the fastest first: `KNOWN` of them
     (or all there are), and those that are as fast as the first."""
     numbers = itertools.count()
-    possible = _with_fast_losses(search, [chain for chain in of if search.possible(chain)])
-    queue = [_Open(0.0, next(numbers), chain, 0, "new") for chain in possible]
+    # Small states first: they say something of larger ones (`surely_beyond`).
+    small_first = sorted(of, key=lambda chain: -chain.rank)
+    fast = _with_fast_losses(search, small_first)
+    queue = [_Open(0.0, next(numbers), c, 0, "new") for c in fast if search.possible(c)]
     known: list[Tried] = []
     while queue:
         one = heapq.heappop(queue)
@@ -211,42 +243,43 @@ def best(search: Search, of: Sequence[Chain]) -> list[Tried]:
 
 
 def _with_fast_losses(search: Search, of: list[Chain]) -> list[Chain]:
-    """Without the losses that take longer than the first one, which takes least memory."""
-    if not of:
-        return []
-    first = of[0]
+    """Without the losses that are not faster than the first one, which takes least memory."""
+    alike = [chain for chain in of if chain.rank == of[0].rank]
+    if len(alike) < 2 or alike[0].kept_gib > search.room.usable_gib:
+        return of
     whole_s = {
         chain.loss: search.look(chain.kinds[0], search.sizes[-1], chain.rank).step_s
-        for chain in of
-        if chain.rank == first.rank
+        for chain in alike
     }
-    return [chain for chain in of if whole_s.get(chain.loss, 0.0) <= whole_s[first.loss]]
+    least = alike[0].loss
+    return [c for c in of if c.loss == least or whole_s.get(c.loss, 0.0) < whole_s[least]]
 
 
 def _looked_at(search: Search, one: _Open, numbers: Iterator[int]) -> Iterator[_Open]:
     """What is known once one more thing about `one` is predicted."""
-    chain, kind = one.chain, one.chain.kinds[one.at]
+    chain, kind, whole = one.chain, one.chain.kinds[one.at], search.sizes[-1]
     if one.state == "new":
-        whole = search.look(kind, search.sizes[-1], chain.rank)
-        yield _Open(whole.step_s, next(numbers), chain, one.at, "bound")
+        bound_s = search.surely_beyond(kind, whole)
+        if bound_s is None:
+            bound_s = search.look(kind, whole, chain.rank).step_s
+        yield _Open(bound_s, next(numbers), chain, one.at, "bound")
         if one.at + 1 < len(chain.kinds):
-            yield _Open(whole.step_s, next(numbers), chain, one.at + 1, "new")
+            yield _Open(bound_s, next(numbers), chain, one.at + 1, "new")
     elif (found := search.fastest(kind, chain.rank)) is not None:
         yield _Open(found.step_s, next(numbers), chain, one.at, "solved", found)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What was found for `asked`: `known`, the fastest first (none: nothing fits), of which `chosen`
-    is one; `offloaded`: whether nothing fits without host memory; `all_tried` by what they reserve.
-    """
+    """What was found for `asked` among `chains`: `known`, the fastest first (none: nothing fits), of
+    which `chosen` is one; `offloaded`: whether nothing fits without host memory."""
 
     asked: TrainConfig
     search: Search
+    chains: list[Chain]
     known: list[Tried]
     offloaded: bool
     allowed: Numerics
-    fixed: Settings
 
     @property
     def room(self) -> Room:
@@ -290,8 +323,8 @@ def make_plan(
     fixed = fixed or {}
     sizes, sequences = batches(asked, tokens, fixed)
     search = Search(room, sizes, sequences, packages, on_next)
-    known = best(search, chains(asked, fixed, allowed, fp8=room.gpu.fp8))
-    offloaded = not known
-    if offloaded:
-        known = best(search, chains(asked, fixed, allowed, OFFLOADS, room.gpu.fp8))
-    return Plan(asked, search, known, offloaded and bool(known), allowed, fixed)
+    here = chains(asked, fixed, allowed, fp8=room.gpu.fp8)
+    if known := best(search, here):
+        return Plan(asked, search, here, known, False, allowed)
+    away = chains(asked, fixed, allowed, OFFLOADS, room.gpu.fp8)
+    return Plan(asked, search, [*here, *away], best(search, away), True, allowed)

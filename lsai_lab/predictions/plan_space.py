@@ -227,7 +227,8 @@ def kind_words(config: TrainConfig) -> str:
 def batch_words(config: TrainConfig) -> str:
     """The micro-batch, and how many make a step."""
     gpus = f", FSDP over {config.parallel.shards} GPUs" if config.parallel.shards > 1 else ""
-    return f"micro-batch {config.batch_size:,} x {config.grad_accum:,}{gpus}"
+    several = f" ({config.grad_accum:,} a step)" if config.grad_accum > 1 else ""
+    return f"micro-batch {config.batch_size:,}{several}{gpus}"
 
 
 def changed_settings(asked: TrainConfig, chosen: TrainConfig) -> dict[str, Any]:
