@@ -72,6 +72,11 @@ class Room:
         return (reserved_gib + OUTSIDE_GIB) / (1 - self.margin)
 
 
+def gpu_with(budget_gib: float) -> Gpu:
+    """Any GPU of which a run may have so much, whatever share of it stays free up to a half."""
+    return Gpu("any GPU", "", budget_gib + 2 * OUTSIDE_GIB, 0, 0, fp8=False)
+
+
 @dataclass(frozen=True)
 class Tried:
     """A setting that was predicted: GiB of one GPU (and its host), seconds of a step."""
@@ -271,8 +276,8 @@ def _looked_at(search: Search, one: _Open, numbers: Iterator[int]) -> Iterator[_
 
 @dataclass(frozen=True)
 class Plan:
-    """What was found for `asked` among `chains`: `known`, the fastest first (none: nothing fits), of
-    which `chosen` is one; `offloaded`: whether nothing fits without host memory."""
+    """What was found for `asked` among `chains`: `known`, the fastest first, of which `chosen` is
+    one; none of them: nothing fits. `offloaded`: whether nothing fits without host memory."""
 
     asked: TrainConfig
     search: Search

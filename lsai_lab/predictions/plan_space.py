@@ -163,8 +163,8 @@ def batches(asked: TrainConfig, tokens: int, fixed: Settings) -> tuple[list[int]
     if "batch_size" in fixed:
         if sequences % fixed["batch_size"]:
             raise UserError(
-                f"batch_size={fixed['batch_size']} does not divide the {sequences:,} sequences of a "
-                f"step{gpus}"
+                f"batch_size={fixed['batch_size']} does not divide the {sequences:,} sequences of "
+                f"a step{gpus}"
             )
         return [fixed["batch_size"]], sequences
     every = [batch for batch in range(1, sequences + 1) if sequences % batch == 0]

@@ -12,14 +12,13 @@ from typing import Any
 
 from lsai_core.config.train import TrainConfig
 from lsai_core.profiling.gpus import ALL_GPUS, GPUS, MARGIN, find_gpu
-from lsai_lab.predictions.plan import TIE, USUAL, Plan, Tried
+from lsai_lab.predictions.plan import TIE, USUAL, Plan, Tried, gpu_with
 from lsai_lab.predictions.plan_space import (
     CHECKPOINTS,
     batch_words,
     changed_settings,
     checkpoint_words,
     kept_gib,
-    kind_words,
     loss_words,
     states_words,
 )
@@ -122,7 +121,7 @@ def _loser(plan: Plan, chosen: Tried, other: Tried) -> dict[str, Any]:
     if slower > 0:
         why = f"{slower:.1%} slower"
     else:
-        why = f"{-slower:.1%} faster, which estimates are not true to, and further from fp32"
+        why = f"{-slower:.1%} faster, less than estimates are true to, and further from fp32"
     return _setting(plan, other) | {"slower": slower, "why": why}
 
 
@@ -148,7 +147,9 @@ def _enough(plan: Plan) -> str:
     """With what the nearest setting would fit."""
     room, near = plan.room, plan.nearest
     budget, memory = room.budget_for(near.reserved_gib), room.memory_for(near.reserved_gib)
-    if room.budget_gib is not None and memory <= room.gpu.memory_gib:
+    if room.budget_gib is not None and (
+        room.gpu == gpu_with(room.budget_gib) or memory <= room.gpu.memory_gib
+    ):
         return f"a budget of {budget:.1f} GiB"
     gpu = _larger_gpu(plan)
     if gpu is None:
@@ -172,14 +173,13 @@ def _compared(
     """`other` beside `chosen`, of which this one `choice` differs."""
     if not plan.search.fits(other):
         missing = other.reserved_gib - plan.room.usable_gib
-        return Reason(
-            choice, words, instead, missing, None, f"{instead} would lack {missing:.1f} GiB"
-        )
+        why = f"not {instead}, which lacks {missing:.1f} GiB"
+        return Reason(choice, words, instead, missing, None, why)
     slower = other.step_s / chosen.step_s - 1
     if slower > 0:
-        why = f"{instead} would be {slower:.1%} slower"
+        why = f"not {instead}, which is {slower:.1%} slower"
     else:
-        why = f"{instead} would gain {-slower:.1%}, which estimates are not true to"
+        why = f"not {instead}, which gains {-slower:.1%}, less than estimates are true to"
     return Reason(choice, words, instead, None, slower, why)
 
 
@@ -188,7 +188,7 @@ def _of_batch(plan: Plan, chosen: Tried) -> Iterator[Reason]:
     larger = [size for size in sizes if size > config.batch_size]
     words = batch_words(config)
     if not larger:
-        why = "no larger one divides the step" if len(sizes) > 1 else "the only one possible"
+        why = "the whole step at once" if len(sizes) > 1 else "the only one possible"
         yield Reason("micro_batch", words, None, None, None, why)
         return
     other = plan.search.look(config, larger[0], chosen.rank)
@@ -253,12 +253,12 @@ def _of_states(plan: Plan, chosen: Tried) -> Iterator[Reason]:
         fitting = [tried for tried in of_it if plan.search.fits(tried)]
         if fitting:
             slower = min(tried.step_s for tried in fitting) / chosen.step_s - 1
-            why = f"{instead} would be {slower:.1%} slower"
+            why = f"not {instead}, at least {slower:.1%} slower"
             yield Reason("states", words, instead, None, slower, why)
         else:
             least = min((tried.reserved_gib for tried in of_it), default=chain.kept_gib)
             missing = least - plan.room.usable_gib
-            why = f"{instead} would lack {missing:.1f} GiB or more"
+            why = f"not {instead}, which lacks at least {missing:.1f} GiB"
             yield Reason("states", words, instead, missing, None, why)
 
 
@@ -286,11 +286,13 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         return
     if found["plan"]["host_gib"]:
         yield f"In host memory, per GPU: {found['plan']['host_gib']:.1f} GiB."
-    yield "\nWhy:"
+    yield ""
+    yield "Why:"
     for reason in found["reasons"]:
-        yield f"  {reason['chosen']}: {reason['reason']}."
+        yield f"  {reason['chosen']}; {reason['reason']}."
     if found["next"]:
-        yield "\nThe next best:"
+        yield ""
+        yield "The next best:"
     for other in found["next"]:
         yield (
             f"  {other['words']}: {other['reserved_gib']:.1f} GiB, about "
@@ -298,6 +300,3 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         )
     yield ""
     yield f"Speeds: {found['plan']['rates']}; settings within {TIE:.0%} count as equally fast."
-
-
-__all__ = ["Reason", "answer", "kind_words", "lines", "reasons", "rounded", "told"]
