@@ -84,6 +84,7 @@ class Tried:
     config: TrainConfig
     rank: int
     peak_gib: float
+    held_gib: float  # the peak before the update
     reserved_gib: float
     host_gib: float
     step_s: float
@@ -133,42 +134,47 @@ class Search:
         time = estimate(config, gpu, kernel or named)
         if time is None:
             time = estimate(config, find_gpu(USUAL), kernel or named)
-            rates = f"of an {find_gpu(USUAL).name}"
+            rates = f"measured rates of an {find_gpu(USUAL).name}, for its own are not known"
         else:
             rates = time.source
         assert time is not None, "the usual GPU has rates for every dtype"
         return Tried(
-            config, rank, found.peak, found.reserved, found.host, time.step_s, kernel, rates
+            config=config,
+            rank=rank,
+            peak_gib=found.peak,
+            held_gib=max(size for name, size in found.phases.items() if name != "optimizer"),
+            reserved_gib=found.reserved,
+            host_gib=found.host,
+            step_s=time.step_s,
+            attention=kernel,
+            rates=rates,
         )
 
     def fits(self, tried: Tried) -> bool:
         """Whether its predicted reserved memory is usable."""
         return tried.reserved_gib <= self.room.usable_gib
 
-    def surely_beyond(self, kind: TrainConfig, batch: int) -> float | None:
-        """The time that `kind` takes at the least, if it is known without a prediction that it does
-        not fit; otherwise None.
+    def surely_beyond(self, kind: TrainConfig, batch: int) -> Tried | None:
+        """The same with 8-bit states, where its prediction says that `kind` does not fit: it takes
+        as long or longer. None where nothing is known.
 
-        It is known where the same with 8-bit states was predicted: those of another size are kept
-        all the time, and are read and written once a step.
+        What is kept of larger states is there all the time, so also at the peak before the update.
         """
-        twin = self._twin(kind, batch)
-        if twin is None or twin[0] <= (1 + TIE) * self.room.usable_gib:
-            return None
-        return twin[1]
-
-    def _twin(self, kind: TrainConfig, batch: int) -> tuple[float, float] | None:
-        """GiB and seconds of `kind`, by what was predicted of it with 8-bit states."""
-        states = kind.optim.model_copy(update={"states": "8bit"})
-        smaller = kind.model_copy(update={"optim": states})
+        smaller = self._twin(kind)
         known = self.tried.get(with_batch(smaller, batch, self.sequences).model_dump_json())
-        if kind.optim.states == "8bit" or known is None:
+        if known is None or kind == smaller:
             return None
-        return known.reserved_gib + kept_gib(kind) - kept_gib(smaller), known.step_s
+        least_gib = known.held_gib + kept_gib(kind) - kept_gib(smaller)
+        return known if least_gib > self.room.usable_gib else None
+
+    def _twin(self, kind: TrainConfig) -> TrainConfig:
+        """`kind` with 8-bit states."""
+        states = kind.optim.model_copy(update={"states": "8bit"})
+        return kind.model_copy(update={"optim": states})
 
     def fits_in(self, kind: TrainConfig, batch: int, rank: int) -> bool:
         """Whether `kind` fits in micro-batches of `batch`; predicted, if it must be."""
-        if self.surely_beyond(kind, batch) is not None:
+        if self.surely_beyond(kind, batch):
             return False
         return self.fits(self.look(kind, batch, rank))
 
@@ -192,8 +198,9 @@ class Search:
         """Which size between `low` and `high` is the last on this side of where the line through
         these two meets the limit. Below the first size there is what the step keeps anyway."""
         top = self.sizes[high]
-        beyond = self._twin(kind, top) if self.surely_beyond(kind, top) is not None else None
-        top_gib = beyond[0] if beyond else self.look(kind, top, rank).reserved_gib
+        beyond = self.surely_beyond(kind, top)
+        more_gib = kept_gib(kind) - kept_gib(self._twin(kind)) if beyond else 0.0
+        top_gib = (beyond or self.look(kind, top, rank)).reserved_gib + more_gib
         start, start_gib = 0, kept_gib(kind)
         if low >= 0:
             start, start_gib = sizes[low], self.look(kind, sizes[low], rank).reserved_gib
@@ -206,11 +213,8 @@ class Search:
         """Whether the smallest kind of `chain` fits in any micro-batch."""
         if chain.kept_gib > self.room.usable_gib:
             return False
-        last, ends = chain.kinds[-1], list(dict.fromkeys((self.sizes[0], self.sizes[-1])))
-        twins = [twin[0] for batch in ends if (twin := self._twin(last, batch)) is not None]
-        if twins and min(twins) < (1 - TIE) * self.room.usable_gib:
-            return True
-        return any(self.fits_in(last, batch, chain.rank) for batch in ends)
+        ends = dict.fromkeys((self.sizes[0], self.sizes[-1]))
+        return any(self.fits_in(chain.kinds[-1], batch, chain.rank) for batch in ends)
 
 
 @dataclass(order=True)
@@ -264,9 +268,8 @@ def _looked_at(search: Search, one: _Open, numbers: Iterator[int]) -> Iterator[_
     """What is known once one more thing about `one` is predicted."""
     chain, kind, whole = one.chain, one.chain.kinds[one.at], search.sizes[-1]
     if one.state == "new":
-        bound_s = search.surely_beyond(kind, whole)
-        if bound_s is None:
-            bound_s = search.look(kind, whole, chain.rank).step_s
+        beyond = search.surely_beyond(kind, whole)
+        bound_s = (beyond or search.look(kind, whole, chain.rank)).step_s
         yield _Open(bound_s, next(numbers), chain, one.at, "bound")
         if one.at + 1 < len(chain.kinds):
             yield _Open(bound_s, next(numbers), chain, one.at + 1, "new")
@@ -276,15 +279,20 @@ def _looked_at(search: Search, one: _Open, numbers: Iterator[int]) -> Iterator[_
 
 @dataclass(frozen=True)
 class Plan:
-    """What was found for `asked` among `chains`: `known`, the fastest first, of which `chosen` is
-    one; none of them: nothing fits. `offloaded`: whether nothing fits without host memory."""
+    """What was found for `asked` among `chains`, those `on_gpu` or, where nothing of these fits,
+    those that use host memory: `known`, the fastest first; none: nothing fits."""
 
     asked: TrainConfig
     search: Search
+    on_gpu: list[Chain]
     chains: list[Chain]
     known: list[Tried]
-    offloaded: bool
     allowed: Numerics
+
+    @property
+    def offloaded(self) -> bool:
+        """Whether nothing fits without host memory."""
+        return self.chains is not self.on_gpu
 
     @property
     def room(self) -> Room:
@@ -330,6 +338,6 @@ def make_plan(
     search = Search(room, sizes, sequences, packages, on_next)
     here = chains(asked, fixed, allowed, fp8=room.gpu.fp8)
     if known := best(search, here):
-        return Plan(asked, search, here, known, False, allowed)
+        return Plan(asked, search, here, here, known, allowed)
     away = chains(asked, fixed, allowed, OFFLOADS, room.gpu.fp8)
-    return Plan(asked, search, [*here, *away], best(search, away), True, allowed)
+    return Plan(asked, search, here, away, best(search, away), allowed)

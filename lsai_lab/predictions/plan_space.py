@@ -57,11 +57,13 @@ _AWAY = {"grad_checkpoint": "full", "saved_inputs": "host", "inputs_on_gpu": 0}
 _CHUNK = 8192  # tokens that an MLP takes at a time
 # Asked only where nothing of the above fits: what the times of these leave out (copies that do not
 # hide, updates on the host) can be most of a step.
+_OFFLOADED = {"parallel": {"cpu_offload": True}}
 OFFLOADS: tuple[Settings, ...] = (
-    _AWAY | {"mlp_chunk": None, "parallel": {"cpu_offload": False}},
-    _AWAY | {"mlp_chunk": _CHUNK, "parallel": {"cpu_offload": False}},
-    _HERE | {"grad_checkpoint": "full", "parallel": {"cpu_offload": True}},
-    _AWAY | {"mlp_chunk": _CHUNK, "parallel": {"cpu_offload": True}},
+    _HERE | _AWAY | {"mlp_chunk": None},
+    _HERE | _AWAY | {"mlp_chunk": _CHUNK},
+    _HERE | {"grad_checkpoint": "full"} | _OFFLOADED,
+    _HERE | _AWAY | {"mlp_chunk": None} | _OFFLOADED,
+    _HERE | _AWAY | {"mlp_chunk": _CHUNK} | _OFFLOADED,
 )
 
 
@@ -135,7 +137,8 @@ def _kind(asked: TrainConfig, fixed: Settings, *settings: Settings) -> TrainConf
     for each in (ALWAYS, *settings, fixed):
         data = deep_merge(data, dict(each))
     config = TrainConfig.model_validate(data)
-    return None if refusal(config) else config
+    in_vain = config.mlp_chunk is not None and config.mlp_chunk >= config.seq_len
+    return None if in_vain or refusal(config) else config
 
 
 def with_batch(config: TrainConfig, batch: int, sequences: int) -> TrainConfig:

@@ -18,12 +18,12 @@ from lsai_lab.predictions.plan_space import (
     batch_words,
     changed_settings,
     checkpoint_words,
-    kept_gib,
     loss_words,
     states_words,
 )
 
 MARGIN_SOURCE = "predictions of reserved memory are that true (lsai_core.profiling.gpus.MARGIN)"
+_ANY = 0.0005  # a share of a step's time that is shown
 
 
 @dataclass(frozen=True)
@@ -76,17 +76,22 @@ def answer(plan: Plan) -> str:
         near = plan.nearest
         missing = near.reserved_gib - room.usable_gib
         return (
-            f"Nothing fits: {near.words} takes least and lacks {missing:.1f} GiB. It would fit "
+            f"Nothing fits: {near.words} takes least and lacks {gib(missing)}. It would fit "
             f"{_enough(plan)}."
         )
-    on = f" on {USUAL.upper()}s" if chosen.rates.startswith("of an") else ""
+    on = f" on {USUAL.upper()}s" if USUAL.upper() in chosen.rates else ""
     several = "of each GPU, " if plan.asked.parallel.world_size > 1 else ""
     together = " in all" if plan.asked.parallel.world_size > 1 else ""
     words = f"{chosen.words[:1].upper()}{chosen.words[1:]}"
     return (
-        f"{words}: {chosen.reserved_gib:.1f} of {room.given_gib:.1f} GiB {several}"
+        f"{words}: {gib(chosen.reserved_gib)[:-4]} of {gib(room.given_gib)}, {several}"
         f"about {rounded(chosen.tokens_per_s):,} tokens/s{together}{on}"
-    ).replace(" GiB about", " GiB, about")
+    )
+
+
+def gib(size: float) -> str:
+    """GiB with three significant digits and the unit."""
+    return f"{size:.1f} GiB" if size >= 10 else f"{size:.2f} GiB"
 
 
 def rounded(value: float) -> int:
@@ -118,8 +123,10 @@ def _setting(plan: Plan, tried: Tried) -> dict[str, Any]:
 
 def _loser(plan: Plan, chosen: Tried, other: Tried) -> dict[str, Any]:
     slower = other.step_s / chosen.step_s - 1
-    if slower > 0:
+    if slower >= _ANY:
         why = f"{slower:.1%} slower"
+    elif slower > -_ANY:
+        why = "as fast, and further from fp32"
     else:
         why = f"{-slower:.1%} faster, less than estimates are true to, and further from fp32"
     return _setting(plan, other) | {"slower": slower, "why": why}
@@ -150,11 +157,11 @@ def _enough(plan: Plan) -> str:
     if room.budget_gib is not None and (
         room.gpu == gpu_with(room.budget_gib) or memory <= room.gpu.memory_gib
     ):
-        return f"a budget of {budget:.1f} GiB"
+        return f"a budget of {gib(budget)}"
     gpu = _larger_gpu(plan)
     if gpu is None:
-        return f"a GPU of {memory:.1f} GiB, which none has: take several (--gpus)"
-    return f"a GPU of {memory:.1f} GiB, for example {gpu} ({find_gpu(gpu).memory_gib:g} GiB)"
+        return f"a GPU of {gib(memory)}, which none has: take several (--gpus)"
+    return f"a GPU of {gib(memory)}, for example {gpu} ({find_gpu(gpu).memory_gib:g} GiB)"
 
 
 def reasons(plan: Plan, chosen: Tried) -> list[Reason]:
@@ -173,11 +180,13 @@ def _compared(
     """`other` beside `chosen`, of which this one `choice` differs."""
     if not plan.search.fits(other):
         missing = other.reserved_gib - plan.room.usable_gib
-        why = f"not {instead}, which lacks {missing:.1f} GiB"
+        why = f"not {instead}, which lacks {gib(missing)}"
         return Reason(choice, words, instead, missing, None, why)
     slower = other.step_s / chosen.step_s - 1
-    if slower > 0:
+    if slower >= _ANY:
         why = f"not {instead}, which is {slower:.1%} slower"
+    elif slower > -_ANY:
+        why = f"not {instead}, which is as fast"
     else:
         why = f"not {instead}, which gains {-slower:.1%}, less than estimates are true to"
     return Reason(choice, words, instead, None, slower, why)
@@ -224,41 +233,36 @@ def _is_possible(plan: Plan, config: TrainConfig) -> bool:
 
 
 def _of_offload(plan: Plan, chosen: Tried) -> Reason:
-    here = [
-        tried
-        for tried in plan.search.tried.values()
-        if not tried.host_gib and tried.rank == chosen.rank
-    ]
     words = checkpoint_words(chosen.config)
-    least = min((tried.reserved_gib for tried in here), default=None)
-    if least is None:
-        on_gpu = {"cpu_offload": False}
-        parallel = chosen.config.parallel.model_copy(update=on_gpu)
-        least = kept_gib(chosen.config.model_copy(update={"parallel": parallel}))
+    here = [tried.reserved_gib for tried in plan.search.tried.values() if not tried.host_gib]
+    least = min(here, default=min((chain.kept_gib for chain in plan.on_gpu), default=0.0))
     missing = least - plan.room.usable_gib
     instead = "without host memory"
-    why = f"nothing fits {instead}: at least {missing:.1f} GiB are missing"
+    why = f"nothing fits {instead}: at least {gib(missing)} are missing"
     return Reason("activations", words, instead, missing, None, why)
 
 
 def _of_states(plan: Plan, chosen: Tried) -> Iterator[Reason]:
-    words, rank = states_words(chosen.config), chosen.rank
-    nearer = [chain for chain in plan.chains if chain.rank < rank]
+    words = states_words(chosen.config)
+    loss = chosen.config.loss
+    nearer = [c for c in plan.chains if c.rank < chosen.rank and c.loss == loss]
     if not nearer:
         why = "the nearest to fp32 that is possible"
         yield Reason("states", words, None, None, None, why)
-    for chain in {chain.rank: chain for chain in nearer}.values():
+    for chain in nearer:
         instead = states_words(chain.kinds[0])
-        of_it = [tried for tried in plan.search.tried.values() if tried.rank == chain.rank]
-        fitting = [tried for tried in of_it if plan.search.fits(tried)]
-        if fitting:
-            slower = min(tried.step_s for tried in fitting) / chosen.step_s - 1
-            why = f"not {instead}, at least {slower:.1%} slower"
+        if plan.search.possible(chain):
+            # What is not among the known is slower than all of them.
+            own = [tried for tried in plan.known if tried.rank == chain.rank] or plan.known[-1:]
+            slower = own[0].step_s / chosen.step_s - 1
+            least = "" if own[0].rank == chain.rank else "at least "
+            why = f"not {instead}, {least}{slower:.1%} slower"
             yield Reason("states", words, instead, None, slower, why)
         else:
-            least = min((tried.reserved_gib for tried in of_it), default=chain.kept_gib)
-            missing = least - plan.room.usable_gib
-            why = f"not {instead}, which lacks at least {missing:.1f} GiB"
+            of_it = [tried for tried in plan.search.tried.values() if tried.rank == chain.rank]
+            least_gib = min((tried.reserved_gib for tried in of_it), default=chain.kept_gib)
+            missing = least_gib - plan.room.usable_gib
+            why = f"not {instead}, which lacks at least {gib(missing)}"
             yield Reason("states", words, instead, missing, None, why)
 
 
@@ -279,13 +283,13 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     budget = "" if found["budget_gib"] is None else f" within a budget of {found['budget_gib']:g}"
     yield (
         f"{found['tokens_per_step']:,} tokens a step in sequences of {found['seq_len']:,} on "
-        f"{found['gpus']} x {found['gpu']}{budget}: at most {found['usable_gib']:.1f} GiB may be "
+        f"{found['gpus']} x {found['gpu']}{budget}: at most {gib(found['usable_gib'])} may be "
         f"reserved; {share} stay free, for {found['margin_source']}."
     )
     if found["plan"] is None:
         return
     if found["plan"]["host_gib"]:
-        yield f"In host memory, per GPU: {found['plan']['host_gib']:.1f} GiB."
+        yield f"In host memory, per GPU: {gib(found['plan']['host_gib'])}."
     yield ""
     yield "Why:"
     for reason in found["reasons"]:
@@ -295,7 +299,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         yield "The next best:"
     for other in found["next"]:
         yield (
-            f"  {other['words']}: {other['reserved_gib']:.1f} GiB, about "
+            f"  {other['words']}: {gib(other['reserved_gib'])}, about "
             f"{rounded(other['tokens_per_s']):,} tokens/s; {other['why']}."
         )
     yield ""
