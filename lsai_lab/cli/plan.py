@@ -12,19 +12,15 @@ from typing import Annotated, Any
 import typer
 from tqdm import tqdm
 
-from lsai_core.base.errors import UserError
 from lsai_core.config.train import TrainConfig
-from lsai_core.model.hf_config import AnotherModel
-from lsai_core.profiling.gpus import MARGIN, Gpu, find_gpu
+from lsai_core.profiling.gpus import MARGIN
 from lsai_lab.cli import asked as ask
 from lsai_lab.cli import options as opt
 from lsai_lab.cli.tables import say
-from lsai_lab.machine.environment import gpu_facts
-from lsai_lab.predictions.asked import Asked, Source, sizes_that_exist
+from lsai_lab.predictions.asked import Source
 from lsai_lab.project.files import merged
 
 _QUIET_S = 2.0  # an answer that takes longer says what it tries
-_MOST_MARGIN = 0.5
 
 
 class NumericsName(StrEnum):
@@ -43,15 +39,12 @@ LengthOption = Annotated[int | None, typer.Option(min=2, help="Tokens of a seque
 BudgetOption = Annotated[
     float | None,
     typer.Option(
-        min=0.01,
         help="GiB that PyTorch may reserve on each GPU; all of --gpu by default.",
     ),
 ]
 MarginOption = Annotated[
     float,
     typer.Option(
-        min=0.0,
-        max=_MOST_MARGIN,
         help="Share of the memory that stays free, for predictions are that true.",
     ),
 ]
@@ -92,35 +85,31 @@ def plan(
     profile: opt.ProfileOption = None,
     set_: opt.SetOption = None,
 ) -> None:
-    from lsai_lab.predictions.plan import Room, make_plan
+    from lsai_lab.predictions.plan_asked import ask as question_of
     from lsai_lab.predictions.plan_files import arguments_file, study_file, titan_file
-    from lsai_lab.predictions.plan_space import with_usual_vocabulary
     from lsai_lab.predictions.plan_told import told
 
     fixed = merged(opt.overrides_from(set_), {} if seq_len is None else {"seq_len": seq_len})
-    target = _target(gpu, budget)
     source = Source(study, variant, model, hf, profile=profile)
-    asked = _asked(source, gpu, gpus, fixed)
-    config = with_usual_vocabulary(asked.config)
-    if tokens is None and study is None:
-        some = 32 * config.seq_len * config.parallel.readers
-        raise UserError(f"say how many tokens an optimizer step has: --tokens {some}, for example")
+    question = question_of(
+        source,
+        fixed,
+        tokens=tokens,
+        gpu=gpu,
+        gpus=gpus,
+        budget=budget,
+        numerics=numerics.value,
+        margin=margin,
+        packages=installed,
+    )
     files = [
         *([study_file(write_yaml)] if write_yaml else []),
-        *([titan_file(torchtitan, config.model)] if torchtitan else []),
+        *([titan_file(torchtitan, question.config.model)] if torchtitan else []),
         *([arguments_file(hf_args)] if hf_args else []),
     ]
-    with sizes_that_exist(config), _progress() as on_next:
-        found = make_plan(
-            config,
-            tokens or config.tokens_per_step,
-            Room(target, budget, margin),
-            allowed=numerics.value,
-            fixed=fixed,
-            packages=installed,
-            on_next=on_next,
-        )
-        result = told(found) | {"remarks": asked.remarks}
+    with _progress() as on_next:
+        found = question.answer(on_next)
+        result = told(found) | {"remarks": question.remarks}
         chosen = found.chosen
         result["files"] = [
             file.write(chosen.config, result["answer"]) for file in files if chosen is not None
@@ -131,30 +120,6 @@ def plan(
         _print(result, source)
     if chosen is None:
         raise typer.Exit(1)
-
-
-def _target(gpu: str | None, budget: float | None) -> Gpu:
-    """The GPU of the plan: the one named, else this machine's, else any with the budget's memory.
-    UserError where nothing says how much memory there is."""
-    if gpu is not None:
-        return find_gpu(gpu)
-    here = gpu_facts()["gpu"]
-    if here is not None:
-        return find_gpu(str(here))
-    if budget is None:
-        raise UserError("say how much memory there is: --gpu, for example h100, or --budget (GiB)")
-    from lsai_lab.predictions.plan import gpu_with
-
-    return gpu_with(budget)
-
-
-def _asked(source: Source, gpu: str | None, gpus: int | None, overrides: dict[str, Any]) -> Asked:
-    try:
-        return source.run(gpu, gpus, overrides)
-    except AnotherModel as error:
-        raise UserError(
-            f"{error}; `lsai predict --hf` predicts a step of it, for one micro-batch at a time"
-        ) from None
 
 
 @contextmanager

@@ -17,6 +17,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from lsai_core.base.errors import UserError
 from lsai_core.config.train import TrainConfig
 from lsai_core.prediction.memory import predict
 from lsai_core.prediction.roofline import estimate
@@ -232,7 +233,7 @@ class _Open:
 
 def best(search: Search, of: Sequence[Chain]) -> list[Tried]:
     """The fastest kinds that fit, each in its best micro-batch, the fastest first: `KNOWN` of them
-    (or all there are), and those that are as fast as the first."""
+    (or all there are), and those that are as fast as the first and nearer to fp32."""
     numbers = itertools.count()
     # Small states first: they say something of larger ones (`surely_beyond`).
     small_first = sorted(of, key=lambda chain: -chain.rank)
@@ -241,14 +242,21 @@ def best(search: Search, of: Sequence[Chain]) -> list[Tried]:
     known: list[Tried] = []
     while queue:
         one = heapq.heappop(queue)
-        if len(known) >= KNOWN and one.bound_s > known[0].step_s * (1 + TIE):
-            break
+        if len(known) >= KNOWN and not _may_be_chosen(one, known):
+            continue
         if one.state == "solved" and one.found is not None:
             known.append(one.found)
             continue
         for more in _looked_at(search, one, numbers):
             heapq.heappush(queue, more)
     return known
+
+
+def _may_be_chosen(one: _Open, known: list[Tried]) -> bool:
+    """Whether `one` may be as fast as the fastest, and nearer to fp32 than all known that are."""
+    as_fast_s = known[0].step_s * (1 + TIE)
+    nearest = min(tried.rank for tried in known if tried.step_s <= as_fast_s)
+    return one.bound_s <= as_fast_s and one.chain.rank < nearest
 
 
 def _with_fast_losses(search: Search, of: list[Chain]) -> list[Chain]:
@@ -337,7 +345,16 @@ def make_plan(
     sizes, sequences = batches(asked, tokens, fixed)
     search = Search(room, sizes, sequences, packages, on_next)
     here = chains(asked, fixed, allowed, fp8=room.gpu.fp8)
+    if not here:
+        raise UserError("no setting is possible with what is set; leave some of it to the plan")
     if known := best(search, here):
         return Plan(asked, search, here, here, known, allowed)
-    away = chains(asked, fixed, allowed, OFFLOADS, room.gpu.fp8)
-    return Plan(asked, search, here, away, best(search, away), allowed)
+    away = [
+        chain
+        for chain in chains(asked, fixed, allowed, OFFLOADS, room.gpu.fp8)
+        if chain.loss == here[0].loss
+    ]
+    known = best(search, away)
+    for chain in [] if known else [chain for chain in here if chain.loss == here[0].loss]:
+        search.look(chain.kinds[-1], sizes[0], chain.rank)  # may be nearest
+    return Plan(asked, search, here, away, known, allowed)

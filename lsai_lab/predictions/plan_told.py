@@ -12,7 +12,7 @@ from typing import Any
 
 from lsai_core.config.train import TrainConfig
 from lsai_core.profiling.gpus import ALL_GPUS, GPUS, MARGIN, find_gpu
-from lsai_lab.predictions.plan import TIE, USUAL, Plan, Tried, gpu_with
+from lsai_lab.predictions.plan import KNOWN, TIE, USUAL, Plan, Tried, gpu_with
 from lsai_lab.predictions.plan_space import (
     CHECKPOINTS,
     batch_words,
@@ -80,11 +80,11 @@ def answer(plan: Plan) -> str:
             f"{_enough(plan)}."
         )
     on = f" on {USUAL.upper()}s" if USUAL.upper() in chosen.rates else ""
-    several = "of each GPU, " if plan.asked.parallel.world_size > 1 else ""
+    several = " on each" if plan.asked.parallel.world_size > 1 else ""
     together = " in all" if plan.asked.parallel.world_size > 1 else ""
     words = f"{chosen.words[:1].upper()}{chosen.words[1:]}"
     return (
-        f"{words}: {gib(chosen.reserved_gib)[:-4]} of {gib(room.given_gib)}, {several}"
+        f"{words}: {gib(chosen.reserved_gib)[:-4]} of {gib(room.given_gib)}{several}, "
         f"about {rounded(chosen.tokens_per_s):,} tokens/s{together}{on}"
     )
 
@@ -252,10 +252,9 @@ def _of_states(plan: Plan, chosen: Tried) -> Iterator[Reason]:
     for chain in nearer:
         instead = states_words(chain.kinds[0])
         if plan.search.possible(chain):
-            # What is not among the known is slower than all of them.
-            own = [tried for tried in plan.known if tried.rank == chain.rank] or plan.known[-1:]
-            slower = own[0].step_s / chosen.step_s - 1
-            least = "" if own[0].rank == chain.rank else "at least "
+            own = [tried.step_s for tried in plan.known if tried.rank == chain.rank]
+            slower = min(own, default=_others_take_s(plan)) / chosen.step_s - 1
+            least = "" if own else "at least "
             why = f"not {instead}, {least}{slower:.1%} slower"
             yield Reason("states", words, instead, None, slower, why)
         else:
@@ -266,11 +265,16 @@ def _of_states(plan: Plan, chosen: Tried) -> Iterator[Reason]:
             yield Reason("states", words, instead, missing, None, why)
 
 
+def _others_take_s(plan: Plan) -> float:
+    """What settings nearer to fp32 than the chosen one take at the least, if they are not known."""
+    return max(plan.known[:KNOWN][-1].step_s, plan.known[0].step_s * (1 + TIE))
+
+
 def _of_loss(plan: Plan, chosen: Tried) -> Iterator[Reason]:
     config, words = chosen.config, loss_words(chosen.config)
     other = "full" if config.loss == "fused" else "fused"
     with_other = config.model_copy(update={"loss": other})
-    if not _is_possible(plan, with_other):
+    if other not in {chain.loss for chain in plan.on_gpu}:
         yield Reason("loss", words, None, None, None, "as it was set")
         return
     tried = plan.search.look(with_other, config.batch_size, chosen.rank)
