@@ -6,6 +6,7 @@ fit, by so many GiB, or is slower by a share.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -296,8 +297,9 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"In host memory, per GPU: {gib(found['plan']['host_gib'])}."
     yield ""
     yield "Why:"
-    for reason in found["reasons"]:
-        yield f"  {reason['chosen']}; {reason['reason']}."
+    for _, same in itertools.groupby(found["reasons"], key=lambda reason: reason["choice"]):
+        of_it = list(same)
+        yield f"  {of_it[0]['chosen']}; {'; '.join(reason['reason'] for reason in of_it)}."
     if found["next"]:
         yield ""
         yield "The next best:"
