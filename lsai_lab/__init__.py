@@ -29,6 +29,7 @@ Runs of your own (a run is a row of `load`, a folder, the name you gave it, its 
 Memory and time:
 
     lab.predict("llama3-8b", "24GB")     the peak by cause and a step's time; largest="batch"
+    lab.plan("llama3-8b", "h100", tokens=131072)    the fastest setting that fits, and why
     lab.watch(model, optimizer)          phases, memory by cause and kernels of any training loop
     lab.timeline(run)                    the memory of a step by cause, and its kernels
 
@@ -183,6 +184,7 @@ _FACE = {
     "lsai_lab.interactive.comparison": ("compare",),
     "lsai_lab.interactive.curves": ("curves",),
     "lsai_lab.interactive.models": ("generate", "load_model"),
+    "lsai_lab.interactive.plan": ("plan",),
     "lsai_lab.interactive.prediction": ("predict",),
     "lsai_lab.interactive.opening": ("open_run",),
     "lsai_lab.interactive.run": ("find_run",),

@@ -44,6 +44,18 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "train.py --gpu a100 -- --batch-size 8"
         "\n\nThe largest batch: lsai predict --model llama3.2-1b --gpu 24GB --largest-batch",
     ),
+    "plan": (
+        "plan",
+        "What should I run? The fastest setting that fits a GPU, why, and as files for trainers.",
+        "--model llama3-8b --tokens 131072 --gpu h100\n\nWithin a budget: lsai plan --model "
+        "llama3.2-1b --tokens 65536 --seq-len 2048 --budget 20\n\nOver eight GPUs, for torchtitan: "
+        "lsai plan --model llama3-8b --tokens 1048576 --seq-len 8192 --gpu h100 --gpus 8 "
+        "--torchtitan plan.toml\n\nA study's run with something set: lsai plan --study speed "
+        "--variant attention --gpu 'a100 80gb' --set optim.states=full\n\nTrain by it: "
+        "lsai plan --model llama3.2-1b --tokens 65536 --gpu rtx4090 --write-yaml "
+        "params/studies/mine.yaml; lsai train --study mine --technique planned\n\n"
+        "Exit code: 0 found, 1 nothing fits (and what would), 2 the question was wrong.",
+    ),
     "techniques": (
         "fitting",
         "Compare by prediction the techniques that save memory: which fits a GPU first? (minutes)",

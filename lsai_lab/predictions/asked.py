@@ -20,12 +20,13 @@ from lsai_lab.peers.trainer_file import read_trainer_file
 from lsai_lab.project.files import merged, repo_root
 
 # Of the text nothing matters; the smallest vocabulary fits any model.
+UNREAD_VOCABULARY = 257
 _DEFAULTS: dict[str, Any] = {
     "precision": "bf16",
     "compile": True,
     "seq_len": 4096,
     "batch_size": 1,
-    "data": {"vocab_size": 257},
+    "data": {"vocab_size": UNREAD_VOCABULARY},
 }
 
 

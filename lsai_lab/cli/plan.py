@@ -1,0 +1,173 @@
+"""`lsai plan`: the fastest setting that fits a GPU or a budget, why, and how to run it."""
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from tqdm import tqdm
+
+from lsai_core.config.train import TrainConfig
+from lsai_core.profiling.gpus import MARGIN
+from lsai_lab.cli import asked as ask
+from lsai_lab.cli import options as opt
+from lsai_lab.cli.tables import say
+from lsai_lab.predictions.asked import Source
+from lsai_lab.project.files import merged
+
+_QUIET_S = 2.0  # an answer that takes longer says what it tries
+
+
+class NumericsName(StrEnum):
+    """How far a plan may go from fp32."""
+
+    fp32 = "fp32"
+    harmless = "harmless"
+    fp8 = "fp8"
+
+
+TokensOption = Annotated[
+    int | None,
+    typer.Option(min=2, help="Tokens of an optimizer step, over all GPUs; a study's by default."),
+]
+LengthOption = Annotated[int | None, typer.Option(min=2, help="Tokens of a sequence.")]
+BudgetOption = Annotated[
+    float | None,
+    typer.Option(
+        help="GiB that PyTorch may reserve on each GPU; all of --gpu by default.",
+    ),
+]
+MarginOption = Annotated[
+    float,
+    typer.Option(
+        help="Share of the memory that stays free, for predictions are that true.",
+    ),
+]
+NumericsOption = Annotated[
+    NumericsName,
+    typer.Option(
+        help="fp32: weights and states in fp32, products in bf16. harmless: also 8-bit states and "
+        "bf16 weights rounded stochastically, which changed no loss that the report measured. fp8: "
+        "also products in fp8.",
+    ),
+]
+YamlOption = Annotated[
+    Path | None, typer.Option(help="Write a study for `lsai train`: params/studies/NAME.yaml.")
+]
+TitanOption = Annotated[Path | None, typer.Option(help="Write torchtitan's TOML (0.2).")]
+ArgumentsOption = Annotated[
+    Path | None, typer.Option(help="Write transformers' TrainingArguments: FILE.py or FILE.json.")
+]
+
+
+def plan(
+    study: ask.StudyOption = None,
+    variant: ask.VariantOption = None,
+    model: ask.ModelOption = None,
+    hf: ask.HfOption = None,
+    tokens: TokensOption = None,
+    seq_len: LengthOption = None,
+    gpu: ask.GpuOption = None,
+    gpus: ask.GpusOption = None,
+    budget: BudgetOption = None,
+    numerics: NumericsOption = NumericsName.harmless,
+    margin: MarginOption = MARGIN,
+    installed: ask.InstalledOption = None,
+    write_yaml: YamlOption = None,
+    torchtitan: TitanOption = None,
+    hf_args: ArgumentsOption = None,
+    as_json: opt.JsonOption = False,
+    profile: opt.ProfileOption = None,
+    set_: opt.SetOption = None,
+) -> None:
+    from lsai_lab.predictions.plan_asked import ask as question_of
+    from lsai_lab.predictions.plan_files import arguments_file, study_file, titan_file
+    from lsai_lab.predictions.plan_told import told
+
+    fixed = merged(opt.overrides_from(set_), {} if seq_len is None else {"seq_len": seq_len})
+    source = Source(study, variant, model, hf, profile=profile)
+    question = question_of(
+        source,
+        fixed,
+        tokens=tokens,
+        gpu=gpu,
+        gpus=gpus,
+        budget=budget,
+        numerics=numerics.value,
+        margin=margin,
+        packages=installed,
+    )
+    files = [
+        *([study_file(write_yaml)] if write_yaml else []),
+        *([titan_file(torchtitan, question.config.model)] if torchtitan else []),
+        *([arguments_file(hf_args)] if hf_args else []),
+    ]
+    with _progress() as on_next:
+        found = question.answer(on_next)
+        result = told(found) | {"remarks": question.remarks}
+        chosen = found.chosen
+        result["files"] = [
+            file.write(chosen.config, result["answer"]) for file in files if chosen is not None
+        ]
+    if as_json:
+        print(json.dumps(result, indent=1))
+    else:
+        _print(result, source)
+    if chosen is None:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """Yields what is to be told each setting that is tried; after two seconds it is shown."""
+    with tqdm(unit=" settings", leave=False, delay=_QUIET_S, file=sys.stderr, disable=None) as bar:
+
+        def on_next(words: str) -> None:
+            bar.set_description_str(words, refresh=False)
+            bar.update()
+
+        yield on_next
+
+
+def _print(result: dict[str, Any], source: Source) -> None:
+    from lsai_lab.predictions.plan_space import changed_settings
+    from lsai_lab.predictions.plan_told import lines
+
+    print(result["answer"])  # one line, however long
+    for remark in result["remarks"]:
+        say(f"Note: {remark}.")
+    for line in lines(result):
+        print() if not line else say(line, "    ")
+    if result["plan"] is None:
+        return
+    print("\nTo run it:")
+    for file in result["files"]:
+        needed, usable = file["reserved_gib"], result["usable_gib"]
+        print(f"  written: {file['path']}")
+        if needed is not None and needed > usable:
+            say(
+                f"    Its trainer keeps more: with this file it is predicted to reserve "
+                f"{needed:.1f} GiB, {needed - usable:.1f} too much.",
+                "    ",
+            )
+    if not result["files"]:
+        say("  --write-yaml FILE, --torchtitan FILE or --hf-args FILE writes it for a trainer.")
+    asked = source.run(None, result["gpus"] if result["gpus"] > 1 else None, {}).config
+    chosen = TrainConfig.model_validate(result["plan"]["config"])
+    words = [
+        f"--{name} {shlex.quote(str(value))}"
+        for name in ("study", "variant", "model", "hf", "profile")
+        if (value := getattr(source, name)) is not None
+    ]
+    words += [f"--gpus {result['gpus']}"] * (result["gpus"] > 1)
+    words += [
+        f"--set {key}={value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in changed_settings(asked, chosen).items()
+        if not key.startswith("data.")
+    ]
+    say(f"  its prediction: lsai predict {' '.join(words)}", "    ")
