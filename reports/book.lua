@@ -25,6 +25,10 @@ local tip = '<a class="tip" tabindex="-1" style="--x:%s;--y:%s;--w:%s;--h:%s" %s
 
 local function image(element)
   if not is_ours(element.src) then return pandoc.Emph("(picture left out)") end
+  if FORMAT:match("typst") and not quarto then  -- pandoc's own writer leaves out the words
+    local alt = element.attributes.alt:gsub('["\\]', "")
+    return pandoc.RawInline("typst", ('#image("%s", alt: "%s")'):format(element.src, alt))
+  end
   local file = is_html and element.src:match("%.svg$") and io.open(element.src)
   if not file then return end
   local over, drawing = '<span aria-hidden="true">', file:read("a")
@@ -48,6 +52,10 @@ local function explorable(name, inside)
 end
 
 local function div(element)
+  if element.classes:includes("quarto-book-part") and FORMAT:match("typst") then  -- typst-show.typ draws it
+    local title = pandoc.utils.blocks_to_inlines(element.content)
+    return pandoc.Plain({ pandoc.RawInline("typst", "#part["), pandoc.Span(title), pandoc.RawInline("typst", "]") })
+  end
   if not element.classes:includes("explore") then return end
   local name = pandoc.utils.stringify(element.content[1] or ""):match("^%l+$")
   if not is_html or not name then return {} end
@@ -118,12 +126,5 @@ function Pandoc(doc)
   local folds = { BlockQuote = quote, CodeBlock = code }
   doc = doc:walk({ Para = para }):walk({ Div = div, Link = link, Image = image, Table = as_wide_as_its_words }):walk(folds)
   if not quarto then return doc:walk({ traverse = "topdown", Header = header, Div = float }):walk({ Cite = cite }) end
-  if FORMAT == "typst" and doc.meta.date and doc.meta.abstract then  -- for Quarto's cover (layout.typ)
-    local _, first = doc.blocks:find_if(function(block) return block.t == "Header" end)
-    local date = pandoc.Strong(pandoc.utils.stringify(doc.meta.date):sub(1, 10))
-    local about = pandoc.List({ date, pandoc.LineBreak() }) .. doc.meta.abstract
-    local open, close = pandoc.RawInline("typst", "#metadata["), pandoc.RawInline("typst", "]<about>")
-    doc.blocks:insert(first + 1, pandoc.Plain({ open, pandoc.Span(about), close }))
-  end
   return doc
 end
