@@ -120,10 +120,26 @@ local function para(element)  -- a page of ours, linked alone, is shown in place
   return is_html and { pandoc.RawBlock("html", frame:format(title, only.target)), element } or {}
 end
 
+local function whole_beginnings(blocks)  -- in the PDF a chapter's heading and its first two paragraphs stay together
+  local at = 1
+  while blocks[at] do
+    if blocks[at].t == "Header" and blocks[at].level == 1 then
+      local last = at
+      while last < at + 2 and blocks[last + 1] and blocks[last + 1].t == "Para" do last = last + 1 end
+      blocks:insert(last + 1, pandoc.RawBlock("typst", "]"))
+      blocks:insert(at, pandoc.RawBlock("typst", "#block(breakable: false, above: 2em)["))
+      at = last + 1
+    end
+    at = at + 1
+  end
+  return blocks
+end
+
 function Pandoc(doc)
   local none = function() return {} end
   doc = doc:walk({ Block = safe, Inline = safe, RawBlock = none, RawInline = none })
   local folds = { BlockQuote = quote, CodeBlock = code }
+  if FORMAT:match("typst") then doc.blocks = whole_beginnings(doc.blocks) end
   doc = doc:walk({ Para = para }):walk({ Div = div, Link = link, Image = image, Table = as_wide_as_its_words }):walk(folds)
   if not quarto then return doc:walk({ traverse = "topdown", Header = header, Div = float }):walk({ Cite = cite }) end
   return doc

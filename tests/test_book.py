@@ -664,7 +664,7 @@ def test_a_pdf_that_fails_costs_the_pdf_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = reports(tmp_path)
-    (folder / "layout.typ").write_text("#no-such-function()\n")
+    (folder / "typst-show.typ").write_text("#no-such-function()\n")
     made = render(folder, tmp_path / "out", ["html", "pdf"], "pandoc")
     assert [path.name for path in made] == [HTML] and "no-such-function" in capsys.readouterr().out
     assert not list(tmp_path.rglob("rendering-*"))
