@@ -13,6 +13,19 @@ const number = (text) => /^-?[\d.]/.test(plain(text)) ? parseFloat(plain(text)) 
 const order = (a, b) => number(a) - number(b) || a.localeCompare(b);  // words after numbers
 const facts = JSON.parse(document.getElementById("facts")?.textContent ?? "{}"), tool = document.getElementById("tool");
 
+// Light or dark is as the system is, until the reader chooses. Quarto has a button of its own.
+if (!document.body.className) {
+  const kept = (() => { try { return localStorage; } catch { return {}; } })(), { style } = document.documentElement;
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  style.colorScheme = kept.colorScheme ?? "";
+  const onclick = () => {
+    const dark = (style.colorScheme || (system.matches ? "dark" : "light")) === "dark";
+    kept.colorScheme = style.colorScheme = dark ? "light" : "dark";
+  };
+  const words = { title: "Light or dark", ariaLabel: "Light or dark", textContent: "◐" };
+  document.querySelector("nav")?.prepend(make("button", { className: "theme", type: "button", onclick, ...words }));
+}
+
 for (const table of all("main table:has(thead)")) {
   const rows = [...table.tBodies[0].rows], heads = [...table.tHead.rows[0].cells];
   const text = (row, head) => row.cells[head.cellIndex].textContent.trim();

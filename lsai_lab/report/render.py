@@ -28,7 +28,7 @@ import yaml
 from lsai_core.base.code import closure, code_hash
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import write_text
-from lsai_lab.project.files import load_yaml
+from lsai_lab.report.brand import brand_colors
 from lsai_lab.report.numbers import COLLECT
 from lsai_lab.report.pages import finish_pages
 from lsai_lab.report.runpages import write_run_pages
@@ -42,7 +42,7 @@ LIMIT_S = 300.0  # of pandoc, typst and Quarto, each: the whole book takes some 
 # makes the project a book; without it Quarto gets as far as reports/prepare.py
 EXECUTED = "_quarto-executed.yml"
 _FACTS = "facts.yml"
-_BESIDE = ("book.js", "book.css", "pages.js", "pages.css")
+_BESIDE = ("book.js", "book.css", "colors.css", "pages.js", "pages.css")
 _PAGES = [
     "--to=chunkedhtml",
     "--split-level=1",
@@ -144,7 +144,7 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
         Path.exists, map(reports.joinpath, (*_BESIDE, "files", "runs", "data", "explore"))
     ):
         shutil.copytree(path, folder / path.name) if path.is_dir() else shutil.copy(path, folder)
-    primary = load_yaml(reports / "_brand.yml")["color"]["primary"]
+    primary = brand_colors(reports)["primary"]["light"]
     wanted = {"html": _PAGES, "pdf": ["--template=book.typ", f"--variable=primary:{primary}"]}
     target = "lab-report.typ" if name == "pdf" else "pages"
     # Beside the text, in which no line is metadata; in a file of its own, whose texts may be

@@ -14,6 +14,7 @@ from markupsafe import Markup
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import flatten, write_text
 from lsai_lab.predictions.recorded import table_path
+from lsai_lab.report.brand import write_colors
 from lsai_lab.report.explore import fits
 from lsai_lab.report.explore.scripts import write_page_files
 from lsai_lab.report.step import SNAPSHOT, TRACE, pictures
@@ -36,7 +37,7 @@ _LINK = Markup('<a href="{}.html">{}</a>')
 
 def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
     """Write `runs/index.html`, `runs/fits.html` and each run's page anew; a run with a damaged
-    record is listed as that."""
+    record is listed as that. Their colours go to `colors.css`."""
     environment = jinja2.Environment(autoescape=True, loader=jinja2.FileSystemLoader(reports))
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}  # in the order given
     template = environment.get_template("run.html")
@@ -47,6 +48,7 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
             reports / name, template.render(title=title, up=up, tables=tables, shown=shown, **facts)
         )
 
+    write_colors(reports)
     shutil.rmtree(reports / "runs", ignore_errors=True)
     rows, known = [], {}
     for run in runs:
