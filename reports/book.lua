@@ -29,8 +29,9 @@ local function image(element)
     local alt = element.attributes.alt:gsub('["\\]', "")
     return pandoc.RawInline("typst", ('#image("%s", alt: "%s")'):format(element.src, alt))
   end
+  if not is_html and not FORMAT:match("typst") then element.src = element.src:gsub("%.svg$", ".png") end  -- Word
   local file = is_html and element.src:match("%.svg$") and io.open(element.src)
-  if not file then return end
+  if not file then return element end
   local over, drawing = '<span aria-hidden="true">', file:read("a")
   for x, y, w, h, run, title in drawing:gmatch(box) do
     local href = run == "" and "" or ('href="runs/%s.html"'):format(run)
@@ -51,7 +52,15 @@ local function explorable(name, inside)
   return blocks
 end
 
+local wide = "column-page-right"
+
 local function div(element)
+  if is_html and element.identifier:match("^tbl%-") then
+    for _, block in ipairs(element.content) do
+      if block.t == "Table" and #block.colspecs > 6 then element.classes:insert(wide) end
+    end
+    return element
+  end
   if element.classes:includes("quarto-book-part") and FORMAT:match("typst") then  -- typst-show.typ draws it
     local title = pandoc.utils.blocks_to_inlines(element.content)
     return pandoc.Plain({ pandoc.RawInline("typst", "#part["), pandoc.Span(title), pandoc.RawInline("typst", "]") })
@@ -102,7 +111,8 @@ local function float(element)
   labels[element.identifier] = ("%s\u{a0}%d.%d"):format(words[kind], numbers[1], counts[kind])
   local caption = element.content:remove()
   caption.content = { pandoc.Strong(labels[element.identifier] .. "."), " ", table.unpack(caption.content) }
-  return pandoc.Figure(element.content, { caption }, { id = element.identifier, class = kind }), false
+  local classes = kind .. (element.classes:includes(wide) and " " .. wide or "")
+  return pandoc.Figure(element.content, { caption }, { id = element.identifier, class = classes }), false
 end
 
 local function cite(element)  -- a reference stands alone: `@fig-speed`
