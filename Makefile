@@ -100,4 +100,4 @@ lint: $(VENV)/.dev  ## style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/python -m lsai_lab.project.strip notebooks/*.ipynb && $(BIN)/mypy
 
 clean:  ## remove what can be rebuilt: rendered reports, caches (records in runs/ and data/ stay)
-	rm -rf reports/_output reports/_book reports/_build reports/runs reports/data reports/explore reports/*.ipynb reports/_quarto-executed.yml reports/.quarto .cache .pytest_cache .mypy_cache .ruff_cache build *.egg-info
+	rm -rf reports/_output reports/_book reports/_build reports/runs reports/data reports/explore reports/colors.css reports/*.ipynb reports/_quarto-executed.yml reports/.quarto .cache .pytest_cache .mypy_cache .ruff_cache build *.egg-info

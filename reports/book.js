@@ -13,6 +13,19 @@ const number = (text) => /^-?[\d.]/.test(plain(text)) ? parseFloat(plain(text)) 
 const order = (a, b) => number(a) - number(b) || a.localeCompare(b);  // words after numbers
 const facts = JSON.parse(document.getElementById("facts")?.textContent ?? "{}"), tool = document.getElementById("tool");
 
+// Light or dark is as the system is, until the reader chooses. Quarto has a button of its own.
+if (!document.body.className) {
+  const kept = (() => { try { return localStorage; } catch { return {}; } })(), { style } = document.documentElement;
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  style.colorScheme = kept.colorScheme ?? "";
+  const onclick = () => {
+    const dark = (style.colorScheme || (system.matches ? "dark" : "light")) === "dark";
+    kept.colorScheme = style.colorScheme = dark ? "light" : "dark";
+  };
+  const words = { title: "Light or dark", ariaLabel: "Light or dark", textContent: "◐" };
+  document.querySelector("nav")?.prepend(make("button", { className: "theme", type: "button", onclick, ...words }));
+}
+
 for (const table of all("main table:has(thead)")) {
   const rows = [...table.tBodies[0].rows], heads = [...table.tHead.rows[0].cells];
   const text = (row, head) => row.cells[head.cellIndex].textContent.trim();
@@ -40,6 +53,8 @@ for (const table of all("main table:has(thead)")) {
     head.append(make("button", facts, ...words));
   }
 }
+for (const part of all("main pre, main p:has(> math), main figure > *"))  // what scrolls can be reached by keys
+  if (part.scrollWidth > part.clientWidth) part.tabIndex = 0;
 for (const link of all(".pagination-link")) link.ariaLabel = null;  // Quarto's leaves out the number that is seen
 
 // A figure tells the values at the pointer, the finger, or, after Tab, where the arrow keys have come to.
@@ -56,7 +71,13 @@ const livens = (figure) => {
     const part = mark.closest(".part")?.getBoundingClientRect(), { left, right, top } = mark.getBoundingClientRect();
     return !part || (right > part.left && left < part.right && top > part.top - 1 && top < part.bottom);
   });
+  for (const mark of marks) {  // a slider has nothing in it that takes the focus
+    mark.dataset.page = mark.getAttribute("href") ?? "";
+    mark.removeAttribute("href");
+    mark.removeAttribute("tabindex");
+  }
   let shown;
+  const open = (mark) => mark?.dataset.page && location.assign(mark.dataset.page);
   const show = (mark) => {
     shown = mark;
     for (const each of marks) each.classList.toggle("shown", each === mark);
@@ -83,15 +104,14 @@ const livens = (figure) => {
   figure.onpointerleave = ({ pointerType }) => pointerType === "mouse" && show();
   figure.addEventListener("focusout", ({ relatedTarget }) => figure.contains(relatedTarget) || show());
   figure.onclick = (event) => {  // of fingers the first tap shows, the second opens the run
-    const mark = nearest(event), again = mark === shown && mark?.href;
-    if (event.target.closest("a.tip")) event.preventDefault();
+    const mark = nearest(event), again = mark === shown;
     show(mark);
-    if (again) location.assign(mark.href);
+    if (again) open(mark);
   };
   figure.onkeydown = (event) => {
     const move = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     const at = marks.indexOf(shown), ends = { Home: 0, End: marks.length - 1 }[event.key];
-    if (event.key === "Enter" && shown?.href) location.assign(shown.href);
+    if (event.key === "Enter") open(shown);
     if (move === undefined && ends === undefined) return;
     event.preventDefault();
     show(marks[ends ?? Math.max(0, Math.min(marks.length - 1, at + move))]);

@@ -25,8 +25,13 @@ local tip = '<a class="tip" tabindex="-1" style="--x:%s;--y:%s;--w:%s;--h:%s" %s
 
 local function image(element)
   if not is_ours(element.src) then return pandoc.Emph("(picture left out)") end
+  if FORMAT:match("typst") and not quarto then  -- pandoc's own writer leaves out the words
+    local alt = element.attributes.alt:gsub('["\\]', "")
+    return pandoc.RawInline("typst", ('#image("%s", alt: "%s")'):format(element.src, alt))
+  end
+  if not is_html and not FORMAT:match("typst") then element.src = element.src:gsub("%.svg$", ".png") end  -- Word
   local file = is_html and element.src:match("%.svg$") and io.open(element.src)
-  if not file then return end
+  if not file then return element end
   local over, drawing = '<span aria-hidden="true">', file:read("a")
   for x, y, w, h, run, title in drawing:gmatch(box) do
     local href = run == "" and "" or ('href="runs/%s.html"'):format(run)
@@ -47,7 +52,19 @@ local function explorable(name, inside)
   return blocks
 end
 
+local wide = "column-page-right"
+
 local function div(element)
+  if is_html and element.identifier:match("^tbl%-") then
+    for _, block in ipairs(element.content) do
+      if block.t == "Table" and #block.colspecs > 6 then element.classes:insert(wide) end
+    end
+    return element
+  end
+  if element.classes:includes("quarto-book-part") and FORMAT:match("typst") then  -- typst-show.typ draws it
+    local title = pandoc.utils.blocks_to_inlines(element.content)
+    return pandoc.Plain({ pandoc.RawInline("typst", "#part["), pandoc.Span(title), pandoc.RawInline("typst", "]") })
+  end
   if not element.classes:includes("explore") then return end
   local name = pandoc.utils.stringify(element.content[1] or ""):match("^%l+$")
   if not is_html or not name then return {} end
@@ -94,7 +111,8 @@ local function float(element)
   labels[element.identifier] = ("%s\u{a0}%d.%d"):format(words[kind], numbers[1], counts[kind])
   local caption = element.content:remove()
   caption.content = { pandoc.Strong(labels[element.identifier] .. "."), " ", table.unpack(caption.content) }
-  return pandoc.Figure(element.content, { caption }, { id = element.identifier, class = kind }), false
+  local classes = kind .. (element.classes:includes(wide) and " " .. wide or "")
+  return pandoc.Figure(element.content, { caption }, { id = element.identifier, class = classes }), false
 end
 
 local function cite(element)  -- a reference stands alone: `@fig-speed`
@@ -112,18 +130,27 @@ local function para(element)  -- a page of ours, linked alone, is shown in place
   return is_html and { pandoc.RawBlock("html", frame:format(title, only.target)), element } or {}
 end
 
+local function whole_beginnings(blocks)  -- in the PDF a chapter's heading and its first two paragraphs stay together
+  local at = 1
+  while blocks[at] do
+    if blocks[at].t == "Header" and blocks[at].level == 1 then
+      local last = at
+      while last < at + 2 and blocks[last + 1] and blocks[last + 1].t == "Para" do last = last + 1 end
+      blocks:insert(last + 1, pandoc.RawBlock("typst", "]"))
+      blocks:insert(at, pandoc.RawBlock("typst", "#block(breakable: false, above: 2em)["))
+      at = last + 1
+    end
+    at = at + 1
+  end
+  return blocks
+end
+
 function Pandoc(doc)
   local none = function() return {} end
   doc = doc:walk({ Block = safe, Inline = safe, RawBlock = none, RawInline = none })
   local folds = { BlockQuote = quote, CodeBlock = code }
+  if FORMAT:match("typst") then doc.blocks = whole_beginnings(doc.blocks) end
   doc = doc:walk({ Para = para }):walk({ Div = div, Link = link, Image = image, Table = as_wide_as_its_words }):walk(folds)
   if not quarto then return doc:walk({ traverse = "topdown", Header = header, Div = float }):walk({ Cite = cite }) end
-  if FORMAT == "typst" and doc.meta.date and doc.meta.abstract then  -- for Quarto's cover (layout.typ)
-    local _, first = doc.blocks:find_if(function(block) return block.t == "Header" end)
-    local date = pandoc.Strong(pandoc.utils.stringify(doc.meta.date):sub(1, 10))
-    local about = pandoc.List({ date, pandoc.LineBreak() }) .. doc.meta.abstract
-    local open, close = pandoc.RawInline("typst", "#metadata["), pandoc.RawInline("typst", "]<about>")
-    doc.blocks:insert(first + 1, pandoc.Plain({ open, pandoc.Span(about), close }))
-  end
   return doc
 end

@@ -3,13 +3,15 @@ const contents = document.getElementById("TOC"), lists = contents.querySelector(
 lists.open = matchMedia("(min-width: 68rem)").matches;
 const field = Object.assign(document.createElement("input"),
   { type: "search", placeholder: "Search the book", ariaLabel: "Search the book" });
-const found = Object.assign(document.createElement("ul"), { role: "status" });
-contents.prepend(field, found);
+const found = Object.assign(document.createElement("div"), { role: "status" });
+contents.prepend(field);
+lists.before(found);
 field.addEventListener("input", () => {
   const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
   const hits = !words.length ? [] : (window.searchIndex ?? []).filter(({ title, text }) =>
     words.every((word) => `${title} ${text}`.toLowerCase().includes(word))).slice(0, 20);
-  found.replaceChildren(...hits.map(({ href, title, text }) => {
+  const list = document.createElement("ul");
+  list.append(...hits.map(({ href, title, text }) => {
     const link = Object.assign(document.createElement("a"), { href, textContent: title });
     const at = Math.max(0, text.toLowerCase().indexOf(words[0]) - 40);
     link.append(Object.assign(document.createElement("small"), { textContent: `… ${text.slice(at, at + 110)} …` }));
@@ -17,6 +19,7 @@ field.addEventListener("input", () => {
     item.append(link);
     return item;
   }));
+  found.replaceChildren(list);
   if (words.length && !hits.length) found.textContent = "Nothing found.";
   lists.hidden = words.length > 0;
 });

@@ -23,6 +23,7 @@ from conftest import CHECKOUT, Project, write_run
 from fits_table import LENGTHS, MODELS, fits
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from lsai_core.base.errors import UserError
 from lsai_lab.predictions.recorded import table_path
 from lsai_lab.predictions.techniques import TECHNIQUES
 from lsai_lab.report.render import EXECUTED, HTML, PDF, Engine, render
@@ -159,7 +160,10 @@ def reports(root: Path, hostile: bool = False) -> Path:
     two runs."""
     folder = templates(root / "reports")
     settings = yaml.safe_load((folder / "_quarto.yml").read_text())
-    settings["book"]["chapters"] = ["index.ipynb", "one.ipynb"]
+    settings["book"]["chapters"] = [
+        "index.ipynb",
+        {"part": "Second part", "chapters": ["one.ipynb"]},
+    ]
     (folder / "_quarto.yml").write_text(yaml.safe_dump(settings, sort_keys=False))
     chapters(root / "executed", hostile)
     assert to_markdown(root / "executed" / "index.ipynb", folder / "index.ipynb") is None
@@ -322,6 +326,8 @@ def test_the_pdf_holds_the_chapters_and_no_code(book: Path) -> None:
     assert "are measured alone and together" in text
     assert text.count("Loss over steps") == 2  # in the list of figures, too
     assert "Answer. Seven is" in text and "Data (CSV)" not in text
+    assert text.count("SECOND PART") == 2, "in the contents and before its chapter"
+    assert "(2.1)" not in text, "equations have no numbers"
 
 
 @pytest.mark.parametrize("engine", ["pandoc", "quarto"])
@@ -394,6 +400,7 @@ def test_a_page_a_chapter_without_quarto(book: Path, visit: Callable[..., Any]) 
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "main"
     contents = page.locator("#TOC details")
+    assert "SECOND PART\n2 One" in contents.inner_text()
     assert contents.locator("[aria-current=page]").inner_text() == "2 One"
     assert "2.1 Finding" in contents.inner_text() and contents.locator("ul ul").count() == 1
     page.get_by_label("Search the book").fill("look perplexity")
@@ -408,9 +415,47 @@ def test_a_page_a_chapter_without_quarto(book: Path, visit: Callable[..., Any]) 
     assert not phone.locator("#TOC details").evaluate("list => list.open")
 
 
-def test_search_and_dark_mode_on_a_file(book: Path, visit: Callable[..., Any]) -> None:
-    page = visit(book / HTML, color_scheme="dark")
-    assert "invert" in page.evaluate("getComputedStyle(document.documentElement).filter")
+def brand() -> dict[str, dict[str, str]]:
+    colors = yaml.safe_load((CHECKOUT / "reports" / "_brand.yml").read_text())["color"]
+    assert isinstance(colors, dict)
+    return colors
+
+
+def rgb(color: str) -> str:
+    return f"rgb({', '.join(str(int(color[at : at + 2], 16)) for at in (1, 3, 5))})"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_are_in_the_colours_of_the_brand_as_the_system_asks(
+    book: Path, visit: Callable[..., Any], scheme: str
+) -> None:
+    for path in (chapter_page(book), book / "runs" / "index.html"):
+        page = visit(path, color_scheme=scheme)
+        for name, selector, style in (
+            ("background", "body", "backgroundColor"),
+            ("foreground", "main", "color"),
+            ("primary", "main a[href]", "color"),
+        ):
+            shown = page.evaluate(f"getComputedStyle(document.querySelector('{selector}')).{style}")
+            assert shown == rgb(brand()[name][scheme]), (path.name, name)
+    card = "getComputedStyle(document.querySelector('main figure img')).backgroundColor"
+    page = visit(chapter_page(book), color_scheme=scheme)
+    assert page.evaluate(card) == "rgb(255, 255, 255)", "figures are drawn for white"
+
+
+def test_the_reader_chooses_light_or_dark(book: Path, visit: Callable[..., Any]) -> None:
+    page = visit(chapter_page(book), color_scheme="light")
+    quarto_made = (book / "site_libs").exists()
+    button = ".quarto-color-scheme-toggle >> visible=true" if quarto_made else ".theme"
+    page.locator(button).first.click()
+    background = "getComputedStyle(document.body).backgroundColor"
+    page.wait_for_function(f"{background} === '{rgb(brand()['background']['dark'])}'")
+    page.reload()
+    page.wait_for_function(f"{background} === '{rgb(brand()['background']['dark'])}'")
+
+
+def test_search_on_a_file(book: Path, visit: Callable[..., Any]) -> None:
+    page = visit(book / HTML)
     if (book / "site_libs").exists():
         page.fill(".aa-Input", "perplexity")
         page.wait_for_selector(".aa-Item")
@@ -664,7 +709,7 @@ def test_a_pdf_that_fails_costs_the_pdf_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = reports(tmp_path)
-    (folder / "layout.typ").write_text("#no-such-function()\n")
+    (folder / "typst-show.typ").write_text("#no-such-function()\n")
     made = render(folder, tmp_path / "out", ["html", "pdf"], "pandoc")
     assert [path.name for path in made] == [HTML] and "no-such-function" in capsys.readouterr().out
     assert not list(tmp_path.rglob("rendering-*"))
@@ -680,6 +725,35 @@ def test_a_damaged_notebook_is_shown_as_such(tmp_path: Path, damage: str) -> Non
     assert "could not be read" in str(to_markdown(path, tmp_path / "bound.ipynb"))
     bound = nbformat.read(tmp_path / "bound.ipynb", as_version=4)
     assert "could not be read" in bound.cells[1].source and bound.cells[0].source == "# one"
+
+
+@pytest.mark.parametrize(
+    ("option", "code", "output"),
+    [("echo: true", 1, 1), ("echo: false", 0, 1), ("output: false", 1, 0), ("include: false", 0, 0)],
+)
+def test_a_cell_shows_what_its_options_say(
+    tmp_path: Path, option: str, code: int, output: int
+) -> None:
+    shown = [new_output("stream", text="what it printed")]
+    cells = [new_markdown_cell("# One"), new_code_cell(f"#| {option}\nwhat_is_run()", outputs=shown)]
+    nbformat.write(new_notebook(cells=cells), tmp_path / "one.ipynb")
+    assert to_markdown(tmp_path / "one.ipynb", tmp_path / "bound.ipynb") is None
+    text = (tmp_path / "bound.ipynb").read_text()
+    assert (text.count("what_is_run()"), text.count("what it printed")) == (code, output)
+
+
+def test_a_cell_option_that_a_chapter_has_no_use_for_is_named(tmp_path: Path) -> None:
+    cells = [new_markdown_cell("# One"), new_code_cell("#| layout-ncol: 2\nfigures()")]
+    nbformat.write(new_notebook(cells=cells), tmp_path / "one.ipynb")
+    problem = to_markdown(tmp_path / "one.ipynb", tmp_path / "bound.ipynb")
+    assert problem and problem.startswith("The cell option layout-ncol is not known here;")
+
+
+def test_a_colour_that_the_brand_lacks_is_named(tmp_path: Path) -> None:
+    folder = templates(tmp_path / "reports")
+    (folder / "_brand.yml").write_text('color: { foreground: "#000000" }\n')
+    with pytest.raises(UserError, match=r"_brand.yml: color.foreground is to be written as in"):
+        write_run_pages([], folder)
 
 
 def write_notebook(path: Path, *code: str) -> None:

@@ -26,6 +26,7 @@ WRITTEN = (
     "reports/files/10-machine-3.svg",
     "reports/10-machine.ipynb",
     "reports/_quarto-executed.yml",
+    "reports/colors.css",
 )
 
 

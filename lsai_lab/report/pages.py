@@ -17,9 +17,10 @@ _FRONT = "index.html"
 _NO_TEXT = r"(?s)<(script|style|nav|math|svg|pre|details)\b.*?</\1>|<[^>]+>"
 
 
-def finish_pages(folder: Path, names: list[str], title: str) -> None:
+def finish_pages(folder: Path, names: list[str], parts: dict[str, str], title: str) -> None:
     """Finish the pages that pandoc wrote into `folder`. `names`: of the chapters' notebooks, in
-    their order; `title`: HTML that stands above the front page's text."""
+    their order; `parts`: the title of the part that begins with a notebook; `title`: HTML that
+    stands above the front page's text."""
     sitemap = json.loads((folder / "sitemap.json").read_text(encoding="utf-8"))
     chapters = sitemap["subsections"]
     paths = [chapter["section"]["path"].partition("#")[0] for chapter in chapters]
@@ -29,6 +30,7 @@ def finish_pages(folder: Path, names: list[str], title: str) -> None:
     if len(wanted) != len(paths):  # a chapter without a heading is part of the page before it
         wanted = paths
     renamed = dict(zip(paths, wanted, strict=True))
+    begun = {name.replace(".ipynb", ".html"): part for name, part in parts.items()}
     pages = {renamed[path]: (folder / path).read_text(encoding="utf-8") for path in paths}
     if _FRONT not in pages:
         pages = {_FRONT: (folder / _FRONT).read_text(encoding="utf-8"), **pages}
@@ -40,7 +42,7 @@ def finish_pages(folder: Path, names: list[str], title: str) -> None:
         if name == _FRONT:
             page = re.sub(r'<a rel="prev".*?</a>', "", page, count=1)
         index += _sections(page, name)
-        contents = _contents(chapters, dict(zip(wanted, chapters, strict=True)).get(name))
+        contents = _contents(dict(zip(wanted, chapters, strict=True)), begun, name)
         page = page.replace("<!--contents-->", contents, 1)
         page = page.replace("<!--title-->", title if name == _FRONT else "", 1)
         write_text(folder / name, _relinked(page, renamed))
@@ -48,13 +50,15 @@ def finish_pages(folder: Path, names: list[str], title: str) -> None:
     write_text(folder / "search.js", f"window.searchIndex = {words};\n")
 
 
-def _contents(chapters: list[dict[str, Any]], here: dict[str, Any] | None) -> str:
-    """The list of chapters; of the one that is `here`, its sections, too."""
+def _contents(chapters: dict[str, dict[str, Any]], parts: dict[str, str], here: str) -> str:
+    """The list of chapters, by the names of their pages, under their parts; of the one that is
+    `here`, its sections, too."""
     lines = ["<details open><summary>Contents</summary>", "<ul>"]
-    for chapter in chapters:
-        is_here = chapter is here
-        lines.append(f"<li>{_entry(chapter['section'], is_here)}")
-        if here is not None and is_here and chapter["subsections"]:
+    for name, chapter in chapters.items():
+        if name in parts:
+            lines.append(f'<li class="part">{escape(parts[name])}</li>')
+        lines.append(f"<li>{_entry(chapter['section'], name == here)}")
+        if name == here and chapter["subsections"]:
             sections = [f"<li>{_entry(each['section'])}</li>" for each in chapter["subsections"]]
             lines += ["<ul>", *sections, "</ul>"]
         lines.append("</li>")

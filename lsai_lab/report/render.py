@@ -28,6 +28,7 @@ import yaml
 from lsai_core.base.code import closure, code_hash
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import write_text
+from lsai_lab.report.brand import brand_colors
 from lsai_lab.report.numbers import COLLECT
 from lsai_lab.report.pages import finish_pages
 from lsai_lab.report.runpages import write_run_pages
@@ -42,8 +43,14 @@ LIMIT_S = 300.0  # of pandoc, typst and Quarto, each: the whole book takes some 
 # makes the project a book; without it Quarto gets as far as reports/prepare.py
 EXECUTED = "_quarto-executed.yml"
 _FACTS = "facts.yml"
-_BESIDE = ("book.js", "book.css", "pages.js", "pages.css")
-_PAGES = ["--to=chunkedhtml", "--split-level=1", "--chunk-template=%i.html", "--template=page.html"]
+_BESIDE = ("book.js", "book.css", "colors.css", "pages.js", "pages.css")
+_PAGES = [
+    "--to=chunkedhtml",
+    "--split-level=1",
+    "--chunk-template=%i.html",
+    "--template=page.html",
+    "--include-in-header=head.html",
+]
 # In a process of its own, which may run out of memory, with typst's own fonts and those of the
 # figures.
 _TYPST = (
@@ -128,40 +135,38 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
     settings = book_settings(reports)
     form = settings.pop("format")[name.replace("pdf", "typst")]
     facts = {**settings, **form, **settings.pop("book"), "date": datetime.date.today().isoformat()}
-    bound = [
-        json.loads((reports / name).read_text(encoding="utf-8"))["cells"]
-        for name in settings["chapters"]
-    ]
-    texts = ["".join(cell["source"]) for cells in bound for cell in cells]
+    texts = list[str]()
+    for chapter in settings["chapters"]:
+        if chapter in settings["parts"]:
+            texts.append(f"::: quarto-book-part\n{settings['parts'][chapter]}\n:::")
+        cells = json.loads((reports / chapter).read_text(encoding="utf-8"))["cells"]
+        texts += ["".join(cell["source"]) for cell in cells]
     for path in filter(
         Path.exists, map(reports.joinpath, (*_BESIDE, "files", "runs", "data", "explore"))
     ):
         shutil.copytree(path, folder / path.name) if path.is_dir() else shutil.copy(path, folder)
-    wanted = {"html": _PAGES, "pdf": ["--include-in-header=book.typ"]}
-    before = form.get("include-before-body", {"text": ""})["text"]
-    target = "book.typ" if name == "pdf" else "pages"
+    primary = brand_colors(reports)["primary"]["light"]
+    wanted = {"html": _PAGES, "pdf": ["--template=book.typ", f"--variable=primary:{primary}"]}
+    target = "lab-report.typ" if name == "pdf" else "pages"
     # Beside the text, in which no line is metadata; in a file of its own, whose texts may be
     # Markdown.
     write_text(folder / _FACTS, yaml.safe_dump(facts))
     output = _call(
         pandoc,
         "--defaults=pandoc.yml",
-        f"--toc-depth={form['toc-depth']}",
-        f"-Vinclude-before={before}",
         *wanted[name],
         f"--metadata-file={folder / _FACTS}",
-        f"--include-in-header={form['include-in-header']}",
         f"--output={folder / target}",
         cwd=reports,
         input="\n\n".join(texts),
     )
     (folder / _FACTS).unlink()
     if name == "pdf":
-        return output + _call(sys.executable, "-c", _TYPST, "book.typ", PDF, ".", cwd=folder)
+        return output + _call(sys.executable, "-c", _TYPST, target, PDF, ".", cwd=folder)
     shutil.rmtree(folder / target / "files", ignore_errors=True)  # pandoc's copy of what is there
     shutil.copytree(folder / target, folder, dirs_exist_ok=True)
     shutil.rmtree(folder / target)
-    finish_pages(folder, settings["chapters"], _title(facts))
+    finish_pages(folder, settings["chapters"], settings["parts"], _title(facts))
     return output
 
 

@@ -14,6 +14,7 @@ from markupsafe import Markup
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import flatten, write_text
 from lsai_lab.predictions.recorded import table_path
+from lsai_lab.report.brand import write_colors
 from lsai_lab.report.explore import fits
 from lsai_lab.report.explore.scripts import write_page_files
 from lsai_lab.report.step import SNAPSHOT, TRACE, pictures
@@ -37,7 +38,8 @@ _LINK = Markup('<a href="{}.html">{}</a>')
 
 def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
     """Write `runs/index.html`, `runs/fits.html` and each run's page, all anew if anything of them
-    changed; a run with a damaged record is listed as that."""
+    changed; a run with a damaged record is listed as that. Their colours go to `colors.css`."""
+    write_colors(reports)
     of_runs = [file for run in runs for file in run.folder.iterdir()]
     params = (reports.parent / "params").rglob("*.yaml")
     predicted = (reports / "recorded" / "predictions").glob("*.*")

@@ -28,6 +28,7 @@ from lsai_lab.runs.records import page_name
 _ANSI = re.compile(
     r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|(?m:^.*\r(?=.))"
 )
+_OPTIONS = {"label", "fig-cap", "tbl-cap", "fig-alt", "echo", "include", "output"}
 _SKIPPED = {"remove-cell", "parameters", "injected-parameters", "papermill-error-cell-tag"}
 
 
@@ -44,7 +45,7 @@ def to_markdown(executed: Path, target: Path, problem: str | None = None) -> str
     try:
         notebook = nbformat.read(executed, as_version=4)  # type: ignore[no-untyped-call]
         numbers = collected(notebook)
-        problem = problem or _warning(notebook)
+        problem = problem or _warning(notebook) or _unknown_option(notebook)
         for at, cell in enumerate(notebook.cells):
             if not _SKIPPED & set(cell.metadata.get("tags", [])):
                 code, text = _cell(cell, target.parent, f"{target.stem}-{at}", numbers)
@@ -79,12 +80,29 @@ def _warning(notebook: Any) -> str | None:
     return f"A cell printed a warning. {found[0]}" if found else None
 
 
+def _options(cell: Any) -> dict[str, Any]:
+    """A cell's options: the lines that begin with `#|`, which are YAML."""
+    asked = yaml.safe_load("".join(re.findall(r"(?m)^#\|(.*\n?)", cell.source)))
+    return asked if isinstance(asked, dict) else {}
+
+
+def _unknown_option(notebook: Any) -> str | None:
+    """Names the first cell option that Quarto may know and a chapter has no use for."""
+    for cell in notebook.cells:
+        for name in _options(cell) if cell.cell_type == "code" else {}:
+            if name not in _OPTIONS:
+                return f"The cell option {name} is not known here; {', '.join(sorted(_OPTIONS))} are."
+    return None
+
+
 def _cell(cell: Any, folder: Path, name: str, numbers: dict[str, Number]) -> tuple[str, str]:
-    """A cell's code, unless `echo: false`, and what it showed; the first picture or table has the
-    label, if any."""
+    """A cell's code, unless `echo: false`, and what it showed, unless `output: false`; neither with
+    `include: false`. The first picture or table has the label, if any."""
     if cell.cell_type != "code":
         return "", bound(str(cell.source), numbers)
-    asked = yaml.safe_load("".join(re.findall(r"(?m)^#\|(.*\n?)", cell.source))) or {}
+    asked = _options(cell)
+    if not asked.get("include", True):
+        return "", ""
     code, label = (
         re.sub(r"(?m)^#\|.*\n?", "", cell.source).strip(),
         re.sub(r"[^\w-]", "-", str(asked.get("label", ""))),
@@ -94,7 +112,7 @@ def _cell(cell: Any, folder: Path, name: str, numbers: dict[str, Number]) -> tup
         str(asked.get(f"{label[:3]}-cap", "")),
         [],
     )
-    for number, output in enumerate(cell.outputs):
+    for number, output in enumerate(cell.outputs if asked.get("output", True) else []):
         text = _markdown(
             output, folder / "files" / f"{name}-{number}", str(asked.get("fig-alt") or caption)
         )
@@ -146,11 +164,13 @@ def _markdown(output: Any, picture: Path, alt: str) -> str:
         text = run.sub(lambda found: f"](runs/{page_name(unquote(found[1]))}.html)", text)
         return re.sub(r"(?m)^(---|\.\.\.)\s*?$", "* * *", text).strip()
     drawing = safe_svg(data.get("image/svg+xml", ""))
-    content = drawing or readable_png(data.get("image/png", ""))
-    if not content:
+    drawn = {".svg": drawing, ".png": readable_png(data.get("image/png", ""))}
+    if not any(drawn.values()):
         return fenced(data["text/plain"]) if data.get("text/plain") else ""
-    picture = picture.with_suffix(".svg" if drawing else ".png")
     picture.parent.mkdir(parents=True, exist_ok=True)
-    picture.write_bytes(content)
+    for suffix, content in drawn.items():  # both: Word shows no SVG (reports/book.lua)
+        if content:
+            picture.with_suffix(suffix).write_bytes(content)
+    picture = picture.with_suffix(".svg" if drawing else ".png")
     shown_as = f'![](files/{picture.name}){{fig-alt="{alt}" alt="{alt}"}}'
     return f"::: {{.explore}}\n{alt}\n\n{shown_as}\n:::" if explored else shown_as

@@ -23,7 +23,7 @@ def book_state(session: Session, *facts: object) -> str:
     folders = [root / "notebooks", root / "params", root / "techniques", session.runs_root]
     folders += [path for path in reports.iterdir() if path.is_dir() and path.name not in _MADE]
     files = [path for folder in folders for path in folder.rglob("*")]
-    made = ("*.ipynb", "_quarto-executed.yml")
+    made = ("*.ipynb", "_quarto-executed.yml", "colors.css")
     files += [path for path in reports.iterdir() if not any(map(path.match, made))]
     today = datetime.date.today()  # stands on the first page
     return files_state([*files, *code_files()], session.profile_name, today, *facts)

@@ -33,18 +33,18 @@ AT_A_TIME = min(cpu_cores(), 8)  # each holds some hundred megabytes of its own
 
 
 def book_settings(reports: Path) -> dict[str, Any]:
-    """`reports/_quarto.yml`, with the names of the chapters as `chapters`; parts are taken
-    apart."""
+    """`reports/_quarto.yml`, with the names of the chapters as `chapters`, and as `parts` the
+    title of the part that begins with a chapter, by that chapter's name."""
     settings = load_yaml(reports / "_quarto.yml")
+    names, parts = list[str](), dict[str, str]()
     try:
-        entries = settings["book"]["chapters"]
-        names = [
-            name
-            for entry in entries
-            for name in (entry["chapters"] if isinstance(entry, dict) else [entry])
-        ]
-        return {**settings, "chapters": [name for name in names if name.endswith(".ipynb")]}
-    except (KeyError, TypeError, AttributeError) as error:
+        for entry in settings["book"]["chapters"]:
+            if isinstance(entry, dict):
+                parts[entry["chapters"][0]] = str(entry["part"])
+            names += entry["chapters"] if isinstance(entry, dict) else [entry]
+        chapters = [name for name in names if name.endswith(".ipynb")]
+        return {**settings, "chapters": chapters, "parts": parts}
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise UserError(f"{reports / '_quarto.yml'} names no chapters of a book: {error}") from None
 
 
