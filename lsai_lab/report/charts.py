@@ -1,7 +1,5 @@
 """The charts that most chapters need, in the report's style: bars with their value at the end, and
 lines with their name at the end. Anything else is plain matplotlib.
-
-A colour means one thing through the whole book (`COLORS`, `GPU_COLORS`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,24 +11,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lsai_lab.report.style import PALETTE, series_style
-
-# By what a step does, then by whose a number is, then by what it says.
-COLORS = {
-    "arithmetic": PALETTE[0],
-    "memory": PALETTE[5],
-    "attention": PALETTE[2],
-    "communication": PALETTE[1],
-    "optimizer": PALETTE[3],
-    "other": "#9aa3ad",
-    "baseline": "#9aa3ad",
-    "ours": PALETTE[0],
-    "peer": PALETTE[1],
-    "good": PALETTE[2],
-    "bad": PALETTE[7],
-}
-GPU_COLORS = {"H100": PALETTE[4], "H200": PALETTE[7], "CPU": PALETTE[6]}
-
+from lsai_lab.report.colors import COLORS
+from lsai_lab.report.style import series_style
 
 def panels(columns: int = 1, rows: int = 1, height: float = 2.4, **options: Any) -> Any:
     """A figure of the text's width with `columns` x `rows` axes; `options` of `plt.subplots`."""

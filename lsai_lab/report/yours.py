@@ -6,7 +6,8 @@ from matplotlib.figure import Figure
 
 from lsai_core.base.errors import UserError
 from lsai_lab.analysis.summary import relative, summarize
-from lsai_lab.report.charts import COLORS, panels
+from lsai_lab.report.charts import panels
+from lsai_lab.report.colors import COLORS
 from lsai_lab.report.load import load, recorded, study
 
 _METRICS = {"speed": "tokens_per_s", "memory": "mem_peak_allocated_gib"}

@@ -1,7 +1,7 @@
 // What all explorables share: controls, charts, an answer in words, a table of the values, and the
-// two places where they are shown: a page of the report, and a widget in JupyterLab.
-export const COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#4D4D4D",
-  "#882255"];
+// two places where they are shown: a page of the report, and a widget in JupyterLab. Colors come from
+// `lsai_lab/report/colors.py`: `COLORS` by what they mean, `PALETTE` for series.
+export { COLORS, PALETTE } from "./colors.js";
 
 export const make = (tag, facts = {}, ...children) => {
   const node = Object.assign(document.createElement(tag), facts);
@@ -52,7 +52,8 @@ const control = (name, { label, choices, range, entry, value, show = String }) =
 
 // Builds an explorable in `el`. `fields`: its controls by name. `update(values, view)` is called
 // with what they say, at first, after each change, and when the width changes. The view has the
-// `width`, `draw(...nodes)`, `say(...words)`, `list(heads, rows)`, `set(name, value)` and the fields.
+// `width`, `draw(...nodes)`, `say(...words)`, `list(heads, rows)`, `set(name, value)`, the fields, and
+// `note(name, words)`, which says beside a field what becomes of its value.
 export const explorable = (el, title, about, fields, update) => {
   const made = Object.fromEntries(Object.entries(fields).map(([name, field]) =>
     [name, control(name, field)]));
@@ -74,10 +75,12 @@ export const explorable = (el, title, about, fields, update) => {
       table.replaceChildren(make("thead", {}, make("tr", {}, ...cells("th", heads))),
         make("tbody", {}, ...rows.map(line)));
     },
+    note: (name, words) => made[name].node.setAttribute("data-note", words),
     set: (name, value) => { made[name].field[made[name].field.type === "checkbox" ? "checked" : "value"] = value; },
   };
   view.again = () => {
     for (const { tell } of Object.values(made)) tell?.();
+    for (const { node } of Object.values(made)) node.removeAttribute("data-note");
     const said = Object.entries(made).map(([name, { read }]) => [name, read()]);
     update(Object.fromEntries(said), view);
     for (const { tell } of Object.values(made)) tell?.();
