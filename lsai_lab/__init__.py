@@ -158,6 +158,7 @@ _FACE = {
     "lsai_lab.report.judged": ("judged",),
     "lsai_lab.report.yours": (
         "own_runs",
+        "or_nothing",
         "own_counts",
         "own_ends",
         "own_rates",

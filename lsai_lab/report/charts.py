@@ -14,9 +14,12 @@ from matplotlib.figure import Figure
 from lsai_lab.report.colors import COLORS
 from lsai_lab.report.style import series_style
 
-def panels(columns: int = 1, rows: int = 1, height: float = 2.4, **options: Any) -> Any:
-    """A figure of the text's width with `columns` x `rows` axes; `options` of `plt.subplots`."""
-    return plt.subplots(rows, columns, figsize=(6.3, height * rows), **options)
+def panels(
+    columns: int = 1, rows: int = 1, height: float = 2.4, width: float = 6.3, **options: Any
+) -> Any:
+    """A figure with `columns` x `rows` axes, of the text's width if none is given; below 5 inches
+    a phone shows it whole. `height`: of a row; `options` of `plt.subplots`."""
+    return plt.subplots(rows, columns, figsize=(width, height * rows), **options)
 
 
 def bars(
@@ -57,6 +60,7 @@ def bars(
             textcoords="offset points",
             va="center",
             fontsize=8.5,
+            bbox={"fc": "white", "ec": "none", "pad": 0.5},  # lines end at it
         )
     axes.set_yticks(places, [str(each) for each in frame[label]])
     axes.set(xlabel=axis)
@@ -97,7 +101,8 @@ def lines(
     if "x" in log:
         axes.set_xscale("log", base=2)
         places = sorted(frame[x].unique())
-        axes.set_xticks(places[:: max(1, len(places) // 7)])
+        step = -(-len(places) // 5) if len(axes.figure.axes) > 1 else max(1, len(places) // 7)
+        axes.set_xticks(places[::step])
         axes.xaxis.set_major_formatter(lambda value, _: thousands(value))
         axes.minorticks_off()
     if "y" in log:

@@ -25,6 +25,13 @@ def own_runs() -> pd.DataFrame:
     return runs[runs["own"].astype(bool)]
 
 
+def or_nothing(frame: pd.DataFrame, words: str = "nothing ran here yet") -> pd.DataFrame:
+    """`frame`; if it has no rows, one row that says `words` in the first column."""
+    if len(frame):
+        return frame
+    return pd.DataFrame([{frame.columns[0]: words}], columns=frame.columns, dtype=object)
+
+
 def own_counts(own: pd.DataFrame) -> pd.DataFrame:
     """A row a study: how many runs there are, and how they ended."""
     rows = []
