@@ -29,7 +29,8 @@ def or_nothing(frame: pd.DataFrame, words: str = "nothing ran here yet") -> pd.D
     """`frame`; if it has no rows, one row that says `words` in the first column."""
     if len(frame):
         return frame
-    return pd.DataFrame([{frame.columns[0]: words}], columns=frame.columns, dtype=object)
+    columns = frame.columns if len(frame.columns) else ["runs"]
+    return pd.DataFrame([{columns[0]: words}], columns=columns, dtype=object)
 
 
 def own_counts(own: pd.DataFrame) -> pd.DataFrame:

@@ -1,11 +1,8 @@
-import { COLORS, count, digits, explorable, gib, make, sum } from "./draw.js";
+import { COLORS, count, digits, every, explorable, gib, legend, make, sum } from "./draw.js";
 
 const OWN = "a model of your own", SHAPE = { n_layers: "layers", d_model: "width", n_heads: "heads",
   n_kv_heads: "key-value heads", d_ff: "feed-forward width", vocab_size: "vocabulary" };
 const total = (of) => sum(Object.values(of));
-const every = (of, change) => Object.fromEntries(Object.entries(of).map(([name, value]) =>
-  [name, change(value, name)]));
-
 const keys = (of) => of.d_model / of.n_heads * of.n_kv_heads;
 const counted = (of) => 2 * of.vocab_size * of.d_model + of.d_model  // parameters
   + of.n_layers * (2 * of.d_model * (of.d_model + keys(of) + 1) + 3 * of.d_model * of.d_ff);
@@ -118,11 +115,8 @@ export const draw = (el, data, ask) => {
       + `sequence${sequences > 1 ? "s" : ""} of ${count(length)}` : ""}.`);
     page.say(told, make("b", {}, best.name), words.join(" "));
     const shown = (row) => parts.filter((name) => row.causes[name] >= 0.05);
-    const explain = (row) => inside.replaceChildren(make("b", {}, row.name, ": "), ...shown(row).map((name) => {
-      const box = make("i");
-      box.style.background = COLORS[name];
-      return make("span", {}, box, `${name} ${gib(row.causes[name])}`);
-    }));
+    const explain = (row) => inside.replaceChildren(make("b", {}, row.name, ": "), ...legend(shown(row)
+      .map((name) => [`${name} ${gib(row.causes[name])}`, COLORS[name]])).childNodes);
     const labels = ["verdict", "GiB needed", "tokens/s in all", "tokens/s a GPU", `${digits(now.train)} B tokens`,
       "room for tokens"];
     heads.replaceChildren(...["technique", `memory (line: ${gib(memory)} GiB)`, ...labels].map((head) =>
@@ -147,12 +141,12 @@ export const draw = (el, data, ask) => {
     }));
     explain(best);
     const line = (tag, row) => make("tr", {}, ...row.map((cell) => make(tag, {}, cell)));
-    others.replaceChildren(make("caption", {}, "The fewest GPUs of each kind that fit"), make("thead", {}, line("th",
+    others.replaceChildren(make("caption", {}, "The fewest GPUs of each kind that fit (≈: speed by the data sheet)"), make("thead", {}, line("th",
       ["GPU", "GiB", "GPUs", "technique", "GiB needed", "tokens/s, all"])), make("tbody", {},
       ...Object.keys(gpus).map((gpu) => {
         const [first] = tried(gpu, 64).filter((row) => !row.rank).sort(order("fewest"));
         return line("td", [gpu, gib(gpus[gpu].memory), ...first ? [first.n, first.name, gib(first.size), first.all
-          ? count(first.all) : "–"] : ["none", "nothing up to 64 GPUs", "–", "–"]]);
+          ? `${gpus[gpu].timed ? "" : "≈ "}${count(first.all)}` : "–"] : ["none", "nothing up to 64 GPUs", "–", "–"]]);
       })));
     const { checkpoint, offload, fused } = best.way, { parameters, ...shape } = own || {};
     question = { model: own ? shape : now.model, states: now.states, products, checkpoint, offload, fused,

@@ -1,18 +1,12 @@
-import { COLORS, between, chart, count, digits, explorable, gib, legend, mixed, sum } from "./draw.js";
+import { COLORS, between, chart, count, digits, every, explorable, gib, legend, mixed, sum } from "./draw.js";
 
 export const draw = (el, data, ask) => {
-  const { rows, gpus, parts, slices, models, states, checkpoints } = data;
-  const lengths = [...new Set(rows.map((row) => row.tokens))].sort((a, b) => a - b), last = lengths.at(-1);
+  const { gpus, parts, slices, models, states, checkpoints } = data;
+  const total = sum(Object.values(slices)), answers = new Map();  // what Python predicted, by question
+  const whole = (row) => ({ ...row, timeline: every(row.timeline, (line) =>  // a cause may be one number
+    line.length ? line : Array(total).fill(line)) });
+  const rows = data.rows.map(whole), lengths = [...new Set(rows.map((row) => row.tokens))].sort((a, b) => a - b), last = lengths.at(-1);
   const first = Math.log2(lengths[0]);
-  const whole = (row) => {  // a cause that does not change is one number
-    for (const [name, line] of Object.entries(row.timeline)) {
-      if (!line.length) row.timeline[name] = Array(total).fill(line);
-    }
-    return row;
-  };
-  const answers = new Map();  // what Python predicted, by question
-  const total = sum(Object.values(slices));
-  for (const row of rows) whole(row);
   let waiting;
   const lookup = (asked) => {
     const kept = answers.get(JSON.stringify(asked));
@@ -22,10 +16,9 @@ export const draw = (el, data, ask) => {
         row[name] === asked[name]) && row.gpus === gpus).sort((a, b) => a.tokens - b.tokens);
       return between(points, asked.tokens);
     };
-    const shared = [4, 64];  // what a GPU keeps of a shared model goes by 1 / GPUs
-    const found = asked.gpus === 1 ? line(1) : mixed(line(4), line(64),
-      (1 / 4 - 1 / asked.gpus) / (1 / 4 - 1 / 64));
-    return [found, lengths.includes(asked.tokens) && [1, ...shared].includes(asked.gpus) ? "predicted"
+    const share = (1 / 4 - 1 / asked.gpus) / (1 / 4 - 1 / 64);  // of a shared model a GPU keeps 1 / GPUs
+    const found = asked.gpus === 1 ? line(1) : mixed(line(4), line(64), share);
+    return [found, lengths.includes(asked.tokens) && [1, 4, 64].includes(asked.gpus) ? "predicted"
       : "between predictions"];
   };
   explorable(el, "The memory of a training step.", "Change it until it fits.", {

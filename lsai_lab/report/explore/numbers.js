@@ -2,10 +2,8 @@ import { PALETTE, chart, digits, explorable } from "./draw.js";
 
 // To nearest, ties to the even mantissa, beyond the largest to that; `all`: the format's numbers from 0.
 const stored = (all, value) => {
-  const above = all.findIndex((known) => known >= value);
-  if (above < 1) return above < 0 ? all.at(-1) : all[0];
-  const [a, b] = [all[above - 1], all[above]], part = (value - a) / (b - a);
-  return part < 0.5 || (part === 0.5 && (above - 1) % 2 === 0) ? a : b;
+  const closer = (at, best) => Math.abs(all[best] - value) - Math.abs(all[at] - value) || best % 2;
+  return all[all.reduce((best, _, at) => closer(at, best) > 0 ? at : best, 0)];
 };
 
 export const draw = (el, data) => {

@@ -14,8 +14,7 @@ export const draw = (el, data) => {
   }, (now, page) => {
     const { operation, gpu } = now, alone = operations[operation], known = gpus[gpu];
     page.fields.format.disabled = !alone.bytes.fp8 || !known.fp8;
-    if (!known.fp8) page.note("format", "bf16: no fp8 there");
-    else if (!alone.bytes.fp8) page.note("format", "bf16: fp8 is for products");
+    if (page.fields.format.disabled) page.note("format", `bf16: ${known.fp8 ? "fp8 is for products" : "no fp8 there"}`);
     page.fields.fused.disabled = !alone.fused;
     page.fields.tokens.disabled = !alone.flop[1];
     const format = page.fields.format.disabled ? "bf16" : now.format, fused = now.fused && alone.fused;

@@ -1,8 +1,7 @@
 import { COLORS, count, digits, explorable, legend, make, svg } from "./draw.js";
 
 export const draw = (el, { steps, about }) => {
-  const classes = [...new Set(steps.flatMap((step) => Object.keys(step.classes)))];
-  classes.sort((a, b) => (a === "other, idle") - (b === "other, idle"));
+  const classes = Object.keys(steps[0].classes);
   let known = 1, round = 0;  // how many steps have been looked at, from the first on; the one guessed at
   let told = "";
   const reveal = make("button", { type: "button" }, "Show what was measured");
@@ -49,17 +48,14 @@ export const draw = (el, { steps, about }) => {
         each.peak_gib, ...classes.map((name) => each.classes[name] ?? 0)]));
   });
   steps.slice(1).forEach(({ name }, at) => page.fields[name].addEventListener("input", () => {
-    const until = page.fields[name].checked ? at + 1 : at;  // each change keeps those before it
-    if (steps.slice(at + 2).some((later) => page.fields[later.name].checked)) {
-      told = `Each change keeps those before it, so the later ones go with ${name}. `;
-    }
-    steps.slice(1).forEach((step, place) => page.set(step.name, place < until));
+    const later = steps.slice(at + 2).filter((step) => page.fields[step.name].checked);
+    if (later.length) told = `Each change keeps those before it, so the later ones go with ${name}. `;
+    for (const step of later) page.set(step.name, false);
   }));
   reveal.onclick = () => {
     const last = steps.reduce((last, { name }, at) => page.fields[name]?.checked ? at : last, 0);
     const off = page.fields.guess.value * slowest / steps[last].tokens_per_s - 1;
-    told = Math.abs(off) < 0.02 ? "Right. " : `Your guess was ${digits(100 * Math.abs(off), 2)}% too `
-      + `${off > 0 ? "high" : "low"}. `;
+    told = Math.abs(off) < 0.02 ? "Right. " : `Your guess was ${digits(100 * Math.abs(off), 2)}% too ${off > 0 ? "high" : "low"}. `;
     known = Math.max(known, last + 1);
     page.again();
   };

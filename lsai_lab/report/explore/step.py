@@ -41,7 +41,7 @@ def data() -> dict[str, Any]:
             {
                 "name": name,
                 "about": about,
-                "classes": {kind: round(ms, 2) for kind, ms in classes.items() if ms > 0},
+                "classes": {kind: round(float(ms), 2) for kind, ms in classes.items()},
                 "step_ms": round(float(middle["step_ms"]), 2),
                 "tokens_per_s": round(speed, 1),
                 "range": [float(middle["low"]), float(middle["high"])],
