@@ -43,7 +43,7 @@ What a reader sees:
     lab.draw(name)                       a drawing of a mechanism
     lab.say("...")                       a sentence with computed numbers, in notebooks of your own
     lab.explore("memory")                a picture with controls: memory, ring, roofline, step,
-                                         rounding, fits
+                                         rounding, numbers, fits
     lab.run_link(text, run)              a link to the page of a run
     lab.style()                          the report's plot style, for figures of your own
     lab.PALETTE, lab.MARKERS, lab.series_style(n)        its colours and markers; those of series n
@@ -152,20 +152,14 @@ _FACE = {
     "lsai_lab.report.show": ("table", "figure", "say", "run_link"),
     "lsai_lab.report.numbers": ("number",),
     "lsai_lab.report.loss_chart": ("loss_chart",),
-    "lsai_lab.report.charts": (
-        "COLORS",
-        "GPU_COLORS",
-        "bars",
-        "lines",
-        "panels",
-        "name_ends",
-        "thousands",
-    ),
+    "lsai_lab.report.charts": ("bars", "lines", "panels", "name_ends", "thousands"),
+    "lsai_lab.report.colors": ("COLORS", "GPU_COLORS", "PALETTE"),
     "lsai_lab.report.drawings": ("draw",),
     "lsai_lab.report.heatmap": ("number_map",),
     "lsai_lab.report.judged": ("judged",),
     "lsai_lab.report.yours": (
         "own_runs",
+        "or_nothing",
         "own_counts",
         "own_ends",
         "own_rates",
@@ -173,7 +167,7 @@ _FACE = {
         "own_chart",
     ),
     "lsai_lab.report.explore.show": ("explore",),
-    "lsai_lab.report.style": ("PALETTE", "MARKERS", "series_style"),
+    "lsai_lab.report.style": ("MARKERS", "series_style"),
     "lsai_lab.report.predicted": (
         "config",
         "run_predictions",

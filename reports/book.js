@@ -119,11 +119,12 @@ const livens = (figure) => {
 };
 // On a phone panels that stand beside each other come one below the other: parts of the same picture.
 const stack = (figure) => {
-  const { width, height } = figure.querySelector("img").getBoundingClientRect();
+  const picture = figure.querySelector("img"), { width, height } = picture.getBoundingClientRect();
   const panels = figure.dataset.panels.split(";").map((panel) => {
     const crops = panel.split("|").map((crop) => crop.split(",").map((edge) => edge / 100));
     const whole = crops.reduce((sum, [left, , right]) => sum + right - left, 0);
-    return make("span", { className: "panel" }, ...crops.map(([left, top, right, bottom]) => {
+    const style = `width: min(100%, ${whole * picture.naturalWidth}px)`;  // not enlarged
+    return make("span", { className: "panel", style }, ...crops.map(([left, top, right, bottom]) => {
       const inner = make("span", {}, ...[...figure.childNodes].map((child) => child.cloneNode(true)));
       const part = make("span", { className: "part" }, inner);
       Object.assign(part.style, { flexBasis: `${(right - left) / whole * 100}%`,

@@ -38,7 +38,8 @@ local function image(element)
     over = over .. tip:format(x, y, w, h, href, title)
   end
   local panels = drawing:match('<desc data%-panels="([%d.,;|]*)"')
-  local facts = { class = "marked", ["data-panels"] = panels }
+  local points = tonumber(drawing:match('<svg[^>]- width="([%d.]+)pt"') or 999)
+  local facts = { class = points < 360 and "marked narrow" or "marked", ["data-panels"] = panels }
   return pandoc.Span({ element, pandoc.RawInline("html", over .. "</span>") }, facts)
 end
 

@@ -69,11 +69,11 @@ def same_kernels(before: pd.DataFrame, after: pd.DataFrame, classes: Sequence[st
 
 def class_times(rows: pd.DataFrame) -> pd.DataFrame:
     """Milliseconds per step by class of kernel, from the traces: one row per row of `rows` (index
-    `label`), columns `CLASSES` and the rest, idle time included."""
+    `label`), columns `CLASSES` and the rest of the step, idle time included."""
     times = rows.set_index("label").filter(regex=r"^kernel_\w+_ms$").fillna(0)
     times.columns = times.columns.str.removeprefix("kernel_").str.removesuffix("_ms")
     named = times.reindex(columns=list(CLASSES), fill_value=0).rename(columns=CLASSES)
-    return named.assign(**{REST: times.sum(axis=1) - named.sum(axis=1)})
+    return named.assign(**{REST: rows["step_ms"].array - named.sum(axis=1)})
 
 
 def beyond_ideal(row: Mapping[str, Any]) -> pd.Series:
@@ -81,12 +81,11 @@ def beyond_ideal(row: Mapping[str, Any]) -> pd.Series:
     last; their sum is the median step less the ideal one. `row`: a row of `levers`."""
     ideal = ideal_of(row)
     assert ideal is not None, "the data sheet of the GPU is known"
-    times = class_times(pd.DataFrame([row])).iloc[0].drop(REST)
+    times = class_times(pd.DataFrame([row])).iloc[0]
     times["matmul"] -= ideal.linear_ms
     times["attention"] -= ideal.attention_ms
-    times = times.sort_values(ascending=False)
-    times[REST] = row["step_ms"] - ideal.ms - times.sum()
-    return times
+    rest = times.pop(REST)
+    return pd.concat([times.sort_values(ascending=False), pd.Series({REST: rest})])
 
 
 def waterfall(rows: pd.DataFrame) -> pd.DataFrame:

@@ -1,7 +1,5 @@
 """The charts that most chapters need, in the report's style: bars with their value at the end, and
 lines with their name at the end. Anything else is plain matplotlib.
-
-A colour means one thing through the whole book (`COLORS`, `GPU_COLORS`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,28 +11,15 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lsai_lab.report.style import PALETTE, series_style
+from lsai_lab.report.colors import COLORS
+from lsai_lab.report.style import series_style
 
-# By what a step does, then by whose a number is, then by what it says.
-COLORS = {
-    "arithmetic": PALETTE[0],
-    "memory": PALETTE[5],
-    "attention": PALETTE[2],
-    "communication": PALETTE[1],
-    "optimizer": PALETTE[3],
-    "other": "#9aa3ad",
-    "baseline": "#9aa3ad",
-    "ours": PALETTE[0],
-    "peer": PALETTE[1],
-    "good": PALETTE[2],
-    "bad": PALETTE[7],
-}
-GPU_COLORS = {"H100": PALETTE[4], "H200": PALETTE[7], "CPU": PALETTE[6]}
-
-
-def panels(columns: int = 1, rows: int = 1, height: float = 2.4, **options: Any) -> Any:
-    """A figure of the text's width with `columns` x `rows` axes; `options` of `plt.subplots`."""
-    return plt.subplots(rows, columns, figsize=(6.3, height * rows), **options)
+def panels(
+    columns: int = 1, rows: int = 1, height: float = 2.4, width: float = 6.3, **options: Any
+) -> Any:
+    """A figure with `columns` x `rows` axes, of the text's width if none is given; below 5 inches
+    a phone shows it whole. `height`: of a row; `options` of `plt.subplots`."""
+    return plt.subplots(rows, columns, figsize=(width, height * rows), **options)
 
 
 def bars(
@@ -75,6 +60,7 @@ def bars(
             textcoords="offset points",
             va="center",
             fontsize=8.5,
+            bbox={"fc": "white", "ec": "none", "pad": 0.5},  # lines end at it
         )
     axes.set_yticks(places, [str(each) for each in frame[label]])
     axes.set(xlabel=axis)
@@ -115,7 +101,8 @@ def lines(
     if "x" in log:
         axes.set_xscale("log", base=2)
         places = sorted(frame[x].unique())
-        axes.set_xticks(places[:: max(1, len(places) // 7)])
+        step = -(-len(places) // 5) if len(axes.figure.axes) > 1 else max(1, len(places) // 7)
+        axes.set_xticks(places[::step])
         axes.xaxis.set_major_formatter(lambda value, _: thousands(value))
         axes.minorticks_off()
     if "y" in log:

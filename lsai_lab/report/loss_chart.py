@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from lsai_lab.report.charts import COLORS
+from lsai_lab.report.colors import COLORS
 
 # Of each kind of loss: how far its marks stand from the middle of the row, and its colour.
 KINDS = {"validation": (-0.14, COLORS["ours"]), "training": (0.14, COLORS["peer"])}

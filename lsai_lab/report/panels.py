@@ -6,6 +6,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.transforms import Bbox
 
 
@@ -16,7 +17,7 @@ def panels(fig: Figure, box: Bbox) -> str:
     Panels are separated by `;`. A panel is one crop of the picture, or two side by side: the names
     of the rows or values, which stand at another panel's left, and the panel itself. A crop is
     left, top, right and bottom in percent of `box` (inches), the part of the drawn figure that the
-    picture shows.
+    picture shows. What stands below all panels follows: each entry of a legend, or the whole.
     """
     found = _apart([axes for axes in fig.axes if axes.get_visible()])
     if not any(_beside(one[1], two[1]) for one in found for two in found if one is not two):
@@ -29,14 +30,27 @@ def panels(fig: Figure, box: Bbox) -> str:
         )
         if first is not None and _left(first) < around.x0 and not _has_names(axes):
             names, frame = first[1], first[0].get_window_extent()
-            parts.insert(0, Bbox.from_extents(names.x0, around.y0, frame.x0 - 2, around.y1))
+            low = frame.y0 - 5  # above the values of the horizontal axis
+            parts.insert(0, Bbox.from_extents(names.x0, low, frame.x0 - 2, around.y1))
         crops.append("|".join(_percent(part, fig.dpi, box) for part in parts))
+    entries = [entry for legend in fig.legends for entry in _entries(legend)]
+    crops += [_percent(entry, fig.dpi, box) for entry in entries]
     low = min(around.y0 for _, around in found)
-    if low / fig.dpi - box.y0 > 0.08:  # a legend or a name of all axes below them
+    if not entries and low / fig.dpi - box.y0 > 0.08:  # a legend or a name of all axes below them
         left, right = box.x0 * fig.dpi, box.x1 * fig.dpi
         below = Bbox.from_extents(left, box.y0 * fig.dpi, right, low)
         crops.append(_percent(below, fig.dpi, box))
     return ";".join(crops)
+
+
+def _entries(legend: Legend) -> list[Bbox]:
+    """The boxes (pixels) of a legend's entries: name and sign."""
+    found = []
+    for text in legend.get_texts():
+        around, size = text.get_window_extent(), text.get_fontsize() * legend.figure.dpi / 72
+        sign = (legend.handlelength + legend.handletextpad + 0.3) * size
+        found.append(Bbox.from_extents(around.x0 - sign, around.y0, around.x1 + 3, around.y1))
+    return found
 
 
 def _apart(axes: list[Axes]) -> list[tuple[Axes, Bbox]]:

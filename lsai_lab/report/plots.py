@@ -21,7 +21,8 @@ from lsai_lab.analysis.summary import over_repeats
 from lsai_lab.project.files import load_yaml
 from lsai_lab.report.load import steps
 from lsai_lab.report.show import PNG_DPI
-from lsai_lab.report.style import PALETTE, series_style
+from lsai_lab.report.colors import PALETTE
+from lsai_lab.report.style import series_style
 from lsai_lab.report.values import shown
 
 # Column, name of the axis, factor.

@@ -3,15 +3,15 @@ for colour-blind eyes.
 
 Figures are drawn at the width of the printed text (160 mm), so a 9 pt label in the figure is a 9 pt
 label on paper. A series is never told apart by colour alone: lines carry a marker and a dash
-pattern as well, bars are named. Colours: Okabe and Ito's palette ("Color Universal Design", 2008);
-instead of its yellow, Tol's wine red.
+pattern as well, bars are named. The colours are those of `colors.py`.
 """
 
 from typing import Any
 
 import seaborn as sns
 
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#4D4D4D", "#882255")
+from lsai_lab.report.colors import PALETTE
+
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = (
     "-",

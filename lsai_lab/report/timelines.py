@@ -10,14 +10,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from lsai_core.profiling.trace import KERNEL_CLASSES, KernelEvent
-from lsai_lab.report.style import PALETTE
+from lsai_lab.report.colors import COLORS, GRAY
 
 GIB = 2**30
 WIDTH, LEFT, RIGHT, TOP = 960, 62, 12, 34
 HEIGHT = 260  # of the memory's axes
 LANE = 22
 _BINS = 320  # moments that are drawn; of those that fall together the highest
-_GRAY = "#777777"
 _LOWEST = ("weights", "optimizer", "gradients")  # what a step keeps, at the bottom
 _INNER = 0.5  # of an operator's span must be its own, or it is drawn by those in it
 
@@ -89,7 +88,7 @@ def lanes(events: Sequence[KernelEvent], title: str = "Kernels of the traced ste
                 top + 2,
                 max(0.6, wide * (last - first)),
                 LANE - 5,
-                PALETTE[KERNEL_CLASSES.index(name) % len(PALETTE)],
+                COLORS[name],
                 said,
             )
             for first, last, said in _merged(by_class[name], 0.6 / wide)
@@ -118,7 +117,7 @@ def thinned(moments: Moments) -> list[tuple[str, Mapping[str, int]]]:
 
 def _areas(kept: Moments, causes: Sequence[str], x: _Scale, y: _Scale) -> Iterable[str]:
     below = [0.0] * len(kept)
-    for number, cause in enumerate(causes):
+    for cause in causes:
         above = [
             low + sizes.get(cause, 0) / GIB for low, (_, sizes) in zip(below, kept, strict=True)
         ]
@@ -127,7 +126,8 @@ def _areas(kept: Moments, causes: Sequence[str], x: _Scale, y: _Scale) -> Iterab
         points = " ".join(f"{x(at):.1f},{y(size):.1f}" for at, size in [*edge, *floor[::-1]])
         most = max(sizes.get(cause, 0) for _, sizes in kept) / GIB
         said = html.escape(f"{cause}: at most {most:.3g} GiB")
-        yield f'<polygon points="{points}" fill="{_color(number)}"><title>{said}</title></polygon>'
+        fill = COLORS.get(cause, GRAY)
+        yield f'<polygon points="{points}" fill="{fill}"><title>{said}</title></polygon>'
         below = above
 
 
@@ -161,7 +161,7 @@ def _recorded(curve: Curve, left: float, y: _Scale) -> Iterable[str]:
 def _legend(causes: Sequence[str], top: float) -> Iterable[str]:
     for number, cause in enumerate(causes):
         left, row = LEFT + 176 * (number % 5), top + 20 * (number // 5)
-        yield _rect(left, row - 10, 12, 12, _color(number), cause)
+        yield _rect(left, row - 10, 12, 12, COLORS.get(cause, GRAY), cause)
         yield _text(left + 18, row, cause, "start")
 
 
@@ -205,10 +205,6 @@ def _words(
     if recorded:
         said += f" Recorded beside it: at most {max(gib for _, gib in recorded):.3g} GiB."
     return said
-
-
-def _color(number: int) -> str:
-    return (*PALETTE, _GRAY)[number % (len(PALETTE) + 1)]
 
 
 def _rect(x: float, y: float, width: float, height: float, color: str, said: str) -> str:

@@ -6,7 +6,8 @@ from matplotlib.figure import Figure
 
 from lsai_core.base.errors import UserError
 from lsai_lab.analysis.summary import relative, summarize
-from lsai_lab.report.charts import COLORS, panels
+from lsai_lab.report.charts import panels
+from lsai_lab.report.colors import COLORS
 from lsai_lab.report.load import load, recorded, study
 
 _METRICS = {"speed": "tokens_per_s", "memory": "mem_peak_allocated_gib"}
@@ -22,6 +23,14 @@ def own_runs() -> pd.DataFrame:
     """The reader's runs of the current plan, as `load` gives them."""
     runs = load()
     return runs[runs["own"].astype(bool)]
+
+
+def or_nothing(frame: pd.DataFrame, words: str = "nothing ran here yet") -> pd.DataFrame:
+    """`frame`; if it has no rows, one row that says `words` in the first column."""
+    if len(frame):
+        return frame
+    columns = frame.columns if len(frame.columns) else ["runs"]
+    return pd.DataFrame([{columns[0]: words}], columns=columns, dtype=object)
 
 
 def own_counts(own: pd.DataFrame) -> pd.DataFrame:

@@ -5,7 +5,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lsai_lab.report.charts import COLORS
+from lsai_lab.report.colors import COLORS
 
 EDGE = "#444444"
 # What the chip does with the present tile, beside the matrix that it reads or writes.

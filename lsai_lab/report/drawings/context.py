@@ -6,7 +6,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
 from lsai_core.context.methods import ContextSetting
-from lsai_lab.report.style import PALETTE
+from lsai_lab.report.colors import PALETTE
 
 # Of each method its name for readers, in the order of the chapter's figures.
 METHODS = {

@@ -5,8 +5,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lsai_lab.report.charts import COLORS
-from lsai_lab.report.style import PALETTE
+from lsai_lab.report.colors import COLORS, PALETTE
 
 EDGE = "#444444"
 # Texts and places of the boxes of one fp8 matmul; extra work that bf16 does not have is filled.

@@ -4,7 +4,8 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lsai_lab.report.charts import COLORS, panels
+from lsai_lab.report.charts import panels
+from lsai_lab.report.colors import COLORS
 
 EDGE = "#444444"
 # Of an H100 (SXM): where numbers can lie, how many bytes, and TB/s to the arithmetic units. The

@@ -4,8 +4,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lsai_lab.report.charts import COLORS
-from lsai_lab.report.style import PALETTE
+from lsai_lab.report.colors import COLORS, PALETTE
 
 GPUS = 8  # two nodes of four
 RING = {"arrowstyle": "<->", "color": COLORS["communication"]}

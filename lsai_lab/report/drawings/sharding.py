@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lsai_lab.report.charts import COLORS
+from lsai_lab.report.colors import COLORS
 
 Box = tuple[float, float, str]  # left end, width, text
 
@@ -41,7 +41,7 @@ KEPT = {
 def fsdp_step() -> Figure:
     """What each of four GPUs keeps, from DDP to FSDP; and the timeline of a step of FSDP."""
     fig, (kept, timeline) = plt.subplots(2, 1, figsize=(6.3, 3.1), height_ratios=[1.5, 1.2])
-    colors = (COLORS["memory"], COLORS["arithmetic"], COLORS["optimizer"])
+    colors = [COLORS[name] for name in ("weights", "gradients", "optimizer")]
     for row, (name, sizes) in enumerate(KEPT.items()):
         y = len(KEPT) - 1 - row
         left = 0

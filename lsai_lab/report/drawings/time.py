@@ -42,7 +42,7 @@ def _kernels(axes: Axes, kernels: list[Kernel], title: str) -> None:
             arrow = {"arrowstyle": "->", "color": "#444444", "linestyle": style}
             axes.annotate("", head, tail, arrowprops=arrow)
             axes.text(x + 0.08, 1.05, tensor, fontsize=8, va="center")
-    axes.set(xlim=(-0.1, width), ylim=(-0.1, 2.3))
+    axes.set(xlim=(-0.1, width + 0.75), ylim=(-0.1, 2.3))  # room for the last name
     axes.set_title(title, fontsize=8.5)
     axes.axis("off")
 

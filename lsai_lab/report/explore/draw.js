@@ -1,7 +1,7 @@
 // What all explorables share: controls, charts, an answer in words, a table of the values, and the
-// two places where they are shown: a page of the report, and a widget in JupyterLab.
-export const COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#4D4D4D",
-  "#882255"];
+// two places where they are shown: a page of the report, and a widget in JupyterLab. Colors come from
+// `lsai_lab/report/colors.py`: `COLORS` by what they mean, `PALETTE` for series.
+export { COLORS, PALETTE } from "./colors.js";
 
 export const make = (tag, facts = {}, ...children) => {
   const node = Object.assign(document.createElement(tag), facts);
@@ -20,6 +20,8 @@ export const count = (value) => Math.round(value).toLocaleString("en");
 export const gib = (size) => size.toFixed(Math.abs(size) < 99.95 ? 1 : 0);
 export const digits = (value, most = 3) => !value ? "0" : Math.abs(value) >= 10 ** most
   ? count(value) : String(Number(value.toPrecision(most)));
+export const every = (of, change) => Object.fromEntries(Object.entries(of).map(([name, value]) =>
+  [name, change(value, name)]));
 export const sum = (values) => values.reduce((a, b) => a + b, 0);
 
 // One control: `choices` make a select, `range` ([least, most, step]) a slider, `entry` a field for a
@@ -40,8 +42,7 @@ const control = (name, { label, choices, range, entry, value, show = String }) =
     return { field, node: make("label", { className: "tick" }, field, label), read: () => field.checked };
   }
   const [min, max, step] = range;
-  const field = make("input", { type: "range", name, min, max, step });
-  field.value = value;
+  const field = make("input", { type: "range", name, min, max, step, value });
   const said = make("output"), read = () => Number(field.value);
   const tell = () => {
     said.textContent = show(read());
@@ -52,20 +53,19 @@ const control = (name, { label, choices, range, entry, value, show = String }) =
 
 // Builds an explorable in `el`. `fields`: its controls by name. `update(values, view)` is called
 // with what they say, at first, after each change, and when the width changes. The view has the
-// `width`, `draw(...nodes)`, `say(...words)`, `list(heads, rows)`, `set(name, value)` and the fields.
+// `width`, `draw(...nodes)`, `say(...words)`, `list(heads, rows)`, `set(name, value)`, the fields, and
+// `note(name, words)`, which says beside a field what becomes of its value.
 export const explorable = (el, title, about, fields, update) => {
-  const made = Object.fromEntries(Object.entries(fields).map(([name, field]) =>
-    [name, control(name, field)]));
+  const made = every(fields, (field, name) => control(name, field));
   const form = make("form", { onsubmit: () => false }, ...Object.values(made).map(({ node }) => node));
-  const answer = make("p", { className: "answer" }), picture = make("div");
-  answer.setAttribute("role", "status");
+  const answer = make("p", { className: "answer", role: "status" }), picture = make("div");
   const table = make("table", { tabIndex: 0 }), values = make("details", {}, make("summary", {}, "Values"), table);
   const heading = make("p", { className: "title" }, make("strong", {}, title), ` ${about}`);
   el.classList.add("explore");
   el.replaceChildren(heading, form, answer, picture, values);
   const view = {
     form, width: 0, picture,
-    fields: Object.fromEntries(Object.entries(made).map(([name, { field }]) => [name, field])),
+    fields: every(made, ({ field }) => field),
     draw: (...nodes) => picture.replaceChildren(...nodes),
     say: (...words) => answer.replaceChildren(...words),
     list: (heads, rows) => {
@@ -74,12 +74,13 @@ export const explorable = (el, title, about, fields, update) => {
       table.replaceChildren(make("thead", {}, make("tr", {}, ...cells("th", heads))),
         make("tbody", {}, ...rows.map(line)));
     },
+    note: (name, words) => made[name].node.setAttribute("data-note", words),
     set: (name, value) => { made[name].field[made[name].field.type === "checkbox" ? "checked" : "value"] = value; },
   };
   view.again = () => {
     for (const { tell } of Object.values(made)) tell?.();
-    const said = Object.entries(made).map(([name, { read }]) => [name, read()]);
-    update(Object.fromEntries(said), view);
+    for (const { node } of Object.values(made)) node.removeAttribute("data-note");
+    update(every(made, ({ read }) => read()), view);
     for (const { tell } of Object.values(made)) tell?.();
   };
   form.oninput = view.again;
@@ -99,9 +100,8 @@ export const mixed = (a, b, share) => {
   const known = a ?? b;
   if (typeof known === "number") return (a ?? 0) + share * ((b ?? 0) - (a ?? 0));
   if (typeof known !== "object") return b ?? a;
-  const keys = [...new Set([...Object.keys(a ?? {}), ...Object.keys(b ?? {})])];
-  const pairs = keys.map((key) => [key, mixed(a?.[key], b?.[key], share)]);
-  return Array.isArray(known) ? pairs.map(([, value]) => value) : Object.fromEntries(pairs);
+  const both = every({ ...a, ...b }, (_, key) => mixed(a?.[key], b?.[key], share));
+  return Array.isArray(known) ? Object.values(both) : both;
 };
 
 // What rows in the order of their tokens say of a number of tokens: on a straight line between two.

@@ -1,11 +1,8 @@
-import { COLORS, count, digits, explorable, gib, make, sum } from "./draw.js";
+import { COLORS, count, digits, every, explorable, gib, legend, make, sum } from "./draw.js";
 
 const OWN = "a model of your own", SHAPE = { n_layers: "layers", d_model: "width", n_heads: "heads",
   n_kv_heads: "key-value heads", d_ff: "feed-forward width", vocab_size: "vocabulary" };
 const total = (of) => sum(Object.values(of));
-const every = (of, change) => Object.fromEntries(Object.entries(of).map(([name, value]) =>
-  [name, change(value, name)]));
-
 const keys = (of) => of.d_model / of.n_heads * of.n_kv_heads;
 const counted = (of) => 2 * of.vocab_size * of.d_model + of.d_model  // parameters
   + of.n_layers * (2 * of.d_model * (of.d_model + keys(of) + 1) + 3 * of.d_model * of.d_ff);
@@ -55,18 +52,25 @@ export const draw = (el, data, ask) => {
   const update = (now, page) => {
     const own = now.model === OWN && every(SHAPE, (_, name) => Math.max(1, now[name]));
     if (own) own.parameters = counted(own);
-    for (const name of Object.keys(SHAPE)) page.fields[name].parentElement.hidden = !own;
+    for (const name of Object.keys(SHAPE)) {
+      page.fields[name].parentElement.hidden = !own;
+      if (own && now[name] < 1) page.note(name, "taken as 1");
+    }
     const length = Math.min(longest, 256 * Math.round(2 ** now.tokens / 256)), most = Number(now.gpus);
-    const batch = Math.min(now.batch, Math.floor(longest / length)), all = length * batch;
+    const fit = Math.floor(longest / length), batch = Math.min(now.batch, fit), all = length * batch;
     page.set("batch", batch);
+    if (batch === fit) page.note("batch", `at most ${fit}: predicted up to ${count(longest)} tokens`);
     page.fields.products.disabled = now.states !== "bf16";
+    if (now.states !== "bf16") page.note("products", "bf16: fp8 was predicted for bf16 states");
     const products = page.fields.products.disabled ? "bf16" : now.products;
     const ways = data.ways.filter((way) => way.model === (own ? reference : now.model) && way.states === now.states
       && way.products === products).map((way) => own ? scaled(way, own) : way);
     const work = own ? flops(own, length) / flops(models[reference], length) : 1;
     const hours = (row) => now.train * 1e9 / row.all / 3600;
-    const long = (row) => !(row.all > 0) ? "–" : hours(row) < 48 ? `${digits(hours(row))} hours`
-      : `${digits(hours(row) / 24)} days`;
+    const long = (row) => {
+      const [of, unit] = [[24, "days"], [1, "hours"]].find(([of]) => hours(row) >= 2 * of) ?? [1 / 60, "minutes"];
+      return row.all > 0 ? `${digits(hours(row) / of)} ${unit}` : "–";
+    };
     const tried = (gpu, limit) => ways.filter((way) => way.gpus <= limit && (products === "bf16" || gpus[gpu].fp8))
       .map((way) => {
         const { usable, most } = gpus[gpu], n = way.gpus, needs = at(way.needs, all), least = at(way.least, all);
@@ -75,7 +79,7 @@ export const draw = (el, data, ask) => {
         const speed = all / work / Math.max(floor * Math.min(1, all / lengths[0]), Math.max(0, fixed)
           + all * (slope + bend * length)), causes = every(way.parts, (line) => at(line, all));
         const name = `${way.checkpoint === "none" ? "no" : way.checkpoint} checkpointing${way.offload ? ", CPU offload"
-          : ""}${way.fused ? "" : ", nothing fused"}${n > 1 ? `, FSDP over ${n} GPUs` : ""}`;
+          : ""}${way.fused ? "" : ", compiled, nothing fused"}${n > 1 ? `, FSDP over ${n} GPUs` : ""}`;
         return { way, name, n, rank, size, speed, all: speed * n, host: at(way.host, all), room: room(way, usable),
           causes: { ...causes, "unused reserve": Math.max(0, size - total(causes)) } };
       });
@@ -87,33 +91,32 @@ export const draw = (el, data, ask) => {
     const rows = tried(now.gpu, most).sort(order(now.order)), { memory, usable } = gpus[now.gpu], best = rows[0];
     if (!best) {
       page.draw();
-      return page.say(products === "fp8" && !gpus[now.gpu].fp8 ? `An ${now.gpu} has no fp8.` : `This model was `
-        + `predicted for ${Math.min(...ways.map((way) => way.gpus))} GPUs and more.`);
+      return page.say(products === "fp8" && !gpus[now.gpu].fp8 ? `The ${now.gpu} has no fp8.` : ways.length
+        ? `This model was predicted for ${Math.min(...ways.map((way) => way.gpus))} GPUs and more.`
+        : "This model was not predicted with fp8 products: choose bf16.");
     }
     const some = (n, gpu) => `${n === 1 ? "one" : n} ${gpu}${n > 1 ? "s" : ""}`;
     const here = `${best.n > 1 ? "each of " : ""}${some(best.n, now.gpu)}`, sequences = Math.floor(best.room / length);
-    const fit = { fewest: best.n === 1 ? `One ${now.gpu} is enough: ` : `The fewest ${now.gpu}s that fit are ${best.n}: `,
+    const found = { fewest: best.n === 1 ? `One ${now.gpu} is enough: ` : `The fewest ${now.gpu}s that fit are ${best.n}: `,
       cheapest: "The least GPU time of those that fit takes ", shortest: "The fastest that fits is " }[now.order];
-    const told = [fit, "Nothing fits with room to spare. Tight is ", `${count(all)} tokens a GPU do not fit `
+    const told = [found, "Nothing fits with room to spare. Tight is ", `${count(all)} tokens a GPU do not fit `
       + `${most > 1 ? "up to " : ""}${some(most, now.gpu)}. The nearest is `][best.rank];
     const words = [best.rank < 2 ? `, ${gib(best.size)} of ${gib(memory)} GiB on ${here}.`
       : `, which needs ${gib(best.size)} GiB of ${here}; a run may use ${gib(usable)}.`];
     if (best.host > 1) words.push(`It needs ${gib(best.host)} GiB of the host's memory, too.`);
     if (best.rank < 2 && best.all > 0) {
-      words.push(`It trains at ${count(best.all)} tokens/s${best.n > 1 ? ` (${count(best.speed)} a GPU)` : ""}: `
-        + `${digits(now.train)} billion tokens take ${long(best)}`
-        + `${best.n > 1 ? `, ${count(hours(best) * best.n)} GPU-hours` : ""}.`);
-    }
+      words.push(`It trains at ${count(best.all)} tokens/s${best.n > 1 ? `, ${count(best.speed)} a GPU` : ""}.`,
+        `${digits(now.train)} billion tokens take ${long(best)}`
+        + `${best.n > 1 ? `, or ${digits(hours(best) * best.n)} GPU-hours` : ""}.`);
+      if (!gpus[now.gpu].timed) words.push("The speed is estimated from the data sheet.");
+      else if (best.n > 1) words.push("The speed of several GPUs is estimated.");
+    } else if (best.n > data.node) words.push(`Its speed over more than one node of ${data.node} was not measured.`);
     if (best.room) words.push(`It fits up to ${count(best.room)} tokens a GPU${sequences ? `, ${count(sequences)} `
       + `sequence${sequences > 1 ? "s" : ""} of ${count(length)}` : ""}.`);
     page.say(told, make("b", {}, best.name), words.join(" "));
     const shown = (row) => parts.filter((name) => row.causes[name] >= 0.05);
-    const color = (name) => COLORS[parts.indexOf(name)] ?? (name === "libraries" ? "#777777" : "#c8ced6");
-    const explain = (row) => inside.replaceChildren(make("b", {}, row.name, ": "), ...shown(row).map((name) => {
-      const box = make("i");
-      box.style.background = color(name);
-      return make("span", {}, box, `${name} ${gib(row.causes[name])}`);
-    }));
+    const explain = (row) => inside.replaceChildren(make("b", {}, row.name, ": "), ...legend(shown(row)
+      .map((name) => [`${name} ${gib(row.causes[name])}`, COLORS[name]])).childNodes);
     const labels = ["verdict", "GiB needed", "tokens/s in all", "tokens/s a GPU", `${digits(now.train)} B tokens`,
       "room for tokens"];
     heads.replaceChildren(...["technique", `memory (line: ${gib(memory)} GiB)`, ...labels].map((head) =>
@@ -122,7 +125,7 @@ export const draw = (el, data, ask) => {
       const bar = make("div", { className: "bar", role: "img", ariaLabel: shown(row).map((name) =>
         `${name} ${gib(row.causes[name])} GiB`).join(", ") });
       let end = 0;  // the bar is as wide as one and a half GPUs
-      const bands = shown(row).map((name) => `${color(name)} 0 ${Math.min(100, end += row.causes[name] / memory / 0.015)}%`);
+      const bands = shown(row).map((name) => `${COLORS[name]} 0 ${Math.min(100, end += row.causes[name] / memory / 0.015)}%`);
       bar.style.background = `linear-gradient(90deg, ${bands.join()}, #0000 0)`;
       if (row.size > 1.5 * memory) bar.append(make("span", {}, `${gib(row.size)} →`));
       const cells = [["fits", "tight", "too large"][row.rank], gib(row.size), count(row.all), count(row.speed),
@@ -138,12 +141,12 @@ export const draw = (el, data, ask) => {
     }));
     explain(best);
     const line = (tag, row) => make("tr", {}, ...row.map((cell) => make(tag, {}, cell)));
-    others.replaceChildren(make("caption", {}, "The fewest GPUs of each kind that fit"), make("thead", {}, line("th",
+    others.replaceChildren(make("caption", {}, "The fewest GPUs of each kind that fit (≈: speed by the data sheet)"), make("thead", {}, line("th",
       ["GPU", "GiB", "GPUs", "technique", "GiB needed", "tokens/s, all"])), make("tbody", {},
       ...Object.keys(gpus).map((gpu) => {
         const [first] = tried(gpu, 64).filter((row) => !row.rank).sort(order("fewest"));
         return line("td", [gpu, gib(gpus[gpu].memory), ...first ? [first.n, first.name, gib(first.size), first.all
-          ? count(first.all) : "–"] : ["none", "nothing up to 64 GPUs", "–", "–"]]);
+          ? `${gpus[gpu].timed ? "" : "≈ "}${count(first.all)}` : "–"] : ["none", "nothing up to 64 GPUs", "–", "–"]]);
       })));
     const { checkpoint, offload, fused } = best.way, { parameters, ...shape } = own || {};
     question = { model: own ? shape : now.model, states: now.states, products, checkpoint, offload, fused,

@@ -45,7 +45,7 @@ def data(root: Path | None = None) -> dict[str, Any]:
     """Of the laboratory in `root` every way to train a model of the table, the models' shapes and
     parameters, the GPUs, and the settings' values."""
     families: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in read_steps(root or reading_root()):
+    for row in _timed(read_steps(root or reading_root())):
         families.setdefault(tuple(row[name] for name in AXES[:-1]), []).append(row)
     ways = [
         _way(sorted(rows, key=lambda row: row["tokens"]))
@@ -59,9 +59,24 @@ def data(root: Path | None = None) -> dict[str, Any]:
         "reference": next(iter(MODELS)),
         "gpus": gpus(),
         "counts": list(COUNTS),
+        "node": NODE,
         "parts": [*PARTS, "unused reserve"],
         "states": list(STATES),
     }
+
+
+def _timed(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """`rows` with no time beyond the GPUs of a node, where no network was measured; within it no
+    GPU is faster than one alone with the same settings."""
+
+    def settings(row: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(row[name] for name in AXES if name != "gpus")
+
+    alone = {settings(row): row["seconds"] for row in rows if row["gpus"] == 1}
+    for row in rows:
+        least = alone.get(settings(row), {})
+        seconds = {gpu: max(time, least.get(gpu, 0)) for gpu, time in row["seconds"].items()}
+        yield row | {"seconds": seconds if row["gpus"] <= NODE else {}}
 
 
 def _shape(name: str) -> dict[str, int]:
@@ -113,7 +128,7 @@ def _moments(lines: dict[str, list[float]]) -> dict[str, list[float]]:
 
 def _between_counts(ways: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Ways for counts of GPUs that were not predicted: what a GPU keeps of a shared model goes by
-    1 / count; its time is that of the predicted count in one node, or beyond it."""
+    1 / count; its time is that of the predicted count, in one node."""
     shared = [way for way in ways if way["gpus"] > 1]
     for few in shared:
         same = [name for name in AXES[:-1] if name != "gpus"]
@@ -126,8 +141,8 @@ def _between_counts(ways: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             if count == 1 or count in known:
                 continue
             share = (1 / few["gpus"] - 1 / count) / (1 / few["gpus"] - 1 / many["gpus"])
-            timed = many if count > NODE else few
-            yield mixed(few, many, share) | {"gpus": count, "time": timed["time"]}
+            time = few["time"] if count <= NODE else {}
+            yield mixed(few, many, share) | {"gpus": count, "time": time}
 
 
 def mixed(one: Any, two: Any, share: float) -> Any:
@@ -160,7 +175,7 @@ def picture(data: dict[str, Any]) -> Figure:
     """What the first model needs over 8,192 tokens, by cause, for each way to checkpoint."""
     from matplotlib.figure import Figure as New
 
-    from lsai_lab.report.style import PALETTE
+    from lsai_lab.report.colors import COLORS
 
     figure = New(figsize=(6.3, 2.4), layout="constrained")
     axes = figure.subplots()
@@ -171,7 +186,7 @@ def picture(data: dict[str, Any]) -> Figure:
         end = 0.0
         for name, sizes in way["parts"].items():
             size = sizes[1]
-            axes.barh(place, size, left=end, color=PALETTE[data["parts"].index(name) % 8])
+            axes.barh(place, size, left=end, color=COLORS[name])
             end += size
     axes.set_yticks(range(len(ways)), [f"{way['checkpoint']} checkpointing" for way in ways])
     axes.set(xlabel="GiB of one GPU at the peak")

@@ -1,18 +1,12 @@
-import { COLORS, between, chart, count, digits, explorable, gib, legend, mixed, sum } from "./draw.js";
+import { COLORS, between, chart, count, digits, every, explorable, gib, legend, mixed, sum } from "./draw.js";
 
 export const draw = (el, data, ask) => {
-  const { rows, gpus, parts, slices, models, states, checkpoints } = data;
-  const lengths = [...new Set(rows.map((row) => row.tokens))].sort((a, b) => a - b), last = lengths.at(-1);
-  const first = Math.log2(lengths[0]), color = (name) => COLORS[parts.indexOf(name)] ?? "#9aa0a6";
-  const whole = (row) => {  // a cause that does not change is one number
-    for (const [name, line] of Object.entries(row.timeline)) {
-      if (!line.length) row.timeline[name] = Array(total).fill(line);
-    }
-    return row;
-  };
-  const answers = new Map();  // what Python predicted, by question
-  const total = sum(Object.values(slices));
-  for (const row of rows) whole(row);
+  const { gpus, parts, slices, models, states, checkpoints } = data;
+  const total = sum(Object.values(slices)), answers = new Map();  // what Python predicted, by question
+  const whole = (row) => ({ ...row, timeline: every(row.timeline, (line) =>  // a cause may be one number
+    line.length ? line : Array(total).fill(line)) });
+  const rows = data.rows.map(whole), lengths = [...new Set(rows.map((row) => row.tokens))].sort((a, b) => a - b), last = lengths.at(-1);
+  const first = Math.log2(lengths[0]);
   let waiting;
   const lookup = (asked) => {
     const kept = answers.get(JSON.stringify(asked));
@@ -22,10 +16,9 @@ export const draw = (el, data, ask) => {
         row[name] === asked[name]) && row.gpus === gpus).sort((a, b) => a.tokens - b.tokens);
       return between(points, asked.tokens);
     };
-    const shared = [4, 64];  // what a GPU keeps of a shared model goes by 1 / GPUs
-    const found = asked.gpus === 1 ? line(1) : mixed(line(4), line(64),
-      (1 / 4 - 1 / asked.gpus) / (1 / 4 - 1 / 64));
-    return [found, lengths.includes(asked.tokens) && [1, ...shared].includes(asked.gpus) ? "predicted"
+    const share = (1 / 4 - 1 / asked.gpus) / (1 / 4 - 1 / 64);  // of a shared model a GPU keeps 1 / GPUs
+    const found = asked.gpus === 1 ? line(1) : mixed(line(4), line(64), share);
+    return [found, lengths.includes(asked.tokens) && [1, 4, 64].includes(asked.gpus) ? "predicted"
       : "between predictions"];
   };
   explorable(el, "The memory of a training step.", "Change it until it fits.", {
@@ -40,13 +33,14 @@ export const draw = (el, data, ask) => {
     fused: { label: "fused kernels", value: true },
   }, (now, page) => {
     const length = 256 * Math.round(2 ** now.tokens / 256);
-    const batch = Math.min(now.batch, Math.floor(last / length));
+    const room = Math.floor(last / length), batch = Math.min(now.batch, room);
     page.set("batch", batch);
+    if (batch === room) page.note("batch", `at most ${room}: predicted up to ${count(last)} tokens`);
     const plain = now.gpus === "1" && now.checkpoint === "none";
-    page.fields.fused.disabled = !plain;  // of what else was predicted, all is fused
+    page.fields.fused.disabled = !plain || !rows.some((row) => !row.fused && row.states === now.states);
+    if (page.fields.fused.disabled) page.note("fused", "(all else was predicted fused)");
     const asked = { model: now.model, states: now.states, checkpoint: now.checkpoint, gpus: Number(now.gpus),
-      fused: !plain || now.fused, tokens: length * batch };
-    if (!asked.fused && !rows.some((row) => !row.fused && row.states === asked.states)) asked.fused = true;
+      fused: page.fields.fused.disabled || now.fused, tokens: length * batch };
     const [found, how] = lookup(asked), { memory, usable, most } = gpus[now.gpu];
     if (ask && how !== "predicted") {
       clearTimeout(waiting);
@@ -63,9 +57,10 @@ export const draw = (el, data, ask) => {
     const bounds = Object.values(slices).reduce((ends, part) => [...ends, ends.at(-1) + part], [0]);
     const phase = Object.keys(slices)[bounds.findIndex((end, at) => top < bounds[at + 1])];
     const words = { forward: "forward pass", backward: "backward pass", optimizer: "update" };
-    const verdict = found.needs <= usable ? `It fits one ${now.gpu} with ${gib(most - found.needs)} GiB to spare.`
-      : found.least <= most ? `It is tight on one ${now.gpu}: try it.`
-        : `It is too large for one ${now.gpu}: ${gib(found.least - most)} GiB are missing.`;
+    const each = now.gpus === "1" ? `one ${now.gpu}` : `each of ${now.gpus} ${now.gpu}s`;
+    const verdict = found.needs <= usable ? `It fits ${each} with ${gib(most - found.needs)} GiB to spare.`
+      : found.least <= most ? `It is tight on ${each}: try it.`
+        : `It is too large for ${each}: ${gib(found.least - most)} GiB are missing.`;
     const where = top === bounds[1] - 1 || top === bounds[1] ? "at the loss" : `in the ${words[phase]}`;
     page.say(`${verdict} The peak is ${gib(peak)} GiB ${where}, and the allocator needs ${gib(found.needs)} GiB `
       + `of ${gib(memory)} (${how}).`);
@@ -78,14 +73,14 @@ export const draw = (el, data, ask) => {
     for (const name of causes) {
       const lower = [...height];
       found.timeline[name].forEach((size, at) => height[at] += size / 10);
-      plot.area(fold(height), fold(lower), color(name));
+      plot.area(fold(height), fold(lower), COLORS[name]);
     }
     for (const end of bounds.slice(1, -1)) plot.line([[end - 0.5, 0], [end - 0.5, high]], "#8888",
       { "stroke-width": 1, "stroke-dasharray": "2 3" });
     plot.line([[0, memory], [total - 1, memory]], "currentColor", { "stroke-dasharray": "7 4" });
     plot.text(plot.X(total - 1), plot.Y(memory) - 5, `${now.gpu}: ${gib(memory)} GiB`, { "text-anchor": "end" });
     plot.dot(top, levels[top], "currentColor", { r: 4 });
-    page.draw(legend(causes.map((name) => [name, color(name)])), plot.node);
+    page.draw(legend(causes.map((name) => [name, COLORS[name]])), plot.node);
     page.list(["at the peak", "GiB"], [...parts.filter((name) => found.parts[name] >= 0.005).map((name) =>
       [name, digits(found.parts[name], 4)]), ["sum", digits(peak, 4)], ["needs", digits(found.needs, 4)]]);
   });

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lsai_core.base.errors import UserError
 from lsai_core.prediction.memory import OUTSIDE_GIB, PARTS, usable_gib
+from lsai_core.prediction.roofline import Speed
 from lsai_core.prediction.timeline import SLICES
 from lsai_core.profiling.gpus import GPUS
 from lsai_lab.predictions.steps import (
@@ -42,13 +43,15 @@ def data() -> dict[str, Any]:
 
 
 def gpus() -> dict[str, dict[str, float]]:
-    """Of each GPU its memory, what a run may need and surely fit, and what it may at most (GiB)."""
+    """Of each GPU its memory, what a run may need and surely fit, and what it may at most (GiB);
+    whether it has fp8, and whether its speed was measured."""
     return {
         gpu.name: {
             "memory": gpu.memory_gib,
             "usable": round(usable_gib(gpu), 3),
             "most": round(gpu.memory_gib - OUTSIDE_GIB, 3),
             "fp8": gpu.fp8,
+            "timed": Speed(gpu).like == gpu,
         }
         for gpu in GPUS
     }
@@ -81,7 +84,7 @@ def picture(data: dict[str, Any]) -> Figure:
     import numpy as np
     from matplotlib.figure import Figure as New
 
-    from lsai_lab.report.style import PALETTE
+    from lsai_lab.report.colors import COLORS
 
     asked = {"model": data["models"][0], "states": "bf16", "checkpoint": "none", "gpus": 1}
     asked |= {"fused": True, "tokens": 8192}
@@ -91,7 +94,8 @@ def picture(data: dict[str, Any]) -> Figure:
     sizes = [np.broadcast_to(row["timeline"][name], slices) / 10 for name in known]
     figure = New(figsize=(6.3, 2.4), layout="constrained")
     axes = figure.subplots()
-    axes.stackplot(range(slices), sizes, labels=known, colors=PALETTE)
+    colors = [COLORS[name] for name in known]
+    axes.stackplot(range(slices), sizes, labels=known, colors=colors)
     axes.set(xticks=[], xlabel="time in a step", ylabel="memory (GiB)")
     figure.legend(loc="outside right upper")
     return figure

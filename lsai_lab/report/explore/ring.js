@@ -1,4 +1,4 @@
-import { COLORS, chart, count, digits, explorable, legend, make, sum, svg } from "./draw.js";
+import { COLORS, PALETTE, chart, count, digits, explorable, legend, make, sum, svg } from "./draw.js";
 
 // The causal triangle of each group of heads: who computes a pair of chunks, and in which step.
 const triangles = ({ groups, cells, work }, gpus, step, width) => {
@@ -10,7 +10,7 @@ const triangles = ({ groups, cells, work }, gpus, step, width) => {
     const left = (group % 4) * (side + 14), top = Math.floor(group / 4) * (side + 24) + 16;
     node.append(svg("text", { x: left, y: top - 4 }, groups > 1 ? `heads, part ${group + 1}` : "keys →"));
     for (const [query, key, worker, at] of cells) {
-      const facts = { fill: COLORS[worker * groups + group], opacity: at < step ? 0.45 : at > step ? 0.12 : 1 };
+      const facts = { fill: PALETTE[worker * groups + group], opacity: at < step ? 0.45 : at > step ? 0.12 : 1 };
       const [x, y] = [left + key * cell, top + query * cell];
       node.append(query === key  // half of it: a query has no later keys
         ? svg("path", { ...facts, d: `M${x} ${y}v${cell}h${cell}z` })
@@ -34,7 +34,7 @@ const bars = ({ groups, work, sent }, gpus, step, width) => {
     text(0, y + 15, `GPU ${gpu + 1}`);
     const bar = (from, length, fill) => node.append(svg("rect", { x: left + from * scale, y: y + 2,
       width: Math.max(0, length * scale), height: row - 6, fill }));
-    bar(0, share, COLORS[gpu]);
+    bar(0, share, PALETTE[gpu]);
     bar(share, slowest - share, "#8886");
     const last = step === work.length - 1 ? sent.at(-1)[rank] : 0;
     text(width - right + 8, y + 15, `${digits(sent[step + 1][rank] + (step ? 0 : sent[0][rank]) + last)} MiB`);
@@ -55,9 +55,9 @@ const speeds = (measured, methods, now, width) => {
     const points = known.filter((row) => row.method === method).map((row) => [row.length, row.tflops]);
     const facts = method === now.method ? { "stroke-width": 3 } : { opacity: 0.5,
       ...method === "one" && { "stroke-dasharray": "5 4" } };
-    plot.line(points, method === now.method ? COLORS[1] : "currentColor", facts);
+    plot.line(points, method === now.method ? COLORS.peer : "currentColor", facts);
   }
-  return make("div", {}, legend([[methods[now.method], COLORS[1]], ["others (dashed: one GPU alone)",
+  return make("div", {}, legend([[methods[now.method], COLORS.peer], ["others (dashed: one GPU alone)",
     "currentColor"]]), plot.node);
 };
 
@@ -78,9 +78,11 @@ export const draw = (el, { plans, methods, measured, length }) => {
     const efficient = sum(work.flat()) / (ring * slowest);
     const waiting = work[step].filter((share) => share < Math.max(...work[step]) - 1e-4).length * groups;
     const most = Math.max(...Array.from({ length: ring }, (_, rank) => sum(sent.map((step) => step[rank]))));
+    const trained = measured.find((row) => row.method === now.method && row.gpus === gpus && row.length === length);
     page.say(`Step ${step + 1} of ${work.length}: ${waiting ? `${waiting} of ${gpus} GPUs wait` : "no GPU waits"}. `
       + `Over all steps the GPUs compute ${digits(100 * efficient)}% of the time if each step waits for `
-      + `its slowest. A GPU sends up to ${count(most)} MiB in a forward pass over ${count(length)} tokens.`);
+      + `its slowest. Over ${count(length)} tokens a GPU sends up to ${count(most)} MiB in the forward pass`
+      + `${trained ? `, and ${count(trained.sent)} MiB with the backward pass, as measured` : ""}.`);
     const half = page.width < 640 ? page.width : page.width / 2 - 8;
     page.draw(make("div", { className: "beside" }, triangles(plan, gpus, step, half),
       bars(plan, gpus, step, half)), speeds(measured, methods, now, page.width));

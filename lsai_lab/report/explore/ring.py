@@ -110,8 +110,8 @@ def data() -> dict[str, Any]:
 
 
 def _measured() -> list[dict[str, Any]]:
-    """TFLOP/s of a GPU, forward and backward (medians), by `gpus`, `method` and `length`, on the
-    machine with the most points for these heads."""
+    """TFLOP/s of a GPU and the MiB that it `sent`, forward and backward (medians), by `gpus`,
+    `method` and `length`, on the machine with the most points for these heads."""
     runs = recorded("context")
     found = points(
         runs[runs["main"] & (runs["outcome"] == "ok")], ["heads", "kv_heads", "processes", "gpu"]
@@ -124,10 +124,10 @@ def _measured() -> list[dict[str, Any]]:
         & found["method"].isin([*METHODS, "one"])
     ]
     places = ["gpu", "processes", "method", "length"]
-    middle = found.groupby(places)["training_tflops"].median().reset_index()
-    middle = middle.astype({"processes": int, "length": int})
-    middle["training_tflops"] = middle["training_tflops"].round(1)
-    renamed = middle.rename(columns={"processes": "gpus", "training_tflops": "tflops"})
+    names = {"processes": "gpus", "training_tflops": "tflops", "sent_training_mib": "sent"}
+    values = ["training_tflops", "sent_training_mib"]
+    middle = found.fillna({"sent_training_mib": 0}).groupby(places)[values].median().round(1)
+    renamed = middle.reset_index().astype({"processes": int, "length": int}).rename(columns=names)
     return [{str(k): v for k, v in row.items()} for row in renamed.to_dict("records")]
 
 
@@ -137,7 +137,7 @@ def picture(data: dict[str, Any]) -> Figure:
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure as New
 
-    from lsai_lab.report.style import PALETTE
+    from lsai_lab.report.colors import PALETTE
 
     figure = New(figsize=(6.3, 2.1), layout="constrained")
     shown = [name for name in METHODS if data["plans"][name]["4"]["groups"] == 1]

@@ -1,4 +1,4 @@
-import { COLORS, chart, count, digits, explorable, legend } from "./draw.js";
+import { PALETTE, chart, count, digits, explorable, legend } from "./draw.js";
 
 const microseconds = (time) => time < 1e3 ? `${digits(time)} µs` : `${digits(time / 1e3)} ms`;
 
@@ -14,6 +14,7 @@ export const draw = (el, data) => {
   }, (now, page) => {
     const { operation, gpu } = now, alone = operations[operation], known = gpus[gpu];
     page.fields.format.disabled = !alone.bytes.fp8 || !known.fp8;
+    if (page.fields.format.disabled) page.note("format", `bf16: ${known.fp8 ? "fp8 is for products" : "no fp8 there"}`);
     page.fields.fused.disabled = !alone.fused;
     page.fields.tokens.disabled = !alone.flop[1];
     const format = page.fields.format.disabled ? "bf16" : now.format, fused = now.fused && alone.fused;
@@ -27,22 +28,22 @@ export const draw = (el, data) => {
     const limit = here.arithmetic > here.memory ? "arithmetic" : "memory", plain = cost(alone, tokens);
     const apart = fused && cost({ flop: alone.flop, bytes: alone.apart }, tokens).moved;
     page.say(`${operation}${fused ? ` with ${alone.with}` : ""}: ${digits(here.work / 1e9)} GFLOP and `
-      + `${digits(here.moved / 1e6)} MB, ${digits(here.intensity)} FLOPs per byte. On one ${gpu} it takes at `
-      + `least ${microseconds(here.least)}; ${limit} decides`
-      + `${fused ? `, and ${digits((apart - here.moved) / 1e6)} MB of ${digits(apart / 1e6)} move no more` : ""}.`);
+      + `${digits(here.moved / 1e6)} MB, ${digits(here.intensity)} FLOP${digits(here.intensity) === "1" ? "" : "s"} per byte. On one ${gpu} it takes at `
+      + `least ${microseconds(here.least)}; ${limit} decides.`
+      + `${fused ? ` Apart, ${digits(apart / 1e6)} MB would move: fusing saves ${digits((apart - here.moved) / 1e6)}.` : ""}`);
     const range = [0.1, 20000], top = Math.max(known.fp8 ?? 0, known.bf16);
     const plot = chart(page.width, Math.min(360, page.width * 0.7 + 60), { x: range, y: [0.2, top * 2],
       log: "xy", xlabel: "FLOPs per byte", ylabel: "TFLOP/s", label: `Roof of ${gpu}: ${operation} at `
         + `${digits(here.intensity)} FLOPs per byte may reach ${digits(roof(here.intensity, format))} TFLOP/s` });
     const outline = (way) => [range[0], known[way] / known.copy * 1e3, range[1]].map((x) => [x, roof(x, way)]);
-    if (known.fp8) plot.line(outline("fp8"), COLORS[5], { "stroke-dasharray": "6 4" });
-    plot.line(outline("bf16"), COLORS[0]);
+    if (known.fp8) plot.line(outline("fp8"), PALETTE[5], { "stroke-dasharray": "6 4" });
+    plot.line(outline("bf16"), PALETTE[0]);
     for (const point of measured.filter((point) => point.gpu === gpu)) {
-      plot.dot(point.intensity, point.tflops, "none", { r: 4, stroke: COLORS[point.way === "fp8" ? 5 : 0],
+      plot.dot(point.intensity, point.tflops, "none", { r: 4, stroke: PALETTE[point.way === "fp8" ? 5 : 0],
         "stroke-width": 1.5 });
     }
-    if (fused) plot.dot(plain.intensity, roof(plain.intensity, format), "none", { r: 7, stroke: COLORS[1] });
-    plot.dot(here.intensity, roof(here.intensity, format), COLORS[1], { r: 8, class: "here" });
+    if (fused) plot.dot(plain.intensity, roof(plain.intensity, format), "none", { r: 7, stroke: PALETTE[1] });
+    plot.dot(here.intensity, roof(here.intensity, format), PALETTE[1], { r: 8, class: "here" });
     const slide = ({ clientX, buttons }) => {  // to the tokens whose intensity is nearest
       if (!buttons || page.fields.tokens.disabled) return;
       const box = plot.node.getBoundingClientRect();
@@ -53,7 +54,7 @@ export const draw = (el, data) => {
       page.again();
     };
     page.picture.onpointerdown = page.picture.onpointermove = slide;
-    page.draw(legend([["bf16", COLORS[0]], ["fp8", COLORS[5]], ["the operation", COLORS[1]]]), plot.node);
+    page.draw(legend([["bf16", PALETTE[0]], ["fp8", PALETTE[5]], ["the operation", PALETTE[1]]]), plot.node);
     page.list(["quantity", "value"], [["FLOPs", count(here.work)], ["bytes", count(here.moved)],
       ["FLOPs per byte", digits(here.intensity, 4)], ["by arithmetic (µs)", digits(here.arithmetic, 4)],
       ["by memory (µs)", digits(here.memory, 4)], ["at least (µs)", digits(here.least, 4)],

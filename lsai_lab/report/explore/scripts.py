@@ -2,8 +2,8 @@
 for a widget.
 
 A page on disk may load scripts but no modules, and a widget is one module that imports nothing. So
-the shared helper (`draw.js`) and the explorable's own module are laid into one text, without their
-`import` and `export`. Each module exports one function, `draw(el, data, ask)`.
+the report's colours, the shared helper (`draw.js`) and the explorable's own module are laid into
+one text, without `import` and `export`. Each module exports one function, `draw(el, data, ask)`.
 """
 
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lsai_core.base.files import write_text
+from lsai_lab.report.colors import COLORS, PALETTE
 
 # Of a notebook's output: {"name", "title", "data"}, the data as a text of JSON.
 MIME = "application/vnd.lsai.explore+json"
@@ -47,5 +48,6 @@ def write_page_files(name: str, data: Any, folder: Path) -> None:
 def _joined(name: str) -> str:
     assert name in NAMES, name
     texts = [(FOLDER / file).read_text(encoding="utf-8") for file in ("draw.js", f"{name}.js")]
-    without_imports = re.sub(r"(?ms)^import .*?;\n", "", "\n".join(texts))
-    return re.sub("(?m)^export ", "", without_imports)
+    without_imports = re.sub(r"(?ms)^(import|export \{).*?;\n", "", "\n".join(texts))
+    colors = f"const PALETTE = {json.dumps(PALETTE)}, COLORS = {json.dumps(COLORS)};\n"
+    return colors + re.sub("(?m)^export ", "", without_imports)

@@ -18,8 +18,8 @@ MISSING = "To play with it, install anywidget (`pip install 'lsai[lab]'`) and re
 
 def explore(name: str) -> None:
     """Show the explorable `name`: `memory` (of a training step), `ring` (attention over several
-    GPUs), `roofline`, `step` (built change by change), `rounding` (bf16 weights and fp8 numbers),
-    or `fits` (which technique fits which GPU, for any model).
+    GPUs), `roofline`, `step` (built change by change), `rounding` (of bf16 weights), `numbers` (of
+    fp8 formats), or `fits` (which technique fits which GPU, for any model).
 
     In JupyterLab its controls work, and `memory` and `fits` predict what no table has; without the
     package anywidget it is a picture. Raises UserError for an unknown name.

@@ -1,10 +1,8 @@
 import { COLORS, count, digits, explorable, legend, make, svg } from "./draw.js";
 
 export const draw = (el, { steps, about }) => {
-  const classes = [...new Set(steps.flatMap((step) => Object.keys(step.classes)))];
-  classes.sort((a, b) => (a === "other, idle") - (b === "other, idle"));
-  const color = (name) => name === "other, idle" ? "#9aa0a6" : COLORS[classes.indexOf(name)];
-  let known = 1;  // steps that have been looked at, from the first on
+  const classes = Object.keys(steps[0].classes);
+  let known = 1, round = 0;  // how many steps have been looked at, from the first on; the one guessed at
   let told = "";
   const reveal = make("button", { type: "button" }, "Show what was measured");
   const ticks = Object.fromEntries(steps.slice(1).map(({ name }) => [name, { label: name, value: false }]));
@@ -20,7 +18,9 @@ export const draw = (el, { steps, about }) => {
     for (const name of names.slice(1)) page.set(name, names.indexOf(name) <= last);
     reveal.disabled = page.fields.guess.disabled = !hidden;
     const before = steps[Math.max(0, last - 1)];
-    page.say(hidden ? `${step.name}: ${step.about}. How many tokens/s will the step reach? Before the change it was `
+    if (hidden && round !== last) page.set("guess", before.tokens_per_s / slowest);
+    round = last;
+    page.say(hidden ? `${told}${step.name}: ${step.about}. How many tokens/s will the step reach? Before the change it was `
       + `${count(before.tokens_per_s)}.` : `${told}${step.name}: ${digits(step.step_ms, 4)} ms a step, `
       + `${count(step.tokens_per_s)} tokens/s (${(step.tokens_per_s / slowest).toFixed(2)}x eager), `
       + `${count(step.clock_mhz)} MHz, ${count(step.watts)} W, ${digits(1e3 * step.joules_per_token)} mJ per token, `
@@ -35,27 +35,27 @@ export const draw = (el, { steps, about }) => {
       node.append(svg("text", { x: 0, y: at * row + 13 }, each.name));
       for (const name of classes.filter((name) => each.classes[name] > 0)) {
         const size = each.classes[name] * scale;
-        node.append(svg("rect", { x: end, y: at * row + 17, width: size, height: 19, fill: color(name) },
+        node.append(svg("rect", { x: end, y: at * row + 17, width: size, height: 19, fill: COLORS[name] },
           svg("title", {}, `${name}: ${digits(each.classes[name])} ms`)));
         end += size;
       }
       node.append(svg("text", { x: end + 6, y: at * row + 31 }, `${digits(each.step_ms, 4)} ms`));
     });
     if (hidden) node.append(svg("text", { x: 0, y: last * row + 26 }, `${step.name}: ?`));
-    page.draw(legend(classes.map((name) => [name, color(name)])), node);
+    page.draw(legend(classes.map((name) => [name, COLORS[name]])), node);
     page.list(["step", "ms", "tokens/s", "MHz", "W", "mJ per token", "peak GiB", ...classes], shown.map((each) =>
       [each.name, each.step_ms, each.tokens_per_s, each.clock_mhz, each.watts, digits(1e3 * each.joules_per_token, 4),
         each.peak_gib, ...classes.map((name) => each.classes[name] ?? 0)]));
   });
   steps.slice(1).forEach(({ name }, at) => page.fields[name].addEventListener("input", () => {
-    const until = page.fields[name].checked ? at + 1 : at;  // each change keeps those before it
-    steps.slice(1).forEach((step, place) => page.set(step.name, place < until));
+    const later = steps.slice(at + 2).filter((step) => page.fields[step.name].checked);
+    if (later.length) told = `Each change keeps those before it, so the later ones go with ${name}. `;
+    for (const step of later) page.set(step.name, false);
   }));
   reveal.onclick = () => {
     const last = steps.reduce((last, { name }, at) => page.fields[name]?.checked ? at : last, 0);
     const off = page.fields.guess.value * slowest / steps[last].tokens_per_s - 1;
-    told = Math.abs(off) < 0.02 ? "Right. " : `Your guess was ${digits(100 * Math.abs(off), 2)}% too `
-      + `${off > 0 ? "high" : "low"}. `;
+    told = Math.abs(off) < 0.02 ? "Right. " : `Your guess was ${digits(100 * Math.abs(off), 2)}% too ${off > 0 ? "high" : "low"}. `;
     known = Math.max(known, last + 1);
     page.again();
   };

@@ -5,20 +5,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from lsai_lab.analysis.step_time import class_times, levers
 from lsai_lab.report.load import recorded
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TITLE = "Build the step: predict before you look"
-CLASSES = {
-    "matmul": "matrix products",
-    "attention": "attention",
-    "norm_pointwise": "norms, pointwise",
-    "optimizer": "optimizer",
-    "fp8_cast": "fp8 casts",
-    "loss": "loss",
-}
 # What each change is, in the order in which they were made; each keeps those before it.
 CHANGES = {
     "eager": ("eager", "PyTorch's operators one by one"),
@@ -36,30 +29,26 @@ def data() -> dict[str, Any]:
     speed."""
     runs = recorded("speed")
     runs = runs[runs["main"] & (runs["part"] == "levers") & (runs["outcome"] == "ok")]
+    rows = levers(runs).set_index("variant")
+    rows = rows.loc[[variant for variant in CHANGES if variant in rows.index]]
+    times = class_times(rows).set_axis(rows.index)
     steps = []
-    for variant, (name, about) in CHANGES.items():
-        rows = runs[runs["variant"] == variant]
-        if not len(rows):
-            continue
-        middle = rows.median(numeric_only=True)
-        classes = {
-            shown: round(float(middle.get(f"kernel_{key}_ms", 0) or 0), 2)
-            for key, shown in CLASSES.items()
-            if middle.get(f"kernel_{key}_ms", 0) > 0
-        }
-        step_ms, speed = float(middle["step_ms"]), float(middle["tokens_per_s"])
+    for variant, middle in rows.iterrows():
+        name, about = CHANGES[str(variant)]
+        classes = times.loc[variant]
+        speed = float(middle["tokens_per_s"])
         steps.append(
             {
                 "name": name,
                 "about": about,
-                "classes": classes | {"other, idle": round(step_ms - sum(classes.values()), 2)},
-                "step_ms": round(step_ms, 2),
+                "classes": {kind: round(float(ms), 2) for kind, ms in classes.items()},
+                "step_ms": round(float(middle["step_ms"]), 2),
                 "tokens_per_s": round(speed, 1),
-                "range": [float(rows["tokens_per_s"].min()), float(rows["tokens_per_s"].max())],
+                "range": [float(middle["low"]), float(middle["high"])],
                 "clock_mhz": float(middle["gpu_clock_mhz"]),
                 "watts": round(float(middle["gpu_power_w"]), 1),
                 "joules_per_token": round(float(middle["gpu_power_w"]) / speed, 5),
-                "peak_gib": round(float(middle["mem_peak_allocated_gib"]), 2),
+                "peak_gib": round(float(middle["mem_peak_allocated_gib"]), 4),
             }
         )
     first = runs.iloc[0]
@@ -71,17 +60,15 @@ def picture(data: dict[str, Any]) -> Figure:
     """Stacked milliseconds of every step."""
     from matplotlib.figure import Figure as New
 
-    from lsai_lab.report.style import PALETTE
+    from lsai_lab.report.colors import COLORS
 
     figure = New(figsize=(6.3, 2.4), layout="constrained")
     axes = figure.subplots()
     for place, step in enumerate(data["steps"]):
         end = 0.0
-        names = [*CLASSES.values(), "other, idle"]
-        for name, color in zip(names, (*PALETTE[:6], "#bbbbbb"), strict=True):
+        for name, size in step["classes"].items():
             label = name if place == len(data["steps"]) - 1 else None
-            size = step["classes"].get(name, 0.0)
-            axes.barh(place, size, left=end, color=color, label=label)
+            axes.barh(place, size, left=end, color=COLORS[name], label=label)
             end += size
     axes.set_yticks(range(len(data["steps"])), [step["name"] for step in data["steps"]])
     axes.invert_yaxis()

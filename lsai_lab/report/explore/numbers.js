@@ -1,0 +1,45 @@
+import { PALETTE, chart, digits, explorable } from "./draw.js";
+
+// To nearest, ties to the even mantissa, beyond the largest to that; `all`: the format's numbers from 0.
+const stored = (all, value) => {
+  const closer = (at, best) => Math.abs(all[best] - value) - Math.abs(all[at] - value) || best % 2;
+  return all[all.reduce((best, _, at) => closer(at, best) > 0 ? at : best, 0)];
+};
+
+export const draw = (el, data) => {
+  explorable(el, "A number in fp8.", "A scale moves a tensor to where the format has numbers.", {
+    format: { label: "format", choices: Object.keys(data.formats) },
+    value: { label: "value", range: [-14, 6, 0.01], value: -3.32, show: (power) => digits(2 ** power, 2) },
+    largest: { label: "largest value of the tensor", range: [-6, 8, 0.01], value: 1.26,
+      show: (power) => digits(2 ** power, 2) },
+    scaled: { label: "scale the tensor", value: true },
+  }, (now, page) => {
+    const format = data.formats[now.format], top = format.at(-1), value = Number(digits(2 ** now.value, 2));
+    if (now.largest < now.value) page.note("largest", "at least the value");
+    if (now.largest < now.value) page.set("largest", now.largest = now.value);
+    const largest = Math.max(value, Number(digits(2 ** now.largest, 2)));
+    const scale = now.scaled ? top / largest : 1;
+    const there = Math.fround(value * scale), kept = stored(format, there), back = kept / scale;
+    const error = `${digits(100 * Math.abs(back / value - 1))}%`;
+    page.say(`${value} ${now.scaled ? `times the scale ${top} / ${largest} = ${digits(scale, 4)} ` : ""}`
+      + `is ${digits(there, 4)}; ${now.format} keeps ${digits(kept, 6)}, `
+      + `which means ${digits(back, 4)}: ${kept ? `${error} off` : "the value is lost"}.`);
+    const line = chart(page.width, 150, { x: [2 ** -17, 2 ** 17], y: [0, 1], log: "x", yticks: [],
+      xlabel: `numbers that ${now.format} has, and the value (scaled)`,
+      label: `Number line of ${now.format}: the value lies at ${digits(there, 4)}, the nearest number is ${kept}` });
+    for (const known of format.slice(1)) {
+      line.add("line", { x1: line.X(known), x2: line.X(known), y1: line.Y(0.05), y2: line.Y(0.4),
+        stroke: PALETTE[0], "stroke-width": 1 });
+    }
+    const at = (number, up, words, color) => {
+      const x = line.X(Math.min(2 ** 16.5, Math.max(2 ** -16.8, number)));
+      line.add("line", { x1: x, x2: x, y1: line.Y(0), y2: line.Y(up), stroke: color, "stroke-width": 2 });
+      line.text(x, line.Y(up) - 4, words, { "text-anchor": "middle" });
+    };
+    at(largest * scale, 0.85, "largest", "currentColor");
+    at(there, 0.6, "value", PALETTE[1]);
+    page.draw(line.node);
+    page.list(["quantity", "value"], [["value", value], ["scale", scale], ["scaled", there], ["stored", kept],
+      ["read back", back], ["error", error]]);
+  });
+};
