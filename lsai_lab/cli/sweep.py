@@ -10,7 +10,7 @@ from lsai_lab.cli.tables import counts, table
 from lsai_lab.interactive.planning import about
 from lsai_lab.interactive.sweep import frame_of, plan_sweep
 from lsai_lab.project.files import parse_value
-from lsai_lab.runs.difference import RESULTS
+from lsai_lab.runs.difference import RESULTS, in_unit
 from lsai_lab.runs.records import annotate, is_finished
 from lsai_lab.runs.session import Session
 
@@ -60,7 +60,8 @@ def sweep(
             frame.drop(columns="tries", errors="ignore").to_json(orient="records", indent=1)
         )
     shown = [key for key in ("label", *axes, "outcome", *RESULTS) if key in frame]
-    rows = frame[shown].rename(columns=RESULTS).to_dict("records")
+    figures = frame[shown].apply(lambda column: in_unit(str(column.name), column))
+    rows = figures.rename(columns=RESULTS).to_dict("records")
     print(table(rows, ("val ppl", "fwd GiB", "bwd GiB", "step ms")))
     if any(summary.outcome in ("failed", "timeout", "preempted") for summary in summaries):
         raise typer.Exit(1)

@@ -21,6 +21,12 @@ RESULTS = {
 }
 
 
+def in_unit(result: str, value: Any) -> Any:
+    """A result (a number, a column, or None) in the unit of its heading in `RESULTS`: MFU, which
+    records keep as a share, in percent."""
+    return value if value is None or result != "mfu" else 100 * value
+
+
 @dataclass(frozen=True)
 class Difference:
     """Facts of two runs by dotted key, and the keys in which they differ, by kind."""
@@ -40,9 +46,7 @@ class Difference:
         """A line of the comparison: what it is, both values, and of two numbers the second over
         the first."""
         name = key.removeprefix("config.").removeprefix("results.")
-        values = [self.one.get(key), self.other.get(key)]
-        if name == "mfu":
-            values = [value and 100 * value for value in values]
+        values = [in_unit(name, facts.get(key)) for facts in (self.one, self.other)]
         numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
         ratio = numbers[1] / numbers[0] if len(numbers) == 2 and numbers[0] else None
         return RESULTS.get(name, name), values[0], values[1], ratio
