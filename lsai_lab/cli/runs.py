@@ -17,7 +17,7 @@ from lsai_lab.cli.options import names, overrides_from
 from lsai_lab.cli.tables import counts, say, shortened, table
 from lsai_lab.runs.difference import RESULTS, in_unit
 from lsai_lab.runs.kinds import get_kind
-from lsai_lab.runs.records import Run, annotate, find_runs, is_finished, recorded_runs, runs_frame
+from lsai_lab.runs.records import Run, call, find_runs, is_finished, recorded_runs, runs_frame
 from lsai_lab.runs.session import Session, current_runs, differing_settings
 from lsai_lab.runs.study import PlannedRun, study_names
 from lsai_lab.runs.writer import require_runs
@@ -203,8 +203,8 @@ def _finish(
     try:
         summaries = session.run(plan, **options)
     finally:
-        for run in plan if about else []:
-            annotate(run.folder, **about)
+        for run in plan:
+            call(run.folder, about)
     folders = {run.folder for run in plan}
     show([run for run in find_runs(session.runs_root) if run.folder in folders])
     if any(summary.outcome in ("failed", "timeout", "preempted") for summary in summaries):

@@ -11,7 +11,7 @@ from lsai_lab.interactive.planning import about
 from lsai_lab.interactive.sweep import frame_of, plan_sweep
 from lsai_lab.project.files import parse_value
 from lsai_lab.runs.difference import RESULTS, in_unit
-from lsai_lab.runs.records import annotate, is_finished
+from lsai_lab.runs.records import call, is_finished
 from lsai_lab.runs.session import Session
 
 OverOption = Annotated[
@@ -52,8 +52,8 @@ def sweep(
     try:
         summaries = session.run(runs)
     finally:
-        for run in runs if told else []:
-            annotate(run.folder, **told)
+        for run in runs:
+            call(run.folder, told)
     frame = frame_of(planned)
     if as_json:
         return print(

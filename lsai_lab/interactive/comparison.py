@@ -9,7 +9,7 @@ from lsai_lab.interactive.curves import curves
 from lsai_lab.report.load import AnyRun, folder_of
 from lsai_lab.runs.difference import Difference, difference
 from lsai_lab.runs.find import machine_of, opened
-from lsai_lab.runs.records import Run
+from lsai_lab.runs.records import Run, name_in
 
 _HEADS = ("what", "first", "second", "second / first")
 
@@ -55,7 +55,7 @@ def _with_ratio(row: list[object]) -> list[object]:
 
 
 def _who(run: Run) -> tuple[str, str, str]:
-    called = run.plan.get("name")
+    called = name_in(run.plan)
     name = f"{run.summary.id.study}.{run.summary.id.name}"
     return f"{called} ({name})" if called else name, run.machine, run.summary.outcome
 

@@ -37,7 +37,7 @@ from lsai_lab.runs.execute import ActiveRun, tell
 from lsai_lab.runs.find import going_on, opened
 from lsai_lab.runs.kinds import get_kind
 from lsai_lab.runs.notebook import RUN_LOG
-from lsai_lab.runs.records import Outcome, Summary, annotate
+from lsai_lab.runs.records import Outcome, Summary, annotate, name_in
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import PlannedRun
 from lsai_lab.runs.writer import is_held
@@ -85,8 +85,8 @@ class Run(Shown):
 
     @property
     def name(self) -> str | None:
-        """What a person called it: `lab.find_run(name)` opens it."""
-        return self.record.plan.get("name")
+        """What a person called it, several names with commas: `lab.find_run(name)` opens it."""
+        return name_in(self.record.plan)
 
     @property
     def tags(self) -> list[str]:

@@ -12,7 +12,7 @@ from lsai_core.base.errors import UserError
 from lsai_core.base.files import deep_merge
 from lsai_lab.interactive.planning import about, as_nested, first_part
 from lsai_lab.report.load import rows_of
-from lsai_lab.runs.records import annotate
+from lsai_lab.runs.records import call
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import PlannedRun
 
@@ -48,8 +48,8 @@ def sweep(
     try:
         session.run(plan)
     finally:
-        for run in plan if told else []:
-            annotate(run.folder, **told)
+        for run in plan:
+            call(run.folder, told)
     return frame_of(planned)
 
 

@@ -14,7 +14,6 @@ come from anywhere.
 
 import functools
 import os
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,12 +25,13 @@ from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import flatten
 from lsai_core.profiling.gpus import GPUS
 from lsai_lab.project.files import PAGE_FOLDER, load_yaml, reading_root
-from lsai_lab.runs.find import begun, find_folder, opened
+from lsai_lab.runs.find import begun, find_folder, opened, tell_once
 from lsai_lab.runs.plain import plain
 from lsai_lab.runs.records import (
     Run,
     damaged_run,
     find_runs,
+    name_in,
     read_metrics,
     read_run,
     recorded_runs,
@@ -121,16 +121,15 @@ def _known(studies: Sequence[str]) -> Sequence[str | None]:
 
 
 def _say_what_is_left_out(asked: Sequence[str], shown: set[Path], mine: bool) -> None:
-    """Print how many own runs are not among `shown`, and where they are; not where a notebook is
-    executed as a page."""
+    """Print how many own runs are not among `shown`, and where they are, once as long as that is
+    so; not where a notebook is executed as a page."""
     left = [folder for folder in begun(session().runs_root) if folder not in shown]
     left = [folder for folder in left if not asked or folder.parent.name in asked]
     ended = sum((folder / "summary.json").exists() for folder in left)
     parts = [f"{ended} ended with other settings, code or machine (mine=True)"] * bool(ended)
     parts += [f"{len(left) - ended} have not ended"] * (ended < len(left))
     if left and PAGE_FOLDER not in os.environ:
-        where = sys.stdout if "IPython" in sys.modules else sys.stderr
-        print(f"own runs not shown: {'; '.join(parts)}; lab.find_run(...) opens one", file=where)
+        tell_once(f"own runs not shown: {'; '.join(parts)}; lab.find_run(...) opens one")
 
 
 def _main(frame: pd.DataFrame) -> pd.Series:
@@ -255,7 +254,7 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
         summary.wall_s,
         str(run.folder),
         planned_profile(run),
-        run.plan.get("name"),
+        name_in(run.plan),
         " ".join(run.plan.get("tags", [])),
         run.plan.get("note"),
     )

@@ -51,7 +51,7 @@ def _called(folder: Path) -> dict[str, Any]:
     """What a person called the run in `folder` before, if it was planned before."""
     try:
         plan = json.loads((folder / "run.json").read_bytes())
-        return {key: plan[key] for key in ("name", "note", "tags") if key in plan}
+        return {key: plan[key] for key in ("name", "also_named", "note", "tags") if key in plan}
     except (OSError, ValueError, TypeError):
         return {}
 
