@@ -85,6 +85,9 @@ def compare_two(
         print(f"\n{title}" + (":" if keys else ""))
         if keys:
             print(table([_beside(found, key) for key in keys], full=full))
+    if found.remark:
+        print()
+        say(found.remark)
     if found.rest and not full:
         print(f"\n{len(found.rest)} other facts differ (environment, code, results): --full")
 

@@ -36,13 +36,13 @@ class Comparison(Shown):
         """The two runs; settings; results; the rest folded."""
         names = [("first", *_who(self._runs[0])), ("second", *_who(self._runs[1]))]
         parts = [Part("", ("", "run", "machine", "outcome"), names)]
-        for title, frame, folded in (
-            (f"{len(self.settings)} settings differ", self.settings, False),
-            ("Results", self.results, False),
-            (f"{len(self.rest)} other facts differ", self.rest, True),
+        for title, frame, folded, note in (
+            (f"{len(self.settings)} settings differ", self.settings, False, ""),
+            ("Results", self.results, False, self._found.remark),
+            (f"{len(self.rest)} other facts differ", self.rest, True, ""),
         ):
             rows = frame.astype(object).where(frame.notna(), None).values.tolist()
-            parts.append(Part(title, _HEADS, [_with_ratio(row) for row in rows], folded))
+            parts.append(Part(title, _HEADS, [_with_ratio(row) for row in rows], folded, note))
         return parts
 
     def __repr__(self) -> str:

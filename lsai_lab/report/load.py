@@ -94,14 +94,8 @@ def load(*studies: str | Sequence[str], mine: bool = False) -> pd.DataFrame:
     own = [run for run in own if (run.summary.id.study, run.folder.name) not in there]
     rows = [_row(run, True) for run in own] + committed
     frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=[*IDENTITY, *ABOUT])
-    differs = (
-        {str(folder): plain(settings) for folder, settings in differing_settings(own).items()}
-        if mine
-        else {}
-    )
-    return frame.assign(
-        main=_main(frame), **({"differs": frame["run"].map(differs).fillna("")} if mine else {})
-    )
+    more = {"differs": _differs(own, frame)} if mine else {}
+    return frame.assign(main=_main(frame), **more)
 
 
 def recorded(*studies: str) -> pd.DataFrame:
@@ -211,6 +205,9 @@ def kernels(run: AnyRun) -> pd.DataFrame:
     if len(found.kernels):
         return found.kernels.map(plain)
     if not isinstance(run, Mapping):
+        if found.config.get("profile", {}).get("trace"):
+            note = found.summary.results.get("speed_note") or found.summary.reason
+            raise UserError(f"{found.summary.id} ended before its traced steps: {note}")
         how = 'overrides={"profile.trace": True}, or --set profile.trace=true'
         raise UserError(f"{found.summary.id} was not traced, so no kernels are known; use {how}")
     return pd.DataFrame(columns=["name", "class", "ms", "calls"])
@@ -271,9 +268,17 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
     return plain(row) | {"label": label, "run": os.fsencode(run.folder).decode(errors="replace")}
 
 
-def rows_of(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """Own runs in these folders as rows of `load`."""
-    return [_row(opened(folder), True) for folder in folders]
+def frame_of_runs(folders: Sequence[Path]) -> pd.DataFrame:
+    """Own runs in these folders as rows of `load`, with the column `differs`."""
+    runs = [opened(folder) for folder in folders]
+    frame = pd.DataFrame([_row(run, True) for run in runs])
+    return frame.assign(differs=_differs(runs, frame))
+
+
+def _differs(runs: Sequence[Run], frame: pd.DataFrame) -> pd.Series:
+    """Of each row of these runs: in which settings they differ."""
+    found = {str(folder): plain(text) for folder, text in differing_settings(runs).items()}
+    return frame["run"].map(found).fillna("")
 
 
 def _place(row: dict[str, Any]) -> tuple[Any, ...]:

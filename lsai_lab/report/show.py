@@ -21,6 +21,7 @@ from IPython.display import Markdown
 
 from lsai_core.base.errors import UserError, hint
 from lsai_lab.project.files import PAGE_FOLDER
+from lsai_lab.report.load import AnyRun, folder_of
 from lsai_lab.report.values import Format, cell, digits
 from lsai_lab.runs.plain import as_csv, unmarked
 
@@ -127,10 +128,12 @@ def say(markdown: str, box: str = "") -> None:
     display(Markdown(text))  # type: ignore[no-untyped-call]
 
 
-def run_link(text: object, run: str | Path) -> str:
-    """Markdown link from `text` to the notebook of a run (its folder), seen from the notebook's
-    folder, where Jupyter starts it; in the report it leads to the run's page. A run that was
-    stopped has no notebook: there the link leads to its summary, or to how it was planned."""
+def run_link(text: object, run: AnyRun) -> str:
+    """Markdown link from `text` to the notebook of a run, seen from the notebook's folder, where
+    Jupyter starts it; in the report it leads to the run's page. A run that was stopped has no
+    notebook: there the link leads to its summary, or to how it was planned. UserError if no run is
+    meant."""
+    run = run if isinstance(run, Path) or os.path.isabs(str(run)) else folder_of(run)
     here, names = os.getcwd(), ("notebook.ipynb", "summary.json", "run.json")
     name = next((name for name in names if (Path(run) / name).exists()), names[0])
     if page := os.environ.get(PAGE_FOLDER):  # becomes a page, and each run has one there

@@ -157,8 +157,9 @@ def tell(summary: Summary) -> None:
     """Print how a run ended."""
     reason = f" ({summary.reason})" if summary.reason else ""
     print(f"outcome: {summary.outcome}{reason}, {summary.wall_s:.1f} s")
-    if "disturbed" in summary.results:
-        print(f"disturbed: {summary.results['disturbed']}")
+    for name in ("disturbed", "speed_note"):
+        if name in summary.results:
+            print(f"{name.replace('_', ' ')}: {summary.results[name]}")
 
 
 class Progress:
