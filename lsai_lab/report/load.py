@@ -8,8 +8,8 @@ differs.
 Wherever one run is asked for, it can be a row of `load`, a run object, its folder, or words that
 mean it (`lsai_lab.runs.find`).
 
-Text of a record is made fit for Markdown where it becomes part of a frame (`plain`): a record may
-come from anywhere.
+A record may come from anywhere: `lsai_lab.runs.plain` says how its text stands in a frame, and in
+the Markdown that is made of one.
 """
 
 import functools
@@ -26,7 +26,7 @@ from lsai_core.base.files import flatten
 from lsai_core.profiling.gpus import GPUS
 from lsai_lab.project.files import PAGE_FOLDER, load_yaml, reading_root
 from lsai_lab.runs.find import begun, find_folder, opened, tell_once
-from lsai_lab.runs.plain import plain
+from lsai_lab.runs.plain import in_frame
 from lsai_lab.runs.records import (
     Run,
     damaged_run,
@@ -203,7 +203,7 @@ def kernels(run: AnyRun) -> pd.DataFrame:
     a row of `load` that was not traced; UserError for a run that was named."""
     found = finished_run(run)
     if len(found.kernels):
-        return found.kernels.map(plain)
+        return found.kernels.map(in_frame)
     if not isinstance(run, Mapping):
         if found.config.get("profile", {}).get("trace"):
             note = found.summary.results.get("speed_note") or found.summary.reason
@@ -214,7 +214,7 @@ def kernels(run: AnyRun) -> pd.DataFrame:
 
 
 def _rows(run: Run) -> pd.DataFrame:
-    return pd.DataFrame([plain(row) for row in run.rows])
+    return pd.DataFrame([in_frame(row) for row in run.rows])
 
 
 def _committed_rows(names: Sequence[str | None]) -> list[dict[str, Any]]:
@@ -265,7 +265,7 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
         row[f"config.{key}" if key in row or key in DERIVED else key] = value
     row |= {f"env.{key}": value for key, value in run.env.items() if key != "packages"}
     # The label is ours; a folder's name can be anything, and a frame holds UTF-8 only.
-    return plain(row) | {"label": label, "run": os.fsencode(run.folder).decode(errors="replace")}
+    return in_frame(row) | {"label": label, "run": os.fsencode(run.folder).decode(errors="replace")}
 
 
 def frame_of_runs(folders: Sequence[Path]) -> pd.DataFrame:
@@ -277,7 +277,7 @@ def frame_of_runs(folders: Sequence[Path]) -> pd.DataFrame:
 
 def _differs(runs: Sequence[Run], frame: pd.DataFrame) -> pd.Series:
     """Of each row of these runs: in which settings they differ."""
-    found = {str(folder): plain(text) for folder, text in differing_settings(runs).items()}
+    found = {str(folder): in_frame(text) for folder, text in differing_settings(runs).items()}
     return frame["run"].map(found).fillna("")
 
 

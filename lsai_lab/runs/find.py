@@ -51,7 +51,7 @@ def find_folder(
     if (found := _only(text, recorded)) is not None:
         return found
     known = [name for one in [*own, *recorded] for name in one.names]
-    raise UserError(f"no run {text!r}{hint(text, dict.fromkeys(known))}")
+    raise UserError(f"no run {text!r}{hint(text, known)}")
 
 
 def begun(runs_root: Path) -> list[Path]:
