@@ -30,10 +30,10 @@ class _Parameters(Strict):
 
 
 def open_run(
-    folder: str = "",
-    *,
     study: str,
     variant: str,
+    *,
+    folder: str = "",
     part: str = "",
     profile: str | None = None,
     overrides: dict[str, Any] | None = None,
@@ -41,8 +41,8 @@ def open_run(
     tags: Sequence[str] = (),
     note: str | None = None,
 ) -> Run:
-    """The run that the driver planned in `folder` (seen from the project's root); with an empty
-    `folder`, one planned here and now.
+    """A run of a study's variant, planned here and now: `lab.open_run("memory", "bf16")`. With a
+    `folder`, seen from the project's root, the run that the driver planned there.
 
     `part`: one of the study's; empty: the first that measures `variant`. `profile`: a name in
     params/profiles, `""` or None for this machine's. `overrides` are settings with dots
