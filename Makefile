@@ -71,6 +71,7 @@ lock:  ## refresh envs/constraints.txt with the newest versions that are allowed
 start = /lab/tree/notebooks/README.md
 lab: $(if $(SOURCES),$(VENV)/.lab)  ## JupyterLab with the notebooks and the project's kernel
 	$(BIN)/jupyter lab --notebook-dir=. --LabApp.default_url='$(start)' --LabApp.app_settings_dir=envs/jupyterlab \
+	  --ContentsManager.pre_save_hook=lsai_lab.project.strip.before_saving \
 	  --ContentsManager.post_save_hook=lsai_lab.project.strip.saved $(if $(PORT),--port $(PORT)) $(LAB_ARGS)
 
 report: setup  ## run the studies for this machine and render the lab report (HTML and PDF); FULL=1 runs everything, NO_RUN=1 nothing

@@ -28,6 +28,8 @@ import nbformat
 import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from lsai_lab.project.files import PAGE_FOLDER
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 WORD, FOREIGN = "Harmless", "foreign"
 LIMIT_S = 60.0
@@ -287,6 +289,7 @@ class Book:
             "LSAI_ROOT": self.root,
             "LSAI_RUNS": folder / "runs",
             "LSAI_DATA": folder / "data",
+            PAGE_FOLDER: self.root / "notebooks",  # as a chapter that is executed for the report
         }
         os.environ |= {name: str(path) for name, path in places.items()}
         write_record(self.root, "ours", "baseline", "", "")

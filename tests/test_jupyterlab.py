@@ -70,6 +70,7 @@ def server(folder: Project) -> Iterator[str]:
         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
         f"--LabApp.default_url={START}",
         "--LabApp.app_settings_dir=envs/jupyterlab",
+        "--ContentsManager.pre_save_hook=lsai_lab.project.strip.before_saving",
         "--ContentsManager.post_save_hook=lsai_lab.project.strip.saved",
     ]
     environment = {

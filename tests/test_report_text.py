@@ -19,16 +19,18 @@ import nbformat
 import pandas as pd
 import pytest
 import yaml
-from attack_report import WORD, Book, survived
+from attack_report import WORD, Book, survived, write_record
 from conftest import CHECKOUT
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 from test_book import PNG, SVG, reports
 
 import lsai_lab as lab
+from lsai_lab.project.files import PAGE_FOLDER
 from lsai_lab.report import load
 from lsai_lab.report import render as rendering
 from lsai_lab.report.render import HTML, PDF, render
 from lsai_lab.report.to_markdown import to_markdown
+from lsai_lab.runs.notebook import execute_notebook
 from lsai_lab.runs.plain import as_csv, plain, unmarked
 
 KINDS = {
@@ -90,6 +92,39 @@ def test_ordinary_words_stay_as_they_are_and_others_come_back() -> None:
         assert plain(text) != text and unmarked(plain(text)) == text
         assert not set(re.sub(r"&#\d+;", "", plain(text))) & set("\\`*[]{}<>$@^~|!\"'")
     assert plain({"a": ["<", 1, None]}) == {"a": ["&#60;", 1, None]}
+
+
+KERNEL = "void at::native::elementwise<4, float*, int*>(x | [a](http://evil.example))"
+
+
+def test_a_frame_holds_text_as_recorded_and_what_is_made_of_it_shows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a person; and in a chapter, executed as the report executes it, fit for Markdown."""
+    write_record(tmp_path, "ours", "bf16", "kernels.name", KERNEL)
+    (run,) = (tmp_path / "reports" / "recorded").glob("*/*/*")
+    monkeypatch.delenv(PAGE_FOLDER, raising=False)
+    kernels = lab.kernels(run)
+    assert kernels["name"].str.contains("at::native").all() and kernels["name"][0] == KERNEL
+    link = lab.run_link(KERNEL, run)
+    for text in (
+        lab.table(kernels).data,
+        lab.table(kernels.assign(run=str(run))).data,
+        lab.table(kernels, {"name": lambda name: name[:90]}).data,
+        lab.table(kernels.set_index("name")[["ms"]].T).data,
+        link,
+    ):
+        assert "at&#58;:native" in text or "at&#58;&#58;native" in text
+        assert not re.search(r"[*<]|a\]|x \|", text)
+    (folder := tmp_path / "notebooks").mkdir()
+    source = f"import lsai_lab as lab\nprint(lab.kernels({str(run)!r})['name'][0])"
+    nbformat.write(new_notebook(cells=[new_code_cell(source)]), folder / "one.ipynb")
+    problem = execute_notebook(
+        folder / "one.ipynb", made := folder / "made.ipynb", {}, root=tmp_path, timeout_s=100
+    )
+    assert problem is None
+    (shown,) = nbformat.read(made, as_version=4).cells[-1].outputs
+    assert shown.text.strip() == plain(KERNEL) != KERNEL
 
 
 def hang(folder: Path) -> Path:

@@ -35,14 +35,15 @@ _SHOWN = 30
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """What an error line says after an unknown name: the known ones that come close, or all of
-    them, up to thirty."""
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=3)
-    if close:
+    """What an error line says after an unknown name: up to three known ones that come close, else
+    all of them, else, of more than thirty, the three that come nearest."""
+    names = list(dict.fromkeys(map(str, known)))
+    if close := difflib.get_close_matches(name, names, n=3):
         return f"; did you mean {' or '.join(close)}?"
-    more = f", ... ({len(names)} in all)" if len(names) > _SHOWN else ""
-    return f"; known: {', '.join(names[:_SHOWN])}{more}"
+    if len(names) <= _SHOWN:
+        return f"; known: {', '.join(names)}"
+    nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.0)
+    return f"; of {len(names)} known ones the nearest are {', '.join(nearest)}"
 
 
 def not_installed(error: ModuleNotFoundError) -> str | None:

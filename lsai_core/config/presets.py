@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from lsai_core.base.errors import UserError
+from lsai_core.base.errors import UserError, hint
 from lsai_core.config.strict import Strict
 
 MOST_LAYERS, MOST_WIDTH = 10_000, 2**20  # beyond any model: such a number is a slip
@@ -129,7 +129,7 @@ def expand_preset(data: dict[str, Any]) -> dict[str, Any]:
     if name == "custom" or str(name).startswith("scaled-"):
         return data
     if name not in PRESETS:
-        raise ValueError(f"unknown preset {name!r}; known: {', '.join(PRESETS)}")
+        raise ValueError(f"unknown preset {name!r}{hint(str(name), PRESETS)}")
     return {**PRESETS[name], **data}
 
 

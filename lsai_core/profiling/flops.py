@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from lsai_core.base.errors import UserError
+from lsai_core.base.errors import UserError, hint
 from lsai_core.config.train import ModelConfig, Precision
 from lsai_core.model.transformer import matmul_parameters
 from lsai_core.profiling.gpus import ALL_GPUS
@@ -82,7 +82,7 @@ def peak_for(
     for an unknown one.
     """
     if dtype not in MATMUL_DTYPE:
-        raise UserError(f"unknown precision {dtype!r}; known: {', '.join(MATMUL_DTYPE)}")
+        raise UserError(f"unknown precision {dtype!r}{hint(dtype, MATMUL_DTYPE)}")
     on_cpu = device_name == "cpu"
     basis = "fp32" if on_cpu else "bf16"
     note = (

@@ -47,12 +47,8 @@ class Instruments:
         self._stack, self._profiler = contextlib.ExitStack(), contextlib.ExitStack()
         self._prof: Any = None
         self._kernels: dict[str, float] = {}
-        self.untimed = {
-            *range(config.skip_steps),
-            *range(first, first + 2),
-            *self._metered,
-            *self._traced,
-        }
+        self._warm_up = range(first, max(first + 2, config.skip_steps))
+        self.untimed = {*self._warm_up, *self._metered, *self._traced}
 
     def __enter__(self) -> Instruments:
         if self.config.snapshot:
@@ -103,6 +99,22 @@ class Instruments:
             self._kernels["exposed_communication_ms"] = exposed * per_step
         kernels = trace.top_kernels(events, per=TRACED_STEPS)
         write_json(self.folder / "kernels.json", {"per": "step", "kernels": kernels})
+
+    @property
+    def steps_needed(self) -> int:
+        """So many steps must a run have that is to time one of them."""
+        return 2 + max(self.untimed)
+
+    def uses(self) -> str:
+        """Which steps, counted from 0, are not timed, and for what, in words."""
+        uses = {
+            "warm up (profile.skip_steps, and the first two)": self._warm_up,
+            "measure memory (profile.memory_steps)": self._metered,
+            "are traced (profile.trace)": self._traced,
+        }
+        return ", ".join(
+            f"{steps.start} to {steps.stop - 1} {what}" for what, steps in uses.items() if steps
+        )
 
     def results(self) -> dict[str, Any]:
         """Flat results of the instruments; per traced step `kernel_<class>_ms` and, on a GPU,

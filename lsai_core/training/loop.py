@@ -182,6 +182,11 @@ def train(
     # in every session of this run
     loop.result.timed_ms = [row["step_ms"] for row in loop.result.rows if row["steady"]]
     loop.result.measured = over_processes(world.gather(loop.instruments.results()))
+    if not loop.result.timed_ms:
+        loop.result.measured["speed_note"] = (
+            f"none of {config.steps} steps was timed: steps {loop.instruments.uses()}; "
+            f"give at least {loop.instruments.steps_needed} steps"
+        )
     return loop.result
 
 

@@ -35,9 +35,16 @@ def summarize(
     """One row per variant and machine, in the order of `runs`: `by`, `n` (runs that ended ok),
     `outcome` (ok if any did), `reason`, `run` (the first good run's folder), and for each metric
     its figure over the good repeats, `<metric>_low` and `<metric>_high`; missing where no good run
-    has it. UserError for a metric that no run can have, or a column of `by` that is not there."""
+    has it.
+
+    The figure of losses and perplexities is the mean, of all else the median. Repeats are runs of
+    the same settings but for the seed: own runs that `lab.load(..., mine=True)` or `lab.sweep` gave
+    are split by their column `differs`, too. UserError for a metric that no run can have, or a
+    column of `by` that is not there.
+    """
     require_known(metrics, runs.columns)
     require_columns(by, runs)
+    by = [*by, *({"differs"} & {*runs} - {*by})]
     rows = []
     for names, group in runs.groupby(list(by), sort=False):
         good = group[group["outcome"] == "ok"]

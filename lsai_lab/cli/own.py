@@ -13,7 +13,7 @@ from lsai_lab.cli.tables import counts, say, show_rows, table
 from lsai_lab.project.files import parse_value
 from lsai_lab.runs.difference import Difference, difference
 from lsai_lab.runs.find import find_folder, machine_of, opened
-from lsai_lab.runs.records import Run, find_runs
+from lsai_lab.runs.records import Run, find_runs, name_in
 from lsai_lab.runs.session import Session, current_runs
 from lsai_lab.runs.writer import only_writer
 
@@ -85,6 +85,9 @@ def compare_two(
         print(f"\n{title}" + (":" if keys else ""))
         if keys:
             print(table([_beside(found, key) for key in keys], full=full))
+    if found.remark:
+        print()
+        say(found.remark)
     if found.rest and not full:
         print(f"\n{len(found.rest)} other facts differ (environment, code, results): --full")
 
@@ -127,7 +130,7 @@ def _row(run: Run, current: bool) -> dict[str, Any]:
     }
     row |= {"current plan": "yes" if current else "", "tokens/s": results.get("tokens_per_s", "")}
     row |= {
-        "name": plan.get("name") or "",
+        "name": name_in(plan) or "",
         "tags": " ".join(plan.get("tags", [])),
         "note": plan.get("note") or "",
     }
@@ -151,4 +154,4 @@ def _with_setting(runs: list[Run], pair: str) -> list[Run]:
 
 def _find(session: Session, text: str) -> Run:
     """The one own run that `text` means; UserError says what there is instead."""
-    return opened(find_folder(text, session.runs_root))
+    return opened(find_folder(text, session.runs_root, newest=False))

@@ -15,9 +15,9 @@ from lsai_lab.analysis.summary import over_repeats
 from lsai_lab.cli import options as opt
 from lsai_lab.cli.options import names, overrides_from
 from lsai_lab.cli.tables import counts, say, shortened, table
-from lsai_lab.runs.difference import RESULTS
+from lsai_lab.runs.difference import RESULTS, in_unit
 from lsai_lab.runs.kinds import get_kind
-from lsai_lab.runs.records import Run, annotate, find_runs, is_finished, recorded_runs, runs_frame
+from lsai_lab.runs.records import Run, call, find_runs, is_finished, recorded_runs, runs_frame
 from lsai_lab.runs.session import Session, current_runs, differing_settings
 from lsai_lab.runs.study import PlannedRun, study_names
 from lsai_lab.runs.writer import require_runs
@@ -203,8 +203,8 @@ def _finish(
     try:
         summaries = session.run(plan, **options)
     finally:
-        for run in plan if about else []:
-            annotate(run.folder, **about)
+        for run in plan:
+            call(run.folder, about)
     folders = {run.folder for run in plan}
     show([run for run in find_runs(session.runs_root) if run.folder in folders])
     if any(summary.outcome in ("failed", "timeout", "preempted") for summary in summaries):
@@ -226,7 +226,6 @@ def show(runs: list[Run], as_json: bool = False, full: bool = False) -> None:
         )
     settings = differing_settings(runs)
     frame["settings"] = [settings[run.folder] for run in runs]
-    frame["mfu"] = 100 * frame["mfu"] if "mfu" in frame else None
     less = () if full else ("val ppl", "step ms", "fwd GiB", "bwd GiB", "MFU %", "settings")
     for place, rows in frame.groupby(["machine", "study", "part"], sort=False):
         machine, study_name, part = place
@@ -241,7 +240,9 @@ def _rows(frame: pd.DataFrame, full: bool) -> list[dict[str, Any]]:
     ]
     keys, rows = ["variant", "settings", "outcome"], []
     for named, group in frame.groupby(keys, sort=False):
-        figures = {RESULTS[name]: over_repeats(name, group[name]) for name in numbers}
+        figures = {
+            RESULTS[name]: in_unit(name, over_repeats(name, group[name])) for name in numbers
+        }
         texts = {
             name: str(group[name].dropna().astype(str).max()) if group[name].notna().any() else ""
             for name in ("disturbed", "reason")

@@ -10,8 +10,8 @@ from lsai_lab.cli.tables import counts, table
 from lsai_lab.interactive.planning import about
 from lsai_lab.interactive.sweep import frame_of, plan_sweep
 from lsai_lab.project.files import parse_value
-from lsai_lab.runs.difference import RESULTS
-from lsai_lab.runs.records import annotate, is_finished
+from lsai_lab.runs.difference import RESULTS, in_unit
+from lsai_lab.runs.records import call, is_finished
 from lsai_lab.runs.session import Session
 
 OverOption = Annotated[
@@ -52,15 +52,16 @@ def sweep(
     try:
         summaries = session.run(runs)
     finally:
-        for run in runs if told else []:
-            annotate(run.folder, **told)
+        for run in runs:
+            call(run.folder, told)
     frame = frame_of(planned)
     if as_json:
         return print(
             frame.drop(columns="tries", errors="ignore").to_json(orient="records", indent=1)
         )
     shown = [key for key in ("label", *axes, "outcome", *RESULTS) if key in frame]
-    rows = frame[shown].rename(columns=RESULTS).to_dict("records")
+    figures = frame[shown].apply(lambda column: in_unit(str(column.name), column))
+    rows = figures.rename(columns=RESULTS).to_dict("records")
     print(table(rows, ("val ppl", "fwd GiB", "bwd GiB", "step ms")))
     if any(summary.outcome in ("failed", "timeout", "preempted") for summary in summaries):
         raise typer.Exit(1)

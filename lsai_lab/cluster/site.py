@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from lsai_core.base.errors import UserError
+from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import deep_merge
 from lsai_core.config.strict import Strict, validated
 from lsai_lab.project.files import load_yaml
@@ -161,7 +161,7 @@ def load_cluster(root: Path, name: str, changes: Mapping[str, Any]) -> Cluster:
     folder = root / "params" / "clusters"
     known = sorted(path.stem for path in folder.glob("*.yaml") if path.stem != LOCAL)
     if name not in known:
-        raise UserError(f"unknown cluster {name!r}; known: {', '.join(known)} (params/clusters/)")
+        raise UserError(f"unknown cluster {name!r}{hint(name, known)} (params/clusters/)")
     data = load_yaml(folder / f"{name}.yaml")
     local = folder / f"{LOCAL}.yaml"
     if local.exists():

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 from tokenizers import Tokenizer
 
-from lsai_core.base.errors import UserError
+from lsai_core.base.errors import UserError, hint
 from lsai_lab.data.documents import SPLITS
 from lsai_lab.data.tokenizer import TOKENIZER, load_tokenizer, token_dtype
 from lsai_lab.project.files import folder_from_environment, repo_root
@@ -59,7 +59,7 @@ class Dataset:
     def tokens(self, split: Split) -> np.memmap:
         """The tokens of a split: read-only memory map, uint16 or uint32, shape (N,)."""
         if split not in SPLITS:
-            raise UserError(f"no split {split!r}; there are {', '.join(SPLITS)}")
+            raise UserError(f"no split {split!r}{hint(split, SPLITS)}")
         return np.memmap(self.folder / f"{split}.bin", dtype=token_dtype(self.vocab_size), mode="r")
 
     def tokenizer(self) -> Tokenizer:

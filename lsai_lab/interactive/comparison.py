@@ -9,7 +9,7 @@ from lsai_lab.interactive.curves import curves
 from lsai_lab.report.load import AnyRun, folder_of
 from lsai_lab.runs.difference import Difference, difference
 from lsai_lab.runs.find import machine_of, opened
-from lsai_lab.runs.records import Run
+from lsai_lab.runs.records import Run, name_in
 
 _HEADS = ("what", "first", "second", "second / first")
 
@@ -36,13 +36,13 @@ class Comparison(Shown):
         """The two runs; settings; results; the rest folded."""
         names = [("first", *_who(self._runs[0])), ("second", *_who(self._runs[1]))]
         parts = [Part("", ("", "run", "machine", "outcome"), names)]
-        for title, frame, folded in (
-            (f"{len(self.settings)} settings differ", self.settings, False),
-            ("Results", self.results, False),
-            (f"{len(self.rest)} other facts differ", self.rest, True),
+        for title, frame, folded, note in (
+            (f"{len(self.settings)} settings differ", self.settings, False, ""),
+            ("Results", self.results, False, self._found.remark),
+            (f"{len(self.rest)} other facts differ", self.rest, True, ""),
         ):
             rows = frame.astype(object).where(frame.notna(), None).values.tolist()
-            parts.append(Part(title, _HEADS, [_with_ratio(row) for row in rows], folded))
+            parts.append(Part(title, _HEADS, [_with_ratio(row) for row in rows], folded, note))
         return parts
 
     def __repr__(self) -> str:
@@ -55,7 +55,7 @@ def _with_ratio(row: list[object]) -> list[object]:
 
 
 def _who(run: Run) -> tuple[str, str, str]:
-    called = run.plan.get("name")
+    called = name_in(run.plan)
     name = f"{run.summary.id.study}.{run.summary.id.name}"
     return f"{called} ({name})" if called else name, run.machine, run.summary.outcome
 

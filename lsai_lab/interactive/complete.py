@@ -11,7 +11,7 @@ from lsai_core.profiling.gpus import GPUS
 from lsai_lab.interactive.run import Run
 from lsai_lab.project.files import reading_root
 from lsai_lab.report.load import session, studies
-from lsai_lab.runs.find import begun, given_name
+from lsai_lab.runs.find import begun, given_names
 from lsai_lab.runs.study import load_study
 
 # A call of `lab` that is open at the cursor: the function, and its arguments so far.
@@ -82,7 +82,8 @@ def _profiles(_: str) -> Iterable[str]:
 
 def _runs(_: str) -> Iterable[str]:
     for folder in begun(session().runs_root):
-        yield given_name(folder) or f"{folder.parent.name}.{folder.name.rpartition('-')[0]}"
+        usual = f"{folder.parent.name}.{folder.name.rpartition('-')[0]}"
+        yield from given_names(folder) or [usual]
     for path in (reading_root() / "reports" / "recorded").glob("*/*/*/summary.json"):
         machine, study, run = path.parts[-4:-1]
         yield f"{machine}/{study}.{run.rpartition('-')[0]}"

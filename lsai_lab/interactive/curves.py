@@ -16,7 +16,7 @@ from lsai_lab.report.load import AnyRun, folder_of, steps
 from lsai_lab.report.show import figure
 from lsai_lab.report.style import series_style
 from lsai_lab.runs.find import opened
-from lsai_lab.runs.records import Run
+from lsai_lab.runs.records import Run, name_in
 
 # How an axis is called; a column without an entry has its own name.
 _WORDS = {
@@ -62,7 +62,7 @@ def _label(run: AnyRun, among: Sequence[AnyRun]) -> str:
     the others."""
     record = opened(folder_of(run))
     names = [opened(folder_of(other)).summary.id.name for other in among]
-    given, label = record.plan.get("name"), record.plan.get("label") or record.summary.id.variant
+    given, label = name_in(record.plan), record.plan.get("label") or record.summary.id.variant
     if given:
         return str(given)
     if len(among) > 1 and names.count(record.summary.id.name) > 1:

@@ -12,7 +12,7 @@ from lsai_lab.interactive.planning import about, as_mapping, as_nested, first_pa
 from lsai_lab.interactive.run import Run
 from lsai_lab.project.files import repo_root
 from lsai_lab.runs.execute import write_plan
-from lsai_lab.runs.records import annotate, is_finished
+from lsai_lab.runs.records import call, is_finished
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.writer import require_runs
 
@@ -30,10 +30,10 @@ class _Parameters(Strict):
 
 
 def open_run(
-    folder: str = "",
-    *,
     study: str,
     variant: str,
+    *,
+    folder: str = "",
     part: str = "",
     profile: str | None = None,
     overrides: dict[str, Any] | None = None,
@@ -41,13 +41,14 @@ def open_run(
     tags: Sequence[str] = (),
     note: str | None = None,
 ) -> Run:
-    """The run that the driver planned in `folder` (seen from the project's root); with an empty
-    `folder`, one planned here and now.
+    """A run of a study's variant, planned here and now: `lab.open_run("memory", "bf16")`. With a
+    `folder`, seen from the project's root, the run that the driver planned there.
 
     `part`: one of the study's; empty: the first that measures `variant`. `profile`: a name in
     params/profiles, `""` or None for this machine's. `overrides` are settings with dots
     (`{"optim.lr": 1e-3}`), as `--set` takes them, for a run planned here. `name`, `tags` and `note`
-    are what you call it: `lab.find_run(name)`, columns of `lab.load`. Raises UserError for a wrong
+    are what you call it: `lab.find_run(name)`, columns of `lab.load`. A run that is there already
+    keeps the names that it has; of several runs of one name, that one is the newest. Raises UserError for a wrong
     name or value, also of a parameter that papermill passed, and if another process is executing
     the run.
     """
@@ -73,8 +74,7 @@ def open_run(
             f"{session.profile.profile}{changed}"
         )
         write_plan(plan[0], f"notebook, {where}")
-    if told := about(name, tags, note):
-        annotate(plan[0].folder, **told)
+    call(plan[0].folder, about(name, tags, note))
     return Run(plan[0].folder)
 
 

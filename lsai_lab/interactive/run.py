@@ -37,7 +37,7 @@ from lsai_lab.runs.execute import ActiveRun, tell
 from lsai_lab.runs.find import going_on, opened
 from lsai_lab.runs.kinds import get_kind
 from lsai_lab.runs.notebook import RUN_LOG
-from lsai_lab.runs.records import Outcome, Summary, annotate
+from lsai_lab.runs.records import Summary, annotate, name_in
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import PlannedRun
 from lsai_lab.runs.writer import is_held
@@ -85,8 +85,8 @@ class Run(Shown):
 
     @property
     def name(self) -> str | None:
-        """What a person called it: `lab.find_run(name)` opens it."""
-        return self.record.plan.get("name")
+        """What a person called it, several names with commas: `lab.find_run(name)` opens it."""
+        return name_in(self.record.plan)
 
     @property
     def tags(self) -> list[str]:
@@ -105,7 +105,7 @@ class Run(Shown):
         annotate(self.folder, **about)
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> str:
         """`ok`, `oom`, `failed`, ...; `unfinished` if it has not ended."""
         return self.record.summary.outcome
 
@@ -179,11 +179,13 @@ class Run(Shown):
 
     def plot(self, *columns: str, x: str = "step") -> None:
         """Draw columns of `steps` (default: the loss and the speed) against the step or another
-        column; nothing for a run without steps. UserError for an unknown column."""
+        column; of a run without training steps a line says so. UserError for an unknown column."""
         from lsai_lab.interactive.curves import curves
 
         if len(self.steps) and self._has_steps:
-            curves(self, y=columns or ("loss", "tokens_per_s"), x=x)
+            return curves(self, y=columns or ("loss", "tokens_per_s"), x=x)
+        what = "has taken no step yet" if self._has_steps else f"is of kind {self.kind}, no training"
+        print(f"nothing to draw: {self.id} {what}; run.steps and run.results hold what it measured")
 
     def timeline(self) -> HTML:
         """The memory of a step by cause and its kernels, as far as they were recorded or can be

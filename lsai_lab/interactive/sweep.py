@@ -11,8 +11,8 @@ import pandas as pd
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import deep_merge
 from lsai_lab.interactive.planning import about, as_nested, first_part
-from lsai_lab.report.load import rows_of
-from lsai_lab.runs.records import annotate
+from lsai_lab.report.load import frame_of_runs
+from lsai_lab.runs.records import call
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import PlannedRun
 
@@ -22,7 +22,7 @@ MOST = 1000  # runs: more are a slip
 def sweep(
     study: str,
     variants: str | Sequence[str],
-    over: Mapping[str, Iterable[Any]],
+    over: Mapping[str, Any],
     *,
     part: str = "",
     profile: str | None = None,
@@ -31,9 +31,9 @@ def sweep(
     tags: Sequence[str] = (),
     note: str | None = None,
 ) -> pd.DataFrame:
-    """Run the variants under every combination of settings, `over={"seq_len": [128, 256]}`, what is
-    finished being reused, and return one row a run: those settings first, then the columns of
-    `lab.load`.
+    """Run the variants under every combination of settings, `over={"seq_len": [128, 256]}` (a
+    single value is one), what is finished being reused, and return one row a run: those settings
+    first, then the columns of `lab.load` with `mine=True`.
 
     `variants`: one, several, or patterns of them. The other arguments are those of `lab.open_run`,
     for all. All settings are checked before the first run begins; a run that fails is a row with
@@ -48,8 +48,8 @@ def sweep(
     try:
         session.run(plan)
     finally:
-        for run in plan if told else []:
-            annotate(run.folder, **told)
+        for run in plan:
+            call(run.folder, told)
     return frame_of(planned)
 
 
@@ -57,13 +57,13 @@ def plan_sweep(
     session: Session,
     study: str,
     variants: Sequence[str],
-    over: Mapping[str, Iterable[Any]],
+    over: Mapping[str, Any],
     part: str,
     overrides: Mapping[str, Any],
 ) -> list[tuple[PlannedRun, dict[str, Any]]]:
     """The planned runs, each with the settings that were varied; of combinations that come to the
     same run the first. UserError for a wrong setting."""
-    axes = {key: list(values) for key, values in over.items()}
+    axes = {key: _values(values) for key, values in over.items()}
     if not axes or not all(axes.values()):
         raise UserError('a sweep wants settings with values, such as {"seq_len": [128, 256]}')
     if (number := math.prod(map(len, axes.values()))) > MOST:
@@ -80,10 +80,15 @@ def plan_sweep(
     return list(planned.values())
 
 
+def _values(given: Any) -> list[Any]:
+    """The values of a setting; a number or a text is one."""
+    many = isinstance(given, Iterable) and not isinstance(given, str | Mapping)
+    return list(given) if many else [given]
+
+
 def frame_of(planned: Sequence[tuple[PlannedRun, dict[str, Any]]]) -> pd.DataFrame:
     """One row a run: its label, what was varied, then the columns of `lab.load`."""
-    rows = rows_of([run.folder for run, _ in planned])
-    frame = pd.DataFrame(rows)
+    frame = frame_of_runs([run.folder for run, _ in planned])
     for key in reversed(planned[0][1]):
         values = [varied[key] for _, varied in planned]
         frame = frame.drop(columns=key, errors="ignore")

@@ -8,13 +8,12 @@ differs.
 Wherever one run is asked for, it can be a row of `load`, a run object, its folder, or words that
 mean it (`lsai_lab.runs.find`).
 
-Text of a record is made fit for Markdown where it becomes part of a frame (`plain`): a record may
-come from anywhere.
+A record may come from anywhere: `lsai_lab.runs.plain` says how its text stands in a frame, and in
+the Markdown that is made of one.
 """
 
 import functools
 import os
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,12 +25,13 @@ from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import flatten
 from lsai_core.profiling.gpus import GPUS
 from lsai_lab.project.files import PAGE_FOLDER, load_yaml, reading_root
-from lsai_lab.runs.find import begun, find_folder, opened
-from lsai_lab.runs.plain import plain
+from lsai_lab.runs.find import begun, find_folder, opened, tell_once
+from lsai_lab.runs.plain import in_frame
 from lsai_lab.runs.records import (
     Run,
     damaged_run,
     find_runs,
+    name_in,
     read_metrics,
     read_run,
     recorded_runs,
@@ -94,14 +94,8 @@ def load(*studies: str | Sequence[str], mine: bool = False) -> pd.DataFrame:
     own = [run for run in own if (run.summary.id.study, run.folder.name) not in there]
     rows = [_row(run, True) for run in own] + committed
     frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=[*IDENTITY, *ABOUT])
-    differs = (
-        {str(folder): plain(settings) for folder, settings in differing_settings(own).items()}
-        if mine
-        else {}
-    )
-    return frame.assign(
-        main=_main(frame), **({"differs": frame["run"].map(differs).fillna("")} if mine else {})
-    )
+    more = {"differs": _differs(own, frame)} if mine else {}
+    return frame.assign(main=_main(frame), **more)
 
 
 def recorded(*studies: str) -> pd.DataFrame:
@@ -121,16 +115,15 @@ def _known(studies: Sequence[str]) -> Sequence[str | None]:
 
 
 def _say_what_is_left_out(asked: Sequence[str], shown: set[Path], mine: bool) -> None:
-    """Print how many own runs are not among `shown`, and where they are; not where a notebook is
-    executed as a page."""
+    """Print how many own runs are not among `shown`, and where they are, once as long as that is
+    so; not where a notebook is executed as a page."""
     left = [folder for folder in begun(session().runs_root) if folder not in shown]
     left = [folder for folder in left if not asked or folder.parent.name in asked]
     ended = sum((folder / "summary.json").exists() for folder in left)
     parts = [f"{ended} ended with other settings, code or machine (mine=True)"] * bool(ended)
     parts += [f"{len(left) - ended} have not ended"] * (ended < len(left))
     if left and PAGE_FOLDER not in os.environ:
-        where = sys.stdout if "IPython" in sys.modules else sys.stderr
-        print(f"own runs not shown: {'; '.join(parts)}; lab.find_run(...) opens one", file=where)
+        tell_once(f"own runs not shown: {'; '.join(parts)}; lab.find_run(...) opens one")
 
 
 def _main(frame: pd.DataFrame) -> pd.Series:
@@ -210,15 +203,18 @@ def kernels(run: AnyRun) -> pd.DataFrame:
     a row of `load` that was not traced; UserError for a run that was named."""
     found = finished_run(run)
     if len(found.kernels):
-        return found.kernels.map(plain)
+        return found.kernels.map(in_frame)
     if not isinstance(run, Mapping):
+        if found.config.get("profile", {}).get("trace"):
+            note = found.summary.results.get("speed_note") or found.summary.reason
+            raise UserError(f"{found.summary.id} ended before its traced steps: {note}")
         how = 'overrides={"profile.trace": True}, or --set profile.trace=true'
         raise UserError(f"{found.summary.id} was not traced, so no kernels are known; use {how}")
     return pd.DataFrame(columns=["name", "class", "ms", "calls"])
 
 
 def _rows(run: Run) -> pd.DataFrame:
-    return pd.DataFrame([plain(row) for row in run.rows])
+    return pd.DataFrame([in_frame(row) for row in run.rows])
 
 
 def _committed_rows(names: Sequence[str | None]) -> list[dict[str, Any]]:
@@ -255,7 +251,7 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
         summary.wall_s,
         str(run.folder),
         planned_profile(run),
-        run.plan.get("name"),
+        name_in(run.plan),
         " ".join(run.plan.get("tags", [])),
         run.plan.get("note"),
     )
@@ -269,12 +265,20 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
         row[f"config.{key}" if key in row or key in DERIVED else key] = value
     row |= {f"env.{key}": value for key, value in run.env.items() if key != "packages"}
     # The label is ours; a folder's name can be anything, and a frame holds UTF-8 only.
-    return plain(row) | {"label": label, "run": os.fsencode(run.folder).decode(errors="replace")}
+    return in_frame(row) | {"label": label, "run": os.fsencode(run.folder).decode(errors="replace")}
 
 
-def rows_of(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """Own runs in these folders as rows of `load`."""
-    return [_row(opened(folder), True) for folder in folders]
+def frame_of_runs(folders: Sequence[Path]) -> pd.DataFrame:
+    """Own runs in these folders as rows of `load`, with the column `differs`."""
+    runs = [opened(folder) for folder in folders]
+    frame = pd.DataFrame([_row(run, True) for run in runs])
+    return frame.assign(differs=_differs(runs, frame))
+
+
+def _differs(runs: Sequence[Run], frame: pd.DataFrame) -> pd.Series:
+    """Of each row of these runs: in which settings they differ."""
+    found = {str(folder): in_frame(text) for folder, text in differing_settings(runs).items()}
+    return frame["run"].map(found).fillna("")
 
 
 def _place(row: dict[str, Any]) -> tuple[Any, ...]:

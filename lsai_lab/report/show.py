@@ -21,8 +21,9 @@ from IPython.display import Markdown
 
 from lsai_core.base.errors import UserError, hint
 from lsai_lab.project.files import PAGE_FOLDER
-from lsai_lab.report.values import Format, cell, digits
-from lsai_lab.runs.plain import as_csv, unmarked
+from lsai_lab.report.load import AnyRun, folder_of
+from lsai_lab.report.values import Format, cell, digits, shown
+from lsai_lab.runs.plain import as_csv, in_markdown, unmarked
 
 PNG_DPI = 200
 # Of Markdown in a cell; words of references and links stay.
@@ -45,7 +46,7 @@ def table(
     `formats`: column -> format of one value (`".2f"`, `"{:.1f} GiB"`, a function); without one,
     floats get three significant digits of the smallest. A column `run` (folders of runs) is not
     shown: it makes the column `link` (default: the first) a link to each run's page. Strings are
-    Markdown (those of records are `plain`); missing values show as an en dash. Raises UserError for
+    Markdown, those of records are not; missing values show as an en dash. Raises UserError for
     an unknown column.
     """
     formats = dict(formats or {})
@@ -54,16 +55,16 @@ def table(
         near = hint(str(unknown[0]), list(map(str, names)))
         raise UserError(f"table: there is no column {unknown[0]!r}{near}")
     columns = {
-        name: [cell(value, formats.get(name) or digits(frame[name])) for value in frame[name]]
+        name: [_written(value, formats.get(name) or digits(frame[name])) for value in frame[name]]
         for name in names
     }
     if "run" in frame.columns and names:
         target = link or names[0]
         cells = zip(columns[target], frame["run"], strict=True)
         columns[target] = [
-            run_link(cell, run) if isinstance(run, (str, Path)) else cell for cell, run in cells
+            _link(cell, Path(run)) if isinstance(run, (str, Path)) else cell for cell, run in cells
         ]
-    lines = ["| " + " | ".join(str(name) for name in names) + " |"]
+    lines = ["| " + " | ".join(_head(name) for name in names) + " |"]
     lines.append(
         "|" + "|".join("---:" if _is_numeric(frame[name]) else ":---" for name in names) + "|"
     )
@@ -72,6 +73,16 @@ def table(
         frame[names].map(lambda cell: _MARKUP.sub(r"\1\2", cell) if isinstance(cell, str) else cell)
     )
     return Table("\n".join(lines), metadata={"lsai": {"csv": csv}})  # type: ignore[no-untyped-call]
+
+
+def _written(value: Any, spec: Format | None) -> str:
+    """One cell, in which text of a record is no markup."""
+    return in_markdown(value, shown(value, spec)) or cell(value, spec)
+
+
+def _head(text: object) -> str:
+    """The head of a column, or the text of a link, in which text of a record is no markup."""
+    return in_markdown(text, str(text)) or str(text)
 
 
 def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
@@ -119,23 +130,32 @@ def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
 
 def say(markdown: str, box: str = "") -> None:
     """Show a sentence whose numbers were computed: Markdown, with references (`@fig-speed`) and
-    maths where wanted. Text of records is safe in it as `lab.load` gives it. `box`: a title; the
-    text then stands below it, set off from the rest."""
+    maths where wanted. Text of records, as `lab.load` gives it, is no markup in the report; in a
+    notebook it is as it was recorded. `box`: a title; the text then stands below it, set off from
+    the rest."""
     from IPython.display import display
 
     text = "\n> ".join(f"> **{box}.** {markdown}".split("\n")) if box else markdown
     display(Markdown(text))  # type: ignore[no-untyped-call]
 
 
-def run_link(text: object, run: str | Path) -> str:
-    """Markdown link from `text` to the notebook of a run (its folder), seen from the notebook's
-    folder, where Jupyter starts it; in the report it leads to the run's page. A run that was
-    stopped has no notebook: there the link leads to its summary, or to how it was planned."""
+def run_link(text: object, run: AnyRun) -> str:
+    """Markdown link from `text` to the notebook of a run, seen from the notebook's folder, where
+    Jupyter starts it; in the report it leads to the run's page. A run that was stopped has no
+    notebook: there the link leads to its summary, or to how it was planned. UserError if no run is
+    meant."""
+    known = isinstance(run, Path) or (isinstance(run, str) and os.path.isabs(run))
+    folder = Path(str(run)) if known else folder_of(run)
+    return _link(_head(text), folder)
+
+
+def _link(text: str, folder: Path) -> str:
+    """`run_link` of text that is Markdown."""
     here, names = os.getcwd(), ("notebook.ipynb", "summary.json", "run.json")
-    name = next((name for name in names if (Path(run) / name).exists()), names[0])
+    name = next((name for name in names if (folder / name).exists()), names[0])
     if page := os.environ.get(PAGE_FOLDER):  # becomes a page, and each run has one there
         here, name = page, names[0]
-    return f"[{text}]({quote(os.path.relpath(run, here))}/{name})"
+    return f"[{text}]({quote(os.path.relpath(folder, here))}/{name})"
 
 
 def _is_numeric(column: pd.Series) -> bool:

@@ -4,7 +4,10 @@ command line."""
 from dataclasses import dataclass
 from typing import Any
 
+from lsai_core.base.errors import UserError
 from lsai_core.base.files import flatten
+from lsai_core.config.strict import validated
+from lsai_lab.runs.kinds import get_kind
 from lsai_lab.runs.records import Run
 
 # The results that people compare, and what they are called.
@@ -19,6 +22,14 @@ RESULTS = {
     "validation_loss": "val loss",
     "validation_perplexity": "val ppl",
 }
+
+_OF_A_TEXT = ("_loss", "_perplexity")
+
+
+def in_unit(result: str, value: Any) -> Any:
+    """A result (a number, a column, or None) in the unit of its heading in `RESULTS`: MFU, which
+    records keep as a share, in percent."""
+    return value if value is None or result != "mfu" else 100 * value
 
 
 @dataclass(frozen=True)
@@ -36,15 +47,26 @@ class Difference:
         """All keys in which the two differ."""
         return [key for key in self.one | self.other if self.one.get(key) != self.other.get(key)]
 
+    @property
+    def remark(self) -> str:
+        """Why losses of the two do not compare; empty if they do: they are of the same tokens."""
+        texts = [facts.get("results.dataset") for facts in (self.one, self.other)]
+        losses = any(key.endswith(_OF_A_TEXT) for key in self.results)
+        if not losses or None in texts or texts[0] == texts[1]:
+            return ""
+        return (
+            f"no ratio of losses: {texts[0]} and {texts[1]} are two texts, or one text in other "
+            f"tokens, and a loss is per token of its text"
+        )
+
     def beside(self, key: str) -> tuple[str, Any, Any, float | None]:
         """A line of the comparison: what it is, both values, and of two numbers the second over
-        the first."""
+        the first; no ratio of losses on two texts."""
         name = key.removeprefix("config.").removeprefix("results.")
-        values = [self.one.get(key), self.other.get(key)]
-        if name == "mfu":
-            values = [value and 100 * value for value in values]
+        values = [in_unit(name, facts.get(key)) for facts in (self.one, self.other)]
         numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
         ratio = numbers[1] / numbers[0] if len(numbers) == 2 and numbers[0] else None
+        ratio = None if self.remark and name.endswith(_OF_A_TEXT) else ratio
         return RESULTS.get(name, name), values[0], values[1], ratio
 
 
@@ -58,9 +80,19 @@ def difference(one: Run, other: Run) -> Difference:
     return Difference(first, second, settings, results, rest)
 
 
+def _settings(run: Run) -> dict[str, Any]:
+    """The settings of a run, with the defaults of those that its record is too old to have; as
+    they stand in the record where today's words cannot say them."""
+    try:
+        config_class = get_kind(run.summary.kind).config_class()
+        return validated(config_class, run.config, str(run.folder)).model_dump(mode="json")
+    except UserError:
+        return run.config
+
+
 def _facts(run: Run) -> dict[str, Any]:
     summary = run.summary
-    parts = {"config": run.config, "env": run.env, "code": summary.code, "results": summary.results}
+    parts = {"config": _settings(run), "env": run.env, "code": summary.code, "results": summary.results}
     return {
         "run": str(summary.id),
         "machine": run.machine,

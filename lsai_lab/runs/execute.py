@@ -51,7 +51,7 @@ def _called(folder: Path) -> dict[str, Any]:
     """What a person called the run in `folder` before, if it was planned before."""
     try:
         plan = json.loads((folder / "run.json").read_bytes())
-        return {key: plan[key] for key in ("name", "note", "tags") if key in plan}
+        return {key: plan[key] for key in ("name", "also_named", "note", "tags") if key in plan}
     except (OSError, ValueError, TypeError):
         return {}
 
@@ -157,8 +157,9 @@ def tell(summary: Summary) -> None:
     """Print how a run ended."""
     reason = f" ({summary.reason})" if summary.reason else ""
     print(f"outcome: {summary.outcome}{reason}, {summary.wall_s:.1f} s")
-    if "disturbed" in summary.results:
-        print(f"disturbed: {summary.results['disturbed']}")
+    for name in ("disturbed", "speed_note"):
+        if name in summary.results:
+            print(f"{name.replace('_', ' ')}: {summary.results[name]}")
 
 
 class Progress:

@@ -4,8 +4,10 @@ own runs first, then the recorded ones, which a machine's label tells apart (`h1
 A run that goes on, or was stopped before it could end, is found, too; its outcome is `unfinished`.
 """
 
+import functools
 import os
 import platform
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 from lsai_core.base.errors import UserError, hint
 from lsai_lab.project.files import one_line
 from lsai_lab.runs import schema
-from lsai_lab.runs.records import Run, RunId, Summary, damaged_run, read_run
+from lsai_lab.runs.records import Run, RunId, Summary, damaged_run, names_in, read_run
 from lsai_lab.runs.schema import read_as
 from lsai_lab.runs.writer import holder_of
 
@@ -28,19 +30,28 @@ class Found:
     folder: Path
     names: tuple[str, ...]
     key: str
+    given: frozenset[str] = frozenset()  # those of the names that a person gave
 
 
-def find_folder(text: str, runs_root: Path, reports: Path | None = None) -> Path:
+def find_folder(
+    text: str, runs_root: Path, reports: Path | None = None, newest: bool = True
+) -> Path:
     """The folder of the one run that `text` means; `reports`: also among the committed ones there.
-    UserError says what there is instead."""
+
+    Of several runs that a person gave this name it is the `newest`, the one that was planned, or
+    opened under it, last, after a line that says so. UserError says what there is instead.
+    """
     own = [_own(folder) for folder in begun(runs_root)]
+    named = [run.folder for run in own if text in run.given]
+    if len(named) > 1 and newest:
+        return _newest(text, named)
     if (found := _only(text, own)) is not None:
         return found
     recorded = [] if reports is None else [*_recorded(reports)]
     if (found := _only(text, recorded)) is not None:
         return found
     known = [name for one in [*own, *recorded] for name in one.names]
-    raise UserError(f"no run {text!r}{hint(text, dict.fromkeys(known))}")
+    raise UserError(f"no run {text!r}{hint(text, known)}")
 
 
 def begun(runs_root: Path) -> list[Path]:
@@ -67,6 +78,19 @@ def opened(folder: Path, machine: str | None = None) -> Run:
         known.id, known.kind, "unfinished", _reason(folder), "", 0.0, plan["command"], {}
     )
     return Run(folder, machine or "this machine", summary)
+
+
+def _newest(text: str, folders: list[Path]) -> Path:
+    """The newest of these runs, after a line that says so."""
+    newest = max(folders, key=lambda folder: (folder / "run.json").stat().st_mtime_ns)
+    tell_once(f"{len(folders)} runs are called {text!r}; this is the newest, {newest.name}")
+    return newest
+
+
+@functools.cache
+def tell_once(line: str) -> None:
+    """Print a line, once in this process: in a notebook below the cell, else as a warning."""
+    print(line, file=sys.stdout if "IPython" in sys.modules else sys.stderr)
 
 
 @dataclass
@@ -101,18 +125,20 @@ def _reason(folder: Path) -> str:
     return "it goes on" if going_on(folder) else "it was planned, or stopped before it could end"
 
 
-def given_name(folder: Path) -> str | None:
+def given_names(folder: Path) -> list[str]:
     """What a person called the run in `folder`."""
     try:
-        return read_as(folder / "run.json", schema.Plan).name
+        return names_in(read_as(folder / "run.json", schema.Plan).model_dump())
     except (FileNotFoundError, UserError):
-        return None
+        return []
 
 
 def _own(folder: Path) -> Found:
     name, _, key = folder.name.rpartition("-")
-    names = (given_name(folder), f"{folder.parent.name}.{name}", folder.name)
-    return Found(folder, tuple(one for one in names if one), key)
+    given = given_names(folder)
+    others = [", ".join(given)] if len(given) > 1 else []
+    names = (*given, *others, f"{folder.parent.name}.{name}", folder.name)
+    return Found(folder, names, key, frozenset((*given, *others)))
 
 
 def _recorded(reports: Path) -> Iterator[Found]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lsai_core.base.code import closure
-from lsai_core.base.errors import Unavailable, UserError
+from lsai_core.base.errors import Unavailable, UserError, hint
 from lsai_core.config.strict import Strict
 from lsai_core.parallel.world import World
 
@@ -137,5 +137,5 @@ def device_of(config: Strict) -> str:
 def get_kind(name: str) -> Kind:
     """The kind called `name`; UserError lists the known ones."""
     if name not in KINDS:
-        raise UserError(f"unknown kind of run {name!r}; known: {', '.join(KINDS)}")
+        raise UserError(f"unknown kind of run {name!r}{hint(name, KINDS)}")
     return KINDS[name]

@@ -1,20 +1,26 @@
 """Text of a record as text: whatever stands in it, Markdown shows it as it is.
 
-`lab.load`, `steps`, `points` and `kernels` pass every string of a record through `plain`, and
-nothing else does, so that a chapter may put it into a sentence or a table as it comes. Ordinary
-words, numbers and names stay as they are and can be compared; each character that means something
-to pandoc, Quarto or JupyterLab becomes a numeric entity (`&#91;`), which none of them takes for a
-mark, also where the text is cut, quoted, or stands at the beginning of a line. `unmarked` is the
-way back, for CSV and for what a pointer over a figure shows.
+`lab.load`, `steps`, `points` and `kernels` pass every string of a record through `in_frame`, and
+nothing else does. What that gives depends on who reads it:
+
+- Where a notebook is executed as a page, it is made `plain`, so that a chapter may put it into a
+  sentence, a link or a table as it comes: each character that means something to pandoc, Quarto or
+  JupyterLab becomes a numeric entity (`&#91;`), which none of them takes for a mark, also where the
+  text is cut, quoted, or stands at the beginning of a line. Ordinary words, numbers and names stay.
+- Before a person it is the text itself, on one line, which can be searched and compared:
+  `aten::mm`. It is remembered, and `lab.table` and `lab.run_link` make it plain (`in_markdown`).
+
+`unmarked` is the way back, for CSV and for what a pointer over a figure shows.
 """
 
 import html
+import os
 import re
 from typing import Any
 
 import pandas as pd
 
-from lsai_lab.project.files import one_line
+from lsai_lab.project.files import PAGE_FOLDER, one_line
 
 # Marks wherever they stand: emphasis, links, code, maths, citations, HTML, quotes that would be
 # paired.
@@ -39,6 +45,31 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {plain(key): plain(item) for key, item in value.items()}
     return value
+
+
+_remembered: set[str] = set()  # texts of records that are no ordinary words, as they stand
+
+
+def in_frame(value: Any) -> Any:
+    """`value` of a record as a frame holds it, with every string in it, also in lists and mappings:
+    `plain` where a notebook is executed as a page, else as it is, on one line."""
+    if PAGE_FOLDER in os.environ:
+        return plain(value)
+    if isinstance(value, str):
+        if plain(text := one_line(value)) != text:
+            _remembered.add(text)
+        return text
+    if isinstance(value, list):
+        return [in_frame(item) for item in value]
+    if isinstance(value, dict):
+        return {in_frame(key): in_frame(item) for key, item in value.items()}
+    return value
+
+
+def in_markdown(value: Any, written: str) -> str | None:
+    """How a cell that holds `value`, `written` so, stands in Markdown, if it is text of a record
+    before a person; None for all else, which is Markdown already."""
+    return plain(written) if isinstance(value, str) and value in _remembered else None
 
 
 def unmarked(value: Any) -> Any:

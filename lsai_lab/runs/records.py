@@ -246,10 +246,36 @@ def run_key(config: dict[str, Any], *facts: str) -> str:
 
 
 def annotate(folder: Path, **about: Any) -> None:
-    """Note what a person calls the run in `folder` (`name`, `note`, `tags`), if it was begun."""
+    """Set what a person calls the run in `folder` (`name`, `note`, `tags`), if it was begun."""
     path = folder / "run.json"
     if path.exists():
-        write_json(path, json.loads(path.read_bytes()) | about)
+        given = about | ({"also_named": []} if "name" in about else {})
+        write_json(path, json.loads(path.read_bytes()) | given)
+
+
+def call(folder: Path, about: Mapping[str, Any]) -> None:
+    """Add to what a person calls the run in `folder`: a run that is used again, under another name
+    or with other tags, keeps its own, too; notes become one, `; ` between them."""
+    path = folder / "run.json"
+    if not about or not path.exists():
+        return
+    plan = json.loads(path.read_bytes())
+    names = list(dict.fromkeys([*names_in(plan), *filter(None, [about.get("name")])]))
+    notes = list(dict.fromkeys(filter(None, [plan.get("note"), about.get("note")])))
+    plan["name"], plan["also_named"] = (names[0] if names else None), names[1:]
+    plan["tags"] = list(dict.fromkeys([*plan.get("tags", []), *about.get("tags", [])]))
+    plan["note"] = "; ".join(notes) or None
+    write_json(path, plan)
+
+
+def names_in(plan: Mapping[str, Any]) -> list[str]:
+    """The names that a person gave a run, in `run.json`, the first one first."""
+    return [name for name in (plan.get("name"), *plan.get("also_named", [])) if name]
+
+
+def name_in(plan: Mapping[str, Any]) -> str | None:
+    """The names that a person gave a run as one text; None without one."""
+    return ", ".join(names_in(plan)) or None
 
 
 def page_name(folder: str | Path) -> str:

@@ -42,6 +42,7 @@ NAMES = [
     "parameters_non_embedding",
     "kernel_<class>_ms",
     "kernel_note",
+    "speed_note",
     "gpu_busy_ms",
     "gpu_busy_share",
     "exposed_communication_ms",

@@ -113,6 +113,7 @@ class Plan(BaseModel, extra="allow"):
     machine: Text = ""
     inputs: dict[str, Text] = {}
     name: Text | None = None
+    also_named: list[Text] = []
     note: Text | None = None
     tags: list[Text] = []
 

@@ -210,7 +210,7 @@ def load_profile(root: Path, name: str) -> Profile:
     studies = study_names(root)
     if unknown := [study for study in profile.studies if study not in studies]:
         raise UserError(
-            f"{where}: there is no study {unknown[0]!r} to change; known: {', '.join(studies)}"
+            f"{where}: there is no study {unknown[0]!r} to change{hint(unknown[0], studies)}"
         )
     return profile
 
@@ -252,8 +252,8 @@ def _described(root: Path, what: str, folder: str, name: str) -> tuple[dict[str,
     except ValueError as error:
         raise UserError(str(error)) from None
     if not path.exists():
-        known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
-        raise UserError(f"unknown {what} {name!r}; known: {known}")
+        known = sorted(other.stem for other in path.parent.glob("*.yaml"))
+        raise UserError(f"unknown {what} {name!r}{hint(name, known)}")
     return load_yaml(path), str(path.relative_to(root))
 
 
@@ -308,8 +308,8 @@ def measured_pairs(
     `parts`: these only; empty: all. Raises UserError for an unknown part or variant.
     """
     if unknown := [part for part in parts if part not in study.parts]:
-        known = ", ".join(study.parts)
-        raise UserError(f"study {study.study} has no part {unknown[0]!r}; known: {known}")
+        known = hint(unknown[0], study.parts)
+        raise UserError(f"study {study.study} has no part {unknown[0]!r}{known}")
     variants = select_variants(study, only, skip)
     return [
         (part, variant)

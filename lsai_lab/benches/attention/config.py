@@ -27,7 +27,7 @@ def _ascending(lengths: list[int]) -> list[int]:
 
 def _known(names: list[str]) -> list[str]:
     if unknown := [name for name in names if name not in BACKENDS]:
-        raise ValueError(f"unknown attention backend {unknown[0]!r}; known: {', '.join(BACKENDS)}")
+        raise ValueError(f"unknown attention backend {unknown[0]!r}{hint(unknown[0], BACKENDS)}")
     return names
 
 
