@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from lsai_core.base.attributes import attributes_as
 from lsai_core.base.errors import UserError
 from lsai_core.profiling.gpus import Gpu
 
@@ -108,17 +109,10 @@ def presented(gpu: Gpu, memory: SimpleNamespace) -> Iterator[None]:
         (torch, "is_autocast_enabled", _of_cpu(torch.is_autocast_enabled)),
         (torch, "get_autocast_dtype", _of_cpu(torch.get_autocast_dtype)),
     ]
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changed]
-    try:
-        for owner, name, value in changed:
-            setattr(owner, name, value)
-        with warnings.catch_warnings():
-            # deepcopy asks a tensor for its address
-            warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
-            yield
-    finally:
-        for owner, name, value in before:
-            setattr(owner, name, value)
+    with attributes_as(changed), warnings.catch_warnings():
+        # deepcopy asks a tensor for its address
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+        yield
 
 
 def capability_of(gpu: Gpu) -> tuple[int, int]:

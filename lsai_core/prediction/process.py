@@ -10,13 +10,13 @@ each know its shapes) is true.
 import contextlib
 from collections.abc import Iterator
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
+from lsai_core.base.attributes import attributes_as
 from lsai_core.base.errors import UserError
 from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import Transformer
@@ -49,7 +49,8 @@ def one_of(config: TrainConfig, rank: int) -> Iterator[None]:
     )
     name = "_propagate_tensor_meta_non_cached"
     try:
-        with patch.object(ShardingPropagator, name, _unseen(getattr(ShardingPropagator, name))):
+        shapes_of = getattr(ShardingPropagator, name)
+        with attributes_as([(ShardingPropagator, name, _unseen(shapes_of))]):
             yield
     finally:
         dist.destroy_process_group()
@@ -135,8 +136,9 @@ def messages_between_stages(tracker: PurposeTracker) -> Iterator[None]:
     from torch.distributed.pipelining import schedules, stage
 
     buffer, send = "_make_tensor_from_meta", "_batch_p2p"
-    with (
-        patch.object(stage, buffer, named(tracker, "messages", getattr(stage, buffer))),
-        patch.object(schedules, send, _holding(getattr(schedules, send))),
-    ):
+    changed = [
+        (stage, buffer, named(tracker, "messages", getattr(stage, buffer))),
+        (schedules, send, _holding(getattr(schedules, send))),
+    ]
+    with attributes_as(changed):
         yield

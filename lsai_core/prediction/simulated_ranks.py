@@ -23,6 +23,7 @@ from torch.distributed import device_mesh
 from torch.distributed.distributed_c10d import init_process_group
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from lsai_core.base.attributes import attributes_as
 from lsai_core.base.errors import UserError
 from lsai_core.prediction import simulated_shards
 from lsai_core.prediction.simulated_shards import refusing
@@ -46,14 +47,10 @@ def one_rank() -> Iterator[None]:
         (dist, "barrier", lambda *_, **__: None),
         *simulated_shards.attributes(),
     ]
-    kept = [(owner, name, getattr(owner, name)) for owner, name, _ in changed]
     try:
-        for owner, name, value in changed:
-            setattr(owner, name, value)
-        yield
+        with attributes_as(changed):
+            yield
     finally:
-        for owner, name, value in kept:
-            setattr(owner, name, value)
         if dist.is_available() and dist.is_initialized() and not before:
             dist.destroy_process_group()
 
