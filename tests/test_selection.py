@@ -167,6 +167,21 @@ def test_records_are_copied_whole_and_only_to_their_place(project: Project, tmp_
     assert not list(project.root.glob("reports/recorded/*/*/*/metrics.jsonl"))
 
 
+@pytest.mark.parametrize("file", ["config.json", "env.json", "run.json", "kernels.json"])
+@pytest.mark.parametrize("target", ["nothing", "/dev/zero", None])
+def test_a_file_that_cannot_be_read_makes_its_run_damaged(
+    project: Project, file: str, target: str | None
+) -> None:
+    session = Session()
+    good, bad = session.plan("memory", parts=["train"])[:2]
+    record(session, good)
+    record(session, bad)
+    (bad.folder / file).unlink(missing_ok=True)
+    (bad.folder / file).symlink_to(target or file)  # no target: to itself
+    outcomes = {run.folder: run.summary.outcome for run in find_runs(session.runs_root)}
+    assert outcomes == {good.folder: "ok", bad.folder: "damaged"}
+
+
 @pytest.mark.parametrize("name", ["/tmp/x", "a{b}", "..", "x" * 300, "", "a b"])
 def test_names_that_cannot_be_files_are_refused_in_one_line(project: Project, name: str) -> None:
     path = "params/studies/memory.yaml"

@@ -196,6 +196,8 @@ def content(path: Path) -> bytes:
             raise _damaged(path, f"{facts.st_size:,} bytes are too many")
         return path.read_bytes()
     except FileNotFoundError:
+        if path.is_symlink():
+            raise _damaged(path, "a link that leads nowhere") from None
         raise
     except OSError as error:
         raise _damaged(path, str(error.strerror or error)) from None
