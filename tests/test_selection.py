@@ -179,7 +179,8 @@ def test_a_file_that_cannot_be_read_makes_its_run_damaged(
     (bad.folder / file).unlink(missing_ok=True)
     (bad.folder / file).symlink_to(target or file)  # no target: to itself
     outcomes = {run.folder: run.summary.outcome for run in find_runs(session.runs_root)}
-    assert outcomes == {good.folder: "ok", bad.folder: "damaged"}
+    assert outcomes.pop(bad.folder) == "damaged"
+    assert good.folder in outcomes and set(outcomes.values()) == {"ok"}
 
 
 @pytest.mark.parametrize("name", ["/tmp/x", "a{b}", "..", "x" * 300, "", "a b"])
