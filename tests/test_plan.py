@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import plan_tasks
 import pytest
 from conftest import CHECKOUT, Project
 
@@ -371,3 +372,10 @@ def test_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan.settings["why"].iloc[0] == "chosen" and len(plan.settings) > 1
     with pytest.raises(UserError, match="how many tokens"):
         lab.plan("lab-tiny", "h100")
+
+
+def test_the_committed_tasks_are_those_that_are_drawn() -> None:
+    tasks = json.loads(plan_tasks.TASKS.read_text(encoding="utf-8"))
+    assert tasks == plan_tasks.draw() and len(tasks) == 200
+    for task in tasks:
+        assert task["tokens"] % task["seq_len"] == 0 and 4 <= task["budget_gib"] <= 72
