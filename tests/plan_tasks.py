@@ -9,8 +9,8 @@
     python tests/plan_tasks.py --table OUT         how many ran within their budget, how full
 
 A task is a shape, a sequence length, the tokens of a step and the GiB that PyTorch may reserve
-(`set_per_process_memory_fraction`). Budgets lie between what bf16 weights with 8-bit states need
-with something for activations, and what fp32 states need.
+(`set_per_process_memory_fraction`). Budgets lie between what the smallest states that are allowed
+need, with something for activations, and half as much again as fp32 states need.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def draw(seed: int = SEED, count: int = COUNT) -> list[dict[str, Any]]:
     while len(tasks) < count:
         model = shape(dice)
         size = count_parameters(ModelConfig.model_validate(model)).total / GIB
-        least, most = max(LEAST_GIB, 1.25 * 6 * size + 2), min(MOST_GIB, 1.5 * 16 * size + 4)
+        numerics = dice.choice(["harmless", "harmless", "fp8", "fp32"])
+        kept_gib = (16 if numerics == "fp32" else 6) * size
+        least, most = max(LEAST_GIB, 1.25 * kept_gib + 2), min(MOST_GIB, 24 * size + 4)
         if least >= most:
             continue
         seq_len = dice.choice([512, 1024, 2048, 4096, 8192])
@@ -78,7 +80,7 @@ def draw(seed: int = SEED, count: int = COUNT) -> list[dict[str, Any]]:
                 "seq_len": seq_len,
                 "tokens": sequences * seq_len,
                 "budget_gib": round(math.exp(dice.uniform(math.log(least), math.log(most))), 2),
-                "numerics": dice.choice(["harmless", "harmless", "fp8", "fp32"]),
+                "numerics": numerics,
             }
         )
     return tasks
