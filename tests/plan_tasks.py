@@ -158,7 +158,8 @@ def main() -> None:
     if asked.plan:
         plan_all(asked.plan)
     if asked.measure:
-        measure_all(*asked.measure, asked.seconds)
+        plans, out = asked.measure
+        measure_all(plans, out, asked.seconds)
     if asked.table:
         print(json.dumps(table(asked.table), indent=1))
 
