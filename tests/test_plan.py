@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import plan_tasks
 import pytest
 from conftest import CHECKOUT, Project
 
@@ -22,7 +23,13 @@ from lsai_core.profiling.gpus import MARGIN, find_gpu, usable_gib
 from lsai_lab.peers.titan_file import read_titan
 from lsai_lab.predictions.asked import Source
 from lsai_lab.predictions.plan import TIE, Plan, Room, Search, make_plan
-from lsai_lab.predictions.plan_files import arguments, flavor_of, titan_gib
+from lsai_lab.predictions.plan_files import (
+    arguments,
+    arguments_file,
+    flavor_of,
+    titan_file,
+    titan_gib,
+)
 from lsai_lab.predictions.plan_space import chains
 from lsai_lab.predictions.plan_told import told
 
@@ -299,10 +306,7 @@ def llama(**changes: Any) -> TrainConfig:
 
 def write(path: Path, option: str, config: TrainConfig) -> Path:
     """The file of `option` for a plan."""
-    from lsai_lab.predictions import plan_files
-
-    files = {"titan": plan_files.titan_file, "hf": plan_files.arguments_file}
-    file = files[option](path, config.model) if option == "titan" else files[option](path)
+    file = titan_file(path, config.model) if option == "titan" else arguments_file(path)
     path.write_text(file.text(config, "Micro-batch 2: the plan"))
     return path
 
@@ -371,3 +375,10 @@ def test_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan.settings["why"].iloc[0] == "chosen" and len(plan.settings) > 1
     with pytest.raises(UserError, match="how many tokens"):
         lab.plan("lab-tiny", "h100")
+
+
+def test_the_committed_tasks_are_those_that_are_drawn() -> None:
+    tasks = json.loads(plan_tasks.TASKS.read_text(encoding="utf-8"))
+    assert tasks == plan_tasks.draw() and len(tasks) == 200
+    for task in tasks:
+        assert task["tokens"] % task["seq_len"] == 0 and 4 <= task["budget_gib"] <= 72
