@@ -93,6 +93,18 @@ def test_the_sum_of_a_bias_gradient_is_seen_by_the_step() -> None:
             "whisper_fp16_scaler",
             147,
         ),
+        # of one place that leaves others out: without the weight
+        *(
+            (
+                (64, 4 * width, size, size),
+                (8 * width, 4 * width, 1, 1),
+                (64, 8 * width, size // 2, size // 2),
+                torch.float32,
+                "resnet50_fp32_sgd",
+                147,
+            )
+            for width, size in ((64, 56), (128, 28), (256, 14))
+        ),
         # three channels of 16 bits become eight
         ((64, 3, 224, 224), (768, 3, 16, 16), (64, 768, 14, 14), HALF, "vit_autocast", 16),
     ],

@@ -3,6 +3,7 @@ what is refused."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from conftest import CHECKOUT
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -18,6 +20,10 @@ from lsai_core.base.errors import UserError
 from lsai_core.config.precision import autocast, weight_dtype
 from lsai_core.config.strict import validated
 from lsai_core.model.transformer import build_model
+from lsai_core.optimizers.build import build_optimizer
+from lsai_core.parallel.adapt import adapt
+from lsai_core.prediction.fake_kernels import attention_as, expected_kernel
+from lsai_core.training.step import train_step
 
 GIB = 2**30
 CUDA = torch.device("cuda")
@@ -56,6 +62,27 @@ def test_compiled_blocks_come_to_what_predict_says(precision: str, checkpointing
     active = own.on_gpu_with(80).allocated / GIB
     assert gpu.peak_active_gib == pytest.approx(active, rel=0.01)
     assert gpu.peak_reserved_gib == pytest.approx(own.reserved, rel=0.02)
+
+
+def test_a_recorded_compiled_run() -> None:
+    """Of one H100, with the trainer's own step, fused blocks and optimizer."""
+    folder = CHECKOUT / "reports/recorded/h100/fsdp/all_1_auto_1.grid-966eed2a5e1c"
+    config = TrainConfig.model_validate(json.loads((folder / "config.json").read_text()))
+    recorded = json.loads((folder / "summary.json").read_text())["results"]
+    assert config.compile
+    with simulated_gpu("h100") as gpu:
+        dtype = weight_dtype(config.precision)
+        model = build_model(config.model, config.attention, device="cuda", dtype=dtype)
+        adapt(model, config)
+        for block in model.blocks:  # the kernel that ran there may not be installed here
+            block.attention.attend = attention_as(expected_kernel(config))
+        optimizer = build_optimizer(model, config.optim)
+        ids = torch.randint(100, (config.batch_size * config.grad_accum, config.seq_len + 1))
+        for _ in range(2):
+            train_step(model, optimizer, ids[:, :-1], ids[:, 1:], config, CUDA)
+    active, reserved = recorded["mem_peak_active_gib"], recorded["mem_peak_reserved_gib"]
+    assert gpu.peak_active_gib == pytest.approx(active, rel=0.01)
+    assert gpu.peak_reserved_gib == pytest.approx(reserved, rel=0.03)
 
 
 def kept(function: Callable[..., Tensor], *tensors: Tensor) -> int:

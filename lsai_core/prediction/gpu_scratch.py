@@ -122,17 +122,20 @@ def convolution(x: Tensor, weight: Tensor, out: Tensor) -> list[int]:
     tensor cores have them; channels of 16-bit tensors are filled up to a multiple of eight.
 
     Off the sizes of blocks that an H100 took (cuDNN 9). None where the tensors lie so already,
-    in depthwise convolutions, which are PyTorch's own, and for kernels of one place, of which most
-    take nothing.
+    in depthwise convolutions, which are PyTorch's own, and for kernels of one place, which are
+    products of matrices and most of which take nothing. If such a kernel leaves places out, it is
+    none: input and output are copied, and the weight lies the same either way.
     """
     channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
     exact = x.dtype == torch.float64 or (
         x.dtype == torch.float32 and not torch.backends.cudnn.allow_tf32
     )
     depthwise = weight.shape[1] == 1 and x.shape[1] > 1
-    if exact or depthwise or channels_last or math.prod(weight.shape[2:]) == 1:
+    if exact or depthwise or channels_last:
         return []
-    return [sum(_filled(tensor) for tensor in (x, weight, out))]
+    if math.prod(weight.shape[2:]) > 1:
+        return [sum(_filled(tensor) for tensor in (x, weight, out))]
+    return [] if x.shape[2:] == out.shape[2:] else [_filled(x) + _filled(out)]
 
 
 def _filled(tensor: Tensor) -> int:

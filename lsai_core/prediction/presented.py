@@ -129,7 +129,7 @@ class _Generator(torch.Generator):
     """A random generator, which a GPU's fake values do not need."""
 
     def __new__(cls, device: Any = "cpu") -> Self:
-        return super().__new__(cls, _here(device))
+        return super().__new__(cls, _here(device))  # type: ignore[call-arg]
 
 
 class _Event:

@@ -41,7 +41,8 @@ _REFUSED = ("aten::convolution", "aten::convolution_backward")
 class Watch(Protocol):
     """What counts tensors: names those born inside by `purpose`, and sees what a function makes."""
 
-    running: Any
+    @property
+    def running(self) -> str: ...
 
     def purpose(self, name: str) -> contextlib.AbstractContextManager[None]: ...
 

@@ -77,6 +77,7 @@ def hf_model(path: Path) -> HfModel:
         raise UserError(
             f"{path}: model_type {str(kind)[:60]!r} is not known to transformers "
             f"{transformers.__version__}"
+            + ("; code beside the file (auto_map) never runs" if data.get("auto_map") else "")
         )
     values = {key: value for key, value in data.items() if key not in _LEFT_OUT}
     with _values_of(path):
