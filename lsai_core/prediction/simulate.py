@@ -1,9 +1,9 @@
 """One real training step on fake tensors: shapes, dtypes and lifetimes are true, arithmetic and
 memory do not exist.
 
-The model is shaped on the meta device, given fake parameters, converted, fused and sharded by the
-project's own code, and `train_step` runs over it, in one process of several as in `process.py`. The optimizer's states exist from the start, as in every step but
-the first.
+The model is shaped on the meta device, given fake parameters, converted, fused and shared by the
+project's own code, and `train_step` runs over it; where there are several processes, as one of them
+(`process.py`). The optimizer's states exist from the start, as in every step but the first.
 """
 
 from __future__ import annotations
