@@ -74,7 +74,7 @@ def sum_gradients(model: Transformer) -> None:
             module.weight.register_hook(lambda grad: grad.redistribute(placements=[Replicate()]))
 
 
-def _whole(part_BsD: Tensor, mesh: DeviceMesh) -> Tensor:
+def whole_sequence(part_BsD: Tensor, mesh: DeviceMesh) -> Tensor:
     """The whole sequence (B, S, D) of all processes' parts; they sum its gradient."""
     parts = DTensor.from_local(part_BsD, mesh, [Shard(_SEQUENCE)], run_check=False)
     return parts.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
@@ -96,7 +96,7 @@ def _loss(
 ) -> Tensor:
     """`linear_cross_entropy` of the whole sequence, each process with its words."""
     return linear_cross_entropy(
-        _whole(hidden_BsD, mesh),
+        whole_sequence(hidden_BsD, mesh),
         weight_VD.to_local(),
         targets_BS,
         reduction,

@@ -205,6 +205,7 @@ def prediction_of(
 
 def _host_gib(config: TrainConfig) -> float:
     from lsai_core.model.saved_inputs import host_gib
+
     if not config.parallel.cpu_offload:
         return host_gib(config)
     stored = weight_dtype(config.precision)

@@ -98,7 +98,7 @@ def connect_alone(
     model: Transformer, config: TrainConfig, mesh: DeviceMesh, tracker: SharingTracker
 ) -> None:
     """`connect` without the others; the buckets that it makes are the gradients' memory."""
-    # Weights that travel in fp8 are gathered into as many bytes, and cast apart from a GPU's kernel.
+    # Weights that travel in fp8 are predicted as if they went in their own dtype.
     parallel = config.parallel.model_copy(update={"fp8_gather": False})
     with tracker, tracker.purpose("messages"):
         tracker.connecting = True

@@ -1,10 +1,9 @@
 """One real training step on fake tensors: shapes, dtypes and lifetimes are true, arithmetic and
 memory do not exist.
 
-The model is shaped on the meta device, given fake parameters, converted, fused and sharded by the
-project's own code, and `train_step` runs over it. FSDP2 itself runs, as rank 0 of a process group
-that only pretends to communicate. The optimizer's states exist from the start, as in every step but
-the first.
+The model is shaped on the meta device, given fake parameters, converted, fused and shared by the
+project's own code, and `train_step` runs over it; where there are several processes, as one of them
+(`process.py`). The optimizer's states exist from the start, as in every step but the first.
 """
 
 from __future__ import annotations
@@ -49,7 +48,12 @@ from lsai_core.prediction.fake_kernels import (
     update_on_gpu,
     update_on_host,
 )
-from lsai_core.prediction.process import SharingTracker, connect_alone, messages_between_stages, one_of
+from lsai_core.prediction.process import (
+    SharingTracker,
+    connect_alone,
+    messages_between_stages,
+    one_of,
+)
 from lsai_core.prediction.purposes import name_gradients_and_buffers, named
 from lsai_core.prediction.timeline import timeline
 from lsai_core.prediction.tracker import Moment, PurposeTracker
@@ -85,15 +89,17 @@ class Trainer:
     """What a trainer does in a step; the defaults are this project's own.
 
     `reshape` replaces parts of a model on the meta device, before layers run in fp8, which
-    `linear_names` names. `norm` stands outside of compiled blocks. `policy` makes what selective
-    checkpointing keeps (a new one for each use, for it may count). `optimizer` makes one for the
-    model, `update` clips and updates. `keeps_gradients`: to the step's end.
+    `linear_names` names. `norm` stands outside of compiled blocks. `head` has the last hidden
+    states, the output layer's weight and the targets, as `model.loss`. `policy` makes what
+    selective checkpointing keeps (a new one for each use, for it may count). `optimizer` makes one
+    for the model, `update` clips and updates. `keeps_gradients`: to the step's end.
     """
 
     reshape: Callable[[Transformer], None] = lambda model: None
     linear_names: Callable[[Transformer, Fp8Config], list[str]] = linear_names
     norm: type[nn.RMSNorm] = FusedRMSNorm
     loss: Callable[..., Tensor] | None = None
+    head: Callable[..., Tensor] | None = None
     policy: Callable[[], Policy] | None = None
     optimizer: Callable[[Transformer], torch.optim.Optimizer] | None = None
     update: Callable[[torch.optim.Optimizer, float], Tensor] | None = None
@@ -218,7 +224,7 @@ class _Simulation:
         """Say what tensors are for as they come to be."""
         tracker = self._tracker
         name_gradients_and_buffers(model, tracker, self._config.parallel.cpu_offload)
-        model.loss = named(tracker, "loss", model.loss)
+        model.loss = named(tracker, "loss", self._trainer.head or model.loss)
         if not self._trainer.keeps_gradients:
             for parameter in model.parameters():
                 parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))

@@ -102,6 +102,7 @@ def _begin(
     cap = BUCKET if bucket_cap_mb is None else int(bucket_cap_mb * MIB)
     one = sys.maxsize if static_graph or not find_unused_parameters else None
     self.simulated = _Buckets(learned, cap, gradient_as_bucket_view)
+    self.simulated.rebuilt = one is None  # the first ones stay
     self.simulated.make([one] if one else [FIRST_BUCKET, cap])
 
 

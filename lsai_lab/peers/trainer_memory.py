@@ -25,6 +25,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy
 
 from lsai_core.base.disk_cache import cached_on_disk
@@ -35,9 +36,10 @@ from lsai_core.model import transformer as decoder
 from lsai_core.model.norm import Norm, whole_weight
 from lsai_core.model.recompute import keep_expensive
 from lsai_core.model.rope import rotate
-from lsai_core.optimizers.base import FactorOptimizer
+from lsai_core.optimizers.base import FactorOptimizer, local
+from lsai_core.parallel.tensor import whole_sequence
 from lsai_core.prediction.fake_kernels import FusedRMSNorm
-from lsai_core.prediction.memory import Prediction, prediction_of
+from lsai_core.prediction.memory import Prediction, differing_ranks, prediction_of
 from lsai_core.prediction.simulate import Simulated, Trainer, simulate
 from lsai_core.prediction.tracker import PurposeTracker
 from lsai_lab.peers.settings import Peer
@@ -127,13 +129,25 @@ class _MLP(decoder.MLP):
 class _Fp32Norm(Norm):
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
-        return whole_weight(self) * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(
-            x.dtype
-        )
+        return whole_weight(self) * (
+            wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
+        ).to(x.dtype)
 
 
 def _loss(kind: str, model: Any, x_BS: Tensor, *_targets_and_config: Any) -> Tensor:
-    logits_BSV, tracker = model(x_BS), PurposeTracker.active
+    return _keep(kind, model(x_BS))
+
+
+def _head(kind: str, hidden_BSD: Tensor, weight_VD: Tensor, *_targets: Any) -> Tensor:
+    """The same where processes share matrices, or blocks: each keeps the logits of its words."""
+    if isinstance(weight_VD, DTensor):
+        hidden_BSD = whole_sequence(hidden_BSD, weight_VD.device_mesh)
+        weight_VD = weight_VD.to_local()
+    return _keep(kind, F.linear(hidden_BSD, weight_VD))
+
+
+def _keep(kind: str, logits_BSV: Tensor) -> Tensor:
+    tracker = PurposeTracker.active
     with tracker.purpose("loss") if tracker else contextlib.nullcontext():
         how = {"held": "fresh", "fp32": "fresh"}.get(kind, kind)
         return _Kept.apply(how, logits_BSV.float() if kind in ("fp32", "shifted") else logits_BSV)
@@ -182,7 +196,7 @@ class _Masters(FactorOptimizer):
         super().__init__([{"params": sorted(model.parameters(), key=lambda p: p.ndim < 2)}], lr=0.0)
 
     def moments(self, parameter: Tensor) -> dict[str, Tensor]:
-        weight = parameter.data
+        weight = local(parameter.data)
         slices = {
             name: torch.empty(-(-weight.numel() // self.shared), dtype=torch.float32)
             for name in ("master", "m", "v")
@@ -222,15 +236,17 @@ def _update(together: bool, optimizer: torch.optim.Optimizer, _limit: float) -> 
     return torch.empty(())
 
 
-def trainer_of(trainer_memory: TrainerMemory) -> Trainer:
-    """The parts of a simulated step that differ from ours in that trainer."""
+def trainer_of(trainer_memory: TrainerMemory, together: bool = False) -> Trainer:
+    """The parts of a simulated step that differ from ours in that trainer. `together`: processes
+    share matrices or blocks."""
     changed: dict[str, Any] = {"keeps_gradients": not trainer_memory.step_in_backward}
     if trainer_memory.apart or trainer_memory.full_every > 1:
         changed["reshape"] = functools.partial(_reshape, trainer_memory)
     if trainer_memory.update != "fused":
         changed["update"] = functools.partial(_update, trainer_memory.update == "foreach")
     if trainer_memory.loss != "eager":
-        changed["loss"] = functools.partial(_loss, trainer_memory.loss)
+        name, function = ("head", _head) if together else ("loss", _loss)
+        changed[name] = functools.partial(function, trainer_memory.loss)
     if trainer_memory.every_second:
         changed["policy"] = functools.partial(_policy, trainer_memory)
     if trainer_memory.masters:
@@ -243,11 +259,17 @@ def trainer_of(trainer_memory: TrainerMemory) -> Trainer:
 
 
 def predict_as(config: TrainConfig, trainer_memory: TrainerMemory) -> Prediction:
-    """Predicted memory on each GPU of a run of `config` by a trainer that keeps `trainer_memory`.
-    Raises UserError as `predict` does."""
+    """Predicted memory of a run of `config` by a trainer that keeps `trainer_memory`, on the GPU
+    that needs the most. Raises UserError as `predict` does."""
+    trainer = trainer_of(trainer_memory, config.parallel.tp * config.parallel.pp > 1)
 
-    def answer() -> dict[str, Any]:
-        return asdict(simulate(config, trainer=trainer_of(trainer_memory)))
+    def of(rank: int) -> Prediction:
+        asked = [config.model_dump_json(), trainer_memory.model_dump_json(), rank]
 
-    question = json.dumps([config.model_dump_json(), trainer_memory.model_dump_json()])
-    return prediction_of(config, Simulated(**cached_on_disk(__name__, question, answer)))
+        def answer() -> dict[str, Any]:
+            return asdict(simulate(config, rank=rank, trainer=trainer))
+
+        found = Simulated(**cached_on_disk(__name__, json.dumps(asked), answer))
+        return prediction_of(config, found, rank=rank)
+
+    return max(map(of, differing_ranks(config)), key=lambda found: found.peak)

@@ -43,7 +43,6 @@ def predicted(config: TrainConfig, gpu: Gpu) -> list[dict[str, Any]]:
             "rank": found.rank,
             "active_gib": round(found.peak, 4),
             "reserved_gib": round(found.reserved, 4),
-            "needs_gib": round(found.needs, 4),
             "verdict": verdict(found, gpu),
             **timed(config, gpu, kernel),
             "attention": kernel,

@@ -8,6 +8,7 @@ they are asked for.
 
 import contextlib
 import functools
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -299,10 +300,11 @@ def estimator_errors(root: Path | None = None) -> pd.DataFrame:
         pd.read_csv(table_path(root, "published")),
         load_yaml(root / "params" / "estimators.yaml"),
     )
-    configs = [
-        *(config_of(runs[name]) for name in said["run"]),
-        *map(TrainConfig.model_validate_json, kept["config"]),
-    ]
+    shown = [TrainConfig.model_validate_json(config) for config in kept["config"]]
+    # others' formulas know neither shared matrices nor stages
+    known = [config.parallel.tp * config.parallel.pp == 1 for config in shown]
+    kept, shown = kept[known], list(itertools.compress(shown, known))
+    configs = [*(config_of(runs[name]) for name in said["run"]), *shown]
     frame = pd.json_normalize([config.model_dump(mode="json") for config in configs])
     frame = frame.assign(masters=[1] * len(said) + kept["masters"].tolist())
     for name, formula in told["names"].items():

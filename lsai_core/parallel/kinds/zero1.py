@@ -28,7 +28,7 @@ class SpreadOptimizer(ZeroRedundancyOptimizer):
     @property
     def sizes(self) -> list[int]:
         """How many numbers each process updates."""
-        shares = self._partition_parameters()
+        shares = self._partition_parameters()  # type: ignore[attr-defined]
         return [sum(p.numel() for group in own for p in group["params"]) for own in shares]
 
 
