@@ -26,12 +26,13 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from lsai_core.base.errors import UserError
 from lsai_lab.predictions.recorded import table_path
 from lsai_lab.predictions.techniques import TECHNIQUES
+from lsai_lab.report.judged import judged
 from lsai_lab.report.render import EXECUTED, HTML, PDF, Engine, render
 from lsai_lab.report.runpages import write_run_pages
 from lsai_lab.report.show import figure, table
 from lsai_lab.report.to_markdown import to_markdown
 from lsai_lab.report.tooltips import tooltips
-from lsai_lab.runs.records import find_runs
+from lsai_lab.runs.records import find_runs, page_name, recorded_runs
 
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
@@ -135,7 +136,7 @@ def chapters(folder: Path, hostile: bool = False) -> None:
     link = "[v2](runs/memory/x.html)"
     front = [
         new_markdown_cell(
-            f"# Front {{#sec-front}}\n\nSee @fig-one-loss and {link}.\n\n[Every "
+            f"# Front {{#sec-front}}\n\nSee @fig-one-loss, @tbl-one-rows and {link}.\n\n[Every "
             f"run](runs/index.html)"
         )
     ]
@@ -412,6 +413,10 @@ def test_a_page_a_chapter_without_quarto(book: Path, visit: Callable[..., Any]) 
     for path in book.glob("*.html"):
         for target in re.findall(r'href="([\w./-]+\.html)', path.read_text()):
             assert target.startswith("runs/") or (book / target).exists(), (path.name, target)
+        ids = set(re.findall(r'id="([^"]+)"', path.read_text()))
+        assert set(re.findall(r'href="#([^"]+)"', path.read_text())) <= ids, path.name
+    front = (book / HTML).read_text()
+    assert 'href="one.html#tbl-one-rows"' in front, "a table of another page"
     phone = visit(book / "one.html", 390)
     assert not phone.locator("#TOC details").evaluate("list => list.open")
 
@@ -570,6 +575,13 @@ def test_rows_that_lean_on_others_stay_and_links_in_headers_lead(
     assert page.locator("th button a").count() == 0
     second.get_by_role("link", name="Chapter").click()
     assert page.url.endswith("#sec-one")
+
+
+def test_a_number_of_a_claim_leads_to_the_page_of_its_run() -> None:
+    claims = judged("weak_scaling", "weak_scaling_two")
+    pages = {page_name(run.folder) for run in recorded_runs(CHECKOUT / "reports")}
+    for folders in claims["runs"]:
+        assert folders and {page_name(folder) for folder in folders} <= pages
 
 
 def test_a_box_is_a_box(book: Path, visit: Callable[..., Any]) -> None:
