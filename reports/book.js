@@ -55,6 +55,9 @@ for (const table of all("main table:has(thead)")) {
 }
 for (const part of all("main pre, main p:has(> math), main figure > *"))  // what scrolls can be reached by keys
   if (part.scrollWidth > part.clientWidth) part.tabIndex = 0;
+all(".sidebar-item-toggle").forEach((toggle) => toggle.setAttribute("role", "button"));  // Quarto's landmarks have no names
+for (const [place, ariaLabel] of [["#quarto-sidebar", "Contents"], [".quarto-secondary-nav", "Place in the book"]])
+  all(place).forEach((nav) => Object.assign(nav, { ariaLabel }));
 for (const link of all(".pagination-link")) link.ariaLabel = null;  // Quarto's leaves out the number that is seen
 
 // A figure tells the values at the pointer, the finger, or, after Tab, where the arrow keys have come to.
@@ -71,7 +74,7 @@ const livens = (figure) => {
     const part = mark.closest(".part")?.getBoundingClientRect(), { left, right, top } = mark.getBoundingClientRect();
     return !part || (right > part.left && left < part.right && top > part.top - 1 && top < part.bottom);
   });
-  for (const mark of marks) {  // a slider has nothing in it that takes the focus
+  for (const mark of all(".tip", figure)) {  // a slider has nothing in it that takes the focus
     mark.dataset.page = mark.getAttribute("href") ?? "";
     mark.removeAttribute("href");
     mark.removeAttribute("tabindex");

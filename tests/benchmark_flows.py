@@ -35,7 +35,8 @@ def measured(times: int) -> dict[str, float]:
             (root / name).symlink_to(CHECKOUT / name)
         ignored = shutil.ignore_patterns("_*", "*.ipynb", "runs", "files", "data")
         shutil.copytree(CHECKOUT / "reports", reports, ignore=ignored)
-        shutil.copy(CHECKOUT / "reports" / "_quarto.yml", reports)
+        for name in ("_brand.yml", "_quarto.yml"):
+            shutil.copy(CHECKOUT / "reports" / name, reports)
         machines = [
             path
             for path in (reports / "recorded").iterdir()

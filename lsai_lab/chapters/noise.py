@@ -8,7 +8,6 @@ import pandas as pd
 from lsai_lab.analysis.summary import SESSION_SPREAD
 from lsai_lab.claims.declared import load_claims
 from lsai_lab.claims.words import claims_table
-from lsai_lab.project.files import reading_root
 
 _REPEATS = ["machine", "study", "part", "variant"]
 _ACROSS = ["variant", "env.gpu", "batch_size"]
@@ -79,11 +78,10 @@ def claims_with(judged: pd.DataFrame, *verdicts: str) -> pd.DataFrame:
     `study`, `run` (the first that decides it), and `missed`: by what share of its bound the worst
     repeat or the far end of the interval misses it."""
     declared = load_claims()
-    folder = reading_root() / "reports" / "recorded"
     found = judged[judged["verdict"].isin(verdicts)].reset_index()
     rows = claims_table(found, declared)[["name", "claim", "bound", "measured"]]
     rows["study"] = [declared[name].study for name in found["name"]]
-    rows["run"] = [str(folder / runs[0]) for runs in found["runs"]]
+    rows["run"] = [runs[0] for runs in found["runs"]]
     ends = found[["value", "low", "high"]].astype(float)
     upper = np.array([declared[name].at_most is not None for name in found["name"]])
     limits = np.array([declared[name].limit for name in found["name"]], float)
@@ -113,9 +111,7 @@ def all_claims(judged: pd.DataFrame, places: Mapping[str, str]) -> pd.DataFrame:
     rows = claims_table(found, declared)
     rows = rows.rename(columns={"bound_set": "bound set", "first_run": "first run"})
     rows["verdict"] = rows["verdict"].str.replace("fallen", "failed")
-    folder = reading_root() / "reports" / "recorded"
-    known = [list(runs) if isinstance(runs, (list, tuple)) else [] for runs in found["runs"]]
-    rows["run"] = [str(folder / runs[0]) if runs else None for runs in known]
+    rows["run"] = [runs[0] if runs else None for runs in found["runs"]]
     studies = {name: str(declared[name].study) for name in found["name"]}
     rows["section"] = [
         places.get(name, places.get(study, places[""])) for name, study in studies.items()

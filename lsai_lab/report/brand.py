@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import write_text
@@ -14,9 +15,10 @@ def brand_colors(reports: Path) -> dict[str, dict[str, str]]:
     """Each colour of `_brand.yml` by its name, `light` and `dark`, as `#rrggbb`. UserError where
     one is missing or written otherwise."""
     path = reports / "_brand.yml"
-    colors = load_yaml(path).get("color")
+    given = load_yaml(path).get("color")
+    colors: dict[str, Any] = given if isinstance(given, dict) else {}
     for name in _VARIABLES:
-        value = colors.get(name) if isinstance(colors, dict) else None
+        value = colors.get(name)
         shades = [value.get(key) if isinstance(value, dict) else None for key in ("light", "dark")]
         if not all(re.fullmatch("#[0-9a-fA-F]{6}", str(shade)) for shade in shades):
             example = f'{name}: {{ light: "#0b57a4", dark: "#7db8f0" }}'

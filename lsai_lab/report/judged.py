@@ -5,16 +5,23 @@ import pandas as pd
 from lsai_core.base.errors import UserError, hint
 from lsai_lab.claims.declared import load_claims
 from lsai_lab.claims.evaluate import evaluate
+from lsai_lab.project.files import reading_root
 from lsai_lab.report.load import recorded, studies
 
 
 def judged(*names: str) -> pd.DataFrame:
     """The claims `names` (none: all) by name: `value`, `low`, `high`, `n`, `bound`, `verdict`
-    ("held", "fallen", ...), `sentence`, `runs`. UserError for an unknown name."""
+    ("held", "fallen", ...), `sentence`, `runs` (their folders). UserError for an unknown name."""
     declared = load_claims()
     if unknown := [name for name in names if name not in declared]:
         raise UserError(f"there is no claim {unknown[0]!r}{hint(unknown[0], list(declared))}")
     asked = {name: declared[name] for name in names} or declared
     terms = [each for claim in asked.values() for each in (claim.of, claim.over, claim.beside)]
     wanted = {term.study for term in terms if term is not None} & {*studies()}
-    return evaluate(recorded(*sorted(wanted)), asked).set_index("name")
+    found = evaluate(recorded(*sorted(wanted)), asked).set_index("name")
+    folder = reading_root() / "reports" / "recorded"
+    found["runs"] = [
+        [str(folder / run) for run in runs] if isinstance(runs, (list, tuple)) else []
+        for runs in found["runs"]
+    ]
+    return found

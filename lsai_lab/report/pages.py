@@ -37,6 +37,7 @@ def finish_pages(folder: Path, names: list[str], parts: dict[str, str], title: s
     for path in [*paths, _FRONT, "sitemap.json"]:
         (folder / path).unlink(missing_ok=True)
 
+    places = {place: name for name, page in pages.items() for place in _places(page)}
     index: list[dict[str, str]] = []
     for name, page in pages.items():
         if name == _FRONT:
@@ -45,7 +46,7 @@ def finish_pages(folder: Path, names: list[str], parts: dict[str, str], title: s
         contents = _contents(dict(zip(wanted, chapters, strict=True)), begun, name)
         page = page.replace("<!--contents-->", contents, 1)
         page = page.replace("<!--title-->", title if name == _FRONT else "", 1)
-        write_text(folder / name, _relinked(page, renamed))
+        write_text(folder / name, _relinked(page, renamed, places))
     words = json.dumps(index, ensure_ascii=False).replace("<", "\\u003c")
     write_text(folder / "search.js", f"window.searchIndex = {words};\n")
 
@@ -71,13 +72,23 @@ def _entry(section: dict[str, Any], is_here: bool = False) -> str:
     return f'<a href="{escape(section["path"])}"{current}>{escape(words)}</a>'
 
 
-def _relinked(page: str, renamed: dict[str, str]) -> str:
+def _places(page: str) -> list[str]:
+    return re.findall(r'\bid="([^"]+)"', page)
+
+
+def _relinked(page: str, renamed: dict[str, str], places: dict[str, str]) -> str:
     """`page` with links that lead to the pages as they are called in the end; those to a chapter as
-    a whole lead to its beginning."""
+    a whole lead to its beginning. pandoc takes what lies deep in another page, as a table in a
+    figure, to be on this one: `places` says on which page each is."""
+    own = {"", *_places(page)}
 
     def link(found: re.Match[str]) -> str:
         return f'href="{renamed.get(found[1], found[1])}{found[2] or ""}"'
 
+    def elsewhere(found: re.Match[str]) -> str:
+        return found[0] if found[1] in own else f'href="{places.get(found[1], "")}#{found[1]}"'
+
+    page = re.sub(r'href="#([^"]*)"', elsewhere, page)
     return re.sub(r'href="([\w.-]+\.html)(#[^"]*)?"', link, page)
 
 

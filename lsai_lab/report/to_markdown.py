@@ -91,7 +91,9 @@ def _unknown_option(notebook: Any) -> str | None:
     for cell in notebook.cells:
         for name in _options(cell) if cell.cell_type == "code" else {}:
             if name not in _OPTIONS:
-                return f"The cell option {name} is not known here; {', '.join(sorted(_OPTIONS))} are."
+                return (
+                    f"The cell option {name} is not known here; {', '.join(sorted(_OPTIONS))} are."
+                )
     return None
 
 
