@@ -19,6 +19,7 @@ def panels(fig: Figure, box: Bbox) -> str:
     left, top, right and bottom in percent of `box` (inches), the part of the drawn figure that the
     picture shows. What stands below all panels follows: each entry of a legend, or the whole.
     """
+    fig.draw_without_rendering()  # a picture of another resolution moved the words
     found = _apart([axes for axes in fig.axes if axes.get_visible()])
     if not any(_beside(one[1], two[1]) for one in found for two in found if one is not two):
         return ""
