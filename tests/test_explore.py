@@ -291,7 +291,8 @@ def test_the_step_is_built_by_guessing_and_shows_what_was_measured(
         assert sum(map(float, shown[name][6:])) == pytest.approx(row["step_ms"], abs=0.05)
     said = put(page, **{"fused loss": False})
     assert "compiled blocks" in said and "the later ones go with fused loss" in said
-    assert numbers(said.split("peak ")[1])[0] == round(middle.loc["compiled", "mem_peak_allocated_gib"], 1)
+    peak = middle.loc["compiled", "mem_peak_allocated_gib"]
+    assert numbers(said.split("peak ")[1])[0] == round(peak, 1)
 
 
 # Rounding
