@@ -48,7 +48,7 @@ def _entries(legend: Legend) -> list[Bbox]:
     """The boxes (pixels) of a legend's entries: name and sign."""
     found = []
     for text in legend.get_texts():
-        around, size = text.get_window_extent(), text.get_fontsize() * legend.figure.dpi / 72
+        around, size = text.get_window_extent(), float(text.get_fontsize()) * legend.figure.dpi / 72
         sign = (legend.handlelength + legend.handletextpad + 0.3) * size
         found.append(Bbox.from_extents(around.x0 - sign, around.y0, around.x1 + 3, around.y1 + 4))
     return found
