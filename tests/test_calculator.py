@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 from conftest import CHECKOUT
 from test_book import browser, templates, visit  # noqa: F401
-from test_explore import listed, numbers, put
+from test_explore import listed, noted, numbers, put
 
 from lsai_core.prediction.memory import predict, usable_gib
 from lsai_core.prediction.roofline import estimate
@@ -95,6 +95,9 @@ def test_2_a_small_gpu_and_the_host(page: Any) -> None:
 
 
 def test_3_how_many_for_70_b(page: Any) -> None:
+    said = put(page, model="llama3-70b", products="fp8", gpus=64)
+    assert said == "This model was not predicted with fp8 products: choose bf16."
+    put(page, products="bf16")
     said = put(page, model="llama3-70b", gpu="H100", gpus=64, order="fewest")
     found = re.match(r"The fewest H100s that fit are (\d+): full checkpointing, FSDP", said)
     assert found, said
@@ -161,6 +164,7 @@ def test_9_and_10_time_in_all_and_gpu_hours(page: Any) -> None:
         gpus = int((re.findall(r"FSDP over (\d+)", best) or [1])[0])
         hours = 10e9 / number(row["all"]) / 3600
         told = re.search(r"10 billion tokens take ([\d.,]+) (hours|days)", said)
+        assert ("The speed of several GPUs is estimated." in said) == (gpus > 1)
         assert told and number(told[1]) * (24 if told[2] == "days" else 1) == pytest.approx(
             hours, rel=0.01
         )
@@ -197,6 +201,38 @@ def test_11_a_model_of_my_own(page: Any, name: str) -> None:
     assert number(rows(page)["no checkpointing"]["each"]) == pytest.approx(
         time.tokens_per_s, rel=0.35
     )
+
+
+def test_no_gpu_of_several_is_faster_than_one_alone(page: Any) -> None:
+    """Beyond a node no network was measured: no speed is given there."""
+    for products in ("bf16", "fp8"):
+        put(page, gpu="H100", gpus=64, products=products)
+        found = rows(page)
+        compared = 0
+        for name, row in found.items():
+            alone, _, shared = name.partition(", FSDP over ")
+            gpus = int((re.findall(r"\d+", shared) or [1])[0])
+            assert (row["each"] == row["all"] == "–") == (gpus > 8), name
+            if 1 < gpus <= 8:
+                compared += 1
+                assert number(row["each"]) <= 1.001 * number(found[alone]["each"]), name
+        assert compared >= 4
+    said = put(page, model="llama3-70b", products="bf16", order="fewest")
+    assert "Its speed over more than one node of 8 was not measured." in said
+
+
+def test_words_of_what_is_estimated_changed_or_short(page: Any) -> None:
+    assert "The speed is estimated from the data sheet." in put(page, gpu="A100-80")
+    said = put(page, gpu="H100", gpus=8, products="fp8", order="shortest", tokens=13)
+    assert "data sheet" not in said and re.search(r"take [\d.]+ hours, or [\d.]+ GPU-hours", said)
+    assert re.search(r"tokens take [\d.]+ minutes", put(page, train=0.1)), "not 0.2 hours"
+    sentences = re.split(r"[.:] ", said.replace("H100", "GPU"))
+    assert max(len(numbers(each)) for each in sentences) <= 4, said
+    put(page, model="a model of your own", n_layers=0, products="bf16", tokens=16, batch=32)
+    assert noted(page, "n_layers") == "taken as 1"
+    assert noted(page, "batch") == "at most 2: predicted up to 131,072 tokens"
+    put(page, states="8-bit")
+    assert noted(page, "products") == "bf16: fp8 was predicted for bf16 states"
 
 
 def test_12_what_takes_the_memory(page: Any) -> None:

@@ -24,9 +24,11 @@ from lsai_core.base.errors import UserError
 from lsai_core.config.train import ModelConfig
 from lsai_core.context.methods import ContextSetting
 from lsai_core.optimizers.rounding import Noise, rounded
-from lsai_core.prediction.memory import predict, usable_gib
+from lsai_core.prediction.memory import PARTS, predict, usable_gib
 from lsai_core.profiling.gpus import find_gpu
+from lsai_core.profiling.trace import KERNEL_CLASSES
 from lsai_lab.predictions.steps import config_of
+from lsai_lab.report.colors import COLORS, KERNEL_COLORS, MEMORY_COLORS, PALETTE
 from lsai_lab.report.explore import ring
 from lsai_lab.report.explore.scripts import FOLDER, NAMES, page_script, write_page_files
 from lsai_lab.report.explore.show import module_of
@@ -73,6 +75,12 @@ def put(page: Any, within: int = 0, **values: Any) -> str:
     return str(shown.locator(".answer").inner_text())
 
 
+def noted(page: Any, name: str) -> str | None:
+    """What stands beside a control."""
+    label = page.locator(f"label:has([name='{name}'])")
+    return label.get_attribute("data-note")  # type: ignore[no-any-return]
+
+
 def listed(page: Any, within: int = 0) -> list[list[str]]:
     """The rows of the explorable's table of values, its alternative in text."""
     shown = page.locator(".explore:has(> form)").nth(within)
@@ -113,7 +121,8 @@ def test_the_memory_of_a_step_is_what_is_predicted(
     assert float(peak) == pytest.approx(found.peak, rel=0.005)
     assert float(needs) == pytest.approx(found.needs, rel=0.005)
     fits = found.needs <= usable_gib(find_gpu("H100"))
-    assert said.startswith("It fits one H100") == fits, said
+    each = "one H100" if gpus == 1 else f"each of {gpus} H100s"
+    assert each in said and said.startswith("It fits") == fits, said
     rows = {name: float(value.replace(",", "")) for name, value in listed(page)}
     for name, size in found.parts.items():
         assert rows.get(name, 0) == pytest.approx(size, abs=0.006), name
@@ -132,6 +141,11 @@ def test_memory_follows_length_batch_and_gpus_between_predictions(
     assert "between predictions" in said and "A100-40" in said
     assert numbers(said.split("peak is")[1])[0] == pytest.approx(found.peak, rel=0.05)
     assert "too large" in put(page, model="llama3-8b", gpus=1, tokens=15, checkpoint="none")
+    put(page, tokens=16, batch=16)
+    assert page.locator("[name=batch]").input_value() == "2"
+    assert noted(page, "batch") == "at most 2: predicted up to 131,072 tokens"
+    put(page, tokens=12, batch=1, checkpoint="full")
+    assert noted(page, "batch") is None and "predicted fused" in str(noted(page, "fused"))
 
 
 # Attention over several GPUs
@@ -157,6 +171,7 @@ def test_ring_attention_shows_who_computes_waits_and_sends(play: Callable[..., A
         assert share == pytest.approx(100 * sum(pairs) / plan.size / slowest, abs=0.06), method
         most = max(sum(step[rank] for step in sent) for rank in range(plan.size))
         assert numbers(said.split("up to ")[1])[0] == pytest.approx(most, abs=0.51)
+        assert ("with the backward pass" in said) == (gpus < 8), "what was measured"
         colors = page.locator("svg").first.locator("rect, path")
         assert colors.count() == len(ring.plan_of(method, gpus)["cells"]) * setting.pieces(gpus)
     assert "3 of 4 GPUs wait" in put(page, method="ring", gpus=4, step=4)
@@ -213,8 +228,13 @@ def test_the_roofline_computes_the_least_time_of_an_operation(play: Callable[...
         balance = rates[way] / rates["copy"] * 1e3
         assert numbers(rows["balance (FLOPs per byte)"])[0] == pytest.approx(balance, rel=0.001)
     said = put(page, operation="residual sum", tokens=13, fused=True)
-    assert "memory decides, and 67.1 MB of 335.5 move no more" in said.replace("336", "335.5")
+    assert "memory decides. Apart, 336 MB would move: fusing saves 67.1." in said
     assert page.locator("[name=format]").is_disabled()
+    assert noted(page, "format") == "bf16: fp8 is for products"
+    put(page, fused=False)
+    assert " 1 FLOP per byte" in put(page, operation="RMSNorm")
+    put(page, operation="gate and up product", gpu="A100-80, data sheet")
+    assert noted(page, "format") == "bf16: no fp8 there"
     said = put(page, operation="eager attention", fused=True)
     assert "arithmetic decides" in said and "fused" not in said.split(":")[0]
 
@@ -246,6 +266,8 @@ def test_the_step_is_built_by_guessing_and_shows_what_was_measured(
     hidden = put(page, **{"fp8 products": True})
     assert "How many tokens/s" in hidden and page.locator("text=fp8 products: ?").count() == 1
     assert page.locator("[name='fused loss']").is_checked(), "each change keeps those before it"
+    before = middle.loc["fused_optimizer", "tokens_per_s"] / middle.loc["eager", "tokens_per_s"]
+    assert float(page.locator("[name=guess]").input_value()) == pytest.approx(before, abs=0.006)
     put(page, guess=1.2)
     page.get_by_role("button", name="Show what was measured").click()
     said = page.locator(".answer").inner_text()
@@ -267,14 +289,17 @@ def test_the_step_is_built_by_guessing_and_shows_what_was_measured(
         assert energy == pytest.approx(1e3 * row["gpu_power_w"] / row["tokens_per_s"], rel=2e-3)
         assert peak == pytest.approx(row["mem_peak_allocated_gib"], abs=0.01)
         assert sum(map(float, shown[name][6:])) == pytest.approx(row["step_ms"], abs=0.05)
-    assert "compiled blocks" in put(page, **{"fused loss": False}), "and takes those after it along"
+    said = put(page, **{"fused loss": False})
+    assert "compiled blocks" in said and "the later ones go with fused loss" in said
+    peak = middle.loc["compiled", "mem_peak_allocated_gib"]
+    assert numbers(said.split("peak ")[1])[0] == round(peak, 1)
 
 
 # Rounding
 
 
 @pytest.mark.parametrize(
-    ("weight", "power", "steps"), [(1, -10, 100), (0.1, -12, 200), (2, -7, 400)]
+    ("weight", "power", "steps"), [(1, -10, 100), (0.05, -14.025, 100), (2, -7, 400)]
 )
 def test_weights_are_rounded_as_the_package_rounds(
     play: Callable[..., Any], weight: float, power: float, steps: int
@@ -285,29 +310,57 @@ def test_weights_are_rounded_as_the_package_rounds(
     nearest, random = torch.tensor([weight]).bfloat16().float(), torch.full((8,), weight)
     random = random.bfloat16().float()
     for step in range(1, steps + 1):
-        nearest = rounded(nearest - update, None).float()
-        random = rounded(random - update, Noise(0, step, 0)).float()
+        nearest = rounded(nearest + update, None).float()
+        random = rounded(random + update, Noise(0, step, 0)).float()
     exact, to_nearest, *others = (float(row[1]) for row in listed(page))
-    assert exact == pytest.approx(weight - steps * update)
+    assert exact == pytest.approx(weight + steps * update)
     assert to_nearest == nearest.item() and others == random.tolist()
 
 
 @pytest.mark.parametrize("name", ["E4M3", "E5M2"])
 def test_numbers_are_stored_as_pytorch_stores_them(play: Callable[..., Any], name: str) -> None:
-    page, dtype = play("rounding"), {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}[name]
+    page, dtype = play("numbers"), {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}[name]
     largest = torch.finfo(dtype).max
     for scaled in (True, False):
-        for value, top in ((-3.25, 1.25), (-13, 4), (2, 2), (-8.5, 8)):
-            put(page, 1, format=name, largest=top, value=value, scaled=scaled)
-            shown = {row[0]: row[1] for row in listed(page, 1)}
+        for value, top in ((-3.32, 1.26), (-13.02, 3.96), (1.98, 2.01), (-8.52, 7.96)):
+            put(page, format=name, largest=top, value=value, scaled=scaled)
+            shown = {row[0]: row[1] for row in listed(page)}
             there = torch.tensor(float(shown["scaled"]))
-            scale = largest / (2**top if top > 6 else float(f"{2**top:.2g}")) if scaled else 1
+            most = max(2**top, 2**value)
+            scale = largest / (round(most) if top > 6 else float(f"{most:.2g}")) if scaled else 1
             assert float(shown["scale"]) == pytest.approx(scale)
             stored = there.clamp(max=largest).to(dtype).float().item()
             assert float(shown["stored"]) == stored, (value, top)
 
 
+def test_the_examples_of_the_text_are_shown_first(play: Callable[..., Any]) -> None:
+    said = play("rounding").locator(".answer").inner_text()
+    assert "never moves: the update, 0.00006, is 0.25 times the distance" in said
+    assert said.endswith("exact is 0.056.")
+    said = play("numbers").locator(".answer").inner_text()
+    assert said.startswith("0.1 times the scale 448 / 2.4 = 186.7 is 18.67; E4M3 keeps 18")
+
+
 # All of them
+
+
+def test_a_color_has_one_meaning_and_one_declaration(play: Callable[..., Any]) -> None:
+    """The scripts name meanings; the colors of legends are those of the charts."""
+    for path in (*FOLDER.glob("*.js"), FOLDER / "explore.css"):
+        named = {*re.findall(r"#[0-9A-Fa-f]{6}\b", path.read_text())}
+        assert not {color.lower() for color in named} & {color.lower() for color in PALETTE}
+    assert {*PARTS, "unused reserve"} == {*MEMORY_COLORS} and {*KERNEL_CLASSES} <= {*KERNEL_COLORS}
+    memory = play("memory")
+    put(memory, gpus=4)
+    for page in (memory, play("step"), play("fits")):
+        shown = page.locator(".legend span").evaluate_all(
+            "all => all.map((e) => [e.textContent, getComputedStyle(e.firstChild).backgroundColor])"
+        )
+        assert len(shown) >= 5
+        for name, color in shown:
+            red, green, blue = map(int, re.findall(r"\d+", color))
+            known = COLORS[re.sub(r" [\d.]+$", "", name)]
+            assert known.lower() == f"#{red:02x}{green:02x}{blue:02x}", name
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from lsai_lab.report.colors import COLORS
 from lsai_lab.report.style import series_style
 
+
 def panels(
     columns: int = 1, rows: int = 1, height: float = 2.4, width: float = 6.3, **options: Any
 ) -> Any:

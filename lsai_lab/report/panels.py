@@ -19,6 +19,7 @@ def panels(fig: Figure, box: Bbox) -> str:
     left, top, right and bottom in percent of `box` (inches), the part of the drawn figure that the
     picture shows. What stands below all panels follows: each entry of a legend, or the whole.
     """
+    fig.draw_without_rendering()  # a picture of another resolution moved the words
     found = _apart([axes for axes in fig.axes if axes.get_visible()])
     if not any(_beside(one[1], two[1]) for one in found for two in found if one is not two):
         return ""
@@ -47,9 +48,9 @@ def _entries(legend: Legend) -> list[Bbox]:
     """The boxes (pixels) of a legend's entries: name and sign."""
     found = []
     for text in legend.get_texts():
-        around, size = text.get_window_extent(), text.get_fontsize() * legend.figure.dpi / 72
+        around, size = text.get_window_extent(), float(text.get_fontsize()) * legend.figure.dpi / 72
         sign = (legend.handlelength + legend.handletextpad + 0.3) * size
-        found.append(Bbox.from_extents(around.x0 - sign, around.y0, around.x1 + 3, around.y1))
+        found.append(Bbox.from_extents(around.x0 - sign, around.y0, around.x1 + 3, around.y1 + 4))
     return found
 
 

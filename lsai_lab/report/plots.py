@@ -19,9 +19,9 @@ from lsai_core.base.files import atomic_writer
 from lsai_core.config.strict import Strict, validated
 from lsai_lab.analysis.summary import over_repeats
 from lsai_lab.project.files import load_yaml
+from lsai_lab.report.colors import PALETTE
 from lsai_lab.report.load import steps
 from lsai_lab.report.show import PNG_DPI
-from lsai_lab.report.colors import PALETTE
 from lsai_lab.report.style import series_style
 from lsai_lab.report.values import shown
 

@@ -106,11 +106,11 @@ def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
     box = fig.get_tightbbox().padded(0.03)
     fig.savefig(svg, format="svg", bbox_inches=box, metadata={"Date": None})
     fig.savefig(png, format="png", bbox_inches=box, dpi=PNG_DPI)
-    plt.close(fig)
     width = round(int.from_bytes(png.getvalue()[16:20], "big") * 96 / PNG_DPI)
     over = "" if data is None else tooltips(fig, box, data.map(unmarked))
     if beside := panels(fig, box):
         over = f'<desc data-panels="{beside}"></desc>{over}'
+    plt.close(fig)
     # Hundredths of a point are enough for paths, and half the size.
     drawing = re.sub(
         r'\bd="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), svg.getvalue()

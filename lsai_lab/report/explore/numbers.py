@@ -1,5 +1,4 @@
-"""The explorable of the numbers of PyTorch's fp8 types: where a format has numbers, and what becomes
-of a value there."""
+"""The explorable of PyTorch's fp8 types: where a format has numbers, and what a value becomes."""
 
 from __future__ import annotations
 

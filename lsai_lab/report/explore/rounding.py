@@ -1,5 +1,4 @@
-"""The explorable on rounding: bf16 weights with the random bits of `lsai_core.optimizers.rounding`.
-"""
+"""The explorable on rounding: bf16 weights, with the bits of `lsai_core.optimizers.rounding`."""
 
 from __future__ import annotations
 

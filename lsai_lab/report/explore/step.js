@@ -2,8 +2,7 @@ import { COLORS, count, digits, explorable, legend, make, svg } from "./draw.js"
 
 export const draw = (el, { steps, about }) => {
   const classes = Object.keys(steps[0].classes);
-  let known = 1, round = 0;  // how many steps have been looked at, from the first on; the one guessed at
-  let told = "";
+  let known = 1, round = 0, told = "";  // steps that have been looked at, from the first on; the last chosen
   const reveal = make("button", { type: "button" }, "Show what was measured");
   const ticks = Object.fromEntries(steps.slice(1).map(({ name }) => [name, { label: name, value: false }]));
   const slowest = steps[0].tokens_per_s;
