@@ -15,6 +15,7 @@ from lsai_lab.runs.difference import Difference, difference
 from lsai_lab.runs.find import find_folder, machine_of, opened
 from lsai_lab.runs.records import Run, find_runs, name_in
 from lsai_lab.runs.session import Session, current_runs
+from lsai_lab.runs.study import study_names
 from lsai_lab.runs.writer import only_writer
 
 app = typer.Typer(no_args_is_help=True)
@@ -40,7 +41,11 @@ def list_runs(
     full: FullOption = False,
 ) -> None:
     session = Session()
-    runs = [run for run in find_runs(session.runs_root) if study in (None, run.summary.id.study)]
+    own = find_runs(session.runs_root)
+    known = {*study_names(session.root), *(run.summary.id.study for run in own)}
+    if study is not None and study not in known:
+        raise UserError(f"there is no study {study!r}{hint(study, sorted(known))}")
+    runs = [run for run in own if study in (None, run.summary.id.study)]
     for pair in where or []:
         runs = _with_setting(runs, pair)
     runs = [run for run in runs if set(tag or []) <= set(run.plan.get("tags", []))]

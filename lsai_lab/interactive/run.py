@@ -34,7 +34,7 @@ from lsai_lab.report.load import AnyRun, folder_of
 from lsai_lab.runs import records
 from lsai_lab.runs.driver import run_one
 from lsai_lab.runs.execute import ActiveRun, tell
-from lsai_lab.runs.find import going_on, opened
+from lsai_lab.runs.find import going_on, has_begun, opened
 from lsai_lab.runs.kinds import get_kind
 from lsai_lab.runs.notebook import RUN_LOG
 from lsai_lab.runs.records import Summary, annotate, name_in
@@ -124,6 +124,8 @@ class Run(Shown):
             return f"goes on: {done}"
         if summary.outcome == "ok":
             return "ok"
+        if not has_begun(self.folder):
+            return "planned, not yet executed: execute() does the work"
         why = f" ({summary.reason})" if summary.reason else ""
         kept = sorted(self.folder.glob("checkpoint-*")) or sorted(self.folder.glob("sharded-*"))
         rest = ""
@@ -155,6 +157,8 @@ class Run(Shown):
         """Peak memory (GiB) of each phase of a step and of the whole step. UserError if none was
         measured."""
         results = self.results
+        if not self._has_steps:
+            raise UserError(f"{self.id} is of kind {self.kind}: no training, so no phases of a step")
         rows = [
             (phase, results[f"mem_{phase}_peak_gib"])
             for phase in _PHASES
@@ -265,7 +269,8 @@ class Run(Shown):
         if not (self.folder / "run.json").exists() or "recorded" in self.folder.parts[-4:-2]:
             raise UserError(
                 f"{self.folder} is a recorded run; to do it here, open one with its settings: "
-                f"lab.open_run(study={self.id.study!r}, variant={self.id.variant!r})"
+                f"lab.open_run({self.id.study!r}, {self.id.variant!r}, part={self.id.part!r}, "
+                f"overrides=run.record.config)"
             )
         return self._opened
 
