@@ -23,7 +23,6 @@ from lsai_core.base.files import flatten
 from lsai_core.base.shown import Part, Shown
 from lsai_core.config.strict import Strict
 from lsai_core.model.transformer import Transformer
-from lsai_core.training.combinations import checked
 from lsai_lab.interactive.models import Generated, generate, load_model, load_run_tokenizer
 from lsai_lab.interactive.results import Results, unfolded
 from lsai_lab.launch.stop import stop_requests
@@ -35,8 +34,8 @@ from lsai_lab.runs import records
 from lsai_lab.runs.driver import run_one
 from lsai_lab.runs.execute import ActiveRun, tell
 from lsai_lab.runs.find import going_on, has_begun, opened
-from lsai_lab.runs.kinds import get_kind
 from lsai_lab.runs.notebook import RUN_LOG
+from lsai_lab.runs.older import config_in_todays_words
 from lsai_lab.runs.records import Summary, annotate, name_in
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import PlannedRun
@@ -75,8 +74,7 @@ class Run(Shown):
     def config(self) -> Strict:
         """The settings of the run, with their defaults. UserError if today's words cannot say
         them."""
-        where = str(self.folder / "config.json")
-        return checked(get_kind(self.kind).config_class(), self.record.config, where)
+        return config_in_todays_words(self.record)
 
     @property
     def env(self) -> dict[str, Any]:
@@ -270,7 +268,7 @@ class Run(Shown):
             raise UserError(
                 f"{self.folder} is a recorded run; to do it here, open one with its settings: "
                 f"lab.open_run({self.id.study!r}, {self.id.variant!r}, part={self.id.part!r}, "
-                f"overrides=run.record.config)"
+                f"overrides=run.config.model_dump())"
             )
         return self._opened
 
