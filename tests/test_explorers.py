@@ -11,8 +11,10 @@ import subprocess
 import sys
 from typing import Any
 
+import nbformat
 import pytest
 from conftest import CHECKOUT, Project, write_run
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from test_wishes import environment
 
 pytestmark = pytest.mark.slow
@@ -156,9 +158,48 @@ print(json.dumps([opened.record.config == run.config.model_dump(mode="json"), li
     assert same, line
 
 
+def chapter(folder: Project, name: str, *sources: str) -> None:
+    """A chapter: a title and what follows, Markdown or (what prints) code."""
+    cells = [new_markdown_cell(f"# {name.title()} {{#sec-{name}}}")]
+    cells += [
+        new_code_cell(source) if "print" in source else new_markdown_cell(source)
+        for source in sources
+    ]
+    number = {"front": "00-summary", "first": "10-first", "second": "20-second"}[name]
+    nbformat.write(new_notebook(cells=cells), folder.root / "notebooks" / f"{number}.ipynb")
+
+
+def test_one_chapter_of_the_report_is_made(folder: Project) -> None:
+    """The others stay as they were executed; of one that never was the headings are there."""
+    book = folder.root / "reports" / "_quarto.yml"
+    names = iter(["    - 10-first.ipynb\n", "    - 20-second.ipynb\n"])
+    listed = r"(?m)^    - (?!index)\S+\.ipynb\n"
+    book.write_text(re.sub(listed, lambda _: next(names, ""), book.read_text()))
+    chapter(folder, "front", "The front.")
+    chapter(folder, "first", "print('one')", "See @sec-part.")
+    chapter(folder, "second", "## A part {#sec-part}", "print('two')")
+    words = ("report", "--engine", "pandoc", "--formats", "html", "--chapter")
+    code, out, err = folder.lsai(*words, "10-first")
+    made = folder.root / "reports" / "_output"
+    pages = {path.name: path.read_text() for path in made.glob("*.html")}
+    assert code == 0 and "10-first" in out and "20-second" not in out.replace("_output", ""), err
+    assert "one" in pages["10-first.html"] and "A part" in pages["10-first.html"]
+    assert "This chapter is not made yet" in pages["20-second.html"]
+    assert folder.lsai(*words[:-1], "--no-run")[0] == 0
+    assert "two" in (made / "20-second.html").read_text()
+    chapter(folder, "second", "## A part {#sec-part}", "print('three')")
+    chapter(folder, "first", "print('four')", "See @sec-part.")
+    assert folder.lsai(*words, "20-second,00-summary")[0] == 0
+    assert "three" in (made / "20-second.html").read_text()
+    assert "four" not in (made / "10-first.html").read_text()
+
+
 @pytest.mark.parametrize(
     "line, wanted",
     [
+        ("report 15-memory", "a chapter is an option: --chapter 15-memory"),
+        ("report --chapter 15-memroy", "no chapter '15-memroy'"),
+        ("report --only 00-summary", "for a chapter say --chapter 00-summary"),
         ("compare memory", r"profile cpu; `--profile quick` has \d+; `lsai compare --all` shows"),
         ("train memory --technique bf16", "an option: --study memory"),
         ("runs list memry", "no study 'memry'; did you mean memory"),
