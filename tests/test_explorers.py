@@ -1,5 +1,5 @@
-"""What a person meets who explores in a notebook and at a terminal, in a laboratory as `lsai new lab`
-lays it out, with a few real runs: names that stay, tables that agree, lines that say what is
+"""What a person meets who explores in a notebook and at a terminal, in a laboratory as `lsai new
+lab` lays it out, with a few real runs: names that stay, tables that agree, lines that say what is
 wrong."""
 
 from __future__ import annotations
@@ -158,11 +158,14 @@ print(json.dumps([opened.record.config == run.config.model_dump(mode="json"), li
     assert same, line
 
 
+SAYS = "from IPython.display import Markdown\nMarkdown('This is {}.')"
+
+
 def chapter(folder: Project, name: str, *sources: str) -> None:
-    """A chapter: a title and what follows, Markdown or (what prints) code."""
+    """A chapter: a title and what follows, Markdown or (what imports) code."""
     cells = [new_markdown_cell(f"# {name.title()} {{#sec-{name}}}")]
     cells += [
-        new_code_cell(source) if "print" in source else new_markdown_cell(source)
+        new_code_cell(source) if "import" in source else new_markdown_cell(source)
         for source in sources
     ]
     number = {"front": "00-summary", "first": "10-first", "second": "20-second"}[name]
@@ -176,22 +179,22 @@ def test_one_chapter_of_the_report_is_made(folder: Project) -> None:
     listed = r"(?m)^    - (?!index)\S+\.ipynb\n"
     book.write_text(re.sub(listed, lambda _: next(names, ""), book.read_text()))
     chapter(folder, "front", "The front.")
-    chapter(folder, "first", "print('one')", "See @sec-part.")
-    chapter(folder, "second", "## A part {#sec-part}", "print('two')")
+    chapter(folder, "first", SAYS.format("one"), "See @sec-part.")
+    chapter(folder, "second", "## A part {#sec-part}", SAYS.format("two"))
     words = ("report", "--engine", "pandoc", "--formats", "html", "--chapter")
     code, out, err = folder.lsai(*words, "10-first")
     made = folder.root / "reports" / "_output"
     pages = {path.name: path.read_text() for path in made.glob("*.html")}
     assert code == 0 and "10-first" in out and "20-second" not in out.replace("_output", ""), err
-    assert "one" in pages["10-first.html"] and "A part" in pages["10-first.html"]
+    assert "This is one." in pages["10-first.html"] and "#sec-part" in pages["10-first.html"]
     assert "This chapter is not made yet" in pages["20-second.html"]
     assert folder.lsai(*words[:-1], "--no-run")[0] == 0
-    assert "two" in (made / "20-second.html").read_text()
-    chapter(folder, "second", "## A part {#sec-part}", "print('three')")
-    chapter(folder, "first", "print('four')", "See @sec-part.")
+    assert "This is two." in (made / "20-second.html").read_text()
+    chapter(folder, "second", "## A part {#sec-part}", SAYS.format("three"))
+    chapter(folder, "first", SAYS.format("four"), "See @sec-part.")
     assert folder.lsai(*words, "20-second,00-summary")[0] == 0
-    assert "three" in (made / "20-second.html").read_text()
-    assert "four" not in (made / "10-first.html").read_text()
+    assert "This is three." in (made / "20-second.html").read_text()
+    assert "This is one." in (made / "10-first.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -209,5 +212,5 @@ def test_one_chapter_of_the_report_is_made(folder: Project) -> None:
 )
 def test_a_line_says_what_to_do(folder: Project, line: str, wanted: str) -> None:
     folder.lsai("train", "--technique", "bf16", "--profile", "quick")
-    code, out, err = folder.lsai(*line.split())
+    code, _, err = folder.lsai(*line.split())
     assert code == 2 and re.search(wanted, err.replace("\n", " ")), err

@@ -73,7 +73,7 @@ def report(
 ) -> None:
     from lsai_lab.report.render import find_quarto
     from lsai_lab.runs.campaign import plan_studies
-    from lsai_lab.runs.chapters import chapters_named, read_chapters, report_studies
+    from lsai_lab.runs.chapters import report_studies
     from lsai_lab.runs.session import Session
     from lsai_lab.runs.writer import require_runs
 
@@ -84,12 +84,7 @@ def report(
     what = {"--only": only, "--skip": skip, "--full": full, "--budget": budget}
     _require_sense(no_run, what | {"--dry-run": dry_run}, watch, set_)
     session = Session(profile)
-    there = {path.stem for path in read_chapters(session.root).values()} if only else set()
-    if meant := there.intersection(names(only)):
-        raise UserError(
-            f"--only names studies and variants; for a chapter say --chapter {meant.pop()}"
-        )
-    chosen = chapters_named(session.root, [name for one in chapter or [] for name in names(one)])
+    chosen = _chosen(session.root, only, chapter)
     if not dry_run:
         require_runs(session.runs_root)
     full = full or bool(only)  # what is named is run
@@ -116,6 +111,19 @@ def report(
         _watch(session.root, again)
     if not good:
         raise typer.Exit(1)
+
+
+def _chosen(root: Path, only: str | None, chapters: list[str] | None) -> list[str]:
+    """The chapters of --chapter, as the book names them. UserError for one that there is not, and
+    where --only names a chapter."""
+    from lsai_lab.runs.chapters import chapters_named, read_chapters
+
+    there = {path.stem for path in read_chapters(root).values()} if only else set()
+    if meant := there.intersection(names(only)):
+        raise UserError(
+            f"--only names studies and variants; for a chapter say --chapter {meant.pop()}"
+        )
+    return chapters_named(root, [name for one in chapters or [] for name in names(one)])
 
 
 def _formats(formats: str, engine: str) -> list[str]:

@@ -105,8 +105,12 @@ def predict(
         (study, _, variant), what = what.partition("."), None
     if what is None or isinstance(what, str):
         if (study, what, hf) == (None, None, None):
-            raise UserError('say what to predict: lab.predict("llama3-8b"), or "memory.bf16", or hf')
-        source = Source(study, variant or None, what, None if hf is None else Path(hf), profile=profile)
+            raise UserError(
+                'say what to predict: lab.predict("llama3-8b"), or "memory.bf16", or hf'
+            )
+        source = Source(
+            study, variant or None, what, None if hf is None else Path(hf), profile=profile
+        )
         config = source.run(gpu, gpus, changes).config
     else:
         config = _changed(_config_of(what), gpus, changes)

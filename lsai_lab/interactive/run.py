@@ -156,7 +156,9 @@ class Run(Shown):
         measured."""
         results = self.results
         if not self._has_steps:
-            raise UserError(f"{self.id} is of kind {self.kind}: no training, so no phases of a step")
+            raise UserError(
+                f"{self.id} is of kind {self.kind}: no training, so no phases of a step"
+            )
         rows = [
             (phase, results[f"mem_{phase}_peak_gib"])
             for phase in _PHASES
@@ -186,7 +188,9 @@ class Run(Shown):
 
         if len(self.steps) and self._has_steps:
             return curves(self, y=columns or ("loss", "tokens_per_s"), x=x)
-        what = "has taken no step yet" if self._has_steps else f"is of kind {self.kind}, no training"
+        what = (
+            "has taken no step yet" if self._has_steps else f"is of kind {self.kind}, no training"
+        )
         print(f"nothing to draw: {self.id} {what}; run.steps and run.results hold what it measured")
 
     def timeline(self) -> HTML:

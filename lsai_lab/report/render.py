@@ -33,7 +33,13 @@ from lsai_lab.report.pages import finish_pages
 from lsai_lab.report.runpages import write_run_pages
 from lsai_lab.report.to_markdown import to_markdown
 from lsai_lab.report.unchanged import book_state, is_as
-from lsai_lab.runs.chapters import book_runs, book_settings, execute_chapters, headings_of, read_chapters
+from lsai_lab.runs.chapters import (
+    book_runs,
+    book_settings,
+    execute_chapters,
+    headings_of,
+    read_chapters,
+)
 from lsai_lab.runs.session import Session
 
 Engine = Literal["auto", "quarto", "pandoc"]

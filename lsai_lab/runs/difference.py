@@ -90,7 +90,12 @@ def _settings(run: Run) -> dict[str, Any]:
 
 def _facts(run: Run) -> dict[str, Any]:
     summary = run.summary
-    parts = {"config": _settings(run), "env": run.env, "code": summary.code, "results": summary.results}
+    parts = {
+        "config": _settings(run),
+        "env": run.env,
+        "code": summary.code,
+        "results": summary.results,
+    }
     return {
         "run": str(summary.id),
         "machine": run.machine,

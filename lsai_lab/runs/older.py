@@ -20,7 +20,7 @@ def with_older(training: dict[str, Any]) -> dict[str, Any]:
 
 
 def config_in_todays_words(run: Run) -> Strict:
-    """The config of a run with all of today's settings. UserError if today's words cannot say it."""
+    """The config of a run with all of today's settings. UserError if they cannot say it."""
     kind, config = run.summary.kind, run.config
     config = with_older(config) if kind == "train" else config
     where = str(run.folder / "config.json")
