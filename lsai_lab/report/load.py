@@ -72,8 +72,9 @@ def load(*studies: str | Sequence[str], mine: bool = False) -> pd.DataFrame:
     Columns: which run it is (`machine`, `own`, `study`, `variant`, `label`, `part`, `repeat`,
     `outcome`, `reason`, `key`, `kind`, `started`, `wall_s`, `run`) and what a person calls it
     (`profile`, `name`, `tags`, `note`); every result by its name, with the unit in it
-    (`tokens_per_s`, `mem_peak_allocated_gib`); every config key with its dots (`optim.lr`, `model.n_layers`;
-    `config.steps` where a result has the same name); the environment as `env.gpu`, `env.torch`.
+    (`tokens_per_s`, `mem_peak_allocated_gib`); every config key with its dots (`optim.lr`,
+    `model.n_layers`; `config.steps` where a result has the same name); the environment as
+    `env.gpu`, `env.torch`.
     `main`: whether the run is one of those that tell the story: of each part of a study the
     committed ones of the machine that the study names (`recorded_on`), else of the one with the
     most runs (without any, all). `gpu` is a short name (`H100`, `CPU`), `label` the variant's name
