@@ -169,6 +169,17 @@ def test_the_laboratory_under_its_own_name() -> None:
     assert same is lab and not {"Any", "TYPE_CHECKING"} & {*dir(lsai_core)}
 
 
+def test_a_table_is_one_that_a_reader_can_take_in() -> None:
+    large = pd.DataFrame({f"c{n}": range(300) for n in range(50)})
+    shown = lab.table(large, link="c49")
+    assert "first 200 of 300 rows and the first 40 of 50 columns" in shown.data
+    assert (
+        shown.data.count("\n") == 203 and "c39 | \n" not in shown.data and "c40" not in shown.data
+    )
+    assert shown.metadata["lsai"]["csv"].count("\n") == 301 and "c49" in str(shown.metadata)
+    assert "Shown are" not in lab.table(large.iloc[:200, :40]).data
+
+
 def test_a_config_offers_its_fields_without_pydantics_own(empty: Path) -> None:
     offered = dir(lab.config(RECORDED))
     assert {"batch_size", "tokens_per_step", "optim"} <= {*offered}

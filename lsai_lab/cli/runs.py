@@ -229,7 +229,7 @@ def show(runs: list[Run], as_json: bool = False, full: bool = False) -> None:
         )
     settings = differing_settings(runs)
     frame["settings"] = [settings[run.folder] for run in runs]
-    less = () if full else ("val ppl", "step ms", "fwd GiB", "bwd GiB", "MFU %", "settings")
+    less = () if full else ("val ppl", "step ms", "fwd GiB", "bwd GiB", "MFU %")
     for place, rows in frame.groupby(["machine", "study", "part"], sort=False):
         machine, study_name, part = place
         print(f"{study_name}, {part}, on {machine}")
