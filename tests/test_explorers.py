@@ -179,12 +179,14 @@ def test_one_chapter_of_the_report_is_made(folder: Project) -> None:
     listed = r"(?m)^    - (?!index)\S+\.ipynb\n"
     book.write_text(re.sub(listed, lambda _: next(names, ""), book.read_text()))
     chapter(folder, "front", "The front.")
-    chapter(folder, "first", SAYS.format("one"), "See @sec-part.")
+    speed = "import lsai_lab as lab\nspeed = lab.number(8)"
+    chapter(folder, "first", SAYS.format("one"), "See @sec-part.", speed, "At [7](#speed).")
     chapter(folder, "second", "## A part {#sec-part}", SAYS.format("two"))
     words = ("report", "--engine", "pandoc", "--formats", "html", "--chapter")
     code, out, err = folder.lsai(*words, "10-first")
     made = folder.root / "reports" / "_output"
     pages = {path.name: path.read_text() for path in made.glob("*.html")}
+    assert "1 number of 10-first differs from its text; `lsai numbers` lists them" in out
     assert code == 0 and "10-first" in out and "20-second" not in out.replace("_output", ""), err
     assert "This is one." in pages["10-first.html"] and "#sec-part" in pages["10-first.html"]
     assert "This chapter is not made yet" in pages["20-second.html"]

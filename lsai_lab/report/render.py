@@ -28,7 +28,7 @@ import yaml
 from lsai_core.base.code import closure, code_hash
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import write_text
-from lsai_lab.report.numbers import COLLECT
+from lsai_lab.report.numbers import COLLECT, differing
 from lsai_lab.report.pages import finish_pages
 from lsai_lab.report.runpages import write_run_pages
 from lsai_lab.report.to_markdown import to_markdown
@@ -249,6 +249,11 @@ def _execute_and_render(
                 flush=True,
             )
             good &= problem is None
+            if problem is None and (number := differing(build / name)):
+                words = f"{number} number{'s' * (number > 1)} of {Path(name).stem} differ" + "s" * (
+                    number == 1
+                )
+                print(f"report: {words} from its text; `lsai numbers` lists them", flush=True)
     for name in chapters.keys() - chosen.keys():  # as they were executed last
         made = build / name
         to_markdown(made if made.exists() else headings_of(chapters[name], made), reports / name)
