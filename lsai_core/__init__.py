@@ -91,6 +91,10 @@ _WHERE = {
 }
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     for module, names in _WHERE.items():
         if name in names:

@@ -311,6 +311,8 @@ def _imported(module: str) -> Any:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "lab":  # `from lsai_lab import lab`
+        return sys.modules[__name__]
     if name == "style":
         return _imported("lsai_lab.report.style").apply_style
     for module, names in _FACE.items():

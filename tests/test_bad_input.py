@@ -125,11 +125,11 @@ def test_settings_that_contradict_each_other(shared: Project, pairs: list[str]) 
 
 
 NAMES = {
-    "study memry": r"unknown study 'memry'; known: machine, memory",
+    "study memry": r"unknown study 'memry'; did you mean memory\?",
     "study memory --only bf17": r"study memory has no variant 'bf17'; did you mean bf16\?",
     "study memory --skip bf17": r"study memory has no variant 'bf17'",
     "study memory --only bf16 --skip bf16": r"no variant of study memory is left",
-    "study memory --parts trian": r"study memory has no part 'trian'; known: train, batch",
+    "study memory --parts trian": r"study memory has no part 'trian'; did you mean train\?",
     "study memory --profile h300": r"unknown profile 'h300'; known: cpu, gpu",
     "train --technique nothing": r"no variant 'nothing'; known:",
     "train --study machine": r"study machine measures no train; its parts: ceilings",
@@ -202,7 +202,7 @@ YAML = {
     "profile typo": (
         "params/profiles/cpu.yaml",
         "profile: cpu\ndescription: x\nstudies: {memroy: {base: {steps: 3}}}\n",
-        r"cpu.yaml: there is no study 'memroy' to change; known: machine, memory",
+        r"cpu.yaml: there is no study 'memroy' to change; did you mean memory\?",
     ),
     "book": (
         "reports/_quarto.yml",
@@ -230,7 +230,7 @@ def test_wrong_parameter_files(new_project: Callable[..., Project], case: str) -
 STUDY_EDITS = {
     "baseline: other": r"baseline 'other' is no variant; there are baseline",
     "study: other": r"study is 'other', but the file is called memory.yaml",
-    "parts: {train: {kind: tain}}": r"unknown kind of run 'tain'; known: train, ",
+    "parts: {train: {kind: tain}}": r"unknown kind of run 'tain'; did you mean train",
     "parts: {train: {timeout: 5}}": r"unknown key 'parts.train.timeout'",
     "parts: {train: {settings: {stepz: 5}}}": r"variant baseline, part train: unknown key 'stepz'",
     "parts: {batch: {kind: batch_search, settings: {begin: 5}}}": r"part batch: unknown key "

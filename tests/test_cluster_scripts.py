@@ -246,7 +246,7 @@ def test_shellcheck_finds_nothing(
             "cluster alps wants an account: give --account, set LSAI_ACCOUNT",
         ),
         (["memory", "--cluster", "nowhere"], "unknown cluster 'nowhere'; known: alps, plain, "),
-        (["memori", "--cluster", "plain"], "unknown study 'memori'; known: machine, memory"),
+        (["memori", "--cluster", "plain"], "unknown study 'memori'; did you mean memory?"),
         (["memory", "--cluster", "plain", "--only", "fast"], "no variant 'fast'"),
         (["memory", "--cluster", "plain", "--parts", "speed"], "no part 'speed'"),
         (["memory", "--cluster", "plain", "--profile", "huge"], "unknown profile 'huge'"),

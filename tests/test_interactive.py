@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jedi
 import pandas as pd
 import pytest
 from conftest import CHECKOUT, write_run
@@ -15,6 +16,7 @@ from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.lib.pretty import pretty
 
+import lsai_core
 import lsai_lab as lab
 from lsai_core.base.errors import UserError
 from lsai_core.base.shown import Part, as_html, as_text
@@ -118,6 +120,10 @@ def test_a_misspelt_column_or_variant_is_no_missing_value(empty: Path) -> None:
         ("lab.compare('memory.x', 'h100/memory.bf16_g", "h100/memory.bf16_gradcp"),
         ('lab.predict("llama3.2', "llama3.2-1b"),
         ('lab.predict("llama3-8b", gpu="h20', "H200"),
+        ('lab.predict("llama3-8b", "h20', "H200"),
+        ('lab.open_run("memory", "flash_g', "flash_gradcp"),
+        ('lab.open_run("memory", "bf16", overrides={"opt', "optim.lr"),
+        ('lab.sweep("memory", "bf16", {"seq_len": [1], "optim.l', "optim.lr"),
         ('run.results["tokens_per_s_per', "tokens_per_s_per_gpu"),
     ],
 )
@@ -130,6 +136,48 @@ def test_names_complete(empty: Path, text: str, wanted: str) -> None:
     with provisionalcompleter():
         found = {completion.text for completion in shell.Completer.completions(text, len(text))}
     assert any(wanted == name.strip("'\"]") for name in found), found
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: lab.find_run(RECORDED),
+        lambda: lab.find_run(RECORDED).results,
+        lambda: lab.compare(RECORDED, "h200/memory.bf16"),
+        lambda: lab.predict("lab-tiny", "24GB"),
+        lambda: lab.study("memory"),
+        lambda: lab.config(RECORDED),
+        lambda: lab,
+    ],
+)
+def test_what_follows_the_dot_completes(empty: Path, made: Any) -> None:
+    """By jedi, which reads the annotations, as JupyterLab's Tab key does."""
+    thing = made()
+    shell = InteractiveShell.instance()
+    shell.user_ns["thing"] = thing
+    public = [name for name in dir(thing) if not name.startswith("_")][:1]
+    for text in ("thing.", *(f"thing.{name}." for name in ("outcome", "state", "id", "folder"))):
+        for one in jedi.Interpreter(text, [shell.user_ns]).complete():
+            assert one.name and one.type is not None
+    names = {one.name for one in jedi.Interpreter("thing.", [shell.user_ns]).complete()}
+    assert {*public} <= names
+
+
+def test_the_laboratory_under_its_own_name() -> None:
+    from lsai_lab import lab as same
+
+    assert same is lab and not {"Any", "TYPE_CHECKING"} & {*dir(lsai_core)}
+
+
+def test_a_table_is_one_that_a_reader_can_take_in() -> None:
+    large = pd.DataFrame({f"c{n}": range(300) for n in range(50)})
+    shown = lab.table(large, link="c49")
+    assert "first 200 of 300 rows and the first 40 of 50 columns" in shown.data
+    assert (
+        shown.data.count("\n") == 203 and "c39 | \n" not in shown.data and "c40" not in shown.data
+    )
+    assert shown.metadata["lsai"]["csv"].count("\n") == 301 and "c49" in str(shown.metadata)
+    assert "Shown are" not in lab.table(large.iloc[:200, :40]).data
 
 
 def test_a_config_offers_its_fields_without_pydantics_own(empty: Path) -> None:

@@ -72,13 +72,13 @@ def _explain(cls: type[BaseModel], item: Any) -> str:
     )
 
 
-def _dotted(cls: type[BaseModel], before: str = "") -> list[str]:
+def dotted(cls: type[BaseModel], before: str = "") -> list[str]:
     """The keys of all settings below `cls`, with their dots."""
     keys = []
     for name, field in cls.model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
-            keys += _dotted(inner, f"{before}{name}.")
+            keys += dotted(inner, f"{before}{name}.")
         else:
             keys.append(f"{before}{name}")
     return keys
@@ -96,7 +96,7 @@ def _did_you_mean(cls: type[BaseModel], loc: tuple[Any, ...]) -> str:
     names = list(getattr(current, "model_fields", {}))
     close = difflib.get_close_matches(str(loc[-1]), names, n=1)
     if not close and len(loc) == 1:  # perhaps a setting of a part, without the part's name
-        inner = {key.rpartition(".")[2]: key for key in _dotted(cls)}
+        inner = {key.rpartition(".")[2]: key for key in dotted(cls)}
         close = [inner[key] for key in difflib.get_close_matches(str(loc[0]), inner, n=1)]
     return (
         f" (did you mean {close[0]!r}?)"

@@ -87,7 +87,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     ),
     "compare": (
         "runs",
-        "Compare the recorded runs of a study in a table.",
+        "Compare your runs of a study in a table; --recorded: the committed ones.",
         "memory --recorded --machine h200",
     ),
     "plot": (

@@ -14,7 +14,8 @@ from lsai_lab.project.files import parse_value
 from lsai_lab.runs.difference import Difference, difference
 from lsai_lab.runs.find import find_folder, machine_of, opened
 from lsai_lab.runs.records import Run, find_runs, name_in
-from lsai_lab.runs.session import Session, current_runs
+from lsai_lab.runs.session import Session, current_runs, differing_settings
+from lsai_lab.runs.study import study_names
 from lsai_lab.runs.writer import only_writer
 
 app = typer.Typer(no_args_is_help=True)
@@ -40,13 +41,18 @@ def list_runs(
     full: FullOption = False,
 ) -> None:
     session = Session()
-    runs = [run for run in find_runs(session.runs_root) if study in (None, run.summary.id.study)]
+    own = find_runs(session.runs_root)
+    known = {*study_names(session.root), *(run.summary.id.study for run in own)}
+    if study is not None and study not in known:
+        raise UserError(f"there is no study {study!r}{hint(study, sorted(known))}")
+    runs = [run for run in own if study in (None, run.summary.id.study)]
     for pair in where or []:
         runs = _with_setting(runs, pair)
     runs = [run for run in runs if set(tag or []) <= set(run.plan.get("tags", []))]
     planned = {run.folder for run in current_runs(session)}
+    differ = differing_settings(runs)
     rows = [
-        _row(run, run.folder in planned)
+        _row(run, run.folder in planned, differ[run.folder])
         for run in sorted(runs, key=lambda run: run.summary.started)
     ]
     if rows and not as_json:
@@ -54,7 +60,9 @@ def list_runs(
     if not (as_json or full):
         for row in rows:
             row["disturbed"] = "yes" if row["disturbed"] else ""
-    show_rows(rows, as_json, "no such runs", ("reason", "note", "tags", "current plan"), full)
+    show_rows(
+        rows, as_json, "no such runs", ("reason", "note", "tags", "current plan", "disturbed"), full
+    )
 
 
 @app.command("compare")
@@ -120,12 +128,13 @@ def delete(
             print(f"deleted {run.folder}")
 
 
-def _row(run: Run, current: bool) -> dict[str, Any]:
+def _row(run: Run, current: bool, differs: str) -> dict[str, Any]:
     summary, plan, results = run.summary, run.plan, run.summary.results
     row = {
         "key": summary.id.key,
         "started": summary.started[:16],
         "run": str(summary.id),
+        "differs": differs,
         "outcome": summary.outcome,
     }
     row |= {"current plan": "yes" if current else "", "tokens/s": results.get("tokens_per_s", "")}

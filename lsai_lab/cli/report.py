@@ -39,6 +39,14 @@ BudgetOption = Annotated[
 ]
 FormatsOption = Annotated[str, typer.Option(help="html, pdf or html,pdf.")]
 EngineOption = Annotated[str, typer.Option(help="auto, quarto or pandoc.")]
+ChapterOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--chapter",
+        help="Run nothing and make these chapters only (15-memory); the others stay as they are. "
+        "Repeatable.",
+    ),
+]
 OutOption = Annotated[
     Path | None, typer.Option(help="Folder of the report; default reports/_output.")
 ]
@@ -48,6 +56,7 @@ WatchOption = Annotated[
 
 
 def report(
+    chapter_name: Annotated[str | None, typer.Argument(hidden=True)] = None,
     profile: opt.ProfileOption = None,
     only: opt.OnlyOption = None,
     skip: opt.SkipOption = None,
@@ -59,6 +68,7 @@ def report(
     engine: EngineOption = "auto",
     out: OutOption = None,
     watch: WatchOption = False,
+    chapter: ChapterOption = None,
     set_: opt.SetOption = None,
 ) -> None:
     from lsai_lab.report.render import find_quarto
@@ -67,10 +77,14 @@ def report(
     from lsai_lab.runs.session import Session
     from lsai_lab.runs.writer import require_runs
 
-    kinds = _formats(formats, engine)
+    if chapter_name is not None:
+        raise UserError(f"a chapter is an option: --chapter {chapter_name}")
+
+    kinds, no_run = _formats(formats, engine), no_run or bool(chapter)
     what = {"--only": only, "--skip": skip, "--full": full, "--budget": budget}
     _require_sense(no_run, what | {"--dry-run": dry_run}, watch, set_)
     session = Session(profile)
+    chosen = _chosen(session.root, only, chapter)
     if not dry_run:
         require_runs(session.runs_root)
     full = full or bool(only)  # what is named is run
@@ -86,17 +100,30 @@ def report(
         return _show_plans(session, plans)
     if full and budget and not only:
         print(f"report: of everything, what should fit {budget}", flush=True)
-    good = _make(session, place, engine, kinds, None if no_run else plans, seconds)
+    good = _make(session, place, engine, kinds, None if no_run else plans, seconds, chosen)
     if not full and not no_run:
         print(
             "report: this was the first pass; --full (make report FULL=1) runs everything",
             flush=True,
         )
     if watch:
-        again = functools.partial(_make, session, place, engine, ["html"], None, None)
+        again = functools.partial(_make, session, place, engine, ["html"], None, None, chosen)
         _watch(session.root, again)
     if not good:
         raise typer.Exit(1)
+
+
+def _chosen(root: Path, only: str | None, chapters: list[str] | None) -> list[str]:
+    """The chapters of --chapter, as the book names them. UserError for one that there is not, and
+    where --only names a chapter."""
+    from lsai_lab.runs.chapters import chapters_named, read_chapters
+
+    there = {path.stem for path in read_chapters(root).values()} if only else set()
+    if meant := there.intersection(names(only)):
+        raise UserError(
+            f"--only names studies and variants; for a chapter say --chapter {meant.pop()}"
+        )
+    return chapters_named(root, [name for one in chapters or [] for name in names(one)])
 
 
 def _formats(formats: str, engine: str) -> list[str]:
@@ -164,13 +191,14 @@ def _make(
     kinds: list[str],
     plans: Plans | None,
     seconds: float | None,
+    only: list[str],
 ) -> bool:
-    """Make the report in `place`: with `plans` once as it is, then after their runs, which may take
-    `seconds`. False if a run or a chapter failed."""
+    """Make the report in `place`, or `only` these chapters of it: with `plans` once as it is, then
+    after their runs, which may take `seconds`. False if a run or a chapter failed."""
     from lsai_lab.report.render import update_book
     from lsai_lab.runs.campaign import run_studies
 
-    update = functools.partial(update_book, session, place, engine=engine)  # type: ignore[arg-type]
+    update = functools.partial(update_book, session, place, engine=engine, only=only)  # type: ignore[arg-type]
     with _alone(session.root, place):
         good = update(formats=kinds if plans is None or "html" not in kinds else ["html"])
         if plans is not None:

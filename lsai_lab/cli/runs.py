@@ -18,7 +18,7 @@ from lsai_lab.cli.tables import counts, say, shortened, table
 from lsai_lab.runs.difference import RESULTS, in_unit
 from lsai_lab.runs.kinds import get_kind
 from lsai_lab.runs.records import Run, call, find_runs, is_finished, recorded_runs, runs_frame
-from lsai_lab.runs.session import Session, current_runs, differing_settings
+from lsai_lab.runs.session import Session, current_runs, differing_settings, planned_profile
 from lsai_lab.runs.study import PlannedRun, study_names
 from lsai_lab.runs.writer import require_runs
 
@@ -31,6 +31,7 @@ RunsOption = Annotated[
 
 
 def train(
+    name_of_study: Annotated[str | None, typer.Argument(hidden=True)] = None,
     technique: TechniqueOption = "baseline",
     study: StudyOption = "memory",
     batch_size: opt.BatchOption = None,
@@ -44,6 +45,8 @@ def train(
     profile: opt.ProfileOption = None,
     set_: opt.SetOption = None,
 ) -> None:
+    if name_of_study is not None:
+        raise UserError(f"the study of `lsai train` is an option: --study {name_of_study}")
     overrides = overrides_from(set_, batch_size, dataset, no_memory_profiling)
     about = {"name": name, "note": note, "tags": tag}
     _run_one(Session(profile), study, "train", technique, overrides, again, about, dry_run)
@@ -226,7 +229,7 @@ def show(runs: list[Run], as_json: bool = False, full: bool = False) -> None:
         )
     settings = differing_settings(runs)
     frame["settings"] = [settings[run.folder] for run in runs]
-    less = () if full else ("val ppl", "step ms", "fwd GiB", "bwd GiB", "MFU %", "settings")
+    less = () if full else ("val ppl", "step ms", "fwd GiB", "bwd GiB", "MFU %")
     for place, rows in frame.groupby(["machine", "study", "part"], sort=False):
         machine, study_name, part = place
         print(f"{study_name}, {part}, on {machine}")
@@ -283,7 +286,9 @@ def compare(
         runs = current_runs(session)
         if not runs and (others := len(find_runs(session.runs_root))):
             raise UserError(
-                f"no finished runs of the current plan; `lsai compare --all` shows {others} others"
+                f"no finished runs of the current plan, which is that of profile "
+                f"{session.profile.profile}{_of_other_profiles(session)}; `lsai compare --all` "
+                f"shows {others} runs of any settings"
             )
     chosen = [
         r for r in runs if study_name in (None, r.summary.id.study) and machine in (None, r.machine)
@@ -297,6 +302,19 @@ def compare(
     show(chosen, as_json, full)
     if not as_json:
         _advise(session, chosen)
+
+
+def _of_other_profiles(session: Session) -> str:
+    """How many own runs the plans of other profiles have, in words; empty if none has one."""
+    known = sorted(path.stem for path in (session.root / "params" / "profiles").glob("*.yaml"))
+    planned = {planned_profile(run) for run in find_runs(session.runs_root)}
+    found = {
+        name: len(current_runs(Session(name, session.root)))
+        for name in known
+        if name in planned and name != session.profile.profile
+    }
+    words = [f"`--profile {name}` has {number}" for name, number in found.items() if number]
+    return "; " * bool(words) + ", ".join(words)
 
 
 def _advise(session: Session, runs: list[Run]) -> None:

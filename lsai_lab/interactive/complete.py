@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from lsai_core.config.presets import PRESETS
+from lsai_core.config.strict import dotted
+from lsai_core.config.train import TrainConfig
 from lsai_core.profiling.gpus import GPUS
 from lsai_lab.interactive.run import Run
 from lsai_lab.project.files import reading_root
@@ -20,6 +22,8 @@ _CALL = re.compile(r"\blab\.(\w+)\(([^()]*)$")
 _KEYWORD = re.compile(r"(\w+)\s*=\s*[\[(]?(?:\s*[\"'][^\"']*[\"']\s*,)*\s*$")
 # The results of a run, which IPython does not look up by itself.
 _RESULT = re.compile(r"\b(\w+)\.results\[[\"'](\w*)$")
+# A key of a mapping of settings: `overrides={"opt`, or what a sweep varies.
+_SETTING = re.compile(r"(\{|\{.*,)\s*[\"']([\w.]*)$")
 _STUDY = re.compile(r"(?:\bstudy\s*=\s*|^\s*)[\"']([\w-]+)[\"']")
 
 
@@ -31,9 +35,11 @@ def names_for(text: str) -> list[str]:
         return []
     function, (before, begun_word) = found[1], re.split(r"[\"'](?=[^\"']*$)", found[2])
     keyword, study = _KEYWORD.search(before), _STUDY.search(before)
-    kind = keyword[1] if keyword else _POSITIONAL.get(function, "")
-    if function == "sweep" and study and not keyword:
-        kind = "variants"
+    if keyword is None and (brace := _SETTING.search(found[2])) is not None:
+        return sorted(key for key in _settings() if key.startswith(brace[2]))
+    places = _POSITIONAL.get(function, ("",))
+    number = len(re.findall(r"[\"']\s*,", before))
+    kind = keyword[1] if keyword else places[min(number, len(places) - 1)]
     known = _KINDS[kind](study[1] if study else "") if kind in _KINDS else ()
     return sorted(name for name in known if name.lower().startswith(begun_word.lower()))
 
@@ -76,6 +82,11 @@ def _parts(study: str) -> Iterable[str]:
     return load_study(reading_root(), study).parts if study in studies() else ()
 
 
+def _settings() -> Iterable[str]:
+    """The settings of a training run, with their dots."""
+    return dotted(TrainConfig)
+
+
 def _profiles(_: str) -> Iterable[str]:
     return [path.stem for path in (reading_root() / "params" / "profiles").glob("*.yaml")]
 
@@ -100,13 +111,15 @@ _KINDS: dict[str, Callable[[str], Iterable[str]]] = {
     "gpu": lambda _: [gpu.name for gpu in GPUS],
     "largest": lambda _: ("batch", "length"),
 }
-# What the first argument of a function is.
-_POSITIONAL = {
-    **dict.fromkeys(("load", "study", "sweep"), "study"),
+# What the arguments of a function are that have no name, the last also of those after it.
+_POSITIONAL: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("load", "study"), ("study",)),
+    **dict.fromkeys(("open_run", "sweep"), ("study", "variants")),
     **dict.fromkeys(
         ("steps", "kernels", "config", "find_run", "compare", "curves", "timeline", "generate"),
-        "run",
+        ("run",),
     ),
-    "load_model": "run",
-    "predict": "model",
+    "load_model": ("run",),
+    "run_link": ("", "run"),
+    "predict": ("model", "gpu"),
 }

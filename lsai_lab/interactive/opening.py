@@ -48,9 +48,10 @@ def open_run(
     params/profiles, `""` or None for this machine's. `overrides` are settings with dots
     (`{"optim.lr": 1e-3}`), as `--set` takes them, for a run planned here. `name`, `tags` and `note`
     are what you call it: `lab.find_run(name)`, columns of `lab.load`. A run that is there already
-    keeps the names that it has; of several runs of one name, that one is the newest. Raises UserError for a wrong
-    name or value, also of a parameter that papermill passed, and if another process is executing
-    the run.
+    keeps the names that it has; of several runs of one name, that one is the newest.
+
+    Raises UserError for a wrong name or value, also of a parameter that papermill passed, and if
+    another process is executing the run.
     """
     given = {"folder": folder, "study": study, "variant": variant, "part": part, "profile": profile}
     parameters = validated(_Parameters, {**given, "overrides": as_mapping(overrides)}, "parameters")

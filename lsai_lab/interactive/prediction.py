@@ -1,5 +1,6 @@
 """`lab.predict`: memory and time of a training run on any GPU, as `lsai predict` computes them."""
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -9,13 +10,15 @@ import pandas as pd
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import deep_merge
 from lsai_core.base.shown import Part, Shown
+from lsai_core.config.presets import PRESETS
 from lsai_core.config.train import TrainConfig
 from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu
 from lsai_core.training.combinations import checked
 from lsai_lab.interactive.planning import as_nested
+from lsai_lab.interactive.run import find_run
 from lsai_lab.predictions.asked import Source, describe, gpu_called, sizes_that_exist
 from lsai_lab.predictions.will_fit import expected_kernel, largest_batch, longest, will_fit
-from lsai_lab.report.load import AnyRun
+from lsai_lab.report.load import AnyRun, studies
 from lsai_lab.report.predicted import config as config_of_run
 
 _LARGEST = ("batch", "length")
@@ -54,11 +57,13 @@ class Predicted(Shown):
         """The answer, the peak by cause, the GPUs."""
         about = describe(self.config)
         parts = [(name, size) for name, size in self.parts.items() if size]
-        rows = self.gpus.astype(object).where(self.gpus.notna(), None).values.tolist()
+        gpus = self.gpus.assign(share=self.gpus["share"].map("{:.0%}".format))
+        rows = gpus.astype(object).where(gpus.notna(), None).values.tolist()
+        needs = f"the allocator needs {self.needs_gib:.2f} GiB"
         return [
             Part(self.answer, note=about),
-            Part(f"Peak of {self.peak_gib:.2f} GiB", ("cause", "GiB"), parts),
-            Part("", list(self.gpus.columns), rows),
+            Part(f"Peak of {self.peak_gib:.2f} GiB; {needs}", ("cause", "GiB"), parts),
+            Part("", list(gpus.columns), rows),
         ]
 
 
@@ -73,22 +78,39 @@ def predict(
     overrides: Mapping[str, Any] | None = None,
     profile: str | None = None,
     largest: Literal["batch", "length"] | None = None,
+    **other: Any,
 ) -> Predicted:
     """Peak memory by cause and time of a step, computed without a GPU.
 
-    `what`: a preset (`"llama3-8b"`, in bf16 and compiled), a TrainConfig, or a training run; or
-    name a `study` and `variant`, or the folder of a Hugging Face config with `hf`. `gpu`: a name
+    `what`: a preset (`"llama3-8b"`, in bf16 and compiled), `"study.variant"`, a TrainConfig, or a
+    training run (by words, if they begin with its machine: `"h100/memory.bf16"`); or name a `study`
+    and `variant`, or the folder of a Hugging Face config with `hf`. `gpu`: a name
     as in `lsai predict`, or its memory ("24GB"); None: all known ones. `gpus`: sharded over so
     many. `overrides`: settings with dots. `largest`: the largest batch, or longest sequence, that
     fits one GPU, this machine's if none is named. Raises UserError for what cannot be predicted.
     """
+    for name, value in other.items():
+        if name in TrainConfig.model_fields:
+            raise UserError(f"settings stand in overrides: overrides={{{name!r}: {value!r}}}")
+        known = [*inspect.signature(predict).parameters][:-1]
+        raise UserError(f"lab.predict takes no {name!r}{hint(name, known)}")
     if largest is not None and largest not in _LARGEST:
         raise UserError(
             f"largest is batch or length, not {largest!r}{hint(str(largest), _LARGEST)}"
         )
     changes = as_nested(overrides or {})
+    if isinstance(what, str) and "/" in what:
+        what = find_run(what)
+    elif isinstance(what, str) and what not in PRESETS and what.partition(".")[0] in studies():
+        (study, _, variant), what = what.partition("."), None
     if what is None or isinstance(what, str):
-        source = Source(study, variant, what, None if hf is None else Path(hf), profile=profile)
+        if (study, what, hf) == (None, None, None):
+            raise UserError(
+                'say what to predict: lab.predict("llama3-8b"), or "memory.bf16", or hf'
+            )
+        source = Source(
+            study, variant or None, what, None if hf is None else Path(hf), profile=profile
+        )
         config = source.run(gpu, gpus, changes).config
     else:
         config = _changed(_config_of(what), gpus, changes)

@@ -35,7 +35,7 @@ SHOWN = 10
 
 class Results(dict[str, Any]):
     """Results by name, and `outcome`, `reason`, `started` and `wall_s`; a table is a list of
-    mappings. UserError for an unknown name."""
+    mappings, `results.tokens_per_s` is `results["tokens_per_s"]`. UserError for an unknown name."""
 
     def __init__(self, summary: Summary) -> None:
         end = {name: getattr(summary, name) for name in ("outcome", "reason", "started", "wall_s")}
@@ -43,6 +43,11 @@ class Results(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         raise UserError(f"the run has no result {name!r}{hint(str(name), self)}")
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(f"the run has no result {name!r}{hint(name, self)}")
 
     def _ipython_key_completions_(self) -> list[str]:
         return list(self)

@@ -23,7 +23,6 @@ from lsai_core.base.files import flatten
 from lsai_core.base.shown import Part, Shown
 from lsai_core.config.strict import Strict
 from lsai_core.model.transformer import Transformer
-from lsai_core.training.combinations import checked
 from lsai_lab.interactive.models import Generated, generate, load_model, load_run_tokenizer
 from lsai_lab.interactive.results import Results, unfolded
 from lsai_lab.launch.stop import stop_requests
@@ -34,9 +33,9 @@ from lsai_lab.report.load import AnyRun, folder_of
 from lsai_lab.runs import records
 from lsai_lab.runs.driver import run_one
 from lsai_lab.runs.execute import ActiveRun, tell
-from lsai_lab.runs.find import going_on, opened
-from lsai_lab.runs.kinds import get_kind
+from lsai_lab.runs.find import going_on, has_begun, opened
 from lsai_lab.runs.notebook import RUN_LOG
+from lsai_lab.runs.older import config_in_todays_words
 from lsai_lab.runs.records import Summary, annotate, name_in
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import PlannedRun
@@ -75,8 +74,7 @@ class Run(Shown):
     def config(self) -> Strict:
         """The settings of the run, with their defaults. UserError if today's words cannot say
         them."""
-        where = str(self.folder / "config.json")
-        return checked(get_kind(self.kind).config_class(), self.record.config, where)
+        return config_in_todays_words(self.record)
 
     @property
     def env(self) -> dict[str, Any]:
@@ -124,6 +122,8 @@ class Run(Shown):
             return f"goes on: {done}"
         if summary.outcome == "ok":
             return "ok"
+        if not has_begun(self.folder):
+            return "planned, not yet executed: execute() does the work"
         why = f" ({summary.reason})" if summary.reason else ""
         kept = sorted(self.folder.glob("checkpoint-*")) or sorted(self.folder.glob("sharded-*"))
         rest = ""
@@ -155,6 +155,10 @@ class Run(Shown):
         """Peak memory (GiB) of each phase of a step and of the whole step. UserError if none was
         measured."""
         results = self.results
+        if not self._has_steps:
+            raise UserError(
+                f"{self.id} is of kind {self.kind}: no training, so no phases of a step"
+            )
         rows = [
             (phase, results[f"mem_{phase}_peak_gib"])
             for phase in _PHASES
@@ -184,7 +188,9 @@ class Run(Shown):
 
         if len(self.steps) and self._has_steps:
             return curves(self, y=columns or ("loss", "tokens_per_s"), x=x)
-        what = "has taken no step yet" if self._has_steps else f"is of kind {self.kind}, no training"
+        what = (
+            "has taken no step yet" if self._has_steps else f"is of kind {self.kind}, no training"
+        )
         print(f"nothing to draw: {self.id} {what}; run.steps and run.results hold what it measured")
 
     def timeline(self) -> HTML:
@@ -265,7 +271,8 @@ class Run(Shown):
         if not (self.folder / "run.json").exists() or "recorded" in self.folder.parts[-4:-2]:
             raise UserError(
                 f"{self.folder} is a recorded run; to do it here, open one with its settings: "
-                f"lab.open_run(study={self.id.study!r}, variant={self.id.variant!r})"
+                f"lab.open_run({self.id.study!r}, {self.id.variant!r}, part={self.id.part!r}, "
+                f"overrides=run.config.model_dump())"
             )
         return self._opened
 

@@ -60,12 +60,14 @@ class Watched(StepWatch, Shown):
     def shown(self) -> list[Part]:
         """Phases, memory by cause, kernels; how far the loop has come."""
         said = f"a step takes {self.step_ms:,.2f} ms" if self.step_ms else _FAR.format(self.steps)
+        if not self.moments:
+            return [Part(f"{self.steps} steps watched", note=said)]
         causes = [(name, float(size)) for name, size in self.memory.items()]
         kernels = [tuple(row) for row in self.top_kernels.head(_TOP).itertuples(index=False)]
         phases = [tuple(row) for row in self.phases.itertuples(index=False)]
         return [
             Part(f"{self.steps} steps watched", note=said),
-            Part("Phases", ("phase", "peak GiB", "ms"), phases if self.moments else []),
+            Part("Phases", ("phase", "peak GiB", "ms"), phases),
             Part("At the highest moment", ("cause", "GiB"), causes),
             Part("Kernels of a step", ("name", "class", "ms", "calls"), kernels),
         ]

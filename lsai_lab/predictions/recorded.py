@@ -18,20 +18,18 @@ from typing import Any
 import pandas as pd
 
 from lsai_core.base.errors import Unavailable, UserError
-from lsai_core.base.files import deep_merge
 from lsai_core.config.strict import validated
 from lsai_core.config.train import TrainConfig
 from lsai_core.prediction.memory import predict
 from lsai_core.prediction.roofline import estimate, measured
 from lsai_core.profiling.gpus import find_gpu
 from lsai_lab.project.files import load_yaml, one_line, repo_root
+from lsai_lab.runs.older import with_older
 from lsai_lab.runs.plain import plain
 from lsai_lab.runs.records import Run, recorded_runs
 from lsai_lab.searches.model_search import grown
 
 OURS = "this package"
-# Runs recorded before these keys existed were made the way that these values describe.
-BEFORE: dict[str, Any] = {"loss": "full", "blocks": "plain", "optim": {"kernel": "torch"}}
 # A record in other words, or without what a run of its kind found; an operator without a fake.
 _UNREADABLE = (
     UserError,
@@ -67,7 +65,7 @@ def config_of(run: Run) -> TrainConfig:
     """What a recorded training run trained, in today's words; of a search, with the model or batch
     that it found. UserError if today's words cannot say it."""
     kind, results = run.summary.kind, run.summary.results
-    recorded = deep_merge(BEFORE, run.config if kind == "train" else run.config["train"])
+    recorded = with_older(run.config if kind == "train" else run.config["train"])
     if kind == "batch_search":
         recorded |= {"batch_size": max(1, results["largest_batch"])}
     train = validated(TrainConfig, recorded, f"the config of {run.summary.id.name}")

@@ -162,18 +162,21 @@ def timed(config: TrainConfig, gpu: Gpu, kernel: str | None = None) -> dict[str,
 def _answer(
     config: TrainConfig, found: Prediction, needed: Callable[[TrainConfig], Prediction], gpu: Gpu
 ) -> str:
-    """Whether it fits, in words, and whether it would with the other kind of checkpointing."""
+    """Whether it fits, in words, and whether it would with the other kind of checkpointing, unless
+    it fits without."""
     spare, other = (
         gpu.memory_gib - OUTSIDE_GIB - found.needs,
         "full" if config.grad_checkpoint == "none" else "none",
     )
     answer = {
-        "fits": f"Fits {gpu.name} with {spare:.1f} GiB to spare",
+        "fits": f"Fits {gpu.name} with {spare:.1f} GiB to spare, {OUTSIDE_GIB:g} GiB left for CUDA",
         "tight": f"May fit {gpu.name}: {spare:.1f} GiB to spare, less than predictions are sure of"
         if spare > 0
         else f"May fit {gpu.name}, slowly: {-spare:.1f} GiB of cached memory go back in every step",
         "too large": f"Does not fit {gpu.name}: {-spare:.1f} GiB are missing",
     }[verdict(found, gpu)]
+    if verdict(found, gpu) == "fits" and other == "full":
+        return f"{answer}."
     without = config.model_copy(
         update={"grad_checkpoint": other, "saved_inputs": "gpu", "inputs_on_gpu": 0}
     )

@@ -1,6 +1,6 @@
-"""What git sees of notebooks: they enter it without outputs, by the filter that `make setup` installs
-(standard input to output; with names, a check of these files), and those of recorded runs stay as
-they were recorded. The two functions at the end are the hooks of `make lab`."""
+"""What git sees of notebooks: they enter it without outputs, by the filter that `make setup`
+installs (standard input to output; with names, a check of these files), and those of recorded runs
+stay as they were recorded. `before_saving` and `saved` are the hooks of `make lab`."""
 
 import contextlib
 import json
@@ -49,7 +49,7 @@ def before_saving(
     saves by itself what its kernel says of its language; `saved` puts the file back. HTTP error 403
     if a cell was changed."""
     file = Path(contents_manager.root_dir) / path
-    if model.get("type") != "notebook" or not file.exists() or RECORDED != file.parts[-6:-4]:
+    if model.get("type") != "notebook" or not file.exists() or file.parts[-6:-4] != RECORDED:
         return
     import nbformat  # the filter, which git calls for each notebook, needs neither
     from tornado.web import HTTPError
@@ -87,7 +87,5 @@ if __name__ == "__main__":
     if not sys.argv[1:]:
         sys.stdout.write(stripped(sys.stdin.read()))
     texts = {name: Path(name).read_text(encoding="utf-8") for name in sys.argv[1:]}
-    holding = [
-        name for name, text in texts.items() if _unfolded(stripped(text)) != _unfolded(text)
-    ]
+    holding = [name for name, text in texts.items() if _unfolded(stripped(text)) != _unfolded(text)]
     sys.exit(f"with outputs or metadata of an execution: {', '.join(holding)}" if holding else 0)

@@ -25,7 +25,7 @@ from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import flatten
 from lsai_core.profiling.gpus import GPUS
 from lsai_lab.project.files import PAGE_FOLDER, load_yaml, reading_root
-from lsai_lab.runs.find import begun, find_folder, opened, tell_once
+from lsai_lab.runs.find import begun, find_folder, has_begun, opened, tell_once
 from lsai_lab.runs.plain import in_frame
 from lsai_lab.runs.records import (
     Run,
@@ -69,9 +69,12 @@ def load(*studies: str | Sequence[str], mine: bool = False) -> pd.DataFrame:
     the machine, so that runs of two sizes never count as repeats. With $LSAI_PROFILE own runs of
     that profile only. How many own runs are left out is printed.
 
-    Columns: `IDENTITY` and `ABOUT`; every result by its name, with the unit in it (`tokens_per_s`,
-    `mem_peak_allocated_gib`); every config key with its dots (`optim.lr`, `model.n_layers`;
-    `config.steps` where a result has the same name); the environment as `env.gpu`, `env.torch`.
+    Columns: which run it is (`machine`, `own`, `study`, `variant`, `label`, `part`, `repeat`,
+    `outcome`, `reason`, `key`, `kind`, `started`, `wall_s`, `run`) and what a person calls it
+    (`profile`, `name`, `tags`, `note`); every result by its name, with the unit in it
+    (`tokens_per_s`, `mem_peak_allocated_gib`); every config key with its dots (`optim.lr`,
+    `model.n_layers`; `config.steps` where a result has the same name); the environment as
+    `env.gpu`, `env.torch`.
     `main`: whether the run is one of those that tell the story: of each part of a study the
     committed ones of the machine that the study names (`recorded_on`), else of the one with the
     most runs (without any, all). `gpu` is a short name (`H100`, `CPU`), `label` the variant's name
@@ -117,7 +120,8 @@ def _known(studies: Sequence[str]) -> Sequence[str | None]:
 def _say_what_is_left_out(asked: Sequence[str], shown: set[Path], mine: bool) -> None:
     """Print how many own runs are not among `shown`, and where they are, once as long as that is
     so; not where a notebook is executed as a page."""
-    left = [folder for folder in begun(session().runs_root) if folder not in shown]
+    begun_here = filter(has_begun, begun(session().runs_root))
+    left = [folder for folder in begun_here if folder not in shown]
     left = [folder for folder in left if not asked or folder.parent.name in asked]
     ended = sum((folder / "summary.json").exists() for folder in left)
     parts = [f"{ended} ended with other settings, code or machine (mine=True)"] * bool(ended)

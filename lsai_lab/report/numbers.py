@@ -105,6 +105,21 @@ def compared(text: str, numbers: Mapping[str, str], file: str = "") -> list[Foun
     return found
 
 
+def differing(executed: Path) -> int:
+    """How many numbers of the text of an executed notebook are not those that it computed; 0 if it
+    cannot be read."""
+    import nbformat
+
+    try:
+        notebook = nbformat.read(executed, as_version=4)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError):
+        return 0
+    numbers = collected(notebook)
+    texts = (cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    found = [each for text in texts for each in compared(text, numbers)]
+    return sum(each.written != each.computed for each in found)
+
+
 def rewritten(text: str, numbers: Mapping[str, str], file: str = "") -> str:
     """`text` with the computed numbers in place of those that stand there."""
     for link in reversed(list(_links(text))):

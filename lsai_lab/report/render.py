@@ -29,12 +29,18 @@ from lsai_core.base.code import closure, code_hash
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import write_text
 from lsai_lab.report.brand import brand_colors
-from lsai_lab.report.numbers import COLLECT
+from lsai_lab.report.numbers import COLLECT, differing
 from lsai_lab.report.pages import finish_pages
 from lsai_lab.report.runpages import write_run_pages
 from lsai_lab.report.to_markdown import to_markdown
 from lsai_lab.report.unchanged import book_state, is_as
-from lsai_lab.runs.chapters import book_runs, book_settings, execute_chapters, read_chapters
+from lsai_lab.runs.chapters import (
+    book_runs,
+    book_settings,
+    execute_chapters,
+    headings_of,
+    read_chapters,
+)
 from lsai_lab.runs.session import Session
 
 Engine = Literal["auto", "quarto", "pandoc"]
@@ -208,31 +214,38 @@ def _call(*command: object, input: str | None = None, cwd: Path | None = None) -
     return output
 
 
-def update_book(session: Session, out: Path, formats: list[str], engine: Engine) -> bool:
-    """Execute what changed, and render. False if a chapter did not complete or a format could not
-    be made."""
+def update_book(
+    session: Session, out: Path, formats: list[str], engine: Engine, only: Sequence[str] = ()
+) -> bool:
+    """Execute what changed, of the chapters `only` these, if any are named, and render. False if a
+    chapter did not complete or a format could not be made."""
     results = [out / {"html": HTML, "pdf": PDF}[name] for name in sorted(formats)]
     state = book_state(session, out.resolve(), results, find_quarto(engine), pypandoc.__file__)
     stamp = session.root / "reports" / "_build" / f"made.{'.'.join(sorted(formats))}"
-    if is_as(stamp, state, results):
+    if only:
+        stamp.unlink(missing_ok=True)  # others of its chapters may be older, or without content
+    elif is_as(stamp, state, results):
         for result in results:
             print(f"report: {result} (unchanged)", flush=True)
         return True
-    good = _execute_and_render(session, out, formats, engine)
-    if good:
+    good = _execute_and_render(session, out, formats, engine, only)
+    if good and not only:
         write_text(stamp, state)
     return good
 
 
-def _execute_and_render(session: Session, out: Path, formats: list[str], engine: Engine) -> bool:
+def _execute_and_render(
+    session: Session, out: Path, formats: list[str], engine: Engine, only: Sequence[str]
+) -> bool:
     """The same, whether or not anything changed."""
     reports, chapters, good = session.root / "reports", read_chapters(session.root), True
+    chosen = {name: path for name, path in chapters.items() if name in only or not only}
     runs = book_runs(session)
     folders = (reports / name for name in ("files", "data", "explore"))
     for old in (*folders, *reports.glob("*.ipynb")):
         shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
     with contextlib.closing(
-        execute_chapters(session, chapters, build := reports / "_build", runs, COLLECT)
+        execute_chapters(session, chosen, build := reports / "_build", runs, COLLECT)
     ) as ends:
         for name, problem in ends:
             problem = to_markdown(build / name, reports / name, problem)
@@ -241,5 +254,13 @@ def _execute_and_render(session: Session, out: Path, formats: list[str], engine:
                 flush=True,
             )
             good &= problem is None
+            if problem is None and (number := differing(build / name)):
+                words = f"{number} number{'s' * (number > 1)} of {Path(name).stem} differ" + "s" * (
+                    number == 1
+                )
+                print(f"report: {words} from its text; `lsai numbers` lists them", flush=True)
+    for name in chapters.keys() - chosen.keys():  # as they were executed last
+        made = build / name
+        to_markdown(made if made.exists() else headings_of(chapters[name], made), reports / name)
     write_run_pages(runs, reports)
     return len(render(reports, out, formats, engine)) == len(formats) and good

@@ -26,6 +26,7 @@ from lsai_lab.report.values import Format, cell, digits, shown
 from lsai_lab.runs.plain import as_csv, in_markdown, unmarked
 
 PNG_DPI = 200
+MOST_ROWS, MOST_COLUMNS = 200, 40  # of a table that a reader can take in
 # Of Markdown in a cell; words of references and links stay.
 _MARKUP = re.compile(r"\*\*|\[-?@([\w-]+)\]|\[([^]]*)\]\([^)]*\)")
 
@@ -44,22 +45,25 @@ def table(
     `#| tbl-cap: ...`.
 
     `formats`: column -> format of one value (`".2f"`, `"{:.1f} GiB"`, a function); without one,
-    floats get three significant digits of the smallest. A column `run` (folders of runs) is not
+    floats get three significant digits of the smallest. Of a frame of more than 200 rows or 40
+    columns a line says what is left out; its CSV has all. A column `run` (folders of runs) is not
     shown: it makes the column `link` (default: the first) a link to each run's page. Strings are
     Markdown, those of records are not; missing values show as an en dash. Raises UserError for
     an unknown column.
     """
     formats = dict(formats or {})
+    whole = frame
     names = [name for name in frame.columns if name != "run"]
     if unknown := [name for name in [*formats, *([link] if link else [])] if name not in names]:
         near = hint(str(unknown[0]), list(map(str, names)))
         raise UserError(f"table: there is no column {unknown[0]!r}{near}")
+    names, frame = names[:MOST_COLUMNS], frame.head(MOST_ROWS)
     columns = {
         name: [_written(value, formats.get(name) or digits(frame[name])) for value in frame[name]]
         for name in names
     }
     if "run" in frame.columns and names:
-        target = link or names[0]
+        target = link if link in names else names[0]
         cells = zip(columns[target], frame["run"], strict=True)
         columns[target] = [
             _link(cell, Path(run)) if isinstance(run, (str, Path)) else cell for cell, run in cells
@@ -69,10 +73,22 @@ def table(
         "|" + "|".join("---:" if _is_numeric(frame[name]) else ":---" for name in names) + "|"
     )
     lines += ["| " + " | ".join(row) + " |" for row in zip(*columns.values(), strict=True)]
+    if note := _left_out(whole, len(names)):
+        lines += ["", note]
     csv = as_csv(
-        frame[names].map(lambda cell: _MARKUP.sub(r"\1\2", cell) if isinstance(cell, str) else cell)
+        whole.drop(columns="run", errors="ignore").map(
+            lambda cell: _MARKUP.sub(r"\1\2", cell) if isinstance(cell, str) else cell
+        )
     )
     return Table("\n".join(lines), metadata={"lsai": {"csv": csv}})  # type: ignore[no-untyped-call]
+
+
+def _left_out(frame: pd.DataFrame, columns: int) -> str:
+    """What a table of the first rows and columns of `frame` leaves out, in words."""
+    there = len(frame.columns) - ("run" in frame.columns)
+    parts = [f"the first {MOST_ROWS} of {len(frame):,} rows"] * (len(frame) > MOST_ROWS)
+    parts += [f"the first {columns} of {there} columns"] * (there > columns)
+    return f"Shown are {' and '.join(parts)}." if parts else ""
 
 
 def _written(value: Any, spec: Format | None) -> str:

@@ -9,13 +9,13 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from lsai_core.base.code import closure, code_hash
-from lsai_core.base.errors import UserError
+from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import write_json, write_text
 from lsai_core.base.limits import cpu_cores
 from lsai_lab.launch.stop import StopRequest
@@ -69,6 +69,32 @@ def read_chapters(root: Path) -> dict[str, Path]:
             what = f"{found[name]}, a chapter of reports/_quarto.yml, cannot be read as a notebook"
             raise UserError(f"{what}: {' '.join(str(error).split())[:200]}") from None
     return found
+
+
+def chapters_named(root: Path, asked: Sequence[str]) -> list[str]:
+    """The chapters that a person means by the names of their notebooks (`15-memory`), as
+    `read_chapters` names them. UserError for one that the book has not."""
+    names = {path.stem: name for name, path in read_chapters(root).items()}
+    stems = [one.removesuffix(".ipynb") for one in asked]
+    if unknown := [stem for stem in stems if stem not in names]:
+        raise UserError(f"the report has no chapter {unknown[0]!r}{hint(unknown[0], names)}")
+    return [names[stem] for stem in stems]
+
+
+def headings_of(chapter: Path, target: Path) -> Path:
+    """Write a notebook of a chapter's headings to a file beside `target`, so that what leads to
+    them leads somewhere as long as the chapter was not executed; returns that file."""
+    notebook = json.loads(chapter.read_text(encoding="utf-8"))
+    words = "\n".join(
+        "".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown"
+    )
+    title, *others = re.findall(r"(?m)^#+ .*$", words) or [f"# {chapter.stem}"]
+    missing = "This chapter is not made yet: `lsai report` makes it."
+    text = "\n\n".join([title, missing, *others])
+    cell = {"cell_type": "markdown", "id": "headings", "metadata": {}, "source": text}
+    made = target.with_suffix(".headings.ipynb")
+    write_json(made, notebook | {"cells": [cell]})
+    return made
 
 
 def book_runs(session: Session) -> list[Run]:

@@ -6,8 +6,7 @@ from typing import Any
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import flatten
-from lsai_core.config.strict import validated
-from lsai_lab.runs.kinds import get_kind
+from lsai_lab.runs.older import config_in_todays_words
 from lsai_lab.runs.records import Run
 
 # The results that people compare, and what they are called.
@@ -84,15 +83,19 @@ def _settings(run: Run) -> dict[str, Any]:
     """The settings of a run, with the defaults of those that its record is too old to have; as
     they stand in the record where today's words cannot say them."""
     try:
-        config_class = get_kind(run.summary.kind).config_class()
-        return validated(config_class, run.config, str(run.folder)).model_dump(mode="json")
+        return config_in_todays_words(run).model_dump(mode="json")
     except UserError:
         return run.config
 
 
 def _facts(run: Run) -> dict[str, Any]:
     summary = run.summary
-    parts = {"config": _settings(run), "env": run.env, "code": summary.code, "results": summary.results}
+    parts = {
+        "config": _settings(run),
+        "env": run.env,
+        "code": summary.code,
+        "results": summary.results,
+    }
     return {
         "run": str(summary.id),
         "machine": run.machine,

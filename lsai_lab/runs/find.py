@@ -107,8 +107,8 @@ def machine_of(folder: Path) -> str | None:
 
 
 def going_on(folder: Path) -> bool:
-    """Whether a process on this machine is writing the run in `folder`."""
-    if (folder / "summary.json").exists():
+    """Whether a process on this machine is executing the run in `folder`."""
+    if (folder / "summary.json").exists() or not has_begun(folder):
         return False
     holder = holder_of(folder)
     pid = holder.get("pid")
@@ -121,8 +121,15 @@ def going_on(folder: Path) -> bool:
     return True
 
 
+def has_begun(folder: Path) -> bool:
+    """Whether the run in `folder` was executed, not only planned: its machine is known then."""
+    return any((folder / name).exists() for name in ("env.json", "summary.json"))
+
+
 def _reason(folder: Path) -> str:
-    return "it goes on" if going_on(folder) else "it was planned, or stopped before it could end"
+    if not has_begun(folder):
+        return "it was planned and never executed"
+    return "it goes on" if going_on(folder) else "it was stopped before it could end"
 
 
 def given_names(folder: Path) -> list[str]:
@@ -154,6 +161,8 @@ def _only(text: str, runs: list[Found]) -> Path | None:
     found = [run for run in runs if text in run.names or run.folder.absolute() == here]
     if not found and len(text) >= SHORTEST_KEY:
         found = [run for run in runs if run.key.startswith(text)]
+    if len(found) > 1:  # what was only planned stands behind what was executed
+        found = [run for run in found if has_begun(run.folder)] or found
     if len(found) > 1:
         others: dict[str, Any] = dict.fromkeys(
             run.names[0] if "/" in run.names[0] else run.key for run in found

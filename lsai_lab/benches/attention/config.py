@@ -12,6 +12,7 @@ import torch
 from pydantic import AfterValidator, Field, model_validator
 
 from lsai_core.attention.choice import BACKENDS
+from lsai_core.base.errors import hint
 from lsai_core.config.presets import MOST_WIDTH
 from lsai_core.config.strict import Strict
 from lsai_core.config.train import MOST_SECONDS, MOST_TOKENS, Seconds, Tokens
