@@ -47,7 +47,10 @@ def test_git_holds_no_outputs(path: Path) -> None:
     for cell in notebook.cells:
         if cell.cell_type == "code":
             assert cell.outputs == [] and cell.execution_count is None
-        assert set(cell.metadata) <= {"tags"}, "metadata of an editor or of an execution"
+        hidden = cell.cell_type == "code" and re.search("(?m)^#\\| echo: false$", cell.source)
+        folded = {"source_hidden": True} if hidden else {}
+        assert cell.metadata.get("jupyter", {}) == folded, "what the report hides is folded"
+        assert set(cell.metadata) <= {"tags", "jupyter"}, "metadata of an editor or of an execution"
     assert notebook.metadata.kernelspec.name == "python3"
     assert "papermill" not in notebook.metadata
 
