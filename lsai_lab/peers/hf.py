@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from lsai_core.config.train import OptimConfig
 from lsai_core.model.hf import config_json
 from lsai_core.training.host_memory import keep_freed_memory
 from lsai_core.training.step import resolve_device
@@ -47,14 +48,9 @@ def start(config: PeerConfig, dataset: Dataset, folder: Path) -> tuple[list[str]
     return [*launcher, "-m", WORKER], {} if config.fp8 == "none" else fp8
 
 
-def training_arguments(config: PeerConfig, output: Path, on_gpu: bool) -> dict[str, Any]:
-    """Keyword arguments of `TrainingArguments`."""
-    optim = config.optim
-    arguments: dict[str, Any] = {
-        "output_dir": str(output),
-        "max_steps": config.steps,
-        "per_device_train_batch_size": config.batch_size,
-        "optim": "adamw_torch_fused",
+def of_optimizer(optim: OptimConfig) -> dict[str, Any]:
+    """The arguments of `TrainingArguments` that say what AdamW and its schedule do."""
+    return {
         "learning_rate": optim.lr,
         "weight_decay": optim.weight_decay,
         "adam_beta1": optim.betas[0],
@@ -64,6 +60,17 @@ def training_arguments(config: PeerConfig, output: Path, on_gpu: bool) -> dict[s
         "lr_scheduler_type": "cosine_with_min_lr",
         "lr_scheduler_kwargs": {"min_lr_rate": optim.min_lr_ratio},
         "warmup_steps": optim.warmup_steps,
+    }
+
+
+def training_arguments(config: PeerConfig, output: Path, on_gpu: bool) -> dict[str, Any]:
+    """Keyword arguments of `TrainingArguments`."""
+    arguments: dict[str, Any] = {
+        "output_dir": str(output),
+        "max_steps": config.steps,
+        "per_device_train_batch_size": config.batch_size,
+        "optim": "adamw_torch_fused",
+        **of_optimizer(config.optim),
         # Asking for both would be answered with bf16 alone; Accelerate's fp8 runs the rest under
         # bf16 autocast.
         "bf16": config.precision == "bf16_autocast" and config.fp8 == "none",

@@ -18,6 +18,7 @@ from lsai_core.base.files import write_text
 from lsai_core.config.presets import ModelConfig
 from lsai_core.config.train import TrainConfig
 from lsai_core.training.combinations import checked
+from lsai_lab.peers.hf import of_optimizer
 from lsai_lab.peers.titan_file import read_titan
 from lsai_lab.peers.titan_keys import FLAVORS
 from lsai_lab.peers.trainer_memory import TrainerMemory, predict_as, trainer_memory_of
@@ -212,15 +213,7 @@ def arguments(config: TrainConfig) -> dict[str, Any]:
         "gradient_accumulation_steps": config.grad_accum,
         "bf16": config.precision in ("bf16_autocast", "bf16_residual"),
         "optim": "adamw_bnb_8bit" if optim.states == "8bit" else "adamw_torch_fused",
-        "learning_rate": optim.lr,
-        "weight_decay": optim.weight_decay,
-        "adam_beta1": optim.betas[0],
-        "adam_beta2": optim.betas[1],
-        "adam_epsilon": optim.eps,
-        "max_grad_norm": optim.grad_clip,
-        "lr_scheduler_type": "cosine_with_min_lr",
-        "lr_scheduler_kwargs": {"min_lr_rate": optim.min_lr_ratio},
-        "warmup_steps": optim.warmup_steps,
+        **of_optimizer(optim),
         "torch_compile": config.compile,
         "use_liger_kernel": config.loss == "fused",
         "seed": config.seed,
