@@ -78,7 +78,7 @@ TYPERS = {
     "train --batch-size 0": r"'--batch-size'.*`lsai train --help` tells more",
     "train --batch-size x": r"'--batch-size'",
     "train --batch 4": r"No such option: --batch",
-    "train extra": r"unexpected extra argument",
+    "train extra": r"is an option: --study extra",
     "studdy": r"No such command 'studdy'",
     "data nothing": r"No such command 'nothing'.*`lsai data --help` tells more",
     "data prepare": r"Missing argument",

@@ -437,10 +437,11 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 def test_the_javascript_of_the_page_stays_small() -> None:
-    files = [*FOLDER.glob("*.js"), CHECKOUT / "reports" / "book.js"]
+    reports = CHECKOUT / "reports"
+    files = [*FOLDER.glob("*.js"), reports / "pages.js", reports / "book.js"]
     text = "\n".join(path.read_text() for path in files)
     lines = [line for line in text.splitlines() if re.match(r"\s*(?!//)\S", line)]
-    assert len(lines) <= 900, len(lines)
+    assert len(lines) <= 960, len(lines)
     shipped = sum(len(page_script(name, None)) for name in NAMES) + len(files[-1].read_bytes())
     assert shipped <= 150_000, shipped
 

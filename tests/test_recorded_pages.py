@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 from conftest import CHECKOUT
-from jupyter_server.services.contents.largefilemanager import LargeFileManager
-from tornado.web import HTTPError
 
 from lsai_lab.project.strip import stripped
+
+pytest.importorskip("jupyter_server", reason="JupyterLab is not installed")
+from jupyter_server.services.contents.largefilemanager import LargeFileManager
+from tornado.web import HTTPError
 
 PAGE = next(CHECKOUT.glob("reports/recorded/h100/memory/bf16-*/notebook.ipynb"))
 

@@ -199,3 +199,15 @@ def test_torch_compiles_as_before_afterwards() -> None:
     norm(x).sum().backward()
     assert x.grad is not None and norm.weight.grad is not None
     assert torch.allclose(norm(x), F.rms_norm(x, (8,)))
+
+
+def test_a_shape_that_was_compiled_before_the_simulation_does_not_make_its_shapes_vary() -> None:
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(x @ x.T).sum()
+
+    torch.compile(layer, backend="eager")(torch.randn(8, 64))
+    with simulated_gpu("h100") as gpu:
+        compiled = torch.compile(layer)
+        for _ in range(2):
+            compiled(torch.randn(4096, 64, device="cuda"))
+    assert gpu.peak_active_gib > 0.06  # the product in fp32

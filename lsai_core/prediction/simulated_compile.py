@@ -94,7 +94,7 @@ class _World:
         """While open, the simulation's modes are off."""
         functions: list[Any] = []
         changed = [(owner, name, getattr(owner, name)) for owner, name, _ in _REAL]
-        own, self._own, self.used = self._own, True, True
+        own, self._own = self._own, True
         try:
             while torch._C._len_torch_function_stack():
                 functions.append(torch._C._pop_torch_function_stack())
@@ -102,6 +102,9 @@ class _World:
                 setattr(owner, name, value)
             with _disable_current_modes(), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".*global hooks on modules")
+                if not self.used:  # Dynamo takes a shape that differs from an earlier one to vary
+                    torch._dynamo.reset()
+                self.used = True
                 yield
         finally:
             self._own = own
