@@ -10,8 +10,8 @@ from pathlib import Path
 _PACKAGE = Path(__file__).resolve().parents[1]
 _NAMES = ("notebooks", "params", "envs", "reports", "Makefile")
 _MADE = shutil.ignore_patterns(
-    *("_[!q]*", "_quarto-*", ".*", "runs", "data", "files", "explore", "rendering-*"),
-    *("*_files", "local.yaml"),
+    *("_build", "_output", "_quarto-*", "colors.css", ".*", "runs", "data", "files", "explore"),
+    *("rendering-*", "*_files", "__pycache__", "local.yaml"),
 )
 
 
