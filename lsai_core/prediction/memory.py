@@ -117,15 +117,17 @@ def predict(
     `on="cpu"`: live tensor bytes of a run on a CPU. Raises UserError inside of a distributed run.
     """
     require_possible(config, "predict")
-    ranks = differing_ranks(config) if rank is None else [rank]
-    found = [_of_rank(config, kernel, on, rank) for rank in ranks]
-    return max(found, key=lambda prediction: prediction.peak)
+    if rank is not None:
+        return _of_rank(config, kernel, on, rank)
+    return max(predict_ranks(config, kernel, on=on), key=lambda prediction: prediction.peak)
 
 
-def predict_ranks(config: TrainConfig, kernel: str | None = None) -> list[Prediction]:
+def predict_ranks(
+    config: TrainConfig, kernel: str | None = None, *, on: Literal["gpu", "cpu"] = "gpu"
+) -> list[Prediction]:
     """`predict` for rank 0 and every process that may need another amount."""
     require_possible(config, "predict")
-    return [_of_rank(config, kernel, "gpu", rank) for rank in differing_ranks(config)]
+    return [_of_rank(config, kernel, on, rank) for rank in differing_ranks(config)]
 
 
 def differing_ranks(config: TrainConfig) -> list[int]:

@@ -22,6 +22,7 @@ from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import Transformer
 from lsai_core.parallel.build import connect
 from lsai_core.prediction.purposes import named
+from lsai_core.prediction.simulated_shards import shapes_unseen
 from lsai_core.prediction.tracker import PurposeTracker
 
 MOST_SHARDS = 4096  # FSDP2 cuts each parameter into all of them, of which one is kept
@@ -34,7 +35,6 @@ def one_of(config: TrainConfig, rank: int) -> Iterator[None]:
     if not config.parallel.distributed:
         yield
         return
-    from torch.distributed.tensor._sharding_prop import ShardingPropagator
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if (shards := config.parallel.shards) > MOST_SHARDS:
@@ -47,10 +47,8 @@ def one_of(config: TrainConfig, rank: int) -> Iterator[None]:
     dist.init_process_group(
         "fake", rank=rank, world_size=config.parallel.world_size, store=FakeStore()
     )
-    name = "_propagate_tensor_meta_non_cached"
     try:
-        shapes_of = getattr(ShardingPropagator, name)
-        with attributes_as([(ShardingPropagator, name, _unseen(shapes_of))]):
+        with attributes_as([shapes_unseen()]):
             yield
     finally:
         dist.destroy_process_group()
@@ -63,20 +61,8 @@ def _forget() -> None:
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
     _clear_sharding_prop_cache()
-    for name in ("_gen_transform_infos",):
-        getattr(getattr(_redistribute, name, None), "cache_clear", lambda: None)()
-
-
-def _unseen(shapes_of: Any) -> Any:
-    """DTensor finds the shape of a whole result on fake tensors, which a real process never
-    counts."""
-
-    def call(*arguments: Any) -> Any:
-        tracker = PurposeTracker.active
-        with contextlib.nullcontext() if tracker is None else tracker.unseen():
-            return shapes_of(*arguments)
-
-    return call
+    if hasattr(_redistribute, "_gen_transform_infos"):
+        _redistribute._gen_transform_infos.cache_clear()
 
 
 class SharingTracker(PurposeTracker):

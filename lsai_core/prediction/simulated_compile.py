@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lsai_core.base.attributes import attributes_as
 from lsai_core.base.errors import UserError
 from lsai_core.prediction.compiled import Replay
 from lsai_core.prediction.inductor import schema
@@ -58,14 +59,16 @@ def compiling(
     from torch._dynamo import eval_frame, trace_rules  # a second to import
 
     world = _World(fakes, watch, meet)
-    before = torch.compile, eval_frame._callback_from_stance
-    torch.compile = functools.partial(_compile, world, before[0])  # type: ignore[assignment]
     # what a function that was compiled before asks when it is called
-    eval_frame._callback_from_stance = functools.partial(world.callback, before[1])
+    asked = eval_frame._callback_from_stance
+    changed = [
+        (torch, "compile", functools.partial(_compile, world, torch.compile)),
+        (eval_frame, "_callback_from_stance", functools.partial(world.callback, asked)),
+    ]
     try:
-        yield
+        with attributes_as(changed):
+            yield
     finally:
-        torch.compile, eval_frame._callback_from_stance = before  # type: ignore[assignment]
         if world.used:  # Dynamo keeps few graphs of a function, and has seen the simulation's torch
             torch._dynamo.reset()
             trace_rules.clear_lru_cache()
@@ -93,14 +96,11 @@ class _World:
     def left(self) -> Iterator[None]:
         """While open, the simulation's modes are off."""
         functions: list[Any] = []
-        changed = [(owner, name, getattr(owner, name)) for owner, name, _ in _REAL]
         own, self._own = self._own, True
         try:
             while torch._C._len_torch_function_stack():
                 functions.append(torch._C._pop_torch_function_stack())
-            for owner, name, value in _REAL:
-                setattr(owner, name, value)
-            with _disable_current_modes(), warnings.catch_warnings():
+            with attributes_as(_REAL), _disable_current_modes(), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".*global hooks on modules")
                 if not self.used:  # Dynamo takes a shape that differs from an earlier one to vary
                     torch._dynamo.reset()
@@ -108,8 +108,6 @@ class _World:
                 yield
         finally:
             self._own = own
-            for owner, name, value in changed:
-                setattr(owner, name, value)
             for mode in reversed(functions):
                 torch._C._push_on_torch_function_stack(mode)
 

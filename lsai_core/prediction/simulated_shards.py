@@ -29,21 +29,28 @@ def attributes() -> list[tuple[Any, str, Any]]:
     """(owner, name, value) of attributes of torch that are others inside of a simulation."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FullyShardedDataParallel
-    from torch.distributed.tensor._sharding_prop import ShardingPropagator
     from torch.distributed.tensor.parallel.style import ParallelStyle
 
-    infer = "_propagate_tensor_meta_non_cached"
     methods = [(name, getattr(DeviceMesh, name, None)) for name in _MESH_METHODS]
     return [
         (DeviceMesh, "__init__", _begin_mesh(_unseen(DeviceMesh.__init__))),
         *((DeviceMesh, name, _unseen(method)) for name, method in methods if method),
-        (ShardingPropagator, infer, _unseen(getattr(ShardingPropagator, infer))),
+        shapes_unseen(),
         (FullyShardedDataParallel, "__init__", refusing("FullyShardedDataParallel")),
         *(
             (style, "_apply", refusing(f"tensor parallelism ({style.__name__})"))
             for style in ParallelStyle.__subclasses__()
         ),
     ]
+
+
+def shapes_unseen() -> tuple[Any, str, Any]:
+    """(owner, name, value) with which DTensor infers the shape of a whole result unseen: on tensors
+    that a real process never has."""
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    name = "_propagate_tensor_meta_non_cached"
+    return ShardingPropagator, name, _unseen(getattr(ShardingPropagator, name))
 
 
 def refusing(said: str) -> Callable[..., None]:

@@ -163,7 +163,6 @@ class PurposeTracker(LiveTensors):
         self._purposes: dict[int, str] = {}
         self._on_host: set[int] = set()
         self._open = [OTHER]
-        self._blind = False
 
     @contextlib.contextmanager
     def purpose(self, name: str) -> Iterator[None]:
@@ -178,15 +177,6 @@ class PurposeTracker(LiveTensors):
     def births(self) -> int:
         """How many there were so far."""
         return self._births
-
-    @contextlib.contextmanager
-    def unseen(self) -> Iterator[None]:
-        """What runs inside does not count."""
-        before, self._blind = self._blind, True
-        try:
-            yield
-        finally:
-            self._blind = before
 
     def enter(self, phase: str) -> None:
         """From now on moments belong to `phase`, which may be entered again."""
@@ -272,8 +262,6 @@ class PurposeTracker(LiveTensors):
             self.events.append(-number)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._blind:
-            return func(*args, **(kwargs or {}))
         # Fake tensors are counted here; other subclasses (a sharded DTensor) unpack themselves, as
         # in the base class.
         if self._on_gpu and func is torch.ops.aten.add.Tensor and by_autograd(sys._getframe(1)):

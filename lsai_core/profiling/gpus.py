@@ -171,6 +171,6 @@ def _slice(whole: str, processors: int, gb: int, name: str) -> Gpu:
     )
 
 
-def usable_gib(gpu: Gpu) -> float:
-    """What a run may need and surely fit."""
-    return (1 - MARGIN) * gpu.memory_gib - OUTSIDE_GIB
+def usable_gib(gpu: Gpu, margin: float = MARGIN) -> float:
+    """What a run may need and surely fit; a share `margin` of the memory stays free."""
+    return (1 - margin) * gpu.memory_gib - OUTSIDE_GIB
