@@ -84,7 +84,11 @@ def find_quarto(engine: Engine) -> str | None:
 def render(reports: Path, out: Path, formats: Sequence[str], engine: Engine) -> list[Path]:
     """Render the chapters bound in `reports` into `out`, unless what is there was made of the same;
     returns what there is then. Prints it, or why it could not be made."""
-    quarto, made = find_quarto(engine), []
+    return _rendered(reports, out, formats, find_quarto(engine))
+
+
+def _rendered(reports: Path, out: Path, formats: Sequence[str], quarto: str | None) -> list[Path]:
+    made = []
     write_text(reports / EXECUTED, "project: { type: book }\n")
     for name in sorted(formats):
         result = out / {"html": HTML, "pdf": PDF}[name]
@@ -220,7 +224,9 @@ def update_book(
     """Execute what changed, of the chapters `only` these, if any are named, and render. False if a
     chapter did not complete or a format could not be made."""
     results = [out / {"html": HTML, "pdf": PDF}[name] for name in sorted(formats)]
-    state = book_state(session, out.resolve(), results, find_quarto(engine), pypandoc.__file__)
+    quarto = find_quarto(engine)
+    engines = (quarto, quarto and os.stat(quarto).st_mtime_ns, pypandoc.__file__)
+    state = book_state(session, out.resolve(), results, *engines)
     stamp = session.root / "reports" / "_build" / f"made.{'.'.join(sorted(formats))}"
     if only:
         stamp.unlink(missing_ok=True)  # others of its chapters may be older, or without content
@@ -228,14 +234,14 @@ def update_book(
         for result in results:
             print(f"report: {result} (unchanged)", flush=True)
         return True
-    good = _execute_and_render(session, out, formats, engine, only)
+    good = _execute_and_render(session, out, formats, quarto, only)
     if good and not only:
         write_text(stamp, state)
     return good
 
 
 def _execute_and_render(
-    session: Session, out: Path, formats: list[str], engine: Engine, only: Sequence[str]
+    session: Session, out: Path, formats: list[str], quarto: str | None, only: Sequence[str]
 ) -> bool:
     """The same, whether or not anything changed."""
     reports, chapters, good = session.root / "reports", read_chapters(session.root), True
@@ -255,12 +261,11 @@ def _execute_and_render(
             )
             good &= problem is None
             if problem is None and (number := differing(build / name)):
-                words = f"{number} number{'s' * (number > 1)} of {Path(name).stem} differ" + "s" * (
-                    number == 1
-                )
+                differ = "numbers of {} differ" if number > 1 else "number of {} differs"
+                words = f"{number} {differ.format(Path(name).stem)}"
                 print(f"report: {words} from its text; `lsai numbers` lists them", flush=True)
     for name in chapters.keys() - chosen.keys():  # as they were executed last
         made = build / name
         to_markdown(made if made.exists() else headings_of(chapters[name], made), reports / name)
     write_run_pages(runs, reports)
-    return len(render(reports, out, formats, engine)) == len(formats) and good
+    return len(_rendered(reports, out, formats, quarto)) == len(formats) and good

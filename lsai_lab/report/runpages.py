@@ -40,6 +40,7 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
     """Write `runs/index.html`, `runs/fits.html` and each run's page, all anew if anything of them
     changed; a run with a damaged record is listed as that. Their colours go to `colors.css`."""
     write_colors(reports)
+    write_page_files("fits", fits.data(reports.parent), reports / "explore")
     of_runs = [file for run in runs for file in run.folder.iterdir()]
     params = (reports.parent / "params").rglob("*.yaml")
     predicted = (reports / "recorded" / "predictions").glob("*.*")
@@ -47,7 +48,7 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
     state = files_state([*of_runs, *others], [str(run.folder) for run in runs])
     stamp = reports / "_build" / "made.runs"
     if is_as(stamp, state, [reports / "runs" / "index.html"]):
-        return write_page_files("fits", fits.data(reports.parent), reports / "explore")
+        return
     environment = jinja2.Environment(autoescape=True, loader=jinja2.FileSystemLoader(reports))
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}  # in the order given
     template = environment.get_template("run.html")
@@ -81,7 +82,6 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
         table = pd.read_csv(path).loc[:, lambda rows: rows.ne(0).any()]
         heading = "All predictions (GiB by cause)"
         write("runs/fits.html", "Will it fit?", {heading: table}, explore="fits")
-    write_page_files("fits", fits.data(reports.parent), reports / "explore")
     write_text(stamp, state)
 
 

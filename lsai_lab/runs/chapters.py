@@ -74,6 +74,8 @@ def read_chapters(root: Path) -> dict[str, Path]:
 def chapters_named(root: Path, asked: Sequence[str]) -> list[str]:
     """The chapters that a person means by the names of their notebooks (`15-memory`), as
     `read_chapters` names them. UserError for one that the book has not."""
+    if not asked:
+        return []
     names = {path.stem: name for name, path in read_chapters(root).items()}
     stems = [one.removesuffix(".ipynb") for one in asked]
     if unknown := [stem for stem in stems if stem not in names]:
