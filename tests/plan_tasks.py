@@ -27,7 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from verify_predictions import measure
+from verify_predictions import measure, shape
 
 from lsai_core.base.files import read_jsonl, write_text
 from lsai_core.config.presets import ModelConfig
@@ -42,27 +42,11 @@ LEAST_GIB, MOST_GIB = 4.0, 72.0
 GIB = 2**30
 
 
-def shape(dice: random.Random) -> dict[str, Any]:
-    """A Llama of 0.05 to 7 B parameters."""
-    pick = dice.choice
-    head_dim = pick([64, 128])
-    heads = pick([8, 12, 16, 24, 32])
-    width = heads * head_dim
-    return {
-        "n_layers": dice.randint(4, 32),
-        "d_model": width,
-        "n_heads": heads,
-        "n_kv_heads": pick([n for n in range(1, heads + 1) if heads % n == 0]),
-        "d_ff": 128 * dice.randint(width // 64, width // 32),
-        "vocab_size": pick([8192, 16384, 32000, 50304, 100352, 128256]),
-    }
-
-
 def draw(seed: int = SEED, count: int = COUNT) -> list[dict[str, Any]]:
     """`count` tasks, the same ones for the same seed."""
     dice, tasks = random.Random(seed), list[dict[str, Any]]()
     while len(tasks) < count:
-        model = shape(dice)
+        model = shape(dice, [8, 12, 16, 24, 32], (4, 32))  # 0.05 to 7 B parameters
         size = count_parameters(ModelConfig.model_validate(model)).total / GIB
         numerics = dice.choice(["harmless", "harmless", "fp8", "fp32"])
         kept_gib = (16 if numerics == "fp32" else 6) * size

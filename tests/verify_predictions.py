@@ -31,7 +31,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -57,21 +57,27 @@ TIMED_STEPS = 7
 AT_ONCE, TOGETHER_GIB, PATIENCE_S = 12, 72.0, 90.0
 
 
+def shape(dice: random.Random, heads: Sequence[int], layers: tuple[int, int]) -> dict[str, Any]:
+    """A random Llama with one of these numbers of heads, and of layers between two numbers."""
+    pick = dice.choice
+    head_dim = pick([64, 128])
+    chosen = pick(heads)
+    width = chosen * head_dim
+    return {
+        "n_layers": dice.randint(*layers),
+        "d_model": width,
+        "n_heads": chosen,
+        "n_kv_heads": pick([n for n in range(1, chosen + 1) if chosen % n == 0]),
+        "d_ff": 128 * dice.randint(width // 64, width // 32),
+        "vocab_size": pick([8192, 16384, 32000, 50304, 100352, 128256]),
+    }
+
+
 def draw(dice: random.Random) -> dict[str, Any]:
     """The settings of a random configuration; some of these are no valid ones."""
     pick = dice.choice
-    head_dim = pick([64, 128])
-    heads = pick([4, 6, 8, 12, 16, 24])
-    width = heads * head_dim
-    model = {
-        "n_layers": dice.randint(2, 14),
-        "d_model": width,
-        "n_heads": heads,
-        "n_kv_heads": pick([n for n in range(1, heads + 1) if heads % n == 0]),
-        "d_ff": 128 * dice.randint(width // 64, width // 32),
-        "vocab_size": pick([8192, 16384, 32000, 50304, 100352, 128256]),
-        "tie_embeddings": dice.random() < 0.2,
-    }
+    model = shape(dice, [4, 6, 8, 12, 16, 24], (2, 14))
+    model["tie_embeddings"] = dice.random() < 0.2
     fused = dice.random() < 0.7
     return {
         "model": model,

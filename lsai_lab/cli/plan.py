@@ -18,7 +18,6 @@ from lsai_lab.cli import asked as ask
 from lsai_lab.cli import options as opt
 from lsai_lab.cli.tables import say
 from lsai_lab.predictions.asked import Source
-from lsai_lab.project.files import merged
 
 _QUIET_S = 2.0  # an answer that takes longer says what it tries
 
@@ -89,12 +88,12 @@ def plan(
     from lsai_lab.predictions.plan_files import arguments_file, study_file, titan_file
     from lsai_lab.predictions.plan_told import told
 
-    fixed = merged(opt.overrides_from(set_), {} if seq_len is None else {"seq_len": seq_len})
     source = Source(study, variant, model, hf, profile=profile)
     question = question_of(
         source,
-        fixed,
+        opt.overrides_from(set_),
         tokens=tokens,
+        seq_len=seq_len,
         gpu=gpu,
         gpus=gpus,
         budget=budget,

@@ -14,7 +14,6 @@ from lsai_lab.predictions.asked import Source
 from lsai_lab.predictions.plan import Plan
 from lsai_lab.predictions.plan_asked import ask
 from lsai_lab.predictions.plan_told import told
-from lsai_lab.project.files import merged
 
 
 class Planned(Shown):
@@ -70,13 +69,12 @@ def plan(
     `numerics`: fp32, harmless or fp8. `margin`: the share of the memory that stays free.
     `overrides`: settings with dots that are no choice. Raises UserError for what cannot be asked.
     """
-    lengths = {} if seq_len is None else {"seq_len": seq_len}
-    fixed = merged(as_nested(overrides or {}), lengths)
     source = Source(study, variant, what, None if hf is None else Path(hf), profile=profile)
     question = ask(
         source,
-        fixed,
+        as_nested(overrides or {}),
         tokens=tokens,
+        seq_len=seq_len,
         gpu=gpu,
         gpus=gpus,
         budget=budget,

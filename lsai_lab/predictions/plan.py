@@ -21,7 +21,7 @@ from lsai_core.base.errors import UserError
 from lsai_core.config.train import TrainConfig
 from lsai_core.prediction.memory import predict
 from lsai_core.prediction.roofline import estimate
-from lsai_core.profiling.gpus import MARGIN, OUTSIDE_GIB, Gpu, find_gpu
+from lsai_core.profiling.gpus import MARGIN, OUTSIDE_GIB, Gpu, find_gpu, usable_gib
 from lsai_lab.predictions.plan_space import (
     OFFLOADS,
     Chain,
@@ -59,7 +59,7 @@ class Room:
     @property
     def usable_gib(self) -> float:
         """What a step may be predicted to reserve."""
-        usable = (1 - self.margin) * self.gpu.memory_gib - OUTSIDE_GIB
+        usable = usable_gib(self.gpu, self.margin)
         if self.budget_gib is None:
             return usable
         return min(usable, (1 - self.margin) * self.budget_gib)

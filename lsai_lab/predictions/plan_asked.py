@@ -15,6 +15,7 @@ from lsai_lab.machine.environment import gpu_facts
 from lsai_lab.predictions.asked import Source, sizes_that_exist
 from lsai_lab.predictions.plan import Plan, Room, gpu_with, make_plan
 from lsai_lab.predictions.plan_space import Numerics, batches, with_usual_vocabulary
+from lsai_lab.project.files import merged
 
 _MOST_MARGIN = 0.5
 _EXAMPLE = 32  # sequences of a step, where nothing is said
@@ -52,6 +53,7 @@ def ask(
     fixed: dict[str, Any],
     *,
     tokens: int | None = None,
+    seq_len: int | None = None,
     gpu: str | None = None,
     gpus: int | None = None,
     budget: float | None = None,
@@ -59,8 +61,9 @@ def ask(
     margin: float = MARGIN,
     packages: str | None = None,
 ) -> Question:
-    """The question for the run of `source`, with the settings `fixed`. UserError for what cannot
-    be asked."""
+    """The question for the run of `source`, with the settings `fixed` and sequences of `seq_len`.
+    UserError for what cannot be asked."""
+    fixed = merged(fixed, {} if seq_len is None else {"seq_len": seq_len})
     if numerics not in (known := get_args(Numerics)):
         raise UserError(f"numerics is one of {', '.join(known)}{hint(str(numerics), known)}")
     if not 0 <= margin <= _MOST_MARGIN:
