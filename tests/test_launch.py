@@ -25,6 +25,7 @@ from lsai_lab.launch import launch as launcher
 from lsai_lab.launch import watch
 from lsai_lab.launch.launch import WorkerFailed, launch, on_this_machine, require_devices, torchrun
 from lsai_lab.runs.execute import ActiveRun
+from lsai_lab.runs.records import outcome_of
 
 
 def error(rank: int, outcome: str, reason: str, at: float, user_error: bool = False) -> str:
@@ -240,6 +241,20 @@ def test_the_earliest_error_is_the_cause(
     with pytest.raises(kind) as caught:
         launch(tmp_path, tmp_path, 4, command=fake_worker(tmp_path, body))
     assert str(caught.value) == message
+
+
+def test_full_memory_below_another_error_is_the_cause() -> None:
+    """A pipeline's schedule tells what went wrong in a stage by an error of its own."""
+
+    def stage(cause: Exception) -> Exception:
+        try:
+            raise RuntimeError("[Stage 0] failed to run forward") from cause
+        except RuntimeError as error:
+            return error
+
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 896.00 MiB.")
+    assert outcome_of(stage(full)) == ("oom", str(full))
+    assert outcome_of(stage(ValueError("a shape")))[0] == "failed"
 
 
 def test_workers_that_say_nothing_leave_the_launchers_last_line(tmp_path: Path) -> None:

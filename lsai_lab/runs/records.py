@@ -328,7 +328,20 @@ _MEMORY_WORDS = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True for CUDA's, the CPU allocator's and Python's out-of-memory errors."""
+    """True for CUDA's, the CPU allocator's and Python's out-of-memory errors, and for what was
+    raised from one."""
+    return _full_memory(error) is not None
+
+
+def _full_memory(error: BaseException | None) -> BaseException | None:
+    """`error`, or what it was raised from (a pipeline's schedule raises errors of its own), if it
+    says that memory is out."""
+    while error is not None and not _says_full(error):
+        error = error.__cause__
+    return error
+
+
+def _says_full(error: BaseException) -> bool:
     torch = sys.modules.get("torch")  # if nothing imported it, nothing raised its error
     if isinstance(error, MemoryError) or (torch and isinstance(error, torch.OutOfMemoryError)):
         return True
@@ -339,8 +352,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def outcome_of(error: BaseException) -> tuple[Outcome, str]:
     """The outcome and one line of reason for a run that raised `error`."""
-    line = " ".join(str(error).split())[:500] or type(error).__name__
-    if is_out_of_memory(error):
+    full = _full_memory(error)
+    line = " ".join(str(full or error).split())[:500] or type(error).__name__
+    if full is not None:
         return "oom", line
     known: dict[type[Exception], Outcome] = {
         Unavailable: "unavailable",
