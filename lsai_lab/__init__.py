@@ -117,6 +117,7 @@ Many nodes:
     loss_distance, changes_by_pair       of runs that round alike, what sharding does to the loss
     largest_models                       the largest model of each setting, and its bound
     sharded_peers, scaling_grid          Llama-3-8B beside torchtitan; the course's grid
+    ways_measured                        ways of sharing a model, predicted and measured
 
 How much to believe:
 
@@ -290,6 +291,7 @@ _FACE = {
         "scaling_grid",
         "sharded_peers",
     ),
+    "lsai_lab.chapters.ways": ("ways_measured",),
     "lsai_lab.benches.attention.errors": ("ALLOWED_ERROR",),
     "lsai_lab.benches.attention_table": ("choices_of",),
     "lsai_lab.claims.declared": ("load_claims",),

@@ -298,11 +298,10 @@ def estimator_errors(root: Path | None = None) -> pd.DataFrame:
         pd.read_csv(table_path(root, "published")),
         load_yaml(root / "params" / "estimators.yaml"),
     )
-    shown = [TrainConfig.model_validate_json(config) for config in kept["config"]]
-    # others' formulas know neither shared matrices nor stages
-    known = [config.parallel.tp * config.parallel.pp == 1 for config in shown]
-    kept, shown = kept[known], list(itertools.compress(shown, known))
-    configs = [*(config_of(runs[name]) for name in said["run"]), *shown]
+    said, ran = _known_to_formulas(said, [config_of(runs[name]) for name in said["run"]])
+    published = [TrainConfig.model_validate_json(config) for config in kept["config"]]
+    kept, shown = _known_to_formulas(kept, published)
+    configs = [*ran, *shown]
     frame = pd.json_normalize([config.model_dump(mode="json") for config in configs])
     frame = frame.assign(masters=[1] * len(said) + kept["masters"].tolist())
     for name, formula in told["names"].items():
@@ -314,6 +313,18 @@ def estimator_errors(root: Path | None = None) -> pd.DataFrame:
     for name, other in told["estimators"].items():
         found[name] = frame.eval(other["formula"], engine="python") / 2**30 / gib - 1
     return found.set_index(pd.Index(samples, name="sample"))
+
+
+def _known_to_formulas(
+    rows: pd.DataFrame, configs: Sequence[TrainConfig]
+) -> tuple[pd.DataFrame, list[TrainConfig]]:
+    """Of `rows` those whose config others' formulas can say: they know neither shared matrices, nor
+    stages, nor copies that share nothing but a batch."""
+    known = [
+        config.parallel.tp * config.parallel.pp == 1 and config.parallel.kind == "fsdp"
+        for config in configs
+    ]
+    return rows[known], list(itertools.compress(configs, known))
 
 
 def beside() -> tuple[float, list[float], dict[str, Any]]:

@@ -60,6 +60,7 @@ NAMES = [
     "compile_note",
     "weights",
     "dataset",
+    "text_tokens",
     "device",
     "device_name",
     "<bench>_device",
