@@ -3,7 +3,7 @@
     ceilings        products in fp32, tf32 and fp8, copies, host to GPU and back (`machine.py`)
     products        of a model's layers, forward and backward, in bf16 and fp8 (`gemm.py`)
     attention-...   every kernel by length, for one shape of heads (`attention/bench.py`)
-    steps           whole steps of tiny models, bound by the host: what it takes to start kernels
+    step-...        whole steps of a tiny model, bound by the host: what it takes to start kernels
     power           of the GPU in large products, and its limit
     messages        between all GPUs of the machine, by size, alone and beside products
                     (`collectives.py`)
@@ -91,7 +91,7 @@ _WINDOWS: Found = {
     ],
 }
 _TINY = dict(n_layers=4, d_model=128, n_heads=2, n_kv_heads=2, d_ff=256, vocab_size=512)
-# Steps by the host's cost that they tell (`lsai_core.prediction.roofline`), on a GPU and on a CPU.
+# Steps of small models by the cost that they tell (`lsai_core.prediction.roofline`).
 STEPS: dict[str, dict[str, Found]] = {
     "cuda": {
         "call": {"model": _TINY, "precision": "bf16", "seq_len": 128, "batch_size": 1},
@@ -124,36 +124,34 @@ class Part:
 
 def parts(device: torch.device, count: int) -> list[Part]:
     """The parts for `count` devices like `device`, the most useful first."""
-    kind, gpu = device.type, device.type == "cuda"
-
-    def heads(number: int) -> Part:
-        queries, keys, width = _HEADS[kind][number]
-        about = f"attention, {queries} heads of {width}, {keys} key-value heads"
-        work = partial(_attention, device, (queries, keys, width), _ATTENTION[kind])
-        return Part(
-            f"attention-{queries}-{keys}-{width}", about, 25 if gpu else 12, 5 if gpu else 1, work
-        )
-
-    ceilings = Part(
-        "ceilings", "products and copies", 10 if gpu else 14, 0, partial(_ceilings, device)
-    )
-    host_s = (50, 15) if gpu else (15, 2)
-    found = [ceilings]
-    if gpu:
-        found.append(
-            Part("products", "products of layers", 25, 5, partial(_products, device)),
-        )
-    found += [heads(0), Part("steps", "steps of tiny models", *host_s, partial(_steps, device))]
-    if gpu:
-        found.append(Part("power", "power", 3, 3, partial(_power, device)))
+    first, *others = [_attention_part(device, heads) for heads in _HEADS[device.type]]
+    steps = [_step_part(device, name) for name in STEPS[device.type]]
+    found = [Part("ceilings", "products and copies", 12, 0, partial(_ceilings, device))]
+    if device.type == "cpu":
+        return [*found, first, *steps, *others]
+    found.append(Part("products", "products of layers", 25, 5, partial(_products, device)))
+    found += [first, *steps, Part("power", "power", 3, 3, partial(_power, device))]
     if count > 1:
-        about = f"messages between {count} devices"
+        about = f"messages between {count} GPUs"
         found.append(Part("messages", about, 60, 40, partial(_messages, device, count)))
-    found += [heads(number) for number in range(1, len(_HEADS[kind]))]
-    if gpu:
-        windows = partial(_attention, device, _HEADS[kind][0], _ATTENTION[kind] | _WINDOWS)
-        found.append(Part("windows", "attention in windows", 20, 10, windows))
-    return found
+    windows = partial(_attention, device, _HEADS["cuda"][0], _ATTENTION["cuda"] | _WINDOWS)
+    return [*found, *others, Part("windows", "attention in windows", 20, 10, windows)]
+
+
+def _attention_part(device: torch.device, heads: tuple[int, int, int]) -> Part:
+    queries, keys, width = heads
+    about = f"attention, {queries} heads of {width}, {keys} key-value heads"
+    work = partial(_attention, device, heads, _ATTENTION[device.type])
+    times = (25, 5) if device.type == "cuda" else (12, 1)
+    return Part(f"attention-{queries}-{keys}-{width}", about, *times, work)
+
+
+def _step_part(device: torch.device, name: str) -> Part:
+    """The part of a step of `STEPS`; most of a compiled one's time is compiling."""
+    compiled = STEPS[device.type][name].get("compile", False)
+    about = f"steps of a small model, {'compiled' if compiled else 'eager'} ({name})"
+    times = (50, 20) if compiled else (8, 2)
+    return Part(f"step-{name}", about, *times, partial(_step, device, name))
 
 
 def device_facts(device: torch.device) -> Found:
@@ -247,19 +245,12 @@ def _attention(
     }
 
 
-def _steps(device: torch.device, seconds: float, folder: Path) -> Found:
-    """Seconds and attention kernel of each step of `STEPS` that this machine can compile and has
-    time for."""
-    until, found = time.perf_counter() + seconds, {}
-    for name, settings in STEPS[device.type].items():
-        config = step_config(settings)
-        if config.compile and compiler.missing(device.type):
-            continue
-        if time.perf_counter() < until:
-            kernel = attention_kernel(config, device)
-            left = (until - time.perf_counter()) / 2
-            found[name] = {"step_s": _step_s(config, device, left), "attention": kernel}
-    return found
+def _step(device: torch.device, name: str, seconds: float, folder: Path) -> Found:
+    """Seconds and attention kernel of the step of `STEPS` that tells the cost `name`."""
+    config = step_config(STEPS[device.type][name])
+    compiler.require(config.compile, device)
+    kernel = attention_kernel(config, device)
+    return {"step_s": _step_s(config, device, seconds / 2), "attention": kernel}
 
 
 def step_config(settings: Found) -> TrainConfig:

@@ -100,34 +100,24 @@ def predict(
         list[str] | None, typer.Argument(metavar="-- ARGS", help="The script's own arguments.")
     ] = None,
 ) -> None:
+    source = Source(study, variant, model, hf, toml, profile)
     if script is not None:
-        others = (
-            study,
-            variant,
-            model,
-            hf,
-            toml,
-            trainer,
-            passport,
-            installed,
-            gpus,
-            batch_size,
-            set_,
-        )
-        if any(given is not None for given in (*others, profile)):
+        others = (trainer, passport, installed, gpus, batch_size, set_)
+        if source != Source() or any(given is not None for given in others):
             raise UserError("--script goes with --gpu, --json and -- ARGS alone")
         _of_script(script, arguments or [], find_gpu(gpu or "h100"), as_json, largest_batch)
         return
     if arguments:
         raise UserError(f"{arguments[0]!r} belongs to a script; add --script, or leave it out")
-    opt.exclude({"--passport": passport, "--as": trainer}, "no time is predicted of other trainers")
+    if passport:
+        of_others = {"--passport": passport, "--as": trainer, "--config": toml}
+        opt.exclude(of_others, "no time is predicted of other trainers")
     targets = asked_for(gpu, passport, largest_batch)
     if toml and trainer not in (None, "torchtitan"):
         raise UserError(
             f"--config {toml} is a file of torchtitan, not of {trainer}; leave --as out"
         )
     trainer = trainer or ("torchtitan" if toml else None)
-    source = Source(study, variant, model, hf, toml, profile)
     overrides = opt.overrides_from(set_, batch_size)
     try:
         asked = source.run(targets[0] if gpu or passport else None, gpus, overrides, trainer)

@@ -42,7 +42,7 @@ def passport_of(
         "attention": [row for part in found.values() for row in _attention(part)],
     }
     passport = validated(Passport, data, "the probe")
-    costs = _costs(measured_gpu(passport, ""), found.get("steps", {}))
+    costs = _costs(measured_gpu(passport, ""), found)
     return passport.model_copy(update={"costs": costs})
 
 
@@ -84,18 +84,19 @@ def _messages(rows: Sequence[Found], processes: int) -> list[Found]:
     ]
 
 
-def _costs(gpu: Gpu, steps: Mapping[str, Found]) -> Costs:
-    """Costs that tiny steps tell: on a GPU the host takes their whole time, on a CPU what products,
-    attention and the costs before it leave of it."""
+def _costs(gpu: Gpu, parts: Mapping[str, Found]) -> Costs:
+    """The costs that parts with steps of small models tell: on a GPU the host takes their whole
+    time, on a CPU what products, attention and the costs before it leave of it."""
     found = Costs()
     for name, settings in STEPS["cpu" if gpu.is_cpu else "cuda"].items():
-        if name not in steps or gpu.passport is None:
+        step = parts.get(f"step-{name}")
+        if step is None or gpu.passport is None:
             continue
-        config, kernel = step_config(settings), steps[name]["attention"]
+        config, kernel = step_config(settings), step["attention"]
         gpu = measured_gpu(gpu.passport.model_copy(update={"costs": found}), "")
         speed, number = Speed(gpu), counted(config, kernel, gpu.on)[1][name]
         unit_s = number / (speed.copy if name == "eager" else 1.0)
-        left_s = steps[name]["step_s"]
+        left_s = step["step_s"]
         if gpu.is_cpu and (time := estimate(config, gpu, kernel)) is not None:
             left_s -= time.step_s - speed.costs[name] * unit_s
         if unit_s and left_s > 0:
