@@ -18,14 +18,15 @@ Other GPUs are an H200 at the ratio of the data sheets. A device with a passport
 the passport's rates and costs; what that leaves out is the table's.
 
 Messages in a passport replace the data sheet's link: each block's at the rate of its size, and
-products beside them are slower as measured. On a CPU nothing is hidden: the host's time is part of
-the step's.
+products beside them last longer, as measured. On a CPU nothing is hidden: the host's time is part
+of the step's.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -114,8 +115,8 @@ def estimate(config: TrainConfig, gpu: Gpu, kernel: str | None = None) -> Estima
 
 
 def _communication_s(config: TrainConfig, speed: Speed) -> tuple[float, float]:
-    """Seconds of what FSDP exchanges in a step, and by how much it slows products down. Raises
-    LookupError where the link is not known."""
+    """Seconds of what FSDP exchanges in a step, and by how many it makes products last longer.
+    Raises LookupError where the link is not known."""
     shards, again = config.parallel.shards, config.grad_accum
     if shards == 1:
         return 0.0, 0.0
@@ -123,13 +124,23 @@ def _communication_s(config: TrainConfig, speed: Speed) -> tuple[float, float]:
     computed = compute_dtype(config.precision).itemsize
     found_s = slowed_s = 0.0
     for operation, times, size in (("all_gather", 2, computed), ("reduce_scatter", 1, 4)):
-        link, slowdown = speed.link(operation, total * size / blocks, shards)
-        sent_s = times * again * (shards - 1) / shards * total * size / link
-        found_s += sent_s
-        slowed_s += sent_s * (1 - 1 / slowdown)
+        link = speed.link(operation, total * size / blocks, shards)
+        sent = times * again * (shards - 1) / shards * total * size
+        found_s += sent / link.alone
+        slowed_s += sent / link.beside * (1 - 1 / link.slowdown)
     if shards > NODE:
         found_s += 3 * blocks * again * (shards - 1) * HOP_S
     return found_s, slowed_s
+
+
+@dataclass(frozen=True)
+class Link:
+    """Bytes per second that each process sends, `alone` and `beside` products, which then take
+    `slowdown` times as long."""
+
+    alone: float
+    beside: float
+    slowdown: float = 1.0
 
 
 def untimed(config: TrainConfig) -> str | None:
@@ -220,23 +231,28 @@ class Speed:
         rate = _at(gflop, self._rates[dtype])
         return rate * self.ratio(dtype, self.like.driver_name)
 
-    def link(self, operation: str, size: float, shards: int) -> tuple[float, float]:
-        """Bytes per second that each of `shards` processes sends in `operation` on messages of
-        `size` bytes, and how much longer products beside it take. Raises LookupError if neither
-        passport nor data sheet tells."""
-        network, slowdown = NODE * NETWORK_GB_PER_S, 1.0
+    def link(self, operation: str, size: float, shards: int) -> Link:
+        """How `operation` goes among `shards` processes on messages of `size` bytes: as measured
+        among the nearest number, else by the data sheet. Raises LookupError if neither tells."""
+        most = 1e9 * NODE * NETWORK_GB_PER_S if shards > NODE else math.inf
         messages = self.gpu.passport.messages if self.gpu.passport else []
         alike = [message for message in messages if message.operation == operation]
-        nearest_to = min((abs(m.processes - shards) for m in alike), default=0)
-        alike = [m for m in alike if abs(m.processes - shards) == nearest_to]
-        rate = self.gpu.link_gb_per_s
-        if alike:
-            rate = _at(size, sorted([m.bytes, m.bus_gb_per_s] for m in alike))
-        if beside := sorted([m.bytes, m.product_slowdown] for m in alike if m.product_slowdown):
-            slowdown = max(1.0, _at(size, beside))
-        if not rate:
-            raise LookupError(operation)
-        return 1e9 * (rate if shards <= NODE else min(rate, network)), slowdown
+        if not alike:
+            if not self.gpu.link_gb_per_s:
+                raise LookupError(operation)
+            rate = min(most, 1e9 * self.gpu.link_gb_per_s)
+            return Link(rate, rate)
+        near = min((message.processes for message in alike), key=lambda n: abs(n - shards))
+        alike = sorted((m for m in alike if m.processes == near), key=lambda m: m.bytes)
+
+        def at(name: str, otherwise: float) -> float:
+            known = [(m.bytes, getattr(m, name)) for m in alike if getattr(m, name)]
+            return _at(size, known) if known else otherwise
+
+        alone = at("bus_gb_per_s", 0.0)
+        beside = at("beside_gb_per_s", alone)
+        slowdown = max(1.0, at("product_slowdown", 1.0))
+        return Link(min(most, 1e9 * alone), min(most, 1e9 * beside), slowdown)
 
     def product_s(self, product: str, precision: str) -> float:
         """Seconds of a product, named as in `work.py`. Raises LookupError as `tflops`."""

@@ -87,12 +87,14 @@ class AttentionRate(Strict):
 
 class Message(Strict):
     """One exchange of `bytes` among `processes`. `bus_gb_per_s`: what each must send, per second;
-    beside matrix products, `product_slowdown` says how much longer these took."""
+    `beside_gb_per_s`: the same beside matrix products, which took `product_slowdown` times as
+    long."""
 
     operation: Name
     processes: Count
     bytes: Count
     bus_gb_per_s: Number
+    beside_gb_per_s: Number | None = None
     product_slowdown: Number | None = None
 
 

@@ -66,22 +66,18 @@ def _attention(part: Found) -> list[Found]:
 
 
 def _messages(rows: Sequence[Found], processes: int) -> list[Found]:
-    """A row for each operation and size: alone, and what it costs products beside it."""
-    good = [row for row in rows if row["outcome"] == "ok"]
-    slowed = {
-        (row["operation"], row["bytes"]): row["product_slowdown"] for row in good if row["beside"]
-    }
-    return [
-        {
-            "operation": row["operation"],
-            "processes": processes,
-            "bytes": row["bytes"],
-            "bus_gb_per_s": row["bus_gb_per_s"],
-            "product_slowdown": slowed.get((row["operation"], row["bytes"])),
-        }
-        for row in good
-        if not row["beside"]
-    ]
+    """A row for each operation and size, alone and beside products."""
+    found: dict[tuple[str, int], Found] = {}
+    for row in rows:
+        if row["outcome"] == "ok":
+            place = {"operation": row["operation"], "bytes": row["bytes"], "processes": processes}
+            one = found.setdefault((row["operation"], row["bytes"]), place)
+            if row["beside"]:
+                one["beside_gb_per_s"] = row["bus_gb_per_s"]
+                one["product_slowdown"] = row["product_slowdown"]
+            else:
+                one["bus_gb_per_s"] = row["bus_gb_per_s"]
+    return [one for one in found.values() if "bus_gb_per_s" in one]
 
 
 def _costs(gpu: Gpu, parts: Mapping[str, Found]) -> Costs:
