@@ -16,12 +16,13 @@ from test_bad_input import refused
 
 import lsai_lab as lab
 from lsai_core.base.files import deep_merge, read_jsonl
+from lsai_core.config.train import TrainConfig
 from lsai_core.prediction.roofline import estimate, measured
 from lsai_core.profiling.gpus import find_gpu, passport_gpu
 from lsai_core.profiling.passport import MOST_BYTES, read_passport
 from lsai_lab.predictions.asked import Source
 from lsai_lab.predictions.passports import passport_of, write_passport
-from lsai_lab.predictions.will_fit import timed
+from lsai_lab.predictions.will_fit import timed, will_fit
 from lsai_lab.runs.records import recorded_runs
 
 TINY = ["--model", "lab-tiny", "--set", "compile=false", "--set", "precision=fp32"]
@@ -97,7 +98,8 @@ def test_a_prediction_takes_the_rates_of_the_passport(
         (row,) = json.loads(out)["gpus"]
         device = data["device"]["name"]
         assert row["GPU"] == device and row["memory GiB"] == data["device"]["memory_gib"]
-        assert row["rates"] == f"rates of the passport {passport}, of {device}, {data['measured']}"
+        told = f"rates of the passport {passport}, of {device}, {data['measured']}"
+        assert row["rates"] == told + ", while other work disturbed it" * bool(data["disturbed"])
         rows.append(row)
     assert rows[1]["step s"] > 1.2 * rows[0]["step s"] > 0
     answer = lab.predict("lab-tiny", "cpu", passport=path, overrides={"compile": False})
@@ -171,6 +173,10 @@ def recorded() -> dict[str, Any]:
     return found
 
 
+def config_of(model: str, changes: dict[str, Any] | None = None) -> TrainConfig:
+    return Source(model=model).run(find_gpu("h100"), None, changes or {}).config
+
+
 def passport_file(path: Path, found: dict[str, Any]) -> Path:
     passport = passport_of(H100, found, day="2026-11-27", seconds=200.0, disturbed=None)
     write_passport(path, passport)
@@ -195,10 +201,12 @@ def test_a_passport_of_the_records_predicts_what_the_tables_do(
         ("lab", None, {"precision": "fp32", "compile": False}),
         ("lab", "sdpa_flash", {"fp8": {"recipe": "fused"}}),
     ):
-        config = Source(model=model).run(table, None, changes).config
+        config = config_of(model, changes)
         known, found = timed(config, table, kernel), timed(config, own, kernel)
         assert found["step s"] == pytest.approx(known["step s"], rel=1e-6), (model, changes)
         assert found["rates"].startswith("rates of the passport "), found
+    (row,) = will_fit(config_of("llama3.2-1b"), [own])["gpus"]
+    assert row["attention"] == "fa4", "its package was there"
 
 
 def test_host_and_messages_of_a_passport_change_the_time(
@@ -223,10 +231,10 @@ def test_host_and_messages_of_a_passport_change_the_time(
     fast = passport_gpu(passport_file(tmp_path / "fast.json", {**recorded, "step-call": step}))
     more = {"step-call": slower, "messages": {"rows": rows}}
     slow = passport_gpu(passport_file(tmp_path / "slow.json", recorded | more))
-    small = Source(model="lab-tiny").run(fast, None, {"compile": False, "seq_len": 64}).config
+    small = config_of("lab-tiny", {"compile": False, "seq_len": 64})
     one, two = estimate(small, fast, "sdpa_cudnn"), estimate(small, slow, "sdpa_cudnn")
     assert one and two and two.step_s == pytest.approx(2 * one.step_s, rel=0.01)
-    large = Source(model="llama3.2-1b").run(fast, 4, {}).config
+    large = config_of("llama3.2-1b", {"parallel": {"fsdp": 4}})
     linked, waiting = estimate(large, fast, "fa4"), estimate(large, slow, "fa4")
     assert linked and waiting
     ratio = find_gpu("h100").link_gb_per_s / 4.0

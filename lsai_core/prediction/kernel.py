@@ -56,6 +56,15 @@ def packages_here() -> frozenset[str]:
     return frozenset(found)
 
 
+def packages_on(gpu: Gpu) -> frozenset[str]:
+    """Kernels whose packages are installed where `gpu` is: those that its passport measured, else
+    those that are installed here."""
+    if gpu.passport is None or not gpu.passport.attention:
+        return packages_here()
+    measured = {name for row in gpu.passport.attention for name in row.inference}
+    return frozenset(PACKAGES) & measured
+
+
 def kernel_on(gpu: Gpu, config: TrainConfig, packages: Collection[str]) -> str:
     """The kernel of `config` on `gpu` where `packages` are installed, `auto` resolved as it would
     be there.

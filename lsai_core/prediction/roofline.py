@@ -208,6 +208,7 @@ class Speed:
             self.costs |= gpu.passport.costs.model_dump(exclude_none=True)
             device, when = gpu.passport.device.name, gpu.passport.measured
             self.source = f"rates of the passport {gpu.passport_file}, of {device}, {when}"
+            self.source += ", while other work disturbed it" * bool(gpu.passport.disturbed)
         else:
             self.like = find_gpu(gpu.driver_name if gpu.driver_name in table else REFERENCE)
             self._rates = table[self.like.driver_name]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from lsai_core.base.errors import UserError
 from lsai_core.config.train import MOST_TOKENS, TrainConfig
-from lsai_core.prediction.kernel import PACKAGES, kernel_on, packages_here, packages_named
+from lsai_core.prediction.kernel import PACKAGES, kernel_on, packages_named, packages_on
 from lsai_core.prediction.largest import largest_within
 from lsai_core.prediction.memory import Prediction, predict, predict_ranks, verdict
 from lsai_core.prediction.roofline import estimate, untimed
@@ -117,12 +117,13 @@ def _row(found: Prediction, gpu: Gpu) -> dict[str, Any]:
 def expected_kernel(
     config: TrainConfig, gpu: Gpu, packages: str | None, trainer: Peer | None = None
 ) -> str | None:
-    """The attention kernel to predict with, where `packages` are installed (None: as here).
+    """The attention kernel to predict with, where `packages` are installed (None: as the GPU's
+    passport says, or as here).
 
     None: fused kernels that all keep the same, torch's own in another trainer, or those of slices
     of a sequence. UserError where the kernel that the config names cannot serve the run.
     """
-    there = packages_here() if packages is None else packages_named(packages)
+    there = packages_on(gpu) if packages is None else packages_named(packages)
     if config.parallel.cp > 1 or (trainer is not None and config.attention.backend == "auto"):
         return None
     kernel = kernel_on(gpu, config, there)
