@@ -265,3 +265,4 @@ def test_sharing_shows_a_file_and_sends_nothing(
     compared = [line for line in out.splitlines() if line.startswith("  products in bf16")]
     assert len(compared) == 1 and compared[0].endswith("+0.0%")
     refused(project.lsai("probe", "--share", "--seconds", 5), "--share and --seconds contradict")
+    refused(project.lsai("probe", "--out", tmp_path), "is a folder; name a file in it")

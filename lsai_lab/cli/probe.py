@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from lsai_core.base.errors import UserError
 from lsai_lab.cli import options as opt
 from lsai_lab.cli.tables import say
 from lsai_lab.project.files import repo_root
@@ -63,6 +64,8 @@ def probe(
         for line in shared(path):
             print(line)
         return
+    if path.is_dir():
+        raise UserError(f"--out {path} is a folder; name a file in it")
     _measure(path, seconds, device.value, again)
     if as_json:
         print(path.read_text(encoding="utf-8"), end="")

@@ -1,5 +1,6 @@
 """A passport in words: what it says of its machine, and what a pull request with it would add."""
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def lines(passport: Passport) -> Iterator[str]:
     yield f"{device.count} x {device.name} ({device.memory_gib:g} GiB), torch {device.torch}"
     told = figures(passport.rates)
     for row in passport.attention:
-        if row.training and row.length in (1024, 16_384):
+        if row.training and row.causal and row.length in (1024, 16_384):
             name, rate = next(iter(row.training.items()))
             heads = f"{'grouped ' if row.grouped else ''}heads of {row.head_dim}"
             window = f", window {row.window}" if row.window else ""
@@ -65,7 +66,7 @@ def shared(path: Path) -> Iterator[str]:
     target = FOLDER / f"{_name(passport)}.json"
     size = path.stat().st_size / 1e3
     yield f"A pull request would add one file of {size:.1f} kB, {target}:"
-    yield f"  mkdir -p {FOLDER} && cp {path} {target} && git add {target}"
+    yield f"  mkdir -p {FOLDER} && cp {shlex.quote(str(path))} {target} && git add {target}"
     device = passport.device
     if device.uuids:
         yield "It names the UUIDs of the GPUs (device.uuids), and nothing else of whose they are."
