@@ -1,12 +1,11 @@
 """Speeds as records have them, for estimated step times: `python tests/measured_speeds.py` writes
 the table that ships (some minutes).
 
-Rates of matrix products are medians over those of one size in the studies `gemm` (bf16, fp8) and
-`machine` (fp32, tf32), copy rates are `machine`'s. Costs that no library call tells are read from
-whole training steps, those of `CALIBRATED_ON`, by least squares of relative errors: of bytes and of
-a kernel's start from the time in which kernels of a single process ran, or from whole steps without
-a trace that products, attention and bytes at the copy rate explain to more than `BUSY`; of the host
-from steps that they explain to less than `IDLE`.
+Rates are those of the studies `gemm` and `machine` (`lsai_lab.predictions.rates`). Costs that no
+library call tells are read from whole training steps, those of `CALIBRATED_ON`, by least squares of
+relative errors: of bytes and of a kernel's start from the time in which kernels of a single process
+ran, or from whole steps without a trace that products, attention and bytes at the copy rate explain
+to more than `BUSY`; of the host from steps that they explain to less than `IDLE`.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from lsai_core.base.files import read_jsonl, write_text
 from lsai_core.prediction import roofline
 from lsai_core.profiling.gpus import find_gpu
 from lsai_lab.benches.machine import newest_ceilings
+from lsai_lab.predictions.rates import rates_of
 from lsai_lab.predictions.recorded import config_of
 from lsai_lab.project.files import repo_root
 from lsai_lab.runs.records import Run, recorded_runs
@@ -49,20 +49,8 @@ def rates(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
         (run for run in runs if run.summary.kind == "gemm"), key=lambda run: run.summary.started
     ):
         device = run.summary.results["gemm_device"]
-        ceilings = newest_ceilings(runs, device)
-        sizes = defaultdict[tuple[str, float], list[float]](list)
-        for row in read_jsonl(run.folder / "metrics.jsonl"):
-            if row["outcome"] == "ok" and row["way"] in ("bf16", "fp8"):
-                sizes[row["way"], 2e-9 * row["m"] * row["n"] * row["k"]].append(row["tflops"])
-        for dtype in ("fp32", "tf32"):
-            for size in (4096, 8192, 16384):
-                if rate := ceilings.get(f"matmul_{dtype}_{size}_tflops"):
-                    sizes[dtype, 2e-9 * size**3].append(rate)
-        curves = defaultdict[str, list[list[float]]](list)
-        for (dtype, gflop), seen in sorted(sizes.items()):
-            curves[dtype].append([round(gflop, 1), round(statistics.median(seen), 1)])
-        copies = {name: round(ceilings[name], 1) for name in ("copy_gb_per_s", "h2d_gb_per_s")}
-        found[device] = copies | curves
+        rows = read_jsonl(run.folder / "metrics.jsonl")
+        found[device] = rates_of(rows, newest_ceilings(runs, device))
     return found
 
 

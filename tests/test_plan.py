@@ -55,7 +55,7 @@ KEYS, SETTING = ({*names.split(" ")} for names in (_KEYS, _SETTING))
 
 def small() -> TrainConfig:
     overrides = {"seq_len": LENGTH, "model": SMALL}
-    return Source(model="lab-tiny").run("h100", None, overrides).config
+    return Source(model="lab-tiny").run(find_gpu("h100"), None, overrides).config
 
 
 def planned(budget_gib: float, fixed: dict[str, Any] | None = None, **options: Any) -> Plan:
@@ -171,7 +171,7 @@ def test_what_is_set_is_no_choice() -> None:
 
 
 def test_host_memory_is_asked_where_nothing_else_fits() -> None:
-    lab_model = Source(model="lab").run("h100", None, {"seq_len": 512}).config
+    lab_model = Source(model="lab").run(find_gpu("h100"), None, {"seq_len": 512}).config
     fixed = FIXED | {"loss": "fused"}
     plan = make_plan(lab_model, 4 * 512, Room(H100, 0.3), fixed=fixed, packages="none")
     assert plan.offloaded and plan.chosen is not None and plan.chosen.host_gib > 0
@@ -300,7 +300,9 @@ def test_a_wrong_question_ends_with_2_before_the_work(
 
 
 def llama(**changes: Any) -> TrainConfig:
-    asked = Source(model="llama3-8b").run("h100", None, {"seq_len": 8192, **changes}).config
+    asked = (
+        Source(model="llama3-8b").run(find_gpu("h100"), None, {"seq_len": 8192, **changes}).config
+    )
     return asked.model_copy(update={"batch_size": 2, "grad_accum": 4})
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+
+import torch
 
 from lsai_core.attention.choice import BACKENDS, choose, get_backend, nearest_power_of_two
-from lsai_core.attention.measured import select_rankings, shipped
+from lsai_core.attention.measured import Ranking, select_rankings, shipped
 from lsai_core.attention.registry import Case
 from lsai_core.base.errors import Unavailable, UserError, hint
 from lsai_core.config.precision import compute_dtype
@@ -54,6 +56,15 @@ def packages_here() -> frozenset[str]:
     return frozenset(found)
 
 
+def packages_on(gpu: Gpu) -> frozenset[str]:
+    """Kernels whose packages are installed where `gpu` is: those that its passport measured, else
+    those that are installed here."""
+    if gpu.passport is None or not gpu.passport.attention:
+        return packages_here()
+    measured = {name for row in gpu.passport.attention for name in row.inference}
+    return frozenset(PACKAGES) & measured
+
+
 def kernel_on(gpu: Gpu, config: TrainConfig, packages: Collection[str]) -> str:
     """The kernel of `config` on `gpu` where `packages` are installed, `auto` resolved as it would
     be there.
@@ -63,7 +74,7 @@ def kernel_on(gpu: Gpu, config: TrainConfig, packages: Collection[str]) -> str:
     """
     model, window = config.model, config.attention.window
     case = Case(
-        "cuda",
+        "cpu" if gpu.is_cpu else "cuda",
         compute_dtype(config.precision),
         model.head_dim,
         None if window is not None and window >= config.seq_len else window,
@@ -78,7 +89,10 @@ def kernel_on(gpu: Gpu, config: TrainConfig, packages: Collection[str]) -> str:
         if reason is not None:
             raise UserError(f"attention backend {named} {reason}; use another backend, or auto")
         return named
-    rankings = select_rankings(shipped(), gpu.driver_name, gpu.capability or _USUAL, missing)
+    capability = gpu.capability or _USUAL
+    rankings: Sequence[Ranking] = ()
+    if not gpu.is_cpu:
+        rankings = select_rankings(shipped(), gpu.driver_name, capability, missing)
     try:
         return choose(case, missing, rankings)
     except Unavailable as error:
@@ -88,6 +102,8 @@ def kernel_on(gpu: Gpu, config: TrainConfig, packages: Collection[str]) -> str:
 def _missing(gpu: Gpu, name: str, packages: Collection[str]) -> str | None:
     """Why `gpu` cannot run the kernel with `packages`; None if it can."""
     backend = get_backend(name)
+    if gpu.is_cpu:
+        return backend.missing(torch.device("cpu"))
     if "cuda" not in backend.dtypes:
         return "exists for no GPU"
     if name in PACKAGES and name not in packages:

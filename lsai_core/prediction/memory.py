@@ -222,6 +222,8 @@ def verdict(prediction: Prediction, gpu: Gpu) -> Verdict:
     `fits`: it gets through with 3 % of the memory to spare. `tight`: with less, or only by giving
     cached memory back to the driver in every step, which is slow. Otherwise `too large`.
     """
+    if gpu.is_cpu:  # no allocator gives memory back
+        return "fits" if prediction.peak <= usable_gib(gpu) else "too large"
     if prediction.reserved <= usable_gib(gpu) or prediction.needs <= usable_gib(gpu):
         return "fits"
     return "tight" if prediction.on_gpu_with(gpu.memory_gib - OUTSIDE_GIB).fits else "too large"

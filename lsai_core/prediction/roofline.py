@@ -14,22 +14,29 @@
 
 `python tests/measured_speeds.py` writes `measured.json` from committed records: rates of calls
 timed alone, costs (a copied byte is 1, others are seconds) of the training runs that it names.
-Other GPUs are an H200 at the ratio of the data sheets.
+Other GPUs are an H200 at the ratio of the data sheets. A device with a passport (`lsai probe`) has
+the passport's rates and costs; what that leaves out is the table's.
+
+Messages in a passport replace the data sheet's link: each block's at the rate of its size, and
+products beside them last longer, as measured. On a CPU nothing is hidden: the host's time is part
+of the step's.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from lsai_core.attention.choice import get_backend
-from lsai_core.attention.measured import nearest, select_rankings, shipped
+from lsai_core.attention.measured import Ranking, nearest, select_rankings, shipped
 from lsai_core.attention.registry import Case
 from lsai_core.config.precision import compute_dtype, weight_dtype
 from lsai_core.config.train import TrainConfig
@@ -80,38 +87,60 @@ def estimate(config: TrainConfig, gpu: Gpu, kernel: str | None = None) -> Estima
     """
     if untimed(config) is not None:
         return None
-    speed, parallel, (products, count) = Speed(gpu), config.parallel, counted(config, kernel)
+    speed, parallel = Speed(gpu), config.parallel
+    products, count = counted(config, kernel, gpu.on)
     try:
         products_s = sum(
             times * speed.product_s(shape, config.precision) for shape, times in products.items()
         )
         attention_s = _attention_s(config, kernel, speed)
+        communication_s, slowed_s = _communication_s(config, speed)
     except LookupError:
         return None
-    cost = {name: measured()["costs"][name] * number for name, number in count.items()}
-    total, shards = count_parameters(config.model).total, parallel.shards
-    stored, computed = (
-        weight_dtype(config.precision).itemsize,
-        compute_dtype(config.precision).itemsize,
-    )
-    sent = (shards - 1) / shards * total * (2 * computed + 4) * config.grad_accum
-    link = gpu.link_gb_per_s if shards <= NODE else min(gpu.link_gb_per_s, NODE * NETWORK_GB_PER_S)
-    communication_s = sent / (link * 1e9) if shards > 1 else 0.0
-    if shards > NODE:
-        communication_s += (
-            3 * (config.model.n_layers + 1) * config.grad_accum * (shards - 1) * HOP_S
-        )
-    moved = total * stored / shards * (1 + 2 * config.grad_accum) if parallel.cpu_offload else 0.0
+    cost = {name: speed.costs[name] * number for name, number in count.items()}
+    total, stored = count_parameters(config.model).total, weight_dtype(config.precision).itemsize
+    moved = total * stored / parallel.shards * (1 + 2 * config.grad_accum)
+    host_s = sum(cost[name] for name in HOST)
     return Estimate(
-        products_s=products_s,
+        products_s=products_s + slowed_s,
         attention_s=attention_s,
-        memory_s=sum(cost[name] for name in MEMORY) / speed.copy + cost["start"],
+        memory_s=sum(cost[name] for name in MEMORY) / speed.copy
+        + (host_s if gpu.is_cpu else cost["start"]),
         communication_s=communication_s,
-        offload_s=moved / speed.h2d,
-        host_s=sum(cost[name] for name in HOST),
+        offload_s=moved / speed.h2d if parallel.cpu_offload else 0.0,
+        host_s=0.0 if gpu.is_cpu else host_s,
         tokens=config.batch_size * config.grad_accum * config.seq_len // parallel.cp,
-        source="measured rates" if speed.like == gpu else "data sheet",
+        source=speed.source,
     )
+
+
+def _communication_s(config: TrainConfig, speed: Speed) -> tuple[float, float]:
+    """Seconds of what FSDP exchanges in a step, and by how many it makes products last longer.
+    Raises LookupError where the link is not known."""
+    shards, again = config.parallel.shards, config.grad_accum
+    if shards == 1:
+        return 0.0, 0.0
+    total, blocks = count_parameters(config.model).total, config.model.n_layers + 1
+    computed = compute_dtype(config.precision).itemsize
+    found_s = slowed_s = 0.0
+    for operation, times, size in (("all_gather", 2, computed), ("reduce_scatter", 1, 4)):
+        link = speed.link(operation, total * size / blocks, shards)
+        sent = times * again * (shards - 1) / shards * total * size
+        found_s += sent / link.alone
+        slowed_s += sent / link.beside * (1 - 1 / link.slowdown)
+    if shards > NODE:
+        found_s += 3 * blocks * again * (shards - 1) * HOP_S
+    return found_s, slowed_s
+
+
+@dataclass(frozen=True)
+class Link:
+    """Bytes per second that each process sends, `alone` and `beside` products, which then take
+    `slowdown` times as long."""
+
+    alone: float
+    beside: float
+    slowdown: float = 1.0
 
 
 def untimed(config: TrainConfig) -> str | None:
@@ -133,14 +162,14 @@ def untimed(config: TrainConfig) -> str | None:
 
 
 def counted(
-    config: TrainConfig, kernel: str | None = None
+    config: TrainConfig, kernel: str | None = None, on: Literal["gpu", "cpu"] = "gpu"
 ) -> tuple[dict[str, float], dict[str, float]]:
     """One step's products as `work.py` names them, and what else of it costs time, by the table's
     names."""
     again = config.grad_accum / min(2, config.grad_accum)
-    work = defaultdict(
-        float, {name: times * again for name, times in predict(config, kernel).work.items()}
-    )
+    work = defaultdict[str, float](float)
+    for name, times in predict(config, kernel, on=on).work.items():
+        work[name] = times * again
     products = {name: times for name, times in work.items() if name[-1].isdigit()}
     stored, foreign = weight_dtype(config.precision), config.optim.kernel == "torch"
     # The gradient is read twice, weight and states both ways; torch's kernels scale the gradient
@@ -169,21 +198,30 @@ def measured() -> dict[str, Any]:
 
 
 class Speed:
-    """What a GPU does per second: its own measured rates, else those of the H200 at the ratio of
-    the data sheets."""
+    """What a GPU does per second: by its passport, else its own measured rates, else those of the
+    H200 at the ratio of the data sheets. `costs`: as in the table."""
 
     def __init__(self, gpu: Gpu) -> None:
-        self.gpu, rates = gpu, measured()["rates"]
-        self.like = find_gpu(gpu.driver_name if gpu.driver_name in rates else REFERENCE)
-        self._rates = rates[self.like.driver_name]
-        self.copy = (
-            1e9 * self._rates["copy_gb_per_s"] * gpu.memory_gb_per_s / self.like.memory_gb_per_s
-        )
-        self.h2d = 1e9 * self._rates["h2d_gb_per_s"]
+        self.gpu, self.costs, table = gpu, dict(measured()["costs"]), measured()["rates"]
+        if gpu.passport is not None:
+            self.like, self._rates = gpu, gpu.passport.rates.model_dump(exclude_none=True)
+            self.costs |= gpu.passport.costs.model_dump(exclude_none=True)
+            device, when = gpu.passport.device.name, gpu.passport.measured
+            self.source = f"rates of the passport {gpu.passport_file}, of {device}, {when}"
+            self.source += ", while other work disturbed it" * bool(gpu.passport.disturbed)
+        else:
+            self.like = find_gpu(gpu.driver_name if gpu.driver_name in table else REFERENCE)
+            self._rates = table[self.like.driver_name]
+            self.source = "measured rates" if self.like == gpu else "data sheet"
+        bandwidths = 1.0 if self.like == gpu else gpu.memory_gb_per_s / self.like.memory_gb_per_s
+        self.copy = 1e9 * self._rates["copy_gb_per_s"] * bandwidths
+        self.h2d = 1e9 * self._rates.get("h2d_gb_per_s", self._rates["copy_gb_per_s"])
 
     def ratio(self, dtype: str, like: str) -> float:
         """Of the data sheets' peaks, over that of the GPU named `like`. Raises LookupError if its
         own is not known."""
+        if like == self.gpu.driver_name:
+            return 1.0
         own, other = self.gpu.peak(dtype), theoretical_peak(like, dtype)
         if not (own and other):
             raise LookupError(dtype)
@@ -191,10 +229,31 @@ class Speed:
 
     def tflops(self, dtype: str, gflop: float) -> float:
         """Of products of `gflop`. Raises LookupError if the dtype's rates are not known."""
-        sizes, rates = zip(*self._rates[dtype], strict=True)
-        return float(np.interp(np.log(gflop), np.log(sizes), rates)) * self.ratio(
-            dtype, self.like.driver_name
-        )
+        rate = _at(gflop, self._rates[dtype])
+        return rate * self.ratio(dtype, self.like.driver_name)
+
+    def link(self, operation: str, size: float, shards: int) -> Link:
+        """How `operation` goes among `shards` processes on messages of `size` bytes: as measured
+        among the nearest number, else by the data sheet. Raises LookupError if neither tells."""
+        most = 1e9 * NODE * NETWORK_GB_PER_S if shards > NODE else math.inf
+        messages = self.gpu.passport.messages if self.gpu.passport else []
+        alike = [message for message in messages if message.operation == operation]
+        if not alike:
+            if not self.gpu.link_gb_per_s:
+                raise LookupError(operation)
+            rate = min(most, 1e9 * self.gpu.link_gb_per_s)
+            return Link(rate, rate)
+        near = min((message.processes for message in alike), key=lambda n: abs(n - shards))
+        alike = sorted((m for m in alike if m.processes == near), key=lambda m: m.bytes)
+
+        def at(name: str, otherwise: float) -> float:
+            known = [(m.bytes, getattr(m, name)) for m in alike if getattr(m, name)]
+            return _at(size, known) if known else otherwise
+
+        alone = at("bus_gb_per_s", 0.0)
+        beside = at("beside_gb_per_s", alone)
+        slowdown = max(1.0, at("product_slowdown", 1.0))
+        return Link(min(most, 1e9 * alone), min(most, 1e9 * beside), slowdown)
 
     def product_s(self, product: str, precision: str) -> float:
         """Seconds of a product, named as in `work.py`. Raises LookupError as `tflops`."""
@@ -205,6 +264,21 @@ class Speed:
             1e-9 * int(flops),
         )
         return max(1e-3 * gflop / self.tflops(name, gflop), int(moved) / self.copy)
+
+
+def _at(size: float, curve: Sequence[Sequence[float]]) -> float:
+    """The value at `size`, between those of [size, value], small to large."""
+    sizes, values = zip(*curve, strict=True)
+    return float(np.interp(np.log(size), np.log(sizes), values))
+
+
+def _rankings(gpu: Gpu) -> list[Sequence[Ranking]]:
+    """Measured attention: the device's own, then what ships, which needs a data sheet's peak."""
+    own = gpu.passport.attention if gpu.passport else []
+    found = [[Ranking(gpu.driver_name, gpu.capability, **row.model_dump()) for row in own]]
+    if gpu.peak("bf16") or not own:
+        return [*found, select_rankings(shipped(), gpu.driver_name, "9.0")]
+    return [*found]
 
 
 def _attention_s(config: TrainConfig, kernel: str | None, speed: Speed) -> float:
@@ -220,10 +294,10 @@ def _attention_s(config: TrainConfig, kernel: str | None, speed: Speed) -> float
     dtype, grouped = compute_dtype(config.precision), model.n_heads != model.n_kv_heads
     window = window if window and window < length else None
     case = Case("cuda", dtype, model.head_dim, window, grouped=grouped, length=length)
-    rankings = select_rankings(shipped(), speed.gpu.driver_name, "9.0")
-    found = nearest(
-        case, [ranking for ranking in rankings if kernel in (None, FUSED, *ranking.training)]
-    )
+    found = None
+    for rankings in _rankings(speed.gpu):
+        usable = [r for r in rankings if r.training and kernel in (None, FUSED, *r.training)]
+        found = found or nearest(case, usable)
     if found is None:
         return (
             (3.5 + repeated)

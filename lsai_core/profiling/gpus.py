@@ -14,8 +14,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from lsai_core.base.errors import UserError
+from lsai_core.profiling.passport import Passport, read_passport
 
 OUTSIDE_GIB = 0.6  # of a GPU's memory: the driver's context and the kernels' code
 MARGIN = 0.03  # a share of a GPU's memory: predictions of reserved memory are that true
@@ -38,7 +40,8 @@ class Gpu:
     `driver_name`: as the driver calls it; `drivers`: an expression for all of the driver's names,
     if there are several. `fp8`: whether its tensor cores take it. `capability`: CUDA's, empty for
     AMD and where it is not known. `tflops`: from the data sheet `sheet`. `also`: other names that
-    people use.
+    people use. `passport`: what was measured on one, read from the file `passport_file`; with it
+    the device may be a CPU.
     """
 
     name: str
@@ -52,6 +55,18 @@ class Gpu:
     sheet: str = ""
     drivers: str = ""
     also: tuple[str, ...] = ()
+    passport: Passport | None = None
+    passport_file: str = ""
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is no GPU, but a CPU that was measured."""
+        return self.passport is not None and self.passport.device.kind == "cpu"
+
+    @property
+    def on(self) -> Literal["gpu", "cpu"]:
+        """Where a step on it is predicted."""
+        return "cpu" if self.is_cpu else "gpu"
 
     def is_called(self, driver_name: str) -> bool:
         """Whether the driver calls this kind of GPU so. Whole names: relatives have other peaks."""
@@ -118,6 +133,8 @@ def find_gpu(name: str) -> Gpu:
         raise UserError(f"GPU {name!r} means several; say --gpu {one.strip()!r} --gpus {number}")
     if part := _SLICE.fullmatch(name.strip()):
         return _slice(part[1], int(part[2]), int(part[3]), name)
+    if wanted == "cpu":
+        raise UserError("a CPU is known by its passport: `lsai probe` there, then --passport FILE")
     plain = {_plain(gpu.name): gpu.name for gpu in ALL_GPUS}
     sizes = [shown for known, shown in plain.items() if re.fullmatch(rf"{wanted}\d\d+", known)]
     if wanted and len(sizes) > 1:
@@ -127,6 +144,29 @@ def find_gpu(name: str) -> Gpu:
         f"did you mean {' or '.join(close)}" if close else f"known: {', '.join(plain.values())}"
     )
     raise UserError(f"unknown GPU {name!r}; {hinted}, or its memory: 24GB")
+
+
+def passport_gpu(path: Path) -> Gpu:
+    """The device whose passport the file `path` is. UserError for a file that is no passport."""
+    return measured_gpu(read_passport(path), str(path))
+
+
+def measured_gpu(passport: Passport, file: str) -> Gpu:
+    """The device of a passport from `file`. Memory and peaks of a GPU that the table knows are the
+    table's."""
+    device = passport.device
+    known = [gpu for gpu in ALL_GPUS if device.kind == "gpu" and gpu.is_called(device.name)]
+    other = Gpu(
+        device.name,
+        device.name,
+        device.memory_gib,
+        passport.rates.copy_gb_per_s,
+        0,
+        fp8=passport.rates.fp8 is not None,
+        capability=device.capability or "",
+    )
+    found = known[0] if known else other
+    return replace(found, driver_name=device.name, passport=passport, passport_file=file)
 
 
 def _size(name: str) -> float:

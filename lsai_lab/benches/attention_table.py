@@ -9,7 +9,7 @@ in the same number format (for inference the output's error alone).
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -84,16 +84,26 @@ def recorded_rankings(runs: Iterable[Run]) -> list[Ranking]:
     the newest run that has it."""
     found: dict[tuple[Any, ...], Ranking] = {}
     for run in sorted(attention_runs(runs), key=lambda run: run.summary.started):
-        results, order = run.summary.results, dict[Place, dict[str, dict[str, float]]]()
-        if run.summary.outcome != "ok" or results.get("compute_capability") is None:
+        if run.summary.outcome != "ok" or run.summary.results.get("compute_capability") is None:
             continue
-        config, rows = read_points(run)
-        for place, purpose, _, correct in ranked(rows):
-            order.setdefault(place, {})[purpose] = correct
-        for (mask, window, length), names in order.items():
-            r = Ranking(
+        for r in rankings_of(*read_points(run), run.summary.results):
+            place = (r.dtype, r.head_dim, r.grouped, not r.causal, r.window or 0, r.length)
+            found[r.gpu, *place] = r
+    return [found[key] for key in sorted(found)]
+
+
+def rankings_of(
+    config: AttentionBenchConfig, rows: Sequence[Row], results: Mapping[str, Any]
+) -> Iterator[Ranking]:
+    """The rankings of one run's points, of places where some kernel is correct."""
+    order = dict[Place, dict[str, dict[str, float]]]()
+    for place, purpose, _, correct in ranked(rows):
+        order.setdefault(place, {})[purpose] = correct
+    for (mask, window, length), names in order.items():
+        if names["inference"]:
+            yield Ranking(
                 gpu=results["device_name"],
-                capability=results["compute_capability"],
+                capability=results["compute_capability"] or "",
                 dtype=config.dtype,
                 head_dim=config.head_dim,
                 grouped=config.heads != config.kv_heads,
@@ -103,11 +113,6 @@ def recorded_rankings(runs: Iterable[Run]) -> list[Ranking]:
                 training=names["training"],
                 inference=names["inference"],
             )
-            if r.inference:
-                found[
-                    r.gpu, r.dtype, r.head_dim, r.grouped, not r.causal, r.window or 0, r.length
-                ] = r
-    return [found[key] for key in sorted(found)]
 
 
 def choices_of(

@@ -56,6 +56,15 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "params/studies/mine.yaml; lsai train --study mine --technique planned\n\n"
         "Exit code: 0 found, 1 nothing fits (and what would), 2 the question was wrong.",
     ),
+    "probe": (
+        "probe",
+        "Measure this machine in minutes: its passport, at whose rates predictions are made.",
+        "--seconds 60\n\nThen: lsai predict --model llama3.2-1b --passport .cache/passport.json; "
+        "lsai plan takes it, too\n\nWhat a pull request would add (nothing is sent): lsai probe "
+        "--share\n\nWithout --seconds it takes about four minutes on a GPU and a minute and a half "
+        "on a CPU, and never more than ten and two. Interrupted, it goes on where it was. A "
+        "passport is used where it is named with --passport, and nowhere else.",
+    ),
     "techniques": (
         "fitting",
         "Compare by prediction the techniques that save memory: which fits a GPU first? (minutes)",

@@ -23,6 +23,13 @@ GpuOption = Annotated[
 GpusOption = Annotated[
     int | None, typer.Option(min=1, help="Shard over so many GPUs (parallel.fsdp).")
 ]
+PassportOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Times at the rates of this passport, a file of `lsai probe`, on its device; without "
+        "it, at rates that come with this package."
+    ),
+]
 InstalledOption = Annotated[
     str | None,
     typer.Option(

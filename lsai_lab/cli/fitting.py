@@ -5,7 +5,7 @@ import json
 from tqdm import tqdm
 
 from lsai_core.config.train import TrainConfig
-from lsai_core.profiling.gpus import Gpu
+from lsai_core.profiling.gpus import Gpu, find_gpu
 from lsai_lab.cli import asked as ask
 from lsai_lab.cli import options as opt
 from lsai_lab.cli.prediction import FORMATS
@@ -25,7 +25,9 @@ def techniques(
     set_: opt.SetOption = None,
 ) -> None:
     source = Source(study, variant, model, hf, profile=profile)
-    task = source.run(gpu, gpus, opt.overrides_from(set_, batch_size)).config
+    task = source.run(
+        find_gpu(gpu) if gpu else None, gpus, opt.overrides_from(set_, batch_size)
+    ).config
     with sizes_that_exist(task):
         _show_techniques(task, gpu_called(gpu))
 
@@ -44,7 +46,9 @@ def longest(
     set_: opt.SetOption = None,
 ) -> None:
     source = Source(study, variant, model, hf, profile=profile)
-    task = source.run(gpu, gpus, opt.overrides_from(set_, batch_size)).config
+    task = source.run(
+        find_gpu(gpu) if gpu else None, gpus, opt.overrides_from(set_, batch_size)
+    ).config
     with sizes_that_exist(task):
         _show_longest(task, gpu_called(gpu), as_json, installed)
 

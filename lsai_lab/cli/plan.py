@@ -77,6 +77,7 @@ def plan(
     numerics: NumericsOption = NumericsName.harmless,
     margin: MarginOption = MARGIN,
     installed: ask.InstalledOption = None,
+    passport: ask.PassportOption = None,
     write_yaml: YamlOption = None,
     torchtitan: TitanOption = None,
     hf_args: ArgumentsOption = None,
@@ -100,6 +101,7 @@ def plan(
         numerics=numerics.value,
         margin=margin,
         packages=installed,
+        passport=passport,
     )
     files = [
         *([study_file(write_yaml)] if write_yaml else []),

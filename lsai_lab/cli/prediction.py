@@ -14,7 +14,8 @@ from lsai_core.base.disk_cache import cached_on_disk
 from lsai_core.base.errors import UserError
 from lsai_core.config.train import TrainConfig
 from lsai_core.model.hf_config import AnotherModel
-from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu
+from lsai_core.profiling.gpus import Gpu, find_gpu
+from lsai_core.profiling.passport import Passport
 from lsai_core.training.own_techniques import own_techniques
 from lsai_lab.cli import asked as ask
 from lsai_lab.cli import options as opt
@@ -23,7 +24,7 @@ from lsai_lab.cli.script import largest_batch_of, predict_script
 from lsai_lab.cli.tables import say, table
 from lsai_lab.machine.environment import KERNELS, package_version
 from lsai_lab.peers.settings import Peer
-from lsai_lab.predictions.asked import Asked, Source, describe, gpu_called, sizes_that_exist
+from lsai_lab.predictions.asked import Asked, Source, asked_for, describe, sizes_that_exist
 
 LargestOption = Annotated[
     bool,
@@ -83,6 +84,7 @@ def predict(
     toml: FileOption = None,
     trainer: TrainerOption = None,
     gpu: ask.GpuOption = None,
+    passport: ask.PassportOption = None,
     installed: ask.InstalledOption = None,
     gpus: ask.GpusOption = None,
     batch_size: opt.BatchOption = None,
@@ -98,26 +100,29 @@ def predict(
         list[str] | None, typer.Argument(metavar="-- ARGS", help="The script's own arguments.")
     ] = None,
 ) -> None:
+    source = Source(study, variant, model, hf, toml, profile)
     if script is not None:
-        others = (study, variant, model, hf, toml, trainer, installed, gpus, batch_size, set_)
-        if any(given is not None for given in (*others, profile)):
+        others = (trainer, passport, installed, gpus, batch_size, set_)
+        if source != Source() or any(given is not None for given in others):
             raise UserError("--script goes with --gpu, --json and -- ARGS alone")
         _of_script(script, arguments or [], find_gpu(gpu or "h100"), as_json, largest_batch)
         return
     if arguments:
         raise UserError(f"{arguments[0]!r} belongs to a script; add --script, or leave it out")
-    targets = list(GPUS) if gpu is None else [find_gpu(gpu)]
+    if passport:
+        of_others = {"--passport": passport, "--as": trainer, "--config": toml}
+        opt.exclude(of_others, "no time is predicted of other trainers")
+    targets = asked_for(gpu, passport, largest_batch)
     if toml and trainer not in (None, "torchtitan"):
         raise UserError(
             f"--config {toml} is a file of torchtitan, not of {trainer}; leave --as out"
         )
     trainer = trainer or ("torchtitan" if toml else None)
-    source = Source(study, variant, model, hf, toml, profile)
     overrides = opt.overrides_from(set_, batch_size)
     try:
-        asked = source.run(gpu, gpus, overrides, trainer)
+        asked = source.run(targets[0] if gpu or passport else None, gpus, overrides, trainer)
     except AnotherModel as error:
-        if trainer not in (None, "hf") or gpus not in (None, 1) or installed or hf is None:
+        if trainer not in (None, "hf") or gpus not in (None, 1) or installed or passport or not hf:
             raise _for_one_gpu(error) from None
         fits = predict_hf_model(hf, targets, overrides, as_json, error)
     else:
@@ -126,7 +131,6 @@ def predict(
                 {"--largest-batch": True, "--as": trainer, "--batch-size": batch_size},
                 "the largest batch is this package's own, and is what is searched for",
             )
-            targets = [gpu_called(gpu)]
             asked = _with_largest_batch(asked, targets[0], installed)
         with sizes_that_exist(asked.config):
             fits = _show(asked, targets, as_json, trainer, installed)
@@ -146,7 +150,7 @@ def _of_script(
 def _for_one_gpu(error: AnotherModel) -> UserError:
     return UserError(
         f"{error}; a step of transformers' own code is predicted for one GPU, without --installed, "
-        "and with no other --as than hf"
+        "--passport, and with no other --as than hf"
     )
 
 
@@ -186,9 +190,9 @@ def _show(
 
     if own := own_techniques(config):
         question.append(own)
-    found = cached_on_disk("lsai_lab.predictions.will_fit", json.dumps(question), answer) | {
-        "remarks": asked.remarks
-    }
+    key = json.dumps(question, default=Passport.model_dump)
+    found = cached_on_disk("lsai_lab.predictions.will_fit", key, answer)
+    found |= {"remarks": asked.remarks}
     if as_json:
         print(json.dumps(found, indent=1))
     else:
@@ -218,11 +222,14 @@ def _print(found: dict[str, Any], run: str, trainer: Peer | None) -> None:
         say(f"Note: {remark}.")
     if len(rows) == 1 or "attention" not in rows[0]:
         print(f"Attention kernel assumed: {found['attention']}.")
-    print(
-        f"The allocator needs {needs:.2f} GiB of a GPU, and takes {reserved:.2f} where it can have "
-        f"them."
+    if reserved:  # of a CPU, live tensors are all that is predicted
+        print(
+            f"The allocator needs {needs:.2f} GiB of a GPU, and takes {reserved:.2f} where it can "
+            f"have them."
+        )
+    whose = (
+        f"of rank {found['rank']}" if found["ranks"] else "per GPU" if reserved else "of tensors"
     )
-    whose = f"of rank {found['rank']}" if found["ranks"] else "per GPU"
     print(f"\nPredicted peak {whose}: {found['peak_gib']:.2f} GiB, at that moment")
     for name, size in parts.items():
         print(f"  {name:18}{size:9.2f}" + (f"{ours[name]:9.2f}" if trainer else ""))

@@ -59,6 +59,7 @@ def plan(
     numerics: str = "harmless",
     margin: float = MARGIN,
     overrides: Mapping[str, Any] | None = None,
+    passport: str | Path | None = None,
     profile: str | None = None,
 ) -> Planned:
     """The fastest setting whose predicted step fits a GPU or a budget, computed without a GPU.
@@ -67,7 +68,8 @@ def plan(
     Face config with `hf`. `tokens` of an optimizer step in sequences of `seq_len`. `gpu`: a name as
     in `lsai plan`; `budget`: GiB that a GPU's allocator may reserve; `gpus` share the model.
     `numerics`: fp32, harmless or fp8. `margin`: the share of the memory that stays free.
-    `overrides`: settings with dots that are no choice. Raises UserError for what cannot be asked.
+    `overrides`: settings with dots that are no choice. `passport`: a file of `lsai probe`, whose
+    rates times are made of. Raises UserError for what cannot be asked.
     """
     source = Source(study, variant, what, None if hf is None else Path(hf), profile=profile)
     question = ask(
@@ -80,5 +82,6 @@ def plan(
         budget=budget,
         numerics=numerics,
         margin=margin,
+        passport=None if passport is None else Path(passport),
     )
     return Planned(question.answer())

@@ -12,11 +12,11 @@ from lsai_core.base.files import deep_merge
 from lsai_core.base.shown import Part, Shown
 from lsai_core.config.presets import PRESETS
 from lsai_core.config.train import TrainConfig
-from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu
+from lsai_core.profiling.gpus import Gpu
 from lsai_core.training.combinations import checked
 from lsai_lab.interactive.planning import as_nested
 from lsai_lab.interactive.run import find_run
-from lsai_lab.predictions.asked import Source, describe, gpu_called, sizes_that_exist
+from lsai_lab.predictions.asked import Source, asked_for, describe, sizes_that_exist
 from lsai_lab.predictions.will_fit import expected_kernel, largest_batch, longest, will_fit
 from lsai_lab.report.load import AnyRun, studies
 from lsai_lab.report.predicted import config as config_of_run
@@ -76,6 +76,7 @@ def predict(
     hf: str | Path | None = None,
     gpus: int | None = None,
     overrides: Mapping[str, Any] | None = None,
+    passport: str | Path | None = None,
     profile: str | None = None,
     largest: Literal["batch", "length"] | None = None,
     **other: Any,
@@ -86,8 +87,9 @@ def predict(
     training run (by words, if they begin with its machine: `"h100/memory.bf16"`); or name a `study`
     and `variant`, or the folder of a Hugging Face config with `hf`. `gpu`: a name
     as in `lsai predict`, or its memory ("24GB"); None: all known ones. `gpus`: sharded over so
-    many. `overrides`: settings with dots. `largest`: the largest batch, or longest sequence, that
-    fits one GPU, this machine's if none is named. Raises UserError for what cannot be predicted.
+    many. `overrides`: settings with dots. `passport`: a file of `lsai probe`, for the device that
+    it was measured on, at its rates. `largest`: the largest batch, or longest sequence, that fits
+    one GPU, this machine's if none is named. Raises UserError for what cannot be predicted.
     """
     for name, value in other.items():
         if name in TrainConfig.model_fields:
@@ -99,6 +101,7 @@ def predict(
             f"largest is batch or length, not {largest!r}{hint(str(largest), _LARGEST)}"
         )
     changes = as_nested(overrides or {})
+    targets = asked_for(gpu, None if passport is None else Path(passport), largest is not None)
     if isinstance(what, str) and "/" in what:
         what = find_run(what)
     elif isinstance(what, str) and what not in PRESETS and what.partition(".")[0] in studies():
@@ -111,13 +114,11 @@ def predict(
         source = Source(
             study, variant or None, what, None if hf is None else Path(hf), profile=profile
         )
-        config = source.run(gpu, gpus, changes).config
+        config = source.run(targets[0] if gpu or passport else None, gpus, changes).config
     else:
         config = _changed(_config_of(what), gpus, changes)
     with sizes_that_exist(config):
-        targets = list(GPUS) if gpu is None else [find_gpu(gpu)]
         if largest is not None:
-            targets = [gpu_called(gpu)]
             config = _largest(config, targets[0], largest)
         return Predicted(config, will_fit(config, targets))
 

@@ -12,7 +12,7 @@ from lsai_core.base.files import deep_merge
 from lsai_core.config.presets import PRESETS, ModelConfig
 from lsai_core.config.train import ParallelConfig, TrainConfig
 from lsai_core.model import hf_config
-from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu
+from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu, passport_gpu
 from lsai_core.training.combinations import checked
 from lsai_lab.machine.environment import gpu_facts
 from lsai_lab.peers.settings import PLAIN, Peer
@@ -54,12 +54,12 @@ class Source:
 
     def run(
         self,
-        gpu: str | None,
+        gpu: Gpu | None,
         gpus: int | None,
         overrides: dict[str, Any],
         trainer: Peer | None = None,
     ) -> Asked:
-        """The run on GPUs called `gpu`, with `overrides`; in the plain setting that `trainer`
+        """The run on GPUs such as `gpu`, with `overrides`; in the plain setting that `trainer`
         knows, if there is one. UserError for options that do not fit."""
         if sum(given is not None for given in (self.study, self.model, self.hf, self.toml)) != 1:
             raise UserError(
@@ -72,10 +72,9 @@ class Source:
         if self.toml is not None:  # needs no checkout, as --hf and --model
             return _of_file(self.toml, gpus, overrides)
         overrides = merged(overrides, {"parallel": {"fsdp": gpus}} if gpus else {})
-        target = None if gpu is None else find_gpu(gpu)
         if self.study is not None:
             settings = deep_merge(PLAIN if trainer else {}, overrides)
-            return Asked(_of_study(self.study, self.variant, settings, target, self.profile))
+            return Asked(_of_study(self.study, self.variant, settings, gpu, self.profile))
         if self.hf is not None:
             return _of_hf(self.hf, bool(trainer), overrides)
         data = _DEFAULTS | {"model": {"preset": self.model}} | (PLAIN if trainer else {})
@@ -116,7 +115,8 @@ def _of_study(
     from lsai_lab.searches.model_search import ModelSearchConfig
 
     name = target.driver_name if target else gpu_facts()["gpu"] or "any GPU"
-    loaded = Session(profile or detect_profile(repo_root(), name)).study(study)
+    fitting = detect_profile(repo_root(), None if target and target.is_cpu else name)
+    loaded = Session(profile or fitting).study(study)
     chosen = select_variants(loaded, [variant or next(iter(loaded.variants))], [])[0]
     for part, spec in loaded.parts.items():
         if spec.kind not in ("train", "model_search") or chosen not in loaded.measured(part):
@@ -129,8 +129,11 @@ def _of_study(
     raise UserError(f"study {study} trains no variant {chosen} with this package's trainer")
 
 
-def gpu_called(name: str | None) -> Gpu:
-    """The GPU of that name; None: this machine's. UserError if there is none."""
+def gpu_called(name: str | None, passport: Path | None = None) -> Gpu:
+    """The GPU of that name; None: that of the file `passport`, or else this machine's. UserError if
+    there is none, or if the passport is another device's."""
+    if passport is not None:
+        return _of_passport(passport, name)
     if name is not None:
         return find_gpu(name)
     found = gpu_facts()["gpu"]
@@ -140,6 +143,27 @@ def gpu_called(name: str | None) -> Gpu:
             f"{', '.join(gpu.name for gpu in GPUS)}"
         )
     return find_gpu(str(found))
+
+
+def asked_for(gpu: str | None, passport: Path | None, largest: bool) -> list[Gpu]:
+    """The devices that a prediction is asked for: the one named or of `passport`, else all that are
+    shown; of a `largest` size, which is found for one GPU, this machine's. UserError for others."""
+    if gpu is None and passport is None and not largest:
+        return list(GPUS)
+    target = gpu_called(gpu, passport)
+    if largest and target.is_cpu:
+        raise UserError(f"{passport} is the passport of a CPU; the largest is found for GPUs")
+    return [target]
+
+
+def _of_passport(path: Path, name: str | None) -> Gpu:
+    """The device of a passport, which is the one called `name`, if one is named."""
+    measured = passport_gpu(path)
+    device = measured.driver_name
+    known = [device.lower(), *(["cpu"] if measured.is_cpu else [])]
+    if name is None or name.lower() in known or find_gpu(name).is_called(device):
+        return measured
+    raise UserError(f"{path} is the passport of {device}, not of {name}; leave one of them out")
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast, get_args
 
 from lsai_core.base.errors import UserError, hint
@@ -12,7 +13,7 @@ from lsai_core.config.train import TrainConfig
 from lsai_core.model.hf_config import AnotherModel
 from lsai_core.profiling.gpus import MARGIN, Gpu, find_gpu
 from lsai_lab.machine.environment import gpu_facts
-from lsai_lab.predictions.asked import Source, sizes_that_exist
+from lsai_lab.predictions.asked import Source, gpu_called, sizes_that_exist
 from lsai_lab.predictions.plan import Plan, Room, gpu_with, make_plan
 from lsai_lab.predictions.plan_space import Numerics, batches, with_usual_vocabulary
 from lsai_lab.project.files import merged
@@ -60,9 +61,10 @@ def ask(
     numerics: str = "harmless",
     margin: float = MARGIN,
     packages: str | None = None,
+    passport: Path | None = None,
 ) -> Question:
     """The question for the run of `source`, with the settings `fixed` and sequences of `seq_len`.
-    UserError for what cannot be asked."""
+    `passport`: whose rates times are made of. UserError for what cannot be asked."""
     fixed = merged(fixed, {} if seq_len is None else {"seq_len": seq_len})
     if numerics not in (known := get_args(Numerics)):
         raise UserError(f"numerics is one of {', '.join(known)}{hint(str(numerics), known)}")
@@ -70,9 +72,9 @@ def ask(
         raise UserError(f"the margin is a share from 0 to {_MOST_MARGIN:g}, not {margin:g}")
     if budget is not None and not 0 < budget < float("inf"):
         raise UserError(f"a budget is so many GiB, not {budget:g}")
-    target = _target(gpu, budget)
+    target = _target(gpu, budget, passport)
     try:
-        asked = source.run(gpu, gpus, fixed)
+        asked = source.run(target if gpu or passport else None, gpus, fixed)
     except AnotherModel as error:
         raise UserError(
             f"{error}; `lsai predict --hf` predicts a step of it, with settings that you choose"
@@ -94,9 +96,13 @@ def ask(
     )
 
 
-def _target(gpu: str | None, budget: float | None) -> Gpu:
+def _target(gpu: str | None, budget: float | None, passport: Path | None) -> Gpu:
     """The GPU of the plan: the one named, else this machine's, else any with the budget's memory.
     UserError where nothing says how much memory there is."""
+    if passport is not None:
+        if (target := gpu_called(gpu, passport)).is_cpu:
+            raise UserError(f"{passport} is the passport of a CPU; plans are made for GPUs")
+        return target
     if gpu is not None:
         return find_gpu(gpu)
     here = gpu_facts()["gpu"]

@@ -4,11 +4,11 @@ over tokens (`aim.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from lsai_core.base.errors import UserError
 from lsai_core.config.train import MOST_TOKENS, TrainConfig
-from lsai_core.prediction.kernel import PACKAGES, kernel_on, packages_here, packages_named
+from lsai_core.prediction.kernel import PACKAGES, kernel_on, packages_named, packages_on
 from lsai_core.prediction.largest import largest_within
 from lsai_core.prediction.memory import Prediction, predict, predict_ranks, verdict
 from lsai_core.prediction.roofline import estimate, untimed
@@ -45,7 +45,7 @@ def will_fit(
 
     def needed(asked: TrainConfig, kernel: str | None = None) -> Prediction:
         if trainer is None:
-            return predict(asked, kernel)
+            return predict(asked, kernel, on=gpus[0].on)
         own = trainer_memory_of(trainer, asked).model_dump() | dict(trainer_memory or {})
         return predict_as(asked, TrainerMemory.model_validate(own))
 
@@ -78,7 +78,7 @@ def will_fit(
         "phases_gib": found.phases,
         "parts_gib": found.parts,
         "rank": found.rank,
-        "ranks": [] if trainer else _ranks(config, kernels[0]),
+        "ranks": [] if trainer else _ranks(config, kernels[0], gpus[0].on),
         "ours_gib": ours.parts,
         "host_gib": found.host,
         "attention": attention,
@@ -87,9 +87,11 @@ def will_fit(
     }
 
 
-def _ranks(config: TrainConfig, kernel: str | None) -> list[dict[str, Any]]:
+def _ranks(
+    config: TrainConfig, kernel: str | None, on: Literal["gpu", "cpu"]
+) -> list[dict[str, Any]]:
     """A row per process that differs from others in memory, rank 0 first; none if all are alike."""
-    found = predict_ranks(config, kernel)
+    found = predict_ranks(config, kernel, on=on)
     return [
         {
             "rank": one.rank,
@@ -115,12 +117,13 @@ def _row(found: Prediction, gpu: Gpu) -> dict[str, Any]:
 def expected_kernel(
     config: TrainConfig, gpu: Gpu, packages: str | None, trainer: Peer | None = None
 ) -> str | None:
-    """The attention kernel to predict with, where `packages` are installed (None: as here).
+    """The attention kernel to predict with, where `packages` are installed (None: as the GPU's
+    passport says, or as here).
 
     None: fused kernels that all keep the same, torch's own in another trainer, or those of slices
     of a sequence. UserError where the kernel that the config names cannot serve the run.
     """
-    there = packages_here() if packages is None else packages_named(packages)
+    there = packages_on(gpu) if packages is None else packages_named(packages)
     if config.parallel.cp > 1 or (trainer is not None and config.attention.backend == "auto"):
         return None
     kernel = kernel_on(gpu, config, there)
@@ -132,7 +135,7 @@ def _otherwise(
 ) -> list[dict[str, Any]]:
     """The answers with no package of attention kernels and with all of them, where one differs
     from `answer`, a row of `will_fit`, by more than `_DIFFERS` in memory or in time."""
-    if kernel is None or config.attention.backend != "auto":
+    if kernel is None or config.attention.backend != "auto" or gpu.is_cpu:
         return []
     rows: list[dict[str, Any]] = []
     for packages in (frozenset[str](), frozenset(PACKAGES)):
@@ -169,7 +172,8 @@ def _answer(
         "full" if config.grad_checkpoint == "none" else "none",
     )
     answer = {
-        "fits": f"Fits {gpu.name} with {spare:.1f} GiB to spare, {OUTSIDE_GIB:g} GiB left for CUDA",
+        "fits": f"Fits {gpu.name} with {spare:.1f} GiB to spare, {OUTSIDE_GIB:g} GiB left for "
+        f"{'the program' if gpu.is_cpu else 'CUDA'}",
         "tight": f"May fit {gpu.name}: {spare:.1f} GiB to spare, less than predictions are sure of"
         if spare > 0
         else f"May fit {gpu.name}, slowly: {-spare:.1f} GiB of cached memory go back in every step",
