@@ -100,6 +100,19 @@ def test_activations_by_hand() -> None:
     assert single > scores
 
 
+def test_heads_that_are_there_once_for_several_go_through_plain_operations() -> None:
+    """Fused kernels take as many of keys as of queries, unless `enable_gqa` says otherwise."""
+    scores = 2 * 2 * 8 * 1024**2
+
+    def attend(x: Tensor, **options: Any) -> Tensor:
+        return F.scaled_dot_product_attention(x, x[:, :1], x[:, :1], **options)
+
+    assert kept(attend, 2, 8, 1024, 64) > scores
+    assert kept(lambda x: attend(x, enable_gqa=True), 2, 8, 1024, 64) < scores
+    with pytest.raises(RuntimeError, match="must match"):
+        kept(lambda x: F.scaled_dot_product_attention(x, x[:, :3], x[:, :3]), 2, 8, 1024, 64)
+
+
 def test_autocast_runs_norms_and_softmax_in_fp32_and_keeps_casts_of_weights() -> None:
     weight: list[Tensor] = []
 

@@ -170,6 +170,9 @@ def sdpa_kernel(
     rows = (q, k, v) if mask is None else (q, k, v, mask)
     if q.dim() != 4 or q.dtype == torch.float64 or any(x.stride(-1) != 1 for x in (q, k, v)):
         return MATH
+    # only plain operations take heads, or sequences, that are there once for several
+    if q.shape[0] != k.shape[0] or (q.shape[1] != k.shape[1] and not grouped):
+        return MATH
     square = not causal or q.shape[2] == k.shape[2]
     if q.dtype != torch.float32 and mask is None and width == v.shape[-1] <= 256 and square:
         return FLASH
