@@ -21,6 +21,7 @@ from lsai_core.prediction.roofline import estimate, measured
 from lsai_core.profiling.gpus import find_gpu, passport_gpu
 from lsai_core.profiling.passport import MOST_BYTES, read_passport
 from lsai_lab.predictions.asked import Source
+from lsai_lab.predictions.passport_told import passport_name
 from lsai_lab.predictions.passports import passport_of, write_passport
 from lsai_lab.predictions.will_fit import timed, will_fit
 from lsai_lab.runs.records import recorded_runs
@@ -252,6 +253,14 @@ def test_a_plan_takes_the_rates_of_the_passport(
     code, out, err = project.lsai("plan", *words, "--passport", path, "--json")
     assert code == 0 and f"rates of the passport {path}" in out, err
     refused(project.lsai("plan", *words, "--gpu", "h200", "--passport", path), "not of h200")
+
+
+COMMITTED = sorted((CHECKOUT / "reports" / "passports").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=[path.stem for path in COMMITTED])
+def test_a_committed_passport_can_be_read_and_is_called_after_its_machine(path: Path) -> None:
+    assert path.name == passport_name(read_passport(path))
 
 
 def test_sharing_shows_a_file_and_sends_nothing(
