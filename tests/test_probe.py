@@ -103,6 +103,10 @@ def test_a_prediction_takes_the_rates_of_the_passport(
         assert row["rates"] == told + ", while other work disturbed it" * bool(data["disturbed"])
         rows.append(row)
     assert rows[1]["step s"] > 1.2 * rows[0]["step s"] > 0
+    bare = tmp_path / "bare.json"
+    bare.write_text(json.dumps(data | {"attention": [], "costs": {}}))
+    code, out, _ = project.lsai("predict", *TINY, "--passport", bare, "--json")
+    assert code == 0 and json.loads(out)["gpus"][0]["step s"] > 0, "attention as products"
     answer = lab.predict("lab-tiny", "cpu", passport=path, overrides={"compile": False})
     assert "of tensors" in project.lsai("predict", *TINY, "--gpu", "cpu", "--passport", path)[1]
     assert answer.gpus["rates"][0] == rows[0]["rates"] and answer.fits
@@ -238,6 +242,7 @@ def test_host_and_messages_of_a_passport_change_the_time(
     large = config_of("llama3.2-1b", {"parallel": {"fsdp": 4}})
     linked, waiting = estimate(large, fast, "fa4"), estimate(large, slow, "fa4")
     assert linked and waiting
+    assert linked.source == f"{waiting.source}, exchanges by the data sheet".replace("slow", "fast")
     ratio = find_gpu("h100").link_gb_per_s / 4.0
     assert waiting.communication_s == pytest.approx(ratio * linked.communication_s)
     slowed = waiting.products_s - linked.products_s
