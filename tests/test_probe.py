@@ -21,6 +21,7 @@ from lsai_core.prediction.roofline import estimate, measured
 from lsai_core.profiling.gpus import find_gpu, passport_gpu
 from lsai_core.profiling.passport import MOST_BYTES, read_passport
 from lsai_lab.predictions.asked import Source
+from lsai_lab.predictions.passport_told import passport_name
 from lsai_lab.predictions.passports import passport_of, write_passport
 from lsai_lab.predictions.will_fit import timed, will_fit
 from lsai_lab.runs.records import recorded_runs
@@ -102,6 +103,10 @@ def test_a_prediction_takes_the_rates_of_the_passport(
         assert row["rates"] == told + ", while other work disturbed it" * bool(data["disturbed"])
         rows.append(row)
     assert rows[1]["step s"] > 1.2 * rows[0]["step s"] > 0
+    bare = tmp_path / "bare.json"
+    bare.write_text(json.dumps(data | {"attention": [], "costs": {}}))
+    code, out, _ = project.lsai("predict", *TINY, "--passport", bare, "--json")
+    assert code == 0 and json.loads(out)["gpus"][0]["step s"] > 0, "attention as products"
     answer = lab.predict("lab-tiny", "cpu", passport=path, overrides={"compile": False})
     assert "of tensors" in project.lsai("predict", *TINY, "--gpu", "cpu", "--passport", path)[1]
     assert answer.gpus["rates"][0] == rows[0]["rates"] and answer.fits
@@ -237,6 +242,7 @@ def test_host_and_messages_of_a_passport_change_the_time(
     large = config_of("llama3.2-1b", {"parallel": {"fsdp": 4}})
     linked, waiting = estimate(large, fast, "fa4"), estimate(large, slow, "fa4")
     assert linked and waiting
+    assert linked.source == f"{waiting.source}, exchanges by the data sheet".replace("slow", "fast")
     ratio = find_gpu("h100").link_gb_per_s / 4.0
     assert waiting.communication_s == pytest.approx(ratio * linked.communication_s)
     slowed = waiting.products_s - linked.products_s
@@ -252,6 +258,14 @@ def test_a_plan_takes_the_rates_of_the_passport(
     code, out, err = project.lsai("plan", *words, "--passport", path, "--json")
     assert code == 0 and f"rates of the passport {path}" in out, err
     refused(project.lsai("plan", *words, "--gpu", "h200", "--passport", path), "not of h200")
+
+
+COMMITTED = sorted((CHECKOUT / "reports" / "passports").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=[path.stem for path in COMMITTED])
+def test_a_committed_passport_can_be_read_and_is_called_after_its_machine(path: Path) -> None:
+    assert path.name == passport_name(read_passport(path))
 
 
 def test_sharing_shows_a_file_and_sends_nothing(

@@ -101,6 +101,7 @@ def estimate(config: TrainConfig, gpu: Gpu, kernel: str | None = None) -> Estima
     total, stored = count_parameters(config.model).total, weight_dtype(config.precision).itemsize
     moved = total * stored / parallel.shards * (1 + 2 * config.grad_accum)
     host_s = sum(cost[name] for name in HOST)
+    by_sheet = parallel.shards > 1 and gpu.passport is not None and not gpu.passport.messages
     return Estimate(
         products_s=products_s + slowed_s,
         attention_s=attention_s,
@@ -110,7 +111,7 @@ def estimate(config: TrainConfig, gpu: Gpu, kernel: str | None = None) -> Estima
         offload_s=moved / speed.h2d if parallel.cpu_offload else 0.0,
         host_s=0.0 if gpu.is_cpu else host_s,
         tokens=config.batch_size * config.grad_accum * config.seq_len // parallel.cp,
-        source=speed.source,
+        source=speed.source + ", exchanges by the data sheet" * by_sheet,
     )
 
 
@@ -276,9 +277,9 @@ def _rankings(gpu: Gpu) -> list[Sequence[Ranking]]:
     """Measured attention: the device's own, then what ships, which needs a data sheet's peak."""
     own = gpu.passport.attention if gpu.passport else []
     found = [[Ranking(gpu.driver_name, gpu.capability, **row.model_dump()) for row in own]]
-    if gpu.peak("bf16") or not own:
-        return [*found, select_rankings(shipped(), gpu.driver_name, "9.0")]
-    return [*found]
+    if not gpu.peak("bf16"):
+        return [*found]
+    return [*found, select_rankings(shipped(), gpu.driver_name, "9.0")]
 
 
 def _attention_s(config: TrainConfig, kernel: str | None, speed: Speed) -> float:

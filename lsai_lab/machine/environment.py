@@ -98,10 +98,15 @@ def machine_label(gpu: str | None, cores: int) -> str:
             return named(label)
         except ValueError as error:
             raise UserError(f"LSAI_MACHINE: {error}") from None
+    return device_label(gpu, cpu_model(), cores)
+
+
+def device_label(gpu: str | None, cpu: str, cores: int) -> str:
+    """Slug of a GPU, or where there is none of a processor, by their names."""
     if gpu is None:
         # "Apple M4 Pro" -> m4pro: of one core count there are several Macs; other processors go by
         # their cores
-        apple = re.fullmatch(r"Apple (M\d+(?: \w+)?)", cpu_model())
+        apple = re.fullmatch(r"Apple (M\d+(?: \w+)?)", cpu)
         return f"{apple[1].lower().replace(' ', '') if apple else 'cpu'}-{cores}core"
     # "NVIDIA GeForce RTX 5090" -> rtx5090, "NVIDIA A100-SXM4-80GB" -> a100, "NVIDIA GH200 480GB" ->
     # gh200

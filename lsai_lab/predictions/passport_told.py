@@ -8,7 +8,7 @@ from typing import Any
 from lsai_core.prediction.roofline import TABLE, measured
 from lsai_core.profiling.gpus import ALL_GPUS
 from lsai_core.profiling.passport import Passport, Rates, read_passport
-from lsai_lab.machine.environment import machine_label
+from lsai_lab.machine.environment import device_label
 
 FOLDER = Path("reports") / "passports"  # of committed passports, in the project
 _DTYPES = ("bf16", "fp8", "tf32", "fp32")
@@ -63,7 +63,7 @@ def shared(path: Path) -> Iterator[str]:
     """What a pull request with the passport at `path` would add, and how its rates lie beside those
     that predictions take without it. UserError if it is no passport."""
     passport = read_passport(path)
-    target = FOLDER / f"{_name(passport)}.json"
+    target = FOLDER / passport_name(passport)
     size = path.stat().st_size / 1e3
     yield f"A pull request would add one file of {size:.1f} kB, {target}:"
     yield f"  mkdir -p {FOLDER} && cp {shlex.quote(str(path))} {target} && git add {target}"
@@ -75,7 +75,7 @@ def shared(path: Path) -> Iterator[str]:
         kind = gpu.driver_name if gpu.is_called(device.name) else kind
     table = f"{TABLE.parent.parent.name}/{TABLE.parent.name}/{TABLE.name}"
     if kind not in measured()["rates"]:
-        yield f"\n{table} has no rates of a {device.name}. These would be its first:"
+        yield f"\n{table} has no rates of {device.name}. The passport's:"
         yield from (f"  {name}: {_number(v)}" for name, v in figures(passport.rates).items())
     else:
         yield f"\nBeside the rates of {kind} in {table}, which stay as they are:"
@@ -92,11 +92,12 @@ def _compared(passport: Passport, known: Rates) -> Iterator[str]:
         yield f"  {name:32} {_number(value):>9} {beside}"
 
 
-def _name(passport: Passport) -> str:
-    """The machine's label, with how many GPUs it has."""
+def passport_name(passport: Passport) -> str:
+    """The name of a committed passport's file: the machine's label, and how many GPUs it has."""
     device = passport.device
-    label = machine_label(device.name if device.kind == "gpu" else None, device.host_cores)
-    return label + (f"x{device.count}" if device.count > 1 else "")
+    gpu = device.name if device.kind == "gpu" else None
+    label = device_label(gpu, device.host_cpu, device.host_cores)
+    return label + (f"x{device.count}" if device.count > 1 else "") + ".json"
 
 
 def _number(value: float) -> str:
