@@ -26,7 +26,7 @@ from lsai_core.base.files import read_jsonl, write_text
 from lsai_core.prediction import roofline
 from lsai_core.profiling.gpus import find_gpu
 from lsai_lab.benches.machine import newest_ceilings
-from lsai_lab.predictions.rates import rates_of
+from lsai_lab.predictions.rates import messages_of, rates_of
 from lsai_lab.predictions.recorded import config_of
 from lsai_lab.project.files import repo_root
 from lsai_lab.runs.records import Run, recorded_runs
@@ -52,6 +52,16 @@ def rates(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
         rows = read_jsonl(run.folder / "metrics.jsonl")
         found[device] = rates_of(rows, newest_ceilings(runs, device))
     return found
+
+
+def messages(runs: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
+    """Of each GPU with a run of the study `messages`: how fast several exchange them."""
+    found = defaultdict[str, list[dict[str, Any]]](list)
+    for run in runs:
+        if run.summary.kind == "collectives" and run.summary.outcome == "ok":
+            rows = messages_of(read_jsonl(run.folder / "metrics.jsonl"), run.config["processes"])
+            found[run.env["gpu"]] += rows
+    return dict(found)
 
 
 def timed_steps(runs: Iterable[Run]) -> dict[tuple[str, str, str, str], list[Run]]:
@@ -108,7 +118,13 @@ def table_text(runs: Sequence[Run]) -> str:
     """The text of the table."""
     return (
         json.dumps(
-            {"calibrated_on": CALIBRATED_ON, "costs": costs(runs), "rates": rates(runs)}, indent=1
+            {
+                "calibrated_on": CALIBRATED_ON,
+                "costs": costs(runs),
+                "rates": rates(runs),
+                "messages": messages(runs),
+            },
+            indent=1,
         )
         + "\n"
     )

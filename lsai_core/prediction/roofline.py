@@ -6,9 +6,9 @@
                     products and memory
     memory          what other kernels and the update read and write, at a cost over a copy's, and
                     each kernel's start
-    communication   two gathers of the weights and one reduce-scatter of the gradients, hidden
-                    unless they take longest; beyond a node in rings, hop by hop. CPU offload moves
-                    slices over PCIe, which does not hide
+    communication   the messages of a step (`exchanges.py`), most of them hidden unless they take
+                    longest; beyond a node in rings, hop by hop. CPU offload moves slices over
+                    PCIe, which does not hide
     host            operators that it calls, kernels of compiled blocks, groups of FSDP2, on one
                     host: others differ
 
@@ -17,9 +17,9 @@ timed alone, costs (a copied byte is 1, others are seconds) of the training runs
 Other GPUs are an H200 at the ratio of the data sheets. A device with a passport (`lsai probe`) has
 the passport's rates and costs; what that leaves out is the table's.
 
-Messages in a passport replace the data sheet's link: each block's at the rate of its size, and
-products beside them last longer, as measured. On a CPU nothing is hidden: the host's time is part
-of the step's.
+Messages, where they were measured, go at the rate of their size, and products beside them last
+longer, as measured; otherwise weights go at the data sheet's rate of the link. On a CPU nothing is
+hidden: the host's time is part of the step's.
 """
 
 from __future__ import annotations
@@ -42,10 +42,12 @@ from lsai_core.config.precision import compute_dtype, weight_dtype
 from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import count_parameters
 from lsai_core.optimizers.build import state_bytes
+from lsai_core.prediction.exchanges import exchanges, gathers
 from lsai_core.prediction.fake_kernels import FUSED
 from lsai_core.prediction.memory import predict
 from lsai_core.profiling.flops import flops_per_token, theoretical_peak
 from lsai_core.profiling.gpus import Gpu, find_gpu
+from lsai_core.profiling.passport import Message
 
 TABLE, REFERENCE = Path(__file__).with_name("measured.json"), "NVIDIA H200"
 # costs by their names in the table
@@ -63,6 +65,7 @@ class Estimate:
     attention_s: float
     memory_s: float
     communication_s: float
+    exposed_s: float
     offload_s: float
     host_s: float
     tokens: int
@@ -71,7 +74,8 @@ class Estimate:
     @property
     def step_s(self) -> float:
         computed_s = self.products_s + self.attention_s + self.memory_s
-        return max(computed_s, self.communication_s, self.host_s) + self.offload_s
+        busy_s = max(computed_s, self.communication_s, self.host_s)
+        return busy_s + self.exposed_s + self.offload_s
 
     @property
     def tokens_per_s(self) -> float:
@@ -85,7 +89,7 @@ def estimate(config: TrainConfig, gpu: Gpu, kernel: str | None = None) -> Estima
 
     `kernel`: the attention kernel, where it is known; otherwise the fastest one measured.
     """
-    if untimed(config) is not None:
+    if untimed(config, gpu) is not None:
         return None
     speed, parallel = Speed(gpu), config.parallel
     products, count = counted(config, kernel, gpu.on)
@@ -94,7 +98,7 @@ def estimate(config: TrainConfig, gpu: Gpu, kernel: str | None = None) -> Estima
             times * speed.product_s(shape, config.precision) for shape, times in products.items()
         )
         attention_s = _attention_s(config, kernel, speed)
-        communication_s, slowed_s = _communication_s(config, speed)
+        hidden_s, exposed_s, slowed_s = _exchanged_s(config, speed)
     except LookupError:
         return None
     cost = {name: speed.costs[name] * number for name, number in count.items()}
@@ -107,31 +111,30 @@ def estimate(config: TrainConfig, gpu: Gpu, kernel: str | None = None) -> Estima
         attention_s=attention_s,
         memory_s=sum(cost[name] for name in MEMORY) / speed.copy
         + (host_s if gpu.is_cpu else cost["start"]),
-        communication_s=communication_s,
+        communication_s=hidden_s,
+        exposed_s=exposed_s,
         offload_s=moved / speed.h2d if parallel.cpu_offload else 0.0,
         host_s=0.0 if gpu.is_cpu else host_s,
-        tokens=config.batch_size * config.grad_accum * config.seq_len // parallel.cp,
+        tokens=config.tokens_per_step // parallel.world_size,
         source=speed.source + ", exchanges by the data sheet" * by_sheet,
     )
 
 
-def _communication_s(config: TrainConfig, speed: Speed) -> tuple[float, float]:
-    """Seconds of what FSDP exchanges in a step, and by how many it makes products last longer.
-    Raises LookupError where the link is not known."""
-    shards, again = config.parallel.shards, config.grad_accum
-    if shards == 1:
-        return 0.0, 0.0
-    total, blocks = count_parameters(config.model).total, config.model.n_layers + 1
-    computed = compute_dtype(config.precision).itemsize
-    found_s = slowed_s = 0.0
-    for operation, times, size in (("all_gather", 2, computed), ("reduce_scatter", 1, 4)):
-        link = speed.link(operation, total * size / blocks, shards)
-        sent = times * again * (shards - 1) / shards * total * size
-        found_s += sent / link.alone
-        slowed_s += sent / link.beside * (1 - 1 / link.slowdown)
-    if shards > NODE:
-        found_s += 3 * blocks * again * (shards - 1) * HOP_S
-    return found_s, slowed_s
+def _exchanged_s(config: TrainConfig, speed: Speed) -> tuple[float, float, float]:
+    """Seconds of messages that computation hides, of those that it does not, and by how many the
+    hidden ones make products last longer. Raises LookupError where the link is not known."""
+    hidden_s = exposed_s = slowed_s = 0.0
+    for sent in exchanges(config):
+        link = speed.link(sent.operation, sent.size, sent.processes)
+        took_s = sent.sent / link.alone
+        if sent.processes > NODE:
+            took_s += sent.calls * (sent.processes - 1) * HOP_S
+        if sent.hidden:
+            hidden_s += took_s
+            slowed_s += sent.sent / link.beside * (1 - 1 / link.slowdown)
+        else:
+            exposed_s += took_s
+    return hidden_s, exposed_s, slowed_s
 
 
 @dataclass(frozen=True)
@@ -144,21 +147,19 @@ class Link:
     slowdown: float = 1.0
 
 
-def untimed(config: TrainConfig) -> str | None:
+def untimed(config: TrainConfig, gpu: Gpu) -> str | None:
     """Why the time of a step by this way of sharing the model is not predicted, or None.
 
-    FSDP gathers weights behind products, so that the rate matters little. What other ways exchange
-    lies open, or goes at a rate that nobody has measured.
+    FSDP gathers weights behind products, so that the data sheet's rate is near enough. What other
+    ways exchange must have been measured among GPUs of that kind.
     """
-    parallel = config.parallel
-    ways = {
-        f"parallel.kind {parallel.kind}": parallel.kind != "fsdp",
-        "tensor parallelism": parallel.tp > 1,
-        "pipelines": parallel.pp > 1,
-    }
-    for way, asked in ways.items():
-        if asked:
-            return f"not predicted: rates of the collectives of {way} are not measured"
+    if config.parallel.pp > 1:
+        return "not predicted: how pipelines wait is not modelled"
+    asked = {sent.operation for sent in exchanges(config)}
+    plain = config.parallel.sharded and config.parallel.tp * config.parallel.replicate == 1
+    known = {message.operation for message in Speed(gpu).messages}
+    if asked and not plain and not asked <= known:
+        return f"not predicted: messages among GPUs like {gpu.name} are not measured"
     return None
 
 
@@ -173,17 +174,23 @@ def counted(
         work[name] = times * again
     products = {name: times for name, times in work.items() if name[-1].isdigit()}
     stored, foreign = weight_dtype(config.precision), config.optim.kernel == "torch"
+    total = count_parameters(config.model).total
+    parallel, computed = config.parallel, compute_dtype(config.precision).itemsize
+    # FSDP2 copies weights out of what it gathered, and gradients into what it sends in fp32.
+    copied = total / parallel.tp * 2 * computed * gathers(config)
+    copied += total / parallel.tp * (computed + 4) * config.grad_accum
     # The gradient is read twice, weight and states both ways; torch's kernels scale the gradient
     # apart.
     updated = 0.0
     if not config.parallel.cpu_offload:
-        weights = (6 if foreign else 4) * stored.itemsize * count_parameters(config.model).total
+        weights = (6 if foreign else 4) * stored.itemsize * total
         states = 2 * state_bytes(config.model, config.optim, stored)
-        updated = (weights + states) / config.parallel.shards
+        parts = parallel.shards * parallel.tp * parallel.pp
+        updated = (weights + states) / (parallel.replicate if parallel.kind == "zero1" else parts)
     compiled = work["compiled kernels"]
     return products, {
         "compiled": work["compiled bytes"] + updated * (not foreign),
-        "eager": work["bytes"],
+        "eager": work["bytes"] + copied * config.parallel.sharded,
         "update": updated * foreign,
         "start": work["kernels"] + (compiled or sum(products.values())),
         "call": work["calls"] * (not compiled),
@@ -214,6 +221,12 @@ class Speed:
             self.like = find_gpu(gpu.driver_name if gpu.driver_name in table else REFERENCE)
             self._rates = table[self.like.driver_name]
             self.source = "measured rates" if self.like == gpu else "data sheet"
+        shipped_ones = measured()["messages"].get(gpu.driver_name, [])
+        self.messages = (
+            gpu.passport.messages
+            if gpu.passport is not None
+            else [Message.model_validate(message) for message in shipped_ones]
+        )
         bandwidths = 1.0 if self.like == gpu else gpu.memory_gb_per_s / self.like.memory_gb_per_s
         self.copy = 1e9 * self._rates["copy_gb_per_s"] * bandwidths
         self.h2d = 1e9 * self._rates.get("h2d_gb_per_s", self._rates["copy_gb_per_s"])
@@ -237,8 +250,7 @@ class Speed:
         """How `operation` goes among `shards` processes on messages of `size` bytes: as measured
         among the nearest number, else by the data sheet. Raises LookupError if neither tells."""
         most = 1e9 * NODE * NETWORK_GB_PER_S if shards > NODE else math.inf
-        messages = self.gpu.passport.messages if self.gpu.passport else []
-        alike = [message for message in messages if message.operation == operation]
+        alike = [message for message in self.messages if message.operation == operation]
         if not alike:
             if not self.gpu.link_gb_per_s:
                 raise LookupError(operation)
@@ -290,7 +302,8 @@ def _attention_s(config: TrainConfig, kernel: str | None, speed: Speed) -> float
     model, length, window = config.model, config.seq_len, config.attention.window
     flops = flops_per_token(model, length, window)
     forward = (flops.causal_discounted - 6.0 * flops.counted_parameters) / 3.0
-    forward *= 1e-12 * config.batch_size * config.grad_accum * length / config.parallel.cp
+    forward *= 1e-12 * config.batch_size * config.grad_accum * length
+    forward /= config.parallel.cp * config.parallel.tp
     repeated = config.grad_checkpoint == "full"
     dtype, grouped = compute_dtype(config.precision), model.n_heads != model.n_kv_heads
     window = window if window and window < length else None

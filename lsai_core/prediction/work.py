@@ -43,6 +43,7 @@ _NONE = (
     "aten::_unsafe_view",
     "prim::",
     "c10d::",
+    "_c10d_functional::",
     "fsdp::",
     "lsai::predicted_attention",
     "lsai::context_attend",

@@ -16,7 +16,7 @@ from lsai_core.profiling.passport import MOST_BYTES, AttentionRate, Costs, Passp
 from lsai_lab.benches.attention.config import AttentionBenchConfig
 from lsai_lab.benches.attention_table import rankings_of
 from lsai_lab.benches.probe import STEPS, Found, step_config
-from lsai_lab.predictions.rates import rates_of, short
+from lsai_lab.predictions.rates import messages_of, rates_of, short
 
 
 def passport_of(
@@ -38,7 +38,7 @@ def passport_of(
         "device": _plain(device),
         "rates": rates,
         "power": power,
-        "messages": _messages(found.get("messages", {}).get("rows", []), device["count"]),
+        "messages": messages_of(found.get("messages", {}).get("rows", []), device["count"]),
         "attention": [row for part in found.values() for row in _attention(part)],
     }
     passport = validated(Passport, data, "the probe")
@@ -63,21 +63,6 @@ def _attention(part: Found) -> list[Found]:
     rankings = rankings_of(config, part["rows"], part["results"])
     names = AttentionRate.model_fields
     return [{n: v for n, v in asdict(row).items() if n in names} for row in rankings]
-
-
-def _messages(rows: Sequence[Found], processes: int) -> list[Found]:
-    """A row for each operation and size, alone and beside products."""
-    found: dict[tuple[str, int], Found] = {}
-    for row in rows:
-        if row["outcome"] == "ok":
-            place = {"operation": row["operation"], "bytes": row["bytes"], "processes": processes}
-            one = found.setdefault((row["operation"], row["bytes"]), place)
-            if row["beside"]:
-                one["beside_gb_per_s"] = row["bus_gb_per_s"]
-                one["product_slowdown"] = row["product_slowdown"]
-            else:
-                one["bus_gb_per_s"] = row["bus_gb_per_s"]
-    return [one for one in found.values() if "bus_gb_per_s" in one]
 
 
 def _costs(gpu: Gpu, parts: Mapping[str, Found]) -> Costs:

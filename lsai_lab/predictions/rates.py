@@ -37,6 +37,21 @@ def rates_of(products: Iterable[Row], ceilings: Mapping[str, Any]) -> dict[str, 
     }
 
 
+def messages_of(rows: Iterable[Row], processes: int) -> list[dict[str, Any]]:
+    """A row for each operation and size, alone and beside products."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for row in rows:
+        if row["outcome"] == "ok":
+            place = {"operation": row["operation"], "bytes": row["bytes"], "processes": processes}
+            one = found.setdefault((row["operation"], row["bytes"]), place)
+            if row["beside"]:
+                one["beside_gb_per_s"] = row["bus_gb_per_s"]
+                one["product_slowdown"] = row["product_slowdown"]
+            else:
+                one["bus_gb_per_s"] = row["bus_gb_per_s"]
+    return [one for one in found.values() if "bus_gb_per_s" in one]
+
+
 def short(value: float) -> float:
     """A measured number with three digits, and one behind the point if it has more."""
     return round(value, 1) if value >= 10 else float(f"{value:.3g}")

@@ -157,7 +157,7 @@ def timed(config: TrainConfig, gpu: Gpu, kernel: str | None = None) -> dict[str,
     the fastest."""
     named = config.attention.backend
     time = estimate(config, gpu, kernel or (None if named == "auto" else named))
-    unknown = (None, None, untimed(config) or "none known")
+    unknown = (None, None, untimed(config, gpu) or "none known")
     known = (time.step_s, time.tokens_per_s, time.source) if time else unknown
     return dict(zip(("step s", "tokens/s", "rates"), known, strict=True))
 
