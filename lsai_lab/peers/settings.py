@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-Peer = Literal["torchtitan", "torchtune", "hf", "nanotron"]
+Peer = Literal["torchtitan", "torchtune", "hf", "nanotron", "megatron"]
 # What all of them do: logits as a whole, torch's operations and optimizer. Of the text nothing
 # matters.
 PLAIN: dict[str, Any] = {
