@@ -115,15 +115,16 @@ class World:
         return target
 
     def _claims(self) -> dict[str, Any]:
-        """The claims that these few runs answer; that of estimators speaks of every machine's runs,
-        so of a whole foreign one, too."""
+        """The claims that these few runs answer; those of estimators and rivals speak of every
+        machine's runs, so of a whole foreign one, too."""
         import lsai_lab as lab
         from lsai_lab.claims.evaluate import evaluate, load_claims
 
         declared = load_claims()
         found = evaluate(lab.load(), declared)
         answered = found.loc[found["value"].notna(), "name"]
-        return {name: declared[name] for name in answered if declared[name].kind != "estimators"}
+        everybody = ("estimators", "rivals")
+        return {name: declared[name] for name in answered if declared[name].kind not in everybody}
 
     def copies(self, run: Path) -> list[Path]:
         """The run as another machine's, and as one's own."""

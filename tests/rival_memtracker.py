@@ -35,7 +35,7 @@ from lsai_core.training import step
 
 GIB = 2**30
 CPU = torch.device("cpu")
-STEPS = 2  # states of the optimizer are there from the second on
+STEPS = 2  # of a program: states of the optimizer are there from the second on
 
 
 def of_run(asked: Asked) -> Said:
@@ -52,7 +52,7 @@ def of_run(asked: Asked) -> Said:
             given = model, optimizer, tokens[:, :-1], tokens[:, 1:], config, CPU
             step.train_step(*given, update=update_on_gpu)
 
-        return _tracked(one_step, [model, optimizer, tokens])
+        return _tracked(one_step, [model, optimizer, tokens], steps=1)
 
 
 def _model(config: TrainConfig, kernel: str) -> Transformer:
@@ -74,16 +74,16 @@ def of_program(name: str) -> Said:
     try:
         with no_value, no_move, FakeTensorMode(allow_non_fake_inputs=True):
             one_step = anybody.CONFIGURATIONS[name]("cpu")
-            return _tracked(one_step, _reached(one_step, set()))
+            return _tracked(one_step, _reached(one_step, set()), STEPS)
     except Exception as error:
         return Said(None, failed=f"{type(error).__name__}: {' '.join(str(error).split())[:90]}")
 
 
-def _tracked(one_step: anybody.Step, registered: list[Any]) -> Said:
+def _tracked(one_step: anybody.Step, registered: list[Any], steps: int) -> Said:
     tracker = MemTracker()
     tracker.track_external(*registered)
     with tracker:
-        for _ in range(STEPS):
+        for _ in range(steps):
             one_step()
             tracker.reset_mod_stats()
     peaks = tracker.get_tracker_snapshot("peak")

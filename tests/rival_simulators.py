@@ -82,7 +82,7 @@ def _simumax_strategy(asked: Asked) -> dict[str, Any]:
         "enable_sequence_parallel": parallel.tp > 1,
         "use_flash_sdp": asked.kernel != "eager",
         "use_math_sdp": asked.kernel == "eager",
-        "use_fused_swiglu": config.blocks == "fused",
+        "use_fused_swiglu": megatron or config.blocks == "fused",
         "enable_recompute": again,
         "recompute_granularity": "full_block" if again else None,
         "recompute_layer_num": config.model.n_layers if again else 0,

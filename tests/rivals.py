@@ -23,9 +23,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from lsai_core.config.train import TrainConfig
 from lsai_lab.predictions.recorded import config_of, kernel_of, predicted_runs, run_name, table_path
-from lsai_lab.predictions.rivals import ROWS, published_name
+from lsai_lab.predictions.rivals import ROWS, published_name, published_sample
 from lsai_lab.project.files import load_yaml, repo_root
 from lsai_lab.runs.records import recorded_runs
+
+
+MIXED = ("nanotron", "megatron")  # trainers that keep fp32 masters beside bf16 weights
 
 
 class Asked(NamedTuple):
@@ -71,9 +74,11 @@ def measured_runs(root: Path) -> list[Asked]:
         found.append(Asked("recorded", run_name(run), config, kernel=kernel))
     trainers = load_yaml(root / "params" / "published.yaml")["figures"]
     for row in pd.read_csv(table_path(root, "published")).itertuples():
-        config, name = TrainConfig.model_validate_json(row.config), published_name(row.source, row.row)
+        config = TrainConfig.model_validate_json(row.config)
+        name = published_name(row.source, row.row)
         trainer = trainers[row.source]["as"]
-        found.append(Asked("published", name, config, trainer, masters=row.masters))
+        sample = published_sample(trainer)
+        found.append(Asked(sample, name, config, trainer, masters=row.masters))
     return found
 
 
@@ -83,7 +88,7 @@ def megatron_cannot(asked: Asked) -> str | None:
     config, parallel = asked.config, asked.config.parallel
     shared = parallel.tp * parallel.pp > 1
     whole = config.loss == "full" or shared
-    mixed = config.precision in ("bf16_autocast", "bf16_residual") or asked.trainer == "nanotron"
+    mixed = config.precision in ("bf16_autocast", "bf16_residual") or asked.trainer in MIXED
     reasons = {
         "weights, gradients or states are not those of mixed precision": not mixed,
         "8-bit states": config.optim.states != "full",

@@ -4,10 +4,9 @@
 is committed (`rivals.csv`). A program is held against what its number means, and this package
 against the same runs: only where both spoke.
 
-Three samples: `recorded` are this package's own training runs on GPUs (peak of active memory),
-`published` what other trainers published (`params/published.yaml`; a figure of reserved memory is
-held against the program's reserved number if it has one), `programs` the training steps of
-`tests/anybody.py`, measured on one H100 (active memory; ours predicted before they ran).
+Four samples (`SAMPLES`). A figure of reserved memory is held against the program's reserved number
+if it has one, all others are of active memory. Our predictions of `programs` were made before they
+ran; those of `megatron` with the figures in view.
 """
 
 from __future__ import annotations
@@ -23,6 +22,12 @@ from lsai_lab.predictions.recorded import predicted_runs, run_name, table_path
 from lsai_lab.project.files import load_yaml, repo_root
 from lsai_lab.runs.records import recorded_runs
 
+SAMPLES = {
+    "recorded": "this package's runs",
+    "published": "other trainers' figures",
+    "megatron": "SimuMax's measurements of Megatron-LM",
+    "programs": "other people's programs",
+}
 ROWS = ["rival", "sample", "run", "gib", "reserved", "failed"]
 NEAR = 0.05
 
@@ -65,9 +70,24 @@ def rival_table(root: Path | None = None) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def worst() -> tuple[float, list[float], dict[str, Any]]:
+    """The largest of our median errors over that of a program in a sample, all of these ratios,
+    and the facts of the claim: both errors of that sample, the program, how many there are."""
+    table = rival_table()
+    each = table["ours_median"] / table["error_median"]
+    row = table.loc[each.idxmax()]
+    facts = {"of": row["ours_median"], "over": row["error_median"], "best": row["rival"]}
+    return float(each.max()), each.tolist(), facts | {"total": table["rival"].nunique()}
+
+
 def published_name(source: str, row: int) -> str:
     """What names a published figure."""
     return f"{source}, row {row}"
+
+
+def published_sample(trainer: str) -> str:
+    """The sample of a published figure of that trainer."""
+    return "megatron" if trainer == "megatron" else "published"
 
 
 def _recorded(root: Path) -> pd.DataFrame:
@@ -81,8 +101,10 @@ def _recorded(root: Path) -> pd.DataFrame:
 def _published(root: Path) -> pd.DataFrame:
     frame = pd.read_csv(table_path(root, "published"))
     names = [published_name(*pair) for pair in zip(frame["source"], frame["row"], strict=True)]
+    figures = load_yaml(root / "params" / "published.yaml")["figures"]
+    sample = frame["source"].map(lambda source: published_sample(figures[source]["as"]))
     reserved = frame["memory"] == "reserved"
-    return _known("published", names, frame["published"], frame["error"], reserved)
+    return _known(sample, names, frame["published"], frame["error"], reserved)
 
 
 def _programs(root: Path) -> pd.DataFrame:
@@ -96,7 +118,9 @@ def _programs(root: Path) -> pd.DataFrame:
     return _known("programs", active.index, active, allocated[active.index] / active - 1, False)
 
 
-def _known(sample: str, names: Any, measured: Any, ours: Any, of_reserved: Any) -> pd.DataFrame:
-    columns = {"run": list(names), "measured": list(measured), "ours": list(ours)}
-    frame = pd.DataFrame(columns).assign(sample=sample)
-    return frame.assign(of_reserved=of_reserved if isinstance(of_reserved, bool) else list(of_reserved))
+def _known(sample: Any, names: Any, measured: Any, ours: Any, of_reserved: Any) -> pd.DataFrame:
+    """What was measured, by run; `of_reserved`: of reserved memory."""
+    frame = pd.DataFrame({"run": list(names), "measured": list(measured), "ours": list(ours)})
+    for name, value in (("sample", sample), ("of_reserved", of_reserved)):
+        frame[name] = list(value) if isinstance(value, pd.Series) else value
+    return frame
