@@ -67,16 +67,17 @@ def _model(config: TrainConfig, kernel: str) -> Transformer:
     return model
 
 
-def of_program(name: str) -> Said:
-    """What it says of a step of `tests/anybody.py`, or how it fails."""
+def of_program(name: str) -> dict[str, Any]:
+    """What it says of a step of `tests/anybody.py`, or how it fails: `Said`, as a dict."""
     no_value = mock.patch.object(Tensor, "item", lambda self: 1.0)
     no_move = mock.patch.object(nn.Module, "to", lambda self, *_args, **_named: self)
     try:
         with no_value, no_move, FakeTensorMode(allow_non_fake_inputs=True):
             one_step = anybody.CONFIGURATIONS[name]("cpu")
-            return _tracked(one_step, _reached(one_step, set()), STEPS)
+            return _tracked(one_step, _reached(one_step, set()), STEPS)._asdict()
     except Exception as error:
-        return Said(None, failed=f"{type(error).__name__}: {' '.join(str(error).split())[:90]}")
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:90]}"
+        return Said(None, failed=said)._asdict()
 
 
 def _tracked(one_step: anybody.Step, registered: list[Any], steps: int) -> Said:

@@ -15,7 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -28,6 +28,7 @@ from lsai_lab.project.files import load_yaml, repo_root
 from lsai_lab.runs.records import recorded_runs
 
 
+MOST_LAYERS = 64  # MemTracker walks over all modules at each operator: longer runs take it minutes
 MIXED = ("nanotron", "megatron")  # trainers that keep fp32 masters beside bf16 weights
 
 
@@ -60,7 +61,7 @@ class Rival(NamedTuple):
 
     ask: Callable[[Asked], Said]
     cannot: Callable[[Asked], str | None]
-    programs: Callable[[str], Said] | None = None  # of `tests/anybody.py`
+    programs: Callable[[str], dict[str, Any]] | None = None  # of `tests/anybody.py`, as a dict
 
 
 def measured_runs(root: Path) -> list[Asked]:
@@ -111,6 +112,7 @@ def eager_cannot(asked: Asked) -> str | None:
         "several processes or offload": config.parallel.distributed,
         "compiled blocks": config.compile,
         "inputs in host memory": config.saved_inputs == "host",
+        f"more than {MOST_LAYERS} layers": config.model.n_layers > MOST_LAYERS,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
@@ -148,7 +150,7 @@ def answers(name: str, rival: Rival, root: Path) -> pd.DataFrame:
 
         anybody.import_once()
         found = anybody.each(rival.programs, list(anybody.CONFIGURATIONS), 1, "fork")
-        rows += [(name, "programs", run, *said) for run, said in found.items()]
+        rows += [(name, "programs", run, *said.values()) for run, said in found.items()]
     for reason, count in left_out.most_common():
         print(f"{count:4d} left out, {reason}")
     return pd.DataFrame(rows, columns=ROWS).round({"gib": 4, "reserved": 4})

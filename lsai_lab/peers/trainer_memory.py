@@ -46,7 +46,7 @@ from lsai_core.prediction.memory import Prediction, differing_ranks, prediction_
 from lsai_core.prediction.simulate import Simulated, Trainer, simulate
 from lsai_core.prediction.tracker import PurposeTracker
 from lsai_lab.peers.engine_layers import stand_ins, use_engine_layers
-from lsai_lab.peers.settings import Peer
+from lsai_lab.peers.settings import PublishedBy
 
 
 class TrainerMemory(Strict):
@@ -72,7 +72,7 @@ class TrainerMemory(Strict):
     update: Literal["fused", "foreach", "for-loop"] = "fused"
 
 
-def trainer_memory_of(peer: Peer, config: TrainConfig) -> TrainerMemory:
+def trainer_memory_of(peer: PublishedBy, config: TrainConfig) -> TrainerMemory:
     """What `peer` keeps in a run of `config`, with its own defaults."""
     if peer == "torchtitan":
         return TrainerMemory(
