@@ -1,8 +1,8 @@
 """Other projects' programs that predict a training step's memory, run on what was measured here.
 
     python tests/rivals.py MemTracker          torch.distributed._tools.mem_tracker of this PyTorch
-    python tests/rivals.py SimuMax CHECKOUT    github.com/MooreThreads/SimuMax, with its requirements
-    python tests/rivals.py Primus CHECKOUT     github.com/AMD-AGI/Primus, with its requirements
+    python tests/rivals.py SimuMax CHECKOUT    github.com/MooreThreads/SimuMax, its requirements
+    python tests/rivals.py Primus CHECKOUT     github.com/AMD-AGI/Primus, its requirements
 
 Each writes its own rows of `reports/recorded/predictions/rivals.csv`; none needs a GPU.
 `params/rivals.yaml` says which version ran, what its numbers mean and what it has no words for:
@@ -26,7 +26,6 @@ from lsai_lab.predictions.recorded import config_of, kernel_of, predicted_runs, 
 from lsai_lab.predictions.rivals import ROWS, published_name, published_sample
 from lsai_lab.project.files import load_yaml, repo_root
 from lsai_lab.runs.records import recorded_runs
-
 
 MOST_LAYERS = 64  # MemTracker walks over all modules at each operator: longer runs take it minutes
 MIXED = ("nanotron", "megatron")  # trainers that keep fp32 masters beside bf16 weights

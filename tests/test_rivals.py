@@ -100,8 +100,8 @@ def megatron(**changes: Any) -> Any:
 
 
 def test_a_block_of_megatron_keeps_what_its_layers_say() -> None:
-    """Of a token in bf16: the input of both norms and their results, q, k, v, attention's result, of
-    SwiGLU both inputs and the result; in fp32 a number for each norm and head. Of a weight 18
+    """Of a token in bf16: the input of both norms and their results, q, k, v, attention's result,
+    of SwiGLU both inputs and the result; in fp32 a number for each norm and head. Of a weight 18
     bytes."""
     two, four = (megatron(model={"n_layers": n}).phases["forward"] for n in (2, 4))
     width, hidden, keys = 1024, 4096, 512
