@@ -104,7 +104,8 @@ def _published(root: Path) -> pd.DataFrame:
     figures = load_yaml(root / "params" / "published.yaml")["figures"]
     sample = frame["source"].map(lambda source: published_sample(figures[source]["as"]))
     reserved = frame["memory"] == "reserved"
-    return _known(sample, names, frame["published"], frame["error"], reserved)
+    off = frame["predicted"] / frame["published"] - 1
+    return _known(sample, names, frame["published"], off, reserved)
 
 
 def _programs(root: Path) -> pd.DataFrame:
