@@ -63,7 +63,7 @@ def test_published_figures_keep_their_bar_and_every_miss_is_explained() -> None:
     assert error.median() <= 0.06 and (error <= 0.12).mean() >= 0.9
     assert kept.loc[error > 0.12, "why"].notna().all()
     # all that print memory
-    assert len(kept) + sum(group["rows"] for group in told["left_out"]) == 189
+    assert len(kept) + sum(group["rows"] for group in told["left_out"]) == 143
 
 
 def test_the_loss_keeps_the_logits_that_it_is_said_to_keep() -> None:
