@@ -22,7 +22,14 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from lsai_core.config.train import TrainConfig
-from lsai_lab.predictions.recorded import config_of, kernel_of, predicted_runs, run_name, table_path
+from lsai_lab.predictions.recorded import (
+    OURS,
+    config_of,
+    kernel_of,
+    predicted_runs,
+    run_name,
+    table_path,
+)
 from lsai_lab.predictions.rivals import ROWS, published_name, published_sample
 from lsai_lab.project.files import load_yaml, repo_root
 from lsai_lab.runs.records import recorded_runs
@@ -41,7 +48,7 @@ class Asked(NamedTuple):
     sample: str
     run: str
     config: TrainConfig
-    trainer: str = "this package"
+    trainer: str = OURS
     kernel: str | None = None
     masters: int = 1
 
@@ -93,6 +100,7 @@ def megatron_cannot(asked: Asked) -> str | None:
         "weights, gradients or states are not those of mixed precision": not mixed,
         "8-bit states": config.optim.states != "full",
         "shards of FSDP, or slices of a sequence": parallel.sharded or parallel.cp > 1,
+        "several processes of this package": parallel.distributed and asked.trainer == OURS,
         "the loss keeps no logits": not whole,
         "products in fp8": config.fp8.recipe != "none",
         "a window of attention": config.attention.window is not None,
@@ -107,7 +115,7 @@ def eager_cannot(asked: Asked) -> str | None:
     """Why MemTracker cannot follow a run: it sees eager operators of one process."""
     config = asked.config
     reasons = {
-        "another trainer's": asked.trainer != "this package",
+        "another trainer's": asked.trainer != OURS,
         "several processes or offload": config.parallel.distributed,
         "compiled blocks": config.compile,
         "inputs in host memory": config.saved_inputs == "host",
