@@ -100,7 +100,8 @@ Predictions:
     run_predictions, step_errors         recorded runs beside their predictions; errors of the time
     tried_predictions                    configurations predicted first and measured afterwards
     prediction_table                     committed tables: what fits which GPU, published figures
-    estimator_errors                     errors of this package and of other estimators
+    estimator_errors                     errors of this package and of others' formulas
+    rival_table, SAMPLES                 others' programs beside this package, by what was asked
     prediction_errors, error_summary     errors by what was predicted and what tested it
     program_errors, published_errors     of other people's programs; of published figures
     verdicts, host_difference            whether a run fits; what two GPUs differ by
@@ -299,6 +300,7 @@ _FACE = {
     "lsai_lab.claims.intervals": ("claim_interval",),
     "lsai_lab.claims.words": ("claim_value", "claims_table"),
     "lsai_lab.predictions.recorded": ("estimator_errors", "step_errors"),
+    "lsai_lab.predictions.rivals": ("SAMPLES", "rival_table"),
 }
 __all__ = ["style", *(name for names in _FACE.values() for name in names)]
 

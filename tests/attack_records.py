@@ -100,9 +100,8 @@ class World:
             "LSAI_DATA": str(folder / "data"),
         }
         self.recorded = self.root / "reports" / "recorded"
-        shutil.copytree(
-            CHECKOUT / "reports" / "recorded" / "predictions", self.recorded / "predictions"
-        )
+        for place in ("recorded/predictions", "predictions"):
+            shutil.copytree(CHECKOUT / "reports" / place, self.root / "reports" / place)
         self.chosen = [self._copied(path) for path in _chosen(kinds)]
         self.claims = self._claims()
         self.before = self.look()
@@ -115,15 +114,16 @@ class World:
         return target
 
     def _claims(self) -> dict[str, Any]:
-        """The claims that these few runs answer; that of estimators speaks of every machine's runs,
-        so of a whole foreign one, too."""
+        """The claims that these few runs answer; those of estimators and rivals speak of every
+        machine's runs, so of a whole foreign one, too."""
         import lsai_lab as lab
         from lsai_lab.claims.evaluate import evaluate, load_claims
 
         declared = load_claims()
         found = evaluate(lab.load(), declared)
         answered = found.loc[found["value"].notna(), "name"]
-        return {name: declared[name] for name in answered if declared[name].kind != "estimators"}
+        everybody = ("estimators", "rivals")
+        return {name: declared[name] for name in answered if declared[name].kind not in everybody}
 
     def copies(self, run: Path) -> list[Path]:
         """The run as another machine's, and as one's own."""
@@ -149,6 +149,7 @@ class World:
         from lsai_lab.claims.evaluate import evaluate
         from lsai_lab.cli.runs import show
         from lsai_lab.predictions.recorded import estimator_errors, predicted_runs
+        from lsai_lab.predictions.rivals import rival_errors
         from lsai_lab.report import load
         from lsai_lab.report.runpages import write_run_pages
         from lsai_lab.runs.keep import record_runs
@@ -156,6 +157,7 @@ class World:
 
         load._committed.cache_clear()
         estimator_errors.cache_clear()
+        rival_errors.cache_clear()
         _remove(self.root / "reports" / "kept")
         reports, seen = self.root / "reports", dict[str, Any]()
         frame = lab.load()

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 from recompute_estimators import estimators
+from recompute_rivals import rivals
 
 LAST = 100  # steps whose mean is a run's training loss
 LOSSES = ("interval", "relative_interval")
@@ -287,6 +288,8 @@ def judged(claim, runs, distinct, recorded, bound):
     judge = Judge(claim, runs, distinct)
     if claim["kind"] == "estimators":
         found = judge.repeated(*estimators(runs, recorded))
+    elif claim["kind"] == "rivals":
+        found = judge.repeated(*rivals(runs, recorded))
     elif claim["kind"] == "count":
         found = judge.count()
     else:

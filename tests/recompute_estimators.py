@@ -32,14 +32,14 @@ def _recorded(runs, recorded):
         kept = {row["run"]: row for row in csv.DictReader(file)}
     ours, said = [], []
     for run in runs:
-        measured, config = _measured(run), _trained(run)
+        measured, config = measured_gib(run), _trained(run)
         if measured and (row := kept[run.name])["predicted_reserved"]:
             ours.append(float(row["predicted"]) / measured - 1)
             said.append(_formulas(config, 1, measured))
     return np.array(ours), _by_name(said)
 
 
-def _measured(run):
+def measured_gib(run):
     """The peak of a training step; of a search's largest model, if it had taken a step before."""
     kind, results = run.summary["kind"], run.results
     if not run.ok:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = [ROOT / "tests" / f"{name}.py" for name in ("recompute", "recompute_estimators")]
+NAMES = ("recompute", "recompute_estimators", "recompute_rivals")
+SCRIPTS = [ROOT / "tests" / f"{name}.py" for name in NAMES]
 
 
 def recompute(checkout: Path) -> tuple[int, str]:
@@ -45,6 +46,8 @@ def copy(tmp_path: Path) -> Path:
     recorded = tmp_path / "reports" / "recorded"
     recorded.mkdir(parents=True)
     shutil.copytree(ROOT / "params", tmp_path / "params")
+    predictions = ROOT / "reports" / "predictions"
+    (recorded.parent / "predictions").symlink_to(predictions)
     for path in (ROOT / "reports" / "recorded").iterdir():
         if path.is_dir():
             (recorded / path.name).symlink_to(path)

@@ -38,7 +38,14 @@ class Claim(Strict):
     """One entry of `params/claims.yaml`."""
 
     kind: Literal[
-        "estimators", "value", "ratio", "interval", "relative_interval", "count", "withdrawn"
+        "estimators",
+        "rivals",
+        "value",
+        "ratio",
+        "interval",
+        "relative_interval",
+        "count",
+        "withdrawn",
     ]
     study: str
     machine: str = Field(

@@ -12,6 +12,8 @@ small function per kind of claim turns rows of `lab.load` into that number:
     count    how many of the variants `of` have at least `repeats` runs, all of which ended ok (and
              have `metric`)
     estimators   our predictions' median error over that of the best of others' formulas
+    rivals   the largest ratio of our predictions' median error to that of a program of others, over
+             the runs of a sample that the program speaks of
     withdrawn    none: the claim was given up before its runs, and is listed
 
 A figure is taken over a variant's good repeats (`analysis.over_repeats`); of several variants or
@@ -284,6 +286,13 @@ def _estimators(claim: Claim, rows: pd.DataFrame) -> Found:
     return _repeated(claim, value, each, rows.iloc[:0], facts)
 
 
+def _rivals(claim: Claim, rows: pd.DataFrame) -> Found:
+    from lsai_lab.predictions.rivals import worst  # with torch
+
+    value, each, facts = worst()
+    return _repeated(claim, value, each, rows.iloc[:0], facts)
+
+
 _RULES = {
     "value": _figure,
     "ratio": _figure,
@@ -291,6 +300,7 @@ _RULES = {
     "relative_interval": _interval,
     "count": _count,
     "estimators": _estimators,
+    "rivals": _rivals,
 }
 
 

@@ -48,7 +48,7 @@ def claims(
 ) -> None:
     """Recompute every headline statement of params/claims.yaml; exit 1 unless all hold."""
     runs, declared, root = load(), load_claims(), repo_root()
-    if any(claim.kind == "estimators" for claim in declared.values()):
+    if any(claim.kind in ("estimators", "rivals") for claim in declared.values()):
         _predict_new()
     bounds = _dated(root, declared) if write else read_bounds(root)
     found = evaluate(runs[~runs["own"].astype(bool)], declared, bounds)

@@ -3,6 +3,8 @@
 from typing import Any, Literal
 
 Peer = Literal["torchtitan", "torchtune", "hf", "nanotron"]
+# Of published figures alone: neither compiled blocks nor FSDP are its ways.
+PublishedBy = Literal[Peer, "megatron"]
 # What all of them do: logits as a whole, torch's operations and optimizer. Of the text nothing
 # matters.
 PLAIN: dict[str, Any] = {

@@ -13,6 +13,9 @@ hf           Norms in fp32. The Trainer holds the logits, so that a compiled los
              them.
 nanotron     bf16 weights, their DDP buckets, and fp32 masters, moments and gradients. The loss
              shifts fp32 logits in a copy.
+megatron     Megatron-LM on Transformer Engine, with its distributed optimizer and fused loss: bf16
+             weights, fp32 masters, moments and gradients; the loss overwrites bf16 logits. Its
+             layers: `engine_layers.py`.
 """
 
 import contextlib
@@ -42,7 +45,8 @@ from lsai_core.prediction.fake_kernels import FusedRMSNorm
 from lsai_core.prediction.memory import Prediction, differing_ranks, prediction_of
 from lsai_core.prediction.simulate import Simulated, Trainer, simulate
 from lsai_core.prediction.tracker import PurposeTracker
-from lsai_lab.peers.settings import Peer
+from lsai_lab.peers.engine_layers import stand_ins, use_engine_layers
+from lsai_lab.peers.settings import PublishedBy
 
 
 class TrainerMemory(Strict):
@@ -58,6 +62,7 @@ class TrainerMemory(Strict):
     every_second: bool = False  # selective checkpointing computes every second product again
     attention_again: bool = False  # and attention
     masters: int = 0  # so many processes share fp32 masters and moments; fp32 gradients are whole
+    engine: bool = False  # Transformer Engine's layers in the blocks; no buckets in bf16
     step_in_backward: bool = False  # a gradient is let go as soon as it is there
     # If above 1, `selective` means: every so many-th block, counted from 1, keeps its input alone,
     # and the others keep everything.
@@ -67,7 +72,7 @@ class TrainerMemory(Strict):
     update: Literal["fused", "foreach", "for-loop"] = "fused"
 
 
-def trainer_memory_of(peer: Peer, config: TrainConfig) -> TrainerMemory:
+def trainer_memory_of(peer: PublishedBy, config: TrainConfig) -> TrainerMemory:
     """What `peer` keeps in a run of `config`, with its own defaults."""
     if peer == "torchtitan":
         return TrainerMemory(
@@ -75,6 +80,8 @@ def trainer_memory_of(peer: Peer, config: TrainConfig) -> TrainerMemory:
         )
     if peer == "nanotron":
         return TrainerMemory(loss="shifted", masters=1, step_in_backward=config.grad_accum == 1)
+    if peer == "megatron":
+        return TrainerMemory(loss="in place", masters=1, step_in_backward=True, engine=True)
     compiled_loss: Literal["held", "fp32"] = "held" if peer == "hf" else "fp32"
     return TrainerMemory(
         loss=compiled_loss if config.compile else "eager", apart=True, norms="fp32"
@@ -189,10 +196,12 @@ def _linears(model: nn.Module, _fp8: Any) -> list[str]:
 
 
 class _Masters(FactorOptimizer):
-    """Keeps what nanotron does of each weight; `shared`: by so many processes."""
+    """Keeps what nanotron does of each weight, or Megatron-LM (`engine`); `shared`: by so many
+    processes."""
 
-    def __init__(self, shared: int, model: nn.Module) -> None:
-        self.shared = shared
+    def __init__(self, shared: int, engine: bool, model: nn.Module) -> None:
+        self.shared, self.engine = shared, engine
+        self.stand_ins = stand_ins(model)
         super().__init__([{"params": sorted(model.parameters(), key=lambda p: p.ndim < 2)}], lr=0.0)
 
     def moments(self, parameter: Tensor) -> dict[str, Tensor]:
@@ -201,10 +210,11 @@ class _Masters(FactorOptimizer):
             name: torch.empty(-(-weight.numel() // self.shared), dtype=torch.float32)
             for name in ("master", "m", "v")
         }
-        return slices | {
-            "gradient": torch.empty_like(weight, dtype=torch.float32),
-            "bucket": torch.empty_like(weight),
-        }
+        slices["gradient"] = torch.empty_like(weight, dtype=torch.float32)
+        if not self.engine:
+            return slices | {"bucket": torch.empty_like(weight)}
+        stand_in = self.stand_ins.pop(weight.shape, None)
+        return slices if stand_in is None else slices | {"stand-in": torch.empty_like(stand_in)}
 
 
 def _take_apart(liger: bool, model: decoder.Transformer) -> None:
@@ -219,6 +229,8 @@ def _reshape(trainer_memory: TrainerMemory, model: decoder.Transformer) -> None:
     """Give `model` the layers and the checkpointing that the trainer has."""
     if trainer_memory.apart:
         _take_apart(trainer_memory.liger, model)
+    if trainer_memory.engine:
+        use_engine_layers(model)
     for index, block in enumerate(model.blocks if trainer_memory.full_every > 1 else ()):
         assert isinstance(block, decoder.Block)
         if block.grad_checkpoint == "selective":
@@ -240,7 +252,7 @@ def trainer_of(trainer_memory: TrainerMemory, together: bool = False) -> Trainer
     """The parts of a simulated step that differ from ours in that trainer. `together`: processes
     share matrices or blocks."""
     changed: dict[str, Any] = {"keeps_gradients": not trainer_memory.step_in_backward}
-    if trainer_memory.apart or trainer_memory.full_every > 1:
+    if trainer_memory.apart or trainer_memory.engine or trainer_memory.full_every > 1:
         changed["reshape"] = functools.partial(_reshape, trainer_memory)
     if trainer_memory.update != "fused":
         changed["update"] = functools.partial(_update, trainer_memory.update == "foreach")
@@ -250,7 +262,9 @@ def trainer_of(trainer_memory: TrainerMemory, together: bool = False) -> Trainer
     if trainer_memory.every_second:
         changed["policy"] = functools.partial(_policy, trainer_memory)
     if trainer_memory.masters:
-        changed["optimizer"] = functools.partial(_Masters, trainer_memory.masters)
+        changed["optimizer"] = functools.partial(
+            _Masters, trainer_memory.masters, trainer_memory.engine
+        )
     return Trainer(
         linear_names=_linears if trainer_memory.apart else linear_names,
         norm=_Fp32Norm if trainer_memory.norms == "fp32" else FusedRMSNorm,

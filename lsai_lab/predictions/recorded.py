@@ -173,13 +173,13 @@ class _Answers:
         """The kept answers by question: read only where a run has none of its own."""
         found: dict[str, dict[str, Any]] = {}
         for run in self.runs:
-            if answer := self._kept.get(_place(run)):
+            if answer := self._kept.get(run_name(run)):
                 with contextlib.suppress(*_UNREADABLE):
                     found.setdefault(question(run), answer)
         return found
 
     def __call__(self, run: Run, before: Callable[[], None]) -> dict[str, Any]:
-        if answer := self._kept.get(_place(run)):
+        if answer := self._kept.get(run_name(run)):
             return answer
         asked = question(run)
         if asked not in self._asked and asked not in _ANSWERED:
@@ -269,7 +269,7 @@ def table_path(root: Path | None = None, name: str = "fits") -> Path:
     return (root or repo_root()) / "reports" / "recorded" / "predictions" / f"{name}.csv"
 
 
-def _place(run: Run) -> str:
+def run_name(run: Run) -> str:
     """What names a committed run in the table: machine, study and folder."""
     return "/".join([run.machine, *run.folder.parts[-2:]])
 
@@ -342,6 +342,6 @@ if __name__ == "__main__":
     for run in recorded_runs(reports):
         if measured_gib(run) or limit_gib(run):
             said = {name: value and round(value, 4) for name, value in predict_again(run).items()}
-            rows.append({"run": _place(run)} | said)
+            rows.append({"run": run_name(run)} | said)
             print(f"{len(rows):4d} {rows[-1]['predicted']:8.2f} GiB  {rows[-1]['run']}", flush=True)
     pd.DataFrame(rows).to_csv(table_path(name="recorded"), index=False)
