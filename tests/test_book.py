@@ -26,8 +26,9 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from lsai_core.base.errors import UserError
 from lsai_lab.predictions.recorded import table_path
 from lsai_lab.predictions.techniques import TECHNIQUES
+from lsai_lab.report.engines import HTML, PDF, Engine
 from lsai_lab.report.judged import judged
-from lsai_lab.report.render import EXECUTED, HTML, PDF, Engine, render
+from lsai_lab.report.render import EXECUTED, render
 from lsai_lab.report.runpages import write_run_pages
 from lsai_lab.report.show import figure, table
 from lsai_lab.report.to_markdown import to_markdown

@@ -28,7 +28,8 @@ import lsai_lab as lab
 from lsai_lab.project.files import PAGE_FOLDER
 from lsai_lab.report import load
 from lsai_lab.report import render as rendering
-from lsai_lab.report.render import HTML, PDF, render
+from lsai_lab.report.engines import HTML, PDF
+from lsai_lab.report.render import render
 from lsai_lab.report.to_markdown import to_markdown
 from lsai_lab.runs.notebook import execute_notebook
 from lsai_lab.runs.plain import as_csv, plain, unmarked
