@@ -53,10 +53,13 @@ for (const table of all("main table:has(thead)")) {
     head.append(make("button", facts, ...words));
   }
 }
-for (const part of all("main pre, main p:has(> math), main figure > *"))  // what scrolls can be reached by keys
-  if (part.scrollWidth > part.clientWidth) part.tabIndex = 0;
-all(".sidebar-item-toggle").forEach((toggle) => toggle.setAttribute("role", "button"));  // Quarto's landmarks have no names
-for (const [place, ariaLabel] of [["#quarto-sidebar", "Contents"], [".quarto-secondary-nav", "Place in the book"]])
+addEventListener("load", () => {  // what scrolls can be reached by keys
+  for (const part of all("main pre, main p:has(> math), main figure > *"))
+    if (part.scrollWidth > part.clientWidth) part.tabIndex = 0;
+});
+all(".sidebar-item-toggle, a[role=navigation]").forEach((toggle) => toggle.role = "button");  // Quarto's landmarks have no names
+for (const [place, ariaLabel] of [["#quarto-sidebar", "Contents"], [".quarto-secondary-nav", "Place in the book"],
+  ["#TOC:not([aria-label])", "On this page"]])
   all(place).forEach((nav) => Object.assign(nav, { ariaLabel }));
 for (const link of all(".pagination-link")) link.ariaLabel = null;  // Quarto's leaves out the number that is seen
 
