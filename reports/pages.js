@@ -1,12 +1,12 @@
-// Pages without Quarto, with the helpers of book.js: search through all chapters, from search.js; the section in
-// sight is marked in the contents.
+// Pages without Quarto, with the helpers of book.js: search through all chapters, from search.js as soon as somebody
+// searches; the section in sight is marked in the contents.
 const contents = document.getElementById("TOC"), lists = contents.querySelector("details");
 lists.open = matchMedia("(min-width: 68rem)").matches;
 const field = make("input", { type: "search", placeholder: "Search the book", ariaLabel: "Search the book" });
 const found = make("div", { role: "status" });
 contents.prepend(field);
 lists.before(found);
-field.addEventListener("input", () => {
+const search = () => {
   const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
   const hits = !words.length ? [] : (window.searchIndex ?? []).filter(({ title, text }) =>
     words.every((word) => `${title} ${text}`.toLowerCase().includes(word))).slice(0, 20);
@@ -15,9 +15,12 @@ field.addEventListener("input", () => {
     const near = make("small", {}, `… ${text.slice(at, at + 110)} …`);
     return make("li", {}, make("a", { href }, title, near));
   })));
-  if (words.length && !hits.length) found.textContent = "Nothing found.";
+  if (words.length && !hits.length) found.textContent = window.searchIndex ? "Nothing found." : "Reading the book ...";
   lists.hidden = words.length > 0;
-});
+};
+field.addEventListener("input", search);
+const fetched = () => document.head.append(make("script", { src: "search.js", onload: search }));
+field.addEventListener("focus", fetched, { once: true });
 const here = new Map([...lists.querySelectorAll("ul ul a")].map((link) => [link.hash.slice(1), link]));
 const watcher = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) {

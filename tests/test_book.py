@@ -681,6 +681,7 @@ def test_without_scripts_what_fits_is_a_table(tmp_path: Path, browser: Any) -> N
     table = pd.read_csv(table_path(CHECKOUT))
     assert page.locator("tbody tr").count() == len(table)
     needs = table["needs"].iloc[0]
+    page.locator("summary").click()
     assert page.locator("tbody tr").first.inner_text().split("\t")[5] == f"{needs:.4g}"
     page.close()
 
