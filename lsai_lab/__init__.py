@@ -28,7 +28,7 @@ Runs of your own (a run is a row of `load`, a folder, the name you gave it, its 
 
 Memory and time:
 
-    lab.predict("llama3-8b", "24GB")     the peak by cause and a step's time; largest="batch"
+    lab.predict("llama3-8b", "24GiB")     the peak by cause and a step's time; largest="batch"
     lab.plan("llama3-8b", "h100", tokens=131072)    the fastest setting that fits, and why
     lab.watch(model, optimizer)          phases, memory by cause and kernels of any training loop
     lab.timeline(run)                    the memory of a step by cause, and its kernels

@@ -208,7 +208,7 @@ def test_the_roofline_computes_the_least_time_of_an_operation(play: Callable[...
     shape = ModelConfig(preset="course")
     d, f = shape.d_model, shape.d_ff
     for tokens, way, width in ((8192, "bf16", 2), (128, "fp8", 1)):
-        put(page, operation="gate and up product", gpu="H200", format=way, tokens=math.log2(tokens))
+        put(page, operation="gate and up matmul", gpu="H200", format=way, tokens=math.log2(tokens))
         flop, moved = 4 * tokens * d * f, width * (2 * d * f + tokens * d) + 4 * tokens * f
         least = max(flop / rates[way] / 1e6, moved / rates["copy"] / 1e3)
         rows = dict(listed(page))
@@ -222,7 +222,7 @@ def test_the_roofline_computes_the_least_time_of_an_operation(play: Callable[...
     assert noted(page, "format") == "bf16: fp8 is for matmuls"
     put(page, fused=False)
     assert " 1 FLOP per byte" in put(page, operation="RMSNorm")
-    put(page, operation="gate and up product", gpu="A100-80, data sheet")
+    put(page, operation="gate and up matmul", gpu="A100-80, data sheet")
     assert noted(page, "format") == "bf16: no fp8 there"
     said = put(page, operation="eager attention", fused=True)
     assert "arithmetic decides" in said and "fused" not in said.split(":")[0]
@@ -252,8 +252,8 @@ def test_the_step_is_built_by_guessing_and_shows_what_was_measured(
     runs = load("speed")
     runs = runs[runs["main"] & (runs["part"] == "levers") & (runs["outcome"] == "ok")]
     middle = runs.groupby("variant").median(numeric_only=True)
-    hidden = put(page, **{"fp8 products": True})
-    assert "How many tokens/s" in hidden and page.locator("text=fp8 products: ?").count() == 1
+    hidden = put(page, **{"fp8 matmuls": True})
+    assert "How many tokens/s" in hidden and page.locator("text=fp8 matmuls: ?").count() == 1
     assert page.locator("[name='fused loss']").is_checked(), "each change keeps those before it"
     before = middle.loc["fused_optimizer", "tokens_per_s"] / middle.loc["eager", "tokens_per_s"]
     assert float(page.locator("[name=guess]").input_value()) == pytest.approx(before, abs=0.006)
@@ -268,7 +268,7 @@ def test_the_step_is_built_by_guessing_and_shows_what_was_measured(
     for variant, name in (
         ("eager", "eager"),
         ("fused_optimizer", "fused optimizer"),
-        ("fp8", "fp8 products"),
+        ("fp8", "fp8 matmuls"),
     ):
         step, speed, clock, watts, energy, peak = map(float, shown[name][:6])
         row = middle.loc[variant]

@@ -6,9 +6,9 @@ export const draw = (el, data) => {
   const { operations, gpus, measured } = data;
   const page = explorable(el, "The roofline.", "Drag the point, or move the slider. Does arithmetic "
     + "or memory decide?", {
-    operation: { label: "operation", choices: Object.keys(operations), value: "gate and up product" },
+    operation: { label: "operation", choices: Object.keys(operations), value: "gate and up matmul" },
     gpu: { label: "GPU", choices: Object.keys(gpus), value: "H100" },
-    format: { label: "format of products", choices: ["bf16", "fp8"] },
+    format: { label: "format of matmuls", choices: ["bf16", "fp8"] },
     tokens: { label: "tokens", range: [0, 15, 0.25], value: 13, show: (power) => count(2 ** power) },
     fused: { label: "fuse with what follows", value: false },
   }, (now, page) => {
