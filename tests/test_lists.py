@@ -139,7 +139,7 @@ def test_full_shows_what_a_list_leaves_out(lab: Project) -> None:
     assert LONG.strip() in " ".join(" ".join(lines_at_100(compared)).split())
     plan = lab.lsai("study", "memory", "--dry-run", "--full")[1]
     place = rf"{re.escape(str(lab.runs))}/memory/bf16-"
-    assert re.search(rf"^to run +memory\.bf16\s+(folder:\s+)?{place}", plan, re.M)
+    assert re.search(rf"^to run +memory\.bf16\s+(folder, or why not:\s+)?{place}", plan, re.M)
 
 
 def test_a_full_table_puts_long_texts_below_their_rows_and_goes_on_in_another() -> None:

@@ -17,7 +17,8 @@ export const svg = (tag, facts = {}, ...children) => {
 };
 
 export const count = (value) => Math.round(value).toLocaleString("en");
-export const gib = (size) => size.toFixed(Math.abs(size) < 99.95 ? 1 : 0);
+export const gib = (size, places = Math.abs(size) < 99.95 ? 1 : 0) => size.toLocaleString("en", { useGrouping: false,
+  minimumFractionDigits: places, maximumFractionDigits: places, roundingMode: "halfEven" });  // as Python rounds
 export const digits = (value, most = 3) => !value ? "0" : Math.abs(value) >= 10 ** most
   ? count(value) : String(Number(value.toPrecision(most)));
 export const every = (of, change) => Object.fromEntries(Object.entries(of).map(([name, value]) =>
@@ -76,9 +77,8 @@ export const explorable = (el, title, about, fields, update) => {
   const form = make("form", { onsubmit: () => false }, ...Object.values(made).map(({ node }) => node));
   const answer = make("p", { className: "answer", role: "status" }), picture = make("div");
   const table = make("table", { tabIndex: 0 }), values = make("details", {}, make("summary", {}, "Values"), table);
-  const heading = make("p", { className: "title" }, make("strong", {}, title), ` ${about}`);
   el.classList.add("explore");
-  el.replaceChildren(heading, form, answer, picture, values);
+  el.replaceChildren(make("p", { className: "title" }, make("strong", {}, title), ` ${about}`), form, answer, picture, values);
   const view = {
     form, width: 0, picture,
     fields: every(made, ({ field }) => field),
