@@ -79,8 +79,8 @@ class _Reader(HTMLParser):
             table.begin_row(self.in_head)
         elif tag in ("td", "th") and table.rows:
             given = dict(attrs)
-            spans = (_span(given.get(name)) for name in ("colspan", "rowspan"))
-            table.begin_cell(*spans, self.in_head)
+            columns, rows = _span(given.get("colspan")), _span(given.get("rowspan"))
+            table.begin_cell(columns, rows, self.in_head)
             self.in_cell = True
 
     def handle_endtag(self, tag: str) -> None:
