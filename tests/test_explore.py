@@ -139,7 +139,8 @@ def test_memory_follows_length_batch_and_gpus_between_predictions(
     )
     found = predict(config_of("llama3.2-1b", checkpoint="full", gpus=8, tokens=3 * 4096))
     assert "between predictions" in said and "A100-40" in said
-    assert numbers(said.split("peak is")[1])[0] == pytest.approx(found.peak, rel=0.05)
+    said_gib = numbers(said.split("peak is")[1])[0]  # with one digit behind the point
+    assert said_gib == pytest.approx(found.peak, abs=0.05 * found.peak + 0.05)
     assert "too large" in put(page, model="llama3-8b", gpus=1, tokens=15, checkpoint="none")
     put(page, tokens=16, batch=16)
     assert page.locator("[name=batch]").input_value() == "2"
@@ -221,7 +222,7 @@ def test_the_roofline_computes_the_least_time_of_an_operation(play: Callable[...
     assert page.locator("[name=format]").is_disabled()
     assert noted(page, "format") == "bf16: fp8 is for matmuls"
     put(page, fused=False)
-    assert " 1 FLOP per byte" in put(page, operation="RMSNorm")
+    assert " 1 FLOP/byte" in put(page, operation="RMSNorm")
     put(page, operation="gate and up matmul", gpu="A100-80, data sheet")
     assert noted(page, "format") == "bf16: no fp8 there"
     said = put(page, operation="eager attention", fused=True)

@@ -28,7 +28,7 @@ export const draw = (el, data) => {
     const limit = here.arithmetic > here.memory ? "arithmetic" : "memory", plain = cost(alone, tokens);
     const apart = fused && cost({ flop: alone.flop, bytes: alone.apart }, tokens).moved;
     page.say(`${operation}${fused ? ` with ${alone.with}` : ""}: ${digits(here.work / 1e9)} GFLOP and `
-      + `${digits(here.moved / 1e6)} MB, ${digits(here.intensity)} FLOPs per byte. On one ${gpu} it takes at `
+      + `${digits(here.moved / 1e6)} MB, ${digits(here.intensity)} FLOP/byte. On one ${gpu} it takes at `
       + `least ${microseconds(here.least)}; ${limit} decides.`
       + `${fused ? ` Apart, ${digits(apart / 1e6)} MB would move: fusing saves ${digits((apart - here.moved) / 1e6)}.` : ""}`);
     const range = [0.1, 20000], top = Math.max(known.fp8 ?? 0, known.bf16);
