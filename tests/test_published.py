@@ -209,7 +209,7 @@ def test_command_line_answers_for_other_trainers_and_hugging_face_folders(
         "predict", "--study", "memory", "--variant", "bf16", "--as", "torchtitan", "--gpu", "24GiB"
     )
     assert code == 0 and "by torchtitan (this package: " in out
-    code, out, _ = shared.lsai("predict", "--hf", str(tmp_path), "--gpu", "0.01GB", *small[2:])
+    code, out, _ = shared.lsai("predict", "--hf", str(tmp_path), "--gpu", "0.01GiB", *small[2:])
     assert code == 1 and out.startswith("Does not fit GPU with 0.01 GiB: ")
 
 
